@@ -1,0 +1,75 @@
+"""schema.py equals the gguf package where it has the name, and renders to a C++ header."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import gguf
+import pytest
+from dflash_gguf.convert import schema
+
+RENDER = Path(__file__).resolve().parents[2] / "scripts" / "render_schema.py"
+
+# Names that gguf 0.19 lacks: llama.cpp's loader (src/llama-arch.cpp) and the older drafter files.
+KEYS_BEYOND_GGUF = re.compile(
+    r"OLD_|TARGET_LAYERS|BLOCK_SIZE|CONV_(KERNEL|GROUP)_SIZE|SELECTOR_|SAMPLE_FROM_ANCHOR"
+    r"|HAS_CONFIDENCE_HEAD|HIDDEN_ACTIVATION|ROPE_SCALE_LINEAR|ATTENTION_RECURRENT_LAYERS"
+    r"|TOKENIZER_SUPPRESS_TOKENS|TOKENIZER_CLS_ID|ATTENTION_VALUE_SCALE"
+)
+TENSORS_BEYOND_GGUF = re.compile(
+    r"OLD_|MARKOV|CONF_PROJ|CONV_BASE|CONV_PROJ|SELECTOR|FC(_SCALE)?$|D2T"
+)
+
+
+def gguf_strings(root: type) -> set[str]:
+    """All string constants of a class and its nested classes."""
+    found: set[str] = set()
+    for value in vars(root).values():
+        if isinstance(value, str):
+            found.add(value)
+        elif isinstance(value, type):
+            found |= gguf_strings(value)
+    return found
+
+
+@pytest.mark.parametrize("name", schema.names_of(schema.Key))
+def test_keys_are_those_of_the_gguf_package(name: str) -> None:
+    known = schema.names_of(schema.Key)[name] in gguf_strings(gguf.Keys)
+    assert known or KEYS_BEYOND_GGUF.search(name)
+
+
+@pytest.mark.parametrize("name", schema.names_of(schema.Tensor))
+def test_tensors_are_those_of_the_gguf_package(name: str) -> None:
+    base = re.sub(r"\.(weight|bias|scale)$", "", schema.names_of(schema.Tensor)[name])
+    assert base in gguf.TENSOR_NAMES.values() or TENSORS_BEYOND_GGUF.search(name)
+
+
+def test_architectures_are_those_of_the_gguf_package() -> None:
+    arches = schema.names_of(schema.Arch)
+    unknown = {
+        name for name, value in arches.items() if value not in gguf.MODEL_ARCH_NAMES.values()
+    }
+    assert unknown <= {"DFLASH", "OLD_DFLASH", "OLD_QWEN35_DFLASH", "OLD_GEMMA4_DFLASH"}
+
+
+@pytest.mark.parametrize("group", [schema.Arch, schema.Key, schema.Tensor])
+def test_no_name_is_defined_twice(group: type) -> None:
+    values = list(schema.names_of(group).values())
+    assert len(values) == len(set(values))
+
+
+def test_header_holds_every_name_and_is_left_alone_when_unchanged(tmp_path: Path) -> None:
+    out = tmp_path / "gguf_schema.h"
+    subprocess.run([sys.executable, str(RENDER), str(out)], check=True)
+    text = out.read_text(encoding="utf-8")
+    assert 'inline constexpr const char * TENSOR_ATTN_Q = "blk.%d.attn_q.weight";' in text
+    assert 'inline constexpr const char * KEY_BLOCK_COUNT = "%s.block_count";' in text
+    total = sum(len(schema.names_of(g)) for g in (schema.Arch, schema.Key, schema.Tensor))
+    assert text.count("inline constexpr") == total
+    assert "{" not in text.replace("namespace dfl::schema {", "")
+    before = out.stat().st_mtime_ns
+    subprocess.run([sys.executable, str(RENDER), str(out)], check=True)
+    assert out.stat().st_mtime_ns == before
