@@ -1,0 +1,333 @@
+"""Random small Hugging Face folders: targets of every kind, and drafters for them.
+
+Everything is seeded, so two calls with the same arguments write the same bytes. The sizes are
+awkward on purpose: head_dim x heads differs from the hidden size, vocabularies are no multiple of
+32. Norm weights, biases and decays are random as well, so that a lost transform changes the logits.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen3_5Config,
+    Qwen3_5ForCausalLM,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeForCausalLM,
+    Qwen3_5MoeForConditionalGeneration,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+
+KINDS = ("llama", "qwen3", "qwen3moe", "qwen35", "qwen35moe")
+VOCAB_SIZE = 421  # more than the tokenizer holds, and no multiple of 32
+
+# The split patterns that llama.cpp applies for these names, as the models' tokenizer.json has them.
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_TAIL = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+SPLIT_PATTERNS = {
+    "llama-bpe": _CONTRACTIONS
+    + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+    + _TAIL,
+    "qwen2": _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _TAIL,
+    "qwen35": _CONTRACTIONS
+    + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|"
+    + _TAIL,
+}
+PRE_OF_KIND = {
+    "llama": "llama-bpe",
+    "qwen3": "qwen2",
+    "qwen3moe": "qwen2",
+    "qwen35": "qwen35",
+    "qwen35moe": "qwen35",
+}
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_CORPUS = (
+    "The quick brown fox jumps over the lazy dog, and the dog doesn't mind it at all.",
+    "def add(a, b):\n    return a + b\n\nfor i in range(10):\n    print(add(i, i + 1))\n",
+    "In 1905 there were 42 answers to 7 questions; it's what they've said, isn't it?",
+    "Schöne Grüße aus Köln. Où est la bibliothèque? El niño comió una manzana.",
+    "The model reads the text, then the model writes the text, and then it stops.",
+)
+
+
+@cache
+def _tokenizer_json(pre: str) -> str:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(SPLIT_PATTERNS[pre]), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=380,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_CORPUS, trainer)
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL_TOKENS])
+    tokenizer.add_tokens([AddedToken("<tool_call>", special=False, normalized=False)])
+    return tokenizer.to_str()
+
+
+def write_tokenizer(directory: Path, pre: str) -> None:
+    """Writes tokenizer.json and tokenizer_config.json of a byte-level BPE with `pre`'s splits."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "tokenizer.json").write_text(_tokenizer_json(pre), encoding="utf-8")
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "bos_token": None,
+        "chat_template": CHAT_TEMPLATE,
+        "clean_up_tokenization_spaces": False,
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+def randomise(model: PreTrainedModel, seed: int) -> None:
+    """Fills every parameter with seeded values of a size that keeps activations near 1."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            noise = torch.randn(parameter.shape, generator=generator)
+            if name.endswith("A_log"):
+                value = torch.rand(parameter.shape, generator=generator) * 2.0
+            elif "norm" in name and parameter.ndim == 1:
+                # Zero-centred norms (1 + w) are initialised to 0, the others to 1.
+                value = parameter + 0.2 * noise
+            elif parameter.ndim == 1:
+                value = 0.2 * noise
+            elif name.endswith("embed_tokens.weight"):
+                value = 0.5 * noise
+            else:
+                value = noise / math.sqrt(parameter.shape[-1])
+            parameter.copy_(value)
+
+
+def _text_config(kind: str, overrides: dict[str, Any]) -> Any:
+    shared: dict[str, Any] = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+        "eos_token_id": 382,
+        "bos_token_id": None,
+        "pad_token_id": None,
+    }
+    dense = {"intermediate_size": 160}
+    moe = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    hybrid = {
+        "num_hidden_layers": 4,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e6,
+            "partial_rotary_factor": 0.25,
+            "mrope_section": [2, 1, 1],
+            "mrope_interleaved": True,
+        },
+    }
+    if kind == "llama":
+        return LlamaConfig(**{**shared, **dense, **overrides})
+    if kind == "qwen3":
+        return Qwen3Config(**{**shared, **dense, **overrides})
+    if kind == "qwen3moe":
+        # GGUF readers always renormalise the expert weights.
+        return Qwen3MoeConfig(**{**shared, **dense, **moe, "norm_topk_prob": True, **overrides})
+    if kind == "qwen35":
+        return Qwen3_5TextConfig(**{**shared, **dense, **hybrid, **overrides})
+    if kind == "qwen35moe":
+        extra = {"shared_expert_intermediate_size": 32}
+        return Qwen3_5MoeTextConfig(**{**shared, **moe, **hybrid, **extra, **overrides})
+    raise ValueError(f"kind {kind!r} is not one of {', '.join(KINDS)}")
+
+
+def _model(kind: str, text_config: Any, wrapped: bool) -> PreTrainedModel:
+    if not wrapped:
+        classes: dict[str, Any] = {
+            "llama": LlamaForCausalLM,
+            "qwen3": Qwen3ForCausalLM,
+            "qwen3moe": Qwen3MoeForCausalLM,
+            "qwen35": Qwen3_5ForCausalLM,
+            "qwen35moe": Qwen3_5MoeForCausalLM,
+        }
+        model: PreTrainedModel = classes[kind](text_config)
+        return model
+    vision = {
+        "depth": 1,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_heads": 2,
+        "out_hidden_size": text_config.hidden_size,
+        "num_position_embeddings": 16,
+    }
+    arguments = {
+        "text_config": text_config.to_dict(),
+        "vision_config": vision,
+        "tie_word_embeddings": text_config.tie_word_embeddings,
+    }
+    if kind == "qwen35":
+        return Qwen3_5ForConditionalGeneration(Qwen3_5Config(**arguments))
+    if kind == "qwen35moe":
+        return Qwen3_5MoeForConditionalGeneration(Qwen3_5MoeConfig(**arguments))
+    raise ValueError(f"kind {kind!r} has no multimodal wrapper")
+
+
+def _append_mtp(directory: Path, config: Any, seed: int, dtype: torch.dtype) -> None:
+    """Adds the `mtp.*` tensors of a multi-token-prediction layer, which transformers ignores."""
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    full = next(i for i, kind in enumerate(config.layer_types) if kind == "full_attention")
+    marker = f"layers.{full}."
+    generator = torch.Generator().manual_seed(seed)
+
+    def noise(*shape: int) -> torch.Tensor:
+        return (0.1 * torch.randn(shape, generator=generator)).to(dtype)
+
+    for name in [name for name in tensors if marker in name and "visual" not in name]:
+        suffix = name.split(marker, 1)[1]
+        tensors[f"mtp.layers.0.{suffix}"] = noise(*tensors[name].shape)
+    hidden = config.hidden_size
+    tensors["mtp.fc.weight"] = noise(hidden, 2 * hidden)
+    for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
+        tensors[f"mtp.{name}.weight"] = noise(hidden)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def _fuse_experts(directory: Path, n_experts: int) -> None:
+    """Rewrites the experts as the published Qwen3.5-MoE checkpoints store them: 3-D, gate_up."""
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    for name in [name for name in tensors if name.endswith(".experts.0.gate_proj.weight")]:
+        base = name.removesuffix(".0.gate_proj.weight")
+        stacked = {
+            part: torch.stack([tensors.pop(f"{base}.{i}.{part}.weight") for i in range(n_experts)])
+            for part in ("gate_proj", "up_proj", "down_proj")
+        }
+        tensors[f"{base}.gate_up_proj"] = torch.cat([stacked["gate_proj"], stacked["up_proj"]], 1)
+        tensors[f"{base}.down_proj"] = stacked["down_proj"]
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def make_target(
+    directory: Path,
+    kind: str,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    max_shard_size: str = "10GB",
+    wrapped: bool = False,
+    mtp: bool = False,
+    fused_experts: bool = False,
+    pre: str | None = None,
+    **overrides: Any,
+) -> Path:
+    """Writes a random checkpoint of `kind` (one of KINDS) with its tokenizer; returns `directory`.
+
+    `wrapped` writes the multimodal form of the Qwen3.5 kinds (text part plus a tiny vision tower),
+    `mtp` adds one multi-token-prediction layer to them, `fused_experts` stores the experts of the
+    mixture kinds as 3-D tensors (both need a single shard), `pre` names the tokenizer's split pattern
+    (PRE_OF_KIND by default), `overrides` are fields of the transformers text config.
+    """
+    text_config = _text_config(kind, overrides)
+    if mtp:
+        text_config.mtp_num_hidden_layers = 1
+    model = _model(kind, text_config, wrapped)
+    randomise(model, seed)
+    model.to(dtype).save_pretrained(directory, max_shard_size=max_shard_size)
+    if mtp:
+        _append_mtp(directory, text_config, seed + 1, dtype)
+    if fused_experts:
+        _fuse_experts(directory, text_config.num_experts)
+    write_tokenizer(directory, pre or PRE_OF_KIND[kind])
+    return directory
+
+
+def text_config_of(directory: Path) -> dict[str, Any]:
+    """config.json of a folder, reduced to the text part."""
+    config: dict[str, Any] = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    return {**config, **config.get("text_config", {})}
+
+
+def make_drafter(
+    directory: Path,
+    target_dir: Path,
+    *,
+    seed: int = 100,
+    dtype: torch.dtype = torch.float32,
+    dflash_config: dict[str, Any] | None = None,
+    dflash2: bool = False,
+    **overrides: Any,
+) -> Path:
+    """Writes a random DFlash drafter (z-lab's reference class) for the target; returns `directory`.
+
+    `dflash_config` updates the nested DFlash settings (mask_token_id, target_layer_ids, ...);
+    `overrides` are fields of the drafter's Qwen3 config.
+    """
+    from dflash.model import DFlash2DraftModel, DFlashDraftModel
+
+    target = text_config_of(target_dir)
+    n_target_layers = target["num_hidden_layers"]
+    settings: dict[str, Any] = {
+        "mask_token_id": target["vocab_size"] - 1,
+        "target_layer_ids": sorted({0, max(0, n_target_layers - 2)}),
+    }
+    if dflash2:
+        settings |= {
+            "conv_kernel_size": 2,
+            "conv_group_size": 16,
+            "selector_rank": 8,
+            "selector_top_k": 4,
+        }
+    arguments: dict[str, Any] = {
+        "vocab_size": target["vocab_size"],
+        "hidden_size": target["hidden_size"],
+        "intermediate_size": 112,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "num_target_layers": n_target_layers,
+        "block_size": 8,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "dflash_config": settings | (dflash_config or {}),
+    }
+    config = Qwen3Config(**{**arguments, **overrides})
+    model = (DFlash2DraftModel if dflash2 else DFlashDraftModel)(config)
+    randomise(model, seed)
+    model.to(dtype).save_pretrained(directory)
+    return directory
