@@ -1,0 +1,93 @@
+"""The one door to C: opens ggml and libdflash on first use and turns a status into an exception.
+
+`dflash.h` itself is the declaration cffi reads. ggml is the copy inside llama-cpp-python, opened by
+the path `import llama_cpp` uses, so that one ggml serves the process whoever comes first.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from cffi import FFI
+
+ABI_VERSION = 1
+
+ffi: Any = FFI()
+
+_LIBRARY_NAMES = {"darwin": "lib{}.dylib", "win32": "{}.dll"}
+
+
+class Error(Exception):
+    """A failed call of the core. The message is one sentence for the user."""
+
+
+def library_name(stem: str) -> str:
+    """File name of a shared library on this platform."""
+    return _LIBRARY_NAMES.get(sys.platform, "lib{}.so").format(stem)
+
+
+def _installed_file(name: str) -> Path:
+    # An editable install keeps Python and compiled files in two folders, both on __path__.
+    package = importlib.util.find_spec("dflash_gguf")
+    folders = list(package.submodule_search_locations or []) if package else []
+    for folder in folders:
+        if (path := Path(folder) / name).is_file():
+            return path
+    raise Error(f"{name}: not found in {folders}; reinstall dflash-gguf")
+
+
+def ggml_folder() -> Path:
+    """Folder of the ggml libraries that llama-cpp-python loads."""
+    spec = importlib.util.find_spec("llama_cpp")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        if (path := Path(folder) / "lib").is_dir():
+            return path
+    raise Error("llama-cpp-python is not installed; it brings the ggml libraries")
+
+
+@lru_cache(maxsize=1)
+def lib() -> Any:
+    """The opened libdflash, checked against the header and the ggml it was built with."""
+    header = _installed_file("dflash.h").read_text(encoding="utf-8")
+    lines = [x for x in header.splitlines() if not x.startswith("#") and 'extern "C"' not in x]
+    # What is left of `extern "C" { ... }` between the #ifdefs is its closing brace.
+    ffi.cdef("\n".join(x for x in lines if x.strip() != "}"))
+    try:
+        keep = ffi.dlopen(str(ggml_folder() / library_name("ggml")), ffi.RTLD_NOW | ffi.RTLD_GLOBAL)
+        core = ffi.dlopen(str(_installed_file(library_name("dflash"))), ffi.RTLD_NOW)
+    except OSError as error:
+        raise Error(f"cannot open the core library: {error}") from error
+    if (version := core.dfl_abi_version()) != ABI_VERSION:
+        raise Error(f"libdflash has ABI version {version}, this package needs {ABI_VERSION}")
+    have, want = (
+        ffi.string(f()).decode() for f in (core.dfl_ggml_version, core.dfl_ggml_build_version)
+    )
+    if have != want:
+        raise Error(f"ggml {have} is loaded, libdflash was built with ggml {want}; reinstall it")
+    _keep_alive.append(keep)
+    return core
+
+
+_keep_alive: list[Any] = []
+
+
+def call(function: str, *args: Any) -> None:
+    """Calls `dfl_<function>(*args, err)` and raises Error unless it returns DFL_STATUS_OK."""
+    err = ffi.new("dfl_error *")
+    if getattr(lib(), f"dfl_{function}")(*args, err) != 0:
+        raise Error(ffi.string(err.message).decode(errors="replace"))
+
+
+def new(cdecl: str, init: Any = None) -> Any:
+    """`ffi.new` that knows the types of the header whoever calls first."""
+    lib()
+    return ffi.new(cdecl, init)
+
+
+def text(value: Any) -> str:
+    """A C string as Python text."""
+    return str(ffi.string(value).decode(errors="replace"))

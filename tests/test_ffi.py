@@ -1,0 +1,89 @@
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from dflash_gguf import core
+
+
+def test_importing_the_package_loads_no_library():
+    code = (
+        "import sys, dflash_gguf;"
+        "maps = open('/proc/self/maps').read();"
+        "sys.exit('libggml' in maps or 'libdflash' in maps)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+_MAPPED = """
+def mapped():
+    lines = open("/proc/self/maps").read().splitlines()
+    return sorted(x.split()[-1] for x in lines if "libggml" in x and "r-xp" in x)
+"""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import llama_cpp; before = mapped(); import dflash_gguf; dflash_gguf.devices()",
+        "import dflash_gguf; dflash_gguf.devices(); before = mapped(); import llama_cpp",
+    ],
+    ids=["llama_cpp first", "dflash_gguf first"],
+)
+def test_one_ggml_serves_the_process(code):
+    check = "\nassert len(before) >= 3 and mapped() == before, (before, mapped())"
+    done = subprocess.run(
+        [sys.executable, "-c", _MAPPED + code + check], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_devices_name_the_cpu_with_its_memory():
+    cpus = [device for device in core.devices() if device.type == "cpu"]
+    assert len(cpus) == 1
+    assert cpus[0].total_bytes > 2**28
+
+
+def test_quantize_equals_the_gguf_package():
+    gguf = pytest.importorskip("gguf")
+    values = np.random.default_rng(1).standard_normal((7, 96), dtype=np.float32)
+    for name in ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1"):
+        ours = core.quantize(values, name)
+        theirs = gguf.quants.quantize(values, gguf.GGMLQuantizationType[name.upper()])
+        # Equal-distance ties may round either way: at most a few values of the tensor.
+        assert np.mean(ours != theirs) < 0.01, name
+
+
+def test_quantize_is_the_same_for_any_number_of_threads():
+    values = np.random.default_rng(2).standard_normal((67, 2048), dtype=np.float32)
+    expected = core.quantize(values, "q4_K", n_threads=1)
+    for n_threads in (2, 3, 0):
+        assert np.array_equal(core.quantize(values, "q4_K", n_threads=n_threads), expected)
+
+
+@pytest.mark.parametrize(
+    ("shape", "name", "message"),
+    [
+        ((2, 100), "q4_K", "row of 100 values: q4_K needs a positive multiple of 256"),
+        ((2, 32), "q9_9", "tensor type q9_9: ggml has no such type"),
+        ((2, 256), "iq2_xxs", "tensor type iq2_xxs needs an importance matrix"),
+        ((2, 32), "i32", "tensor type i32 cannot be quantised to"),
+    ],
+)
+def test_quantize_refuses_by_name(shape, name, message):
+    with pytest.raises(core.Error, match=message):
+        core.quantize(np.zeros(shape, dtype=np.float32), name)
+
+
+def test_quantize_refuses_a_strided_array():
+    with pytest.raises(ValueError, match="contiguous float32"):
+        core.quantize(np.zeros((4, 64), dtype=np.float32)[:, ::2], "q8_0")
+
+
+def test_a_file_that_is_no_backend_module_is_named(tmp_path):
+    with pytest.raises(core.Error, match=r"absent\.so: no such file"):
+        core.load_backend(str(tmp_path / "absent.so"))
+    (tmp_path / "text.so").write_text("not a library")
+    with pytest.raises(core.Error, match=r"text\.so: not a ggml backend"):
+        core.load_backend(str(tmp_path / "text.so"))
