@@ -1,7 +1,7 @@
 """The one door to C: opens ggml and libdflash on first use and turns a status into an exception.
 
-`dflash.h` itself is the declaration cffi reads. ggml is the copy inside llama-cpp-python, opened by
-the path `import llama_cpp` uses, so that one ggml serves the process whoever comes first.
+`dflash.h` itself is the declaration cffi reads. ggml is the copy inside llama-cpp-python, the very
+file libllama depends on, so that one ggml serves the process whoever comes first.
 """
 
 from __future__ import annotations
@@ -40,12 +40,14 @@ def _installed_file(name: str) -> Path:
     raise Error(f"{name}: not found in {folders}; reinstall dflash-gguf")
 
 
-def ggml_folder() -> Path:
-    """Folder of the ggml libraries that llama-cpp-python loads."""
+def _ggml_library() -> Path:
     spec = importlib.util.find_spec("llama_cpp")
+    plain = library_name("ggml")
     for folder in (spec.submodule_search_locations or []) if spec else []:
-        if (path := Path(folder) / "lib").is_dir():
-            return path
+        # The wheel holds copies, not links: another file of the same library is another ggml.
+        for name in (f"{plain}.0", plain):
+            if (path := Path(folder) / "lib" / name).is_file():
+                return path
     raise Error("llama-cpp-python is not installed; it brings the ggml libraries")
 
 
