@@ -59,7 +59,7 @@ def lib() -> Any:
     # What is left of `extern "C" { ... }` between the #ifdefs is its closing brace.
     ffi.cdef("\n".join(x for x in lines if x.strip() != "}"))
     try:
-        keep = ffi.dlopen(str(ggml_folder() / library_name("ggml")), ffi.RTLD_NOW | ffi.RTLD_GLOBAL)
+        keep = ffi.dlopen(str(_ggml_library()), ffi.RTLD_NOW | ffi.RTLD_GLOBAL)
         core = ffi.dlopen(str(_installed_file(library_name("dflash"))), ffi.RTLD_NOW)
     except OSError as error:
         raise Error(f"cannot open the core library: {error}") from error
