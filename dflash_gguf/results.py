@@ -1,0 +1,117 @@
+"""What comes out: one step of a stream, and the account of a finished answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one round added.
+
+    tokens: the ids drawn, in order; a stop token is among them.
+    text: the text that became certain. It may lag behind the tokens, while a character is
+        incomplete or a stop text may have begun.
+    n_drafted, n_accepted: candidates proposed, and those that were the target's own choice.
+    """
+
+    tokens: tuple[int, ...]
+    text: str
+    n_drafted: int = 0
+    n_accepted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One answer. Counts and seconds are stored; rates are properties, None where undefined.
+
+    tokens: every id drawn, with the stop token or those that completed a stop text.
+    text: the answer without stop token and stop text.
+    n_prompt: tokens of the prompt. n_prefilled: those computed now, not reused from a cache.
+    n_decoded: tokens drawn by rounds; the first token comes from the prefill.
+    rounds: target passes after the prefill.
+    n_drafted: candidates proposed in all rounds.
+    accept_histogram: at index i the rounds that accepted i candidates; None without a draft.
+    phase_s: seconds by phase.
+    stop_reason: "token", "text", "length", "context" or "cancelled".
+    """
+
+    tokens: tuple[int, ...]
+    text: str
+    n_prompt: int
+    n_prefilled: int
+    n_decoded: int
+    rounds: int
+    prefill_s: float
+    decode_s: float
+    stop_reason: str
+    draft: str
+    seed: int
+    n_drafted: int = 0
+    accept_histogram: tuple[int, ...] | None = None
+    phase_s: Mapping[str, float] = field(default_factory=dict)
+    model: str | None = None
+    drafter: str | None = None
+    backend: str | None = None
+    threads: int | None = None
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens drawn."""
+        return len(self.tokens)
+
+    @property
+    def prefill_tokens_per_s(self) -> float | None:
+        """Prompt tokens computed per second of prefill."""
+        return _rate(self.n_prefilled, self.prefill_s)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens drawn by rounds per second of rounds."""
+        return _rate(self.n_decoded, self.decode_s)
+
+    @property
+    def tau(self) -> float | None:
+        """Tokens per round, the target's own included; None without a draft or a round."""
+        if self.accept_histogram is None or not self.rounds:
+            return None
+        return self.n_decoded / self.rounds
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain values; None for what does not apply."""
+        return {
+            "text": self.text,
+            "tokens": list(self.tokens),
+            "n_prompt": self.n_prompt,
+            "n_tokens": self.n_tokens,
+            "prefill_tokens_per_s": _rounded(self.prefill_tokens_per_s),
+            "tokens_per_s": _rounded(self.tokens_per_s),
+            "rounds": self.rounds,
+            "tau": _rounded(self.tau),
+            "accept_histogram": (
+                None if self.accept_histogram is None else list(self.accept_histogram)
+            ),
+            "phase_ms": {name: _rounded(1e3 * s) for name, s in self.phase_s.items()},
+            "draft": self.draft,
+            "seed": self.seed,
+            "model": self.model,
+            "drafter": self.drafter,
+            "backend": self.backend,
+            "threads": self.threads,
+            "stop_reason": self.stop_reason,
+        }
+
+    def to_json(self) -> str:
+        """The report as one JSON object on one line."""
+        return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False)
+
+
+def _rate(count: int, seconds: float) -> float | None:
+    return count / seconds if count > 0 and seconds > 0 else None
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)

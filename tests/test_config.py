@@ -1,0 +1,103 @@
+"""Every refused value of the configurations, by its sentence, and the defaults."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dflash_gguf.config import DecodeConfig, LoadConfig, default_threads
+
+DECODE_REFUSALS = [
+    ({"max_tokens": -1}, "max_tokens is -1, must be at least 0"),
+    ({"max_tokens": 1.5}, "max_tokens is 1.5, must be an integer"),
+    ({"max_tokens": True}, "max_tokens is True, must be an integer"),
+    ({"temperature": -0.1}, "temperature is -0.1, must be at least 0"),
+    ({"temperature": math.nan}, "temperature is nan, must be finite"),
+    ({"temperature": "hot"}, "temperature is 'hot', must be a number"),
+    ({"top_k": 2**31}, "top_k is 2147483648, must be at most 2147483647"),
+    ({"top_p": 1.01}, "top_p is 1.01, must be at most 1"),
+    ({"min_p": -1}, "min_p is -1, must be at least 0"),
+    ({"repeat_penalty": 0}, "repeat_penalty is 0, must be greater than 0"),
+    ({"repeat_penalty": -2}, "repeat_penalty is -2, must be at least 0"),
+    ({"presence_penalty": math.inf}, "presence_penalty is inf, must be finite"),
+    ({"frequency_penalty": None}, "frequency_penalty is None, must be a number"),
+    ({"repeat_last_n": -1}, "repeat_last_n is -1, must be at least 0"),
+    ({"seed": 2**64}, "seed is 18446744073709551616, must be at most 18446744073709551615"),
+    ({"seed": "x"}, "seed is 'x', must be an integer"),
+    ({"stop": ""}, "stop holds an empty text"),
+    ({"stop": ["a", 3]}, "stop holds 3, must hold texts only"),
+    ({"stop": 3}, "stop is 3, must be a text or several texts"),
+    ({"ignore_eos": 1}, "ignore_eos is 1, must be True or False"),
+    ({"draft": "magic"}, "draft is 'magic', must be one of none"),
+]
+
+LOAD_REFUSALS = [
+    ({"n_ctx": 0}, "n_ctx is 0, must be at least 1"),
+    ({"n_ctx": 2**40}, "n_ctx is 1099511627776, must be at most 1073741824"),
+    ({"cache_type_k": "q3"}, "cache_type_k is 'q3', must be one of f32, f16"),
+    ({"cache_type_v": None}, "cache_type_v is None, must be one of f32, f16"),
+    ({"n_threads": 0}, "n_threads is 0, must be at least 1"),
+    ({"n_gpu_layers": -1}, "n_gpu_layers is -1, must be at least 0"),
+    ({"n_ubatch": 0}, "n_ubatch is 0, must be at least 1"),
+]
+
+
+@pytest.mark.parametrize(("values", "sentence"), DECODE_REFUSALS)
+def test_decode_config_refuses(values: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        DecodeConfig(**values)
+    assert str(caught.value).startswith(sentence)
+
+
+@pytest.mark.parametrize(("values", "sentence"), LOAD_REFUSALS)
+def test_load_config_refuses(values: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        LoadConfig(**values)
+    assert str(caught.value).startswith(sentence)
+
+
+def test_unknown_names_are_errors() -> None:
+    with pytest.raises(TypeError):
+        DecodeConfig(temprature=1.0)  # type: ignore[call-arg]
+
+
+def test_configs_are_frozen_and_slotted() -> None:
+    config = DecodeConfig()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.top_k = 3  # type: ignore[misc]
+    assert not hasattr(config, "__dict__")
+    assert not hasattr(LoadConfig(), "__dict__")
+
+
+def test_defaults_are_those_of_llama_cpp_but_greedy() -> None:
+    config = DecodeConfig()
+    assert (config.top_k, config.top_p, config.min_p) == (40, 0.95, 0.05)
+    assert (config.repeat_penalty, config.presence_penalty, config.frequency_penalty) == (1, 0, 0)
+    assert config.repeat_last_n == 64
+    assert config.temperature == 0.0
+
+
+def test_numpy_scalars_and_single_stop_text_are_taken() -> None:
+    config = DecodeConfig(max_tokens=np.int32(3), temperature=np.float32(0.5), stop="end")
+    assert config.max_tokens == 3
+    assert type(config.max_tokens) is int
+    assert config.temperature == 0.5
+    assert config.stop_texts == ("end",)
+    assert DecodeConfig(stop=iter(["a", "b"])).stop_texts == ("a", "b")
+
+
+def test_penalties_are_off_by_default_and_without_a_window() -> None:
+    assert not DecodeConfig().has_penalties
+    assert DecodeConfig(repeat_penalty=1.1).has_penalties
+    assert DecodeConfig(presence_penalty=-0.1).has_penalties
+    assert not DecodeConfig(repeat_penalty=1.1, repeat_last_n=0).has_penalties
+
+
+def test_default_threads_lie_within_the_machine() -> None:
+    import os
+
+    assert 1 <= default_threads() <= (os.cpu_count() or 1)

@@ -1,0 +1,79 @@
+"""Rates and the JSON report."""
+
+from __future__ import annotations
+
+import json
+
+from dflash_gguf.results import Result, Step
+
+FIELDS = [
+    "text",
+    "tokens",
+    "n_prompt",
+    "n_tokens",
+    "prefill_tokens_per_s",
+    "tokens_per_s",
+    "rounds",
+    "tau",
+    "accept_histogram",
+    "phase_ms",
+    "draft",
+    "seed",
+    "model",
+    "drafter",
+    "backend",
+    "threads",
+    "stop_reason",
+]
+
+
+def plain_result(**changes: object) -> Result:
+    values: dict[str, object] = {
+        "tokens": (5, 6, 7),
+        "text": "fünf\n",
+        "n_prompt": 10,
+        "n_prefilled": 10,
+        "n_decoded": 2,
+        "rounds": 2,
+        "prefill_s": 0.5,
+        "decode_s": 0.25,
+        "stop_reason": "length",
+        "draft": "none",
+        "seed": 7,
+        "phase_s": {"prefill": 0.5, "decode": 0.2},
+    }
+    return Result(**(values | changes))  # type: ignore[arg-type]
+
+
+def test_rates_come_from_counts_and_seconds() -> None:
+    result = plain_result()
+    assert result.n_tokens == 3
+    assert result.prefill_tokens_per_s == 20.0
+    assert result.tokens_per_s == 8.0
+
+
+def test_what_does_not_apply_is_null() -> None:
+    report = json.loads(plain_result(n_decoded=0, rounds=0, decode_s=0.0).to_json())
+    assert list(report) == FIELDS
+    for name in ("tokens_per_s", "tau", "accept_histogram", "drafter", "backend", "threads"):
+        assert report[name] is None
+
+
+def test_report_is_one_line_of_json_with_all_fields() -> None:
+    line = plain_result(model="m.gguf", threads=2, backend="CPU").to_json()
+    assert "\n" not in line
+    report = json.loads(line)
+    assert list(report) == FIELDS
+    assert report["text"] == "fünf\n"
+    assert report["phase_ms"] == {"prefill": 500.0, "decode": 200.0}
+    assert (report["model"], report["threads"], report["backend"]) == ("m.gguf", 2, "CPU")
+
+
+def test_tau_counts_the_targets_own_token() -> None:
+    result = plain_result(n_decoded=9, rounds=3, accept_histogram=(0, 1, 1, 1), draft="chain")
+    assert result.tau == 3.0
+    assert json.loads(result.to_json())["accept_histogram"] == [0, 1, 1, 1]
+
+
+def test_a_step_is_a_value() -> None:
+    assert Step((1, 2), "ab") == Step((1, 2), "ab", 0, 0)

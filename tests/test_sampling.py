@@ -1,0 +1,288 @@
+"""The chain against a slow formulation, the noise against its definition, statistics."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dflash_gguf.config import DecodeConfig
+from dflash_gguf.sampling import Sampler, gumbel
+
+N_DRAWS = 20_000
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"top_k": 5},
+    {"top_k": 1},
+    {"top_k": 0},
+    {"top_k": 0, "top_p": 1.0},
+    {"top_k": 0, "min_p": 0.0},
+    {"top_k": 0, "top_p": 1.0, "min_p": 0.0},
+    {"top_k": 10_000, "top_p": 0.5, "min_p": 0.0},
+    {"top_k": 40, "top_p": 1.0, "min_p": 0.3},
+    {"top_k": 40, "top_p": 0.0},
+    {"min_p": 1.0},
+    {"repeat_penalty": 1.3, "frequency_penalty": 0.2, "presence_penalty": 0.4},
+    {"repeat_penalty": 0.7, "presence_penalty": -0.5, "repeat_last_n": 4},
+]
+
+
+def slow_distribution(
+    logits: np.ndarray[Any, Any], seen: list[int], config: DecodeConfig
+) -> dict[int, float]:
+    """The chain token by token, in Python's float: the sentence of the documentation."""
+    table = {token: float(value) for token, value in enumerate(logits)}
+    window = seen[-config.repeat_last_n :] if config.repeat_last_n else []
+    for token, count in Counter(window).items():
+        value = table[token]
+        value = value * config.repeat_penalty if value <= 0 else value / config.repeat_penalty
+        table[token] = value - count * config.frequency_penalty - config.presence_penalty
+    ranked = sorted(table, key=lambda token: (-table[token], token))
+    if config.top_k > 0:
+        ranked = ranked[: config.top_k]
+    best = table[ranked[0]]
+    total = sum(math.exp(table[token] - best) for token in ranked)
+    if config.top_p < 1:
+        mass, kept = 0.0, []
+        for token in ranked:
+            kept.append(token)
+            mass += math.exp(table[token] - best) / total
+            if mass >= config.top_p:
+                break
+        ranked = kept
+    if config.min_p > 0:
+        ranked = [t for t in ranked if table[t] >= best + math.log(config.min_p)] or ranked[:1]
+    weights = [math.exp((table[token] - best) / config.temperature) for token in ranked]
+    return {token: weight / sum(weights) for token, weight in zip(ranked, weights, strict=True)}
+
+
+def row_of(n_vocab: int, seed: int, spread: float = 3.0) -> np.ndarray[Any, np.dtype[np.float32]]:
+    rng = np.random.default_rng(seed)
+    return (rng.standard_normal(n_vocab) * spread).astype(np.float32)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("n_vocab", [1, 2, 41, 3001])
+def test_chain_equals_the_slow_formulation(settings: dict[str, Any], n_vocab: int) -> None:
+    config = DecodeConfig(temperature=0.7, seed=1, **settings)
+    for trial in range(4):
+        row = row_of(n_vocab, trial)
+        untouched = row.copy()
+        seen = np.random.default_rng(trial).integers(0, n_vocab, 12).tolist()
+        kept, probabilities = Sampler(config).distribution(row, seen)
+        expected = slow_distribution(row, seen, config)
+        assert kept.tolist() == list(expected)
+        assert probabilities == pytest.approx(list(expected.values()), rel=1e-5)
+        assert probabilities.sum() == pytest.approx(1.0, abs=1e-12)
+        assert np.array_equal(row, untouched)
+        assert Sampler(config).choose(row, seen, trial).token in expected
+
+
+def slow_gumbel(seed: int, sequence: int, position: int, token: int) -> float:
+    mask, golden = 2**64 - 1, 0x9E3779B97F4A7C15
+
+    def mix(x: int) -> int:
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & mask
+        return x ^ (x >> 31)
+
+    state = 0
+    for value in (seed, sequence, position):
+        state = mix(((state ^ (value % 2**64)) + golden) & mask)
+    bits = mix((state + (token + 1) * golden) & mask)
+    return -math.log(-math.log(((bits >> 12) + 0.5) / 2**52))
+
+
+def test_noise_is_the_documented_hash() -> None:
+    tokens = np.array([0, 1, 2, 151_935, 248_319])
+    for seed in (0, 1, -1, 2**64 - 1, -(2**63), 0x0123_4567_89AB_CDEF):
+        for sequence, position in ((0, 0), (0, 1), (1, 0), (7, 131_071)):
+            expected = [slow_gumbel(seed, sequence, position, int(token)) for token in tokens]
+            assert gumbel(seed, sequence, position, tokens) == pytest.approx(expected, rel=1e-13)
+
+
+def test_first_value_of_the_noise_is_that_of_splitmix64() -> None:
+    """Vigna's splitmix64 seeded with 1234567 gives 6457827717110365317 first."""
+    from dflash_gguf.sampling import GOLDEN, _mix
+
+    assert _mix((1234567 + GOLDEN) & (2**64 - 1)) == 6457827717110365317
+
+
+def chi_square_limit(degrees: int) -> float:
+    """Wilson and Hilferty's bound that chance exceeds once in 30,000 (z = 4)."""
+    return float(degrees * (1 - 2 / (9 * degrees) + 4 * math.sqrt(2 / (9 * degrees))) ** 3)
+
+
+def chi_square(counts: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> float:
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
+        {"temperature": 0.8},
+        {"temperature": 1.5, "top_k": 8, "top_p": 1.0, "min_p": 0.0},
+        {"temperature": 0.3, "top_k": 0, "top_p": 0.9, "min_p": 0.0},
+        {"temperature": 1.0, "min_p": 0.2, "repeat_penalty": 1.2, "presence_penalty": 0.5},
+    ],
+    ids=str,
+)
+def test_draws_follow_the_processed_distribution(settings: dict[str, Any]) -> None:
+    sampler = Sampler(DecodeConfig(seed=2024, **settings))
+    row, seen = row_of(60, 5, spread=1.5), [3, 3, 9, 17]
+    kept, probabilities = sampler.distribution(row, seen)
+    drawn = Counter(sampler.choose(row, seen, position).token for position in range(N_DRAWS))
+    assert set(drawn) <= set(kept.tolist())
+    counts = np.array([drawn[token] for token in kept.tolist()], dtype=np.float64)
+    expected = probabilities * N_DRAWS
+    rare = expected < 5
+    if rare.any():
+        counts = np.append(counts[~rare], counts[rare].sum())
+        expected = np.append(expected[~rare], expected[rare].sum())
+    assert chi_square(counts, expected) < chi_square_limit(len(counts) - 1)
+
+
+@pytest.mark.parametrize("axis", ["position", "sequence", "seed", "token"])
+def test_noise_of_neighbours_is_independent(axis: str) -> None:
+    """Pairs of neighbours along one argument fill the 8 x 8 cells of their ranks evenly."""
+    n = N_DRAWS // 2
+    tokens = np.arange(2)
+    if axis == "token":
+        pairs = np.stack([gumbel(1, 0, i, tokens) for i in range(n)])
+    else:
+        base = {"seed": 1, "sequence": 0, "position": 0}
+        column = np.array(
+            [gumbel(**(base | {axis: base[axis] + i}), tokens=tokens[:1])[0] for i in range(2 * n)]
+        )
+        pairs = column.reshape(n, 2)
+    uniform = np.exp(-np.exp(-pairs))
+    assert abs(np.corrcoef(uniform.T)[0, 1]) < 4 / math.sqrt(n)
+    cells = np.bincount((uniform[:, 0] * 8).astype(int) * 8 + (uniform[:, 1] * 8).astype(int))
+    assert len(cells) == 64
+    assert chi_square(cells, np.full(64, n / 64)) < chi_square_limit(63)
+
+
+def test_draws_at_different_positions_are_independent() -> None:
+    config = DecodeConfig(temperature=1.0, top_k=4, top_p=1.0, min_p=0.0, seed=11)
+    row = np.zeros(100, dtype=np.float32)
+    row[[2, 30, 31, 90]] = (5.0, 5.0, 5.0, 5.0)
+    place = {2: 0, 30: 1, 31: 2, 90: 3}
+    draws = [place[Sampler(config).choose(row, [], position).token] for position in range(N_DRAWS)]
+    pairs = np.bincount(np.array(draws[0::2]) * 4 + np.array(draws[1::2]), minlength=16)
+    assert chi_square(pairs, np.full(16, N_DRAWS / 32)) < chi_square_limit(15)
+
+
+def test_draws_repeat_and_depend_on_every_argument() -> None:
+    row = np.zeros(50_000, dtype=np.float32)
+    settings: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+    def draw(seed: int, sequence: int, position: int) -> int:
+        return (
+            Sampler(DecodeConfig(seed=seed, **settings), sequence=sequence)
+            .choose(row, [], position)
+            .token
+        )
+
+    assert draw(1, 0, 0) == draw(1, 0, 0)
+    assert len({draw(1, 0, 0), draw(2, 0, 0), draw(1, 1, 0), draw(1, 0, 1)}) == 4
+    assert draw(-1, 0, 0) == draw(2**64 - 1, 0, 0)
+
+
+def test_a_seed_is_drawn_and_kept_when_none_is_given() -> None:
+    config = DecodeConfig(temperature=1.0)
+    seeds = {Sampler(config).seed for _ in range(8)}
+    assert len(seeds) > 1
+    sampler = Sampler(config)
+    assert Sampler(DecodeConfig(temperature=1.0, seed=sampler.seed)).choose(
+        row_of(500, 0), [], 3
+    ) == sampler.choose(row_of(500, 0), [], 3)
+
+
+def test_greedy_takes_the_lowest_id_of_the_best_and_reports_the_margin() -> None:
+    row = np.array([1.0, 4.0, 4.0, 3.5], dtype=np.float32)
+    choice = Sampler(DecodeConfig()).choose(row, [], 0)
+    assert (choice.token, choice.margin) == (1, 0.0)
+    row[2] = 0.0
+    assert Sampler(DecodeConfig()).choose(row, [], 0).margin == 0.5
+    assert Sampler(DecodeConfig()).choose(row[:1], [], 0).margin == math.inf
+
+
+def test_greedy_follows_penalties() -> None:
+    row = np.array([1.0, 4.0, 3.9], dtype=np.float32)
+    config = DecodeConfig(repeat_penalty=1.1)
+    assert not Sampler(config).is_argmax
+    assert Sampler(config).choose(row, [0, 1], 2).token == 2
+    assert Sampler(DecodeConfig()).is_argmax
+
+
+def test_margin_is_the_distance_to_the_second_score() -> None:
+    row = row_of(1000, 3)
+    config = DecodeConfig(temperature=0.5, seed=3)
+    kept, _ = Sampler(config).distribution(row, [])
+    scores = row[kept].astype(np.float64) / 0.5 + gumbel(3, 0, 9, kept)
+    choice = Sampler(config).choose(row, [], 9)
+    ranked = np.sort(scores)
+    assert choice.token == kept[np.argmax(scores)]
+    assert choice.margin == pytest.approx(ranked[-1] - ranked[-2])
+    assert Sampler(DecodeConfig(temperature=0.5, top_k=1)).choose(row, [], 9).margin == math.inf
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_banned_tokens_are_never_drawn(temperature: float) -> None:
+    row = row_of(40, 1)
+    best = int(row.argmax())
+    sampler = Sampler(DecodeConfig(temperature=temperature, seed=1), banned=[best, 10**6])
+    drawn = {sampler.choose(row, [], position).token for position in range(500)}
+    assert best not in drawn
+    assert best not in sampler.distribution(row, [])[0]
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"temperature": 1.0}], ids=str)
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        (np.nan, "the logits hold NaN"),
+        (np.inf, "the logits hold +inf"),
+        (-np.inf, "no token is left to draw: every logit is -inf"),
+    ],
+)
+def test_damaged_rows_are_refused(settings: dict[str, Any], value: float, sentence: str) -> None:
+    for top_k in (0, 40):
+        row = np.full(5000, -np.inf, dtype=np.float32) if value < 0 else row_of(5000, 0)
+        row[4321] = value
+        with pytest.raises(ValueError, match=sentence.replace("+", r"\+")):
+            Sampler(DecodeConfig(top_k=top_k, **settings)).choose(row, [], 0)
+
+
+def test_tokens_without_probability_are_not_kept() -> None:
+    row = np.full(5000, -np.inf, dtype=np.float32)
+    row[[7, 4000]] = 1.0
+    for settings in ({}, {"top_k": 0}, {"min_p": 0.0}, {"top_k": 0, "min_p": 0.0}):
+        config = DecodeConfig(temperature=1.0, **settings)  # type: ignore[arg-type]
+        assert Sampler(config).distribution(row, [])[0].tolist() == [7, 4000]
+
+
+def test_extreme_values_stay_finite_decisions() -> None:
+    row = np.array([3e38, -3e38, 2.9e38, 0.0], dtype=np.float32)
+    for settings in ({"top_k": 0}, {"top_k": 2}, {"top_k": 0, "top_p": 1.0, "min_p": 0.0}):
+        choice = Sampler(DecodeConfig(temperature=1e-300, **settings)).choose(row, [], 0)  # type: ignore[arg-type]
+        assert choice.token == 0
+
+
+@pytest.mark.parametrize(
+    "row", [np.zeros(3), np.zeros((1, 3), np.float32), np.zeros(0, np.float32)], ids=str
+)
+def test_wrong_arrays_are_refused(row: np.ndarray[Any, Any]) -> None:
+    with pytest.raises(ValueError, match="must be float32"):
+        Sampler(DecodeConfig()).choose(row, [], 0)
+
+
+def test_a_token_outside_the_vocabulary_is_refused() -> None:
+    sampler = Sampler(DecodeConfig(repeat_penalty=1.1))
+    for bad in (-1, 100):
+        with pytest.raises(ValueError, match=f"token id {bad} is outside the vocabulary of 100"):
+            sampler.choose(row_of(100, 0), [5, bad], 2)
