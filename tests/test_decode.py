@@ -1,0 +1,260 @@
+"""The loop on a scripted session: every way an answer ends, and what an interruption leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dflash_gguf.config import DecodeConfig
+from dflash_gguf.decode import Generation, Progress
+from dflash_gguf.results import Step
+from dflash_gguf.sampling import Sampler
+
+N_VOCAB = 300
+STOP = 256
+
+
+class Bytes:
+    """Token i is the byte i; 256 and above are control tokens, 256 and 257 end an answer."""
+
+    stop_tokens = frozenset({STOP, STOP + 1})
+
+    def piece(self, token: int) -> bytes:
+        return bytes([token]) if token < 256 else b""
+
+
+class Row:
+    def __init__(self, logits: np.ndarray[Any, np.dtype[np.float32]]) -> None:
+        self._logits = logits
+        self.n_fetched = 0
+
+    def argmax(self, index: int = -1) -> int:  # noqa: ARG002
+        return int(self._logits.argmax())
+
+    def logits(self, index: int = -1) -> np.ndarray[Any, np.dtype[np.float32]]:  # noqa: ARG002
+        self.n_fetched += 1
+        return self._logits
+
+
+class Scripted:
+    """Says the bytes of a script, whatever it is fed; logits are noisy below the best."""
+
+    def __init__(self, script: Sequence[int], n_ctx: int = 64, n_prompt: int = 3) -> None:
+        self.script = list(script)
+        self.n_ctx = n_ctx
+        self.n_prompt = n_prompt
+        self.tokens: list[int] = []
+        self.rows: list[Row] = []
+        self.fail_at: int | None = None
+
+    @property
+    def position(self) -> int:
+        return len(self.tokens)
+
+    def _row(self) -> Row:
+        rng = np.random.default_rng(self.position)
+        logits = rng.standard_normal(N_VOCAB).astype(np.float32)
+        spoken = self.position - self.n_prompt
+        logits[self.script[spoken] if spoken < len(self.script) else STOP] = 9.0
+        self.rows.append(Row(logits))
+        return self.rows[-1]
+
+    def prefill(self, tokens: Sequence[int], progress: Progress | None = None) -> Row:
+        assert self.position + len(tokens) <= self.n_ctx
+        for done in range(len(tokens)):
+            if progress is not None:
+                progress(done, len(tokens))
+            self.tokens.append(tokens[done])
+        return self._row()
+
+    def decode(self, token: int) -> Row:
+        assert self.position < self.n_ctx
+        if self.position == self.fail_at:
+            raise KeyboardInterrupt
+        self.tokens.append(token)
+        return self._row()
+
+    def take(self) -> Any:
+        return list(self.tokens)
+
+    def restore(self, checkpoint: Any) -> None:
+        self.tokens = list(checkpoint)
+
+    def reset(self) -> None:
+        self.tokens = []
+
+
+def answer(
+    script: Sequence[int],
+    *,
+    n_ctx: int = 64,
+    cancelled: Callable[[], bool] | None = None,
+    **config: Any,
+) -> tuple[Generation, list[Step], Scripted]:
+    session = Scripted(script, n_ctx)
+    generation = Generation(
+        session, Bytes(), [1, 2, 3], DecodeConfig(**config), cancelled=cancelled
+    )
+    return generation, list(generation), session
+
+
+def test_a_stop_token_ends_the_answer_and_is_not_text() -> None:
+    generation, steps, session = answer(b"hello")
+    result = generation.result()
+    assert result.text == "hello" == "".join(step.text for step in steps)
+    assert result.tokens == (*b"hello", STOP)
+    assert result.stop_reason == "token"
+    assert (result.n_prompt, result.n_prefilled) == (3, 3)
+    assert (result.rounds, result.n_decoded) == (5, 5)
+    assert session.tokens == [1, 2, 3, *b"hello"] == generation.history
+
+
+def test_greedy_copies_no_row() -> None:
+    _, _, session = answer(b"hello")
+    assert not any(row.n_fetched for row in session.rows)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_max_tokens_ends_the_answer(n: int) -> None:
+    generation, steps, session = answer(b"hello world", max_tokens=n)
+    result = generation.result()
+    assert result.text == "hello world"[:n]
+    assert (len(steps), result.rounds, result.stop_reason) == (n, n - 1, "length")
+    assert session.position == 3 + n - 1
+
+
+def test_zero_tokens_only_prefill() -> None:
+    generation, steps, session = answer(b"x", max_tokens=0)
+    assert steps == []
+    assert generation.result().stop_reason == "length"
+    assert session.position == 3
+
+
+def test_the_end_of_the_context_ends_the_answer() -> None:
+    generation, _, session = answer(b"hello world", n_ctx=6)
+    assert generation.result().text == "hell"
+    assert generation.result().stop_reason == "context"
+    assert session.position == 6
+
+
+def test_a_prompt_that_fills_the_context_still_gives_one_token() -> None:
+    generation, _, _ = answer(b"hello", n_ctx=3)
+    assert (generation.result().text, generation.result().stop_reason) == ("h", "context")
+
+
+def test_a_stop_text_that_began_in_earlier_steps_is_taken_back() -> None:
+    generation, steps, _ = answer(b"one STOP two", stop=["STOP"])
+    result = generation.result()
+    assert result.text == "one " == "".join(step.text for step in steps)
+    assert bytes(result.tokens) == b"one STOP"
+    assert result.stop_reason == "text"
+
+
+def test_the_beginning_of_a_stop_text_is_released_when_it_goes_on_otherwise() -> None:
+    generation, steps, _ = answer(b"STOLEN", stop="STOP")
+    assert generation.result().text == "STOLEN"
+    assert [step.text for step in steps] == ["", "", "", "STOL", "E", "N", ""]
+
+
+def test_a_split_character_is_held_back_and_replaced_only_at_the_end() -> None:
+    generation, steps, _ = answer("né€".encode())
+    assert [step.text for step in steps] == ["n", "", "é", "", "", "€", ""]
+    assert generation.result().text == "né€"
+    broken, steps, _ = answer("€".encode()[:2], max_tokens=2)
+    assert [step.text for step in steps] == ["", "\ufffd"]
+    assert broken.result().text == "\ufffd"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.01])
+def test_ignore_eos_never_draws_a_stop_token(temperature: float) -> None:
+    generation, _, _ = answer(
+        b"ab", max_tokens=30, ignore_eos=True, temperature=temperature, seed=1
+    )
+    result = generation.result()
+    assert result.n_tokens == 30
+    assert not Bytes.stop_tokens & set(result.tokens)
+    assert bytes(result.tokens[:2]) == b"ab"
+
+
+def test_sampling_uses_position_and_history() -> None:
+    config = DecodeConfig(temperature=2.0, seed=5, repeat_penalty=1.5, max_tokens=6)
+    session = Scripted(b"abcdefgh")
+    generation = Generation(session, Bytes(), [1, 2, 3], config)
+    list(generation)
+    seen = [1, 2, 3]
+    for row, token in zip(session.rows, generation.result().tokens, strict=True):
+        assert Sampler(config).choose(row.logits(), seen, len(seen)).token == token
+        seen.append(token)
+
+
+def test_the_seed_is_reported() -> None:
+    generation, _, _ = answer(b"ab", temperature=1.0, seed=77)
+    assert generation.result().seed == 77
+    assert answer(b"ab")[0].result().seed >= 0
+
+
+@pytest.mark.parametrize("n_calls", [0, 2])
+def test_a_cancelled_prefill_stops_between_micro_batches(n_calls: int) -> None:
+    answers = iter([False] * n_calls + [True] * 9)
+    generation, steps, session = answer(b"hello", cancelled=lambda: next(answers))
+    assert steps == []
+    assert generation.result().stop_reason == "cancelled"
+    assert generation.history[: session.position] == session.tokens
+    assert session.position == n_calls
+
+
+def test_a_cancelled_answer_keeps_what_was_said() -> None:
+    answers = iter([False] * 6 + [True])
+    generation, _, session = answer(b"hello", cancelled=lambda: next(answers))
+    assert generation.result().text == "hell"
+    assert generation.result().stop_reason == "cancelled"
+    assert generation.history[: session.position] == session.tokens
+
+
+def test_an_interrupt_leaves_a_history_that_is_true_up_to_the_position() -> None:
+    session = Scripted(b"hello")
+    session.fail_at = 5
+    generation = Generation(session, Bytes(), [1, 2, 3], DecodeConfig())
+    with pytest.raises(KeyboardInterrupt):
+        list(generation)
+    assert generation.history[: session.position] == session.tokens
+    assert generation.result().text == "hel"
+    assert generation.result().stop_reason == "cancelled"
+
+
+def test_closing_ends_the_answer() -> None:
+    generation = Generation(Scripted(b"hello"), Bytes(), [1], DecodeConfig())
+    next(generation)
+    generation.close()
+    assert list(generation) == []
+
+
+def test_cached_tokens_are_not_computed_again() -> None:
+    session = Scripted(b"hello")
+    session.tokens = [1, 2]
+    seen: list[tuple[int, int]] = []
+    done: list[int] = []
+    generation = Generation(
+        session,
+        Bytes(),
+        [1, 2, 3],
+        DecodeConfig(),
+        n_cached=2,
+        on_prefill=lambda *progress: seen.append(progress),
+        on_prefilled=lambda: done.append(session.position),
+    )
+    list(generation)
+    assert generation.result().text == "hello"
+    assert (generation.result().n_prompt, generation.result().n_prefilled) == (3, 1)
+    assert seen == [(0, 1)]
+    assert done == [3]
+
+
+def test_prompts_that_cannot_be_run_are_refused() -> None:
+    with pytest.raises(ValueError, match="the prompt is empty"):
+        Generation(Scripted(b"", n_ctx=4), Bytes(), [], DecodeConfig())
+    with pytest.raises(ValueError, match="the prompt has 5 tokens, the context holds 4"):
+        Generation(Scripted(b"", n_ctx=4), Bytes(), [1] * 5, DecodeConfig())
