@@ -1,0 +1,93 @@
+"""What a GGUF file holds, as text: metadata, tensors, sizes, and whether the data is complete."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from .gguf_header import ArrayValue, GgufHeader, MetadataValue, read_header
+
+_MAX_VALUE_CHARS = 80
+
+
+def inspect(path: Path) -> str:
+    """Describes a GGUF file. Reads its header only, however large the file is.
+
+    Raises:
+        ConvertError: the file cannot be read or its header breaks the format.
+    """
+    header = read_header(path)
+    parts = [_summary(header), "", _metadata_table(header), "", _tensor_table(header), ""]
+    return "\n".join([*parts, _type_totals(header), completeness(header)])
+
+
+def completeness(header: GgufHeader) -> str:
+    """One line: whether all tensor data is there, and what is missing."""
+    if not header.missing_bytes:
+        return f"tensor data: complete ({header.file_bytes - header.data_start:,} bytes)"
+    cut = [t.name for t in header.tensors.values() if t.start + t.n_bytes > header.file_bytes]
+    return (
+        f"tensor data: TRUNCATED, the file has {header.file_bytes:,} of {header.needed_bytes:,} "
+        f"bytes, {len(cut)} of {len(header.tensors)} tensors are cut off, from {cut[0]}"
+    )
+
+
+def _summary(header: GgufHeader) -> str:
+    n_weights = sum(math.prod(tensor.shape) for tensor in header.tensors.values())
+    return (
+        f"{header.path}: GGUF version {header.version}, {header.file_bytes:,} bytes, "
+        f"{len(header.metadata)} metadata entries, {len(header.tensors)} tensors, "
+        f"{n_weights:,} weights"
+    )
+
+
+def _metadata_table(header: GgufHeader) -> str:
+    rows = [(key, _type(value), _show(value.value)) for key, value in header.metadata.items()]
+    return table(("metadata", "type", "value"), rows)
+
+
+def _type(value: MetadataValue) -> str:
+    if isinstance(value.value, ArrayValue):
+        return f"{value.type}[{value.value.count}]"
+    return value.type
+
+
+def _show(value: object) -> str:
+    if isinstance(value, ArrayValue):
+        more = ", ..." if value.count > len(value.head) else ""
+        return _shorten("[" + ", ".join(_show(item) for item in value.head) + more + "]")
+    if isinstance(value, str):
+        return _shorten(repr(value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _MAX_VALUE_CHARS else text[: _MAX_VALUE_CHARS - 3] + "..."
+
+
+def _tensor_table(header: GgufHeader) -> str:
+    rows = [
+        (tensor.name, " x ".join(map(str, tensor.shape)), tensor.type.name, f"{tensor.n_bytes:,}")
+        for tensor in header.tensors.values()
+    ]
+    return table(("tensor", "shape (rows x columns)", "type", "bytes"), rows)
+
+
+def _type_totals(header: GgufHeader) -> str:
+    n_bytes: Counter[str] = Counter()
+    for tensor in header.tensors.values():
+        n_bytes[tensor.type.name] += tensor.n_bytes
+    totals = ", ".join(f"{name} {size:,}" for name, size in n_bytes.most_common())
+    return f"bytes by type: {totals or 'none'}"
+
+
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    """Left-aligned columns under a heading."""
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    lines = (
+        "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True))
+        for row in [head, *rows]
+    )
+    return "\n".join(line.rstrip() for line in lines)
