@@ -1,0 +1,116 @@
+"""Normal and editable installs from the sdist, each in a fresh environment, without isolation.
+
+The fresh environment sees the packages of the one that runs the tests, so nothing but our own core
+is compiled. The isolated build is the one the README's test command makes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import site
+import subprocess
+import sys
+import tarfile
+import textwrap
+import venv
+from pathlib import Path
+
+import pytest
+
+from dflash_gguf import core
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """Output of a command that must succeed."""
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=clean_environment())
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def clean_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
+def pip(environment: Path, *arguments: str | Path, cwd: Path) -> str:
+    python = environment / "bin" / "python"
+    quiet = ("--disable-pip-version-check", "-q")
+    return run(sys.executable, "-m", "pip", "--python", python, *quiet, *arguments, cwd=cwd)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The unpacked sdist; both installs build in it, so the core is compiled once."""
+    folder = tmp_path_factory.mktemp("sdist")
+    hook = "import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])"
+    run(sys.executable, "-c", hook, folder, cwd=ROOT)
+    (archive,) = folder.glob("dflash_gguf-*.tar.gz")
+    with tarfile.open(archive) as file:
+        file.extractall(folder, filter="data")
+    return next(path for path in folder.iterdir() if path.is_dir())
+
+
+@pytest.fixture(params=["normal", "editable"])
+def installed(request: pytest.FixtureRequest, source: Path, tmp_path: Path) -> Path:
+    """A fresh environment with dflash-gguf in it."""
+    environment = tmp_path / "environment"
+    venv.create(environment, symlinks=True)
+    (packages,) = environment.glob("lib/python*/site-packages")
+    outer = site.getsitepackages()
+    (packages / "outer.pth").write_text("\n".join(outer) + "\n")
+    editable = ["-e"] if request.param == "editable" else []
+    alone = ("install", "--no-build-isolation", "--no-deps", "--no-index")
+    pip(environment, *alone, *editable, source, cwd=tmp_path)
+    return environment
+
+
+def test_an_install_works_from_any_folder(installed: Path, source: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    binaries = installed / "bin"
+    code = "import dflash_gguf; dflash_gguf.devices(); print(dflash_gguf.__file__)"
+    where = run(binaries / "python", "-c", code, cwd=elsewhere)
+    assert where.startswith((str(installed), str(source)))
+    for command in (
+        [binaries / "convert-hf-to-gguf"],
+        [binaries / "python", "-m", "dflash_gguf.convert"],
+        [binaries / "dflash-run"],
+        [binaries / "python", "-m", "dflash_gguf"],
+    ):
+        assert run(*command, "--help", cwd=elsewhere).startswith("usage: ")
+
+
+@pytest.mark.parametrize(
+    ("abi", "ggml", "message"),
+    [
+        (1, "0.0.1", "libdflash was built with ggml 0.0.1; reinstall it"),
+        (99, "0.0.1", "libdflash has ABI version 99, this package needs 1"),
+    ],
+)
+def test_a_core_of_other_versions_is_refused(
+    abi: int, ggml: str, message: str, source: Path, tmp_path: Path
+) -> None:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    assert compiler, "no C compiler"
+    package = tmp_path / "dflash_gguf"
+    shutil.copytree(source / "dflash_gguf", package)
+    shutil.copy(source / "csrc" / "dflash.h", package)
+    (tmp_path / "fake.c").write_text(
+        textwrap.dedent(f"""
+            int dfl_abi_version(void) {{ return {abi}; }}
+            const char * dfl_ggml_version(void) {{ return "{core.ggml_version()}"; }}
+            const char * dfl_ggml_build_version(void) {{ return "{ggml}"; }}
+        """)
+    )
+    run(compiler, "-shared", "-fPIC", "fake.c", "-o", package / "libdflash.so", cwd=tmp_path)
+    code = (
+        "import sys; sys.path.insert(0, '.'); from dflash_gguf import core\n"
+        "try: core.devices()\n"
+        "except core.Error as error: print(error)"
+    )
+    # Without site's .pth files, so that no editable install answers for the package.
+    packages = site.getsitepackages()
+    code = f"import sys; sys.path += {packages!r}\n" + code
+    assert message in run(sys.executable, "-S", "-c", code, cwd=tmp_path)
