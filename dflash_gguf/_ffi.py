@@ -37,7 +37,7 @@ def _installed_file(name: str) -> Path:
     for folder in folders:
         if (path := Path(folder) / name).is_file():
             return path
-    raise Error(f"{name}: not found in {folders}; run elsewhere if that is the source, or reinstall")
+    raise Error(f"{name}: not found in {folders}; leave the source folder, or reinstall")
 
 
 def _ggml_library() -> Path:
