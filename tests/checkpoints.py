@@ -256,8 +256,8 @@ def make_target(
 
     `wrapped` writes the multimodal form of the Qwen3.5 kinds (text part plus a tiny vision tower),
     `mtp` adds one multi-token-prediction layer to them, `fused_experts` stores the experts of the
-    mixture kinds as 3-D tensors (both need a single shard), `pre` names the tokenizer's split pattern
-    (PRE_OF_KIND by default), `overrides` are fields of the transformers text config.
+    mixture kinds as 3-D tensors (both need a single shard), `pre` names the tokenizer's split
+    pattern (PRE_OF_KIND by default), `overrides` are fields of the transformers text config.
     """
     text_config = _text_config(kind, overrides)
     if mtp:

@@ -1,0 +1,64 @@
+"""The architectures: one row each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..checkpoint import Checkpoint
+from ..errors import ConvertError
+from ..plan import Metadata, TensorPlan
+from . import dflash, llama, qwen3, qwen3moe, qwen35, qwen35moe
+from .common import Options
+
+__all__ = ["ARCHITECTURES", "Architecture", "Options", "architecture_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """How checkpoints of the named model classes become metadata and tensors.
+
+    A drafter takes its tokenizer from its target's folder.
+    """
+
+    classes: tuple[str, ...]
+    metadata: Callable[[Checkpoint, Options], Metadata]
+    tensors: Callable[[Checkpoint, Options], list[TensorPlan]]
+    is_drafter: bool = False
+
+
+ARCHITECTURES = (
+    Architecture(("LlamaForCausalLM",), llama.metadata, llama.tensors),
+    Architecture(("Qwen3ForCausalLM",), qwen3.metadata, qwen3.tensors),
+    Architecture(("Qwen3MoeForCausalLM",), qwen3moe.metadata, qwen3moe.tensors),
+    Architecture(
+        ("Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM"), qwen35.metadata, qwen35.tensors
+    ),
+    Architecture(
+        ("Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeForCausalLM"),
+        qwen35moe.metadata,
+        qwen35moe.tensors,
+    ),
+    Architecture(
+        ("DFlashDraftModel", "DFlash2DraftModel"),
+        dflash.metadata,
+        dflash.tensors,
+        is_drafter=True,
+    ),
+)
+
+
+def architecture_of(checkpoint: Checkpoint) -> Architecture:
+    """The row that knows the checkpoint's model class."""
+    name = checkpoint.config.architecture
+    for architecture in ARCHITECTURES:
+        if name in architecture.classes:
+            return architecture
+    if "DSpark" in name:
+        raise ConvertError(
+            f"{checkpoint.config.path}: {name} is a DSpark drafter, which is not supported"
+        )
+    known = ", ".join(name for row in ARCHITECTURES for name in row.classes)
+    raise ConvertError(
+        f"{checkpoint.config.path}: architecture {name!r} is not supported (supported: {known})"
+    )

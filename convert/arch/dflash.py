@@ -1,0 +1,327 @@
+"""DFlash drafters (z-lab's DFlashDraftModel and DFlash2DraftModel) as architecture `dflash`.
+
+`dflash.target_layers` counts layer inputs: Hugging Face's `target_layer_ids` + 1, since the
+drafter reads the output of those layers, which is the input of the next.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..checkpoint import Checkpoint, Config
+from ..errors import ConvertError
+from ..plan import Metadata, TensorPlan
+from ..schema import Arch, Key, Tensor
+from .blocks import add_attention, add_ffn
+from .common import (
+    Dims,
+    Inventory,
+    Options,
+    add_rope,
+    add_transformer,
+    dims_of,
+    of_block,
+    permutation,
+    rope_number,
+    rope_parameters,
+)
+from .qwen3 import DEFAULT_HEAD_DIM
+
+DEFAULT_BLOCK_SIZE = 16  # of z-lab/dflash, model.py
+# Families whose embeddings are scaled by sqrt(hidden size) before the first layer.
+SCALED_EMBEDDING_FAMILIES = ("gemma",)
+DFLASH2_KEYS = (
+    (Key.CONV_KERNEL_SIZE, "conv_kernel_size"),
+    (Key.CONV_GROUP_SIZE, "conv_group_size"),
+    (Key.SELECTOR_RANK, "selector_rank"),
+    (Key.SELECTOR_TOP_K, "selector_top_k"),
+)
+_ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
+
+
+def target_of(checkpoint: Checkpoint, options: Options) -> Config:
+    """Config of the target the drafter was trained for."""
+    if options.target_model_dir is None:
+        raise ConvertError(
+            f"{checkpoint.directory}: a DFlash drafter needs --target-model-dir, "
+            "the folder of its target (config and tokenizer)"
+        )
+    return Config(options.target_model_dir)
+
+
+def _setting(config: Config, name: str, default: Any = None) -> Any:
+    """A DFlash setting, nested in `dflash_config` or (older exports) at the top level."""
+    value = config.mapping("dflash_config").get(name)
+    return config.get(name, default) if value is None else value
+
+
+def _integer(config: Config, name: str, minimum: int, default: int | None = None) -> int:
+    value = _setting(config, name, default)
+    if type(value) is not int or value < minimum:
+        raise ConvertError(
+            f"{config.path}: the DFlash setting {name!r} is {value!r}, "
+            f"an integer of at least {minimum} is needed"
+        )
+    return value
+
+
+def _number(config: Config, name: str) -> float | None:
+    value = _setting(config, name)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        raise ConvertError(
+            f"{config.path}: the DFlash setting {name!r} is {value!r}, a number is needed"
+        )
+    return None if value is None else float(value)
+
+
+def target_layer_ids(config: Config, target: Config) -> list[int]:
+    """Target layers whose output the drafter reads, checked against the target.
+
+    Where the drafter names none they follow its reference's rule (z-lab/dflash, model.py,
+    build_target_layer_ids).
+    """
+    n_target, n_draft = target.integer("num_hidden_layers"), config.integer("num_hidden_layers")
+    ids = _setting(config, "target_layer_ids")
+    if ids is None:
+        if n_draft == 1:
+            ids = [n_target // 2]
+        else:
+            ids = [round(1 + i * (n_target - 4) / (n_draft - 1)) for i in range(n_draft)]
+    if not isinstance(ids, list) or not ids or any(type(i) is not int for i in ids):
+        raise ConvertError(f"{config.path}: target_layer_ids is {ids!r}, integers are needed")
+    for layer in ids:
+        # The last layer's output exists only behind the final norm, in no reader of these files.
+        if not 0 <= layer <= n_target - 2:
+            raise ConvertError(
+                f"{config.path}: target_layer_ids names layer {layer}, but the target "
+                f"{target.directory} has {n_target} layers: 0 to {n_target - 2} can be read"
+            )
+    return ids
+
+
+def _check_pair(config: Config, target: Config) -> None:
+    for key in ("hidden_size", "vocab_size"):
+        mine, theirs = config.integer(key), target.integer(key)
+        if mine != theirs:
+            raise ConvertError(
+                f"{config.path}: the drafter's {key} is {mine}, "
+                f"but that of its target {target.directory} is {theirs}"
+            )
+    mask = _integer(config, "mask_token_id", 0)
+    if mask >= config.integer("vocab_size"):
+        raise ConvertError(
+            f"{config.path}: mask_token_id {mask} is outside the vocabulary of "
+            f"{config.integer('vocab_size')}"
+        )
+
+
+def metadata(checkpoint: Checkpoint, options: Options) -> Metadata:
+    """Metadata of the drafter."""
+    config, target = checkpoint.config, target_of(checkpoint, options)
+    _check_pair(config, target)
+    dims = dims_of(config, DEFAULT_HEAD_DIM)
+    result = Metadata(Arch.DFLASH)
+    add_transformer(result, config, dims, dims.n_layer)
+    add_rope(result, config)
+    _add_rope_extras(result, config, target, dims)
+    result.uint32(Key.BLOCK_SIZE, _integer(config, "block_size", 2, DEFAULT_BLOCK_SIZE))
+    result.array(Key.TARGET_LAYERS, [i + 1 for i in target_layer_ids(config, target)])
+    _add_scales(result, config, target)
+    _add_attention_kind(result, config, dims.n_layer)
+    if is_dflash2(checkpoint):
+        _add_dflash2(result, config, dims.n_embd)
+    result.uint32(Key.TOKENIZER_MASK_ID, _integer(config, "mask_token_id", 0))
+    return result
+
+
+def _add_rope_extras(metadata: Metadata, config: Config, target: Config, dims: Dims) -> None:
+    rope = rope_parameters(config)
+    if rope.get("partial_rotary_factor") is not None:
+        rotated = dims.head_dim * rope_number(config, rope, "partial_rotary_factor")
+        metadata.uint32(Key.ROPE_DIMENSION_COUNT, int(rotated))
+    # With a multimodal-rope target the drafter turns all its pairs by the temporal position.
+    if "mrope_section" in rope_parameters(target):
+        metadata.array(Key.ROPE_DIMENSION_SECTIONS, [dims.head_dim // 2, 0, 0, 0])
+
+
+def _add_scales(metadata: Metadata, config: Config, target: Config) -> None:
+    """Scales in the drafter's config, else those its target's family implies."""
+    embedding = _number(config, "input_embedding_scale")
+    if embedding is None and _has_scaled_embeddings(target):
+        embedding = math.sqrt(target.integer("hidden_size"))
+    if embedding is not None:
+        metadata.float32(Key.EMBEDDING_SCALE, embedding)
+    softcap = _number(config, "final_logit_softcapping")
+    if softcap is None and target.get("final_logit_softcapping") is not None:
+        softcap = target.number("final_logit_softcapping")
+    if softcap is not None and softcap > 0:
+        metadata.float32(Key.FINAL_LOGIT_SOFTCAPPING, softcap)
+    for key, name in (
+        (Key.LOGIT_SCALE, "output_multiplier"),
+        (Key.ATTENTION_VALUE_SCALE, "attention_value_scale"),
+    ):
+        value = _number(config, name)
+        if value is not None:
+            metadata.float32(key, value)
+    activation = config.get("hidden_act", "silu")
+    if activation not in _ACTIVATIONS:
+        supported = ", ".join(_ACTIVATIONS)
+        raise ConvertError(
+            f"{config.path}: hidden_act {activation!r} is not supported (supported: {supported})"
+        )
+    if activation != "silu":
+        metadata.string(Key.HIDDEN_ACTIVATION, activation)
+
+
+def _has_scaled_embeddings(target: Config) -> bool:
+    return str(target.get("model_type", "")).startswith(SCALED_EMBEDDING_FAMILIES)
+
+
+def _add_attention_kind(metadata: Metadata, config: Config, n_layer: int) -> None:
+    """Sliding windows, and causality where the config states it."""
+    all_sliding = bool(_setting(config, "use_swa", False))
+    window = config.mapping("dflash_config").get("swa_window_size") or config.get("sliding_window")
+    if window and (all_sliding or config.get("use_sliding_window", False)):
+        if type(window) is not int or window < 1:
+            raise ConvertError(f"{config.path}: sliding_window is {window!r}, an integer is needed")
+        kinds = config.get("layer_types", ["full_attention"] * n_layer)
+        if not isinstance(kinds, list) or len(kinds) != n_layer:
+            raise ConvertError(f"{config.path}: layer_types needs {n_layer} entries, one per layer")
+        pattern = [all_sliding or kind == "sliding_attention" for kind in kinds]
+        metadata.uint32(Key.ATTENTION_SLIDING_WINDOW, window)
+        metadata.array(Key.ATTENTION_SLIDING_WINDOW_PATTERN, pattern)
+    causal = config.get("is_causal")
+    if causal is None:
+        causal = config.mapping("dflash_config").get("causal")
+    if causal is not None:
+        metadata.boolean(Key.ATTENTION_CAUSAL, bool(causal))
+
+
+def is_dflash2(checkpoint: Checkpoint) -> bool:
+    """Whether the drafter has DFlash2's dynamic convolutions and candidate selector."""
+    return "conv_kernel_size" in checkpoint.config.mapping("dflash_config")
+
+
+def _add_dflash2(metadata: Metadata, config: Config, n_embd: int) -> None:
+    values = {name: _integer(config, name, 1) for _, name in DFLASH2_KEYS}
+    if n_embd % values["conv_group_size"]:
+        raise ConvertError(
+            f"{config.path}: hidden_size {n_embd} is no multiple of conv_group_size "
+            f"{values['conv_group_size']}"
+        )
+    top_k = values["selector_top_k"]
+    if n_embd < top_k * (top_k + 1):
+        raise ConvertError(
+            f"{config.path}: selector_top_k {top_k} needs a hidden_size of at least "
+            f"{top_k * (top_k + 1)}, it is {n_embd}"
+        )
+    for key, name in DFLASH2_KEYS:
+        metadata.uint32(key, values[name])
+
+
+def tensors(checkpoint: Checkpoint, options: Options) -> list[TensorPlan]:
+    """Plans of all tensors."""
+    config, target = checkpoint.config, target_of(checkpoint, options)
+    _refuse_unrepresentable(checkpoint)
+    dims = dims_of(config, DEFAULT_HEAD_DIM)
+    n_embd, n_vocab = dims.n_embd, dims.n_vocab
+    n_taps = len(target_layer_ids(config, target))
+    inventory = Inventory(checkpoint)
+
+    def source(name: str) -> str:
+        """The checkpoint's spelling: some exports put `model.` before every name."""
+        prefixed = f"model.{name}"
+        return prefixed if prefixed in checkpoint else name
+
+    inventory.add(Tensor.FC, source("fc.weight"), (n_embd, n_taps * n_embd))
+    inventory.add(Tensor.ENC_OUTPUT_NORM, source("hidden_norm.weight"), (n_embd,))
+    inventory.add(Tensor.OUTPUT_NORM, source("norm.weight"), (n_embd,))
+    if config.get("has_embed_tokens", True):
+        embeddings = source("embed_tokens.weight")
+        inventory.add_optional(Tensor.TOKEN_EMBD, embeddings, (n_vocab, n_embd))
+    else:
+        inventory.ignore(source("embed_tokens.weight"))
+    inventory.add_optional(Tensor.OUTPUT, source("lm_head.weight"), (n_vocab, n_embd))
+    for block in range(dims.n_layer):
+        prefix = source(f"layers.{block}.input_layernorm.weight").removesuffix(
+            ".input_layernorm.weight"
+        )
+        _add_block(inventory, config, dims, block, prefix)
+    if is_dflash2(checkpoint):
+        _add_dflash2_tensors(inventory, config, dims, source)
+    return inventory.finish()
+
+
+def _refuse_unrepresentable(checkpoint: Checkpoint) -> None:
+    for name in checkpoint.names:
+        if "markov_head" in name:
+            raise ConvertError(
+                f"{checkpoint.directory}: is a DSpark drafter ({name!r}), which is not supported"
+            )
+        if ".self_attn." in name and name.endswith("_proj.bias"):
+            raise ConvertError(
+                f"{checkpoint.directory}: has attention biases ({name!r}), "
+                "which architecture dflash cannot store"
+            )
+    if (checkpoint.directory / "mask_embedding.pt").exists():
+        raise ConvertError(
+            f"{checkpoint.directory}: has a mask_embedding.pt, which is not supported; "
+            "merge it into the drafter's embed_tokens first"
+        )
+
+
+def _add_block(inventory: Inventory, config: Config, dims: Dims, block: int, prefix: str) -> None:
+    n_embd, head = dims.n_embd, dims.head_dim
+    for template, part in (
+        (Tensor.ATTN_NORM, "input_layernorm"),
+        (Tensor.FFN_NORM, "post_attention_layernorm"),
+    ):
+        inventory.add(of_block(template, block), f"{prefix}.{part}.weight", (n_embd,))
+    neox = config.get("rope_is_neox_style", True)
+
+    def order(n_heads: int) -> Any:
+        """Even dimensions before odd ones, per head, for drafters that rotate neighbours."""
+        if neox:
+            return None
+        return permutation(
+            n_heads * head,
+            n_heads,
+            lambda rows: rows.reshape(n_heads, head // 2, 2).swapaxes(1, 2),
+        )
+
+    for template, part in ((Tensor.ATTN_Q_NORM, "q_norm"), (Tensor.ATTN_K_NORM, "k_norm")):
+        name = f"{prefix}.self_attn.{part}.weight"
+        inventory.add(of_block(template, block), name, (head,), columns=order(1))
+    add_attention(
+        inventory, dims, block, prefix, q_rows=order(dims.n_head), k_rows=order(dims.n_head_kv)
+    )
+    sinks = f"{prefix}.self_attn.sinks"
+    inventory.add_optional(of_block(Tensor.ATTN_SINKS, block), sinks, (dims.n_head,))
+    add_ffn(inventory, n_embd, config.integer("intermediate_size"), block, f"{prefix}.mlp")
+
+
+def _add_dflash2_tensors(inventory: Inventory, config: Config, dims: Dims, source: Any) -> None:
+    kernel = _integer(config, "conv_kernel_size", 1)
+    groups = dims.n_embd // _integer(config, "conv_group_size", 1)
+    rank = _integer(config, "selector_rank", 1)
+    for block in range(dims.n_layer):
+        for base, projection, part in (
+            (Tensor.ATTN_CONV_BASE, Tensor.ATTN_CONV_PROJ, "attention_conv"),
+            (Tensor.FFN_CONV_BASE, Tensor.FFN_CONV_PROJ, "mlp_conv"),
+        ):
+            prefix = f"layers.{block}.{part}"
+            kernels = source(f"{prefix}.base_kernel")
+            inventory.add(of_block(base, block), kernels, (2, kernel, dims.n_embd))
+            dynamic = source(f"{prefix}.kernel_projection.weight")
+            shape = (2 * kernel * groups, dims.n_embd)
+            inventory.add(of_block(projection, block), dynamic, shape)
+    for name, part, shape in (
+        (Tensor.SELECTOR_PREDECESSOR, "predecessor_codebook", (dims.n_vocab, rank)),
+        (Tensor.SELECTOR_SUCCESSOR, "successor_codebook", (dims.n_vocab, rank)),
+        (Tensor.SELECTOR_HIDDEN, "hidden_projection", (rank, dims.n_embd)),
+    ):
+        plain = source(f"candidate_selector.{part}")
+        # Published codebooks are bare parameters, the reference's own exports embeddings.
+        spelled = plain if plain in inventory.checkpoint else source(plain + ".weight")
+        inventory.add(name, spelled, shape)

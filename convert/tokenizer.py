@@ -1,0 +1,295 @@
+"""Tokenizer of a model folder as GGUF metadata: vocabulary, merges, special tokens, templates.
+
+Byte-level BPE only. What is written equals llama.cpp's converter (conversion/base.py,
+get_vocab_base and gguf-py's SpecialVocab), without transformers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from string import ascii_letters, digits
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from . import pretokenizer
+from .checkpoint import Config, read_json
+from .errors import ConvertError
+from .plan import Metadata
+from .schema import Key
+
+# Values of tokenizer.ggml.token_type (llama.h, enum llama_token_type).
+NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
+
+SMOLLM_VOCAB_SIZE = 49152  # llama.cpp's mark of the models that must not begin with BOS
+
+SPECIAL_ID_KEYS = {
+    "bos": Key.TOKENIZER_BOS_ID,
+    "eos": Key.TOKENIZER_EOS_ID,
+    "unk": Key.TOKENIZER_UNK_ID,
+    "sep": Key.TOKENIZER_SEP_ID,
+    "pad": Key.TOKENIZER_PAD_ID,
+    "mask": Key.TOKENIZER_MASK_ID,
+    "eot": Key.TOKENIZER_EOT_ID,
+}
+ADD_KEYS = {
+    "bos": Key.TOKENIZER_ADD_BOS,
+    "eos": Key.TOKENIZER_ADD_EOS,
+    "sep": Key.TOKENIZER_ADD_SEP,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """The parsed files of a tokenizer, and the tokenizer itself."""
+
+    directory: Path
+    tokenizer: Tokenizer
+    json: dict[str, Any]
+    config: dict[str, Any]
+
+
+def add_tokenizer(metadata: Metadata, directory: Path, vocab_size: int, pre: str | None) -> None:
+    """Adds the tokenizer of `directory` for a model of `vocab_size` embedding rows.
+
+    `pre` names the pre-tokenizer; None finds it.
+    """
+    files = _read(directory)
+    tokens, types = _vocabulary(files, vocab_size)
+    if pre is None:
+        ids = files.tokenizer.encode(pretokenizer.CHECK_TEXT).ids
+        pre = pretokenizer.name_for(ids, str(directory))
+    metadata.string(Key.TOKENIZER_MODEL, "gpt2")
+    metadata.string(Key.TOKENIZER_PRE, pretokenizer.check_name(pre))
+    metadata.array(Key.TOKENIZER_TOKENS, tokens)
+    metadata.array(Key.TOKENIZER_TOKEN_TYPE, types)
+    metadata.array(Key.TOKENIZER_MERGES, _merges(files))
+    _add_special(metadata, files, vocab_size)
+    _add_templates(metadata, files)
+
+
+def _read(directory: Path) -> _Files:
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        kind = "only a SentencePiece tokenizer" if (directory / "tokenizer.model").is_file() else ""
+        reason = f"has {kind}, which is not supported" if kind else "has no tokenizer.json"
+        raise ConvertError(f"{directory}: {reason}")
+    content = read_json(path)
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises a plain Exception for any damage
+        raise ConvertError(f"{path}: cannot be read as a tokenizer: {error}") from error
+    model = content["model"]
+    is_bpe = model.get("type") == "BPE" and not model.get("byte_fallback")
+    if not is_bpe or "ByteLevel" not in _types_in(content.get("pre_tokenizer")):
+        raise ConvertError(f"{path}: is not a byte-level BPE tokenizer, others are not supported")
+    config_path = directory / "tokenizer_config.json"
+    config = read_json(config_path) if config_path.is_file() else {}
+    if not isinstance(config, dict):
+        raise ConvertError(f"{config_path}: is not a JSON object")
+    return _Files(directory, tokenizer, content, config)
+
+
+def _types_in(value: Any) -> set[str]:
+    """All "type" values of a (nested) component of tokenizer.json."""
+    if isinstance(value, list):
+        return set().union(*map(_types_in, value))
+    if not isinstance(value, dict):
+        return set()
+    own = {value["type"]} if isinstance(value.get("type"), str) else set()
+    return own.union(*map(_types_in, value.values()))
+
+
+def _content(entry: Any) -> str | None:
+    """Text of a special token's entry, which is a string or an object with `content`."""
+    text = entry.get("content") if isinstance(entry, dict) else entry
+    return text if isinstance(text, str) else None
+
+
+def _looks_special(text: str) -> bool:
+    """Tokens some models add without flagging them special although they are control tokens."""
+    return (
+        text in ("<pad>", "<mask>", "<2mass>", "[@BOS@]")
+        or (text.startswith("<|") and text.endswith("|>"))
+        or (text.startswith("<\uff5c") and text.endswith("\uff5c>"))
+        or (text.startswith("<unused") and text.endswith(">"))
+    )
+
+
+def _named_special(config: dict[str, Any]) -> set[str]:
+    """Tokens that tokenizer_config.json gives a special role."""
+    entries = [value for key, value in config.items() if key.endswith("_token")]
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        extra = config.get(key)
+        entries += list(extra.values()) if isinstance(extra, dict) else extra or []
+    return {text for text in map(_content, entries) if text is not None}
+
+
+def _vocabulary(files: _Files, vocab_size: int) -> tuple[list[str], list[int]]:
+    """Token texts and types by id, gaps filled up to `vocab_size`."""
+    by_id = {index: text for text, index in files.tokenizer.get_vocab(True).items()}
+    added = files.tokenizer.get_added_tokens_decoder()
+    highest = max(by_id, default=-1)
+    if highest >= vocab_size:
+        raise ConvertError(
+            f"{files.directory}: the tokenizer has the token id {highest}, "
+            f"but the model has vocab_size {vocab_size}"
+        )
+    named = _named_special(files.config)
+    tokens, types = [], []
+    for index in range(vocab_size):
+        text = by_id.get(index)
+        kind = NORMAL
+        if text is None:
+            text, kind = f"[PAD{index}]", UNUSED
+        elif index in added:
+            entry = added[index]
+            special = entry.special or text in named
+            if not entry.normalized:
+                # llama.cpp matches the text after normalisation.
+                ids = files.tokenizer.encode(text, add_special_tokens=False).ids
+                text = files.tokenizer.decode(ids, skip_special_tokens=False)
+            kind = CONTROL if special or _looks_special(text) else USER_DEFINED
+            if kind == USER_DEFINED:
+                text = text.replace("\u2581", " ")
+        tokens.append(text)
+        types.append(kind)
+    return tokens, types
+
+
+def _merges(files: _Files) -> list[str]:
+    merges = files.json["model"].get("merges")
+    if not merges:
+        raise ConvertError(f"{files.directory}: tokenizer.json has no merges")
+    if isinstance(merges[0], str):
+        return list(merges)
+    # GGUF joins the two parts with a space, so one inside a part is written as byte-level BPE does.
+    return [" ".join(part.replace(" ", "\u0120") for part in pair) for pair in merges]
+
+
+def _template_flags(processor: dict[str, Any], roles: dict[str, str | None]) -> dict[str, bool]:
+    """Which of BOS, EOS and SEP a TemplateProcessing adds; may move `roles["eos"]` to EOT."""
+    flags: dict[str, bool] = {}
+    single = [_special_id(item) for item in processor.get("single", [])]
+    first = single[0] if len(single) > 1 else None
+    last = single[-1] if len(single) > 1 else None
+    if first is not None:
+        roles["bos"] = roles["bos"] or first
+        flags["bos"] = first in (roles["bos"], roles["cls"])
+    if last is not None:
+        if last != roles["eos"]:
+            roles["eot"], roles["eos"] = roles["eos"], last
+        flags["eos"] = True
+    pair = processor.get("pair", [])
+    if first is not None and pair and _special_id(pair[0]) == first:
+        pair = pair[1:]
+    if last is not None and pair and _special_id(pair[-1]) == last:
+        pair = pair[:-1]
+    between = [_special_id(item) for item in pair[1:-1]]
+    if between and _is_sequence(pair[0], "A") and _is_sequence(pair[-1], "B"):
+        separators = (roles["sep"], roles["eos"])
+        flags["sep"] = (between[0] in separators and last is None) or (
+            len(between) == 2 and between[1] in separators
+        )
+    return flags
+
+
+def _special_id(item: dict[str, Any]) -> str | None:
+    entry = item.get("SpecialToken", {}).get("id")
+    return entry if isinstance(entry, str) else None
+
+
+def _is_sequence(item: dict[str, Any], name: str) -> bool:
+    return bool(item.get("Sequence", {}).get("id") == name)
+
+
+def _add_special(metadata: Metadata, files: _Files, vocab_size: int) -> None:
+    """Ids of the special tokens, and which of them a text begins and ends with."""
+    names = ("bos", "eos", "unk", "sep", "pad", "cls", "mask", "eot")
+    roles = {name: _content(files.config.get(f"{name}_token")) for name in names}
+    roles["bos"] = roles["bos"] or roles["cls"]
+    roles["eos"] = roles["eos"] or roles["sep"]
+    roles["eot"] = None  # only a template makes one
+    flags: dict[str, bool] = {}
+    post = files.json.get("post_processor") or {}
+    for processor in post.get("processors", [post]):
+        if processor.get("type") == "ByteLevel":
+            flags = {"bos": False, "eos": False} | flags
+        elif processor.get("type") == "TemplateProcessing":
+            flags |= _template_flags(processor, roles)
+    for name in ADD_KEYS:
+        wanted = files.config.get(f"add_{name}_token")
+        if isinstance(wanted, bool):
+            flags.setdefault(name, wanted)
+    config = Config(files.directory)
+    is_llama = config.architecture == "LlamaForCausalLM"
+    if is_llama and vocab_size == SMOLLM_VOCAB_SIZE:
+        flags["bos"] = False
+    for name, value in _special_ids(files, roles, config).items():
+        if value >= vocab_size:
+            raise ConvertError(
+                f"{files.directory}: the {name} token has id {value}, "
+                f"but the model has vocab_size {vocab_size}"
+            )
+        metadata.uint32(SPECIAL_ID_KEYS[name], value)
+    for name, flag in flags.items():
+        metadata.boolean(ADD_KEYS[name], flag)
+    prefix = files.config.get("add_prefix_space")
+    if is_llama and isinstance(prefix, bool):
+        metadata.boolean(Key.TOKENIZER_ADD_SPACE_PREFIX, prefix)
+
+
+def _special_ids(files: _Files, roles: dict[str, str | None], config: Config) -> dict[str, int]:
+    """Ids by the tokenizer's files, then by config.json."""
+    added: dict[str, int] = {}
+    for entry in files.json.get("added_tokens") or []:
+        added.setdefault(entry["content"], entry["id"])
+    result: dict[str, int] = {}
+    for name in SPECIAL_ID_KEYS:
+        text = roles[name]
+        value = added.get(text) if text is not None else None
+        if value is None and (name != "eot" or text is not None):
+            value = config.get(f"{name}_token_id")
+        # Some configs list several EOS ids; the tokenizer's own choice then has to do.
+        if type(value) is int and value >= 0:
+            result[name] = value
+    return result
+
+
+def _add_templates(metadata: Metadata, files: _Files) -> None:
+    """The chat template; further named ones get keys of their own and a list of names."""
+    template: Any = files.config.get("chat_template", _template_files(files.directory))
+    if isinstance(template, str):
+        metadata.string(Key.TOKENIZER_CHAT_TEMPLATE, template)
+        return
+    if not isinstance(template, list):
+        return
+    named: dict[str, str] = {}
+    for choice in template:
+        text = choice.get("template") if isinstance(choice, dict) else None
+        if isinstance(text, str):
+            name = str(choice.get("name", ""))
+            named["".join(c if c in ascii_letters + digits else "_" for c in name)] = text
+    default = named.pop("default", None)
+    for name, text in named.items():
+        metadata.string(f"{Key.TOKENIZER_CHAT_TEMPLATE}.{name}", text)
+    metadata.array(Key.TOKENIZER_CHAT_TEMPLATES, list(named))
+    if default is not None:
+        metadata.string(Key.TOKENIZER_CHAT_TEMPLATE, default)
+
+
+def _template_files(directory: Path) -> Any:
+    """Templates kept outside tokenizer_config.json, in the form it would have."""
+    jinja, as_json = directory / "chat_template.jinja", directory / "chat_template.json"
+    if jinja.is_file():
+        more = sorted((directory / "additional_chat_templates").glob("*.jinja"))
+        default = jinja.read_text(encoding="utf-8")
+        if not more:
+            return default
+        named = [{"name": path.stem, "template": path.read_text(encoding="utf-8")} for path in more]
+        return [{"name": "default", "template": default}, *named]
+    if as_json.is_file():
+        content = read_json(as_json)
+        return content.get("chat_template") if isinstance(content, dict) else None
+    return None

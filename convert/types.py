@@ -1,0 +1,174 @@
+"""Which ggml type each tensor gets: llama.cpp's choice, tensor by tensor.
+
+For f32, f16, bf16 and q8_0 the choice is that of llama.cpp's `convert_hf_to_gguf.py`
+(conversion/base.py, prepare_tensors). It has no direct way to the other types: there the choice is
+that of `llama-quantize` without an importance matrix (src/llama-quant.cpp,
+llama_tensor_get_type_impl). In short, for block-quantised types:
+
+- one-dimensional tensors, norms, routers, convolution kernels and anything that is not a
+  `.weight` stay f32;
+- the output head (or the token embedding where it serves as head) is q6_K, or q8_0 where its rows
+  do not fit;
+- q4_k_m and q5_k_m give attn_v / attn_qkv and ffn_down q6_K in the first and last eighth of
+  the blocks and in every third between;
+- models of exactly eight experts have attn_k and attn_v in q8_0 (q4_k_m: attn_output in q5_K);
+- a row that is no multiple of 256 falls back (q4_K to q5_0, q5_K to q5_1, q6_K to q8_0), and one
+  that is no multiple of 32 falls back to f16.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from .plan import TensorPlan
+from .schema import Arch, Tensor
+
+# Values of general.file_type (llama.h, enum llama_ftype).
+FILE_TYPES = {
+    "f32": 0,
+    "f16": 1,
+    "q4_0": 2,
+    "q4_1": 3,
+    "q8_0": 7,
+    "q5_0": 8,
+    "q5_1": 9,
+    "q4_k_m": 15,
+    "q5_k_m": 17,
+    "q6_k": 18,
+    "bf16": 32,
+}
+# The type most tensors of an outtype get, by ggml's name.
+BASE_TYPES = {"q4_k_m": "q4_K", "q5_k_m": "q5_K", "q6_k": "q6_K"}
+
+# (elements, bytes) of a block, and the number in the file (ggml.h, enum ggml_type).
+BLOCKS = {
+    "f32": (1, 4),
+    "f16": (1, 2),
+    "q4_0": (32, 18),
+    "q4_1": (32, 20),
+    "q5_0": (32, 22),
+    "q5_1": (32, 24),
+    "q8_0": (32, 34),
+    "q4_K": (256, 144),
+    "q5_K": (256, 176),
+    "q6_K": (256, 210),
+    "bf16": (1, 2),
+}
+TYPE_IDS = {
+    "f32": 0,
+    "f16": 1,
+    "q4_0": 2,
+    "q4_1": 3,
+    "q5_0": 6,
+    "q5_1": 7,
+    "q8_0": 8,
+    "q4_K": 12,
+    "q5_K": 13,
+    "q6_K": 14,
+    "bf16": 30,
+}
+_FALLBACKS = {"q4_K": "q5_0", "q5_K": "q5_1", "q6_K": "q8_0"}
+_ALWAYS_F32 = re.compile(r"_norm\.weight$|\.(ffn_gate_inp|ffn_gate_inp_shexp|ssm_conv1d)\.weight$")
+
+
+def row_bytes(type_name: str, n_columns: int) -> int:
+    """Bytes of one row."""
+    elements, size = BLOCKS[type_name]
+    return n_columns // elements * size
+
+
+def block_of(name: str) -> int:
+    """Block index of a tensor name, -1 for the global ones."""
+    match = re.match(r"blk\.(\d+)\.", name)
+    return int(match[1]) if match else -1
+
+
+def choose_types(
+    plans: Sequence[TensorPlan], outtype: str, arch: str, n_blocks: int, n_experts: int
+) -> dict[str, str]:
+    """Ggml type name of every tensor. `n_blocks` counts the multi-token-prediction blocks too."""
+    if outtype in ("f32", "f16", "bf16", "q8_0"):
+        return {plan.name: _simple(plan, outtype) for plan in plans}
+    return _Mixture(plans, outtype, arch, n_blocks, n_experts).types
+
+
+def _stays_f32(plan: TensorPlan, n_dims: int) -> bool:
+    is_weight = plan.name.endswith(".weight")
+    return n_dims < 2 or not is_weight or _ALWAYS_F32.search(plan.name) is not None
+
+
+def _simple(plan: TensorPlan, outtype: str) -> str:
+    if _stays_f32(plan, len(plan.shape)):
+        return "f32"
+    return outtype if plan.n_columns % BLOCKS[outtype][0] == 0 else "f16"
+
+
+class _Mixture:
+    """llama-quantize's walk over the tensors, which counts attention layers as it goes."""
+
+    def __init__(
+        self, plans: Sequence[TensorPlan], outtype: str, arch: str, n_blocks: int, n_experts: int
+    ) -> None:
+        self.outtype = outtype
+        self.base = BASE_TYPES.get(outtype, outtype)
+        self.n_blocks = n_blocks
+        self.n_experts = n_experts
+        self.is_tied = all(plan.name != Tensor.OUTPUT for plan in plans)
+        self.is_70b = arch == Arch.LLAMA and n_blocks == 80
+        self.n_values = sum(_is_attention_value(plan.name) for plan in plans)
+        self.i_value = 0
+        self.i_down = 0
+        # llama-quantize visits the global tensors first, then block after block by name.
+        ordered = sorted(plans, key=lambda plan: (block_of(plan.name), plan.name))
+        self.types = {plan.name: self._choose(plan) for plan in ordered}
+
+    def _choose(self, plan: TensorPlan) -> str:
+        # ggml drops leading dimensions of 1 when it counts.
+        if _stays_f32(plan, 1 + sum(size > 1 for size in plan.shape[:-1])):
+            return "f32"
+        return self._fallback(self._preferred(plan), plan.n_columns)
+
+    def _preferred(self, plan: TensorPlan) -> str:
+        name = plan.name
+        if name == Tensor.OUTPUT or (self.is_tied and name == Tensor.TOKEN_EMBD):
+            return "q8_0" if plan.n_columns % BLOCKS[self.base][0] else "q6_K"
+        if _is_attention_value(name):
+            return self._attention_value()
+        if name.endswith("attn_k.weight") and self.n_experts == 8:
+            return "q8_0"
+        if "ffn_down" in name:
+            layer = block_of(name) if self.n_experts > 1 else self.i_down
+            self.i_down += 1
+            if self.outtype in ("q4_k_m", "q5_k_m") and _more_bits(layer, self.n_blocks):
+                return "q6_K"
+        if name.endswith("attn_output.weight") and self.n_experts == 8:
+            return "q5_K" if self.outtype == "q4_k_m" else self.base
+        return self.base
+
+    def _attention_value(self) -> str:
+        chosen = self.base
+        if self.outtype in ("q4_k_m", "q5_k_m") and _more_bits(self.i_value, self.n_values):
+            chosen = "q6_K"
+        if self.is_70b and chosen == "q4_K":
+            chosen = "q5_K"
+        if self.n_experts == 8:
+            chosen = "q8_0"
+        self.i_value += 1
+        return chosen
+
+    @staticmethod
+    def _fallback(chosen: str, n_columns: int) -> str:
+        if n_columns % BLOCKS[chosen][0] == 0:
+            return chosen
+        chosen = _FALLBACKS.get(chosen, chosen)
+        return chosen if n_columns % BLOCKS[chosen][0] == 0 else "f16"
+
+
+def _is_attention_value(name: str) -> bool:
+    return name.endswith(("attn_v.weight", "attn_qkv.weight"))
+
+
+def _more_bits(layer: int, n_layers: int) -> bool:
+    eighth = n_layers // 8
+    return layer < eighth or layer >= 7 * n_layers // 8 or (layer - eighth) % 3 == 2
