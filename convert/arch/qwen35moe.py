@@ -7,7 +7,7 @@ from ..plan import Metadata, TensorPlan
 from ..schema import Arch, Key, Tensor
 from .blocks import add_experts
 from .common import Inventory, Options, of_block
-from .qwen3moe import add_expert_counts
+from .qwen3moe import add_expert_counts, expert_count
 from .qwen35 import text_metadata, text_tensors
 
 
@@ -24,7 +24,7 @@ def metadata(checkpoint: Checkpoint, options: Options) -> Metadata:
 def tensors(checkpoint: Checkpoint, options: Options) -> list[TensorPlan]:
     """Plans of all tensors."""
     config = checkpoint.config
-    n_embd, n_experts = config.integer("hidden_size"), config.integer("num_experts")
+    n_embd, n_experts = config.integer("hidden_size"), expert_count(config)
     n_ff = config.integer("moe_intermediate_size")
     n_shared = config.integer("shared_expert_intermediate_size")
 

@@ -33,9 +33,15 @@ def metadata(checkpoint: Checkpoint, _options: Options) -> Metadata:
     return result
 
 
+def expert_count(config: Config) -> int:
+    """Number of routed experts, under its newer or older name."""
+    name = "num_local_experts" if config.get("num_local_experts") is not None else "num_experts"
+    return config.integer(name)
+
+
 def add_expert_counts(metadata: Metadata, config: Config) -> None:
     """Number, choice and width of the routed experts."""
-    count, used = config.integer("num_experts"), config.integer("num_experts_per_tok")
+    count, used = expert_count(config), config.integer("num_experts_per_tok")
     if used > count:
         raise ConvertError(f"{config.path}: {used} experts per token, but there are only {count}")
     metadata.uint32(Key.EXPERT_COUNT, count)
@@ -57,7 +63,7 @@ def _require_uniform_experts(config: Config) -> None:
 def tensors(checkpoint: Checkpoint, _options: Options) -> list[TensorPlan]:
     """Plans of all tensors."""
     config, dims = checkpoint.config, dims_of(checkpoint.config)
-    n_experts, n_ff = config.integer("num_experts"), config.integer("moe_intermediate_size")
+    n_experts, n_ff = expert_count(config), config.integer("moe_intermediate_size")
     inventory = Inventory(checkpoint)
     inventory.add(Tensor.TOKEN_EMBD, "model.embed_tokens.weight", (dims.n_vocab, dims.n_embd))
     inventory.add(Tensor.OUTPUT_NORM, "model.norm.weight", (dims.n_embd,))

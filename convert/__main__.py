@@ -1,0 +1,154 @@
+"""Command line of the converter: convert-hf-to-gguf, or python -m dflash_gguf.convert."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from .arch import Options
+from .conversion import OUTTYPES, Conversion, prepare
+from .errors import ConvertError
+from .write import data_bytes, tensor_bytes, write_gguf
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; the exit code is 1 after a one-sentence error."""
+    parser = _parser()
+    args = parser.parse_args(arguments)
+    if args.inspect is None and args.model_dir is None:
+        parser.error("MODEL_DIR is required")
+    if not args.outfile and not (args.dry_run or args.inspect or args.check):
+        parser.error("--outfile is required")
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        return _run(args)
+    except ConvertError as error:
+        print(f"error: {error}", file=sys.stderr)
+    except (OSError, UnicodeError) as error:
+        print(f"error: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("interrupted, nothing was written", file=sys.stderr)
+        return 130
+    return 1
+
+
+def _terminate(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="convert-hf-to-gguf",
+        description="Converts a Hugging Face checkpoint or a DFlash drafter to a GGUF file.",
+    )
+    add = parser.add_argument
+    add("model_dir", metavar="MODEL_DIR", type=Path, nargs="?", help="folder of the checkpoint")
+    add("--outfile", type=Path, metavar="FILE", help="GGUF file to write")
+    add("--outtype", choices=OUTTYPES, default="auto", help="type of the weights (default: auto)")
+    add(
+        "--target-model-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder of a drafter's target: config and tokenizer, weights are not needed",
+    )
+    add("--pre", metavar="NAME", help="pre-tokenizer, instead of finding it by its hash")
+    add("--no-mtp", action="store_true", help="leave multi-token-prediction layers out")
+    add("--dry-run", action="store_true", help="show what would be written, write nothing")
+    add("--verbose", action="store_true", help="list every tensor while it is written")
+    add("--check", type=Path, metavar="FILE", help="compare a GGUF file with MODEL_DIR instead")
+    add("--inspect", type=Path, metavar="FILE", help="describe a GGUF file instead")
+    return parser
+
+
+def _run(args: argparse.Namespace) -> int:
+    if args.inspect is not None:
+        from .inspect import inspect
+
+        print(inspect(args.inspect))
+        return 0
+    if args.check is not None:
+        from .compare import check
+
+        report = check(args.model_dir, args.check, args.target_model_dir)
+        print(report)
+        return 0 if report.ok else 1
+    options = Options(target_model_dir=args.target_model_dir, mtp=not args.no_mtp)
+    conversion = prepare(args.model_dir, args.outtype, options, args.pre)
+    if args.dry_run:
+        print(_table(conversion))
+        return 0
+    with _ProgressBar() as bar:
+        write_gguf(
+            args.outfile,
+            conversion.metadata,
+            conversion.plans,
+            conversion.types,
+            progress=_Listing(conversion) if args.verbose else bar,
+            after_tensor=conversion.checkpoint.release,
+        )
+    return 0
+
+
+def _row(conversion: Conversion, index: int) -> str:
+    plan = conversion.plans[index]
+    kind = conversion.types[plan.name]
+    shape = " x ".join(map(str, plan.shape))
+    return f"{plan.name:<40} {shape:>20} {kind:>5} {tensor_bytes(plan, kind):>14,}"
+
+
+def _table(conversion: Conversion) -> str:
+    rows = [_row(conversion, index) for index in range(len(conversion.plans))]
+    total = data_bytes(conversion.plans, conversion.types)
+    summary = (
+        f"{conversion.metadata.arch}, {conversion.outtype}: {len(rows)} tensors, "
+        f"{total:,} bytes of data, {len(conversion.metadata.values)} metadata entries"
+    )
+    return "\n".join([*rows, summary])
+
+
+class _Listing:
+    """Progress as one line per tensor on stderr."""
+
+    def __init__(self, conversion: Conversion) -> None:
+        self._rows = {
+            plan.name: _row(conversion, index) for index, plan in enumerate(conversion.plans)
+        }
+
+    def __call__(self, name: str, _done: int, _total: int) -> None:
+        row = self._rows.pop(name, None)
+        if row is not None:
+            print(row, file=sys.stderr)
+
+
+class _ProgressBar:
+    """Progress as one rewritten line on stderr; silent where that is no terminal."""
+
+    WIDTH = 30
+
+    def __init__(self) -> None:
+        self._active = sys.stderr.isatty()
+        self._shown = -1
+
+    def __enter__(self) -> _ProgressBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown >= 0:
+            print(file=sys.stderr)
+
+    def __call__(self, name: str, done: int, total: int) -> None:
+        percent = 100 * done // max(1, total)
+        if not self._active or percent == self._shown:
+            return
+        self._shown = percent
+        filled = "#" * (self.WIDTH * percent // 100)
+        line = f"\r[{filled:<{self.WIDTH}}] {percent:3d} % {name:<40.40}"
+        print(line, end="", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""From a model folder to everything a GGUF file will hold, before a byte is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import types
+from .arch import Options, architecture_of
+from .arch.common import IGNORED
+from .checkpoint import Checkpoint
+from .general import general_metadata
+from .plan import Metadata, TensorPlan
+from .schema import Key
+from .tokenizer import add_tokenizer
+
+OUTTYPES = (
+    "f32",
+    "f16",
+    "bf16",
+    "q8_0",
+    "q4_0",
+    "q4_1",
+    "q5_0",
+    "q5_1",
+    "q4_k_m",
+    "q5_k_m",
+    "q6_k",
+    "auto",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """A planned file: its metadata, its tensors, and their ggml types by name."""
+
+    checkpoint: Checkpoint
+    outtype: str
+    metadata: Metadata
+    plans: list[TensorPlan]
+    types: Mapping[str, str]
+
+
+def prepare(
+    model_dir: Path, outtype: str, options: Options | None = None, pre: str | None = None
+) -> Conversion:
+    """Plans the conversion of `model_dir`. `outtype` is one of OUTTYPES, `pre` see add_tokenizer.
+
+    Raises:
+        ConvertError: the folder, its tensors or its tokenizer are not what is needed.
+    """
+    options = options or Options()
+    checkpoint = Checkpoint(model_dir)
+    architecture = architecture_of(checkpoint)
+    model = architecture.metadata(checkpoint, options)
+    plans = architecture.tensors(checkpoint, options)
+    if outtype == "auto":
+        outtype = stored_type(checkpoint)
+    general = general_metadata(model_dir, model.arch, plans, types.FILE_TYPES[outtype])
+    tokenizer = Metadata(model.arch)
+    tokenizer_dir = options.target_model_dir if architecture.is_drafter else model_dir
+    vocab_size = checkpoint.config.integer("vocab_size")
+    add_tokenizer(tokenizer, tokenizer_dir or model_dir, vocab_size, pre)
+    # The model's own keys last: a drafter's mask token overrules its target's.
+    metadata = Metadata(model.arch)
+    for part in (general, tokenizer, model):
+        metadata.values.update(part.values)
+    chosen = types.choose_types(
+        plans, outtype, model.arch, _count(model, Key.BLOCK_COUNT), _count(model, Key.EXPERT_COUNT)
+    )
+    return Conversion(checkpoint, outtype, metadata, plans, chosen)
+
+
+def _count(metadata: Metadata, key: str) -> int:
+    _, value = metadata.values.get(key.replace("{arch}", metadata.arch), ("uint32", 0))
+    return int(value)
+
+
+def stored_type(checkpoint: Checkpoint) -> str:
+    """The 16-bit type of the first matrix that has one, "f16" where none has."""
+    for name in checkpoint.names:
+        if len(checkpoint.shape(name)) >= 2 and IGNORED.search(name) is None:
+            dtype = checkpoint.dtype(name)
+            if dtype in ("BF16", "F16"):
+                return dtype.lower()
+    return "f16"

@@ -1,0 +1,69 @@
+"""The `general.*` keys: name, size label, licence and the like, as llama.cpp writes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import gguf
+
+from .errors import ConvertError
+from .plan import Metadata, TensorPlan
+from .schema import Key
+
+QUANTIZATION_VERSION = 2  # ggml.h, GGML_QNT_VERSION
+
+_KINDS = {
+    gguf.GGUFValueType.UINT32: "uint32",
+    gguf.GGUFValueType.INT32: "int32",
+    gguf.GGUFValueType.FLOAT32: "float32",
+    gguf.GGUFValueType.BOOL: "bool",
+    gguf.GGUFValueType.STRING: "string",
+    gguf.GGUFValueType.ARRAY: "array",
+}
+
+
+def general_metadata(
+    directory: Path, arch: str, plans: Sequence[TensorPlan], file_type: int
+) -> Metadata:
+    """The general keys of a file made from `directory`.
+
+    Names, authors and licences come from the `gguf` package's reading of README.md, config.json,
+    generation_config.json and the folder's name.
+    """
+    total, shared, expert, n_experts = _parameters(plans)
+    try:
+        found = gguf.Metadata.load(None, directory, None, total)
+    except Exception as error:  # whatever a malformed model card makes the package raise
+        raise ConvertError(f"{directory}: its model card cannot be read: {error}") from error
+    found.name = found.name or directory.resolve().name
+    found.size_label = found.size_label or gguf.size_label(total, shared, expert, n_experts)
+    if found.sampling_penalty_repeat is None:
+        config = gguf.Metadata.load_generation_config(directory)
+        found.sampling_penalty_repeat = (config or {}).get("repetition_penalty")
+    collector = gguf.GGUFWriter(None, arch)
+    found.set_gguf_meta_model(collector)
+    result = Metadata(arch)
+    result.string(Key.GENERAL_ARCHITECTURE, arch)
+    result.string(Key.GENERAL_TYPE, "model")
+    for key, value in collector.kv_data[0].items():
+        if value.value is not None:
+            result.values[key] = (_KINDS[value.type], value.value)
+    result.uint32(Key.GENERAL_FILE_TYPE, file_type)
+    result.uint32(Key.GENERAL_QUANTIZATION_VERSION, QUANTIZATION_VERSION)
+    return result
+
+
+def _parameters(plans: Sequence[TensorPlan]) -> tuple[int, int, int, int]:
+    """All weights, those outside the experts, those of one expert, and the number of experts."""
+    total = shared = expert = n_experts = 0
+    for plan in plans:
+        size = math.prod(plan.shape)
+        total += size
+        if "_exps." in plan.name:
+            n_experts = plan.shape[0]
+            expert += size // n_experts
+        else:
+            shared += size
+    return total, shared, expert, n_experts

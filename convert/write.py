@@ -1,0 +1,189 @@
+"""Writes a GGUF file: to a temporary file beside its place, re-opened and verified, then renamed.
+
+Source of the layout: ggml, docs/gguf.md.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from .errors import ConvertError
+from .gguf_header import read_header
+from .plan import Metadata, TensorPlan
+from .quantize import encode, n_threads
+from .types import TYPE_IDS, row_bytes
+
+VERSION = 3
+ALIGNMENT = 32
+_UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
+_SCALARS = {
+    "uint32": (_UINT32, "<I"),
+    "int32": (_INT32, "<i"),
+    "float32": (_FLOAT32, "<f"),
+    "bool": (_BOOL, "<?"),
+}
+# Element type of an array by the Python type of its values.
+_ELEMENTS: dict[type, tuple[int, str]] = {
+    bool: (_BOOL, "?"),
+    int: (_INT32, "i"),
+    float: (_FLOAT32, "f"),
+}
+
+Progress = Callable[[str, int, int], None]
+"""Called after each chunk with the tensor's name, the bytes written so far and those in all."""
+
+
+def tensor_bytes(plan: TensorPlan, type_name: str) -> int:
+    """Size of a tensor's data, without padding."""
+    return plan.n_rows * row_bytes(type_name, plan.n_columns)
+
+
+def data_bytes(plans: Sequence[TensorPlan], types: Mapping[str, str]) -> int:
+    """Size of all tensor data, padding included."""
+    return sum(_padded(tensor_bytes(plan, types[plan.name])) for plan in plans)
+
+
+def write_gguf(
+    path: Path,
+    metadata: Metadata,
+    plans: Sequence[TensorPlan],
+    types: Mapping[str, str],
+    progress: Progress | None = None,
+    after_tensor: Callable[[], None] | None = None,
+) -> None:
+    """Writes `path`, replacing a file of that name. On any failure nothing is left behind.
+
+    Memory is bounded by a few chunks of rows; `after_tensor` is called when a tensor is done.
+
+    Raises:
+        ConvertError: no space, no permission, or values that cannot be written.
+    """
+    head = header_bytes(metadata, plans, types)
+    total = len(head) + data_bytes(plans, types)
+    if path.is_dir():
+        raise ConvertError(f"{path}: is a folder, a file name is needed")
+    if not path.parent.is_dir():
+        raise ConvertError(f"{path.parent}: no such folder")
+    _check_space(path, total)
+    try:
+        with _temporary(path) as temporary:
+            with temporary.open("wb") as file:
+                file.write(head)
+                _write_tensors(file, plans, types, progress, after_tensor)
+            _verify(temporary, plans, types, total)
+            temporary.replace(path)
+    except OSError as error:
+        raise ConvertError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def _check_space(path: Path, needed: int) -> None:
+    free = shutil.disk_usage(path.parent).free
+    if free < needed:
+        raise ConvertError(f"{path}: needs {needed} bytes, but only {free} are free there")
+
+
+@contextmanager
+def _temporary(path: Path) -> Iterator[Path]:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _write_tensors(
+    file: BinaryIO,
+    plans: Sequence[TensorPlan],
+    types: Mapping[str, str],
+    progress: Progress | None,
+    after_tensor: Callable[[], None] | None,
+) -> None:
+    total, done = data_bytes(plans, types), 0
+    pool = ThreadPoolExecutor(n_threads())
+    try:
+        for plan in plans:
+            start = done
+            for chunk in encode(plan, types[plan.name], pool):
+                file.write(chunk.data)
+                done += chunk.nbytes
+                if progress is not None:
+                    progress(plan.name, done, total)
+            done = start + _padded(done - start)
+            file.write(b"\0" * (done - start - tensor_bytes(plan, types[plan.name])))
+            if after_tensor is not None:
+                after_tensor()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _verify(
+    path: Path, plans: Sequence[TensorPlan], types: Mapping[str, str], n_bytes: int
+) -> None:
+    """Reads the table back: what stands in the file must be what was planned."""
+    header = read_header(path)
+    planned = [(p.name, p.shape, TYPE_IDS[types[p.name]]) for p in plans]
+    found = [(t.name, t.shape, int(t.type)) for t in header.tensors.values()]
+    if found != planned or header.file_bytes != n_bytes or header.missing_bytes:
+        raise ConvertError(f"{path}: the written file differs from what was planned")
+
+
+def _padded(n_bytes: int) -> int:
+    return -(-n_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def header_bytes(
+    metadata: Metadata, plans: Sequence[TensorPlan], types: Mapping[str, str]
+) -> bytes:
+    """Everything before the tensor data, padding included."""
+    parts = [b"GGUF", struct.pack("<IQQ", VERSION, len(plans), len(metadata.values))]
+    for key, (kind, value) in metadata.values.items():
+        parts += [_string(key), _value(key, kind, value)]
+    offset = 0
+    for plan in plans:
+        type_name = types[plan.name]
+        sizes = plan.shape[::-1]
+        parts.append(_string(plan.name))
+        parts.append(struct.pack(f"<I{len(sizes)}Q", len(sizes), *sizes))
+        parts.append(struct.pack("<IQ", TYPE_IDS[type_name], offset))
+        offset += _padded(tensor_bytes(plan, type_name))
+    head = b"".join(parts)
+    return head.ljust(_padded(len(head)), b"\0")
+
+
+def _string(text: str) -> bytes:
+    # surrogates can only come from a damaged tokenizer.json; they have no UTF-8 form
+    data = text.encode("utf-8", errors="replace")
+    return struct.pack("<Q", len(data)) + data
+
+
+def _value(key: str, kind: str, value: Any) -> bytes:
+    if kind == "string":
+        return struct.pack("<I", _STRING) + _string(value)
+    if kind == "array":
+        return _array(key, value)
+    code, layout = _SCALARS[kind]
+    try:
+        return struct.pack("<I", code) + struct.pack(layout, value)
+    except (struct.error, OverflowError) as error:
+        raise ConvertError(f"{key}: {value!r} does not fit {kind}") from error
+
+
+def _array(key: str, values: list[Any]) -> bytes:
+    kind = type(values[0])
+    if any(type(value) is not kind for value in values):
+        raise ConvertError(f"{key}: an array needs values of one type")
+    if kind is str:
+        return struct.pack("<IIQ", _ARRAY, _STRING, len(values)) + b"".join(map(_string, values))
+    code, letter = _ELEMENTS[kind]
+    try:
+        data = struct.pack(f"<{len(values)}{letter}", *values)
+    except (struct.error, OverflowError) as error:
+        raise ConvertError(f"{key}: a value does not fit its type") from error
+    return struct.pack("<IIQ", _ARRAY, code, len(values)) + data
