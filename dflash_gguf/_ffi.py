@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import threading
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -51,9 +52,14 @@ def _ggml_library() -> Path:
     raise Error("llama-cpp-python is not installed; it brings the ggml libraries")
 
 
-@lru_cache(maxsize=1)
 def lib() -> Any:
     """The opened libdflash, checked against the header and the ggml it was built with."""
+    with _opening:  # lru_cache lets threads that come first together all run the function
+        return _open()
+
+
+@lru_cache(maxsize=1)
+def _open() -> Any:
     header = _installed_file("dflash.h").read_text(encoding="utf-8")
     lines = [x for x in header.splitlines() if not x.startswith("#") and 'extern "C"' not in x]
     # What is left of `extern "C" { ... }` between the #ifdefs is its closing brace.
@@ -75,6 +81,7 @@ def lib() -> Any:
 
 
 _keep_alive: list[Any] = []
+_opening = threading.Lock()
 
 
 def call(function: str, *args: Any) -> None:

@@ -87,3 +87,19 @@ def test_a_file_that_is_no_backend_module_is_named(tmp_path):
     (tmp_path / "text.so").write_text("not a library")
     with pytest.raises(core.Error, match=r"text\.so: not a ggml backend"):
         core.load_backend(str(tmp_path / "text.so"))
+
+
+def test_threads_that_come_first_together_open_the_library_once():
+    code = (
+        "import threading; from dflash_gguf import core\n"
+        "start, failed = threading.Barrier(8), []\n"
+        "def first():\n"
+        "    start.wait()\n"
+        "    try: core.ggml_version()\n"
+        "    except Exception as error: failed.append(error)\n"
+        "threads = [threading.Thread(target=first) for _ in range(8)]\n"
+        "[t.start() for t in threads]; [t.join() for t in threads]\n"
+        "assert not failed, failed\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
