@@ -80,8 +80,8 @@ def _read(directory: Path) -> _Files:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises a plain Exception for any damage
         raise ConvertError(f"{path}: cannot be read as a tokenizer: {error}") from error
-    model = content["model"]
-    is_bpe = model.get("type") == "BPE" and not model.get("byte_fallback")
+    # byte_fallback is left aside: bytes mapped to characters always have a token.
+    is_bpe = content["model"].get("type") == "BPE"
     if not is_bpe or "ByteLevel" not in _types_in(content.get("pre_tokenizer")):
         raise ConvertError(f"{path}: is not a byte-level BPE tokenizer, others are not supported")
     config_path = directory / "tokenizer_config.json"

@@ -167,9 +167,9 @@ def plus_one(values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def negated_exp(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Decay rate A of A_log."""
+    """Decay rate A of A_log, correctly rounded, which numpy's float32 exp is not."""
     with np.errstate(over="ignore"):
-        return -np.exp(values)
+        return (-np.exp(values.astype(np.float64))).astype(np.float32)
 
 
 def add_linear_attention(
