@@ -23,6 +23,7 @@ PYTHON_LAYERS = (
     ("decoder",),
     ("decode",),
     ("text", "core"),
+    ("vocabulary", "chat"),
     ("sampling", "results", "text_stream", "gguf_metadata"),
     ("config",),
 )

@@ -1,0 +1,235 @@
+"""Reads the metadata of a GGUF file: keys and values, not the tensors.
+
+Values are decoded when asked for, and arrays of text are walked, not copied, so that a vocabulary
+of 250,000 tokens costs milliseconds. Every length is checked against the file before it is
+believed. Source: ggml, docs/gguf.md.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+MAX_KEY_BYTES = 65535
+STRING, ARRAY = 8, 9
+TYPE_NAMES = (
+    *("uint8", "int8", "uint16", "int16", "uint32", "int32", "float32", "bool"),
+    *("string", "array", "uint64", "int64", "float64"),
+)
+SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
+SIZES = {code: struct.calcsize("<" + letter) for code, letter in SCALARS.items()}
+DTYPES = {
+    code: np.dtype("<" + ("u1" if code == 7 else np.dtype(letter).str[1:]))
+    for code, letter in SCALARS.items()
+}
+_U64 = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where a value lies: `start` is behind the type codes and the length of an array.
+
+    type: GGUF type code; item_type and count: those of an array, else type and 1.
+    begin: first byte of the key, so that file[begin:end] is the whole entry.
+    """
+
+    type: int
+    item_type: int
+    count: int
+    begin: int
+    start: int
+    end: int
+
+    @property
+    def type_name(self) -> str:
+        """For messages: "uint32", "array of string"."""
+        name = TYPE_NAMES[self.item_type]
+        return f"array of {name}" if self.type == ARRAY else name
+
+
+class Metadata:
+    """The metadata of one file. ValueError names the file and what is wrong with it.
+
+    Typed reads return None where the key is missing and raise ValueError where its type differs.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Walks the whole table once. OSError where the file cannot be read."""
+        self.path = os.fspath(path)
+        if os.path.isdir(self.path):
+            raise ValueError(f"{self.path}: is a directory, expected a GGUF file")
+        with open(self.path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size < 24:
+                raise ValueError(f"{self.path}: has {size} bytes, too short for a GGUF file")
+            self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.entries: dict[str, Entry] = {}
+        self._string_ends: dict[str, list[int]] = {}
+        try:
+            self._walk()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Unmaps the file; entries remain, values can no longer be read."""
+        self._data.close()
+
+    def __enter__(self) -> Metadata:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.entries
+
+    def text(self, key: str) -> str | None:
+        """A string value."""
+        entry = self._typed(key, STRING)
+        if entry is None:
+            return None
+        try:
+            return self._data[entry.start + 8 : entry.end].decode()
+        except UnicodeDecodeError:
+            raise ValueError(f"{self.path}: {key} is not valid UTF-8") from None
+
+    def integer(self, key: str) -> int | None:
+        """An integer value of any width."""
+        entry = self.entries.get(key)
+        if entry is None:
+            return None
+        if entry.type not in SCALARS or SCALARS[entry.type] in "fd?":
+            raise ValueError(f"{self.path}: {key} is {entry.type_name}, expected an integer")
+        return int(self._scalar(entry))
+
+    def boolean(self, key: str) -> bool | None:
+        """A bool value."""
+        entry = self._typed(key, 7)
+        return None if entry is None else bool(self._scalar(entry))
+
+    def array(self, key: str, *type_names: str) -> NDArray[Any] | None:
+        """A numeric array of one of the types named, as a copy."""
+        entry = self.entries.get(key)
+        if entry is None:
+            return None
+        if entry.type != ARRAY or TYPE_NAMES[entry.item_type] not in type_names:
+            expected = " or ".join(type_names)
+            raise ValueError(
+                f"{self.path}: {key} is {entry.type_name}, expected array of {expected}"
+            )
+        dtype = DTYPES[entry.item_type]
+        return np.frombuffer(self._data, dtype, entry.count, entry.start).copy()
+
+    def texts(self, key: str) -> list[bytes] | None:
+        """An array of strings, as raw bytes."""
+        entry = self.entries.get(key)
+        if entry is None:
+            return None
+        if entry.type != ARRAY or entry.item_type != STRING:
+            raise ValueError(f"{self.path}: {key} is {entry.type_name}, expected array of string")
+        data, ends = self._data[entry.start : entry.end], self._string_ends[key]
+        return [data[start + 8 : end] for start, end in pairwise([0, *ends])]
+
+    def raw(self, key: str) -> bytes:
+        """The bytes of a whole entry, key and type included, as they are in the file."""
+        entry = self.entries[key]
+        return self._data[entry.begin : entry.end]
+
+    def _typed(self, key: str, code: int) -> Entry | None:
+        entry = self.entries.get(key)
+        if entry is not None and entry.type != code:
+            expected = TYPE_NAMES[code]
+            raise ValueError(f"{self.path}: {key} is {entry.type_name}, expected {expected}")
+        return entry
+
+    def _scalar(self, entry: Entry) -> Any:
+        return struct.unpack_from("<" + SCALARS[entry.type], self._data, entry.start)[0]
+
+    def _walk(self) -> None:
+        if self._data[:4] != MAGIC:
+            raise ValueError(f"{self.path}: is not a GGUF file (it begins with {self._data[:4]!r})")
+        version, _, n_entries = struct.unpack_from("<IQQ", self._data, 4)
+        if version not in VERSIONS:
+            swapped = int.from_bytes(struct.pack("<I", version), "big")
+            why = "is big-endian" if swapped in VERSIONS else f"has GGUF version {version}"
+            raise ValueError(f"{self.path}: {why}, expected little-endian version 2 or 3")
+        position = 24
+        for _ in range(n_entries):
+            position = self._walk_entry(position)
+
+    def _walk_entry(self, begin: int) -> int:
+        key_end = self._string_end(begin)
+        if key_end - begin - 8 > MAX_KEY_BYTES:
+            raise ValueError(f"{self.path}: a metadata key of {key_end - begin - 8} bytes")
+        try:
+            key = self._data[begin + 8 : key_end].decode()
+        except UnicodeDecodeError:
+            raise ValueError(f"{self.path}: a metadata key is not valid UTF-8") from None
+        if key in self.entries:
+            raise ValueError(f"{self.path}: {key} occurs twice")
+        self._require(key_end, 4)
+        (code,) = struct.unpack_from("<I", self._data, key_end)
+        item_type, count, start = code, 1, key_end + 4
+        if code == ARRAY:
+            self._require(start, 12)
+            item_type, count = struct.unpack_from("<IQ", self._data, start)
+            start += 12
+        if item_type in SIZES:
+            self._require(start, count * SIZES[item_type])
+            end = start + count * SIZES[item_type]
+        elif item_type == STRING:
+            end = self._walk_strings(key, start, count)
+        else:
+            what = "an array of arrays" if item_type == ARRAY else f"of unknown type {item_type}"
+            raise ValueError(f"{self.path}: {key} is {what}")
+        self.entries[key] = Entry(code, item_type, count, begin, start, end)
+        return end
+
+    def _walk_strings(self, key: str, start: int, count: int) -> int:
+        self._require(start, 8 * count)
+        data, unpack, limit = self._data, _U64.unpack_from, len(self._data) - 8
+        position, ends = start, []
+        for _ in range(count):
+            if position > limit:
+                break
+            position += 8 + unpack(data, position)[0]
+            ends.append(position - start)
+        if len(ends) < count or position > len(data):
+            raise ValueError(f"{self.path}: is truncated or damaged within {key}")
+        self._string_ends[key] = ends
+        return position
+
+    def _string_end(self, position: int) -> int:
+        self._require(position, 8)
+        (length,) = _U64.unpack_from(self._data, position)
+        self._require(position + 8, length)
+        return int(position + 8 + length)
+
+    def _require(self, position: int, n_bytes: int) -> None:
+        if position + n_bytes > len(self._data):
+            raise ValueError(
+                f"{self.path}: is truncated or damaged, its metadata needs {n_bytes} bytes at "
+                f"offset {position} of {len(self._data)}"
+            )

