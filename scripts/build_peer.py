@@ -1,0 +1,92 @@
+"""Builds llama.cpp's own tools, the peer of tests and benchmarks.
+
+The wheel of llama-cpp-python brings libllama-common, libllama and ggml, and its sdist the tools'
+sources, so only the tool itself is compiled (llama-speculative-simple: seconds) and both engines
+run the same kernels. That includes the wheel's faults: built by GCC 12 for a CPU with AMX, its AMX
+kernels crash on quantised weights; give the tools `--no-repack` there, as our tests do.
+
+Prints the folder of the tools as its last line; tools that are already built are not built again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from fetch_llama_cpp import DEFAULT_CACHE, fetch, installed_version
+
+DEFAULT_TARGETS = ("llama-speculative-simple",)
+# llama-server and llama-cli are made of several folders.
+SERVER_DIRS = ("tools/ui", "tools/server")
+
+
+def build(targets: Sequence[str] = DEFAULT_TARGETS, cache: Path = DEFAULT_CACHE) -> Path:
+    """Folder that holds `targets`, built if they are not there. Safe when two run at once."""
+    site_packages = Path(sysconfig.get_path("platlib"))
+    library = site_packages / "lib" / "libllama-common.so"
+    if not library.is_file():
+        raise SystemExit(f"{library} is missing: llama-cpp-python must be built from its sdist")
+    home = cache / f"peer-{installed_version()}-{_fingerprint(library)}"
+    missing = [target for target in targets if not (home / target).is_file()]
+    if missing:
+        home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache, prefix="build-") as folder:
+            _compile(missing, fetch(cache), site_packages, Path(folder))
+            for target in missing:
+                os.replace(Path(folder) / "bin" / target, home / target)
+    return home
+
+
+def _fingerprint(library: Path) -> str:
+    """Changes with the environment and with a rebuilt wheel, whose path the tools carry."""
+    stat = library.stat()
+    return hashlib.sha256(f"{library} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()[:12]
+
+
+def _folder_of(target: str, sources: Path) -> str:
+    """The folder of llama.cpp whose CMake file defines the tool."""
+    for file in sorted(sources.glob("tools/*/CMakeLists.txt")) + sorted(
+        sources.glob("examples/*/CMakeLists.txt")
+    ):
+        if f"set(TARGET {target})" in file.read_text(encoding="utf-8"):
+            return file.parent.relative_to(sources).as_posix()
+    raise SystemExit(f"llama.cpp has no tool named {target!r}")
+
+
+def _compile(targets: list[str], sources: Path, site_packages: Path, folder: Path) -> None:
+    folders = {_folder_of(target, sources) for target in targets}
+    if folders & {"tools/server", "tools/cli"}:
+        folders.update(SERVER_DIRS)
+    configure = ["cmake", "-S", str(Path(__file__).parent / "peer"), "-B", str(folder)]
+    configure += ["-DCMAKE_BUILD_TYPE=Release", f"-DLLAMA_CPP={sources}"]
+    configure += [f"-DSITE_PACKAGES={site_packages}", f"-DTOOL_DIRS={';'.join(sorted(folders))}"]
+    if shutil.which("ninja"):
+        configure += ["-G", "Ninja"]
+    jobs = str(os.cpu_count() or 1)
+    compile_ = ["cmake", "--build", str(folder), "--parallel", jobs, "--target", *targets]
+    for command in (configure, compile_):
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("targets", nargs="*", default=DEFAULT_TARGETS, help="default: %(default)s")
+    parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="default: %(default)s")
+    arguments = parser.parse_args()
+    print(build(arguments.targets, arguments.cache))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

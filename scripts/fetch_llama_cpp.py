@@ -1,0 +1,88 @@
+"""Fetches the llama.cpp sources that the installed llama-cpp-python was built from.
+
+Prints the path of llama.cpp's tree in the cache folder; a second call returns at once. Tests and
+benchmarks run its converter and its tools (scripts/build_peer.py) beside ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+PACKAGE = "llama-cpp-python"
+DEFAULT_CACHE = Path.home() / ".cache" / "dflash-gguf"
+
+
+def installed_version() -> str:
+    """Version of the installed llama-cpp-python; pyproject.toml pins it."""
+    try:
+        return importlib.metadata.version(PACKAGE)
+    except importlib.metadata.PackageNotFoundError:
+        raise SystemExit(f"{PACKAGE} is not installed; `pip install -e .` brings it") from None
+
+
+def fetch(cache: Path = DEFAULT_CACHE) -> Path:
+    """Path of llama.cpp's sources under `cache`, downloaded if they are not there.
+
+    Two calls at once both download; the first to finish is kept.
+    """
+    version = installed_version()
+    home = cache / f"llama.cpp-{version}"
+    if home.is_dir():
+        return home
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache, prefix="fetch-") as temporary:
+        sdist = _download(version, Path(temporary))
+        sources = _unpack(sdist, Path(temporary))
+        try:
+            sources.rename(home)
+        except OSError:
+            if not home.is_dir():
+                raise
+    return home
+
+
+def _download(version: str, folder: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet"]
+    command += ["--no-deps", "--no-binary", PACKAGE, "--dest", str(folder), f"{PACKAGE}=={version}"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    found = list(folder.glob("*.tar.gz"))
+    if done.returncode or len(found) != 1:
+        raise SystemExit(f"cannot download {PACKAGE} {version}: {done.stderr.strip()}")
+    return found[0]
+
+
+def _unpack(sdist: Path, folder: Path) -> Path:
+    """Unpacks only vendor/llama.cpp, without its test vocabularies and media."""
+    with tarfile.open(sdist) as archive:
+        root = f"{sdist.name.removesuffix('.tar.gz')}/vendor/llama.cpp"
+        skipped = tuple(f"{root}/{part}/" for part in ("models", "media", "docs", "app", "tests"))
+        members = [
+            member
+            for member in archive.getmembers()
+            if member.name.startswith(root + "/") and not member.name.startswith(skipped)
+        ]
+        if not members:
+            raise SystemExit(f"{sdist.name} holds no vendor/llama.cpp")
+        if hasattr(tarfile, "data_filter"):
+            archive.extractall(folder, members, filter="data")
+        else:
+            archive.extractall(folder, members)
+    return folder / root
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="default: %(default)s")
+    print(fetch(parser.parse_args().cache))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
