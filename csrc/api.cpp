@@ -3,11 +3,33 @@
 
 #include "backend.h"
 #include "error.h"
+#include "gguf_schema.h"
 #include "quantize.h"
+#include "session.h"
 
 #include <ggml.h>
+#include <sstream>
 
 using dfl::guard;
+
+struct dfl_model {
+    std::shared_ptr<const dfl::Model> model;
+};
+struct dfl_session {
+    dfl::Session session;
+};
+struct dfl_checkpoint {
+    dfl::Checkpoint checkpoint;
+};
+
+template <typename... Pointers> static void need(const Pointers *... pointers) {
+    const bool all = ((pointers != nullptr) && ...);
+    DFL_CHECK(all, DFL_STATUS_ARGUMENT, "a required pointer is NULL");
+}
+
+template <size_t N> static void copy_text(char (&to)[N], const std::string & from) {
+    std::snprintf(to, N, "%s", from.c_str());
+}
 
 int32_t dfl_abi_version(void) { return DFL_ABI_VERSION; }
 
@@ -30,6 +52,161 @@ dfl_status dfl_device_get(int32_t index, dfl_device_info * info, dfl_error * err
         *info = dfl::device_info(index);
     });
 }
+
+dfl_status dfl_extra_buffer_types(char * names, uint64_t size, dfl_error * err) {
+    return guard(err, [&] {
+        need(names);
+        std::string joined;
+        for (const std::string & name : dfl::extra_buffer_types()) {
+            joined += (joined.empty() ? "" : ",") + name;
+        }
+        DFL_CHECK(joined.size() < size, DFL_STATUS_ARGUMENT, "%zu names need more than %llu bytes",
+                  joined.size(), (unsigned long long)size);
+        std::snprintf(names, size, "%s", joined.c_str());
+    });
+}
+
+dfl_status dfl_probe_buffer_type(const char * name, dfl_error * err) {
+    return guard(err, [&] {
+        need(name);
+        dfl::probe_buffer_type(name);
+    });
+}
+
+dfl_status dfl_model_load(const char * path, const dfl_model_params * params, dfl_model ** model,
+                          dfl_error * err) {
+    return guard(err, [&] {
+        need(path, params, model);
+        dfl::ModelParams p;
+        p.n_gpu_layers = params->n_gpu_layers;
+        std::stringstream names(params->excluded_buffer_types ? params->excluded_buffer_types : "");
+        for (std::string name; std::getline(names, name, ',');) {
+            p.excluded_buffer_types.push_back(name);
+        }
+        if (params->progress != nullptr) {
+            p.progress = [=](uint64_t done, uint64_t total) {
+                return params->progress(params->user, done, total) != 0;
+            };
+        }
+        *model = new dfl_model{std::make_shared<const dfl::Model>(path, p)};
+    });
+}
+
+void dfl_model_free(dfl_model * model) { delete model; }
+
+dfl_status dfl_model_get_info(const dfl_model * model, dfl_model_info * info, dfl_error * err) {
+    return guard(err, [&] {
+        need(model, info);
+        const dfl::Model & m = *model->model;
+        const dfl::Hparams & hp = m.hparams();
+        *info = {};
+        copy_text(info->architecture, m.file().arch());
+        copy_text(info->name, m.file().text(dfl::schema::KEY_GENERAL_NAME).value_or(""));
+        copy_text(info->device, m.device_name());
+        info->n_vocab = hp.n_vocab;
+        info->n_embd = hp.n_embd;
+        info->n_layer = hp.n_layer();
+        info->n_recurrent = hp.n_recurrent();
+        info->n_ctx_train = hp.n_ctx_train;
+        info->mapped_bytes = m.weights().mapped_bytes;
+        info->copied_bytes = m.weights().copied_bytes;
+    });
+}
+
+dfl_status dfl_session_create(const dfl_model * model, const dfl_session_params * params,
+                              dfl_session ** session, dfl_error * err) {
+    return guard(err, [&] {
+        need(model, params, session);
+        need(params->cache_type_k, params->cache_type_v);
+        dfl::SessionParams p;
+        p.n_ctx = params->n_ctx;
+        p.n_ubatch = params->n_ubatch;
+        p.n_threads = params->n_threads;
+        p.type_k = dfl::type_from_name(params->cache_type_k);
+        p.type_v = dfl::type_from_name(params->cache_type_v);
+        *session = new dfl_session{dfl::Session(model->model, p)};
+    });
+}
+
+void dfl_session_free(dfl_session * session) { delete session; }
+
+dfl_status dfl_session_get_info(const dfl_session * session, dfl_session_info * info,
+                                dfl_error * err) {
+    return guard(err, [&] {
+        need(session, info);
+        const dfl::Session & s = session->session;
+        *info = {s.n_ctx(),    s.position(),        s.n_threads(),    s.n_graphs_built(),
+                 s.kv_bytes(), s.recurrent_bytes(), s.arena_bytes()};
+    });
+}
+
+dfl_status dfl_session_prefill(dfl_session * session, const int32_t * tokens, int64_t n,
+                               float * all_logits, dfl_progress progress, void * user,
+                               dfl_error * err) {
+    return guard(err, [&] {
+        need(session, tokens);
+        dfl::PrefillProgress watch;
+        if (progress != nullptr) {
+            watch = [=](int64_t done, int64_t total) { return progress(user, done, total) != 0; };
+        }
+        session->session.prefill(tokens, n, all_logits, watch);
+    });
+}
+
+dfl_status dfl_session_argmax(const dfl_session * session, int32_t * token, dfl_error * err) {
+    return guard(err, [&] {
+        need(session, token);
+        *token = session->session.argmax();
+    });
+}
+
+dfl_status dfl_session_logits(const dfl_session * session, float * logits, dfl_error * err) {
+    return guard(err, [&] {
+        need(session, logits);
+        session->session.logits(logits);
+    });
+}
+
+dfl_status dfl_session_reset(dfl_session * session, dfl_error * err) {
+    return guard(err, [&] {
+        need(session);
+        session->session.reset();
+    });
+}
+
+dfl_status dfl_session_truncate(dfl_session * session, int64_t position, dfl_error * err) {
+    return guard(err, [&] {
+        need(session);
+        session->session.truncate(position);
+    });
+}
+
+dfl_status dfl_checkpoint_take(const dfl_session * session, dfl_checkpoint ** checkpoint,
+                               dfl_error * err) {
+    return guard(err, [&] {
+        need(session, checkpoint);
+        *checkpoint = new dfl_checkpoint{session->session.take()};
+    });
+}
+
+dfl_status dfl_checkpoint_restore(dfl_session * session, const dfl_checkpoint * checkpoint,
+                                  dfl_error * err) {
+    return guard(err, [&] {
+        need(session, checkpoint);
+        session->session.restore(checkpoint->checkpoint);
+    });
+}
+
+int32_t dfl_checkpoint_is_valid(const dfl_session * session, const dfl_checkpoint * checkpoint) {
+    return session != nullptr && checkpoint != nullptr &&
+           session->session.holds(checkpoint->checkpoint);
+}
+
+int64_t dfl_checkpoint_position(const dfl_checkpoint * checkpoint) {
+    return checkpoint != nullptr ? static_cast<int64_t>(checkpoint->checkpoint.tokens.size()) : -1;
+}
+
+void dfl_checkpoint_free(dfl_checkpoint * checkpoint) { delete checkpoint; }
 
 dfl_status dfl_quantize_row_size(const char * type, int64_t n_per_row, uint64_t * size,
                                  dfl_error * err) {

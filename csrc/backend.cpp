@@ -2,8 +2,19 @@
 
 #include "error.h"
 
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <fstream>
 #include <ggml-backend.h>
+#include <random>
+#include <set>
 #include <sys/stat.h>
+#include <thread>
+
+#ifdef __linux__
+#include <sched.h>
+#endif
 
 namespace dfl {
 
@@ -20,6 +31,19 @@ void load_backend_module(const std::string & path) {
 
 int32_t device_count() { return static_cast<int32_t>(ggml_backend_dev_count()); }
 
+// MemAvailable counts what the page cache gives back, which ggml's CPU device does not report.
+static uint64_t available_host_memory(uint64_t fallback) {
+    std::ifstream file("/proc/meminfo");
+    std::string name, unit;
+    uint64_t kib = 0;
+    while (file >> name >> kib >> unit) {
+        if (name == "MemAvailable:") {
+            return kib * 1024;
+        }
+    }
+    return fallback;
+}
+
 dfl_device_info device_info(int32_t index) {
     DFL_CHECK(index >= 0 && index < device_count(), DFL_STATUS_ARGUMENT,
               "device index %d: there are %d devices", index, device_count());
@@ -30,9 +54,12 @@ dfl_device_info device_info(int32_t index) {
     dfl_device_info info = {};
     std::snprintf(info.name, sizeof info.name, "%s", props.name);
     std::snprintf(info.description, sizeof info.description, "%s", props.description);
+    info.free_bytes = props.memory_free;
+    info.total_bytes = props.memory_total;
     switch (props.type) {
     case GGML_BACKEND_DEVICE_TYPE_CPU:
         info.type = DFL_DEVICE_CPU;
+        info.free_bytes = available_host_memory(info.free_bytes);
         break;
     case GGML_BACKEND_DEVICE_TYPE_GPU:
     case GGML_BACKEND_DEVICE_TYPE_IGPU:
@@ -41,9 +68,170 @@ dfl_device_info device_info(int32_t index) {
     default:
         info.type = DFL_DEVICE_OTHER;
     }
-    info.free_bytes = props.memory_free;
-    info.total_bytes = props.memory_total;
     return info;
+}
+
+int default_threads() {
+    const int logical = std::max(1u, std::thread::hardware_concurrency());
+#ifdef __linux__
+    // Two threads of one core share its vector units, so ggml gains nothing from the second.
+    cpu_set_t allowed;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) {
+        std::set<std::string> cores;
+        for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+            if (CPU_ISSET(cpu, &allowed)) {
+                std::ifstream file(format(
+                    "/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list", cpu));
+                std::string siblings;
+                cores.insert(file >> siblings ? siblings : std::to_string(cpu));
+            }
+        }
+        return std::max<int>(1, cores.size());
+    }
+#endif
+    return logical;
+}
+
+static ggml_backend_dev_t cpu_device() {
+    return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+}
+
+static std::vector<ggml_backend_buffer_type_t> cpu_extra_types() {
+    std::vector<ggml_backend_buffer_type_t> types;
+    ggml_backend_dev_t cpu = cpu_device();
+    auto get = reinterpret_cast<ggml_backend_dev_get_extra_bufts_t>(ggml_backend_reg_get_proc_address(
+        ggml_backend_dev_backend_reg(cpu), "ggml_backend_dev_get_extra_bufts"));
+    if (get != nullptr) {
+        for (ggml_backend_buffer_type_t * type = get(cpu); type != nullptr && *type != nullptr;
+             ++type) {
+            types.push_back(*type);
+        }
+    }
+    return types;
+}
+
+std::vector<std::string> extra_buffer_types() {
+    std::vector<std::string> names;
+    for (auto type : cpu_extra_types()) {
+        names.push_back(ggml_backend_buft_name(type));
+    }
+    return names;
+}
+
+static void set_threads(ggml_backend_t backend, int n_threads) {
+    auto set = reinterpret_cast<ggml_backend_set_n_threads_t>(ggml_backend_reg_get_proc_address(
+        ggml_backend_dev_backend_reg(ggml_backend_get_device(backend)), "ggml_backend_set_n_threads"));
+    if (set != nullptr) {
+        set(backend, n_threads);
+    }
+}
+
+// One product of a type-quantised [256, 64] matrix with n_cols columns, weights in buft.
+static std::vector<float> probe_product(ggml_backend_t backend, ggml_backend_buffer_type_t buft,
+                                        ggml_type type, int64_t n_cols,
+                                        const std::vector<float> & values,
+                                        const std::vector<float> & columns) {
+    constexpr int64_t n_in = 256, n_out = 64;
+    const ggml_init_params params = {16 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true};
+    ggml_context_ptr weight_ctx(ggml_init(params));
+    ggml_tensor * w = ggml_new_tensor_2d(weight_ctx.get(), type, n_in, n_out);
+    ggml_backend_buffer_ptr weight_buffer(ggml_backend_alloc_ctx_tensors_from_buft(weight_ctx.get(), buft));
+    DFL_CHECK(weight_buffer != nullptr, DFL_STATUS_MEMORY, "probe of %s: out of memory",
+              ggml_backend_buft_name(buft));
+    std::vector<char> quantised(ggml_nbytes(w));
+    ggml_quantize_chunk(type, values.data(), quantised.data(), 0, n_out, n_in, nullptr);
+    ggml_backend_tensor_set(w, quantised.data(), 0, quantised.size());
+
+    ggml_context_ptr ctx(ggml_init(params));
+    ggml_tensor * x = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, n_in, n_cols);
+    ggml_tensor * y = ggml_mul_mat(ctx.get(), w, x);
+    ggml_cgraph * graph = ggml_new_graph(ctx.get());
+    ggml_build_forward_expand(graph, y);
+    if (!ggml_backend_supports_op(backend, y)) {
+        return {};
+    }
+    ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx.get(), backend));
+    ggml_backend_tensor_set(x, columns.data(), 0, ggml_nbytes(x));
+    DFL_CHECK(ggml_backend_graph_compute(backend, graph) == GGML_STATUS_SUCCESS, DFL_STATUS_COMPUTE,
+              "probe of %s: the computation failed", ggml_backend_buft_name(buft));
+    std::vector<float> result(ggml_nelements(y));
+    ggml_backend_tensor_get(y, result.data(), 0, ggml_nbytes(y));
+    return result;
+}
+
+void probe_buffer_type(const std::string & name) {
+    ggml_backend_buffer_type_t buft = nullptr;
+    for (auto type : cpu_extra_types()) {
+        if (name == ggml_backend_buft_name(type)) {
+            buft = type;
+        }
+    }
+    DFL_CHECK(buft != nullptr, DFL_STATUS_ARGUMENT, "buffer type %s: the CPU backend has none", name.c_str());
+    ggml_backend_ptr backend(ggml_backend_dev_init(cpu_device(), nullptr));
+    set_threads(backend.get(), 1);
+    std::mt19937 random(7);
+    std::normal_distribution<float> normal;
+    std::vector<float> values(256 * 64), columns(256 * 16);
+    std::generate(values.begin(), values.end(), [&] { return normal(random); });
+    std::generate(columns.begin(), columns.end(), [&] { return normal(random); });
+    ggml_backend_buffer_type_t plain = ggml_backend_dev_buffer_type(cpu_device());
+    for (ggml_type type : {GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q8_0, GGML_TYPE_Q4_K,
+                           GGML_TYPE_Q5_K, GGML_TYPE_Q6_K}) {
+        for (int64_t n_cols : {1, 16}) {
+            const auto got = probe_product(backend.get(), buft, type, n_cols, values, columns);
+            const auto want = probe_product(backend.get(), plain, type, n_cols, values, columns);
+            for (size_t i = 0; i < got.size(); ++i) {
+                // Sums of 256 products of unit normals: about 16 wide; kernels round differently.
+                DFL_CHECK(std::fabs(got[i] - want[i]) < 1.0f, DFL_STATUS_COMPUTE,
+                          "buffer type %s multiplies %s wrongly: %g instead of %g", name.c_str(),
+                          ggml_type_name(type), got[i], want[i]);
+            }
+        }
+    }
+}
+
+Backend::Backend(bool use_gpu, int n_threads, const std::vector<std::string> & excluded) {
+    device_ = use_gpu ? ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_GPU) : cpu_device();
+    DFL_CHECK(device_ != nullptr, DFL_STATUS_UNSUPPORTED, "no %s device is registered with ggml",
+              use_gpu ? "GPU" : "CPU");
+    backend_.reset(ggml_backend_dev_init(device_, nullptr));
+    DFL_CHECK(backend_ != nullptr, DFL_STATUS_COMPUTE, "device %s cannot be opened", name());
+    n_threads_ = n_threads > 0 ? n_threads : default_threads();
+    set_threads(get(), n_threads_);
+    if (!use_gpu) {
+        for (auto type : cpu_extra_types()) {
+            const char * type_name = ggml_backend_buft_name(type);
+            if (std::find(excluded.begin(), excluded.end(), type_name) == excluded.end()) {
+                weights_.push_back(type);
+            }
+        }
+    }
+    weights_.push_back(default_buffer_type());
+}
+
+bool Backend::is_host() const { return ggml_backend_buft_is_host(default_buffer_type()); }
+
+ggml_backend_buffer_type_t Backend::default_buffer_type() const {
+    return ggml_backend_dev_buffer_type(device_);
+}
+
+uint64_t Backend::free_bytes() const {
+    size_t free = 0, total = 0;
+    ggml_backend_dev_memory(device_, &free, &total);
+    return is_host() ? available_host_memory(free) : free;
+}
+
+void Backend::check_fits(uint64_t bytes, const char * what) const {
+    const uint64_t free = free_bytes();
+    DFL_CHECK(bytes <= free, DFL_STATUS_MEMORY, "%s needs %llu MiB, %s has %llu MiB free", what,
+              (unsigned long long)(bytes >> 20), name(), (unsigned long long)(free >> 20));
+}
+
+void Backend::compute(ggml_cgraph * graph) {
+    const ggml_status status = ggml_backend_graph_compute(get(), graph);
+    DFL_CHECK(status != GGML_STATUS_ALLOC_FAILED, DFL_STATUS_MEMORY, "device %s: out of memory", name());
+    DFL_CHECK(status == GGML_STATUS_SUCCESS, DFL_STATUS_COMPUTE, "device %s: the computation failed (%s)",
+              name(), ggml_status_to_string(status));
 }
 
 } // namespace dfl

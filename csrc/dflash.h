@@ -55,6 +55,113 @@ dfl_status dfl_backend_load(const char * path, dfl_error * err);
 int32_t dfl_device_count(void);
 dfl_status dfl_device_get(int32_t index, dfl_device_info * info, dfl_error * err);
 
+/* Names of the CPU's extra weight buffer types ("AMX", "CPU_REPACK", ...), separated by commas, as
+ * many as fit into size bytes. */
+dfl_status dfl_extra_buffer_types(char * names, uint64_t size, dfl_error * err);
+
+/* Multiplies quantised matrices in one of them and compares with plain buffers. Kernels that cannot
+ * run on this machine kill the process: call it in a child process.
+ * Errors: DFL_STATUS_ARGUMENT (no such type), DFL_STATUS_COMPUTE (wrong products). */
+dfl_status dfl_probe_buffer_type(const char * name, dfl_error * err);
+
+/* ---- model: the weights of one GGUF file, immutable, shareable ---- */
+
+typedef struct dfl_model dfl_model;
+
+/* Called with the part done and the whole; a result other than 0 stops the call, which then
+ * returns DFL_STATUS_CANCELLED. */
+typedef int32_t (*dfl_progress)(void * user, uint64_t done, uint64_t total);
+
+typedef struct {
+    int32_t n_gpu_layers;              /* < 0: all if there is a GPU; 0: none */
+    const char * excluded_buffer_types; /* separated by commas; may be NULL */
+    dfl_progress progress;             /* bytes; may be NULL */
+    void * user;
+} dfl_model_params;
+
+typedef struct {
+    char architecture[64];
+    char name[256]; /* general.name, or empty */
+    char device[64];
+    int64_t n_vocab;
+    int64_t n_embd;
+    int64_t n_layer;     /* executed layers: MTP blocks are not */
+    int64_t n_recurrent; /* of them, layers with a recurrent state */
+    int64_t n_ctx_train;
+    uint64_t mapped_bytes; /* weights used where they lie in the file */
+    uint64_t copied_bytes; /* weights in buffers of their own */
+} dfl_model_info;
+
+/* Errors: DFL_STATUS_FILE, DFL_STATUS_UNSUPPORTED, DFL_STATUS_MEMORY, DFL_STATUS_CANCELLED. */
+dfl_status dfl_model_load(const char * path, const dfl_model_params * params, dfl_model ** model,
+                          dfl_error * err);
+void dfl_model_free(dfl_model * model);
+dfl_status dfl_model_get_info(const dfl_model * model, dfl_model_info * info, dfl_error * err);
+
+/* ---- session: one mutable decode timeline with its caches and cursor ---- */
+
+typedef struct dfl_session dfl_session;
+typedef struct dfl_checkpoint dfl_checkpoint;
+
+typedef struct {
+    int64_t n_ctx;             /* tokens the timeline can hold */
+    int64_t n_ubatch;          /* most rows of one pass */
+    int32_t n_threads;         /* 0: one per physical core */
+    const char * cache_type_k; /* "f32", "f16", "bf16", "q8_0", "q4_0", ... */
+    const char * cache_type_v;
+} dfl_session_params;
+
+typedef struct {
+    int64_t n_ctx;
+    int64_t position; /* tokens in the caches */
+    int32_t n_threads;
+    int64_t n_graphs_built;
+    uint64_t kv_bytes;
+    uint64_t recurrent_bytes;
+    uint64_t arena_bytes;
+} dfl_session_info;
+
+/* The session keeps the model alive. Not for use by two threads at once.
+ * Errors: DFL_STATUS_ARGUMENT, DFL_STATUS_UNSUPPORTED (cache types; the sentence lists the valid
+ * pairs), DFL_STATUS_MEMORY. */
+dfl_status dfl_session_create(const dfl_model * model, const dfl_session_params * params,
+                              dfl_session ** session, dfl_error * err);
+void dfl_session_free(dfl_session * session);
+dfl_status dfl_session_get_info(const dfl_session * session, dfl_session_info * info,
+                                dfl_error * err);
+
+/* Appends n tokens, a micro-batch at a time. Afterwards the last token's logits can be read.
+ * all_logits: NULL, or [n][n_vocab] float32 for every token's. progress: may be NULL.
+ * On an error the timeline ends after the last finished micro-batch (for a device failure on a
+ * model with recurrent layers: it is empty).
+ * Errors: DFL_STATUS_ARGUMENT (token ids, context), MEMORY, COMPUTE, CANCELLED. */
+dfl_status dfl_session_prefill(dfl_session * session, const int32_t * tokens, int64_t n,
+                               float * all_logits, dfl_progress progress, void * user,
+                               dfl_error * err);
+/* Largest logit after the last token; the lowest id on ties. Errors: ARGUMENT before any token,
+ * COMPUTE if the logits are not finite. */
+dfl_status dfl_session_argmax(const dfl_session * session, int32_t * token, dfl_error * err);
+/* logits: out, [n_vocab] float32. */
+dfl_status dfl_session_logits(const dfl_session * session, float * logits, dfl_error * err);
+
+/* Back to position 0. */
+dfl_status dfl_session_reset(dfl_session * session, dfl_error * err);
+/* Forgets the tokens from a position on. Errors: DFL_STATUS_UNSUPPORTED on a model with recurrent
+ * layers, unless position is 0 or the present one. */
+dfl_status dfl_session_truncate(dfl_session * session, int64_t position, dfl_error * err);
+
+/* All that the prefix up to here leaves behind; valid for this session while it still begins with
+ * the same tokens. */
+dfl_status dfl_checkpoint_take(const dfl_session * session, dfl_checkpoint ** checkpoint,
+                               dfl_error * err);
+/* Back to a checkpoint, however often. Errors: DFL_STATUS_ARGUMENT if the tokens differ now. */
+dfl_status dfl_checkpoint_restore(dfl_session * session, const dfl_checkpoint * checkpoint,
+                                  dfl_error * err);
+/* 1 if dfl_checkpoint_restore would work. */
+int32_t dfl_checkpoint_is_valid(const dfl_session * session, const dfl_checkpoint * checkpoint);
+int64_t dfl_checkpoint_position(const dfl_checkpoint * checkpoint);
+void dfl_checkpoint_free(dfl_checkpoint * checkpoint);
+
 /* ---- quantisation ---- */
 
 /* Bytes of one row of n_per_row values in the named ggml type ("q8_0", "q4_K", "f16"...).

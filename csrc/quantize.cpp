@@ -9,7 +9,7 @@
 
 namespace dfl {
 
-static ggml_type type_from_name(const std::string & name) {
+ggml_type type_from_name(const std::string & name) {
     for (int i = 0; i < GGML_TYPE_COUNT; ++i) {
         const auto type = static_cast<ggml_type>(i);
         const char * known = ggml_type_name(type);

@@ -41,7 +41,8 @@ def _installed_file(name: str) -> Path:
     raise Error(f"{name}: not found in {folders}; leave the source folder, or reinstall")
 
 
-def _ggml_library() -> Path:
+def ggml_library() -> Path:
+    """The libggml that llama-cpp-python loads."""
     spec = importlib.util.find_spec("llama_cpp")
     plain = library_name("ggml")
     for folder in (spec.submodule_search_locations or []) if spec else []:
@@ -65,7 +66,7 @@ def _open() -> Any:
     # What is left of `extern "C" { ... }` between the #ifdefs is its closing brace.
     ffi.cdef("\n".join(x for x in lines if x.strip() != "}"))
     try:
-        keep = ffi.dlopen(str(_ggml_library()), ffi.RTLD_NOW | ffi.RTLD_GLOBAL)
+        keep = ffi.dlopen(str(ggml_library()), ffi.RTLD_NOW | ffi.RTLD_GLOBAL)
         core = ffi.dlopen(str(_installed_file(library_name("dflash"))), ffi.RTLD_NOW)
     except OSError as error:
         raise Error(f"cannot open the core library: {error}") from error
@@ -89,6 +90,16 @@ def call(function: str, *args: Any) -> None:
     err = ffi.new("dfl_error *")
     if getattr(lib(), f"dfl_{function}")(*args, err) != 0:
         raise Error(ffi.string(err.message).decode(errors="replace"))
+
+
+def create(kind: str, function: str, *args: Any) -> Any:
+    """Calls `dfl_<function>(*args, &handle, err)`; `dfl_<kind>_free` ends the handle with Python's.
+
+    Raises Error as `call` does.
+    """
+    out = new(f"dfl_{kind} **")
+    call(function, *args, out)
+    return ffi.gc(out[0], getattr(lib(), f"dfl_{kind}_free"))
 
 
 def new(cdecl: str, init: Any = None) -> Any:

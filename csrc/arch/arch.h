@@ -1,0 +1,30 @@
+// The interface of an architecture and the table of them. Adding one: a file and a row in arch.cpp.
+#pragma once
+
+#include "layers/build.h"
+#include "weights.h"
+
+#include <string>
+
+namespace dfl {
+
+struct Arch {
+    const char * name; // general.architecture
+    // Reads the metadata; throws DFL_STATUS_FILE naming the key.
+    Hparams (*read)(const GgufFile & file);
+    // Declares every tensor of the file it needs.
+    void (*bind)(WeightLoader & loader);
+    // Builds the forward pass of b.shape.n_rows rows; returns logits [n_vocab, n_out] or NULL.
+    ggml_tensor * (*build)(Build & b);
+};
+
+// Throws DFL_STATUS_UNSUPPORTED listing what is known.
+const Arch & find_arch(const GgufFile & file);
+
+extern const Arch LLAMA;
+extern const Arch QWEN3;
+extern const Arch QWEN3MOE;
+extern const Arch QWEN35;
+extern const Arch QWEN35MOE;
+
+} // namespace dfl

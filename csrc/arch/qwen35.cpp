@@ -1,0 +1,144 @@
+// Qwen3.5 and 3.6, dense and with experts: Gated DeltaNet layers, and gated attention in between.
+#include "arch/arch.h"
+#include "error.h"
+#include "gguf_schema.h"
+#include "layers/attention.h"
+#include "layers/common.h"
+#include "layers/delta_net.h"
+#include "layers/moe.h"
+
+#include <algorithm>
+
+namespace dfl {
+
+static void read_recurrent(const GgufFile & file, Hparams & hp) {
+    RecurrentShape & shape = hp.recurrent;
+    shape.d_conv = file.need_integer(schema::KEY_SSM_CONV_KERNEL, 2, 16);
+    shape.d_state = file.need_integer(schema::KEY_SSM_STATE_SIZE, 1, 1024);
+    shape.n_k_heads = file.need_integer(schema::KEY_SSM_GROUP_COUNT, 1, 4096);
+    shape.n_v_heads = file.need_integer(schema::KEY_SSM_TIME_STEP_RANK, 1, 4096);
+    const int64_t inner = file.need_integer(schema::KEY_SSM_INNER_SIZE, 1, 1 << 24);
+    DFL_CHECK(shape.n_v_heads % shape.n_k_heads == 0 && inner == shape.d_state * shape.n_v_heads,
+              DFL_STATUS_FILE,
+              "%s: %lld value heads of %lld for %lld key heads do not make an inner size of %lld",
+              file.path().c_str(), (long long)shape.n_v_heads, (long long)shape.d_state,
+              (long long)shape.n_k_heads, (long long)inner);
+
+    const auto marked = file.integers(schema::KEY_ATTENTION_RECURRENT_LAYERS);
+    DFL_CHECK(!marked || (int64_t)marked->size() >= hp.n_layer(), DFL_STATUS_FILE,
+              "%s: metadata key %s has %zu values for %lld layers", file.path().c_str(),
+              file.key(schema::KEY_ATTENTION_RECURRENT_LAYERS).c_str(), marked ? marked->size() : 0,
+              (long long)hp.n_layer());
+    const int64_t interval = file.integer(schema::KEY_FULL_ATTENTION_INTERVAL).value_or(4);
+    DFL_CHECK(interval > 0, DFL_STATUS_FILE, "%s: metadata key %s is %lld, expected 1 or more",
+              file.path().c_str(), file.key(schema::KEY_FULL_ATTENTION_INTERVAL).c_str(),
+              (long long)interval);
+    for (int64_t il = 0; il < hp.n_layer(); ++il) {
+        hp.layers[il].recurrent = marked ? (*marked)[il] != 0 : (il + 1) % interval != 0;
+    }
+}
+
+static Hparams read(const GgufFile & file) {
+    Hparams hp = read_common_hparams(file, GGML_ROPE_TYPE_IMROPE);
+    const auto sections = file.integers(schema::KEY_ROPE_DIMENSION_SECTIONS);
+    DFL_CHECK(sections && sections->size() >= 3 && sections->size() <= 4, DFL_STATUS_FILE,
+              "%s: metadata key %s must hold four rope sections", file.path().c_str(),
+              file.key(schema::KEY_ROPE_DIMENSION_SECTIONS).c_str());
+    int64_t sum = 0;
+    for (LayerShape & layer : hp.layers) {
+        sum = 0;
+        for (size_t i = 0; i < sections->size(); ++i) {
+            const int64_t n = (*sections)[i];
+            DFL_CHECK(n >= 0 && n <= layer.head_dim, DFL_STATUS_FILE,
+                      "%s: rope section %lld is outside 0 to %lld", file.path().c_str(), (long long)n,
+                      (long long)layer.head_dim);
+            layer.rope.sections[i] = static_cast<int>(n);
+            sum += n;
+        }
+    }
+    DFL_CHECK(sum > 0, DFL_STATUS_FILE, "%s: metadata key %s holds only zeros", file.path().c_str(),
+              file.key(schema::KEY_ROPE_DIMENSION_SECTIONS).c_str());
+    read_recurrent(file, hp);
+    return hp;
+}
+
+static Hparams read_moe(const GgufFile & file) {
+    Hparams hp = read(file);
+    hp.experts = read_expert_shape(file, /*shared =*/true);
+    return hp;
+}
+
+static void bind_delta_net(WeightLoader & loader, int il) {
+    const int64_t n_embd = loader.hparams().n_embd;
+    const RecurrentShape & shape = loader.hparams().recurrent;
+    const int64_t inner = shape.d_state * shape.n_v_heads;
+    DeltaNetWeights & w = loader.weights().layers[il].delta;
+    w.qkv = loader.linear(schema::TENSOR_ATTN_QKV, il, n_embd, shape.conv_channels());
+    w.gate = loader.linear(schema::TENSOR_ATTN_GATE, il, n_embd, inner);
+    w.conv = loader.matrix(schema::TENSOR_SSM_CONV1D, il, {shape.d_conv, shape.conv_channels()},
+                           GGML_OP_SSM_CONV);
+    w.dt_bias = loader.vector(schema::TENSOR_SSM_DT_BIAS, il, shape.n_v_heads);
+    w.a = loader.vector(schema::TENSOR_SSM_A, il, shape.n_v_heads);
+    w.beta = loader.linear(schema::TENSOR_SSM_BETA, il, n_embd, shape.n_v_heads);
+    w.alpha = loader.linear(schema::TENSOR_SSM_ALPHA, il, n_embd, shape.n_v_heads);
+    w.norm = loader.vector(schema::TENSOR_SSM_NORM, il, shape.d_state);
+    w.output = loader.linear(schema::TENSOR_SSM_OUT, il, inner, n_embd);
+}
+
+static void bind(WeightLoader & loader) {
+    const Hparams & hp = loader.hparams();
+    loader.shared_tensors();
+    for (int il = 0; il < hp.n_layer(); ++il) {
+        const LayerShape & shape = hp.layers[il];
+        LayerWeights & layer = loader.weights().layers[il];
+        layer.attn_norm = loader.vector(schema::TENSOR_ATTN_NORM, il, hp.n_embd);
+        if (shape.recurrent) {
+            bind_delta_net(loader, il);
+        } else {
+            loader.attention(il, 2 * shape.head_dim * shape.n_head);
+            layer.attn.q_norm = loader.vector(schema::TENSOR_ATTN_Q_NORM, il, shape.head_dim);
+            layer.attn.k_norm = loader.vector(schema::TENSOR_ATTN_K_NORM, il, shape.head_dim);
+        }
+        layer.ffn_norm = loader.vector(schema::TENSOR_POST_ATTENTION_NORM, il, hp.n_embd);
+        if (hp.experts.n_expert > 0) {
+            loader.experts(il);
+        } else {
+            loader.feed_forward(il);
+        }
+    }
+}
+
+// Attention whose output is gated head by head; a head's rows of q are [query | gate].
+static ggml_tensor * gated_attention(Build & b, int il, ggml_tensor * x) {
+    const LayerShape & shape = b.hp.layers[il];
+    const AttentionWeights & w = b.weights.layers[il].attn;
+    const int64_t d = shape.head_dim;
+    const int64_t rows = x->ne[1];
+    Projections p = project_qkv(b, il, x, 2 * d * shape.n_head);
+    const size_t e = ggml_element_size(p.q);
+    auto half = [&](int64_t first) {
+        return ggml_view_3d(b.ctx, p.q, d, shape.n_head, rows, 2 * d * e, p.q->nb[1], first * e);
+    };
+    ggml_tensor * q = rope(b, il, rms_norm(b, half(0), w.q_norm));
+    ggml_tensor * k = rope(b, il, rms_norm(b, p.k, w.k_norm));
+    ggml_tensor * gate = ggml_cont_2d(b.ctx, half(d), d * shape.n_head, rows);
+    ggml_tensor * attended = attend(b, il, q, k, p.v);
+    return linear(b, w.output, ggml_mul(b.ctx, attended, ggml_sigmoid(b.ctx, gate)));
+}
+
+static ggml_tensor * build(Build & b) {
+    return build_decoder(
+        b,
+        [](Build & b, int il, ggml_tensor * x) {
+            return b.hp.layers[il].recurrent ? delta_net(b, il, x) : gated_attention(b, il, x);
+        },
+        [](Build & b, int il, ggml_tensor * x) {
+            return b.hp.experts.n_expert > 0 ? mixture_of_experts(b, il, x)
+                                             : feed_forward(b, b.weights.layers[il].ffn, x);
+        });
+}
+
+const Arch QWEN35 = {schema::ARCH_QWEN35, read, bind, build};
+const Arch QWEN35MOE = {schema::ARCH_QWEN35MOE, read_moe, bind, build};
+
+} // namespace dfl

@@ -1,0 +1,104 @@
+// What a session remembers: K/V rows in cells, and the recurrent state of linear-attention layers.
+//
+// A K or V row is position-free once rope is applied, so it may lie in any cell; the table says
+// whose it is. Accepting or dropping rows only changes the table.
+#pragma once
+
+#include "hparams.h"
+
+#include <cstdint>
+#include <ggml-cpp.h>
+#include <vector>
+
+namespace dfl {
+
+class Backend;
+
+// Host table: cell -> (sequence, position).
+class CellTable {
+  public:
+    static constexpr int32_t FREE = -1;
+
+    explicit CellTable(int64_t n_cells) : sequence_(n_cells, FREE), position_(n_cells, FREE) {}
+
+    int64_t size() const { return static_cast<int64_t>(sequence_.size()); }
+    int64_t n_free() const { return size() - n_used_; }
+    // One past the highest used cell.
+    int64_t high() const { return high_; }
+
+    // The n lowest free cells; throws DFL_STATUS_ARGUMENT if there are fewer.
+    std::vector<int64_t> find_free(int64_t n) const;
+    void own(int64_t cell, int32_t sequence, int32_t position);
+    void release(int64_t cell);
+    // Frees the cells of a sequence from a position on.
+    void release_from(int32_t sequence, int32_t position);
+
+    // Additive mask of one row, float16 [n]: 0 where (sequence, position) may look, else -inf.
+    // window: keys a row may see, itself included; 0: all.
+    void mask_row(int32_t sequence, int32_t position, int64_t window, ggml_fp16_t * row,
+                  int64_t n) const;
+
+  private:
+    std::vector<int32_t> sequence_;
+    std::vector<int32_t> position_;
+    int64_t n_used_ = 0;
+    int64_t high_ = 0;
+    mutable int64_t first_free_ = 0; // no free cell lies below
+};
+
+// K and V of every attention layer: [head_dim * n_head_kv, n_cells] each.
+class KvCache {
+  public:
+    // Throws DFL_STATUS_UNSUPPORTED for a pair of types the device cannot attend with, and
+    // DFL_STATUS_MEMORY naming the bytes.
+    KvCache(const Hparams & hp, Backend & backend, ggml_type type_k, ggml_type type_v,
+            int64_t n_cells);
+
+    ggml_tensor * k(int64_t il) const { return k_[il]; }
+    ggml_tensor * v(int64_t il) const { return v_[il]; }
+    // Hadamard matrices that even out what is quantised; NULL where nothing is.
+    ggml_tensor * rotation_k() const { return rotation_k_; }
+    ggml_tensor * rotation_v() const { return rotation_v_; }
+
+    CellTable & cells() { return cells_; }
+    const CellTable & cells() const { return cells_; }
+    uint64_t bytes() const { return ggml_backend_buffer_get_size(buffer_.get()); }
+
+  private:
+    ggml_context_ptr ctx_;
+    ggml_backend_buffer_ptr buffer_;
+    std::vector<ggml_tensor *> k_, v_; // NULL for recurrent layers
+    ggml_tensor * rotation_k_ = nullptr;
+    ggml_tensor * rotation_v_ = nullptr;
+    CellTable cells_;
+};
+
+// State and last convolution inputs of every recurrent layer, one slot a sequence.
+class RecurrentCache {
+  public:
+    RecurrentCache(const Hparams & hp, Backend & backend, int64_t n_sequences);
+
+    // [state_size, n_sequences, n_layers] and [conv_channels * (d_conv - 1), n_sequences, n_layers];
+    // the newest convolution input lies last. NULL for a model without recurrent layers.
+    ggml_tensor * state() const { return state_; }
+    ggml_tensor * conv() const { return conv_; }
+    // Index of a layer among the recurrent ones.
+    int64_t index(int64_t il) const { return index_[il]; }
+
+    void clear(int32_t sequence);
+    // A sequence's state as bytes, layer by layer, and back.
+    std::vector<uint8_t> save(int32_t sequence) const;
+    void load(int32_t sequence, const std::vector<uint8_t> & bytes);
+    uint64_t bytes() const { return buffer_ ? ggml_backend_buffer_get_size(buffer_.get()) : 0; }
+
+  private:
+    template <typename Visit> void for_each_row(int32_t sequence, Visit && visit) const;
+
+    ggml_context_ptr ctx_;
+    ggml_backend_buffer_ptr buffer_;
+    ggml_tensor * state_ = nullptr;
+    ggml_tensor * conv_ = nullptr;
+    std::vector<int64_t> index_;
+};
+
+} // namespace dfl

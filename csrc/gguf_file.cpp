@@ -1,0 +1,277 @@
+#include "gguf_file.h"
+
+#include "error.h"
+#include "gguf_schema.h"
+
+#include <cerrno>
+#include <cstring>
+#include <fcntl.h>
+#include <mutex>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+namespace dfl {
+
+FileMapping::FileMapping(const std::string & path) {
+    struct stat st;
+    DFL_CHECK(stat(path.c_str(), &st) == 0, DFL_STATUS_FILE, "%s: %s", path.c_str(),
+              std::strerror(errno));
+    DFL_CHECK(S_ISREG(st.st_mode), DFL_STATUS_FILE, "%s: not a file%s", path.c_str(),
+              S_ISDIR(st.st_mode) ? " but a folder" : "");
+    DFL_CHECK(st.st_size > 0, DFL_STATUS_FILE, "%s: the file is empty", path.c_str());
+    const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    DFL_CHECK(fd >= 0, DFL_STATUS_FILE, "%s: %s", path.c_str(), std::strerror(errno));
+    size_ = static_cast<uint64_t>(st.st_size);
+    void * mapped = mmap(nullptr, size_, PROT_READ, MAP_SHARED, fd, 0);
+    const int error = errno;
+    close(fd);
+    DFL_CHECK(mapped != MAP_FAILED, DFL_STATUS_MEMORY, "%s: cannot map %llu bytes: %s", path.c_str(),
+              (unsigned long long)size_, std::strerror(error));
+    data_ = static_cast<char *>(mapped);
+}
+
+FileMapping::~FileMapping() {
+    if (data_ != nullptr) {
+        munmap(data_, size_);
+    }
+}
+
+// ggml explains a bad header only through its log; this collects it for our sentence.
+class LogCapture {
+  public:
+    LogCapture() : lock_(mutex()) {
+        ggml_log_get(&old_callback_, &old_data_);
+        ggml_log_set(collect, &text_);
+    }
+    ~LogCapture() { ggml_log_set(old_callback_, old_data_); }
+    LogCapture(const LogCapture &) = delete;
+    LogCapture & operator=(const LogCapture &) = delete;
+
+    // The first line without its function name.
+    std::string reason() const {
+        std::string line = text_.substr(0, text_.find('\n'));
+        const size_t colon = line.find(": ");
+        return colon == std::string::npos ? line : line.substr(colon + 2);
+    }
+
+  private:
+    static std::mutex & mutex() {
+        static std::mutex one;
+        return one;
+    }
+    static void collect(ggml_log_level, const char * text, void * data) {
+        static_cast<std::string *>(data)->append(text);
+    }
+
+    std::lock_guard<std::mutex> lock_;
+    ggml_log_callback old_callback_ = nullptr;
+    void * old_data_ = nullptr;
+    std::string text_;
+};
+
+GgufFile::GgufFile(const std::string & path) : path_(path), mapping_(path) {
+    DFL_CHECK(mapping_.size() >= 24 && std::memcmp(mapping_.data(), GGUF_MAGIC, 4) == 0,
+              DFL_STATUS_FILE, "%s: not a GGUF file (it does not begin with \"GGUF\")",
+              path.c_str());
+    {
+        LogCapture log;
+        ggml_context * meta = nullptr;
+        gguf_.reset(gguf_init_from_file(path.c_str(), {/*no_alloc =*/true, /*ctx =*/&meta}));
+        meta_.reset(meta);
+        DFL_CHECK(gguf_ != nullptr, DFL_STATUS_FILE, "%s: damaged or truncated GGUF header: %s",
+                  path.c_str(), log.reason().c_str());
+    }
+    const auto arch = text(schema::KEY_GENERAL_ARCHITECTURE);
+    DFL_CHECK(arch && !arch->empty() && arch->size() <= 64, DFL_STATUS_FILE,
+              "%s: no usable general.architecture", path.c_str());
+    arch_ = *arch;
+    const int64_t parts = integer(schema::KEY_SPLIT_COUNT).value_or(1);
+    DFL_CHECK(parts <= 1, DFL_STATUS_UNSUPPORTED,
+              "%s: part of a file split into %lld; join the parts with llama-gguf-split --merge",
+              path.c_str(), (long long)parts);
+    check_tensor_data();
+}
+
+void GgufFile::check_tensor_data() const {
+    const uint64_t begin = gguf_get_data_offset(gguf_.get());
+    for (int64_t i = 0; i < tensor_count(); ++i) {
+        const uint64_t offset = gguf_get_tensor_offset(gguf_.get(), i);
+        const uint64_t size = gguf_get_tensor_size(gguf_.get(), i);
+        DFL_CHECK(begin <= mapping_.size() && offset <= mapping_.size() - begin &&
+                      size <= mapping_.size() - begin - offset,
+                  DFL_STATUS_FILE, "%s: truncated: tensor %s needs bytes up to %llu, the file has %llu",
+                  path_.c_str(), gguf_get_tensor_name(gguf_.get(), i),
+                  (unsigned long long)(begin + offset + size), (unsigned long long)mapping_.size());
+    }
+}
+
+std::string GgufFile::key(const char * pattern) const {
+    std::string name = pattern;
+    const size_t at = name.find("%s");
+    return at == std::string::npos ? name : name.replace(at, 2, arch_);
+}
+
+int64_t GgufFile::find(const char * pattern) const {
+    return gguf_find_key(gguf_.get(), key(pattern).c_str());
+}
+
+void GgufFile::wrong_type(int64_t id, const char * expected) const {
+    throw Error(DFL_STATUS_FILE,
+                format("%s: metadata key %s is of type %s, expected %s", path_.c_str(),
+                       gguf_get_key(gguf_.get(), id),
+                       gguf_type_name(gguf_get_kv_type(gguf_.get(), id)), expected));
+}
+
+static std::optional<int64_t> read_integer(gguf_type type, const void * data, size_t i) {
+    switch (type) {
+    case GGUF_TYPE_UINT8:
+        return static_cast<const uint8_t *>(data)[i];
+    case GGUF_TYPE_INT8:
+        return static_cast<const int8_t *>(data)[i];
+    case GGUF_TYPE_BOOL:
+        return static_cast<const int8_t *>(data)[i] != 0;
+    case GGUF_TYPE_UINT16:
+        return static_cast<const uint16_t *>(data)[i];
+    case GGUF_TYPE_INT16:
+        return static_cast<const int16_t *>(data)[i];
+    case GGUF_TYPE_UINT32:
+        return static_cast<const uint32_t *>(data)[i];
+    case GGUF_TYPE_INT32:
+        return static_cast<const int32_t *>(data)[i];
+    case GGUF_TYPE_UINT64:
+        return static_cast<int64_t>(static_cast<const uint64_t *>(data)[i]);
+    case GGUF_TYPE_INT64:
+        return static_cast<const int64_t *>(data)[i];
+    default:
+        return std::nullopt;
+    }
+}
+
+static bool is_plain(gguf_type type) { return type != GGUF_TYPE_STRING && type != GGUF_TYPE_ARRAY; }
+
+std::optional<int64_t> GgufFile::integer(const char * pattern) const {
+    const int64_t id = find(pattern);
+    if (id < 0) {
+        return std::nullopt;
+    }
+    const gguf_type type = gguf_get_kv_type(gguf_.get(), id);
+    std::optional<int64_t> value;
+    if (is_plain(type)) {
+        value = read_integer(type, gguf_get_val_data(gguf_.get(), id), 0);
+    }
+    if (!value) {
+        wrong_type(id, "an integer");
+    }
+    return value;
+}
+
+std::optional<double> GgufFile::real(const char * pattern) const {
+    const int64_t id = find(pattern);
+    if (id < 0) {
+        return std::nullopt;
+    }
+    switch (gguf_get_kv_type(gguf_.get(), id)) {
+    case GGUF_TYPE_FLOAT32:
+        return gguf_get_val_f32(gguf_.get(), id);
+    case GGUF_TYPE_FLOAT64:
+        return gguf_get_val_f64(gguf_.get(), id);
+    default:
+        return static_cast<double>(*integer(pattern));
+    }
+}
+
+std::optional<bool> GgufFile::boolean(const char * pattern) const {
+    const auto value = integer(pattern);
+    return value ? std::optional<bool>(*value != 0) : std::nullopt;
+}
+
+std::optional<std::string> GgufFile::text(const char * pattern) const {
+    const int64_t id = find(pattern);
+    if (id < 0) {
+        return std::nullopt;
+    }
+    if (gguf_get_kv_type(gguf_.get(), id) != GGUF_TYPE_STRING) {
+        wrong_type(id, "a string");
+    }
+    return gguf_get_val_str(gguf_.get(), id);
+}
+
+std::optional<std::vector<int64_t>> GgufFile::integers(const char * pattern) const {
+    const int64_t id = find(pattern);
+    if (id < 0) {
+        return std::nullopt;
+    }
+    if (gguf_get_kv_type(gguf_.get(), id) != GGUF_TYPE_ARRAY ||
+        !is_plain(gguf_get_arr_type(gguf_.get(), id))) {
+        wrong_type(id, "an array of integers");
+    }
+    const gguf_type type = gguf_get_arr_type(gguf_.get(), id);
+    std::vector<int64_t> values(gguf_get_arr_n(gguf_.get(), id));
+    for (size_t i = 0; i < values.size(); ++i) {
+        const auto value = read_integer(type, gguf_get_arr_data(gguf_.get(), id), i);
+        if (!value) {
+            wrong_type(id, "an array of integers");
+        }
+        values[i] = *value;
+    }
+    return values;
+}
+
+std::optional<int64_t> GgufFile::array_length(const char * pattern) const {
+    const int64_t id = find(pattern);
+    if (id < 0) {
+        return std::nullopt;
+    }
+    if (gguf_get_kv_type(gguf_.get(), id) != GGUF_TYPE_ARRAY) {
+        wrong_type(id, "an array");
+    }
+    return static_cast<int64_t>(gguf_get_arr_n(gguf_.get(), id));
+}
+
+int64_t GgufFile::need_integer(const char * pattern, int64_t low, int64_t high) const {
+    const auto value = integer(pattern);
+    DFL_CHECK(value, DFL_STATUS_FILE, "%s: metadata key %s is missing", path_.c_str(),
+              key(pattern).c_str());
+    DFL_CHECK(*value >= low && *value <= high, DFL_STATUS_FILE,
+              "%s: metadata key %s is %lld, expected %lld to %lld", path_.c_str(),
+              key(pattern).c_str(), (long long)*value, (long long)low, (long long)high);
+    return *value;
+}
+
+double GgufFile::need_real(const char * pattern) const {
+    const auto value = real(pattern);
+    DFL_CHECK(value, DFL_STATUS_FILE, "%s: metadata key %s is missing", path_.c_str(),
+              key(pattern).c_str());
+    return *value;
+}
+
+std::vector<int64_t> GgufFile::need_per_layer(const char * pattern, int64_t n_layer, int64_t low,
+                                              int64_t high) const {
+    const int64_t id = find(pattern);
+    if (id < 0 || gguf_get_kv_type(gguf_.get(), id) != GGUF_TYPE_ARRAY) {
+        return std::vector<int64_t>(n_layer, need_integer(pattern, low, high));
+    }
+    const auto values = *integers(pattern);
+    DFL_CHECK(static_cast<int64_t>(values.size()) >= n_layer, DFL_STATUS_FILE,
+              "%s: metadata key %s has %zu values, expected one for each of %lld layers",
+              path_.c_str(), key(pattern).c_str(), values.size(), (long long)n_layer);
+    for (const int64_t value : values) {
+        DFL_CHECK(value >= low && value <= high, DFL_STATUS_FILE,
+                  "%s: metadata key %s holds %lld, expected %lld to %lld", path_.c_str(),
+                  key(pattern).c_str(), (long long)value, (long long)low, (long long)high);
+    }
+    return std::vector<int64_t>(values.begin(), values.begin() + n_layer);
+}
+
+const ggml_tensor * GgufFile::tensor(const std::string & name) const {
+    return ggml_get_tensor(meta_.get(), name.c_str());
+}
+
+const void * GgufFile::tensor_data(const std::string & name) const {
+    const int64_t id = gguf_find_tensor(gguf_.get(), name.c_str());
+    return mapping_.data() + gguf_get_data_offset(gguf_.get()) +
+           gguf_get_tensor_offset(gguf_.get(), id);
+}
+
+} // namespace dfl

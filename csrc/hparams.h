@@ -1,0 +1,71 @@
+// What a model file says about its shapes. A layer's shape is data: attention, cells and the memory
+// plan read only this, never the architecture's name.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace dfl {
+
+class GgufFile;
+
+struct RopeShape {
+    int type = 0; // ggml rope mode
+    int n_dims = 0;
+    int sections[4] = {0, 0, 0, 0};
+    int n_ctx_orig = 0;
+    float freq_base = 10000.0f;
+    float freq_scale = 1.0f;
+    float ext_factor = 0.0f;
+    float attn_factor = 1.0f;
+};
+
+struct LayerShape {
+    bool recurrent = false;
+    int64_t n_head = 0;
+    int64_t n_head_kv = 0;
+    int64_t head_dim = 0;
+    int64_t window = 0; // keys a row may see, itself included; 0: all
+    float attn_scale = 0.0f;
+    RopeShape rope;
+    int64_t n_ff = 0;
+};
+
+struct RecurrentShape {
+    int64_t d_conv = 0;  // convolution taps
+    int64_t d_state = 0; // key and value head size
+    int64_t n_k_heads = 0;
+    int64_t n_v_heads = 0;
+
+    int64_t conv_channels() const { return d_state * (2 * n_k_heads + n_v_heads); }
+    int64_t state_size() const { return d_state * d_state * n_v_heads; }
+};
+
+struct ExpertShape {
+    int64_t n_expert = 0;
+    int64_t n_used = 0;
+    int64_t n_ff = 0;
+    int64_t n_ff_shared = 0;
+};
+
+struct Hparams {
+    int64_t n_vocab = 0;
+    int64_t n_embd = 0;
+    int64_t n_ctx_train = 0;
+    float eps = 0.0f;
+    std::vector<LayerShape> layers; // executed layers only: no MTP blocks
+    RecurrentShape recurrent;
+    ExpertShape experts;
+
+    int64_t n_layer() const { return static_cast<int64_t>(layers.size()); }
+    int64_t n_recurrent() const;
+};
+
+// Everything the decoder architectures have in common: sizes, heads, rope, feed-forward widths.
+// rope_type is a ggml rope mode.
+Hparams read_common_hparams(const GgufFile & file, int rope_type);
+
+// The expert keys of a mixture-of-experts model; shared: it also has a shared expert.
+ExpertShape read_expert_shape(const GgufFile & file, bool shared);
+
+} // namespace dfl

@@ -1,0 +1,113 @@
+#include "layers/attention.h"
+
+#include "layers/common.h"
+
+namespace dfl {
+
+Projections project_qkv(Build & b, int il, ggml_tensor * x, int64_t q_width) {
+    const LayerShape & shape = b.hp.layers[il];
+    const AttentionWeights & w = b.weights.layers[il].attn;
+    const int64_t d = shape.head_dim;
+    const int64_t n_kv = shape.n_head_kv;
+    const int64_t rows = x->ne[1];
+    if (!w.qkv) {
+        return {linear(b, w.q, x), ggml_reshape_3d(b.ctx, linear(b, w.k, x), d, n_kv, rows),
+                ggml_reshape_3d(b.ctx, linear(b, w.v, x), d, n_kv, rows)};
+    }
+    ggml_tensor * all = linear(b, w.qkv, x); // [q_width + 2 * d * n_kv, n_rows]
+    const size_t element = ggml_element_size(all);
+    auto heads = [&](int64_t first) {
+        return ggml_view_3d(b.ctx, all, d, n_kv, rows, d * element, all->nb[1], first * element);
+    };
+    return {ggml_cont(b.ctx, ggml_view_2d(b.ctx, all, q_width, rows, all->nb[1], 0)), heads(q_width),
+            heads(q_width + d * n_kv)};
+}
+
+ggml_tensor * rope(Build & b, int il, ggml_tensor * x) {
+    const RopeShape & r = b.hp.layers[il].rope;
+    constexpr float beta_fast = 32.0f, beta_slow = 1.0f;
+    if (b.in.positions->ne[0] == x->ne[2]) {
+        return ggml_rope_ext(b.ctx, x, b.in.positions, b.weights.rope_freqs, r.n_dims, r.type,
+                             r.n_ctx_orig, r.freq_base, r.freq_scale, r.ext_factor, r.attn_factor,
+                             beta_fast, beta_slow);
+    }
+    int sections[4] = {r.sections[0], r.sections[1], r.sections[2], r.sections[3]};
+    return ggml_rope_multi(b.ctx, x, b.in.positions, b.weights.rope_freqs, r.n_dims, sections,
+                           r.type, r.n_ctx_orig, r.freq_base, r.freq_scale, r.ext_factor,
+                           r.attn_factor, beta_fast, beta_slow);
+}
+
+// Multiplies each block of head values with the Hadamard matrix. Its inverse is itself.
+static ggml_tensor * rotate(Build & b, ggml_tensor * x, ggml_tensor * rotation) {
+    if (rotation == nullptr) {
+        return x;
+    }
+    if (!ggml_is_contiguous(x)) {
+        x = ggml_cont(b.ctx, x);
+    }
+    ggml_tensor * blocks =
+        ggml_reshape_2d(b.ctx, x, rotation->ne[0], ggml_nelements(x) / rotation->ne[0]);
+    ggml_tensor * rotated = ggml_mul_mat(b.ctx, rotation, blocks);
+    ggml_mul_mat_set_hint(rotated, GGML_HINT_SRC0_IS_HADAMARD);
+    return ggml_reshape_4d(b.ctx, rotated, x->ne[0], x->ne[1], x->ne[2], x->ne[3]);
+}
+
+// The first n_kv rows of a cache tensor as [head_dim, n_kv, n_head_kv].
+static ggml_tensor * cached(Build & b, const LayerShape & shape, ggml_tensor * cache) {
+    ggml_tensor * rows = ggml_view_3d(b.ctx, cache, shape.head_dim, shape.n_head_kv, b.shape.n_kv,
+                                      ggml_row_size(cache->type, shape.head_dim), cache->nb[1], 0);
+    return ggml_permute(b.ctx, rows, 0, 2, 1, 3);
+}
+
+static ggml_tensor * mask_of(const Build & b, int64_t window) {
+    for (const Mask & mask : b.in.masks) {
+        if (mask.window == window) {
+            return mask.tensor;
+        }
+    }
+    return nullptr;
+}
+
+// [head_dim, n_heads, n_rows] as the [head_dim * n_heads, n_rows] that set_rows takes.
+static ggml_tensor * as_rows(Build & b, ggml_tensor * x) {
+    if (x->nb[2] == x->ne[1] * x->nb[1]) {
+        return ggml_reshape_2d(b.ctx, x, x->ne[0] * x->ne[1], x->ne[2]);
+    }
+    return ggml_view_2d(b.ctx, x, x->ne[0] * x->ne[1], x->ne[2], x->nb[2], 0);
+}
+
+ggml_tensor * attend(Build & b, int il, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v) {
+    const LayerShape & shape = b.hp.layers[il];
+    q = rotate(b, q, b.kv.rotation_k());
+    k = rotate(b, k, b.kv.rotation_k());
+    v = rotate(b, v, b.kv.rotation_v());
+    ggml_build_forward_expand(b.graph, q);
+    // set_rows before the read below: ggml runs nodes in the order they were added.
+    ggml_build_forward_expand(b.graph, ggml_set_rows(b.ctx, b.kv.k(il), as_rows(b, k), b.in.cells));
+    ggml_build_forward_expand(b.graph, ggml_set_rows(b.ctx, b.kv.v(il), as_rows(b, v), b.in.cells));
+
+    ggml_tensor * out = ggml_flash_attn_ext(
+        b.ctx, ggml_permute(b.ctx, q, 0, 2, 1, 3), cached(b, shape, b.kv.k(il)),
+        cached(b, shape, b.kv.v(il)), mask_of(b, shape.window), shape.attn_scale, 0.0f, 0.0f);
+    ggml_prec_set_acc(out, GGML_PREC_F32);
+    if (b.weights.layers[il].attn.sinks != nullptr) {
+        ggml_flash_attn_ext_add_sinks(out, b.weights.layers[il].attn.sinks);
+    }
+    out = rotate(b, out, b.kv.rotation_v()); // [head_dim, n_head, n_rows]
+    return ggml_reshape_2d(b.ctx, out, out->ne[0] * out->ne[1], out->ne[2]);
+}
+
+ggml_tensor * self_attention(Build & b, int il, ggml_tensor * x) {
+    const LayerShape & shape = b.hp.layers[il];
+    const AttentionWeights & w = b.weights.layers[il].attn;
+    Projections p = project_qkv(b, il, x, shape.head_dim * shape.n_head);
+    ggml_tensor * q = ggml_reshape_3d(b.ctx, p.q, shape.head_dim, shape.n_head, x->ne[1]);
+    ggml_tensor * k = p.k;
+    if (w.q_norm != nullptr) {
+        q = rms_norm(b, q, w.q_norm);
+        k = rms_norm(b, k, w.k_norm);
+    }
+    return linear(b, w.output, attend(b, il, rope(b, il, q), rope(b, il, k), p.v));
+}
+
+} // namespace dfl

@@ -1,0 +1,28 @@
+// Softmax attention over cells. Everything that differs between layers comes from LayerShape.
+#pragma once
+
+#include "layers/build.h"
+
+namespace dfl {
+
+struct Projections {
+    ggml_tensor * q; // [q_width, n_rows]
+    ggml_tensor * k; // [head_dim, n_head_kv, n_rows]
+    ggml_tensor * v; // [head_dim, n_head_kv, n_rows]
+};
+
+// Separate or fused projections of x [n_embd, n_rows].
+Projections project_qkv(Build & b, int il, ggml_tensor * x, int64_t q_width);
+
+// x: [head_dim, n_heads, n_rows] -> same, rotated by the batch's positions.
+ggml_tensor * rope(Build & b, int il, ggml_tensor * x);
+
+// Writes k and v into the batch's cells and attends over the cells the mask shows.
+// q: [head_dim, n_head, n_rows] -> [head_dim * n_head, n_rows].
+ggml_tensor * attend(Build & b, int il, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v);
+
+// The whole sublayer of llama and qwen3: project, norm heads where there are norms, rope, attend,
+// output projection. x: [n_embd, n_rows] -> same.
+ggml_tensor * self_attention(Build & b, int il, ggml_tensor * x);
+
+} // namespace dfl

@@ -1,0 +1,45 @@
+// A loaded model: immutable, shareable between sessions and threads.
+#pragma once
+
+#include "arch/arch.h"
+#include "backend.h"
+#include "gguf_file.h"
+#include "weights.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace dfl {
+
+struct ModelParams {
+    // Negative: all on the GPU if there is one; 0: CPU; else so many layers on the GPU.
+    int n_gpu_layers = -1;
+    std::vector<std::string> excluded_buffer_types;
+    LoadProgress progress;
+};
+
+class Model {
+  public:
+    Model(const std::string & path, const ModelParams & params);
+
+    const GgufFile & file() const { return file_; }
+    const Hparams & hparams() const { return hp_; }
+    const Arch & arch() const { return arch_; }
+    const Weights & weights() const { return *weights_; }
+    bool on_gpu() const { return on_gpu_; }
+    const char * device_name() const { return device_name_.c_str(); }
+
+    // Converts embedding rows to float32: dst [n_embd, n].
+    void embed(const int32_t * tokens, int64_t n, float * dst) const;
+
+  private:
+    GgufFile file_;
+    const Arch & arch_;
+    Hparams hp_;
+    bool on_gpu_ = false;
+    std::string device_name_;
+    std::unique_ptr<Weights> weights_;
+};
+
+} // namespace dfl

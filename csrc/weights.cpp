@@ -1,0 +1,307 @@
+#include "weights.h"
+
+#include "backend.h"
+#include "error.h"
+#include "gguf_schema.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <set>
+
+namespace dfl {
+
+struct WeightLoader::Request {
+    std::string file_name;
+    ggml_tensor * tensor;
+    bool mapped; // used where it lies in the file
+};
+
+static std::string name_of(const char * pattern, int il) {
+    char name[GGML_MAX_NAME * 2];
+    // Patterns are the constants of gguf_schema.h: at most one %d.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
+    std::snprintf(name, sizeof name, pattern, il);
+#pragma GCC diagnostic pop
+    return name;
+}
+
+static std::string companion(const std::string & weight, const char * suffix) {
+    const size_t dot = weight.rfind(".weight");
+    return dot == std::string::npos ? weight + suffix : weight.substr(0, dot) + suffix;
+}
+
+static std::string shape_text(const int64_t * ne, int n) {
+    std::string text = "[";
+    for (int i = 0; i < n; ++i) {
+        text += (i != 0 ? ", " : "") + std::to_string(ne[i]);
+    }
+    return text + "]";
+}
+
+// A type ggml can multiply with: floating point, or quantised with a way back to float.
+static bool is_multipliable(ggml_type type) {
+    if (type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16) {
+        return true;
+    }
+    return ggml_is_quantized(type) && type != GGML_TYPE_Q8_1 &&
+           ggml_get_type_traits(type)->to_float != nullptr;
+}
+
+WeightLoader::WeightLoader(const GgufFile & file, const Hparams & hp, Backend & backend)
+    : file_(file), hp_(hp), backend_(backend), owned_(new Weights), weights_(*owned_) {
+    weights_.layers.resize(hp.n_layer());
+}
+
+WeightLoader::~WeightLoader() = default;
+
+ggml_context * WeightLoader::context_for(ggml_backend_buffer_type_t buft) {
+    auto found = contexts_.find(buft);
+    if (found == contexts_.end()) {
+        // Every tensor of the file, and the head once more where it is tied to the embeddings.
+        const size_t size = (file_.tensor_count() + 1) * ggml_tensor_overhead();
+        weights_.contexts.emplace_back(ggml_init({size, nullptr, true}));
+        found = contexts_.emplace(buft, weights_.contexts.back().get()).first;
+    }
+    return found->second;
+}
+
+static bool op_runs(ggml_backend_dev_t device, ggml_backend_buffer_type_t buft,
+                    const ggml_tensor * meta, ggml_op op, int64_t n_expert_used) {
+    ggml_context_ptr ctx(ggml_init({8 * ggml_tensor_overhead(), nullptr, true}));
+    ggml_tensor * w = ggml_dup_tensor(ctx.get(), meta);
+    constexpr int64_t rows = 512;
+    ggml_tensor * node = nullptr;
+    if (op == GGML_OP_MUL_MAT_ID) {
+        ggml_tensor * x = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, w->ne[0], n_expert_used, rows);
+        ggml_tensor * ids = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_I32, n_expert_used, rows);
+        node = ggml_mul_mat_id(ctx.get(), w, x, ids);
+    } else {
+        ggml_tensor * x = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, w->ne[0], rows);
+        node = ggml_mul_mat(ctx.get(), w, x);
+    }
+    // A buffer of no bytes tells the device which type the weight would lie in.
+    ggml_backend_buffer_ptr buffer(ggml_backend_buft_alloc_buffer(buft, 0));
+    w->buffer = buffer.get();
+    const bool runs = ggml_backend_dev_supports_op(device, node);
+    w->buffer = nullptr;
+    return runs;
+}
+
+ggml_backend_buffer_type_t WeightLoader::choose(const ggml_tensor * meta, ggml_op op) const {
+    if (op == GGML_OP_MUL_MAT || op == GGML_OP_MUL_MAT_ID) {
+        for (auto buft : backend_.weight_buffer_types()) {
+            if (op_runs(backend_.device(), buft, meta, op, std::max<int64_t>(1, hp_.experts.n_used))) {
+                return buft;
+            }
+        }
+        throw Error(DFL_STATUS_UNSUPPORTED,
+                    format("%s: device %s cannot multiply with tensor %s of type %s",
+                           file_.path().c_str(), backend_.name(), meta->name,
+                           ggml_type_name(meta->type)));
+    }
+    return backend_.default_buffer_type();
+}
+
+ggml_tensor * WeightLoader::request(const std::string & name, std::vector<int64_t> ne, ggml_op op) {
+    const ggml_tensor * meta = file_.tensor(name);
+    DFL_CHECK(meta != nullptr, DFL_STATUS_FILE, "%s: tensor %s is missing", file_.path().c_str(),
+              name.c_str());
+    bool same = true;
+    for (int i = 0; i < GGML_MAX_DIMS; ++i) {
+        same = same && meta->ne[i] == (i < static_cast<int>(ne.size()) ? ne[i] : 1);
+    }
+    DFL_CHECK(same, DFL_STATUS_FILE, "%s: tensor %s: got %s, expected %s", file_.path().c_str(),
+              name.c_str(), shape_text(meta->ne, ggml_n_dims(meta)).c_str(),
+              shape_text(ne.data(), ne.size()).c_str());
+    const bool product = op == GGML_OP_MUL_MAT || op == GGML_OP_MUL_MAT_ID;
+    DFL_CHECK(product ? is_multipliable(meta->type) : meta->type == GGML_TYPE_F32,
+              DFL_STATUS_UNSUPPORTED, "%s: tensor %s is of type %s, expected %s", file_.path().c_str(),
+              name.c_str(), ggml_type_name(meta->type), product ? "a quantised or float type" : "f32");
+
+    const auto buft = choose(meta, op);
+    ggml_tensor * tensor = ggml_dup_tensor(context_for(buft), meta);
+    ggml_set_name(tensor, name.c_str());
+    // Mapped pages serve the CPU as they are; ggml's kernels want their usual alignment.
+    const auto address = reinterpret_cast<uintptr_t>(file_.tensor_data(name));
+    const bool mapped = backend_.is_host() && buft == backend_.default_buffer_type() &&
+                        address % ggml_backend_buft_get_alignment(buft) == 0;
+    requests_.push_back({name, tensor, mapped});
+    return tensor;
+}
+
+bool WeightLoader::has(const char * pattern, int il) const {
+    return file_.tensor(name_of(pattern, il)) != nullptr;
+}
+
+ggml_tensor * WeightLoader::vector(const char * pattern, int il, int64_t n) {
+    return request(name_of(pattern, il), {n}, GGML_OP_MUL);
+}
+
+ggml_tensor * WeightLoader::maybe_vector(const char * pattern, int il, int64_t n) {
+    return has(pattern, il) ? vector(pattern, il, n) : nullptr;
+}
+
+ggml_tensor * WeightLoader::matrix(const char * pattern, int il, std::initializer_list<int64_t> ne,
+                                   ggml_op op) {
+    return request(name_of(pattern, il), ne, op);
+}
+
+Linear WeightLoader::linear(const char * pattern, int il, int64_t n_in, int64_t n_out,
+                            int64_t n_expert) {
+    const std::string name = name_of(pattern, il);
+    const std::string scale = companion(name, ".scale");
+    const std::string bias = companion(name, ".bias");
+    Linear linear;
+    if (n_expert > 0) {
+        linear.weight = request(name, {n_in, n_out, n_expert}, GGML_OP_MUL_MAT_ID);
+    } else {
+        linear.weight = request(name, {n_in, n_out}, GGML_OP_MUL_MAT);
+        if (file_.tensor(bias) != nullptr) {
+            linear.bias = request(bias, {n_out}, GGML_OP_ADD);
+        }
+    }
+    if (file_.tensor(scale) != nullptr) {
+        linear.scale = request(scale, {std::max<int64_t>(1, n_expert)}, GGML_OP_MUL);
+    }
+    return linear;
+}
+
+void WeightLoader::shared_tensors() {
+    const ggml_tensor * embd = file_.tensor(schema::TENSOR_TOKEN_EMBD);
+    DFL_CHECK(embd->ne[0] == hp_.n_embd, DFL_STATUS_FILE, "%s: tensor %s: got %s, expected [%lld, %lld]",
+              file_.path().c_str(), embd->name, shape_text(embd->ne, ggml_n_dims(embd)).c_str(),
+              (long long)hp_.n_embd, (long long)hp_.n_vocab);
+    DFL_CHECK(is_multipliable(embd->type), DFL_STATUS_UNSUPPORTED,
+              "%s: tensor %s is of type %s, expected a quantised or float type", file_.path().c_str(),
+              embd->name, ggml_type_name(embd->type));
+    weights_.token_embd = file_.tensor_data(schema::TENSOR_TOKEN_EMBD);
+    weights_.token_embd_type = embd->type;
+
+    weights_.output_norm = vector(schema::TENSOR_OUTPUT_NORM, 0, hp_.n_embd);
+    const bool tied = !has(schema::TENSOR_OUTPUT, 0);
+    weights_.output = linear(tied ? schema::TENSOR_TOKEN_EMBD : schema::TENSOR_OUTPUT, 0, hp_.n_embd,
+                             hp_.n_vocab);
+    weights_.rope_freqs =
+        maybe_vector(schema::TENSOR_ROPE_FREQS, 0, hp_.layers[0].rope.n_dims / 2);
+}
+
+void WeightLoader::attention(int il, int64_t q_width) {
+    const LayerShape & shape = hp_.layers[il];
+    const int64_t kv_width = shape.head_dim * shape.n_head_kv;
+    AttentionWeights & attn = weights_.layers[il].attn;
+    if (has(schema::TENSOR_ATTN_QKV, il)) {
+        attn.qkv = linear(schema::TENSOR_ATTN_QKV, il, hp_.n_embd, q_width + 2 * kv_width);
+    } else {
+        attn.q = linear(schema::TENSOR_ATTN_Q, il, hp_.n_embd, q_width);
+        attn.k = linear(schema::TENSOR_ATTN_K, il, hp_.n_embd, kv_width);
+        attn.v = linear(schema::TENSOR_ATTN_V, il, hp_.n_embd, kv_width);
+    }
+    attn.output =
+        linear(schema::TENSOR_ATTN_OUTPUT, il, shape.head_dim * shape.n_head, hp_.n_embd);
+}
+
+void WeightLoader::feed_forward(int il) {
+    const int64_t n_ff = hp_.layers[il].n_ff;
+    FeedForwardWeights & ffn = weights_.layers[il].ffn;
+    ffn.gate = linear(schema::TENSOR_FFN_GATE, il, hp_.n_embd, n_ff);
+    ffn.up = linear(schema::TENSOR_FFN_UP, il, hp_.n_embd, n_ff);
+    ffn.down = linear(schema::TENSOR_FFN_DOWN, il, n_ff, hp_.n_embd);
+}
+
+void WeightLoader::experts(int il) {
+    const ExpertShape & shape = hp_.experts;
+    ExpertWeights & experts = weights_.layers[il].experts;
+    experts.router = linear(schema::TENSOR_FFN_GATE_INP, il, hp_.n_embd, shape.n_expert);
+    experts.gate = linear(schema::TENSOR_FFN_GATE_EXPS, il, hp_.n_embd, shape.n_ff, shape.n_expert);
+    experts.up = linear(schema::TENSOR_FFN_UP_EXPS, il, hp_.n_embd, shape.n_ff, shape.n_expert);
+    experts.down = linear(schema::TENSOR_FFN_DOWN_EXPS, il, shape.n_ff, hp_.n_embd, shape.n_expert);
+    if (shape.n_ff_shared > 0) {
+        experts.shared_gate = vector(schema::TENSOR_FFN_GATE_INP_SHEXP, il, hp_.n_embd);
+        experts.shared.gate = linear(schema::TENSOR_FFN_GATE_SHEXP, il, hp_.n_embd, shape.n_ff_shared);
+        experts.shared.up = linear(schema::TENSOR_FFN_UP_SHEXP, il, hp_.n_embd, shape.n_ff_shared);
+        experts.shared.down = linear(schema::TENSOR_FFN_DOWN_SHEXP, il, shape.n_ff_shared, hp_.n_embd);
+    }
+}
+
+// A tensor nobody asked for would be a part of the model left out in silence.
+static void check_nothing_left(const GgufFile & file, const std::set<std::string> & used,
+                               int64_t n_layer) {
+    for (int64_t i = 0; i < file.tensor_count(); ++i) {
+        const std::string name = file.tensor_name(i);
+        int block = -1;
+        const bool mtp = std::sscanf(name.c_str(), "blk.%d.", &block) == 1 && block >= n_layer;
+        const bool hint = name.size() > 12 && name.compare(name.size() - 12, 12, ".input_scale") == 0;
+        DFL_CHECK(mtp || hint || name == schema::TENSOR_TOKEN_EMBD || used.count(name) != 0,
+                  DFL_STATUS_UNSUPPORTED, "%s: tensor %s is not part of architecture %s as known here",
+                  file.path().c_str(), name.c_str(), file.arch().c_str());
+    }
+}
+
+void WeightLoader::allocate(ggml_backend_buffer_type_t buft, ggml_context * ctx) {
+    uint64_t bytes = 0;
+    for (const Request & request : requests_) {
+        if (!request.mapped && ggml_get_tensor(ctx, request.file_name.c_str()) == request.tensor) {
+            bytes += ggml_backend_buft_get_alloc_size(buft, request.tensor);
+        }
+    }
+    if (bytes == 0) {
+        return;
+    }
+    backend_.check_fits(bytes, format("weights of %s", file_.path().c_str()).c_str());
+    // Mapped tensors of this context have their buffer already and are passed over.
+    weights_.buffers.emplace_back(ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft));
+    DFL_CHECK(weights_.buffers.back() != nullptr, DFL_STATUS_MEMORY,
+              "%s: device %s cannot allocate %llu bytes for weights", file_.path().c_str(),
+              backend_.name(), (unsigned long long)bytes);
+    ggml_backend_buffer_set_usage(weights_.buffers.back().get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    weights_.copied_bytes += bytes;
+}
+
+std::unique_ptr<Weights> WeightLoader::load(const LoadProgress & progress) {
+    std::set<std::string> used;
+    bool any_mapped = false;
+    for (const Request & request : requests_) {
+        used.insert(request.file_name);
+        any_mapped = any_mapped || request.mapped;
+    }
+    check_nothing_left(file_, used, hp_.n_layer());
+
+    if (any_mapped) {
+        const FileMapping & map = file_.mapping();
+        ggml_backend_buffer_ptr buffer(ggml_backend_dev_buffer_from_host_ptr(
+            backend_.device(), map.data(), map.size(), map.size()));
+        DFL_CHECK(buffer != nullptr, DFL_STATUS_MEMORY, "%s: device %s cannot use mapped memory",
+                  file_.path().c_str(), backend_.name());
+        ggml_backend_buffer_set_usage(buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+        for (const Request & request : requests_) {
+            if (request.mapped) {
+                void * data = const_cast<void *>(file_.tensor_data(request.file_name));
+                ggml_backend_tensor_alloc(buffer.get(), request.tensor, data);
+                weights_.mapped_bytes += ggml_nbytes(request.tensor);
+            }
+        }
+        weights_.buffers.push_back(std::move(buffer));
+    }
+    for (auto [buft, ctx] : contexts_) {
+        allocate(buft, ctx);
+    }
+
+    uint64_t total = 0, done = 0;
+    for (const Request & request : requests_) {
+        total += ggml_nbytes(request.tensor);
+    }
+    for (const Request & request : requests_) {
+        if (!request.mapped) {
+            ggml_backend_tensor_set(request.tensor, file_.tensor_data(request.file_name), 0,
+                                    ggml_nbytes(request.tensor));
+        }
+        done += ggml_nbytes(request.tensor);
+        DFL_CHECK(!progress || !progress(done, total), DFL_STATUS_CANCELLED, "loading %s was cancelled",
+                  file_.path().c_str());
+    }
+    return std::move(owned_);
+}
+
+} // namespace dfl

@@ -1,0 +1,128 @@
+// The weights of one model: bound by name, checked by shape, placed in the fastest buffer that works.
+#pragma once
+
+#include "gguf_file.h"
+#include "hparams.h"
+
+#include <functional>
+#include <initializer_list>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace dfl {
+
+class Backend;
+
+// y = (weight x) * scale + bias; scale and bias are optional companions in the file.
+struct Linear {
+    ggml_tensor * weight = nullptr; // [n_in, n_out]
+    ggml_tensor * scale = nullptr;  // [1]
+    ggml_tensor * bias = nullptr;   // [n_out]
+
+    explicit operator bool() const { return weight != nullptr; }
+};
+
+struct AttentionWeights {
+    Linear q, k, v; // or
+    Linear qkv;     // rows: q, then k, then v
+    Linear output;
+    ggml_tensor * q_norm = nullptr; // [head_dim]
+    ggml_tensor * k_norm = nullptr; // [head_dim]
+    ggml_tensor * sinks = nullptr;  // [n_head]
+};
+
+struct DeltaNetWeights {
+    Linear qkv, gate, beta, alpha, output;
+    ggml_tensor * conv = nullptr;    // [d_conv, conv_channels]
+    ggml_tensor * dt_bias = nullptr; // [n_v_heads]
+    ggml_tensor * a = nullptr;       // [n_v_heads], -exp(A_log)
+    ggml_tensor * norm = nullptr;    // [d_state]
+};
+
+struct FeedForwardWeights {
+    Linear gate, up, down;
+};
+
+struct ExpertWeights {
+    Linear router;
+    Linear gate, up, down;       // [n_in, n_out, n_expert]; scale [n_expert]
+    ggml_tensor * shared_gate = nullptr; // [n_embd]
+    FeedForwardWeights shared;
+};
+
+struct LayerWeights {
+    ggml_tensor * attn_norm = nullptr; // [n_embd]
+    AttentionWeights attn;
+    DeltaNetWeights delta;
+    ggml_tensor * ffn_norm = nullptr; // [n_embd]
+    FeedForwardWeights ffn;
+    ExpertWeights experts;
+};
+
+struct Weights {
+    ggml_tensor * rope_freqs = nullptr;  // [n_rot / 2]
+    ggml_tensor * output_norm = nullptr; // [n_embd]
+    Linear output;                       // [n_embd, n_vocab]
+    std::vector<LayerWeights> layers;
+
+    // Token embeddings stay in the mapped file; the session converts the rows it needs.
+    const void * token_embd = nullptr;
+    ggml_type token_embd_type = GGML_TYPE_F32;
+
+    std::vector<ggml_context_ptr> contexts;
+    std::vector<ggml_backend_buffer_ptr> buffers;
+    uint64_t mapped_bytes = 0; // used where they lie in the file
+    uint64_t copied_bytes = 0; // in buffers of their own
+};
+
+// Done and total bytes; true: stop.
+using LoadProgress = std::function<bool(uint64_t done, uint64_t total)>;
+
+// Declares the tensors an architecture needs, then places and loads them all.
+class WeightLoader {
+  public:
+    WeightLoader(const GgufFile & file, const Hparams & hp, Backend & backend);
+    ~WeightLoader();
+
+    const Hparams & hparams() const { return hp_; }
+
+    // pattern: a schema::TENSOR_* constant. A missing tensor or another shape throws.
+    ggml_tensor * vector(const char * pattern, int il, int64_t n);
+    ggml_tensor * matrix(const char * pattern, int il, std::initializer_list<int64_t> ne, ggml_op op);
+    // NULL if the file has none.
+    ggml_tensor * maybe_vector(const char * pattern, int il, int64_t n);
+    // With its ".scale" and ".bias" companions. n_expert > 0: a stack of expert matrices.
+    Linear linear(const char * pattern, int il, int64_t n_in, int64_t n_out, int64_t n_expert = 0);
+    bool has(const char * pattern, int il) const;
+
+    // Token embeddings, final norm, head (tied to the embeddings if the file has none), rope factors.
+    void shared_tensors();
+    // q, k, v (separate or fused), output and their biases. q_width: rows of q.
+    void attention(int il, int64_t q_width);
+    void feed_forward(int il);
+    void experts(int il);
+
+    Weights & weights() { return weights_; }
+
+    // Allocates and fills. Throws DFL_STATUS_MEMORY or DFL_STATUS_CANCELLED.
+    std::unique_ptr<Weights> load(const LoadProgress & progress);
+
+  private:
+    struct Request;
+    ggml_tensor * request(const std::string & name, std::vector<int64_t> ne, ggml_op op);
+    ggml_backend_buffer_type_t choose(const ggml_tensor * meta, ggml_op op) const;
+    void allocate(ggml_backend_buffer_type_t buft, ggml_context * ctx);
+    ggml_context * context_for(ggml_backend_buffer_type_t buft);
+
+    const GgufFile & file_;
+    const Hparams & hp_;
+    Backend & backend_;
+    std::unique_ptr<Weights> owned_;
+    Weights & weights_;
+    std::vector<Request> requests_;
+    std::map<ggml_backend_buffer_type_t, ggml_context *> contexts_;
+};
+
+} // namespace dfl
