@@ -1,0 +1,243 @@
+"""Transforms and metadata of each target, against formulas written out value by value."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import make_target
+from conversions import converted, edit_config, edit_tensors, metadata, metadata_only, stored
+from dflash_gguf.convert.arch.common import llama3_rope_factors
+from dflash_gguf.convert.checkpoint import Config
+from dflash_gguf.convert.conversion import prepare, stored_type
+from dflash_gguf.convert.errors import ConvertError
+
+# --- llama ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n_head", "n_head_kv", "head_dim"), [(4, 2, 32), (3, 1, 24), (2, 2, 8)])
+def test_llama_q_and_k_pairs_become_neighbours(
+    tmp_path: Path, n_head: int, n_head_kv: int, head_dim: int
+) -> None:
+    sizes = {"num_attention_heads": n_head, "num_key_value_heads": n_head_kv, "head_dim": head_dim}
+    make_target(tmp_path, "llama", attention_bias=True, mlp_bias=True, **sizes)
+    _, ours, theirs = converted(tmp_path, "llama-bpe")
+    half = head_dim // 2
+    for part, heads in (("q", n_head), ("k", n_head_kv)):
+        for kind in ("weight", "bias"):
+            new = ours[f"blk.1.attn_{part}.{kind}"]
+            old = theirs[f"model.layers.1.self_attn.{part}_proj.{kind}"]
+            for head in range(heads):
+                for j in range(half):
+                    row = head * head_dim
+                    np.testing.assert_array_equal(new[row + 2 * j], old[row + j])
+                    np.testing.assert_array_equal(new[row + 2 * j + 1], old[row + j + half])
+    for name, source in (("attn_v", "self_attn.v_proj"), ("ffn_down", "mlp.down_proj")):
+        for kind in ("weight", "bias"):
+            expected = theirs[f"model.layers.0.{source}.{kind}"]
+            np.testing.assert_array_equal(ours[f"blk.0.{name}.{kind}"], expected)
+
+
+def test_llama3_rope_factors_follow_the_wavelength(tmp_path: Path) -> None:
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    make_target(tmp_path, "llama", rope_parameters=rope, head_dim=64)
+    conversion, ours, _ = converted(tmp_path, "llama-bpe")
+    expected = []
+    for pair in range(32):
+        wavelength = 2 * math.pi * 500000.0 ** (2 * pair / 64)
+        if wavelength < 64 / 4.0:
+            expected.append(1.0)
+        elif wavelength > 64 / 1.0:
+            expected.append(8.0)
+        else:
+            smooth = (64 / wavelength - 1.0) / (4.0 - 1.0)
+            expected.append(1 / ((1 - smooth) / 8.0 + smooth))
+    np.testing.assert_allclose(ours["rope_freqs.weight"], expected, rtol=2e-6)
+    assert {1.0, 8.0} < set(expected)
+    assert "rope.scaling.type" not in metadata(conversion)
+
+
+def test_rope_factors_are_only_for_llama3(tmp_path: Path) -> None:
+    make_target(tmp_path, "llama")
+    assert llama3_rope_factors(Config(tmp_path), 32) is None
+
+
+def test_yarn_is_written_and_other_scalings_are_refused(tmp_path: Path) -> None:
+    yarn = {
+        "rope_type": "yarn",
+        "rope_theta": 1e6,
+        "factor": 4.0,
+        "original_max_position_embeddings": 128,
+        "beta_fast": 16.0,
+    }
+    make_target(tmp_path, "qwen3", rope_parameters=yarn)
+    found = metadata(prepare(tmp_path, "f32", pre="qwen2"))
+    assert found["rope.scaling.type"] == "yarn"
+    assert found["rope.scaling.factor"] == 4.0
+    assert found["rope.scaling.original_context_length"] == 128
+    assert found["rope.scaling.yarn_beta_fast"] == 16.0
+    edit_config(tmp_path, rope_parameters=yarn | {"rope_type": "longrope"})
+    with pytest.raises(ConvertError, match="rope type 'longrope' is not supported for qwen3"):
+        prepare(tmp_path, "f32", pre="qwen2")
+    edit_config(tmp_path, rope_parameters={"rope_type": "linear", "rope_theta": 1e6})
+    with pytest.raises(ConvertError, match="rope setting 'factor' is None"):
+        prepare(tmp_path, "f32", pre="qwen2")
+
+
+def test_configs_of_older_releases_give_the_same_metadata(tmp_path: Path) -> None:
+    rope = {"rope_type": "linear", "rope_theta": 5e5, "factor": 2.0}
+    make_target(tmp_path, "llama", rope_parameters=rope)
+    new = metadata(prepare(tmp_path, "f32", pre="llama-bpe"))
+    edit_config(
+        tmp_path, rope_parameters=None, rope_theta=5e5, rope_scaling={"type": "linear", "factor": 2}
+    )
+    old = metadata(prepare(tmp_path, "f32", pre="llama-bpe"))
+    assert old == new
+    assert old["rope.freq_base"] == 5e5
+
+
+# --- qwen3 and experts ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["qwen3moe", "qwen35moe"])
+@pytest.mark.parametrize("fused", [False, True])
+def test_experts_are_stacked(tmp_path: Path, kind: str, fused: bool) -> None:
+    separate = stored(make_target(tmp_path / "separate", kind))
+    make_target(tmp_path / "used", kind, fused_experts=fused)
+    _, ours, _ = converted(tmp_path / "used", "qwen2")
+    for part, name in (("gate", "gate_proj"), ("up", "up_proj"), ("down", "down_proj")):
+        stack = ours[f"blk.1.ffn_{part}_exps.weight"]
+        assert stack.shape[0] == 6
+        for expert in range(6):
+            expected = separate[f"model.layers.1.mlp.experts.{expert}.{name}.weight"]
+            np.testing.assert_array_equal(stack[expert], expected)
+
+
+def test_untied_tied_and_missing_heads(tmp_path: Path) -> None:
+    make_target(tmp_path / "tied", "qwen3", tie_word_embeddings=True)
+    assert "output.weight" not in converted(tmp_path / "tied", "qwen2")[1]
+    make_target(tmp_path / "untied", "qwen3")
+    assert "output.weight" in converted(tmp_path / "untied", "qwen2")[1]
+    edit_tensors(tmp_path / "untied", **{"lm_head.weight": None})
+    with pytest.raises(ConvertError, match=r"'lm_head\.weight' is missing"):
+        prepare(tmp_path / "untied", "f32", pre="qwen2")
+
+
+# --- qwen35 --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n_key", "ratio"), [(2, 1), (2, 2), (2, 3), (3, 2)])
+def test_value_heads_are_tiled_over_key_heads(tmp_path: Path, n_key: int, ratio: int) -> None:
+    size, n_value = 16, n_key * ratio
+    heads = {"linear_num_key_heads": n_key, "linear_num_value_heads": n_value}
+    make_target(tmp_path, "qwen35", **heads)
+    _, ours, theirs = converted(tmp_path, "qwen35")
+    hf = {k.removeprefix("model.layers.0.linear_attn."): v for k, v in theirs.items()}
+    keys = 2 * n_key * size
+    for name, source in (
+        ("attn_qkv.weight", hf["in_proj_qkv.weight"]),
+        ("ssm_conv1d.weight", hf["conv1d.weight"][:, 0]),
+    ):
+        np.testing.assert_array_equal(ours[f"blk.0.{name}"][:keys], source[:keys])
+    for key in range(n_key):
+        for r in range(ratio):
+            new, old = r * n_key + key, key * ratio + r
+            to, fro = slice(new * size, (new + 1) * size), slice(old * size, (old + 1) * size)
+            pairs = [
+                (ours["blk.0.attn_qkv.weight"][keys:][to], hf["in_proj_qkv.weight"][keys:][fro]),
+                (ours["blk.0.ssm_conv1d.weight"][keys:][to], hf["conv1d.weight"][keys:, 0][fro]),
+                (ours["blk.0.attn_gate.weight"][to], hf["in_proj_z.weight"][fro]),
+                (ours["blk.0.ssm_out.weight"][:, to], hf["out_proj.weight"][:, fro]),
+                (ours["blk.0.ssm_alpha.weight"][new], hf["in_proj_a.weight"][old]),
+                (ours["blk.0.ssm_beta.weight"][new], hf["in_proj_b.weight"][old]),
+                (ours["blk.0.ssm_dt.bias"][new], hf["dt_bias"][old]),
+            ]
+            for written, source in pairs:
+                np.testing.assert_array_equal(written, source)
+            expected = -math.exp(hf["A_log"][old])
+            assert ours["blk.0.ssm_a"][new] == pytest.approx(expected, rel=1e-7)
+
+
+def test_zero_centred_norms_become_factors(tmp_path: Path) -> None:
+    make_target(tmp_path, "qwen35", mtp=True)
+    _, ours, theirs = converted(tmp_path, "qwen35")
+    pairs = {
+        "output_norm.weight": "model.norm.weight",
+        "blk.0.attn_norm.weight": "model.layers.0.input_layernorm.weight",
+        "blk.3.post_attention_norm.weight": "model.layers.3.post_attention_layernorm.weight",
+        "blk.3.attn_q_norm.weight": "model.layers.3.self_attn.q_norm.weight",
+        "blk.3.attn_k_norm.weight": "model.layers.3.self_attn.k_norm.weight",
+        "blk.4.attn_norm.weight": "mtp.layers.0.input_layernorm.weight",
+        "blk.4.nextn.enorm.weight": "mtp.pre_fc_norm_embedding.weight",
+        "blk.4.nextn.hnorm.weight": "mtp.pre_fc_norm_hidden.weight",
+        "blk.4.nextn.shared_head_norm.weight": "mtp.norm.weight",
+    }
+    for name, source in pairs.items():
+        np.testing.assert_array_equal(ours[name], theirs[source] + np.float32(1))
+    own = "model.layers.0.linear_attn.norm.weight"
+    np.testing.assert_array_equal(ours["blk.0.ssm_norm.weight"], theirs[own])
+    fusion = ours["blk.4.nextn.eh_proj.weight"]
+    np.testing.assert_array_equal(fusion, theirs["mtp.fc.weight"])
+
+
+@pytest.mark.parametrize("kind", ["qwen35", "qwen35moe"])
+def test_mtp_layers_are_blocks_that_no_mtp_drops(tmp_path: Path, kind: str) -> None:
+    make_target(tmp_path, kind, mtp=True, wrapped=True)
+    with_mtp, ours, _ = converted(tmp_path, "qwen35")
+    assert metadata(with_mtp)["block_count"] == 5
+    assert metadata(with_mtp)["nextn_predict_layers"] == 1
+    assert metadata(with_mtp)["attention.recurrent_layers"] == [True] * 3 + [False] * 2
+    without, rest, _ = converted(tmp_path, "qwen35", mtp=False)
+    assert metadata(without)["block_count"] == 4
+    assert "nextn_predict_layers" not in metadata(without)
+    assert {n for n in ours if n not in rest} == {n for n in ours if n.startswith("blk.4.")}
+
+
+def test_a_config_that_promises_mtp_without_tensors_counts_none(tmp_path: Path) -> None:
+    make_target(tmp_path, "qwen35", mtp_num_hidden_layers=1)
+    found = metadata(prepare(tmp_path, "f32", pre="qwen35"))
+    assert found["block_count"] == 4
+    assert "nextn_predict_layers" not in found
+
+
+def test_multimodal_checkpoints_give_their_text_part(tmp_path: Path) -> None:
+    plain = converted(make_target(tmp_path / "a", "qwen35"), "qwen35")
+    wrapped = converted(make_target(tmp_path / "b", "qwen35", wrapped=True), "qwen35")
+    assert {n: v.shape for n, v in wrapped[1].items()} == {n: v.shape for n, v in plain[1].items()}
+    assert not [name for name in wrapped[1] if "visual" in name]
+
+
+def test_rope_sections_and_partial_rotation(tmp_path: Path) -> None:
+    make_target(tmp_path, "qwen35")
+    found = metadata(prepare(tmp_path, "f32", pre="qwen35"))
+    assert found["rope.dimension_sections"] == [2, 1, 1, 0]
+    assert found["rope.dimension_count"] == 8
+    assert found["ssm.inner_size"] == 64
+    edit_config(tmp_path, rope_parameters={"rope_theta": 1e6, "rope_type": "default"})
+    found = metadata(prepare(tmp_path, "f32", pre="qwen35"))
+    assert found["rope.dimension_sections"] == [11, 11, 10, 0]
+    edit_config(tmp_path, layer_types=None, full_attention_interval=2)
+    found = metadata(metadata_only(tmp_path))
+    assert found["attention.recurrent_layers"] == [True, False, True, False]
+
+
+def test_auto_takes_the_type_of_the_first_matrix(tmp_path: Path) -> None:
+    for dtype, expected in (
+        (torch.bfloat16, "bf16"),
+        (torch.float16, "f16"),
+        (torch.float32, "f16"),
+    ):
+        directory = make_target(tmp_path / str(dtype), "qwen3", dtype=dtype)
+        conversion = prepare(directory, "auto", pre="qwen2")
+        assert conversion.outtype == expected
+        assert stored_type(conversion.checkpoint) == expected
