@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,15 +56,6 @@ class Session(Protocol):
     def decode(self, token: int) -> Rows:
         """Appends one token and returns its row."""
 
-    def take(self) -> Any:
-        """A checkpoint of the present position; its memory is freed with the last reference."""
-
-    def restore(self, checkpoint: Any) -> None:
-        """Goes back to a checkpoint of this session, however often."""
-
-    def reset(self) -> None:
-        """Goes back to position 0."""
-
 
 class Vocabulary(Protocol):
     """What the loop asks of a tokenizer."""
@@ -72,6 +63,10 @@ class Vocabulary(Protocol):
     @property
     def stop_tokens(self) -> frozenset[int]:
         """Ids that end an answer."""
+
+    @property
+    def suppressed_tokens(self) -> frozenset[int]:
+        """Ids that are never drawn."""
 
     def piece(self, token: int) -> bytes:
         """The bytes a token adds to the text; none for a control token."""
@@ -118,7 +113,7 @@ class Generation:
         self._on_prefilled = on_prefilled
         self._cancelled = cancelled or (lambda: False)
         banned = vocabulary.stop_tokens if config.ignore_eos else frozenset()
-        self._sampler = Sampler(config, banned=banned)
+        self._sampler = Sampler(config, banned=banned | vocabulary.suppressed_tokens)
         self._utf8 = Utf8Stream()
         self._stop = StopMatcher(config.stop_texts)
         self._tokens: list[int] = []

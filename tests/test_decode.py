@@ -21,6 +21,7 @@ class Bytes:
     """Token i is the byte i; 256 and above are control tokens, 256 and 257 end an answer."""
 
     stop_tokens = frozenset({STOP, STOP + 1})
+    suppressed_tokens: frozenset[int] = frozenset()
 
     def piece(self, token: int) -> bytes:
         return bytes([token]) if token < 256 else b""
@@ -76,15 +77,6 @@ class Scripted:
             raise KeyboardInterrupt
         self.tokens.append(token)
         return self._row()
-
-    def take(self) -> Any:
-        return list(self.tokens)
-
-    def restore(self, checkpoint: Any) -> None:
-        self.tokens = list(checkpoint)
-
-    def reset(self) -> None:
-        self.tokens = []
 
 
 def answer(
@@ -166,6 +158,17 @@ def test_a_split_character_is_held_back_and_replaced_only_at_the_end() -> None:
     broken, steps, _ = answer("€".encode()[:2], max_tokens=2)
     assert [step.text for step in steps] == ["", "\ufffd"]
     assert broken.result().text == "\ufffd"
+
+
+def test_suppressed_tokens_are_never_drawn() -> None:
+    class Quiet(Bytes):
+        suppressed_tokens = frozenset(b"l")
+
+    generation = Generation(Scripted(b"hello"), Quiet(), [1, 2, 3], DecodeConfig(max_tokens=5))
+    list(generation)
+    tokens = bytes(generation.result().tokens[:2])
+    assert tokens == b"he"
+    assert ord("l") not in generation.result().tokens
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.01])

@@ -23,7 +23,7 @@ PYTHON_LAYERS = (
     ("decoder",),
     ("decode",),
     ("text", "core"),
-    ("vocabulary", "chat"),
+    ("vocabulary", "chat", "proof"),
     ("sampling", "results", "text_stream", "gguf_metadata"),
     ("config",),
 )

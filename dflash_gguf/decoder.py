@@ -1,0 +1,295 @@
+"""What a user holds: a loaded target that answers prompts."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .chat import Message
+from .config import DecodeConfig, LoadConfig
+from .core import Checkpoint, Model, Session
+from .decode import Generation, Progress
+from .results import Result, Step
+from .text import Tokenizer
+
+Prompt = str | Sequence[int] | NDArray[np.integer[Any]]
+
+N_CHECKPOINTS = 2
+"""Prompt ends that a model with recurrent layers can go back to; at 27B each holds 150 MB."""
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    n_ctx: int | None = None,
+    cache_type_k: str = "f16",
+    cache_type_v: str = "f16",
+    n_threads: int | None = None,
+    n_gpu_layers: int | None = None,
+    n_ubatch: int = 512,
+    progress: Progress | None = None,
+) -> Decoder:
+    """Loads a target from a GGUF file. The arguments are the fields of LoadConfig.
+
+    progress: called with (bytes loaded, bytes in all); what it raises ends the load.
+    Errors: ValueError for a bad argument or tokenizer, OSError, and Error from the core.
+    """
+    config = LoadConfig(
+        n_ctx=n_ctx,
+        cache_type_k=cache_type_k,
+        cache_type_v=cache_type_v,
+        n_threads=n_threads,
+        n_gpu_layers=n_gpu_layers,
+        n_ubatch=n_ubatch,
+    )
+    tokenizer = Tokenizer.from_file(path)
+    model = Model(os.fspath(path), config, progress)
+    return Decoder(model, Session(model), tokenizer)
+
+
+class Decoder:
+    """One target with one timeline. Threads may share it; calls take turns.
+
+    The timeline is kept between calls: a prompt that begins like the last one is computed only
+    from where they part.
+    """
+
+    def __init__(self, model: Model, session: Session, tokenizer: Tokenizer | None) -> None:
+        """Use `load`. Without a tokenizer prompts are token ids, and answers have no text."""
+        self.model = model
+        self.session = session
+        self.tokenizer = tokenizer
+        self._vocabulary = _Words(tokenizer)
+        self._lock = threading.RLock()
+        self._history: list[int] = []
+        self._checkpoints: list[Checkpoint] = []
+        self._active: Stream | None = None
+
+    def __enter__(self) -> Decoder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Frees model, caches and tokenizer; closing twice is harmless."""
+        with self._lock:
+            self._active = None
+            self._checkpoints.clear()
+            self.session.close()
+            self.model.close()
+            if self.tokenizer is not None:
+                self.tokenizer.close()
+
+    def generate(
+        self,
+        prompt: Prompt,
+        config: DecodeConfig | None = None,
+        *,
+        cancelled: Callable[[], bool] | None = None,
+        **settings: Any,
+    ) -> Result:
+        """Answers a prompt.
+
+        prompt: text, which gets the special tokens the model asks for, or token ids as they are.
+        config, settings: a DecodeConfig, and fields of it that are to differ.
+        cancelled: asked between micro-batches and rounds; True ends the answer.
+        Errors: ValueError for a bad argument, an empty prompt or one longer than the context;
+            Error from the core. The decoder can be used again after any of them.
+        """
+        with self._lock:
+            stream = self.stream(prompt, config, cancelled=cancelled, **settings)
+            for _ in stream:
+                pass
+            return stream.result()
+
+    def stream(
+        self,
+        prompt: Prompt,
+        config: DecodeConfig | None = None,
+        *,
+        cancelled: Callable[[], bool] | None = None,
+        on_prefill: Progress | None = None,
+        **settings: Any,
+    ) -> Stream:
+        """Answers a prompt step by step; see `generate`. A later call ends an unfinished stream.
+
+        on_prefill: called with (tokens done, tokens in all) while the prompt is computed.
+        """
+        config = dataclasses.replace(config or DecodeConfig(), **settings)
+        tokens = self._tokens_of(prompt)
+        with self._lock:
+            generation = Generation(
+                self.session,
+                self._vocabulary,
+                tokens,
+                config,
+                n_cached=self._reuse(tokens),
+                on_prefill=on_prefill,
+                on_prefilled=self._keep_prompt,
+                cancelled=cancelled,
+            )
+            self._history = generation.history
+            self._active = Stream(self, generation)
+            return self._active
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        config: DecodeConfig | None = None,
+        *,
+        template: str | None = None,
+        enable_thinking: bool | None = None,
+        **settings: Any,
+    ) -> Result:
+        """Answers a conversation; see `chat_prompt` and `generate`."""
+        prompt = self.chat_prompt(messages, template=template, enable_thinking=enable_thinking)
+        return self.generate(prompt, config, **settings)
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Message],
+        *,
+        template: str | None = None,
+        enable_thinking: bool | None = None,
+    ) -> list[int]:
+        """Token ids of a conversation, up to where the answer begins.
+
+        messages: each with "role" and "content". template: None for the model's own, else the
+        name of one, a file, or its text. enable_thinking: for templates that offer the choice.
+        """
+        tokenizer = self._need_tokenizer()
+        return tokenizer.chat(messages, template=template, enable_thinking=enable_thinking)
+
+    def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Logits after every token, float32 [n, n_vocab], by a plain pass over an empty cache."""
+        with self._lock:
+            self.reset()
+            self._history = self._tokens_of(tokens)
+            return self.session.logits(self._history)
+
+    def tokenize(
+        self, text: str, *, add_special: bool = True, parse_special: bool = True
+    ) -> list[int]:
+        """Token ids of a text; see Tokenizer.tokenize."""
+        return self._need_tokenizer().tokenize(
+            text, add_special=add_special, parse_special=parse_special
+        )
+
+    def detokenize(self, tokens: Iterable[int], *, special: bool = False) -> str:
+        """The text of tokens; control tokens only if `special`."""
+        return self._need_tokenizer().detokenize(tokens, special=special)
+
+    def reset(self) -> None:
+        """Forgets the timeline, so that the next prompt is computed whole."""
+        with self._lock:
+            self._active = None
+            self._checkpoints.clear()
+            self._history = []
+            self.session.reset()
+
+    def _tokens_of(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            return self.tokenize(prompt)
+        tokens = [int(token) for token in prompt]
+        for token in tokens:
+            if not 0 <= token < self.model.n_vocab:
+                raise ValueError(
+                    f"token id {token} is outside the vocabulary of {self.model.n_vocab}"
+                )
+        return tokens
+
+    def _need_tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise ValueError("the model file has no tokenizer, give token ids")
+        return self.tokenizer
+
+    def _reuse(self, tokens: Sequence[int]) -> int:
+        """Takes the timeline back to where it agrees with `tokens`; returns that position.
+
+        At least the last token is left, whose logits begin the answer. Whatever interrupted the
+        last call, the first `position` tokens of the history are what the caches hold.
+        """
+        known = self._history[: self.session.position]
+        limit = min(len(known), len(tokens) - 1)
+        common = next((i for i in range(limit) if known[i] != tokens[i]), max(limit, 0))
+        if common < len(known):
+            common = self._go_back(common)
+        self._checkpoints = [c for c in self._checkpoints if self.session.holds(c)]
+        return common
+
+    def _go_back(self, position: int) -> int:
+        """To `position`, or as near before it as a model with recurrent layers can."""
+        if not self.model.n_recurrent:
+            self.session.truncate(position)
+            return position
+        usable = [c for c in self._checkpoints if c.position <= position and self.session.holds(c)]
+        if not usable:
+            self.session.reset()
+            return 0
+        best = max(usable, key=lambda checkpoint: checkpoint.position)
+        self.session.restore(best)
+        return best.position
+
+    def _keep_prompt(self) -> None:
+        """Remembers the end of the prompt, where the next turn may part from this answer."""
+        if self.model.n_recurrent:
+            self._checkpoints.append(self.session.take())
+            del self._checkpoints[:-N_CHECKPOINTS]
+
+    def _step(self, stream: Stream, generation: Generation) -> Step:
+        with self._lock:
+            if self._active is not stream:
+                raise RuntimeError("this stream was ended by a later call of the same decoder")
+            return next(generation)
+
+    def _finish(self, result: Result) -> Result:
+        return dataclasses.replace(
+            result,
+            model=os.path.basename(self.model.path),
+            backend=self.model.backend,
+            threads=self.session.n_threads,
+        )
+
+
+class Stream:
+    """An answer in the making: iterate for its steps; `result()` is its account so far."""
+
+    def __init__(self, decoder: Decoder, generation: Generation) -> None:
+        self._decoder = decoder
+        self._generation = generation
+
+    def __iter__(self) -> Iterator[Step]:
+        return self
+
+    def __next__(self) -> Step:
+        return self._decoder._step(self, self._generation)
+
+    def close(self) -> None:
+        """Ends the answer where it is."""
+        self._generation.close()
+
+    def result(self) -> Result:
+        """The account so far; final once the iteration has ended."""
+        return self._decoder._finish(self._generation.result())
+
+
+class _Words:
+    """A tokenizer as the decode loop sees it: rows of the model beyond its tokens have no text."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        self.stop_tokens = tokenizer.stop_tokens if tokenizer else frozenset[int]()
+        self.suppressed_tokens = tokenizer.suppressed_tokens if tokenizer else frozenset[int]()
+
+    def piece(self, token: int) -> bytes:
+        """The bytes a token adds to the text."""
+        if self._tokenizer is None or token >= self._tokenizer.n_tokens:
+            return b""
+        return self._tokenizer.piece(token)

@@ -1,0 +1,193 @@
+"""The public object on a fake core: prompts, reuse of the timeline, interruption, turns."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fakes import END, FakeModel, FakeSession
+from vocabularies import byte_level, write
+
+from dflash_gguf.decoder import Decoder
+from dflash_gguf.text import Tokenizer
+
+COLON = ord(":")
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Tokenizer:
+    found = Tokenizer.from_file(write(tmp_path / "a.gguf", byte_level(add_bos_token=False)))
+    assert found is not None
+    return found
+
+
+def make(tokenizer: Tokenizer | None, script: bytes = b"yes", **model: Any) -> Decoder:
+    fake = FakeModel(**model)
+    return Decoder(fake, FakeSession(fake, script, COLON), tokenizer)  # type: ignore[arg-type]
+
+
+def fed(decoder: Decoder) -> bytes:
+    """The tokens computed since the last look, as bytes."""
+    session: Any = decoder.session
+    tokens, session.fed = session.fed, []
+    return bytes(tokens)
+
+
+def test_text_and_token_prompts_give_the_same(tokenizer: Tokenizer) -> None:
+    decoder = make(tokenizer)
+    result = decoder.generate("ab:")
+    assert (result.text, result.stop_reason) == ("yes", "token")
+    assert (result.model, result.backend, result.threads) == ("fake.gguf", "FAKE", 2)
+    assert decoder.generate(np.array([ord("a"), ord("b"), COLON])).tokens == result.tokens
+
+
+def test_stream_gives_the_same_as_generate(tokenizer: Tokenizer) -> None:
+    decoder = make(tokenizer)
+    stream = decoder.stream("ab:")
+    steps = list(stream)
+    assert "".join(step.text for step in steps) == "yes" == stream.result().text
+    assert [step.tokens for step in steps] == [(ord("y"),), (ord("e"),), (ord("s"),), (END,)]
+
+
+def test_settings_are_fields_of_the_config(tokenizer: Tokenizer) -> None:
+    decoder = make(tokenizer)
+    assert decoder.generate("ab:", max_tokens=2).text == "ye"
+    with pytest.raises(ValueError, match="top_p is 2, must be at most 1"):
+        decoder.generate("ab:", top_p=2)
+    with pytest.raises(TypeError, match="tempreature"):
+        decoder.generate("ab:", tempreature=1)
+
+
+def test_chat_answers_a_conversation(tokenizer: Tokenizer) -> None:
+    decoder = make(tokenizer)
+    messages = [{"role": "user", "content": "ab"}]
+    assert decoder.chat(messages, template="{{ messages[0].content }}:").text == "yes"
+    assert fed(decoder) == b"ab:yes"
+
+
+def test_a_prompt_is_computed_from_where_it_parts_from_the_last(tokenizer: Tokenizer) -> None:
+    decoder = make(tokenizer)
+    decoder.generate("ab:")
+    assert fed(decoder) == b"ab:yes"
+    result = decoder.generate("ab:yes!:")
+    assert fed(decoder) == b"!:yes"
+    assert (result.text, result.n_prompt, result.n_prefilled) == ("yes", 8, 2)
+    decoder.generate("ab:yEs:")
+    assert fed(decoder) == b"Es:yes"
+    decoder.generate("ab:")
+    assert fed(decoder) == b":yes"
+    decoder.reset()
+    decoder.generate("ab:")
+    assert fed(decoder) == b"ab:yes"
+
+
+def test_a_recurrent_model_goes_back_to_the_ends_of_prompts(tokenizer: Tokenizer) -> None:
+    decoder = make(tokenizer, n_recurrent=3)
+    decoder.generate("ab:")
+    fed(decoder)
+    decoder.generate("ab:no:")
+    assert fed(decoder) == b"no:yes"
+    decoder.generate("ab:no:yes!:")
+    assert fed(decoder) == b"!:yes"
+    decoder.generate("ab:")
+    assert fed(decoder) == b"ab:yes"
+
+
+@pytest.mark.parametrize("n_recurrent", [0, 3])
+@pytest.mark.parametrize("at", [1, 3, 4, 5])
+def test_an_interrupt_at_any_point_leaves_a_usable_decoder(
+    tokenizer: Tokenizer, n_recurrent: int, at: int
+) -> None:
+    decoder = make(tokenizer, n_recurrent=n_recurrent)
+    session: Any = decoder.session
+    session.interrupt_at = at
+    with pytest.raises(KeyboardInterrupt):
+        decoder.generate("ab:")
+    assert decoder.generate("ab:").text == "yes"
+    assert bytes(session.tokens) == b"ab:yes"
+
+
+def test_a_cancelled_answer_can_be_asked_again(tokenizer: Tokenizer) -> None:
+    decoder = make(tokenizer)
+    result = decoder.generate("ab:", cancelled=lambda: decoder.session.position > 3)
+    assert (result.text, result.stop_reason) == ("ye", "cancelled")
+    assert decoder.generate("ab:").text == "yes"
+
+
+def test_a_refused_prompt_changes_nothing(tokenizer: Tokenizer) -> None:
+    decoder = make(tokenizer)
+    decoder.generate("ab:")
+    fed(decoder)
+    for prompt, sentence in (
+        ("", "the prompt is empty"),
+        ("x" * 65, "the prompt has 65 tokens, the context holds 64"),
+        ([1, 263], "token id 263 is outside the vocabulary of 263"),
+        ([-1], "token id -1 is outside the vocabulary of 263"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            decoder.generate(prompt)  # type: ignore[arg-type]
+    decoder.generate("ab:")
+    assert fed(decoder) == b":yes"
+
+
+def test_without_tokenizer_only_tokens_are_taken() -> None:
+    decoder = make(None)
+    result = decoder.generate([ord("a"), COLON], max_tokens=3)
+    assert (bytes(result.tokens), result.text) == (b"yes", "")
+    for call in (decoder.generate, decoder.tokenize):
+        with pytest.raises(ValueError, match="has no tokenizer, give token ids"):
+            call("a")
+
+
+def test_rows_beyond_the_tokenizer_have_no_text(tokenizer: Tokenizer) -> None:
+    decoder = make(tokenizer, n_vocab=300)
+    decoder.session.script = [ord("a"), 290, ord("b")]  # type: ignore[attr-defined]
+    assert decoder.generate("x:", max_tokens=3).text == "ab"
+
+
+def test_logits_start_from_an_empty_cache(tokenizer: Tokenizer) -> None:
+    decoder = make(tokenizer)
+    decoder.generate("ab:")
+    assert decoder.logits([1, 2, 3]).shape == (3, 263)
+    assert decoder.session.position == 3
+    assert decoder.generate("ab:").text == "yes"
+
+
+def test_a_later_call_ends_a_stream(tokenizer: Tokenizer) -> None:
+    decoder = make(tokenizer)
+    stream = decoder.stream("ab:")
+    next(stream)
+    assert decoder.generate("cd:").text == "yes"
+    with pytest.raises(RuntimeError, match="ended by a later call"):
+        next(stream)
+    other = decoder.stream("ab:")
+    next(other)
+    other.close()
+    assert list(other) == []
+    assert other.result().stop_reason == "cancelled"
+
+
+def test_threads_take_turns(tokenizer: Tokenizer) -> None:
+    decoder = make(tokenizer)
+    texts: list[str] = []
+    threads = [
+        threading.Thread(target=lambda i=i: texts.append(decoder.generate(f"{i}:").text))
+        for i in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert texts == ["yes"] * 8
+
+
+def test_closing_frees_everything_once(tokenizer: Tokenizer) -> None:
+    with make(tokenizer) as decoder:
+        decoder.generate("ab:")
+    decoder.close()
+    assert decoder.model.n_closed == 2  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="the tokenizer is closed"):
+        decoder.generate("ab:")
