@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("MODEL_DIR is required")
     if not args.outfile and not (args.dry_run or args.inspect or args.check):
         parser.error("--outfile is required")
-    signal.signal(signal.SIGTERM, _terminate)
+    previous = signal.signal(signal.SIGTERM, _terminate)
     try:
         return _run(args)
     except ConvertError as error:
@@ -33,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted, nothing was written", file=sys.stderr)
         return 130
+    finally:
+        signal.signal(signal.SIGTERM, previous)
     return 1
 
 

@@ -1,0 +1,424 @@
+"""The command: every bad input is one sentence, exit code 1, and no file."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from checkpoints import make_drafter, make_target
+from conversions import edit_config, edit_tensors
+from dflash_gguf.convert import write
+from dflash_gguf.convert.__main__ import main
+from safetensors.torch import load_file, save_file
+
+Damage = Callable[[Path], object]
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target `model`, a sharded one `shards`, a mixture `moe`, and a drafter `drafter`."""
+    folder: Path = tmp_path_factory.mktemp("originals")
+    make_target(folder / "model", "qwen3", num_hidden_layers=5)
+    make_target(folder / "shards", "llama", max_shard_size="300KB")
+    make_target(folder / "moe", "qwen3moe")
+    make_target(folder / "hybrid", "qwen35")
+    make_drafter(folder / "drafter", folder / "model")
+    make_drafter(folder / "drafter2", folder / "model", dflash2=True)
+    return folder
+
+
+@pytest.fixture
+def folder(originals: Path, tmp_path: Path) -> Path:
+    """Fresh copies of the originals."""
+    shutil.copytree(originals, tmp_path / "in")
+    (tmp_path / "out").mkdir()
+    return tmp_path / "in"
+
+
+def run(folder: Path, name: str, *more: str) -> int:
+    out = folder.parent / "out" / "x.gguf"
+    return main([str(folder / name), "--outfile", str(out), "--pre", "qwen2", *more])
+
+
+def assert_refused(
+    folder: Path, name: str, message: str, capsys: pytest.CaptureFixture[str], *more: str
+) -> None:
+    assert run(folder, name, *more) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert message in error
+    assert list((folder.parent / "out").iterdir()) == []
+
+
+def first(directory: Path, pattern: str) -> Path:
+    return next(iter(sorted(directory.glob(pattern))))
+
+
+def set_json(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def set_drafter(path: Path, **changes: Any) -> None:
+    content = json.loads((path / "config.json").read_text())
+    edit_config(path, dflash_config=content["dflash_config"] | changes)
+
+
+def poison(path: Path, value: float) -> None:
+    tensors = load_file(path / "model.safetensors")
+    tensors["model.norm.weight"][3] = value
+    save_file(tensors, path / "model.safetensors")
+
+
+def cut(path: Path, n_bytes: int) -> None:
+    path.write_bytes(path.read_bytes()[:-n_bytes])
+
+
+TARGETS: dict[str, tuple[str, Damage, str]] = {
+    "no such folder": ("model", shutil.rmtree, "not a model folder (it has no config.json)"),
+    "not a model folder": (
+        "model",
+        lambda p: (p / "config.json").unlink(),
+        "not a model folder (it has no config.json)",
+    ),
+    "config is not JSON": (
+        "model",
+        lambda p: (p / "config.json").write_text("{"),
+        "config.json: is not JSON",
+    ),
+    "unknown architecture": (
+        "model",
+        lambda p: edit_config(p, architectures=["BertModel"]),
+        "architecture 'BertModel' is not supported (supported: LlamaForCausalLM,",
+    ),
+    "no architecture": (
+        "model",
+        lambda p: edit_config(p, architectures=None),
+        "names no model class",
+    ),
+    "no weights": (
+        "model",
+        lambda p: (p / "model.safetensors").unlink(),
+        "has no safetensors weights",
+    ),
+    "missing shard": (
+        "shards",
+        lambda p: first(p, "model-*").unlink(),
+        "the shard model-00001-of-",
+    ),
+    "no index": (
+        "shards",
+        lambda p: (p / "model.safetensors.index.json").unlink(),
+        "but no model.safetensors.index.json",
+    ),
+    "shard lacks a tensor": (
+        "shards",
+        lambda p: set_json(
+            p / "model.safetensors.index.json",
+            weight_map={"ghost": first(p, "model-*").name},
+        ),
+        "lacks 'ghost'",
+    ),
+    "shard outside the folder": (
+        "shards",
+        lambda p: set_json(
+            p / "model.safetensors.index.json", weight_map={"a": "../../etc/passwd"}
+        ),
+        "names the shard '../../etc/passwd'",
+    ),
+    "truncated shard": (
+        "shards",
+        lambda p: cut(first(p, "model-*"), 100),
+        "corrupt safetensors file",
+    ),
+    "NaN weights": (
+        "model",
+        lambda p: poison(p, float("nan")),
+        "output_norm.weight: holds NaN or infinite values",
+    ),
+    "infinite weights": (
+        "model",
+        lambda p: poison(p, float("inf")),
+        "output_norm.weight: holds NaN or infinite values",
+    ),
+    "integer weights": (
+        "model",
+        lambda p: edit_tensors(p, **{"model.norm.weight": torch.arange(96)}),
+        "'model.norm.weight' has dtype I64",
+    ),
+    "missing tensor": (
+        "model",
+        lambda p: edit_tensors(p, **{"model.layers.1.self_attn.k_norm.weight": None}),
+        "'model.layers.1.self_attn.k_norm.weight' is missing",
+    ),
+    "tensor without a place": (
+        "model",
+        lambda p: edit_tensors(p, **{"model.layers.0.extra.weight": torch.ones(3)}),
+        "'model.layers.0.extra.weight' has no place in Qwen3ForCausalLM",
+    ),
+    "wrong shape": (
+        "model",
+        lambda p: edit_config(p, intermediate_size=161),
+        "has shape [160, 96], config.json asks for [161, 96]",
+    ),
+    "key missing": (
+        "model",
+        lambda p: edit_config(p, hidden_size=None),
+        "config.json: lacks 'hidden_size'",
+    ),
+    "key of the wrong type": (
+        "model",
+        lambda p: edit_config(p, num_hidden_layers="two"),
+        "'num_hidden_layers' is 'two', an integer of at least 1 is needed",
+    ),
+    "heads that do not divide": (
+        "model",
+        lambda p: edit_config(p, num_key_value_heads=3),
+        "4 attention heads are no multiple of 3 key-value heads",
+    ),
+    "already quantised": (
+        "model",
+        lambda p: edit_config(p, quantization_config={"quant_method": "fp8"}),
+        "already quantised",
+    ),
+    "other activation": (
+        "model",
+        lambda p: edit_config(p, hidden_act="relu"),
+        "hidden_act 'relu' is not supported",
+    ),
+    "sliding window": (
+        "model",
+        lambda p: edit_config(p, use_sliding_window=True, sliding_window=64),
+        "full attention only",
+    ),
+    "weights of experts not renormalised": (
+        "moe",
+        lambda p: edit_config(p, norm_topk_prob=False),
+        "norm_topk_prob is not true",
+    ),
+    "dense layers among experts": (
+        "moe",
+        lambda p: edit_config(p, mlp_only_layers=[0]),
+        "ask for dense layers",
+    ),
+    "value heads that do not divide": (
+        "hybrid",
+        lambda p: edit_config(p, linear_num_value_heads=3),
+        "3 linear value heads are no multiple of 2 key heads",
+    ),
+    "unknown layer type": (
+        "hybrid",
+        lambda p: edit_config(p, layer_types=["ring_attention"] * 4),
+        "layer type 'ring_attention' is not supported",
+    ),
+    "layer types of another length": (
+        "hybrid",
+        lambda p: edit_config(p, layer_types=["full_attention"]),
+        "layer_types needs 4 entries",
+    ),
+    "vocabulary larger than the embeddings": (
+        "model",
+        lambda p: edit_config(p, vocab_size=200),
+        "config.json asks for [200, 96]",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TARGETS)
+def test_bad_target(folder: Path, case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    name, damage, message = TARGETS[case]
+    damage(folder / name)
+    assert_refused(folder, name, message, capsys)
+
+
+DRAFTERS: dict[str, tuple[Damage, str]] = {
+    "hidden size": (
+        lambda p: edit_config(p.parent / "model", hidden_size=128),
+        "the drafter's hidden_size is 96, but that of its target",
+    ),
+    "vocabulary": (
+        lambda p: edit_config(p, vocab_size=400),
+        "the drafter's vocab_size is 400, but that of its target",
+    ),
+    "layer id beyond the target": (
+        lambda p: set_drafter(p, target_layer_ids=[0, 9]),
+        "names layer 9, but the target",
+    ),
+    "last layer": (
+        lambda p: set_drafter(p, target_layer_ids=[0, 4]),
+        "has 5 layers: 0 to 3 can be read",
+    ),
+    "layer ids are no integers": (
+        lambda p: set_drafter(p, target_layer_ids=["0"]),
+        "target_layer_ids is ['0'], integers are needed",
+    ),
+    "number of layer ids": (
+        lambda p: set_drafter(p, target_layer_ids=[0, 1, 2]),
+        "'fc.weight' has shape [96, 192], config.json asks for [96, 288]",
+    ),
+    "mask token outside": (
+        lambda p: set_drafter(p, mask_token_id=421),
+        "mask_token_id 421 is outside the vocabulary of 421",
+    ),
+    "no mask token": (
+        lambda p: set_drafter(p, mask_token_id=None),
+        "'mask_token_id' is None, an integer of at least 0 is needed",
+    ),
+    "block size": (
+        lambda p: edit_config(p, block_size=1),
+        "'block_size' is 1, an integer of at least 2 is needed",
+    ),
+    "DSpark by its class": (
+        lambda p: edit_config(p, architectures=["Qwen3DSparkModel"]),
+        "Qwen3DSparkModel is a DSpark drafter, which is not supported",
+    ),
+    "DSpark by its tensors": (
+        lambda p: edit_tensors(p, **{"markov_head.markov_w1.weight": torch.ones(2, 2)}),
+        "is a DSpark drafter ('markov_head.markov_w1.weight')",
+    ),
+    "attention biases": (
+        lambda p: edit_tensors(p, **{"layers.0.self_attn.q_proj.bias": torch.ones(128)}),
+        "has attention biases",
+    ),
+    "mask embedding file": (
+        lambda p: (p / "mask_embedding.pt").write_bytes(b""),
+        "mask_embedding.pt, which is not supported",
+    ),
+    "target is no folder": (
+        lambda p: shutil.rmtree(p.parent / "model"),
+        "not a model folder",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DRAFTERS)
+def test_bad_drafter(folder: Path, case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    damage, message = DRAFTERS[case]
+    damage(folder / "drafter")
+    target = ("--target-model-dir", str(folder / "model"))
+    assert_refused(folder, "drafter", message, capsys, *target)
+
+
+def test_drafter_without_its_target(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert_refused(folder, "drafter", "a DFlash drafter needs --target-model-dir", capsys)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"conv_group_size": 20}, "hidden_size 96 is no multiple of conv_group_size 20"),
+        ({"selector_top_k": 10}, "selector_top_k 10 needs a hidden_size of at least 110"),
+        ({"selector_rank": 0}, "'selector_rank' is 0, an integer of at least 1 is needed"),
+    ],
+)
+def test_bad_dflash2_drafter(
+    folder: Path, changes: dict[str, int], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_drafter(folder / "drafter2", **changes)
+    target = ("--target-model-dir", str(folder / "model"))
+    assert_refused(folder, "drafter2", message, capsys, *target)
+
+
+def test_target_folder_needs_no_weights(folder: Path) -> None:
+    (folder / "model" / "model.safetensors").unlink()
+    assert run(folder, "drafter", "--target-model-dir", str(folder / "model")) == 0
+
+
+def test_no_disk_space(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10})())
+    assert_refused(folder, "model", "but only 10 are free there", capsys)
+
+
+def test_sharded_and_single_checkpoints_give_the_same_tensors(folder: Path) -> None:
+    tensors = {}
+    for path in (folder / "shards").glob("*.safetensors"):
+        tensors |= load_file(path)
+    shutil.copytree(folder / "shards", folder / "single", ignore=shutil.ignore_patterns("model*"))
+    save_file(tensors, folder / "single" / "model.safetensors")
+    files = []
+    for name in ("shards", "single"):
+        assert run(folder, name, "--outtype", "f32") == 0
+        reader = gguf.GGUFReader(folder.parent / "out" / "x.gguf")
+        files.append({tensor.name: tensor.data.copy() for tensor in reader.tensors})
+    assert len(list((folder / "shards").glob("*.safetensors"))) > 1
+    assert files[0].keys() == files[1].keys()
+    for name, data in files[0].items():
+        np.testing.assert_array_equal(data, files[1][name])
+
+
+def test_dry_run_lists_and_writes_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(folder / "model"), "--pre", "qwen2", "--dry-run", "--outtype", "q8_0"]) == 0
+    listed = capsys.readouterr().out
+    assert "blk.4.attn_q.weight" in listed
+    assert "q8_0" in listed
+    assert "qwen3, q8_0: 58 tensors" in listed
+    assert list((folder.parent / "out").iterdir()) == []
+
+
+def test_verbose_lists_every_tensor_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(folder, "model", "--verbose") == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 58
+    assert lines[0].split()[0] == "token_embd.weight"
+
+
+def test_success_is_silent_without_a_terminal(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(folder, "model") == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_inspect_describes_what_was_written(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(folder, "model") == 0
+    out = folder.parent / "out" / "x.gguf"
+    assert main(["--inspect", str(out)]) == 0
+    assert "58 tensors" in capsys.readouterr().out
+    assert main(["--inspect", str(folder / "model" / "config.json")]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [[], ["somewhere"], ["x", "--outtype", "q3_k"]])
+def test_wrong_arguments_exit_with_2(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_writing_leaves_nothing(
+    folder: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(write, "_verify", lambda *_: os.kill(os.getpid(), number))
+    assert run(folder, "model") == 130
+    assert list((folder.parent / "out").iterdir()) == []
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_the_package_runs_as_a_module(folder: Path) -> None:
+    out = folder.parent / "out" / "x.gguf"
+    command = [sys.executable, "-m", "dflash_gguf.convert", str(folder / "model")]
+    done = subprocess.run(
+        [*command, "--outfile", str(out), "--pre", "qwen2"],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert out.is_file()
