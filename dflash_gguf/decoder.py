@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from .chat import Message
 from .config import DecodeConfig, LoadConfig
 from .core import Checkpoint, Model, Session
-from .decode import Generation, Progress
+from .decode import Generation, Progress, check_prompt
 from .results import Result, Step
 from .text import Tokenizer
 
@@ -124,6 +124,7 @@ class Decoder:
         """
         config = dataclasses.replace(config or DecodeConfig(), **settings)
         tokens = self._tokens_of(prompt)
+        check_prompt(tokens, self.session.n_ctx)
         with self._lock:
             generation = Generation(
                 self.session,
