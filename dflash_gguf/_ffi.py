@@ -87,7 +87,7 @@ _opening = threading.Lock()
 
 def call(function: str, *args: Any) -> None:
     """Calls `dfl_<function>(*args, err)` and raises Error unless it returns DFL_STATUS_OK."""
-    err = ffi.new("dfl_error *")
+    err = new("dfl_error *")
     if getattr(lib(), f"dfl_{function}")(*args, err) != 0:
         raise Error(ffi.string(err.message).decode(errors="replace"))
 

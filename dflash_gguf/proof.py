@@ -17,7 +17,16 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-_TRIAL = "import sys; from dflash_gguf.core import probe_buffer_type as p; p(sys.argv[1])"
+_REFUTED = 86
+_TRIAL = f"""
+import sys
+from dflash_gguf.core import Error, probe_buffer_type
+try:
+    probe_buffer_type(sys.argv[1])
+except Error as error:
+    print(error, file=sys.stderr)
+    sys.exit({_REFUTED})
+"""
 _TRIAL_SECONDS = 60
 
 
@@ -40,14 +49,17 @@ def _identity(library: Path) -> str:
     return f"{library} {stat.st_size} {stat.st_mtime_ns} {_cpu_name()} {platform.release()}"
 
 
-def _runs(name: str) -> bool:
+def _runs(name: str) -> bool | None:
+    """Whether the kernels run; None if the child failed for a reason of its own."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", _TRIAL, name], capture_output=True, timeout=_TRIAL_SECONDS
         )
     except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0
+        return None
+    if done.returncode == 0:
+        return True
+    return False if done.returncode < 0 or done.returncode == _REFUTED else None
 
 
 def proven_buffer_types(names: Sequence[str], library: Path) -> list[str]:
@@ -61,7 +73,8 @@ def proven_buffer_types(names: Sequence[str], library: Path) -> list[str]:
             known = {str(k): v is True for k, v in stored["runs"].items()}
     missing = [name for name in names if name not in known]
     if missing:
-        known |= {name: _runs(name) for name in missing}
+        # What was not settled is tried again by the next process.
+        known |= {name: runs for name in missing if (runs := _runs(name)) is not None}
         with contextlib.suppress(OSError):
             file.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(
@@ -69,4 +82,4 @@ def proven_buffer_types(names: Sequence[str], library: Path) -> list[str]:
             ) as out:
                 json.dump({"identity": identity, "runs": known}, out)
             Path(out.name).replace(file)
-    return [name for name in names if known[name]]
+    return [name for name in names if known.get(name, False)]
