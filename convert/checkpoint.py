@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,11 @@ def read_json(path: Path) -> Any:
         raise ConvertError(f"{path}: cannot be read: {error.strerror}") from error
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise ConvertError(f"{path}: is not JSON: {error}") from error
+
+
+def is_number(value: Any) -> bool:
+    """Whether a JSON value is a finite number."""
+    return type(value) in (int, float) and abs(value) < math.inf
 
 
 class Config:
@@ -53,23 +59,23 @@ class Config:
         value = self.values.get(key)
         return default if value is None else value
 
-    def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
-        """An integer of at least `minimum`; required where no default is given."""
+    def integer(self, key: str, default: int | None = None, *, maximum: int = 1 << 31) -> int:
+        """An integer from 1 to `maximum`; required where no default is given."""
         value = self.get(key, default)
         if value is None:
             raise ConvertError(f"{self.path}: lacks {key!r}")
-        if type(value) is not int or value < minimum:
+        if type(value) is not int or not 1 <= value <= maximum:
             raise ConvertError(
-                f"{self.path}: {key!r} is {value!r}, an integer of at least {minimum} is needed"
+                f"{self.path}: {key!r} is {value!r}, an integer from 1 to {maximum} is needed"
             )
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A number; required where no default is given."""
+        """A finite number; required where no default is given."""
         value = self.get(key, default)
         if value is None:
             raise ConvertError(f"{self.path}: lacks {key!r}")
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+        if not is_number(value):
             raise ConvertError(f"{self.path}: {key!r} is {value!r}, a number is needed")
         return float(value)
 

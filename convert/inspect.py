@@ -10,6 +10,7 @@ from pathlib import Path
 from .gguf_header import ArrayValue, GgufHeader, MetadataValue, read_header
 
 _MAX_VALUE_CHARS = 80
+_MAX_ITEMS = 8
 
 
 def inspect(path: Path) -> str:
@@ -56,8 +57,8 @@ def _type(value: MetadataValue) -> str:
 
 def _show(value: object) -> str:
     if isinstance(value, ArrayValue):
-        more = ", ..." if value.count > len(value.head) else ""
-        return _shorten("[" + ", ".join(_show(item) for item in value.head) + more + "]")
+        more = ", ..." if value.count > _MAX_ITEMS else ""
+        return _shorten("[" + ", ".join(map(_show, value.head[:_MAX_ITEMS])) + more + "]")
     if isinstance(value, str):
         return _shorten(repr(value))
     return f"{value:g}" if isinstance(value, float) else str(value)

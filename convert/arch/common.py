@@ -12,13 +12,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checkpoint import Checkpoint, Config
+from ..checkpoint import Checkpoint, Config, is_number
 from ..errors import ConvertError
 from ..plan import Array, Elementwise, Metadata, TensorPlan
 from ..schema import Key, Tensor
 
 # Parts of multimodal checkpoints that a text model does not need, and buffers of old ones.
 IGNORED = re.compile(r"^(model\.)?(visual|vision_tower|audio_tower)\.|\.rotary_emb\.inv_freq$")
+
+MAX_LAYERS = 512  # llama.cpp's LLAMA_MAX_LAYERS
+MAX_VOCAB = 1 << 24  # ids beyond are not exact in float32, which some readers carry them in
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +55,11 @@ def dims_of(config: Config, default_head_dim: int | None = None) -> Dims:
             f"{n_head_kv} key-value heads"
         )
     head_dim = config.integer("head_dim", default_head_dim or max(1, n_embd // n_head))
-    n_layer = config.integer("num_hidden_layers")
-    return Dims(n_embd, n_layer, n_head, n_head_kv, head_dim, config.integer("vocab_size"))
+    if head_dim % 2:
+        raise ConvertError(f"{config.path}: head_dim {head_dim} is odd, rope turns pairs")
+    n_layer = config.integer("num_hidden_layers", maximum=MAX_LAYERS)
+    n_vocab = config.integer("vocab_size", maximum=MAX_VOCAB)
+    return Dims(n_embd, n_layer, n_head, n_head_kv, head_dim, n_vocab)
 
 
 def rope_parameters(config: Config) -> dict[str, Any]:
@@ -122,7 +128,7 @@ def rope_number(config: Config, rope: dict[str, Any], name: str, default: Any = 
     """A number of the rope settings; required where no default is given."""
     value = rope.get(name)
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if not is_number(value):
         raise ConvertError(f"{config.path}: rope setting {name!r} is {value!r}, a number is needed")
     return float(value)
 

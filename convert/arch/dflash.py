@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..checkpoint import Checkpoint, Config
+from ..checkpoint import Checkpoint, Config, is_number
 from ..errors import ConvertError
 from ..plan import Metadata, TensorPlan
 from ..schema import Arch, Key, Tensor
@@ -68,7 +68,7 @@ def _integer(config: Config, name: str, minimum: int, default: int | None = None
 
 def _number(config: Config, name: str) -> float | None:
     value = _setting(config, name)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+    if value is not None and not is_number(value):
         raise ConvertError(
             f"{config.path}: the DFlash setting {name!r} is {value!r}, a number is needed"
         )

@@ -180,7 +180,22 @@ TARGETS: dict[str, tuple[str, Damage, str]] = {
     "key of the wrong type": (
         "model",
         lambda p: edit_config(p, num_hidden_layers="two"),
-        "'num_hidden_layers' is 'two', an integer of at least 1 is needed",
+        "'num_hidden_layers' is 'two', an integer from 1 to 512 is needed",
+    ),
+    "too many layers": (
+        "hybrid",
+        lambda p: edit_config(p, num_hidden_layers=10**12, layer_types=None),
+        "'num_hidden_layers' is 1000000000000, an integer from 1 to 512 is needed",
+    ),
+    "odd head size": (
+        "shards",
+        lambda p: edit_config(p, head_dim=33),
+        "head_dim 33 is odd",
+    ),
+    "eps is no number": (
+        "model",
+        lambda p: edit_config(p, rms_norm_eps=float("nan")),
+        "'rms_norm_eps' is nan, a number is needed",
     ),
     "heads that do not divide": (
         "model",

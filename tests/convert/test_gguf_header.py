@@ -75,7 +75,7 @@ def test_reads_what_gguf_py_writes(tmp_path: Path) -> None:
     values_of = {key: entry.value for key, entry in found.metadata.items()}
     assert values_of["general.architecture"] == "llama"
     assert (values_of["f"], values_of["flag"], values_of["long"]) == (0.5, True, 1 << 40)
-    assert values_of["words"] == ArrayValue(1000, tuple(f"w{i}" for i in range(8)))
+    assert values_of["words"] == ArrayValue(1000, tuple(f"w{i}" for i in range(512)))
     assert values_of["numbers"] == ArrayValue(3, (1, -2, 3))
     assert found.metadata["numbers"].type == "int32"
     tensor = found.tensors["t.weight"]
@@ -152,8 +152,8 @@ BROKEN: dict[str, tuple[Callable[[], bytes], str]] = {
     "string in a long array": (
         lambda: header(
             [
-                text("a") + struct.pack("<IIQ", 9, 8, 10)
-                + text("x") * 9 + struct.pack("<Q", (1 << 64) - 1)
+                text("a") + struct.pack("<IIQ", 9, 8, 530)
+                + text("x") * 520 + struct.pack("<Q", (1 << 64) - 1)
             ],
             [],
         ),
