@@ -138,18 +138,17 @@ static std::vector<float> probe_product(ggml_backend_t backend, ggml_backend_buf
     ggml_backend_buffer_ptr weight_buffer(ggml_backend_alloc_ctx_tensors_from_buft(weight_ctx.get(), buft));
     DFL_CHECK(weight_buffer != nullptr, DFL_STATUS_MEMORY, "probe of %s: out of memory",
               ggml_backend_buft_name(buft));
-    std::vector<char> quantised(ggml_nbytes(w));
-    ggml_quantize_chunk(type, values.data(), quantised.data(), 0, n_out, n_in, nullptr);
-    ggml_backend_tensor_set(w, quantised.data(), 0, quantised.size());
-
     ggml_context_ptr ctx(ggml_init(params));
     ggml_tensor * x = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, n_in, n_cols);
     ggml_tensor * y = ggml_mul_mat(ctx.get(), w, x);
     ggml_cgraph * graph = ggml_new_graph(ctx.get());
     ggml_build_forward_expand(graph, y);
     if (!ggml_backend_supports_op(backend, y)) {
-        return {};
+        return {}; // nor would the buffer know how to take such a weight
     }
+    std::vector<char> quantised(ggml_nbytes(w));
+    ggml_quantize_chunk(type, values.data(), quantised.data(), 0, n_out, n_in, nullptr);
+    ggml_backend_tensor_set(w, quantised.data(), 0, quantised.size());
     ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx.get(), backend));
     ggml_backend_tensor_set(x, columns.data(), 0, ggml_nbytes(x));
     DFL_CHECK(ggml_backend_graph_compute(backend, graph) == GGML_STATUS_SUCCESS, DFL_STATUS_COMPUTE,
