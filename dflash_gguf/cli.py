@@ -1,0 +1,152 @@
+"""dflash-run: answers a prompt on the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+
+from .cli_arguments import decode_config, parser, prompt_text, unescaped
+from .config import DecodeConfig
+from .convert.schema import Key
+from .core import Error
+from .decoder import Decoder, load
+from .gguf_metadata import Metadata
+from .results import Result
+from .terminal import Bar, figures
+
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line; returns the exit code."""
+    args = parser().parse_args(argv)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    try:
+        return _run(args)
+    except BrokenPipeError:
+        # The reader has gone; what Python still holds for stdout must not fail at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except OSError as error:
+        name = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{name}{error.strerror or error}")
+    except (Error, ValueError, MemoryError) as error:
+        return _fail(str(error) or "out of memory")
+
+
+def _fail(sentence: str) -> int:
+    print(f"error: {sentence}", file=sys.stderr)
+    return 1
+
+
+def _run(args: argparse.Namespace) -> int:
+    config = decode_config(args)
+    text = None if args.interactive or args.tokens is not None else prompt_text(args)
+    with _load(args) as decoder:
+        if args.interactive:
+            return _chat(decoder, args, config)
+        prompt = args.tokens if text is None else _prompt(decoder, args, text)
+        result = _answer(decoder, args, prompt, config)
+    return INTERRUPTED if result.stop_reason == "cancelled" else 0
+
+
+def _load(args: argparse.Namespace) -> Decoder:
+    bar = Bar("loading")
+    try:
+        return load(
+            args.model,
+            n_ctx=_training_context(args.model) if args.ctx_size == 0 else args.ctx_size,
+            cache_type_k=args.cache_type_k,
+            cache_type_v=args.cache_type_v,
+            n_threads=None if args.threads == -1 else args.threads,
+            n_gpu_layers=args.gpu_layers,
+            n_ubatch=args.ubatch_size,
+            progress=bar,
+        )
+    finally:
+        bar.clear()
+
+
+def _training_context(path: str) -> int | None:
+    with Metadata(path) as file:
+        architecture = file.text(Key.GENERAL_ARCHITECTURE) or ""
+        return file.integer(Key.CONTEXT_LENGTH.format(arch=architecture))
+
+
+def _prompt(decoder: Decoder, args: argparse.Namespace, text: str) -> list[int]:
+    """Token ids of the prompt, with the chat template if it is to be applied."""
+    conversation = args.conversation
+    if conversation is None:
+        templates = decoder.tokenizer.templates if decoder.tokenizer else {}
+        conversation = bool(args.chat_template or args.system_prompt or templates.get(""))
+    if not conversation:
+        return decoder.tokenize(text)
+    return _chat_prompt(decoder, args, [*_system(args), {"role": "user", "content": text}])
+
+
+def _system(args: argparse.Namespace) -> list[dict[str, str]]:
+    if not args.system_prompt:
+        return []
+    return [{"role": "system", "content": unescaped(args.system_prompt, args.escape)}]
+
+
+def _chat_prompt(
+    decoder: Decoder, args: argparse.Namespace, messages: list[dict[str, str]]
+) -> list[int]:
+    return decoder.chat_prompt(messages, template=args.chat_template, enable_thinking=args.think)
+
+
+def _answer(
+    decoder: Decoder, args: argparse.Namespace, prompt: list[int], config: DecodeConfig
+) -> Result:
+    """Prints an answer while it is made. Ctrl-C ends the answer, not the program."""
+    bar = Bar("prompt")
+    stream = decoder.stream(prompt, config, on_prefill=bar)
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            for step in stream:
+                bar.clear()
+                if not args.json:
+                    print(step.text, end="", flush=True)
+    finally:
+        bar.clear()
+    result = stream.result()
+    if args.json:
+        print(result.to_json(), flush=True)
+    elif not result.text.endswith("\n"):
+        print(flush=True)
+    if not args.no_perf:
+        print(figures(result), file=sys.stderr)
+    return result
+
+
+def _chat(decoder: Decoder, args: argparse.Namespace, config: DecodeConfig) -> int:
+    """Asks for messages until the input ends."""
+    messages = _system(args)
+    while True:
+        try:
+            text = _ask()
+        except (EOFError, KeyboardInterrupt):
+            return 0
+        if not text:
+            continue
+        messages.append({"role": "user", "content": text})
+        result = _answer(decoder, args, _chat_prompt(decoder, args, messages), config)
+        messages.append({"role": "assistant", "content": result.text})
+
+
+def _ask() -> str:
+    """One line from stdin; the prompt mark goes to stderr, and only to a terminal."""
+    if sys.stdin.isatty() and sys.stderr.isatty():
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401
+
+        print("> ", end="", file=sys.stderr, flush=True)
+    return input()

