@@ -90,7 +90,7 @@ def _run(args: argparse.Namespace) -> int:
             conversion.plans,
             conversion.types,
             progress=_Listing(conversion) if args.verbose else bar,
-            after_tensor=conversion.checkpoint.release,
+            release=conversion.checkpoint.release,
         )
     return 0
 

@@ -22,6 +22,7 @@ from .types import TYPE_IDS, row_bytes
 
 VERSION = 3
 ALIGNMENT = 32
+RELEASE_BYTES = 32 << 20  # written between two releases of the checkpoint's pages
 _UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
 _SCALARS = {
     "uint32": (_UINT32, "<I"),
@@ -56,11 +57,12 @@ def write_gguf(
     plans: Sequence[TensorPlan],
     types: Mapping[str, str],
     progress: Progress | None = None,
-    after_tensor: Callable[[], None] | None = None,
+    release: Callable[[], None] | None = None,
 ) -> None:
     """Writes `path`, replacing a file of that name. On any failure nothing is left behind.
 
-    Memory is bounded by a few chunks of rows; `after_tensor` is called when a tensor is done.
+    Memory is bounded by a few chunks of rows; `release` is called now and then to give back the
+    pages of the checkpoint that were read.
 
     Raises:
         ConvertError: no space, no permission, or values that cannot be written.
@@ -76,7 +78,7 @@ def write_gguf(
         with _temporary(path) as temporary:
             with temporary.open("wb") as file:
                 file.write(head)
-                _write_tensors(file, plans, types, progress, after_tensor)
+                _write_tensors(file, plans, types, progress, release)
             _verify(temporary, plans, types, total)
             temporary.replace(path)
     except OSError as error:
@@ -103,9 +105,9 @@ def _write_tensors(
     plans: Sequence[TensorPlan],
     types: Mapping[str, str],
     progress: Progress | None,
-    after_tensor: Callable[[], None] | None,
+    release: Callable[[], None] | None,
 ) -> None:
-    total, done = data_bytes(plans, types), 0
+    total, done, released = data_bytes(plans, types), 0, 0
     pool = ThreadPoolExecutor(n_threads())
     try:
         for plan in plans:
@@ -115,10 +117,11 @@ def _write_tensors(
                 done += chunk.nbytes
                 if progress is not None:
                     progress(plan.name, done, total)
+                if release is not None and done - released >= RELEASE_BYTES:
+                    release()
+                    released = done
             done = start + _padded(done - start)
             file.write(b"\0" * (done - start - tensor_bytes(plan, types[plan.name])))
-            if after_tensor is not None:
-                after_tensor()
     finally:
         pool.shutdown(cancel_futures=True)
 

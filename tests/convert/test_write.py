@@ -209,3 +209,15 @@ def test_values_that_do_not_fit_their_type_are_named(tmp_path: Path) -> None:
         getattr(metadata, setter)("{arch}.key", value)
         with pytest.raises(ConvertError, match=r"a\.key: .* fit"):
             write_gguf(tmp_path / "x.gguf", metadata, [], {})
+
+
+def test_read_pages_are_given_back_while_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantize, "CHUNK_ELEMENTS", 64)
+    monkeypatch.setattr(write, "RELEASE_BYTES", 1024)
+    values = np.zeros((64, 64), np.float32)
+    releases: list[bool] = []
+    plans, types = [plan("w", values)], {"w": "f32"}
+    write_gguf(tmp_path / "x", Metadata("a"), plans, types, release=lambda: releases.append(True))
+    assert len(releases) == values.nbytes // 1024
