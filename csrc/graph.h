@@ -21,9 +21,13 @@ struct LiveGraph {
     ggml_tensor * argmax = nullptr; // i32 [n_out]; only where logits do not lie in host memory
 };
 
-// Writes an input tensor: directly where it lies in host memory, else through a staging copy.
+// Writes an input tensor: directly where it lies in host memory, else through a staging copy. One
+// that no node reads has no memory: where no row wants logits, the last layer's mask is idle.
 template <typename T>
 void write_input(ggml_tensor * tensor, const std::function<void(T * data)> & fill) {
+    if (tensor->buffer == nullptr) {
+        return;
+    }
     if (ggml_backend_buffer_is_host(tensor->buffer)) {
         fill(static_cast<T *>(tensor->data));
         return;
