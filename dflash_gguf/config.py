@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -116,24 +115,6 @@ class DecodeConfig:
             or self.presence_penalty != 0.0
             or self.frequency_penalty != 0.0
         )
-
-
-def default_threads() -> int:
-    """Threads for this process: the cores it may run on, hyper-threads counted once."""
-    available = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-    if available is None:
-        return max(1, (os.cpu_count() or 1) // 2)
-    cores = {_physical_core(cpu) for cpu in available}
-    return max(1, min(len(cores), MAX_THREADS))
-
-
-def _physical_core(cpu: int) -> str:
-    path = f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
-    try:
-        with open(path, encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return str(cpu)
 
 
 def _set(config: object, name: str, value: object) -> None:

