@@ -15,6 +15,9 @@ using dfl::guard;
 struct dfl_model {
     std::shared_ptr<const dfl::Model> model;
 };
+struct dfl_drafter {
+    std::shared_ptr<const dfl::Drafter> drafter;
+};
 struct dfl_session {
     dfl::Session session;
 };
@@ -73,22 +76,26 @@ dfl_status dfl_probe_buffer_type(const char * name, dfl_error * err) {
     });
 }
 
+static dfl::ModelParams model_params(const dfl_model_params * params) {
+    dfl::ModelParams p;
+    p.n_gpu_layers = params->n_gpu_layers;
+    std::stringstream names(params->excluded_buffer_types ? params->excluded_buffer_types : "");
+    for (std::string name; std::getline(names, name, ',');) {
+        p.excluded_buffer_types.push_back(name);
+    }
+    if (params->progress != nullptr) {
+        p.progress = [=](uint64_t done, uint64_t total) {
+            return params->progress(params->user, done, total) != 0;
+        };
+    }
+    return p;
+}
+
 dfl_status dfl_model_load(const char * path, const dfl_model_params * params, dfl_model ** model,
                           dfl_error * err) {
     return guard(err, [&] {
         need(path, params, model);
-        dfl::ModelParams p;
-        p.n_gpu_layers = params->n_gpu_layers;
-        std::stringstream names(params->excluded_buffer_types ? params->excluded_buffer_types : "");
-        for (std::string name; std::getline(names, name, ',');) {
-            p.excluded_buffer_types.push_back(name);
-        }
-        if (params->progress != nullptr) {
-            p.progress = [=](uint64_t done, uint64_t total) {
-                return params->progress(params->user, done, total) != 0;
-            };
-        }
-        *model = new dfl_model{std::make_shared<const dfl::Model>(path, p)};
+        *model = new dfl_model{std::make_shared<const dfl::Model>(path, model_params(params))};
     });
 }
 
@@ -113,6 +120,35 @@ dfl_status dfl_model_get_info(const dfl_model * model, dfl_model_info * info, df
     });
 }
 
+dfl_status dfl_drafter_load(const char * path, const dfl_model * target,
+                            const dfl_model_params * params, dfl_drafter ** drafter,
+                            dfl_error * err) {
+    return guard(err, [&] {
+        need(path, target, params, drafter);
+        *drafter = new dfl_drafter{
+            std::make_shared<const dfl::Drafter>(path, *target->model, model_params(params))};
+    });
+}
+
+void dfl_drafter_free(dfl_drafter * drafter) { delete drafter; }
+
+dfl_status dfl_drafter_get_info(const dfl_drafter * drafter, dfl_drafter_info * info,
+                                dfl_error * err) {
+    return guard(err, [&] {
+        need(drafter, info);
+        const dfl::Drafter & d = *drafter->drafter;
+        *info = {};
+        copy_text(info->architecture, d.file().arch());
+        copy_text(info->name, d.file().text(dfl::schema::KEY_GENERAL_NAME).value_or(""));
+        info->n_layer = d.hparams().n_layer();
+        info->block_size = d.draft().block_size;
+        info->mask_token = d.draft().mask_token;
+        info->n_taps = static_cast<int32_t>(d.draft().target_layers.size());
+        info->mapped_bytes = d.weights().mapped_bytes;
+        info->copied_bytes = d.weights().copied_bytes;
+    });
+}
+
 dfl_status dfl_session_create(const dfl_model * model, const dfl_session_params * params,
                               dfl_session ** session, dfl_error * err) {
     return guard(err, [&] {
@@ -124,6 +160,10 @@ dfl_status dfl_session_create(const dfl_model * model, const dfl_session_params 
         p.n_threads = params->n_threads;
         p.type_k = dfl::type_from_name(params->cache_type_k);
         p.type_v = dfl::type_from_name(params->cache_type_v);
+        if (params->drafter != nullptr) {
+            p.drafter = params->drafter->drafter;
+            p.draft_window = params->draft_window;
+        }
         *session = new dfl_session{dfl::Session(model->model, p)};
     });
 }
@@ -136,7 +176,7 @@ dfl_status dfl_session_get_info(const dfl_session * session, dfl_session_info * 
         need(session, info);
         const dfl::Session & s = session->session;
         *info = {s.n_ctx(),    s.position(),        s.n_threads(),    s.n_graphs_built(),
-                 s.kv_bytes(), s.recurrent_bytes(), s.arena_bytes()};
+                 s.kv_bytes(), s.recurrent_bytes(), s.arena_bytes(), s.draft_bytes()};
     });
 }
 
@@ -153,17 +193,48 @@ dfl_status dfl_session_prefill(dfl_session * session, const int32_t * tokens, in
     });
 }
 
-dfl_status dfl_session_argmax(const dfl_session * session, int32_t * token, dfl_error * err) {
+dfl_status dfl_session_argmax(const dfl_session * session, int64_t row, int32_t * token,
+                              dfl_error * err) {
     return guard(err, [&] {
         need(session, token);
-        *token = session->session.argmax();
+        *token = session->session.argmax(row);
     });
 }
 
-dfl_status dfl_session_logits(const dfl_session * session, float * logits, dfl_error * err) {
+dfl_status dfl_session_logits(const dfl_session * session, int64_t row, float * logits,
+                              dfl_error * err) {
     return guard(err, [&] {
         need(session, logits);
-        session->session.logits(logits);
+        session->session.logits(row, logits);
+    });
+}
+
+dfl_status dfl_session_draft(dfl_session * session, int32_t last_token, int64_t n_draft, int64_t k,
+                             int32_t * tokens, float * logits, dfl_error * err) {
+    return guard(err, [&] {
+        need(session, tokens);
+        const auto candidates = session->session.draft(last_token, n_draft, k);
+        for (size_t i = 0; i < candidates.size(); ++i) {
+            tokens[i] = candidates[i].token;
+            if (logits != nullptr) {
+                logits[i] = candidates[i].logit;
+            }
+        }
+    });
+}
+
+dfl_status dfl_session_verify(dfl_session * session, const int32_t * tokens, int64_t n,
+                              dfl_error * err) {
+    return guard(err, [&] {
+        need(session, tokens);
+        session->session.verify(tokens, n);
+    });
+}
+
+dfl_status dfl_session_commit(dfl_session * session, int64_t n, dfl_error * err) {
+    return guard(err, [&] {
+        need(session);
+        session->session.commit(n);
     });
 }
 

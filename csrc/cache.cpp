@@ -49,15 +49,26 @@ void CellTable::release_from(int32_t sequence, int32_t position) {
     }
 }
 
-void CellTable::mask_row(int32_t sequence, int32_t position, int64_t window, ggml_fp16_t * row,
-                         int64_t n) const {
+void CellTable::release_before(int32_t sequence, int32_t position) {
+    for (int64_t cell = high_ - 1; cell >= 0; --cell) {
+        if (sequence_[cell] == sequence && position_[cell] < position) {
+            release(cell);
+        }
+    }
+}
+
+void CellTable::mask_row(int32_t sequence, int32_t position, int64_t window, bool causal,
+                         ggml_fp16_t * row, int64_t n) const {
     static const ggml_fp16_t hidden = ggml_fp32_to_fp16(-INFINITY);
     static const ggml_fp16_t visible = ggml_fp32_to_fp16(0.0f);
     const int32_t * seq = sequence_.data();
     const int32_t * pos = position_.data();
-    const int32_t oldest = window > 0 && window <= position ? position - (int32_t)window + 1 : 0;
+    const int64_t reach = window > 0 ? window - 1 : INT32_MAX;
+    const auto oldest = static_cast<int32_t>(std::max<int64_t>(0, position - reach));
+    const auto newest =
+        causal ? position : static_cast<int32_t>(std::min<int64_t>(INT32_MAX, position + reach));
     for (int64_t cell = 0; cell < n; ++cell) {
-        const bool sees = seq[cell] == sequence && pos[cell] <= position && pos[cell] >= oldest;
+        const bool sees = seq[cell] == sequence && pos[cell] >= oldest && pos[cell] <= newest;
         row[cell] = sees ? visible : hidden;
     }
 }
@@ -176,7 +187,8 @@ KvCache::KvCache(const Hparams & hp, Backend & backend, ggml_type type_k, ggml_t
     }
 }
 
-RecurrentCache::RecurrentCache(const Hparams & hp, Backend & backend, int64_t n_sequences)
+RecurrentCache::RecurrentCache(const Hparams & hp, Backend & backend, int64_t n_sequences,
+                               int64_t n_trace)
     : index_(hp.n_layer(), -1) {
     const int64_t n_layers = hp.n_recurrent();
     if (n_layers == 0) {
@@ -188,11 +200,17 @@ RecurrentCache::RecurrentCache(const Hparams & hp, Backend & backend, int64_t n_
         }
     }
     const RecurrentShape & shape = hp.recurrent;
-    ctx_.reset(ggml_init({2 * ggml_tensor_overhead(), nullptr, true}));
+    ctx_.reset(ggml_init({4 * ggml_tensor_overhead(), nullptr, true}));
     state_ = ggml_new_tensor_3d(ctx_.get(), GGML_TYPE_F32, shape.state_size(), n_sequences, n_layers);
     conv_ = ggml_new_tensor_3d(ctx_.get(), GGML_TYPE_F32, shape.conv_channels() * (shape.d_conv - 1),
                                n_sequences, n_layers);
-    const uint64_t bytes = ggml_nbytes(state_) + ggml_nbytes(conv_);
+    uint64_t bytes = ggml_nbytes(state_) + ggml_nbytes(conv_);
+    if (n_trace > 0) {
+        trace_ = ggml_new_tensor_3d(ctx_.get(), GGML_TYPE_F32, shape.trace_size(), n_trace, n_layers);
+        conv_trace_ =
+            ggml_new_tensor_3d(ctx_.get(), GGML_TYPE_F32, shape.conv_channels(), n_trace, n_layers);
+        bytes += ggml_nbytes(trace_) + ggml_nbytes(conv_trace_);
+    }
     backend.check_fits(bytes, "the recurrent state");
     buffer_.reset(ggml_backend_alloc_ctx_tensors(ctx_.get(), backend.get()));
     DFL_CHECK(buffer_ != nullptr, DFL_STATUS_MEMORY,

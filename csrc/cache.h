@@ -21,7 +21,9 @@ class CellTable {
 
     explicit CellTable(int64_t n_cells) : sequence_(n_cells, FREE), position_(n_cells, FREE) {}
 
-    int64_t size() const { return static_cast<int64_t>(sequence_.size()); }
+    int64_t size() const { return static_cast<int64_t>(sequence_.size()) - n_reserved_; }
+    // Takes the last cell out of use: padding may write there, and nobody sees it.
+    void reserve_last() { n_reserved_ = 1; }
     int64_t n_free() const { return size() - n_used_; }
     // One past the highest used cell.
     int64_t high() const { return high_; }
@@ -33,16 +35,21 @@ class CellTable {
     // Frees the cells of a sequence from a position on.
     void release_from(int32_t sequence, int32_t position);
 
+    // Frees the cells of a sequence before a position.
+    void release_before(int32_t sequence, int32_t position);
+
     // Additive mask of one row, float16 [n]: 0 where (sequence, position) may look, else -inf.
-    // window: keys a row may see, itself included; 0: all.
-    void mask_row(int32_t sequence, int32_t position, int64_t window, ggml_fp16_t * row,
-                  int64_t n) const;
+    // window: keys a row may see, itself included; 0: all. causal false: also later positions,
+    // as far as the window reaches.
+    void mask_row(int32_t sequence, int32_t position, int64_t window, bool causal,
+                  ggml_fp16_t * row, int64_t n) const;
 
   private:
     std::vector<int32_t> sequence_;
     std::vector<int32_t> position_;
     int64_t n_used_ = 0;
     int64_t high_ = 0;
+    int64_t n_reserved_ = 0;
     mutable int64_t first_free_ = 0; // no free cell lies below
 };
 
@@ -73,15 +80,21 @@ class KvCache {
     CellTable cells_;
 };
 
-// State and last convolution inputs of every recurrent layer, one slot a sequence.
+// State and last convolution inputs of every recurrent layer, one slot a sequence; and, for
+// verifying, what each node would do to them.
 class RecurrentCache {
   public:
-    RecurrentCache(const Hparams & hp, Backend & backend, int64_t n_sequences);
+    // n_trace: most nodes of a verify; 0: none is wanted.
+    RecurrentCache(const Hparams & hp, Backend & backend, int64_t n_sequences, int64_t n_trace);
 
     // [state_size, n_sequences, n_layers] and [conv_channels * (d_conv - 1), n_sequences, n_layers];
     // the newest convolution input lies last. NULL for a model without recurrent layers.
     ggml_tensor * state() const { return state_; }
     ggml_tensor * conv() const { return conv_; }
+    // Per node, k | v | g | beta: [trace_size, n_trace, n_layers]; and its convolution input:
+    // [conv_channels, n_trace, n_layers].
+    ggml_tensor * trace() const { return trace_; }
+    ggml_tensor * conv_trace() const { return conv_trace_; }
     // Index of a layer among the recurrent ones.
     int64_t index(int64_t il) const { return index_[il]; }
 
@@ -98,6 +111,8 @@ class RecurrentCache {
     ggml_backend_buffer_ptr buffer_;
     ggml_tensor * state_ = nullptr;
     ggml_tensor * conv_ = nullptr;
+    ggml_tensor * trace_ = nullptr;
+    ggml_tensor * conv_trace_ = nullptr;
     std::vector<int64_t> index_;
 };
 

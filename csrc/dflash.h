@@ -98,6 +98,31 @@ dfl_status dfl_model_load(const char * path, const dfl_model_params * params, df
 void dfl_model_free(dfl_model * model);
 dfl_status dfl_model_get_info(const dfl_model * model, dfl_model_info * info, dfl_error * err);
 
+/* ---- drafter: a DFlash drafter's weights, checked against a target ---- */
+
+typedef struct dfl_drafter dfl_drafter;
+
+typedef struct {
+    char architecture[64];
+    char name[256];
+    int64_t n_layer;
+    int64_t block_size; /* the last token and block_size - 1 drafted ones */
+    int32_t mask_token;
+    int32_t n_taps; /* target layers it reads */
+    uint64_t mapped_bytes;
+    uint64_t copied_bytes;
+} dfl_drafter_info;
+
+/* A tap is the residual stream entering a target layer: "target_layers" counts layer inputs.
+ * Errors: as dfl_model_load; DFL_STATUS_FILE also for a drafter that does not fit the target, by
+ * hidden size, tapped layers, mask token, tokens or merges. */
+dfl_status dfl_drafter_load(const char * path, const dfl_model * target,
+                            const dfl_model_params * params, dfl_drafter ** drafter,
+                            dfl_error * err);
+void dfl_drafter_free(dfl_drafter * drafter);
+dfl_status dfl_drafter_get_info(const dfl_drafter * drafter, dfl_drafter_info * info,
+                                dfl_error * err);
+
 /* ---- session: one mutable decode timeline with its caches and cursor ---- */
 
 typedef struct dfl_session dfl_session;
@@ -109,6 +134,8 @@ typedef struct {
     int32_t n_threads;         /* 0: one per physical core */
     const char * cache_type_k; /* "f32", "f16", "bf16", "q8_0", "q4_0", ... */
     const char * cache_type_v;
+    const dfl_drafter * drafter; /* loaded for this model; may be NULL */
+    int64_t draft_window;        /* target positions the drafter sees */
 } dfl_session_params;
 
 typedef struct {
@@ -119,6 +146,7 @@ typedef struct {
     uint64_t kv_bytes;
     uint64_t recurrent_bytes;
     uint64_t arena_bytes;
+    uint64_t draft_bytes; /* the drafter's cache and features */
 } dfl_session_info;
 
 /* The session keeps the model alive. Not for use by two threads at once.
@@ -138,11 +166,27 @@ dfl_status dfl_session_get_info(const dfl_session * session, dfl_session_info * 
 dfl_status dfl_session_prefill(dfl_session * session, const int32_t * tokens, int64_t n,
                                float * all_logits, dfl_progress progress, void * user,
                                dfl_error * err);
-/* Largest logit after the last token; the lowest id on ties. Errors: ARGUMENT before any token,
- * COMPUTE if the logits are not finite. */
-dfl_status dfl_session_argmax(const dfl_session * session, int32_t * token, dfl_error * err);
+/* Largest logit of a row of the last pass (after a prefill only row 0, the last token's); the
+ * lowest id on ties. Errors: ARGUMENT for a row that is not there, COMPUTE if its logits are not
+ * finite. */
+dfl_status dfl_session_argmax(const dfl_session * session, int64_t row, int32_t * token,
+                              dfl_error * err);
 /* logits: out, [n_vocab] float32. */
-dfl_status dfl_session_logits(const dfl_session * session, float * logits, dfl_error * err);
+dfl_status dfl_session_logits(const dfl_session * session, int64_t row, float * logits,
+                              dfl_error * err);
+
+/* What the drafter proposes after last_token, which is chosen but not appended: for each of n_draft
+ * positions its k best tokens and their raw logits, best first. Moves no cursor.
+ * tokens, logits: out, [n_draft][k]; logits may be NULL.
+ * Errors: ARGUMENT (no drafter; n_draft above block_size - 1; no room in the context). */
+dfl_status dfl_session_draft(dfl_session * session, int32_t last_token, int64_t n_draft, int64_t k,
+                             int32_t * tokens, float * logits, dfl_error * err);
+/* Runs n tokens after the timeline in one pass and commits nothing; all n rows can be read until
+ * the commit, which must follow. Errors: ARGUMENT, MEMORY, COMPUTE. */
+dfl_status dfl_session_verify(dfl_session * session, const int32_t * tokens, int64_t n,
+                              dfl_error * err);
+/* Appends the first n tokens of the last verify; the rest leaves no trace. */
+dfl_status dfl_session_commit(dfl_session * session, int64_t n, dfl_error * err);
 
 /* Back to position 0. */
 dfl_status dfl_session_reset(dfl_session * session, dfl_error * err);

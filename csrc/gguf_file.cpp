@@ -229,6 +229,26 @@ std::optional<int64_t> GgufFile::array_length(const char * pattern) const {
     return static_cast<int64_t>(gguf_get_arr_n(gguf_.get(), id));
 }
 
+int64_t GgufFile::first_difference(const GgufFile & other, const char * pattern) const {
+    const int64_t ids[] = {find(pattern), other.find(pattern)};
+    const GgufFile * files[] = {this, &other};
+    for (int i = 0; i < 2; ++i) {
+        if (gguf_get_kv_type(files[i]->gguf_.get(), ids[i]) != GGUF_TYPE_ARRAY ||
+            gguf_get_arr_type(files[i]->gguf_.get(), ids[i]) != GGUF_TYPE_STRING) {
+            files[i]->wrong_type(ids[i], "an array of strings");
+        }
+    }
+    const size_t n = gguf_get_arr_n(gguf_.get(), ids[0]);
+    const size_t m = gguf_get_arr_n(other.gguf_.get(), ids[1]);
+    for (size_t i = 0; i < n && i < m; ++i) {
+        if (std::strcmp(gguf_get_arr_str(gguf_.get(), ids[0], i),
+                        gguf_get_arr_str(other.gguf_.get(), ids[1], i)) != 0) {
+            return static_cast<int64_t>(i);
+        }
+    }
+    return n == m ? -1 : static_cast<int64_t>(n < m ? n : m);
+}
+
 int64_t GgufFile::need_integer(const char * pattern, int64_t low, int64_t high) const {
     const auto value = integer(pattern);
     DFL_CHECK(value, DFL_STATUS_FILE, "%s: metadata key %s is missing", path_.c_str(),

@@ -49,6 +49,9 @@ class GgufFile {
     // Number of elements of an array key.
     std::optional<int64_t> array_length(const char * pattern) const;
 
+    // First index at which two arrays of strings differ (in length: the shorter one's), or -1.
+    int64_t first_difference(const GgufFile & other, const char * pattern) const;
+
     // As above, and throws if the key is absent or outside [low, high].
     int64_t need_integer(const char * pattern, int64_t low, int64_t high) const;
     double need_real(const char * pattern) const;

@@ -5,18 +5,29 @@
 #include "backend.h"
 #include "cache.h"
 #include "layers/build.h"
-#include "model.h"
 
 #include <functional>
 #include <list>
 
 namespace dfl {
 
+// Inputs of the graphs that serve drafting, beside those of a forward pass.
+struct DraftInputs {
+    ggml_tensor * feature_rows = nullptr;     // i64 [n_rows]: where the taps of a pass are written
+    ggml_tensor * inject_rows = nullptr;      // i32 [n_inject]: feature rows to project; or NULL
+    ggml_tensor * inject_positions = nullptr; // i32 [n_inject], or [4 * n_inject]
+    ggml_tensor * inject_cells = nullptr;     // i64 [n_inject]
+    ggml_tensor * path = nullptr;             // i32 [n_path, n_layers]: accepted nodes
+    ggml_tensor * on_path = nullptr;          // f32 [1, n_path]: 1, or 0 for padding
+    ggml_tensor * conv_rows = nullptr;        // i32 [d_conv - 1, n_layers]
+};
+
 struct LiveGraph {
     BatchShape shape;
     ggml_context_ptr ctx;
     ggml_cgraph * graph = nullptr;
     GraphInputs in;
+    DraftInputs draft;
     ggml_tensor * logits = nullptr; // [n_vocab, n_out]
     ggml_tensor * argmax = nullptr; // i32 [n_out]; only where logits do not lie in host memory
 };
@@ -37,24 +48,30 @@ void write_input(ggml_tensor * tensor, const std::function<void(T * data)> & fil
     ggml_backend_tensor_set(tensor, staging.data(), 0, ggml_nbytes(tensor));
 }
 
+// Adds the nodes of live.shape to live.graph and its inputs to live.
+using GraphBuilder = std::function<void(LiveGraph & live)>;
+
+// Inputs of a forward pass for these layers.
+GraphInputs make_inputs(ggml_context * ctx, const Hparams & hp, const BatchShape & shape);
+ggml_tensor * make_input(ggml_context * ctx, ggml_type type, int64_t ne0, int64_t ne1,
+                         const char * name);
+// Marks logits as wanted and, where they are not in host memory, adds their argmax.
+void finish_logits(LiveGraph & live, ggml_tensor * logits, const Backend & backend);
+
 class GraphPool {
   public:
-    GraphPool(const Model & model, Backend & backend, const KvCache & kv,
-              const RecurrentCache & recurrent);
+    // max_nodes: of the largest graph.
+    GraphPool(Backend & backend, size_t max_nodes);
 
     // The live graph of this shape, built if there is none. Throws DFL_STATUS_MEMORY.
-    LiveGraph & get(const BatchShape & shape);
+    LiveGraph & get(const BatchShape & shape, const GraphBuilder & build);
     uint64_t arena_bytes() const;
     // Graphs built so far: a round that builds none reuses what is there.
     int64_t n_built() const { return n_built_; }
 
   private:
-    LiveGraph build(const BatchShape & shape) const;
-
-    const Model & model_;
     Backend & backend_;
-    const KvCache & kv_;
-    const RecurrentCache & recurrent_;
+    size_t max_nodes_;
     ggml_gallocr_ptr arena_;
     std::list<LiveGraph> live_; // most recently used first
     int64_t n_built_ = 0;

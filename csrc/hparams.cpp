@@ -48,6 +48,8 @@ RopeShape read_rope(const GgufFile & file, int rope_type, int64_t head_dim, int6
 
 } // namespace
 
+int64_t RopeShape::n_position_ids() const { return (type & GGML_ROPE_TYPE_MROPE) != 0 ? 4 : 1; }
+
 int64_t Hparams::n_recurrent() const {
     return std::count_if(layers.begin(), layers.end(), [](auto & layer) { return layer.recurrent; });
 }
@@ -98,15 +100,19 @@ Hparams read_common_hparams(const GgufFile & file, int rope_type) {
         layer.attn_scale = 1.0f / std::sqrt(static_cast<float>(layer.head_dim));
         layer.rope = read_rope(file, rope_type, layer.head_dim, hp.n_ctx_train);
     }
+    return hp;
+}
+
+int64_t read_vocab_size(const GgufFile & file) {
     const ggml_tensor * embd = file.tensor(schema::TENSOR_TOKEN_EMBD);
     DFL_CHECK(embd != nullptr, DFL_STATUS_FILE, "%s: tensor %s is missing", file.path().c_str(),
               schema::TENSOR_TOKEN_EMBD);
-    hp.n_vocab = embd->ne[1];
-    const int64_t n_tokens = file.array_length(schema::KEY_TOKENIZER_TOKENS).value_or(hp.n_vocab);
-    DFL_CHECK(hp.n_vocab > 0 && hp.n_vocab <= MAX_VOCAB && n_tokens == hp.n_vocab, DFL_STATUS_FILE,
+    const int64_t n_vocab = embd->ne[1];
+    const int64_t n_tokens = file.array_length(schema::KEY_TOKENIZER_TOKENS).value_or(n_vocab);
+    DFL_CHECK(n_vocab > 0 && n_vocab <= MAX_VOCAB && n_tokens == n_vocab, DFL_STATUS_FILE,
               "%s: tensor %s has %lld rows, the tokenizer has %lld tokens", file.path().c_str(),
-              schema::TENSOR_TOKEN_EMBD, (long long)hp.n_vocab, (long long)n_tokens);
-    return hp;
+              schema::TENSOR_TOKEN_EMBD, (long long)n_vocab, (long long)n_tokens);
+    return n_vocab;
 }
 
 ExpertShape read_expert_shape(const GgufFile & file, bool shared) {

@@ -18,6 +18,9 @@ struct RopeShape {
     float freq_scale = 1.0f;
     float ext_factor = 0.0f;
     float attn_factor = 1.0f;
+
+    // Position ids a row needs: M-RoPE takes time, height, width and a fourth.
+    int64_t n_position_ids() const;
 };
 
 struct LayerShape {
@@ -25,7 +28,9 @@ struct LayerShape {
     int64_t n_head = 0;
     int64_t n_head_kv = 0;
     int64_t head_dim = 0;
-    int64_t window = 0; // keys a row may see, itself included; 0: all
+    int64_t window = 0;  // keys a row may see, itself included; 0: all
+    bool causal = true;  // false: a row also sees what comes after it
+    bool value_is_key = false; // V may be the weightless norm of the raw K projection
     float attn_scale = 0.0f;
     RopeShape rope;
     int64_t n_ff = 0;
@@ -38,6 +43,8 @@ struct RecurrentShape {
     int64_t n_v_heads = 0;
 
     int64_t conv_channels() const { return d_state * (2 * n_k_heads + n_v_heads); }
+    // What promoting a node needs: k, v, g and beta.
+    int64_t trace_size() const { return d_state * (n_k_heads + n_v_heads) + 2 * n_v_heads; }
     int64_t state_size() const { return d_state * d_state * n_v_heads; }
 };
 
@@ -62,8 +69,11 @@ struct Hparams {
 };
 
 // Everything the decoder architectures have in common: sizes, heads, rope, feed-forward widths.
-// rope_type is a ggml rope mode.
+// rope_type is a ggml rope mode. n_vocab is left to read_vocab_size.
 Hparams read_common_hparams(const GgufFile & file, int rope_type);
+
+// Rows of the token embeddings; throws unless the tokenizer has as many tokens.
+int64_t read_vocab_size(const GgufFile & file);
 
 // The expert keys of a mixture-of-experts model; shared: it also has a shared expert.
 ExpertShape read_expert_shape(const GgufFile & file, bool shared);

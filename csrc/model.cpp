@@ -2,7 +2,6 @@
 
 #include "error.h"
 
-#include <cstring>
 
 namespace dfl {
 
@@ -18,6 +17,7 @@ static bool use_gpu(const std::string & path, int n_gpu_layers, int64_t n_layer)
 
 Model::Model(const std::string & path, const ModelParams & params)
     : file_(path), arch_(find_arch(file_)), hp_(arch_.read(file_)) {
+    hp_.n_vocab = read_vocab_size(file_);
     on_gpu_ = use_gpu(path, params.n_gpu_layers, hp_.n_layer());
     Backend backend(on_gpu_, 1, params.excluded_buffer_types);
     device_name_ = backend.name();
@@ -33,18 +33,7 @@ Model::Model(const std::string & path, const ModelParams & params)
 }
 
 void Model::embed(const int32_t * tokens, int64_t n, float * dst) const {
-    const ggml_type type = weights_->token_embd_type;
-    const char * rows = static_cast<const char *>(weights_->token_embd);
-    const size_t row_size = ggml_row_size(type, hp_.n_embd);
-    for (int64_t i = 0; i < n; ++i) {
-        const char * row = rows + tokens[i] * row_size;
-        float * out = dst + i * hp_.n_embd;
-        if (type == GGML_TYPE_F32) {
-            std::memcpy(out, row, row_size);
-        } else {
-            ggml_get_type_traits(type)->to_float(row, out, hp_.n_embd);
-        }
-    }
+    embed_rows(*weights_, hp_.n_embd, tokens, n, dst);
 }
 
 } // namespace dfl

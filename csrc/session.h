@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cache.h"
+#include "draft_state.h"
 #include "graph.h"
 #include "model.h"
 
@@ -17,6 +18,14 @@ struct SessionParams {
     int n_threads = 0;      // 0: default_threads()
     ggml_type type_k = GGML_TYPE_F16;
     ggml_type type_v = GGML_TYPE_F16;
+    std::shared_ptr<const Drafter> drafter; // may be empty
+    int64_t draft_window = 4096;            // target positions the drafter sees
+};
+
+// A drafted token and its raw logit, best first.
+struct Candidate {
+    int32_t token;
+    float logit;
 };
 
 // Everything a prefix leaves behind, kept and dropped together. Attention rows stay where they are
@@ -46,10 +55,20 @@ class Session {
     void prefill(const int32_t * tokens, int64_t n, float * all_logits,
                  const PrefillProgress & progress);
 
-    // Token with the largest logit after the last appended token, lowest id on ties (host devices).
-    int32_t argmax() const;
-    // Its logits: dst [n_vocab].
-    void logits(float * dst) const;
+    // Rows of the last pass whose logits can be read: 1 after prefill, n after verify.
+    int64_t n_out_rows() const { return last_ != nullptr ? last_->shape.n_out - first_out_ : 0; }
+    // Token with the largest logit of a row, lowest id on ties (host devices).
+    int32_t argmax(int64_t row) const;
+    // A row's logits: dst [n_vocab].
+    void logits(int64_t row, float * dst) const;
+
+    // The drafter's n_draft best continuations of last_token, which is chosen but not appended: for
+    // each position the k best candidates, [n_draft][k]. Moves no cursor.
+    std::vector<Candidate> draft(int32_t last_token, int64_t n_draft, int64_t k);
+    // Runs n tokens after the timeline without appending them; every row's logits can be read.
+    void verify(const int32_t * tokens, int64_t n);
+    // Appends the first n tokens of the last verify and forgets the rest. n = 0 forgets all.
+    void commit(int64_t n);
 
     // Back to position 0.
     void reset();
@@ -65,14 +84,27 @@ class Session {
     uint64_t kv_bytes() const { return kv_.bytes(); }
     uint64_t recurrent_bytes() const { return recurrent_.bytes(); }
     uint64_t arena_bytes() const { return graphs_.arena_bytes(); }
+    uint64_t draft_bytes() const { return draft_ ? draft_->bytes() : 0; }
     int64_t n_graphs_built() const { return graphs_.n_built(); }
 
   private:
     void check_tokens(const int32_t * tokens, int64_t n) const;
     int64_t bucket(int64_t cells) const;
-    // Runs rows for tokens appended at the cursor and moves it. n_out: 0, 1 (the last) or n.
-    LiveGraph & forward(const int32_t * tokens, int64_t n, int64_t n_out);
-    void set_inputs(LiveGraph & live, const int32_t * tokens, const std::vector<int64_t> & cells);
+    // The rows of a pass: their cells, and where their features go.
+    struct Pass {
+        std::vector<int64_t> cells;
+        std::vector<int64_t> feature_rows; // empty: no taps
+    };
+    // Runs rows for tokens after the cursor; does not move it. n_out: 0, 1 (the last) or n.
+    LiveGraph & run(GraphKind kind, const int32_t * tokens, int64_t n, int64_t n_out, bool inject,
+                    Pass & pass);
+    void build_forward(LiveGraph & live, bool taps);
+    void set_inputs(LiveGraph & live, const int32_t * tokens, const Pass & pass);
+    void append(const int32_t * tokens, int64_t n, int64_t n_out, bool inject);
+    void release(const Pass & pass, int64_t first);
+    void promote_state(int64_t n_accepted);
+    void check_no_open_verify() const;
+    void forget_from(int64_t position);
 
     std::shared_ptr<const Model> model_;
     SessionParams params_;
@@ -80,9 +112,12 @@ class Session {
     KvCache kv_;
     RecurrentCache recurrent_;
     GraphPool graphs_;
-    std::vector<int32_t> tokens_;   // the committed timeline
-    LiveGraph * last_ = nullptr;    // graph whose logits are readable
-    int64_t last_row_ = 0;
+    std::unique_ptr<DraftState> draft_;
+    std::vector<int32_t> tokens_;    // the committed timeline
+    LiveGraph * last_ = nullptr;     // graph whose logits are readable
+    int64_t first_out_ = 0;          // its first readable row
+    Pass open_;                      // rows of a verify that waits for its commit
+    std::vector<int32_t> open_tokens_;
 };
 
 } // namespace dfl

@@ -49,6 +49,19 @@ static bool is_multipliable(ggml_type type) {
            ggml_get_type_traits(type)->to_float != nullptr;
 }
 
+void embed_rows(const Weights & w, int64_t n_embd, const int32_t * tokens, int64_t n, float * dst) {
+    const char * rows = static_cast<const char *>(w.token_embd);
+    const size_t row_size = ggml_row_size(w.token_embd_type, n_embd);
+    for (int64_t i = 0; i < n; ++i) {
+        const char * row = rows + tokens[i] * row_size;
+        if (w.token_embd_type == GGML_TYPE_F32) {
+            std::memcpy(dst + i * n_embd, row, row_size);
+        } else {
+            ggml_get_type_traits(w.token_embd_type)->to_float(row, dst + i * n_embd, n_embd);
+        }
+    }
+}
+
 WeightLoader::WeightLoader(const GgufFile & file, const Hparams & hp, Backend & backend)
     : file_(file), hp_(hp), backend_(backend), owned_(new Weights), weights_(*owned_) {
     weights_.layers.resize(hp.n_layer());
@@ -168,7 +181,7 @@ Linear WeightLoader::linear(const char * pattern, int il, int64_t n_in, int64_t 
     return linear;
 }
 
-void WeightLoader::shared_tensors() {
+void WeightLoader::token_embeddings() {
     const ggml_tensor * embd = file_.tensor(schema::TENSOR_TOKEN_EMBD);
     DFL_CHECK(embd->ne[0] == hp_.n_embd, DFL_STATUS_FILE, "%s: tensor %s: got %s, expected [%lld, %lld]",
               file_.path().c_str(), embd->name, shape_text(embd->ne, ggml_n_dims(embd)).c_str(),
@@ -178,13 +191,43 @@ void WeightLoader::shared_tensors() {
               embd->name, ggml_type_name(embd->type));
     weights_.token_embd = file_.tensor_data(schema::TENSOR_TOKEN_EMBD);
     weights_.token_embd_type = embd->type;
+}
 
+void WeightLoader::shared_tensors() {
+    token_embeddings();
     weights_.output_norm = vector(schema::TENSOR_OUTPUT_NORM, 0, hp_.n_embd);
     const bool tied = !has(schema::TENSOR_OUTPUT, 0);
     weights_.output = linear(tied ? schema::TENSOR_TOKEN_EMBD : schema::TENSOR_OUTPUT, 0, hp_.n_embd,
                              hp_.n_vocab);
     weights_.rope_freqs =
         maybe_vector(schema::TENSOR_ROPE_FREQS, 0, hp_.layers[0].rope.n_dims / 2);
+}
+
+void WeightLoader::drafter_head() {
+    int64_t n_rows = hp_.n_vocab;
+    if (const ggml_tensor * map = file_.tensor(schema::TENSOR_D2T)) {
+        DFL_CHECK(map->type == GGML_TYPE_I64 && ggml_n_dims(map) == 1, DFL_STATUS_FILE,
+                  "%s: tensor %s is not a list of i64", file_.path().c_str(), schema::TENSOR_D2T);
+        const auto * tokens = static_cast<const int64_t *>(file_.tensor_data(schema::TENSOR_D2T));
+        n_rows = map->ne[0];
+        weights_.head_tokens.resize(n_rows);
+        // The file aligns tensors to what its header says, which may be less than an i64 wants.
+        std::memcpy(weights_.head_tokens.data(), tokens, n_rows * sizeof(int64_t));
+        for (const int64_t token : weights_.head_tokens) {
+            DFL_CHECK(token >= 0 && token < hp_.n_vocab, DFL_STATUS_FILE,
+                      "%s: tensor %s names token %lld, the target has %lld", file_.path().c_str(),
+                      schema::TENSOR_D2T, (long long)token, (long long)hp_.n_vocab);
+        }
+        read_directly_.insert(schema::TENSOR_D2T);
+    }
+    if (has(schema::TENSOR_OUTPUT, 0)) {
+        weights_.output = linear(schema::TENSOR_OUTPUT, 0, hp_.n_embd, n_rows);
+    } else if (has(schema::TENSOR_TOKEN_EMBD, 0)) {
+        weights_.output = linear(schema::TENSOR_TOKEN_EMBD, 0, hp_.n_embd, hp_.n_vocab);
+    }
+    DFL_CHECK(weights_.head_tokens.empty() || has(schema::TENSOR_OUTPUT, 0), DFL_STATUS_FILE,
+              "%s: tensor %s maps the rows of a head that is missing", file_.path().c_str(),
+              schema::TENSOR_D2T);
 }
 
 void WeightLoader::attention(int il, int64_t q_width) {
@@ -196,7 +239,9 @@ void WeightLoader::attention(int il, int64_t q_width) {
     } else {
         attn.q = linear(schema::TENSOR_ATTN_Q, il, hp_.n_embd, q_width);
         attn.k = linear(schema::TENSOR_ATTN_K, il, hp_.n_embd, kv_width);
-        attn.v = linear(schema::TENSOR_ATTN_V, il, hp_.n_embd, kv_width);
+        if (has(schema::TENSOR_ATTN_V, il) || !hp_.layers[il].value_is_key) {
+            attn.v = linear(schema::TENSOR_ATTN_V, il, hp_.n_embd, kv_width);
+        }
     }
     attn.output =
         linear(schema::TENSOR_ATTN_OUTPUT, il, shape.head_dim * shape.n_head, hp_.n_embd);
@@ -260,7 +305,7 @@ void WeightLoader::allocate(ggml_backend_buffer_type_t buft, ggml_context * ctx)
 }
 
 std::unique_ptr<Weights> WeightLoader::load(const LoadProgress & progress) {
-    std::set<std::string> used;
+    std::set<std::string> used = read_directly_;
     bool any_mapped = false;
     for (const Request & request : requests_) {
         used.insert(request.file_name);

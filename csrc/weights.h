@@ -8,6 +8,7 @@
 #include <initializer_list>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -43,6 +44,7 @@ struct DeltaNetWeights {
 
 struct FeedForwardWeights {
     Linear gate, up, down;
+    bool gelu = false; // gelu (tanh form) in place of silu
 };
 
 struct ExpertWeights {
@@ -59,6 +61,9 @@ struct LayerWeights {
     ggml_tensor * ffn_norm = nullptr; // [n_embd]
     FeedForwardWeights ffn;
     ExpertWeights experts;
+    ggml_tensor * post_attn_norm = nullptr; // [n_embd], on the attention's output
+    ggml_tensor * post_ffn_norm = nullptr;  // [n_embd], on the feed-forward's output
+    ggml_tensor * output_scale = nullptr;   // [1], on what leaves the layer
 };
 
 struct Weights {
@@ -67,7 +72,15 @@ struct Weights {
     Linear output;                       // [n_embd, n_vocab]
     std::vector<LayerWeights> layers;
 
-    // Token embeddings stay in the mapped file; the session converts the rows it needs.
+    // A drafter's: features [n_embd * n_taps] to its own width, and the norm after it.
+    Linear fusion;
+    ggml_tensor * fusion_norm = nullptr;
+
+    // Target token of each row of a drafter's reduced head; empty: the rows are the tokens.
+    std::vector<int64_t> head_tokens;
+
+    // Token embeddings stay in the mapped file; the session converts the rows it needs. NULL for a
+    // drafter that uses its target's.
     const void * token_embd = nullptr;
     ggml_type token_embd_type = GGML_TYPE_F32;
 
@@ -76,6 +89,9 @@ struct Weights {
     uint64_t mapped_bytes = 0; // used where they lie in the file
     uint64_t copied_bytes = 0; // in buffers of their own
 };
+
+// Converts embedding rows to float32: dst [n_embd, n].
+void embed_rows(const Weights & w, int64_t n_embd, const int32_t * tokens, int64_t n, float * dst);
 
 // Done and total bytes; true: stop.
 using LoadProgress = std::function<bool(uint64_t done, uint64_t total)>;
@@ -99,6 +115,11 @@ class WeightLoader {
 
     // Token embeddings, final norm, head (tied to the embeddings if the file has none), rope factors.
     void shared_tensors();
+    // Token embeddings alone.
+    void token_embeddings();
+    // A drafter's own head, or its own embeddings as one; nothing if the target's serves. Its rows
+    // are n_vocab, or fewer where the file maps them to the target's tokens.
+    void drafter_head();
     // q, k, v (separate or fused), output and their biases. q_width: rows of q.
     void attention(int il, int64_t q_width);
     void feed_forward(int il);
@@ -123,6 +144,7 @@ class WeightLoader {
     Weights & weights_;
     std::vector<Request> requests_;
     std::map<ggml_backend_buffer_type_t, ggml_context *> contexts_;
+    std::set<std::string> read_directly_; // tensors nobody computes with
 };
 
 } // namespace dfl

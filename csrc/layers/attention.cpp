@@ -4,6 +4,16 @@
 
 namespace dfl {
 
+KeyValue project_kv(Build & b, int il, ggml_tensor * x) {
+    const LayerShape & shape = b.hp.layers[il];
+    const AttentionWeights & w = b.weights.layers[il].attn;
+    auto heads = [&](ggml_tensor * y) {
+        return ggml_reshape_3d(b.ctx, y, shape.head_dim, shape.n_head_kv, x->ne[1]);
+    };
+    ggml_tensor * k = heads(linear(b, w.k, x));
+    return {k, w.v ? heads(linear(b, w.v, x)) : ggml_rms_norm(b.ctx, k, b.hp.eps)};
+}
+
 Projections project_qkv(Build & b, int il, ggml_tensor * x, int64_t q_width) {
     const LayerShape & shape = b.hp.layers[il];
     const AttentionWeights & w = b.weights.layers[il].attn;
@@ -11,8 +21,8 @@ Projections project_qkv(Build & b, int il, ggml_tensor * x, int64_t q_width) {
     const int64_t n_kv = shape.n_head_kv;
     const int64_t rows = x->ne[1];
     if (!w.qkv) {
-        return {linear(b, w.q, x), ggml_reshape_3d(b.ctx, linear(b, w.k, x), d, n_kv, rows),
-                ggml_reshape_3d(b.ctx, linear(b, w.v, x), d, n_kv, rows)};
+        const KeyValue kv = project_kv(b, il, x);
+        return {linear(b, w.q, x), kv.k, kv.v};
     }
     ggml_tensor * all = linear(b, w.qkv, x); // [q_width + 2 * d * n_kv, n_rows]
     const size_t element = ggml_element_size(all);
@@ -23,16 +33,16 @@ Projections project_qkv(Build & b, int il, ggml_tensor * x, int64_t q_width) {
             heads(q_width + d * n_kv)};
 }
 
-ggml_tensor * rope(Build & b, int il, ggml_tensor * x) {
+ggml_tensor * rope(Build & b, int il, ggml_tensor * x, ggml_tensor * positions) {
     const RopeShape & r = b.hp.layers[il].rope;
     constexpr float beta_fast = 32.0f, beta_slow = 1.0f;
-    if (b.in.positions->ne[0] == x->ne[2]) {
-        return ggml_rope_ext(b.ctx, x, b.in.positions, b.weights.rope_freqs, r.n_dims, r.type,
+    if (positions->ne[0] == x->ne[2]) {
+        return ggml_rope_ext(b.ctx, x, positions, b.weights.rope_freqs, r.n_dims, r.type,
                              r.n_ctx_orig, r.freq_base, r.freq_scale, r.ext_factor, r.attn_factor,
                              beta_fast, beta_slow);
     }
     int sections[4] = {r.sections[0], r.sections[1], r.sections[2], r.sections[3]};
-    return ggml_rope_multi(b.ctx, x, b.in.positions, b.weights.rope_freqs, r.n_dims, sections,
+    return ggml_rope_multi(b.ctx, x, positions, b.weights.rope_freqs, r.n_dims, sections,
                            r.type, r.n_ctx_orig, r.freq_base, r.freq_scale, r.ext_factor,
                            r.attn_factor, beta_fast, beta_slow);
 }
@@ -59,9 +69,9 @@ static ggml_tensor * cached(Build & b, const LayerShape & shape, ggml_tensor * c
     return ggml_permute(b.ctx, rows, 0, 2, 1, 3);
 }
 
-static ggml_tensor * mask_of(const Build & b, int64_t window) {
+static ggml_tensor * mask_of(const Build & b, const LayerShape & shape) {
     for (const Mask & mask : b.in.masks) {
-        if (mask.window == window) {
+        if (mask.rule == MaskRule{shape.window, shape.causal}) {
             return mask.tensor;
         }
     }
@@ -76,19 +86,23 @@ static ggml_tensor * as_rows(Build & b, ggml_tensor * x) {
     return ggml_view_2d(b.ctx, x, x->ne[0] * x->ne[1], x->ne[2], x->nb[2], 0);
 }
 
+void store_kv(Build & b, int il, ggml_tensor * k, ggml_tensor * v, ggml_tensor * cells) {
+    k = rotate(b, k, b.kv.rotation_k());
+    v = rotate(b, v, b.kv.rotation_v());
+    ggml_build_forward_expand(b.graph, ggml_set_rows(b.ctx, b.kv.k(il), as_rows(b, k), cells));
+    ggml_build_forward_expand(b.graph, ggml_set_rows(b.ctx, b.kv.v(il), as_rows(b, v), cells));
+}
+
 ggml_tensor * attend(Build & b, int il, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v) {
     const LayerShape & shape = b.hp.layers[il];
     q = rotate(b, q, b.kv.rotation_k());
-    k = rotate(b, k, b.kv.rotation_k());
-    v = rotate(b, v, b.kv.rotation_v());
     ggml_build_forward_expand(b.graph, q);
-    // set_rows before the read below: ggml runs nodes in the order they were added.
-    ggml_build_forward_expand(b.graph, ggml_set_rows(b.ctx, b.kv.k(il), as_rows(b, k), b.in.cells));
-    ggml_build_forward_expand(b.graph, ggml_set_rows(b.ctx, b.kv.v(il), as_rows(b, v), b.in.cells));
+    // Stored before the read below: ggml runs nodes in the order they were added.
+    store_kv(b, il, k, v, b.in.cells);
 
     ggml_tensor * out = ggml_flash_attn_ext(
         b.ctx, ggml_permute(b.ctx, q, 0, 2, 1, 3), cached(b, shape, b.kv.k(il)),
-        cached(b, shape, b.kv.v(il)), mask_of(b, shape.window), shape.attn_scale, 0.0f, 0.0f);
+        cached(b, shape, b.kv.v(il)), mask_of(b, shape), shape.attn_scale, 0.0f, 0.0f);
     ggml_prec_set_acc(out, GGML_PREC_F32);
     if (b.weights.layers[il].attn.sinks != nullptr) {
         ggml_flash_attn_ext_add_sinks(out, b.weights.layers[il].attn.sinks);
@@ -107,7 +121,8 @@ ggml_tensor * self_attention(Build & b, int il, ggml_tensor * x) {
         q = rms_norm(b, q, w.q_norm);
         k = rms_norm(b, k, w.k_norm);
     }
-    return linear(b, w.output, attend(b, il, rope(b, il, q), rope(b, il, k), p.v));
+    return linear(b, w.output, attend(b, il, rope(b, il, q, b.in.positions),
+                                       rope(b, il, k, b.in.positions), p.v));
 }
 
 } // namespace dfl

@@ -5,6 +5,14 @@
 
 namespace dfl {
 
+struct KeyValue {
+    ggml_tensor * k; // [head_dim, n_head_kv, n_rows]
+    ggml_tensor * v; // same
+};
+
+// Separate key and value projections of x [n_embd, n_rows].
+KeyValue project_kv(Build & b, int il, ggml_tensor * x);
+
 struct Projections {
     ggml_tensor * q; // [q_width, n_rows]
     ggml_tensor * k; // [head_dim, n_head_kv, n_rows]
@@ -14,8 +22,11 @@ struct Projections {
 // Separate or fused projections of x [n_embd, n_rows].
 Projections project_qkv(Build & b, int il, ggml_tensor * x, int64_t q_width);
 
-// x: [head_dim, n_heads, n_rows] -> same, rotated by the batch's positions.
-ggml_tensor * rope(Build & b, int il, ggml_tensor * x);
+// x: [head_dim, n_heads, n_rows] -> same, rotated by positions: i32 [n_rows], or [4 * n_rows].
+ggml_tensor * rope(Build & b, int il, ggml_tensor * x, ggml_tensor * positions);
+
+// Writes k and v [head_dim, n_head_kv, n_rows] into cells: i64 [n_rows].
+void store_kv(Build & b, int il, ggml_tensor * k, ggml_tensor * v, ggml_tensor * cells);
 
 // Writes k and v into the batch's cells and attends over the cells the mask shows.
 // q: [head_dim, n_head, n_rows] -> [head_dim * n_head, n_rows].

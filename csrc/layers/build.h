@@ -6,26 +6,47 @@
 #include "hparams.h"
 #include "weights.h"
 
+#include <functional>
 #include <vector>
 
 namespace dfl {
 
+// What a graph does with the rows it runs.
+enum class GraphKind {
+    APPEND, // advances the recurrent state: prefill and plain decoding
+    VERIFY, // leaves the committed state alone and writes the trace that PROMOTE reads
+    PROMOTE,
+    DRAFT,
+    INJECT,
+};
+
 // Sizes of one batch. Rows of one sequence are adjacent, and every sequence has the same number.
 struct BatchShape {
+    GraphKind kind = GraphKind::APPEND;
     int64_t n_rows = 0; // of all sequences together
     int64_t n_seqs = 1;
     int64_t first_seq = 0; // their recurrent slots are first_seq .. first_seq + n_seqs - 1
     int64_t n_kv = 0;      // cells attention reads
     int64_t n_out = 0;     // rows that get logits; 0: none
+    int64_t n_inject = 0;  // feature rows projected into the drafter's cache
 
     bool operator==(const BatchShape & o) const {
-        return n_rows == o.n_rows && n_seqs == o.n_seqs && first_seq == o.first_seq &&
-               n_kv == o.n_kv && n_out == o.n_out;
+        return kind == o.kind && n_rows == o.n_rows && n_seqs == o.n_seqs &&
+               first_seq == o.first_seq && n_kv == o.n_kv && n_out == o.n_out &&
+               n_inject == o.n_inject;
     }
 };
 
+// Which earlier and later cells a row sees; every such rule of a model has one mask.
+struct MaskRule {
+    int64_t window = 0;
+    bool causal = true;
+
+    bool operator==(const MaskRule & o) const { return window == o.window && causal == o.causal; }
+};
+
 struct Mask {
-    int64_t window;
+    MaskRule rule;
     ggml_tensor * tensor; // f16 [n_kv, n_rows]
 };
 
@@ -34,7 +55,7 @@ struct GraphInputs {
     ggml_tensor * positions = nullptr; // i32 [n_rows], or [4 * n_rows] for M-RoPE
     ggml_tensor * cells = nullptr;     // i64 [n_rows]
     ggml_tensor * out_rows = nullptr;  // i32 [n_out]; NULL when every row gets logits
-    std::vector<Mask> masks;           // one for each window in the model
+    std::vector<Mask> masks;
 };
 
 // A builder only adds nodes to ctx and graph: it computes nothing and moves no cursor.
@@ -47,6 +68,8 @@ struct Build {
     const RecurrentCache & recurrent;
     BatchShape shape;
     GraphInputs in;
+    // Called with the residual stream [n_embd, n_rows] that enters layer il; may be empty.
+    std::function<void(int il, ggml_tensor * x)> tap = {};
 };
 
 } // namespace dfl

@@ -20,7 +20,8 @@ ggml_tensor * linear(Build & b, const Linear & l, ggml_tensor * x) {
 ggml_tensor * feed_forward(Build & b, const FeedForwardWeights & w, ggml_tensor * x) {
     ggml_tensor * up = linear(b, w.up, x);
     ggml_tensor * gate = linear(b, w.gate, x);
-    return linear(b, w.down, ggml_swiglu_split(b.ctx, gate, up));
+    return linear(b, w.down, w.gelu ? ggml_geglu_split(b.ctx, gate, up)
+                                    : ggml_swiglu_split(b.ctx, gate, up));
 }
 
 ggml_tensor * build_decoder(Build & b, const SubLayer & attention, const SubLayer & ffn) {
@@ -28,6 +29,9 @@ ggml_tensor * build_decoder(Build & b, const SubLayer & attention, const SubLaye
     const int n_layer = static_cast<int>(b.hp.n_layer());
     for (int il = 0; il < n_layer; ++il) {
         const LayerWeights & layer = b.weights.layers[il];
+        if (b.tap) {
+            b.tap(il, x);
+        }
         ggml_tensor * y = attention(b, il, rms_norm(b, x, layer.attn_norm));
         if (il == n_layer - 1) {
             if (b.shape.n_out == 0) {

@@ -6,8 +6,13 @@
 namespace dfl {
 
 // x: [n_embd, n_rows] -> same. Reads the committed state and convolution inputs of the batch's
-// sequences and writes them back advanced by all rows.
+// sequences and writes them back advanced by all rows; a VERIFY writes the trace instead.
 // Source: reference forward of transformers' Qwen3_5GatedDeltaNet, with value heads in tiled order.
 ggml_tensor * delta_net(Build & b, int il, ggml_tensor * x);
+
+// Advances every recurrent layer's committed state along an accepted path of the last VERIFY.
+// path: i32 [n_path, n_layers], nodes in order, padded with any; on_path: f32 [1, n_path], 0 for
+// padding; conv_rows: i32 [d_conv - 1, n_layers], rows of (committed inputs ++ traced inputs).
+void promote(Build & b, ggml_tensor * path, ggml_tensor * on_path, ggml_tensor * conv_rows);
 
 } // namespace dfl

@@ -1,0 +1,268 @@
+#include "draft_state.h"
+
+#include "error.h"
+
+#include <algorithm>
+
+namespace dfl {
+
+static constexpr int32_t SEQUENCE = 0;
+static constexpr int64_t RING = DraftState::MAX_PENDING + DraftState::MAX_VERIFY;
+
+static int64_t pad(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+// The window, one pass beside it, a block, and one cell that padding writes to.
+static int64_t cells_wanted(int64_t window, int64_t n_ubatch) {
+    return pad(window + std::max(n_ubatch, RING) + DraftState::MAX_VERIFY + 1, 256);
+}
+
+DraftState::DraftState(std::shared_ptr<const Drafter> drafter, const Model & target, Backend & backend,
+                       ggml_type cache_type, int64_t window, int64_t n_ubatch)
+    : drafter_(std::move(drafter)), target_(target), backend_(backend), window_(window),
+      kv_(drafter_->hparams(), backend, cache_type, cache_type, cells_wanted(window, n_ubatch)),
+      no_recurrent_(drafter_->hparams(), backend, 1, 0), junk_cell_(kv_.cells().size() - 1) {
+    kv_.cells().reserve_last();
+    ctx_.reset(ggml_init({ggml_tensor_overhead(), nullptr, true}));
+    features_ = ggml_new_tensor_2d(ctx_.get(), GGML_TYPE_F32, drafter_->draft().n_features(),
+                                   RING + n_ubatch);
+    backend.check_fits(ggml_nbytes(features_), "the drafter's features");
+    buffer_.reset(ggml_backend_alloc_ctx_tensors(ctx_.get(), backend.get()));
+    DFL_CHECK(buffer_ != nullptr, DFL_STATUS_MEMORY,
+              "device %s cannot allocate %zu bytes for the drafter's features", backend.name(),
+              ggml_nbytes(features_));
+    ggml_backend_buffer_clear(buffer_.get(), 0);
+}
+
+void DraftState::add_taps(LiveGraph & live, Build & b) {
+    live.draft.feature_rows =
+        make_input(live.ctx.get(), GGML_TYPE_I64, live.shape.n_rows, 1, "feature_rows");
+    ggml_tensor * rows = live.draft.feature_rows;
+    b.tap = [this, rows, &b](int il, ggml_tensor * x) {
+        const auto & layers = drafter_->draft().target_layers;
+        for (size_t i = 0; i < layers.size(); ++i) {
+            if (layers[i] == il) {
+                ggml_tensor * part = ggml_view_2d(b.ctx, features_, x->ne[0], features_->ne[1],
+                                                  features_->nb[1], i * x->ne[0] * sizeof(float));
+                ggml_build_forward_expand(b.graph, ggml_set_rows(b.ctx, part, x, rows));
+            }
+        }
+    };
+}
+
+Build DraftState::make_build(LiveGraph & live) const {
+    return {live.ctx.get(), live.graph,    drafter_->hparams(), drafter_->weights(),
+            kv_,            no_recurrent_, live.shape,          live.in};
+}
+
+void DraftState::make_injection_inputs(LiveGraph & live) const {
+    const int64_t n = live.shape.n_inject;
+    const int64_t ids = drafter_->hparams().layers[0].rope.n_position_ids();
+    ggml_context * ctx = live.ctx.get();
+    live.draft.inject_positions = make_input(ctx, GGML_TYPE_I32, ids * n, 1, "inject_positions");
+    live.draft.inject_cells = make_input(ctx, GGML_TYPE_I64, n, 1, "inject_cells");
+}
+
+void DraftState::add_prefill_injection(LiveGraph & live) {
+    make_injection_inputs(live);
+    Build b = make_build(live);
+    ggml_tensor * features = ggml_view_2d(b.ctx, features_, features_->ne[0], live.shape.n_inject,
+                                          features_->nb[1], RING * features_->nb[1]);
+    build_injection(b, features, live.draft.inject_positions, live.draft.inject_cells);
+}
+
+std::vector<int64_t> DraftState::ring_rows(int64_t n) const {
+    std::vector<bool> taken(RING, false);
+    for (const Pending & feature : pending_) {
+        taken[feature.row] = true;
+    }
+    std::vector<int64_t> rows;
+    for (int64_t row = 0; row < RING && (int64_t)rows.size() < n; ++row) {
+        if (!taken[row]) {
+            rows.push_back(row);
+        }
+    }
+    return rows;
+}
+
+std::vector<int64_t> DraftState::prefill_rows(int64_t n) const {
+    std::vector<int64_t> rows(n);
+    for (int64_t i = 0; i < n; ++i) {
+        rows[i] = RING + i;
+    }
+    return rows;
+}
+
+void DraftState::keep(const std::vector<int64_t> & rows, int64_t n, int32_t position) {
+    for (int64_t i = 0; i < n; ++i) {
+        pending_.push_back({rows[i], position + static_cast<int32_t>(i)});
+    }
+}
+
+void DraftState::write_positions(ggml_tensor * tensor, const std::vector<int32_t> & positions) const {
+    const int64_t n = positions.size();
+    write_input<int32_t>(tensor, [&](int32_t * data) {
+        for (int64_t i = 0; i < ggml_nelements(tensor); ++i) {
+            data[i] = i < 3 * n ? positions[i % n] : 0;
+        }
+    });
+}
+
+std::vector<int64_t> DraftState::own_cells(const std::vector<Pending> & features) {
+    CellTable & table = kv_.cells();
+    const std::vector<int64_t> cells = table.find_free(features.size());
+    for (size_t i = 0; i < cells.size(); ++i) {
+        table.own(cells[i], SEQUENCE, features[i].position);
+    }
+    return cells;
+}
+
+void DraftState::set_prefill_injection(LiveGraph & live, int32_t position) {
+    const int64_t n = live.shape.n_inject;
+    // What no draft can see any more makes room.
+    kv_.cells().release_before(SEQUENCE, static_cast<int32_t>(position - window_));
+    std::vector<Pending> features;
+    std::vector<int32_t> positions;
+    for (int64_t i = 0; i < n; ++i) {
+        features.push_back({RING + i, position + static_cast<int32_t>(i)});
+        positions.push_back(features.back().position);
+    }
+    const std::vector<int64_t> cells = own_cells(features);
+    write_positions(live.draft.inject_positions, positions);
+    write_input<int64_t>(live.draft.inject_cells,
+                         [&](int64_t * data) { std::copy(cells.begin(), cells.end(), data); });
+}
+
+void DraftState::set_injection(LiveGraph & live, const std::vector<int64_t> & cells) {
+    const int64_t n = live.shape.n_inject;
+    const int64_t used = pending_.size();
+    // Padding repeats a real row and writes where nobody looks.
+    auto source = [&](int64_t i) -> const Pending & { return pending_[i < used ? i : 0]; };
+    std::vector<int32_t> positions(n);
+    for (int64_t i = 0; i < n; ++i) {
+        positions[i] = source(i).position;
+    }
+    write_positions(live.draft.inject_positions, positions);
+    write_input<int32_t>(live.draft.inject_rows, [&](int32_t * data) {
+        for (int64_t i = 0; i < n; ++i) {
+            data[i] = static_cast<int32_t>(source(i).row);
+        }
+    });
+    write_input<int64_t>(live.draft.inject_cells, [&](int64_t * data) {
+        for (int64_t i = 0; i < n; ++i) {
+            data[i] = i < used ? cells[i] : junk_cell_;
+        }
+    });
+}
+
+static int64_t bucket(int64_t n) {
+    int64_t size = 1;
+    while (size < n) {
+        size *= 2;
+    }
+    return n == 0 ? 0 : size;
+}
+
+static void add_pending_injection(LiveGraph & live, Build & b, ggml_tensor * features) {
+    live.draft.inject_rows =
+        make_input(live.ctx.get(), GGML_TYPE_I32, live.shape.n_inject, 1, "inject_rows");
+    build_injection(b, ggml_get_rows(b.ctx, features, live.draft.inject_rows),
+                    live.draft.inject_positions, live.draft.inject_cells);
+}
+
+void DraftState::flush(GraphPool & graphs) {
+    if (pending_.empty()) {
+        return;
+    }
+    BatchShape shape;
+    shape.kind = GraphKind::INJECT;
+    shape.n_inject = bucket(n_pending());
+    LiveGraph & live = graphs.get(shape, [&](LiveGraph & fresh) {
+        make_injection_inputs(fresh);
+        Build b = make_build(fresh);
+        add_pending_injection(fresh, b, features_);
+    });
+    kv_.cells().release_before(SEQUENCE, static_cast<int32_t>(pending_.back().position - window_));
+    set_injection(live, own_cells(pending_));
+    backend_.compute(live.graph);
+    pending_.clear();
+}
+
+LiveGraph & DraftState::run_block(GraphPool & graphs, int32_t last_token, int32_t position,
+                                  int64_t n_draft) {
+    CellTable & table = kv_.cells();
+    table.release_before(SEQUENCE, static_cast<int32_t>(position - window_));
+    const std::vector<int64_t> injected = own_cells(pending_);
+    const int64_t n = n_draft + 1;
+    const std::vector<int64_t> cells = table.find_free(n);
+    for (int64_t i = 0; i < n; ++i) {
+        table.own(cells[i], SEQUENCE, position + static_cast<int32_t>(i));
+    }
+    BatchShape shape;
+    shape.kind = GraphKind::DRAFT;
+    shape.n_rows = n;
+    shape.n_kv = pad(table.high(), 256); // the cache is a multiple of it
+    shape.n_out = n_draft;
+    shape.n_inject = bucket(n_pending());
+    LiveGraph * live = nullptr;
+    try {
+        live = &graphs.get(shape, [&](LiveGraph & fresh) {
+            BatchShape inputs = shape;
+            inputs.n_out = n; // the rows read are a view, not a selection
+            fresh.in = make_inputs(fresh.ctx.get(), drafter_->hparams(), inputs);
+            if (shape.n_inject > 0) {
+                make_injection_inputs(fresh);
+            }
+            Build b = make_build(fresh);
+            if (shape.n_inject > 0) {
+                add_pending_injection(fresh, b, features_);
+            }
+            finish_logits(fresh, build_block(b, drafter_->draft(), drafter_->head(target_)), backend_);
+        });
+        if (shape.n_inject > 0) {
+            set_injection(*live, injected);
+        }
+        std::vector<int32_t> tokens(n, drafter_->draft().mask_token);
+        tokens[0] = last_token;
+        std::vector<int32_t> positions(n);
+        for (int64_t i = 0; i < n; ++i) {
+            positions[i] = position + static_cast<int32_t>(i);
+        }
+        write_input<float>(live->in.embd, [&](float * data) {
+            drafter_->embed(target_, tokens.data(), n, data);
+        });
+        write_positions(live->in.positions, positions);
+        write_input<int64_t>(live->in.cells,
+                             [&](int64_t * data) { std::copy(cells.begin(), cells.end(), data); });
+        for (const Mask & mask : live->in.masks) {
+            write_input<ggml_fp16_t>(mask.tensor, [&](ggml_fp16_t * data) {
+                for (int64_t i = 0; i < n; ++i) {
+                    table.mask_row(SEQUENCE, positions[i], mask.rule.window, mask.rule.causal,
+                                   data + i * shape.n_kv, shape.n_kv);
+                }
+            });
+        }
+        backend_.compute(live->graph);
+    } catch (...) {
+        for (const int64_t cell : cells) {
+            table.release(cell);
+        }
+        for (const int64_t cell : injected) {
+            table.release(cell);
+        }
+        throw;
+    }
+    pending_.clear();
+    for (const int64_t cell : cells) {
+        table.release(cell); // the block is noise: the target's features will stand there
+    }
+    return *live;
+}
+
+void DraftState::truncate(int32_t position) {
+    kv_.cells().release_from(SEQUENCE, position);
+    pending_.erase(std::remove_if(pending_.begin(), pending_.end(),
+                                  [&](const Pending & feature) { return feature.position >= position; }),
+                   pending_.end());
+}
+
+} // namespace dfl

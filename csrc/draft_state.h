@@ -1,0 +1,77 @@
+// What drafting remembers in a session: the drafter's K/V ring, and the target's features that are
+// not in it yet. All of it lives on the device.
+#pragma once
+
+#include "cache.h"
+#include "drafter.h"
+#include "graph.h"
+
+#include <memory>
+#include <vector>
+
+namespace dfl {
+
+class DraftState {
+  public:
+    // Most rows of one verify, and most feature rows that may wait for injection.
+    static constexpr int64_t MAX_VERIFY = 64;
+    static constexpr int64_t MAX_PENDING = 64;
+
+    // window: target positions the drafter sees. n_ubatch: most rows of one prefill pass.
+    DraftState(std::shared_ptr<const Drafter> drafter, const Model & target, Backend & backend,
+               ggml_type cache_type, int64_t window, int64_t n_ubatch);
+
+    const Drafter & drafter() const { return *drafter_; }
+    int64_t window() const { return window_; }
+    int64_t n_pending() const { return (int64_t)pending_.size(); }
+    uint64_t bytes() const { return kv_.bytes() + ggml_backend_buffer_get_size(buffer_.get()); }
+
+    // Makes b write the taps of its rows into the feature rows given by live.draft.feature_rows.
+    void add_taps(LiveGraph & live, Build & b);
+    // Adds to a prefill graph the injection of its own rows (those of the prefill region).
+    void add_prefill_injection(LiveGraph & live);
+
+    // Feature rows for the next pass: of the ring, or the prefill region.
+    std::vector<int64_t> ring_rows(int64_t n) const;
+    std::vector<int64_t> prefill_rows(int64_t n) const;
+    bool ring_has_room(int64_t n) const { return n_pending() + n <= MAX_PENDING + MAX_VERIFY; }
+    // These rows belong to the timeline now, from a position on, and wait for injection.
+    void keep(const std::vector<int64_t> & rows, int64_t n, int32_t position);
+    // Takes cells for a prefill's rows, which begin at position, and fills the graph's inputs.
+    void set_prefill_injection(LiveGraph & live, int32_t position);
+
+    // Projects all pending features now.
+    void flush(GraphPool & graphs);
+    // Runs the block after `position` committed tokens; returns the graph with logits of n_draft rows.
+    LiveGraph & run_block(GraphPool & graphs, int32_t last_token, int32_t position, int64_t n_draft);
+
+    // Forgets everything from a position on.
+    void truncate(int32_t position);
+
+  private:
+    struct Pending {
+        int64_t row;
+        int32_t position;
+    };
+
+    Build make_build(LiveGraph & live) const;
+    void make_injection_inputs(LiveGraph & live) const;
+    // Pending features as inputs of a graph that injects.
+    void set_injection(LiveGraph & live, const std::vector<int64_t> & cells);
+    std::vector<int64_t> own_cells(const std::vector<Pending> & features);
+    void write_positions(ggml_tensor * tensor, const std::vector<int32_t> & positions) const;
+
+    std::shared_ptr<const Drafter> drafter_;
+    const Model & target_;
+    Backend & backend_;
+    int64_t window_;
+    KvCache kv_;
+    RecurrentCache no_recurrent_;
+    ggml_context_ptr ctx_;
+    ggml_backend_buffer_ptr buffer_;
+    ggml_tensor * features_ = nullptr; // [n_features, ring + n_ubatch]
+    std::vector<Pending> pending_;
+    int64_t junk_cell_;
+};
+
+} // namespace dfl
