@@ -17,6 +17,7 @@ from .proof import proven_buffer_types
 __all__ = [
     "Checkpoint",
     "Device",
+    "Drafter",
     "Error",
     "Model",
     "Rows",
@@ -147,6 +148,23 @@ def _callback(progress: Progress | None) -> Iterator[Any]:
         raise raised[0]
 
 
+@contextmanager
+def _model_params(config: LoadConfig, progress: Progress | None) -> Iterator[Any]:
+    extra = _extra_buffer_types()
+    proven = proven_buffer_types(extra, ggml_library())
+    excluded = new("char[]", ",".join(name for name in extra if name not in proven).encode())
+    layers = config.n_gpu_layers
+    with _callback(progress) as callback:
+        yield new(
+            "dfl_model_params *",
+            {
+                "n_gpu_layers": -1 if layers is None else layers,
+                "excluded_buffer_types": excluded,
+                "progress": callback,
+            },
+        )
+
+
 class Model:
     """The weights of one GGUF file. Immutable; sessions in several threads may share it."""
 
@@ -160,20 +178,7 @@ class Model:
         """
         self.config = config or LoadConfig()
         self.path = str(path)
-        extra = _extra_buffer_types()
-        proven = proven_buffer_types(extra, ggml_library())
-        excluded = ",".join(name for name in extra if name not in proven).encode()
-        layers = self.config.n_gpu_layers
-        with _callback(progress) as callback:
-            excluded_c = new("char[]", excluded)
-            params = new(
-                "dfl_model_params *",
-                {
-                    "n_gpu_layers": -1 if layers is None else layers,
-                    "excluded_buffer_types": excluded_c,
-                    "progress": callback,
-                },
-            )
+        with _model_params(self.config, progress) as params:
             self._handle = create("model", "model_load", self.path.encode(), params)
         info = new("dfl_model_info *")
         call("model_get_info", self._handle, info)
@@ -205,6 +210,29 @@ class Model:
         self._handle = None
 
 
+class Drafter:
+    """The weights of a DFlash drafter, checked against its target. Immutable."""
+
+    def __init__(self, path: str, target: Model, progress: Progress | None = None) -> None:
+        """Maps or copies the weights to where the target's are. progress: (bytes done, in all).
+
+        Raises:
+            Error: as Model; also a drafter that does not fit the target, naming what differs.
+        """
+        self.path = str(path)
+        with _model_params(target.config, progress) as params:
+            self.handle = create(
+                "drafter", "drafter_load", self.path.encode(), target.handle, params
+            )
+        info = new("dfl_drafter_info *")
+        call("drafter_get_info", self.handle, info)
+        self.name = text(info.name)
+        self.n_layer = int(info.n_layer)
+        self.block_size = int(info.block_size)
+        self.mask_token = int(info.mask_token)
+        self.n_taps = int(info.n_taps)
+
+
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A prefix of a session's timeline that can be gone back to."""
@@ -214,37 +242,49 @@ class Checkpoint:
 
 
 class Rows:
-    """The logits after the last token of one pass; valid until the session's next pass."""
+    """The logits of one pass, a row for each token asked for; valid until the next pass or commit."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, n_rows: int = 1) -> None:
         self._session = session
         self._pass = session.n_passes
+        self._n_rows = n_rows
 
-    def _valid_handle(self, index: int) -> Any:
-        if index not in (-1, 0):
-            raise ValueError(f"row {index}: the pass has one row")
+    def __len__(self) -> int:
+        return self._n_rows
+
+    def _checked(self, index: int) -> tuple[Any, int]:
+        if not -self._n_rows <= index < self._n_rows:
+            raise ValueError(f"row {index}: the pass has {self._n_rows}")
         if self._pass != self._session.n_passes:
             raise Error("these rows are gone: the session has run another pass")
-        return self._session.handle
+        return self._session.handle, index % self._n_rows
 
     def argmax(self, index: int = -1) -> int:
-        """Token with the largest logit, the lowest id on ties; no row is copied."""
+        """Token with the largest logit of a row, the lowest id on ties; no row is copied."""
         token = new("int32_t *")
-        call("session_argmax", self._valid_handle(index), token)
+        call("session_argmax", *self._checked(index), token)
         return int(token[0])
 
     def logits(self, index: int = -1) -> NDArray[np.float32]:
-        """A copy of the row, float32 [n_vocab]."""
+        """A copy of a row, float32 [n_vocab]."""
         row = np.empty(self._session.model.n_vocab, dtype=np.float32)
-        call("session_logits", self._valid_handle(index), ffi.from_buffer("float[]", row))
+        call("session_logits", *self._checked(index), ffi.from_buffer("float[]", row))
         return row
 
 
 class Session:
     """One timeline of a model with its caches and cursor. Not for two threads at once."""
 
-    def __init__(self, model: Model, n_ctx: int | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        n_ctx: int | None = None,
+        drafter: Drafter | None = None,
+        draft_window: int = 4096,
+    ) -> None:
         """Allocates the caches and the compute buffer.
+
+        draft_window: target positions the drafter sees.
 
         Raises:
             Error: out of memory, or the cache types do not work on the model's device.
@@ -261,9 +301,12 @@ class Session:
                 "n_threads": config.n_threads or 0,
                 "cache_type_k": type_k,
                 "cache_type_v": type_v,
+                "drafter": ffi.NULL if drafter is None else drafter.handle,
+                "draft_window": draft_window,
             },
         )
         self.model = model
+        self.drafter = drafter
         self.n_passes = 0
         self._handle = create("session", "session_create", model.handle, params)
         self.n_ctx = int(self.info().n_ctx)
@@ -328,6 +371,46 @@ class Session:
         """Appends one token and returns its row."""
         self._run([token], None, None)
         return Rows(self)
+
+    def draft(
+        self, last_token: int, n_draft: int, k: int = 1
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """What the drafter proposes after `last_token`, which is chosen but not appended.
+
+        Returns:
+            Tokens int32 [n_draft, k] and their raw logits float32 [n_draft, k], best first.
+
+        Raises:
+            Error: no drafter, n_draft outside 1 to block_size - 1, or no room in the context.
+        """
+        tokens = np.empty((n_draft, k), dtype=np.int32)
+        logits = np.empty((n_draft, k), dtype=np.float32)
+        self.n_passes += 1
+        call(
+            "session_draft",
+            self.handle,
+            last_token,
+            n_draft,
+            k,
+            ffi.from_buffer("int32_t[]", tokens),
+            ffi.from_buffer("float[]", logits),
+        )
+        return tokens, logits
+
+    def verify(self, tokens: Sequence[int]) -> Rows:
+        """Runs tokens after the timeline in one pass without appending them.
+
+        Every row can be read until `commit`, which must follow.
+        """
+        ids = np.ascontiguousarray(tokens, dtype=np.int32)
+        self.n_passes += 1
+        call("session_verify", self.handle, ffi.from_buffer("int32_t[]", ids), ids.size)
+        return Rows(self, ids.size)
+
+    def commit(self, n: int) -> None:
+        """Appends the first n tokens of the last verify; the rest leaves no trace."""
+        self.n_passes += 1
+        call("session_commit", self.handle, n)
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Appends tokens and returns every one's logits, float32 [n, n_vocab]."""
