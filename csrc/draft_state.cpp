@@ -9,15 +9,17 @@ namespace dfl {
 static constexpr int32_t SEQUENCE = 0;
 static constexpr int64_t RING = DraftState::MAX_PENDING + DraftState::MAX_VERIFY;
 
-static int64_t pad(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+static int64_t pad(int64_t n, int64_t to) {
+    return (n + to - 1) / to * to;
+}
 
 // The window, one pass beside it, a block, and one cell that padding writes to.
 static int64_t cells_wanted(int64_t window, int64_t n_ubatch) {
     return pad(window + std::max(n_ubatch, RING) + DraftState::MAX_VERIFY + 1, 256);
 }
 
-DraftState::DraftState(std::shared_ptr<const Drafter> drafter, const Model & target, Backend & backend,
-                       ggml_type cache_type, int64_t window, int64_t n_ubatch)
+DraftState::DraftState(std::shared_ptr<const Drafter> drafter, const Model & target,
+                       Backend & backend, ggml_type cache_type, int64_t window, int64_t n_ubatch)
     : drafter_(std::move(drafter)), target_(target), backend_(backend), window_(window),
       kv_(drafter_->hparams(), backend, cache_type, cache_type, cells_wanted(window, n_ubatch)),
       no_recurrent_(drafter_->hparams(), backend, 1, 0), junk_cell_(kv_.cells().size() - 1) {
@@ -50,8 +52,9 @@ void DraftState::add_taps(LiveGraph & live, Build & b) {
 }
 
 Build DraftState::make_build(LiveGraph & live) const {
-    return {live.ctx.get(), live.graph,    drafter_->hparams(), drafter_->weights(),
-            kv_,            no_recurrent_, live.shape,          live.in};
+    return {live.ctx.get(),      live.graph, drafter_->hparams(),
+            drafter_->weights(), kv_,        no_recurrent_,
+            live.shape,          live.in};
 }
 
 void DraftState::make_injection_inputs(LiveGraph & live) const {
@@ -98,7 +101,8 @@ void DraftState::keep(const std::vector<int64_t> & rows, int64_t n, int32_t posi
     }
 }
 
-void DraftState::write_positions(ggml_tensor * tensor, const std::vector<int32_t> & positions) const {
+void DraftState::write_positions(ggml_tensor * tensor,
+                                 const std::vector<int32_t> & positions) const {
     const int64_t n = positions.size();
     write_input<int32_t>(tensor, [&](int32_t * data) {
         for (int64_t i = 0; i < ggml_nelements(tensor); ++i) {
@@ -216,7 +220,8 @@ LiveGraph & DraftState::run_block(GraphPool & graphs, int32_t last_token, int32_
             if (shape.n_inject > 0) {
                 add_pending_injection(fresh, b, features_);
             }
-            finish_logits(fresh, build_block(b, drafter_->draft(), drafter_->head(target_)), backend_);
+            finish_logits(fresh, build_block(b, drafter_->draft(), drafter_->head(target_)),
+                          backend_);
         });
         if (shape.n_inject > 0) {
             set_injection(*live, injected);
@@ -227,9 +232,8 @@ LiveGraph & DraftState::run_block(GraphPool & graphs, int32_t last_token, int32_
         for (int64_t i = 0; i < n; ++i) {
             positions[i] = position + static_cast<int32_t>(i);
         }
-        write_input<float>(live->in.embd, [&](float * data) {
-            drafter_->embed(target_, tokens.data(), n, data);
-        });
+        write_input<float>(live->in.embd,
+                           [&](float * data) { drafter_->embed(target_, tokens.data(), n, data); });
         write_positions(live->in.positions, positions);
         write_input<int64_t>(live->in.cells,
                              [&](int64_t * data) { std::copy(cells.begin(), cells.end(), data); });
@@ -260,9 +264,10 @@ LiveGraph & DraftState::run_block(GraphPool & graphs, int32_t last_token, int32_
 
 void DraftState::truncate(int32_t position) {
     kv_.cells().release_from(SEQUENCE, position);
-    pending_.erase(std::remove_if(pending_.begin(), pending_.end(),
-                                  [&](const Pending & feature) { return feature.position >= position; }),
-                   pending_.end());
+    pending_.erase(
+        std::remove_if(pending_.begin(), pending_.end(),
+                       [&](const Pending & feature) { return feature.position >= position; }),
+        pending_.end());
 }
 
 } // namespace dfl

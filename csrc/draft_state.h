@@ -42,8 +42,10 @@ class DraftState {
 
     // Projects all pending features now.
     void flush(GraphPool & graphs);
-    // Runs the block after `position` committed tokens; returns the graph with logits of n_draft rows.
-    LiveGraph & run_block(GraphPool & graphs, int32_t last_token, int32_t position, int64_t n_draft);
+    // Runs the block after `position` committed tokens; returns the graph with logits of n_draft
+    // rows.
+    LiveGraph & run_block(GraphPool & graphs, int32_t last_token, int32_t position,
+                          int64_t n_draft);
 
     // Forgets everything from a position on.
     void truncate(int32_t position);

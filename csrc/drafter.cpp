@@ -12,7 +12,8 @@ static void check_tokenizers(const GgufFile & drafter, const GgufFile & target) 
             continue; // older drafter files carry no tokenizer
         }
         const int64_t differs = drafter.first_difference(target, key);
-        DFL_CHECK(differs < 0, DFL_STATUS_FILE, "%s: its %s differs from that of the target %s at entry %lld",
+        DFL_CHECK(differs < 0, DFL_STATUS_FILE,
+                  "%s: its %s differs from that of the target %s at entry %lld",
                   drafter.path().c_str(), key, target.path().c_str(), (long long)differs);
     }
 }
@@ -20,7 +21,8 @@ static void check_tokenizers(const GgufFile & drafter, const GgufFile & target) 
 Drafter::Drafter(const std::string & path, const Model & target, const ModelParams & params)
     : file_(path) {
     DFL_CHECK(is_drafter(file_), DFL_STATUS_UNSUPPORTED,
-              "%s: architecture \"%s\" is not a DFlash drafter", path.c_str(), file_.arch().c_str());
+              "%s: architecture \"%s\" is not a DFlash drafter", path.c_str(),
+              file_.arch().c_str());
     const Hparams & hp = target.hparams();
     draft_ = read_draft_hparams(file_, hp.n_layer());
     draft_.hp.n_vocab = hp.n_vocab;

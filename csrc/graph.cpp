@@ -60,7 +60,9 @@ GraphPool::GraphPool(Backend & backend, size_t max_nodes)
     : backend_(backend), max_nodes_(max_nodes),
       arena_(ggml_gallocr_new(backend.default_buffer_type())) {}
 
-uint64_t GraphPool::arena_bytes() const { return ggml_gallocr_get_buffer_size(arena_.get(), 0); }
+uint64_t GraphPool::arena_bytes() const {
+    return ggml_gallocr_get_buffer_size(arena_.get(), 0);
+}
 
 LiveGraph & GraphPool::get(const BatchShape & shape, const GraphBuilder & build) {
     for (auto it = live_.begin(); it != live_.end(); ++it) {
@@ -72,9 +74,9 @@ LiveGraph & GraphPool::get(const BatchShape & shape, const GraphBuilder & build)
     LiveGraph fresh;
     fresh.shape = shape;
     // Views and leaves count as tensors too, though not as nodes.
-    fresh.ctx.reset(ggml_init({2 * max_nodes_ * ggml_tensor_overhead() +
-                                   ggml_graph_overhead_custom(max_nodes_, false),
-                               nullptr, true}));
+    fresh.ctx.reset(ggml_init(
+        {2 * max_nodes_ * ggml_tensor_overhead() + ggml_graph_overhead_custom(max_nodes_, false),
+         nullptr, true}));
     fresh.graph = ggml_new_graph_custom(fresh.ctx.get(), max_nodes_, false);
     build(fresh);
 

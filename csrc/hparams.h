@@ -28,8 +28,8 @@ struct LayerShape {
     int64_t n_head = 0;
     int64_t n_head_kv = 0;
     int64_t head_dim = 0;
-    int64_t window = 0;  // keys a row may see, itself included; 0: all
-    bool causal = true;  // false: a row also sees what comes after it
+    int64_t window = 0;        // keys a row may see, itself included; 0: all
+    bool causal = true;        // false: a row also sees what comes after it
     bool value_is_key = false; // V may be the weightless norm of the raw K projection
     float attn_scale = 0.0f;
     RopeShape rope;

@@ -11,7 +11,9 @@ namespace dfl {
 
 static constexpr int32_t SEQUENCE = 0; // this timeline's name in the caches
 
-static int64_t pad(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+static int64_t pad(int64_t n, int64_t to) {
+    return (n + to - 1) / to * to;
+}
 
 static SessionParams checked(SessionParams params) {
     DFL_CHECK(params.n_ctx >= 1 && params.n_ctx <= (1 << 24), DFL_STATUS_ARGUMENT,
@@ -64,7 +66,8 @@ Session::Session(std::shared_ptr<const Model> model, const SessionParams & param
     if (draft_) {
         BatchShape verify = largest;
         verify.kind = GraphKind::VERIFY;
-        verify.n_rows = verify.n_out = std::min(params_.drafter->draft().block_size, DraftState::MAX_VERIFY);
+        verify.n_rows = verify.n_out =
+            std::min(params_.drafter->draft().block_size, DraftState::MAX_VERIFY);
         verify.n_inject = 0;
         graphs_.get(verify, [&](LiveGraph & live) { build_forward(live, true); });
     }
@@ -93,8 +96,8 @@ int64_t Session::bucket(int64_t cells) const {
 
 void Session::build_forward(LiveGraph & live, bool taps) {
     live.in = make_inputs(live.ctx.get(), model_->hparams(), live.shape);
-    Build b = {live.ctx.get(), live.graph, model_->hparams(), model_->weights(),
-               kv_,            recurrent_, live.shape,        live.in};
+    Build b = {live.ctx.get(), live.graph, model_->hparams(), model_->weights(), kv_, recurrent_,
+               live.shape,     live.in};
     if (taps) {
         draft_->add_taps(live, b);
     }
@@ -129,7 +132,8 @@ void Session::set_inputs(LiveGraph & live, const int32_t * tokens, const Pass & 
         });
     }
     if (in.out_rows != nullptr) {
-        write_input<int32_t>(in.out_rows, [&](int32_t * data) { data[0] = static_cast<int32_t>(n - 1); });
+        write_input<int32_t>(in.out_rows,
+                             [&](int32_t * data) { data[0] = static_cast<int32_t>(n - 1); });
     }
     if (live.draft.feature_rows != nullptr) {
         write_input<int64_t>(live.draft.feature_rows, [&](int64_t * data) {
@@ -147,8 +151,8 @@ void Session::release(const Pass & pass, int64_t first) {
     }
 }
 
-LiveGraph & Session::run(GraphKind kind, const int32_t * tokens, int64_t n, int64_t n_out, bool inject,
-                         Pass & pass) {
+LiveGraph & Session::run(GraphKind kind, const int32_t * tokens, int64_t n, int64_t n_out,
+                         bool inject, Pass & pass) {
     last_ = nullptr;
     CellTable & table = kv_.cells();
     const bool to_ring = draft_ && (kind == GraphKind::VERIFY || n == 1);
@@ -174,9 +178,8 @@ LiveGraph & Session::run(GraphKind kind, const int32_t * tokens, int64_t n, int6
         shape.n_kv = bucket(table.high());
         shape.n_out = n_out;
         shape.n_inject = !to_ring && inject ? n : 0;
-        LiveGraph & live = graphs_.get(shape, [&](LiveGraph & fresh) {
-            build_forward(fresh, !pass.feature_rows.empty());
-        });
+        LiveGraph & live = graphs_.get(
+            shape, [&](LiveGraph & fresh) { build_forward(fresh, !pass.feature_rows.empty()); });
         set_inputs(live, tokens, pass);
         computing = true;
         backend_.compute(live.graph);
@@ -290,8 +293,8 @@ int32_t Session::argmax(int64_t row) const {
         const float * rows = static_cast<const float *>(last_->logits->data);
         id = static_cast<int32_t>(first_largest(rows + (first_out_ + row) * n_vocab, n_vocab));
     }
-    DFL_CHECK(id >= 0 && id < n_vocab, DFL_STATUS_COMPUTE, "the logits of row %lld are not finite numbers",
-              (long long)row);
+    DFL_CHECK(id >= 0 && id < n_vocab, DFL_STATUS_COMPUTE,
+              "the logits of row %lld are not finite numbers", (long long)row);
     return id;
 }
 
@@ -308,13 +311,14 @@ std::vector<Candidate> Session::draft(int32_t last_token, int64_t n_draft, int64
     check_tokens(&last_token, 1);
     const int64_t most = std::min(draft_->drafter().draft().block_size, DraftState::MAX_VERIFY) - 1;
     DFL_CHECK(n_draft >= 1 && n_draft <= most, DFL_STATUS_ARGUMENT,
-              "%lld drafted tokens: the drafter gives 1 to %lld", (long long)n_draft, (long long)most);
+              "%lld drafted tokens: the drafter gives 1 to %lld", (long long)n_draft,
+              (long long)most);
     last_ = nullptr;
     LiveGraph & live =
         draft_->run_block(graphs_, last_token, static_cast<int32_t>(position()), n_draft);
     const int64_t n_rows = live.logits->ne[0];
-    DFL_CHECK(k >= 1 && k <= n_rows, DFL_STATUS_ARGUMENT, "%lld candidates of %lld tokens", (long long)k,
-              (long long)n_rows);
+    DFL_CHECK(k >= 1 && k <= n_rows, DFL_STATUS_ARGUMENT, "%lld candidates of %lld tokens",
+              (long long)k, (long long)n_rows);
     std::vector<float> fetched;
     const float * logits = static_cast<const float *>(live.logits->data);
     if (!backend_.is_host()) {
@@ -370,7 +374,8 @@ void Session::promote_state(int64_t n_accepted) {
         fresh.draft.path = make_input(ctx, GGML_TYPE_I32, shape.n_rows, layers, "path");
         fresh.draft.on_path = make_input(ctx, GGML_TYPE_F32, 1, shape.n_rows, "on_path");
         fresh.draft.conv_rows = make_input(ctx, GGML_TYPE_I32, before, layers, "conv_rows");
-        Build b = {ctx, fresh.graph, model_->hparams(), model_->weights(), kv_, recurrent_, shape, {}};
+        Build b = {ctx,   fresh.graph, model_->hparams(), model_->weights(), kv_, recurrent_,
+                   shape, {}};
         promote(b, fresh.draft.path, fresh.draft.on_path, fresh.draft.conv_rows);
     });
     write_input<int32_t>(live.draft.path, [&](int32_t * data) {
@@ -413,7 +418,9 @@ void Session::reset() {
     }
 }
 
-Checkpoint Session::take() const { return {tokens_, recurrent_.save(SEQUENCE)}; }
+Checkpoint Session::take() const {
+    return {tokens_, recurrent_.save(SEQUENCE)};
+}
 
 bool Session::holds(const Checkpoint & checkpoint) const {
     return checkpoint.tokens.size() <= tokens_.size() &&

@@ -113,10 +113,10 @@ class Session {
     RecurrentCache recurrent_;
     GraphPool graphs_;
     std::unique_ptr<DraftState> draft_;
-    std::vector<int32_t> tokens_;    // the committed timeline
-    LiveGraph * last_ = nullptr;     // graph whose logits are readable
-    int64_t first_out_ = 0;          // its first readable row
-    Pass open_;                      // rows of a verify that waits for its commit
+    std::vector<int32_t> tokens_; // the committed timeline
+    LiveGraph * last_ = nullptr;  // graph whose logits are readable
+    int64_t first_out_ = 0;       // its first readable row
+    Pass open_;                   // rows of a verify that waits for its commit
     std::vector<int32_t> open_tokens_;
 };
 

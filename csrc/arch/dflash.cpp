@@ -18,7 +18,9 @@ static bool is_old(const GgufFile & file) {
                        [&](const char * name) { return file.arch() == name; });
 }
 
-bool is_drafter(const GgufFile & file) { return file.arch() == schema::ARCH_DFLASH || is_old(file); }
+bool is_drafter(const GgufFile & file) {
+    return file.arch() == schema::ARCH_DFLASH || is_old(file);
+}
 
 static void refuse_relatives(const GgufFile & file) {
     for (const char * marker : {schema::TENSOR_MARKOV_W1, schema::TENSOR_SELECTOR_HIDDEN}) {
@@ -41,7 +43,8 @@ static std::vector<int64_t> default_taps(int64_t n_taps, int64_t n_target_layers
     return taps;
 }
 
-static std::vector<int64_t> read_taps(const GgufFile & file, int64_t n_embd, int64_t n_target_layers) {
+static std::vector<int64_t> read_taps(const GgufFile & file, int64_t n_embd,
+                                      int64_t n_target_layers) {
     std::vector<int64_t> taps;
     if (!is_old(file)) {
         const auto stored = file.integers(schema::KEY_TARGET_LAYERS);
@@ -52,7 +55,8 @@ static std::vector<int64_t> read_taps(const GgufFile & file, int64_t n_embd, int
         taps = *ids;
         std::for_each(taps.begin(), taps.end(), [](int64_t & id) { ++id; });
     } else {
-        const int64_t n_features = file.integer(schema::KEY_OLD_DFLASH_N_TARGET_FEATURES).value_or(0);
+        const int64_t n_features =
+            file.integer(schema::KEY_OLD_DFLASH_N_TARGET_FEATURES).value_or(0);
         const int64_t n_taps =
             file.integer(schema::KEY_OLD_DFLASH_N_TARGET_LAYERS).value_or(n_features / n_embd);
         DFL_CHECK(n_taps >= 1 && n_taps <= n_target_layers, DFL_STATUS_FILE,
@@ -60,8 +64,8 @@ static std::vector<int64_t> read_taps(const GgufFile & file, int64_t n_embd, int
                   (long long)n_taps, (long long)n_target_layers);
         taps = default_taps(n_taps, n_target_layers);
     }
-    DFL_CHECK(!taps.empty() && taps.size() <= 64, DFL_STATUS_FILE, "%s: %zu tapped layers, expected 1 to 64",
-              file.path().c_str(), taps.size());
+    DFL_CHECK(!taps.empty() && taps.size() <= 64, DFL_STATUS_FILE,
+              "%s: %zu tapped layers, expected 1 to 64", file.path().c_str(), taps.size());
     for (const int64_t tap : taps) {
         DFL_CHECK(tap >= 0 && tap < n_target_layers, DFL_STATUS_FILE,
                   "%s: it taps the input of target layer %lld, the target has layers 0 to %lld",
@@ -80,7 +84,8 @@ static void read_attention_rules(const GgufFile & file, Hparams & hp) {
         const auto stored = file.integers(schema::KEY_ATTENTION_SLIDING_WINDOW_PATTERN);
         DFL_CHECK(stored && (int64_t)stored->size() >= hp.n_layer(), DFL_STATUS_FILE,
                   "%s: metadata key %s must say for each of %lld layers whether it slides",
-                  file.path().c_str(), file.key(schema::KEY_ATTENTION_SLIDING_WINDOW_PATTERN).c_str(),
+                  file.path().c_str(),
+                  file.key(schema::KEY_ATTENTION_SLIDING_WINDOW_PATTERN).c_str(),
                   (long long)hp.n_layer());
         pattern = *stored;
     }
@@ -99,15 +104,16 @@ DraftHparams read_draft_hparams(const GgufFile & file, int64_t n_target_layers) 
     refuse_relatives(file);
     DraftHparams draft;
     const auto sections = file.integers(schema::KEY_ROPE_DIMENSION_SECTIONS);
-    const bool multi = sections && sections->size() == 4 &&
-                       std::any_of(sections->begin(), sections->end(), [](int64_t n) { return n != 0; });
+    const bool multi =
+        sections && sections->size() == 4 &&
+        std::any_of(sections->begin(), sections->end(), [](int64_t n) { return n != 0; });
     draft.hp = read_common_hparams(file, multi ? GGML_ROPE_TYPE_MROPE : GGML_ROPE_TYPE_NEOX);
     for (LayerShape & layer : draft.hp.layers) {
         for (size_t i = 0; multi && i < 4; ++i) {
             const int64_t n = (*sections)[i];
             DFL_CHECK(n >= 0 && n <= layer.head_dim, DFL_STATUS_FILE,
-                      "%s: rope section %lld is outside 0 to %lld", file.path().c_str(), (long long)n,
-                      (long long)layer.head_dim);
+                      "%s: rope section %lld is outside 0 to %lld", file.path().c_str(),
+                      (long long)n, (long long)layer.head_dim);
             layer.rope.sections[i] = static_cast<int>(n);
         }
     }
@@ -138,7 +144,8 @@ DraftHparams read_draft_hparams(const GgufFile & file, int64_t n_target_layers) 
 }
 
 // The first of several names that the file has.
-static const char * spelled(const WeightLoader & loader, std::initializer_list<const char *> names, int il) {
+static const char * spelled(const WeightLoader & loader, std::initializer_list<const char *> names,
+                            int il) {
     for (const char * name : names) {
         if (loader.has(name, il)) {
             return name;
@@ -150,12 +157,17 @@ static const char * spelled(const WeightLoader & loader, std::initializer_list<c
 void bind_drafter(WeightLoader & loader, const DraftHparams & draft) {
     const Hparams & hp = draft.hp;
     Weights & w = loader.weights();
-    w.fusion = loader.linear(spelled(loader, {schema::TENSOR_FC, schema::TENSOR_OLD_DFLASH_FC,
-                                              schema::TENSOR_OLD_DFLASH_FC_FLAT}, 0),
+    w.fusion = loader.linear(spelled(loader,
+                                     {schema::TENSOR_FC, schema::TENSOR_OLD_DFLASH_FC,
+                                      schema::TENSOR_OLD_DFLASH_FC_FLAT},
+                                     0),
                              0, draft.n_features(), hp.n_embd);
     w.fusion_norm = loader.vector(
-        spelled(loader, {schema::TENSOR_ENC_OUTPUT_NORM, schema::TENSOR_OLD_DFLASH_HIDDEN_NORM,
-                         schema::TENSOR_OLD_DFLASH_HIDDEN_NORM_FLAT}, 0), 0, hp.n_embd);
+        spelled(loader,
+                {schema::TENSOR_ENC_OUTPUT_NORM, schema::TENSOR_OLD_DFLASH_HIDDEN_NORM,
+                 schema::TENSOR_OLD_DFLASH_HIDDEN_NORM_FLAT},
+                0),
+        0, hp.n_embd);
     w.output_norm = loader.vector(schema::TENSOR_OUTPUT_NORM, 0, hp.n_embd);
     if (loader.has(schema::TENSOR_TOKEN_EMBD, 0)) {
         loader.token_embeddings();
@@ -169,12 +181,14 @@ void bind_drafter(WeightLoader & loader, const DraftHparams & draft) {
         layer.attn.q_norm = loader.vector(schema::TENSOR_ATTN_Q_NORM, il, shape.head_dim);
         layer.attn.k_norm = loader.vector(schema::TENSOR_ATTN_K_NORM, il, shape.head_dim);
         layer.attn.sinks = loader.maybe_vector(schema::TENSOR_ATTN_SINKS, il, shape.n_head);
-        // Older files keep the norm before the feed-forward under the name of the one after attention.
+        // Older files keep the norm before the feed-forward under the name of the one after
+        // attention.
         const bool plain = loader.has(schema::TENSOR_FFN_NORM, il);
         layer.ffn_norm = loader.vector(
             plain ? schema::TENSOR_FFN_NORM : schema::TENSOR_POST_ATTENTION_NORM, il, hp.n_embd);
         if (plain) {
-            layer.post_attn_norm = loader.maybe_vector(schema::TENSOR_POST_ATTENTION_NORM, il, hp.n_embd);
+            layer.post_attn_norm =
+                loader.maybe_vector(schema::TENSOR_POST_ATTENTION_NORM, il, hp.n_embd);
         }
         layer.post_ffn_norm = loader.maybe_vector(schema::TENSOR_POST_FFW_NORM, il, hp.n_embd);
         layer.output_scale = loader.maybe_vector(schema::TENSOR_LAYER_OUTPUT_SCALE, il, 1);
@@ -183,7 +197,8 @@ void bind_drafter(WeightLoader & loader, const DraftHparams & draft) {
     }
 }
 
-void build_injection(Build & b, ggml_tensor * features, ggml_tensor * positions, ggml_tensor * cells) {
+void build_injection(Build & b, ggml_tensor * features, ggml_tensor * positions,
+                     ggml_tensor * cells) {
     // The same for every layer; it does not pass the layer's own norm.
     ggml_tensor * fused = rms_norm(b, linear(b, b.weights.fusion, features), b.weights.fusion_norm);
     for (int il = 0; il < b.hp.n_layer(); ++il) {

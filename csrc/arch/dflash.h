@@ -1,4 +1,5 @@
-// The DFlash drafter: a few layers that attend to the target's hidden states and to a block of masks.
+// The DFlash drafter: a few layers that attend to the target's hidden states and to a block of
+// masks.
 #pragma once
 
 #include "layers/build.h"

@@ -29,8 +29,8 @@ Projections project_qkv(Build & b, int il, ggml_tensor * x, int64_t q_width) {
     auto heads = [&](int64_t first) {
         return ggml_view_3d(b.ctx, all, d, n_kv, rows, d * element, all->nb[1], first * element);
     };
-    return {ggml_cont(b.ctx, ggml_view_2d(b.ctx, all, q_width, rows, all->nb[1], 0)), heads(q_width),
-            heads(q_width + d * n_kv)};
+    return {ggml_cont(b.ctx, ggml_view_2d(b.ctx, all, q_width, rows, all->nb[1], 0)),
+            heads(q_width), heads(q_width + d * n_kv)};
 }
 
 ggml_tensor * rope(Build & b, int il, ggml_tensor * x, ggml_tensor * positions) {
@@ -42,9 +42,9 @@ ggml_tensor * rope(Build & b, int il, ggml_tensor * x, ggml_tensor * positions) 
                              beta_fast, beta_slow);
     }
     int sections[4] = {r.sections[0], r.sections[1], r.sections[2], r.sections[3]};
-    return ggml_rope_multi(b.ctx, x, positions, b.weights.rope_freqs, r.n_dims, sections,
-                           r.type, r.n_ctx_orig, r.freq_base, r.freq_scale, r.ext_factor,
-                           r.attn_factor, beta_fast, beta_slow);
+    return ggml_rope_multi(b.ctx, x, positions, b.weights.rope_freqs, r.n_dims, sections, r.type,
+                           r.n_ctx_orig, r.freq_base, r.freq_scale, r.ext_factor, r.attn_factor,
+                           beta_fast, beta_slow);
 }
 
 // Multiplies each block of head values with the Hadamard matrix. Its inverse is itself.
@@ -121,8 +121,9 @@ ggml_tensor * self_attention(Build & b, int il, ggml_tensor * x) {
         q = rms_norm(b, q, w.q_norm);
         k = rms_norm(b, k, w.k_norm);
     }
-    return linear(b, w.output, attend(b, il, rope(b, il, q, b.in.positions),
-                                       rope(b, il, k, b.in.positions), p.v));
+    return linear(
+        b, w.output,
+        attend(b, il, rope(b, il, q, b.in.positions), rope(b, il, k, b.in.positions), p.v));
 }
 
 } // namespace dfl

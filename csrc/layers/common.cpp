@@ -20,8 +20,8 @@ ggml_tensor * linear(Build & b, const Linear & l, ggml_tensor * x) {
 ggml_tensor * feed_forward(Build & b, const FeedForwardWeights & w, ggml_tensor * x) {
     ggml_tensor * up = linear(b, w.up, x);
     ggml_tensor * gate = linear(b, w.gate, x);
-    return linear(b, w.down, w.gelu ? ggml_geglu_split(b.ctx, gate, up)
-                                    : ggml_swiglu_split(b.ctx, gate, up));
+    return linear(b, w.down,
+                  w.gelu ? ggml_geglu_split(b.ctx, gate, up) : ggml_swiglu_split(b.ctx, gate, up));
 }
 
 ggml_tensor * build_decoder(Build & b, const SubLayer & attention, const SubLayer & ffn) {

@@ -65,19 +65,20 @@ ggml_tensor * delta_net(Build & b, int il, ggml_tensor * x) {
                             first * d * e);
     };
     // q and k heads are neighbours, so one norm serves both: x / sqrt(sum x^2 + eps).
-    ggml_tensor * qk = ggml_view_4d(b.ctx, conv, d, 2 * n_k, rows, seqs, d * e, conv->nb[1],
-                                    conv->nb[2], 0);
+    ggml_tensor * qk =
+        ggml_view_4d(b.ctx, conv, d, 2 * n_k, rows, seqs, d * e, conv->nb[1], conv->nb[2], 0);
     qk = ggml_scale(b.ctx, ggml_rms_norm(b.ctx, qk, b.hp.eps / d), 1.0f / std::sqrt((float)d));
-    ggml_tensor * q = ggml_view_4d(b.ctx, qk, d, n_k, rows, seqs, qk->nb[1], qk->nb[2], qk->nb[3], 0);
+    ggml_tensor * q =
+        ggml_view_4d(b.ctx, qk, d, n_k, rows, seqs, qk->nb[1], qk->nb[2], qk->nb[3], 0);
     ggml_tensor * k = ggml_view_4d(b.ctx, qk, d, n_k, rows, seqs, qk->nb[1], qk->nb[2], qk->nb[3],
                                    n_k * qk->nb[1]);
     ggml_tensor * v = heads(conv, n_v, 2 * n_k);
 
     ggml_tensor * slot = slots(b, b.recurrent.state(), b.recurrent.index(il));
     ggml_tensor * state = ggml_reshape_4d(b.ctx, slot, d, d, n_v, seqs);
-    ggml_tensor * out = ggml_gated_delta_net(
-        b.ctx, q, k, v, ggml_reshape_4d(b.ctx, g, 1, n_v, rows, seqs),
-        ggml_reshape_4d(b.ctx, beta, 1, n_v, rows, seqs), state, /*K =*/1);
+    ggml_tensor * out =
+        ggml_gated_delta_net(b.ctx, q, k, v, ggml_reshape_4d(b.ctx, g, 1, n_v, rows, seqs),
+                             ggml_reshape_4d(b.ctx, beta, 1, n_v, rows, seqs), state, /*K =*/1);
     if (b.shape.kind == GraphKind::VERIFY) {
         const int64_t index = b.recurrent.index(il);
         ggml_tensor * trace = b.recurrent.trace();
@@ -110,15 +111,17 @@ static void promote_state(Build & b, ggml_tensor * path, ggml_tensor * on_path) 
     const RecurrentShape & shape = b.hp.recurrent;
     const int64_t d = shape.d_state, n_k = shape.n_k_heads, n_v = shape.n_v_heads;
     const int64_t n = path->ne[0], layers = path->ne[1];
-    ggml_tensor * nodes = ggml_get_rows(b.ctx, b.recurrent.trace(), path); // [trace_size, n, layers]
+    ggml_tensor * nodes =
+        ggml_get_rows(b.ctx, b.recurrent.trace(), path); // [trace_size, n, layers]
     constexpr size_t e = sizeof(float);
     auto heads = [&](int64_t count, int64_t first) {
         return ggml_view_4d(b.ctx, nodes, d, count, n, layers, d * e, nodes->nb[1], nodes->nb[2],
                             first * e);
     };
     auto gate = [&](int64_t first) {
-        ggml_tensor * values = ggml_cont(b.ctx, ggml_view_3d(b.ctx, nodes, n_v, n, layers, nodes->nb[1],
-                                                             nodes->nb[2], first * e));
+        ggml_tensor * values =
+            ggml_cont(b.ctx, ggml_view_3d(b.ctx, nodes, n_v, n, layers, nodes->nb[1], nodes->nb[2],
+                                          first * e));
         return ggml_reshape_4d(b.ctx, ggml_mul(b.ctx, values, on_path), 1, n_v, n, layers);
     };
     ggml_tensor * k = heads(n_k, 0);
@@ -138,7 +141,8 @@ void promote(Build & b, ggml_tensor * path, ggml_tensor * on_path, ggml_tensor *
     promote_state(b, path, on_path);
     const int64_t channels = b.hp.recurrent.conv_channels();
     ggml_tensor * conv = b.recurrent.conv();
-    ggml_tensor * past = ggml_reshape_3d(b.ctx, conv, channels, b.hp.recurrent.d_conv - 1, conv->ne[2]);
+    ggml_tensor * past =
+        ggml_reshape_3d(b.ctx, conv, channels, b.hp.recurrent.d_conv - 1, conv->ne[2]);
     ggml_tensor * inputs = ggml_concat(b.ctx, past, b.recurrent.conv_trace(), 1);
     ggml_tensor * last = ggml_get_rows(b.ctx, inputs, conv_rows); // [channels, d_conv - 1, layers]
     ggml_build_forward_expand(b.graph, ggml_cpy(b.ctx, last, past));
