@@ -22,12 +22,14 @@ struct dfl_checkpoint {
     dfl::Checkpoint checkpoint;
 };
 
-template <typename... Pointers> static void need(const Pointers *... pointers) {
+template <typename... Pointers>
+static void need(const Pointers *... pointers) {
     const bool all = ((pointers != nullptr) && ...);
     DFL_CHECK(all, DFL_STATUS_ARGUMENT, "a required pointer is NULL");
 }
 
-template <size_t N> static void copy_text(char (&to)[N], const std::string & from) {
+template <size_t N>
+static void copy_text(char (&to)[N], const std::string & from) {
     std::snprintf(to, N, "%s", from.c_str());
 }
 
@@ -135,7 +137,7 @@ dfl_status dfl_session_get_info(const dfl_session * session, dfl_session_info * 
     return guard(err, [&] {
         need(session, info);
         const dfl::Session & s = session->session;
-        *info = {s.n_ctx(),    s.position(),        s.n_threads(),    s.n_graphs_built(),
+        *info = {s.n_ctx(),    s.position(),        s.n_threads(),  s.n_graphs_built(),
                  s.kv_bytes(), s.recurrent_bytes(), s.arena_bytes()};
     });
 }

@@ -24,9 +24,10 @@ void load_backend_module(const std::string & path) {
     struct stat st;
     DFL_CHECK(stat(path.c_str(), &st) == 0 && S_ISREG(st.st_mode), DFL_STATUS_FILE,
               "backend module %s: no such file", path.c_str());
-    DFL_CHECK(ggml_backend_load(path.c_str()) != nullptr, DFL_STATUS_FILE,
-              "backend module %s: not a ggml backend of ggml %s, or one of its libraries is missing",
-              path.c_str(), ggml_build_version());
+    DFL_CHECK(
+        ggml_backend_load(path.c_str()) != nullptr, DFL_STATUS_FILE,
+        "backend module %s: not a ggml backend of ggml %s, or one of its libraries is missing",
+        path.c_str(), ggml_build_version());
 }
 
 int32_t device_count() { return static_cast<int32_t>(ggml_backend_dev_count()); }
@@ -80,8 +81,8 @@ int default_threads() {
         std::set<std::string> cores;
         for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
             if (CPU_ISSET(cpu, &allowed)) {
-                std::ifstream file(format(
-                    "/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list", cpu));
+                std::ifstream file(
+                    format("/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list", cpu));
                 std::string siblings;
                 cores.insert(file >> siblings ? siblings : std::to_string(cpu));
             }
@@ -99,8 +100,9 @@ static ggml_backend_dev_t cpu_device() {
 static std::vector<ggml_backend_buffer_type_t> cpu_extra_types() {
     std::vector<ggml_backend_buffer_type_t> types;
     ggml_backend_dev_t cpu = cpu_device();
-    auto get = reinterpret_cast<ggml_backend_dev_get_extra_bufts_t>(ggml_backend_reg_get_proc_address(
-        ggml_backend_dev_backend_reg(cpu), "ggml_backend_dev_get_extra_bufts"));
+    auto get =
+        reinterpret_cast<ggml_backend_dev_get_extra_bufts_t>(ggml_backend_reg_get_proc_address(
+            ggml_backend_dev_backend_reg(cpu), "ggml_backend_dev_get_extra_bufts"));
     if (get != nullptr) {
         for (ggml_backend_buffer_type_t * type = get(cpu); type != nullptr && *type != nullptr;
              ++type) {
@@ -120,7 +122,8 @@ std::vector<std::string> extra_buffer_types() {
 
 static void set_threads(ggml_backend_t backend, int n_threads) {
     auto set = reinterpret_cast<ggml_backend_set_n_threads_t>(ggml_backend_reg_get_proc_address(
-        ggml_backend_dev_backend_reg(ggml_backend_get_device(backend)), "ggml_backend_set_n_threads"));
+        ggml_backend_dev_backend_reg(ggml_backend_get_device(backend)),
+        "ggml_backend_set_n_threads"));
     if (set != nullptr) {
         set(backend, n_threads);
     }
@@ -132,10 +135,12 @@ static std::vector<float> probe_product(ggml_backend_t backend, ggml_backend_buf
                                         const std::vector<float> & values,
                                         const std::vector<float> & columns) {
     constexpr int64_t n_in = 256, n_out = 64;
-    const ggml_init_params params = {16 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true};
+    const ggml_init_params params = {16 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr,
+                                     true};
     ggml_context_ptr weight_ctx(ggml_init(params));
     ggml_tensor * w = ggml_new_tensor_2d(weight_ctx.get(), type, n_in, n_out);
-    ggml_backend_buffer_ptr weight_buffer(ggml_backend_alloc_ctx_tensors_from_buft(weight_ctx.get(), buft));
+    ggml_backend_buffer_ptr weight_buffer(
+        ggml_backend_alloc_ctx_tensors_from_buft(weight_ctx.get(), buft));
     DFL_CHECK(weight_buffer != nullptr, DFL_STATUS_MEMORY, "probe of %s: out of memory",
               ggml_backend_buft_name(buft));
     ggml_context_ptr ctx(ggml_init(params));
@@ -165,7 +170,8 @@ void probe_buffer_type(const std::string & name) {
             buft = type;
         }
     }
-    DFL_CHECK(buft != nullptr, DFL_STATUS_ARGUMENT, "buffer type %s: the CPU backend has none", name.c_str());
+    DFL_CHECK(buft != nullptr, DFL_STATUS_ARGUMENT, "buffer type %s: the CPU backend has none",
+              name.c_str());
     ggml_backend_ptr backend(ggml_backend_dev_init(cpu_device(), nullptr));
     set_threads(backend.get(), 1);
     std::mt19937 random(7);
@@ -228,9 +234,10 @@ void Backend::check_fits(uint64_t bytes, const char * what) const {
 
 void Backend::compute(ggml_cgraph * graph) {
     const ggml_status status = ggml_backend_graph_compute(get(), graph);
-    DFL_CHECK(status != GGML_STATUS_ALLOC_FAILED, DFL_STATUS_MEMORY, "device %s: out of memory", name());
-    DFL_CHECK(status == GGML_STATUS_SUCCESS, DFL_STATUS_COMPUTE, "device %s: the computation failed (%s)",
-              name(), ggml_status_to_string(status));
+    DFL_CHECK(status != GGML_STATUS_ALLOC_FAILED, DFL_STATUS_MEMORY, "device %s: out of memory",
+              name());
+    DFL_CHECK(status == GGML_STATUS_SUCCESS, DFL_STATUS_COMPUTE,
+              "device %s: the computation failed (%s)", name(), ggml_status_to_string(status));
 }
 
 } // namespace dfl

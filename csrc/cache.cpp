@@ -9,8 +9,9 @@
 namespace dfl {
 
 std::vector<int64_t> CellTable::find_free(int64_t n) const {
-    DFL_CHECK(n <= n_free(), DFL_STATUS_ARGUMENT, "%lld rows do not fit: %lld of %lld cells are free",
-              (long long)n, (long long)n_free(), (long long)size());
+    DFL_CHECK(n <= n_free(), DFL_STATUS_ARGUMENT,
+              "%lld rows do not fit: %lld of %lld cells are free", (long long)n,
+              (long long)n_free(), (long long)size());
     std::vector<int64_t> cells;
     cells.reserve(n);
     for (int64_t cell = first_free_; static_cast<int64_t>(cells.size()) < n; ++cell) {
@@ -113,10 +114,11 @@ static void check_types(Backend & backend, const LayerShape & layer, ggml_type t
             }
         }
     }
-    throw Error(DFL_STATUS_UNSUPPORTED,
-                format("cache types %s/%s do not work on %s with heads of %lld values; valid (K/V): %s",
-                       ggml_type_name(type_k), ggml_type_name(type_v), backend.name(),
-                       (long long)layer.head_dim, valid.c_str()));
+    throw Error(
+        DFL_STATUS_UNSUPPORTED,
+        format("cache types %s/%s do not work on %s with heads of %lld values; valid (K/V): %s",
+               ggml_type_name(type_k), ggml_type_name(type_v), backend.name(),
+               (long long)layer.head_dim, valid.c_str()));
 }
 
 // Orthonormal Walsh-Hadamard matrix: entry (i, j) is the sign of popcount(i & j).
@@ -189,9 +191,10 @@ RecurrentCache::RecurrentCache(const Hparams & hp, Backend & backend, int64_t n_
     }
     const RecurrentShape & shape = hp.recurrent;
     ctx_.reset(ggml_init({2 * ggml_tensor_overhead(), nullptr, true}));
-    state_ = ggml_new_tensor_3d(ctx_.get(), GGML_TYPE_F32, shape.state_size(), n_sequences, n_layers);
-    conv_ = ggml_new_tensor_3d(ctx_.get(), GGML_TYPE_F32, shape.conv_channels() * (shape.d_conv - 1),
-                               n_sequences, n_layers);
+    state_ =
+        ggml_new_tensor_3d(ctx_.get(), GGML_TYPE_F32, shape.state_size(), n_sequences, n_layers);
+    conv_ = ggml_new_tensor_3d(ctx_.get(), GGML_TYPE_F32,
+                               shape.conv_channels() * (shape.d_conv - 1), n_sequences, n_layers);
     const uint64_t bytes = ggml_nbytes(state_) + ggml_nbytes(conv_);
     backend.check_fits(bytes, "the recurrent state");
     buffer_.reset(ggml_backend_alloc_ctx_tensors(ctx_.get(), backend.get()));

@@ -78,8 +78,8 @@ class RecurrentCache {
   public:
     RecurrentCache(const Hparams & hp, Backend & backend, int64_t n_sequences);
 
-    // [state_size, n_sequences, n_layers] and [conv_channels * (d_conv - 1), n_sequences, n_layers];
-    // the newest convolution input lies last. NULL for a model without recurrent layers.
+    // [state_size, n_sequences, n_layers] and [conv_channels * (d_conv - 1), n_sequences,
+    // n_layers]; the newest convolution input lies last. NULL for a model without recurrent layers.
     ggml_tensor * state() const { return state_; }
     ggml_tensor * conv() const { return conv_; }
     // Index of a layer among the recurrent ones.
@@ -92,7 +92,8 @@ class RecurrentCache {
     uint64_t bytes() const { return buffer_ ? ggml_backend_buffer_get_size(buffer_.get()) : 0; }
 
   private:
-    template <typename Visit> void for_each_row(int32_t sequence, Visit && visit) const;
+    template <typename Visit>
+    void for_each_row(int32_t sequence, Visit && visit) const;
 
     ggml_context_ptr ctx_;
     ggml_backend_buffer_ptr buffer_;

@@ -73,9 +73,9 @@ typedef struct dfl_model dfl_model;
 typedef int32_t (*dfl_progress)(void * user, uint64_t done, uint64_t total);
 
 typedef struct {
-    int32_t n_gpu_layers;              /* < 0: all if there is a GPU; 0: none */
+    int32_t n_gpu_layers;               /* < 0: all if there is a GPU; 0: none */
     const char * excluded_buffer_types; /* separated by commas; may be NULL */
-    dfl_progress progress;             /* bytes; may be NULL */
+    dfl_progress progress;              /* bytes; may be NULL */
     void * user;
 } dfl_model_params;
 

@@ -1,4 +1,5 @@
-// How a failure travels: code inside throws dfl::Error, guard() turns it into a dfl_error at the ABI.
+// How a failure travels: code inside throws dfl::Error, guard() turns it into a dfl_error at the
+// ABI.
 #pragma once
 
 #include "dflash.h"
@@ -13,7 +14,8 @@ namespace dfl {
 
 class Error : public std::runtime_error {
   public:
-    Error(dfl_status code, const std::string & message) : std::runtime_error(message), code_(code) {}
+    Error(dfl_status code, const std::string & message)
+        : std::runtime_error(message), code_(code) {}
     dfl_status code() const { return code_; }
 
   private:

@@ -26,8 +26,8 @@ FileMapping::FileMapping(const std::string & path) {
     void * mapped = mmap(nullptr, size_, PROT_READ, MAP_SHARED, fd, 0);
     const int error = errno;
     close(fd);
-    DFL_CHECK(mapped != MAP_FAILED, DFL_STATUS_MEMORY, "%s: cannot map %llu bytes: %s", path.c_str(),
-              (unsigned long long)size_, std::strerror(error));
+    DFL_CHECK(mapped != MAP_FAILED, DFL_STATUS_MEMORY, "%s: cannot map %llu bytes: %s",
+              path.c_str(), (unsigned long long)size_, std::strerror(error));
     data_ = static_cast<char *>(mapped);
 }
 
@@ -100,7 +100,8 @@ void GgufFile::check_tensor_data() const {
         const uint64_t size = gguf_get_tensor_size(gguf_.get(), i);
         DFL_CHECK(begin <= mapping_.size() && offset <= mapping_.size() - begin &&
                       size <= mapping_.size() - begin - offset,
-                  DFL_STATUS_FILE, "%s: truncated: tensor %s needs bytes up to %llu, the file has %llu",
+                  DFL_STATUS_FILE,
+                  "%s: truncated: tensor %s needs bytes up to %llu, the file has %llu",
                   path_.c_str(), gguf_get_tensor_name(gguf_.get(), i),
                   (unsigned long long)(begin + offset + size), (unsigned long long)mapping_.size());
     }

@@ -60,7 +60,9 @@ class GgufFile {
     const ggml_tensor * tensor(const std::string & name) const;
     const void * tensor_data(const std::string & name) const;
     int64_t tensor_count() const { return gguf_get_n_tensors(gguf_.get()); }
-    std::string tensor_name(int64_t index) const { return gguf_get_tensor_name(gguf_.get(), index); }
+    std::string tensor_name(int64_t index) const {
+        return gguf_get_tensor_name(gguf_.get(), index);
+    }
 
   private:
     int64_t find(const char * pattern) const;

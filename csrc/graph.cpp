@@ -60,12 +60,13 @@ LiveGraph GraphPool::build(const BatchShape & shape) const {
     LiveGraph live;
     live.shape = shape;
     // Views and leaves count as tensors too, though not as nodes.
-    live.ctx.reset(ggml_init({4 * n_nodes * ggml_tensor_overhead() +
-                                  ggml_graph_overhead_custom(2 * n_nodes, false),
-                              nullptr, true}));
+    live.ctx.reset(ggml_init(
+        {4 * n_nodes * ggml_tensor_overhead() + ggml_graph_overhead_custom(2 * n_nodes, false),
+         nullptr, true}));
     live.graph = ggml_new_graph_custom(live.ctx.get(), 2 * n_nodes, false);
     live.in = make_inputs(live.ctx.get(), hp, shape);
-    Build build = {live.ctx.get(), live.graph, hp, model_.weights(), kv_, recurrent_, shape, live.in};
+    Build build = {live.ctx.get(), live.graph, hp,     model_.weights(), kv_,
+                   recurrent_,     shape,      live.in};
     live.logits = model_.arch().build(build);
     if (live.logits != nullptr) {
         ggml_set_output(live.logits);

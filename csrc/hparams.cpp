@@ -19,7 +19,8 @@ constexpr int64_t MAX_VOCAB = 1 << 24;
 RopeShape read_rope(const GgufFile & file, int rope_type, int64_t head_dim, int64_t n_ctx_train) {
     RopeShape rope;
     rope.type = rope_type;
-    rope.n_dims = static_cast<int>(file.integer(schema::KEY_ROPE_DIMENSION_COUNT).value_or(head_dim));
+    rope.n_dims =
+        static_cast<int>(file.integer(schema::KEY_ROPE_DIMENSION_COUNT).value_or(head_dim));
     DFL_CHECK(rope.n_dims > 0 && rope.n_dims % 2 == 0 && rope.n_dims <= head_dim, DFL_STATUS_FILE,
               "%s: %s is %d, expected an even number up to the head size %lld", file.path().c_str(),
               file.key(schema::KEY_ROPE_DIMENSION_COUNT).c_str(), rope.n_dims, (long long)head_dim);
@@ -49,7 +50,8 @@ RopeShape read_rope(const GgufFile & file, int rope_type, int64_t head_dim, int6
 } // namespace
 
 int64_t Hparams::n_recurrent() const {
-    return std::count_if(layers.begin(), layers.end(), [](auto & layer) { return layer.recurrent; });
+    return std::count_if(layers.begin(), layers.end(),
+                         [](auto & layer) { return layer.recurrent; });
 }
 
 Hparams read_common_hparams(const GgufFile & file, int rope_type) {
@@ -74,9 +76,10 @@ Hparams read_common_hparams(const GgufFile & file, int rope_type) {
         file.has(schema::KEY_ATTENTION_HEAD_COUNT_KV)
             ? file.need_per_layer(schema::KEY_ATTENTION_HEAD_COUNT_KV, n_layer, 1, MAX_WIDTH)
             : n_head;
-    const auto n_ff = file.has(schema::KEY_FEED_FORWARD_LENGTH)
-                          ? file.need_per_layer(schema::KEY_FEED_FORWARD_LENGTH, n_layer, 0, MAX_WIDTH)
-                          : std::vector<int64_t>(n_layer, 0);
+    const auto n_ff =
+        file.has(schema::KEY_FEED_FORWARD_LENGTH)
+            ? file.need_per_layer(schema::KEY_FEED_FORWARD_LENGTH, n_layer, 0, MAX_WIDTH)
+            : std::vector<int64_t>(n_layer, 0);
     hp.layers.resize(n_layer);
     for (int64_t il = 0; il < n_layer; ++il) {
         LayerShape & layer = hp.layers[il];

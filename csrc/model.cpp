@@ -11,7 +11,8 @@ static bool use_gpu(const std::string & path, int n_gpu_layers, int64_t n_layer)
         return false;
     }
     DFL_CHECK(n_gpu_layers < 0 || n_gpu_layers > n_layer, DFL_STATUS_UNSUPPORTED,
-              "%s: %d of %lld layers on the GPU: only none (0) or all (%lld, head included) can be placed",
+              "%s: %d of %lld layers on the GPU: only none (0) or all (%lld, head included) can be "
+              "placed",
               path.c_str(), n_gpu_layers, (long long)n_layer, (long long)n_layer + 1);
     return true;
 }

@@ -49,7 +49,8 @@ void quantize(const std::string & type_name, const float * src, int64_t n_rows, 
     ggml_quantize_init(type); // its tables are built once, under ggml's own lock
     auto run = [&](int64_t first, int64_t last) {
         if (first < last) {
-            ggml_quantize_chunk(type, src, dst, first * n_per_row, last - first, n_per_row, nullptr);
+            ggml_quantize_chunk(type, src, dst, first * n_per_row, last - first, n_per_row,
+                                nullptr);
         }
     };
     int64_t n = n_threads > 0 ? n_threads : std::max(1u, std::thread::hardware_concurrency());

@@ -27,8 +27,7 @@ Session::Session(std::shared_ptr<const Model> model, const SessionParams & param
     : model_(std::move(model)), params_(checked(params)),
       backend_(model_->on_gpu(), params_.n_threads, {}),
       kv_(model_->hparams(), backend_, params_.type_k, params_.type_v, pad(params_.n_ctx, 256)),
-      recurrent_(model_->hparams(), backend_, 1),
-      graphs_(*model_, backend_, kv_, recurrent_) {
+      recurrent_(model_->hparams(), backend_, 1), graphs_(*model_, backend_, kv_, recurrent_) {
     tokens_.reserve(params_.n_ctx);
     // The largest graph reserves the arena, so that memory runs out here or not at all.
     graphs_.get({params_.n_ubatch, 1, 0, kv_.cells().size(), 1});
@@ -80,7 +79,8 @@ void Session::set_inputs(LiveGraph & live, const int32_t * tokens,
         });
     }
     if (in.out_rows != nullptr) {
-        write_input<int32_t>(in.out_rows, [&](int32_t * data) { data[0] = static_cast<int32_t>(n - 1); });
+        write_input<int32_t>(in.out_rows,
+                             [&](int32_t * data) { data[0] = static_cast<int32_t>(n - 1); });
     }
 }
 

@@ -80,8 +80,8 @@ class Session {
     KvCache kv_;
     RecurrentCache recurrent_;
     GraphPool graphs_;
-    std::vector<int32_t> tokens_;   // the committed timeline
-    LiveGraph * last_ = nullptr;    // graph whose logits are readable
+    std::vector<int32_t> tokens_; // the committed timeline
+    LiveGraph * last_ = nullptr;  // graph whose logits are readable
     int64_t last_row_ = 0;
 };
 

@@ -74,7 +74,8 @@ static bool op_runs(ggml_backend_dev_t device, ggml_backend_buffer_type_t buft,
     constexpr int64_t rows = 512;
     ggml_tensor * node = nullptr;
     if (op == GGML_OP_MUL_MAT_ID) {
-        ggml_tensor * x = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, w->ne[0], n_expert_used, rows);
+        ggml_tensor * x =
+            ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, w->ne[0], n_expert_used, rows);
         ggml_tensor * ids = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_I32, n_expert_used, rows);
         node = ggml_mul_mat_id(ctx.get(), w, x, ids);
     } else {
@@ -92,7 +93,8 @@ static bool op_runs(ggml_backend_dev_t device, ggml_backend_buffer_type_t buft,
 ggml_backend_buffer_type_t WeightLoader::choose(const ggml_tensor * meta, ggml_op op) const {
     if (op == GGML_OP_MUL_MAT || op == GGML_OP_MUL_MAT_ID) {
         for (auto buft : backend_.weight_buffer_types()) {
-            if (op_runs(backend_.device(), buft, meta, op, std::max<int64_t>(1, hp_.experts.n_used))) {
+            if (op_runs(backend_.device(), buft, meta, op,
+                        std::max<int64_t>(1, hp_.experts.n_used))) {
                 return buft;
             }
         }
@@ -117,8 +119,9 @@ ggml_tensor * WeightLoader::request(const std::string & name, std::vector<int64_
               shape_text(ne.data(), ne.size()).c_str());
     const bool product = op == GGML_OP_MUL_MAT || op == GGML_OP_MUL_MAT_ID;
     DFL_CHECK(product ? is_multipliable(meta->type) : meta->type == GGML_TYPE_F32,
-              DFL_STATUS_UNSUPPORTED, "%s: tensor %s is of type %s, expected %s", file_.path().c_str(),
-              name.c_str(), ggml_type_name(meta->type), product ? "a quantised or float type" : "f32");
+              DFL_STATUS_UNSUPPORTED, "%s: tensor %s is of type %s, expected %s",
+              file_.path().c_str(), name.c_str(), ggml_type_name(meta->type),
+              product ? "a quantised or float type" : "f32");
 
     const auto buft = choose(meta, op);
     ggml_tensor * tensor = ggml_dup_tensor(context_for(buft), meta);
@@ -170,21 +173,21 @@ Linear WeightLoader::linear(const char * pattern, int il, int64_t n_in, int64_t 
 
 void WeightLoader::shared_tensors() {
     const ggml_tensor * embd = file_.tensor(schema::TENSOR_TOKEN_EMBD);
-    DFL_CHECK(embd->ne[0] == hp_.n_embd, DFL_STATUS_FILE, "%s: tensor %s: got %s, expected [%lld, %lld]",
-              file_.path().c_str(), embd->name, shape_text(embd->ne, ggml_n_dims(embd)).c_str(),
-              (long long)hp_.n_embd, (long long)hp_.n_vocab);
+    DFL_CHECK(embd->ne[0] == hp_.n_embd, DFL_STATUS_FILE,
+              "%s: tensor %s: got %s, expected [%lld, %lld]", file_.path().c_str(), embd->name,
+              shape_text(embd->ne, ggml_n_dims(embd)).c_str(), (long long)hp_.n_embd,
+              (long long)hp_.n_vocab);
     DFL_CHECK(is_multipliable(embd->type), DFL_STATUS_UNSUPPORTED,
-              "%s: tensor %s is of type %s, expected a quantised or float type", file_.path().c_str(),
-              embd->name, ggml_type_name(embd->type));
+              "%s: tensor %s is of type %s, expected a quantised or float type",
+              file_.path().c_str(), embd->name, ggml_type_name(embd->type));
     weights_.token_embd = file_.tensor_data(schema::TENSOR_TOKEN_EMBD);
     weights_.token_embd_type = embd->type;
 
     weights_.output_norm = vector(schema::TENSOR_OUTPUT_NORM, 0, hp_.n_embd);
     const bool tied = !has(schema::TENSOR_OUTPUT, 0);
-    weights_.output = linear(tied ? schema::TENSOR_TOKEN_EMBD : schema::TENSOR_OUTPUT, 0, hp_.n_embd,
-                             hp_.n_vocab);
-    weights_.rope_freqs =
-        maybe_vector(schema::TENSOR_ROPE_FREQS, 0, hp_.layers[0].rope.n_dims / 2);
+    weights_.output = linear(tied ? schema::TENSOR_TOKEN_EMBD : schema::TENSOR_OUTPUT, 0,
+                             hp_.n_embd, hp_.n_vocab);
+    weights_.rope_freqs = maybe_vector(schema::TENSOR_ROPE_FREQS, 0, hp_.layers[0].rope.n_dims / 2);
 }
 
 void WeightLoader::attention(int il, int64_t q_width) {
@@ -198,8 +201,7 @@ void WeightLoader::attention(int il, int64_t q_width) {
         attn.k = linear(schema::TENSOR_ATTN_K, il, hp_.n_embd, kv_width);
         attn.v = linear(schema::TENSOR_ATTN_V, il, hp_.n_embd, kv_width);
     }
-    attn.output =
-        linear(schema::TENSOR_ATTN_OUTPUT, il, shape.head_dim * shape.n_head, hp_.n_embd);
+    attn.output = linear(schema::TENSOR_ATTN_OUTPUT, il, shape.head_dim * shape.n_head, hp_.n_embd);
 }
 
 void WeightLoader::feed_forward(int il) {
@@ -219,9 +221,11 @@ void WeightLoader::experts(int il) {
     experts.down = linear(schema::TENSOR_FFN_DOWN_EXPS, il, shape.n_ff, hp_.n_embd, shape.n_expert);
     if (shape.n_ff_shared > 0) {
         experts.shared_gate = vector(schema::TENSOR_FFN_GATE_INP_SHEXP, il, hp_.n_embd);
-        experts.shared.gate = linear(schema::TENSOR_FFN_GATE_SHEXP, il, hp_.n_embd, shape.n_ff_shared);
+        experts.shared.gate =
+            linear(schema::TENSOR_FFN_GATE_SHEXP, il, hp_.n_embd, shape.n_ff_shared);
         experts.shared.up = linear(schema::TENSOR_FFN_UP_SHEXP, il, hp_.n_embd, shape.n_ff_shared);
-        experts.shared.down = linear(schema::TENSOR_FFN_DOWN_SHEXP, il, shape.n_ff_shared, hp_.n_embd);
+        experts.shared.down =
+            linear(schema::TENSOR_FFN_DOWN_SHEXP, il, shape.n_ff_shared, hp_.n_embd);
     }
 }
 
@@ -232,10 +236,12 @@ static void check_nothing_left(const GgufFile & file, const std::set<std::string
         const std::string name = file.tensor_name(i);
         int block = -1;
         const bool mtp = std::sscanf(name.c_str(), "blk.%d.", &block) == 1 && block >= n_layer;
-        const bool hint = name.size() > 12 && name.compare(name.size() - 12, 12, ".input_scale") == 0;
+        const bool hint =
+            name.size() > 12 && name.compare(name.size() - 12, 12, ".input_scale") == 0;
         DFL_CHECK(mtp || hint || name == schema::TENSOR_TOKEN_EMBD || used.count(name) != 0,
-                  DFL_STATUS_UNSUPPORTED, "%s: tensor %s is not part of architecture %s as known here",
-                  file.path().c_str(), name.c_str(), file.arch().c_str());
+                  DFL_STATUS_UNSUPPORTED,
+                  "%s: tensor %s is not part of architecture %s as known here", file.path().c_str(),
+                  name.c_str(), file.arch().c_str());
     }
 }
 
@@ -298,8 +304,8 @@ std::unique_ptr<Weights> WeightLoader::load(const LoadProgress & progress) {
                                     ggml_nbytes(request.tensor));
         }
         done += ggml_nbytes(request.tensor);
-        DFL_CHECK(!progress || !progress(done, total), DFL_STATUS_CANCELLED, "loading %s was cancelled",
-                  file_.path().c_str());
+        DFL_CHECK(!progress || !progress(done, total), DFL_STATUS_CANCELLED,
+                  "loading %s was cancelled", file_.path().c_str());
     }
     return std::move(owned_);
 }

@@ -1,4 +1,5 @@
-// The weights of one model: bound by name, checked by shape, placed in the fastest buffer that works.
+// The weights of one model: bound by name, checked by shape, placed in the fastest buffer that
+// works.
 #pragma once
 
 #include "gguf_file.h"
@@ -47,7 +48,7 @@ struct FeedForwardWeights {
 
 struct ExpertWeights {
     Linear router;
-    Linear gate, up, down;       // [n_in, n_out, n_expert]; scale [n_expert]
+    Linear gate, up, down;               // [n_in, n_out, n_expert]; scale [n_expert]
     ggml_tensor * shared_gate = nullptr; // [n_embd]
     FeedForwardWeights shared;
 };
@@ -90,14 +91,16 @@ class WeightLoader {
 
     // pattern: a schema::TENSOR_* constant. A missing tensor or another shape throws.
     ggml_tensor * vector(const char * pattern, int il, int64_t n);
-    ggml_tensor * matrix(const char * pattern, int il, std::initializer_list<int64_t> ne, ggml_op op);
+    ggml_tensor * matrix(const char * pattern, int il, std::initializer_list<int64_t> ne,
+                         ggml_op op);
     // NULL if the file has none.
     ggml_tensor * maybe_vector(const char * pattern, int il, int64_t n);
     // With its ".scale" and ".bias" companions. n_expert > 0: a stack of expert matrices.
     Linear linear(const char * pattern, int il, int64_t n_in, int64_t n_out, int64_t n_expert = 0);
     bool has(const char * pattern, int il) const;
 
-    // Token embeddings, final norm, head (tied to the embeddings if the file has none), rope factors.
+    // Token embeddings, final norm, head (tied to the embeddings if the file has none), rope
+    // factors.
     void shared_tensors();
     // q, k, v (separate or fused), output and their biases. q_width: rows of q.
     void attention(int il, int64_t q_width);

@@ -6,7 +6,9 @@
 
 namespace dfl {
 
-static Hparams read(const GgufFile & file) { return read_common_hparams(file, GGML_ROPE_TYPE_NORMAL); }
+static Hparams read(const GgufFile & file) {
+    return read_common_hparams(file, GGML_ROPE_TYPE_NORMAL);
+}
 
 static void bind(WeightLoader & loader) {
     const Hparams & hp = loader.hparams();

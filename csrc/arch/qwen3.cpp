@@ -7,7 +7,9 @@
 
 namespace dfl {
 
-static Hparams read(const GgufFile & file) { return read_common_hparams(file, GGML_ROPE_TYPE_NEOX); }
+static Hparams read(const GgufFile & file) {
+    return read_common_hparams(file, GGML_ROPE_TYPE_NEOX);
+}
 
 static Hparams read_moe(const GgufFile & file) {
     Hparams hp = read(file);

@@ -50,8 +50,8 @@ static Hparams read(const GgufFile & file) {
         for (size_t i = 0; i < sections->size(); ++i) {
             const int64_t n = (*sections)[i];
             DFL_CHECK(n >= 0 && n <= layer.head_dim, DFL_STATUS_FILE,
-                      "%s: rope section %lld is outside 0 to %lld", file.path().c_str(), (long long)n,
-                      (long long)layer.head_dim);
+                      "%s: rope section %lld is outside 0 to %lld", file.path().c_str(),
+                      (long long)n, (long long)layer.head_dim);
             layer.rope.sections[i] = static_cast<int>(n);
             sum += n;
         }

@@ -19,8 +19,8 @@ Projections project_qkv(Build & b, int il, ggml_tensor * x, int64_t q_width) {
     auto heads = [&](int64_t first) {
         return ggml_view_3d(b.ctx, all, d, n_kv, rows, d * element, all->nb[1], first * element);
     };
-    return {ggml_cont(b.ctx, ggml_view_2d(b.ctx, all, q_width, rows, all->nb[1], 0)), heads(q_width),
-            heads(q_width + d * n_kv)};
+    return {ggml_cont(b.ctx, ggml_view_2d(b.ctx, all, q_width, rows, all->nb[1], 0)),
+            heads(q_width), heads(q_width + d * n_kv)};
 }
 
 ggml_tensor * rope(Build & b, int il, ggml_tensor * x) {

@@ -1,5 +1,5 @@
-// What a graph builder is given and returns. Shapes in csrc comments are in ggml order: [ne0, ne1, ...],
-// the contiguous dimension first.
+// What a graph builder is given and returns. Shapes in csrc comments are in ggml order: [ne0, ne1,
+// ...], the contiguous dimension first.
 #pragma once
 
 #include "cache.h"

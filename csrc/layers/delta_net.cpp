@@ -52,19 +52,20 @@ ggml_tensor * delta_net(Build & b, int il, ggml_tensor * x) {
                             first * d * e);
     };
     // q and k heads are neighbours, so one norm serves both: x / sqrt(sum x^2 + eps).
-    ggml_tensor * qk = ggml_view_4d(b.ctx, conv, d, 2 * n_k, rows, seqs, d * e, conv->nb[1],
-                                    conv->nb[2], 0);
+    ggml_tensor * qk =
+        ggml_view_4d(b.ctx, conv, d, 2 * n_k, rows, seqs, d * e, conv->nb[1], conv->nb[2], 0);
     qk = ggml_scale(b.ctx, ggml_rms_norm(b.ctx, qk, b.hp.eps / d), 1.0f / std::sqrt((float)d));
-    ggml_tensor * q = ggml_view_4d(b.ctx, qk, d, n_k, rows, seqs, qk->nb[1], qk->nb[2], qk->nb[3], 0);
+    ggml_tensor * q =
+        ggml_view_4d(b.ctx, qk, d, n_k, rows, seqs, qk->nb[1], qk->nb[2], qk->nb[3], 0);
     ggml_tensor * k = ggml_view_4d(b.ctx, qk, d, n_k, rows, seqs, qk->nb[1], qk->nb[2], qk->nb[3],
                                    n_k * qk->nb[1]);
     ggml_tensor * v = heads(conv, n_v, 2 * n_k);
 
     ggml_tensor * slot = slots(b, b.recurrent.state(), b.recurrent.index(il));
     ggml_tensor * state = ggml_reshape_4d(b.ctx, slot, d, d, n_v, seqs);
-    ggml_tensor * out = ggml_gated_delta_net(
-        b.ctx, q, k, v, ggml_reshape_4d(b.ctx, g, 1, n_v, rows, seqs),
-        ggml_reshape_4d(b.ctx, beta, 1, n_v, rows, seqs), state, /*K =*/1);
+    ggml_tensor * out =
+        ggml_gated_delta_net(b.ctx, q, k, v, ggml_reshape_4d(b.ctx, g, 1, n_v, rows, seqs),
+                             ggml_reshape_4d(b.ctx, beta, 1, n_v, rows, seqs), state, /*K =*/1);
     // The op's result is the outputs [d, n_v, rows, seqs], then the final states [d, d, n_v, seqs].
     const int64_t n_output = d * n_v * rows * seqs;
     ggml_tensor * final_state = ggml_view_2d(b.ctx, out, d * d * n_v, seqs,

@@ -7,7 +7,8 @@
 namespace dfl {
 
 // weight: [n_in, n_out, n_expert], x: [n_in, n_used or 1, n_rows], ids: [n_used, n_rows].
-static ggml_tensor * expert_linear(Build & b, const Linear & l, ggml_tensor * x, ggml_tensor * ids) {
+static ggml_tensor * expert_linear(Build & b, const Linear & l, ggml_tensor * x,
+                                   ggml_tensor * ids) {
     ggml_tensor * y = ggml_mul_mat_id(b.ctx, l.weight, x, ids); // [n_out, n_used, n_rows]
     if (l.scale != nullptr) {
         ggml_tensor * per_expert = ggml_reshape_2d(b.ctx, l.scale, 1, l.scale->ne[0]);
@@ -23,8 +24,8 @@ static ggml_tensor * expert_weights(Build & b, ggml_tensor * probabilities, ggml
     const int64_t n_expert = probabilities->ne[0];
     const int64_t rows = probabilities->ne[1];
     const int64_t n_used = ids->ne[0];
-    ggml_tensor * w = ggml_get_rows(
-        b.ctx, ggml_reshape_3d(b.ctx, probabilities, 1, n_expert, rows), ids);
+    ggml_tensor * w =
+        ggml_get_rows(b.ctx, ggml_reshape_3d(b.ctx, probabilities, 1, n_expert, rows), ids);
     w = ggml_reshape_2d(b.ctx, w, n_used, rows);
     // The smallest normal half-precision number keeps the division finite.
     ggml_tensor * sum = ggml_clamp(b.ctx, ggml_sum_rows(b.ctx, w), 6.103515625e-5f, INFINITY);
@@ -58,7 +59,8 @@ ggml_tensor * mixture_of_experts(Build & b, int il, ggml_tensor * x) {
         out = ggml_cont(b.ctx, out);
     }
     if (w.shared_gate != nullptr) {
-        ggml_tensor * score = ggml_sigmoid(b.ctx, ggml_mul_mat(b.ctx, w.shared_gate, x)); // [1, rows]
+        ggml_tensor * score =
+            ggml_sigmoid(b.ctx, ggml_mul_mat(b.ctx, w.shared_gate, x)); // [1, rows]
         out = ggml_add(b.ctx, out, ggml_mul(b.ctx, feed_forward(b, w.shared, x), score));
     }
     return out;
