@@ -1,1 +1,23 @@
 """Puts this folder on sys.path (pytest does so for every conftest.py), for `import checkpoints`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """One converted f32 file of each kind, made on first use; its checkpoint lies beside it."""
+    from gguf_files import make_gguf
+
+    made: dict[str, Path] = {}
+
+    def of_kind(kind: str) -> Path:
+        if kind not in made:
+            made[kind] = make_gguf(tmp_path_factory.mktemp(kind), kind)
+        return made[kind]
+
+    return of_kind

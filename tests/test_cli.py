@@ -243,7 +243,7 @@ def test_bars_are_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def command(*flags: str) -> list[str]:
-    return [sys.executable, "-m", "dflash_gguf", "-m", str(smollm2_file()), *flags]
+    return [sys.executable, "-m", "dflash_gguf", "-m", str(smollm2_file()), "-t", "1", *flags]
 
 
 @pytest.mark.model

@@ -18,7 +18,7 @@ PROMPT = "def fibonacci(n):\n"
 
 @pytest.fixture(scope="module")
 def decoder() -> Iterator[dflash_gguf.Decoder]:
-    with dflash_gguf.load(smollm2_file(), n_ctx=256) as loaded:
+    with dflash_gguf.load(smollm2_file(), n_ctx=256, n_threads=1) as loaded:
         yield loaded
 
 
@@ -96,7 +96,7 @@ def test_two_decoders_in_two_threads_give_their_solo_answers(
         decoder.reset()
         solo.append(decoder.generate(prompt, max_tokens=16).text)
     together = ["", ""]
-    with dflash_gguf.load(smollm2_file(), n_ctx=256) as other:
+    with dflash_gguf.load(smollm2_file(), n_ctx=256, n_threads=1) as other:
         decoder.reset()
 
         def answer(index: int, who: dflash_gguf.Decoder) -> None:

@@ -44,7 +44,7 @@ def mutate(document: Any, rng: random.Random) -> None:
 
 
 def outcome(directory: Path, target: Path | None) -> str:
-    """ "" if the folder converts, else the sentence."""
+    """The refusing sentence, empty if the folder converts."""
     try:
         planned = prepare(directory, "q4_k_m", Options(target_model_dir=target), "qwen2")
         header_bytes(planned.metadata, planned.plans, planned.types)

@@ -1,0 +1,97 @@
+"""Small GGUF files for the tests of the core: converted from random checkpoints, then edited."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from checkpoints import PRE_OF_KIND, make_target
+from dflash_gguf.convert.conversion import prepare
+from dflash_gguf.convert.write import write_gguf
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM
+
+_STRUCTURE = ("GGUF.", "general.architecture")
+
+
+def convert(directory: Path, path: Path, outtype: str = "f32", pre: str | None = None) -> Path:
+    """Converts a checkpoint folder; returns `path`."""
+    plan = prepare(directory, outtype, pre=pre)
+    write_gguf(path, plan.metadata, plan.plans, plan.types)
+    return path
+
+
+def make_gguf(folder: Path, kind: str, *, outtype: str = "f32", **settings: Any) -> Path:
+    """A random target of `kind` as folder/model.gguf, its checkpoint in folder/checkpoint."""
+    directory = make_target(folder / "checkpoint", kind, seed=7, **settings)
+    return convert(directory, folder / "model.gguf", outtype, PRE_OF_KIND[kind])
+
+
+def reference_logits(directory: Path, tokens: list[int]) -> NDArray[np.float32]:
+    """Logits of transformers after every token, float32 [n, n_vocab]."""
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    model.eval()
+    with torch.no_grad():
+        logits: NDArray[np.float32] = model(torch.tensor([tokens])).logits[0].numpy()
+    return logits
+
+
+@dataclass
+class Parts:
+    """A GGUF file taken apart.
+
+    metadata: key -> (gguf.GGUFValueType, value, type of the elements of an array).
+    tensors: name -> (row-major array, ggml type); quantised data as bytes.
+    """
+
+    architecture: str
+    metadata: dict[str, tuple[Any, Any, Any]] = field(default_factory=dict)
+    tensors: dict[str, tuple[NDArray[Any], gguf.GGMLQuantizationType]] = field(default_factory=dict)
+
+    def set(self, key: str, value: Any) -> None:
+        """Replaces the value of a key, keeping its type."""
+        kind, _, element = self.metadata[key]
+        self.metadata[key] = (kind, value, element)
+
+    def f32(self, name: str, values: NDArray[np.float32]) -> None:
+        """Adds or replaces a float32 tensor."""
+        self.tensors[name] = (values.astype(np.float32), gguf.GGMLQuantizationType.F32)
+
+
+def read_parts(path: Path) -> Parts:
+    """Takes a GGUF file apart; tensors are copies."""
+    reader = gguf.GGUFReader(path)
+    parts = Parts(str(reader.fields["general.architecture"].contents()))
+    for name, value in reader.fields.items():
+        if not name.startswith(_STRUCTURE):
+            element = value.types[1] if len(value.types) > 1 else None
+            parts.metadata[name] = (value.types[0], value.contents(), element)
+    for tensor in reader.tensors:
+        parts.tensors[tensor.name] = (np.array(tensor.data), tensor.tensor_type)
+    return parts
+
+
+def write_parts(path: Path, parts: Parts) -> Path:
+    """Puts a GGUF file together; returns `path`."""
+    writer = gguf.GGUFWriter(path, parts.architecture)
+    for key, (kind, value, element) in parts.metadata.items():
+        writer.add_key_value(key, value, kind, element)
+    for name, (data, kind) in parts.tensors.items():
+        writer.add_tensor(name, data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def edited(source: Path, path: Path, edit: Callable[[Parts], object]) -> Path:
+    """Writes `source` to `path` with an edit applied; returns `path`."""
+    parts = read_parts(source)
+    edit(parts)
+    return write_parts(path, parts)

@@ -1,0 +1,50 @@
+"""llama.cpp's own converter and tools, fetched and built by the scripts on first use."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class PeerJob:
+    """One run of llama.cpp's converter; `pre` stands in for an unknown tokenizer's hash."""
+
+    arguments: list[str]
+    pre: str | None = None
+
+
+def _script(name: str, *arguments: str) -> Path:
+    command = [sys.executable, str(ROOT / "scripts" / name), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"scripts/{name} failed: {done.stderr}")
+    return Path(done.stdout.splitlines()[-1])
+
+
+@cache
+def llama_cpp_sources() -> Path:
+    return _script("fetch_llama_cpp.py")
+
+
+@cache
+def peer_tools() -> Path:
+    """Folder with llama-speculative-simple."""
+    return _script("build_peer.py")
+
+
+def run_peer_converter(jobs: Sequence[PeerJob]) -> None:
+    """Runs the jobs in one process: starting it costs more than converting a tiny model."""
+    driver = Path(__file__).parent / "peer_converter.py"
+    jobs_json = json.dumps([asdict(job) for job in jobs])
+    command = [sys.executable, str(driver), str(llama_cpp_sources()), jobs_json]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"llama.cpp's converter failed: {done.stderr[-2000:]}")

@@ -1,0 +1,175 @@
+"""Logits of every architecture against transformers, on random float32 models of awkward sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoints import KINDS, VOCAB_SIZE
+from gguf_files import Parts, edited, make_gguf, reference_logits
+from numpy.typing import NDArray
+
+from dflash_gguf.config import LoadConfig
+from dflash_gguf.core import Model, Session
+
+N_UBATCH = 16
+N_TOKENS = 70
+# Below, at and above one micro-batch, and four of them with an odd rest.
+LENGTHS = (1, 5, N_UBATCH - 1, N_UBATCH, N_UBATCH + 1, 3 * N_UBATCH + 7, N_TOKENS)
+# Of the range max - min of the logits. Observed: up to 1.3e-5 with f32 K/V, 1.1e-3 with f16 K/V.
+LIMITS = {"f32": 2e-3, "f16": 1e-2}
+
+ONE, SEVEN = {"num_hidden_layers": 1}, {"num_hidden_layers": 7}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+
+def heads(q: int, kv: int, size: int) -> dict[str, Any]:
+    return {"num_attention_heads": q, "num_key_value_heads": kv, "head_dim": size}
+
+
+def value_heads(keys: int, values: int) -> dict[str, Any]:
+    return {"linear_num_key_heads": keys, "linear_num_value_heads": values}
+
+
+# The defaults of make_target: 4 heads of 32 over 2 K/V heads in 96 wide, untied, vocabulary 421.
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama tied, one layer": ("llama", {"tie_word_embeddings": True, **ONE, **heads(3, 3, 24)}),
+    "llama seven layers, GQA 3": ("llama", {**SEVEN, **heads(6, 2, 16)}),
+    "llama biases, GQA 4": ("llama", {"attention_bias": True, "mlp_bias": True, **heads(8, 2, 16)}),
+    "llama 3 rope": ("llama", {"rope_parameters": LLAMA3_ROPE}),
+    "qwen3": ("qwen3", {}),
+    "qwen3 tied, GQA 3": ("qwen3", {"tie_word_embeddings": True, **heads(6, 2, 32)}),
+    "qwen3 yarn": ("qwen3", {"rope_parameters": YARN_ROPE}),
+    "qwen3moe": ("qwen3moe", {}),
+    "qwen3moe one expert used": ("qwen3moe", {"num_experts_per_tok": 1, **heads(3, 1, 32)}),
+    "qwen35 two value heads a key head": ("qwen35", {}),
+    "qwen35 three value heads a key head": ("qwen35", value_heads(2, 6)),
+    "qwen35 seven layers, tied": (
+        "qwen35",
+        {**SEVEN, "tie_word_embeddings": True, **heads(4, 1, 32), **value_heads(1, 3)},
+    ),
+    "qwen35 with MTP": ("qwen35", {"mtp": True}),
+    "qwen35moe": ("qwen35moe", {}),
+    "qwen35moe MTP, three value heads": ("qwen35moe", {"mtp": True, **value_heads(2, 6)}),
+}  # fmt: skip
+
+
+def prompt(n: int = N_TOKENS) -> list[int]:
+    return np.random.default_rng(11).integers(0, VOCAB_SIZE, n).tolist()
+
+
+def session_of(path: Path, cache_type: str = "f32", n_ubatch: int = N_UBATCH) -> Session:
+    config = LoadConfig(
+        n_ctx=128,
+        n_ubatch=n_ubatch,
+        n_threads=1,  # what a second thread would gain on such a model, waiting for it costs more
+        n_gpu_layers=0,
+        cache_type_k=cache_type,
+        cache_type_v=cache_type,
+    )
+    return Session(Model(str(path), config))
+
+
+def assert_close(
+    found: NDArray[np.float32], expected: NDArray[np.float32], cache_type: str = "f32"
+) -> None:
+    error = np.abs(found - expected).max() / np.ptp(expected)
+    print(f"{cache_type}, {len(found)} rows: {error:.1e}")
+    assert error <= LIMITS[cache_type]
+    if cache_type == "f32":
+        np.testing.assert_array_equal(found.argmax(-1), expected.argmax(-1))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_equal_those_of_transformers(tmp_path: Path, case: str) -> None:
+    kind, settings = CASES[case]
+    path = make_gguf(tmp_path, kind, **settings)
+    tokens = prompt()
+    expected = reference_logits(tmp_path / "checkpoint", tokens)
+    for cache_type in LIMITS:
+        session = session_of(path, cache_type)
+        for n in LENGTHS:
+            session.reset()
+            assert_close(session.logits(tokens[:n]), expected[:n], cache_type)
+        session.reset()
+        assert_close(continued(session, tokens), expected[N_UBATCH:], cache_type)
+
+
+def continued(session: Session, tokens: list[int]) -> NDArray[np.float32]:
+    """Rows after a prefill of N_UBATCH + 1 tokens and after each token that follows one by one."""
+    rows = [session.prefill(tokens[: N_UBATCH + 1])]
+    found = [rows[0].logits()]
+    for token in tokens[N_UBATCH + 1 :]:
+        row = session.decode(token)
+        found.append(row.logits())
+        assert row.argmax() == found[-1].argmax()
+    return np.stack(found)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_micro_batches_do_not_change_the_logits(
+    tiny_gguf: Callable[[str], Path], kind: str
+) -> None:
+    tokens = prompt()
+    expected = session_of(tiny_gguf(kind), n_ubatch=128).logits(tokens)
+    for n_ubatch in (1, 7, 64):
+        found = session_of(tiny_gguf(kind), n_ubatch=n_ubatch).logits(tokens)
+        np.testing.assert_allclose(found, expected, atol=1e-4 * np.ptp(expected))
+
+
+def fuse_qkv(parts: Parts) -> None:
+    """As llama.cpp's converter writes attention with --fuse-qkv: rows of q, then k, then v."""
+    for il in range(2):
+        for suffix in ("weight", "bias"):
+            if f"blk.{il}.attn_q.{suffix}" in parts.tensors:
+                each = [parts.tensors.pop(f"blk.{il}.attn_{x}.{suffix}")[0] for x in "qkv"]
+                parts.f32(f"blk.{il}.attn_qkv.{suffix}", np.concatenate(each))
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "qwen3moe"])
+def test_fused_projections_give_the_same(tmp_path: Path, kind: str) -> None:
+    path = make_gguf(tmp_path, kind, attention_bias=kind == "llama")
+    fused = edited(path, tmp_path / "fused.gguf", fuse_qkv)
+    found, expected = (session_of(x).logits(prompt(20)) for x in (fused, path))
+    np.testing.assert_allclose(found, expected, atol=1e-5 * np.ptp(expected))
+
+
+def divide_by_scales(parts: Parts) -> None:
+    """Weights divided by a scale of their own, which goes into the file beside them."""
+    for name in [
+        x for x in parts.tensors if x.endswith(".weight") and parts.tensors[x][0].ndim > 1
+    ]:
+        values = parts.tensors[name][0]
+        if any(x in name for x in ("token_embd", "conv1d", "ffn_gate_inp_shexp")):
+            continue
+        per_expert = values.shape[0] if values.ndim == 3 else 1
+        scale = np.linspace(0.5, 4.0, per_expert, dtype=np.float32)
+        shape = (-1, 1, 1) if values.ndim == 3 else ()
+        parts.f32(name, values / scale.reshape(shape))
+        parts.f32(name.removesuffix("weight") + "scale", scale)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scale_companions_are_multiplied_in(
+    tmp_path: Path, tiny_gguf: Callable[[str], Path], kind: str
+) -> None:
+    scaled = edited(tiny_gguf(kind), tmp_path / "scaled.gguf", divide_by_scales)
+    found, expected = (session_of(x).logits(prompt(20)) for x in (scaled, tiny_gguf(kind)))
+    np.testing.assert_allclose(found, expected, atol=1e-4 * np.ptp(expected))
