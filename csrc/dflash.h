@@ -185,7 +185,8 @@ dfl_status dfl_session_draft(dfl_session * session, int32_t last_token, int64_t 
  * the commit, which must follow. Errors: ARGUMENT, MEMORY, COMPUTE. */
 dfl_status dfl_session_verify(dfl_session * session, const int32_t * tokens, int64_t n,
                               dfl_error * err);
-/* Appends the first n tokens of the last verify; the rest leaves no trace. */
+/* Appends the first n tokens of the last verify; the rest leaves no trace. With n = 0 it may be
+ * called without an open verify, and then does nothing. Errors: ARGUMENT, COMPUTE. */
 dfl_status dfl_session_commit(dfl_session * session, int64_t n, dfl_error * err);
 
 /* Back to position 0. */

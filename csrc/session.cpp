@@ -351,6 +351,9 @@ void Session::verify(const int32_t * tokens, int64_t n) {
 void Session::commit(int64_t n) {
     DFL_CHECK(n >= 0 && n <= (int64_t)open_tokens_.size(), DFL_STATUS_ARGUMENT,
               "%lld rows to commit, the last verify has %zu", (long long)n, open_tokens_.size());
+    if (open_tokens_.empty()) {
+        return; // after an interruption callers cannot know whether their verify still waits
+    }
     last_ = nullptr; // the promotion below reuses the arena its logits lie in
     if (n > 0 && model_->hparams().n_recurrent() > 0) {
         promote_state(n);
