@@ -36,17 +36,11 @@ static void copy_text(char (&to)[N], const std::string & from) {
     std::snprintf(to, N, "%s", from.c_str());
 }
 
-int32_t dfl_abi_version(void) {
-    return DFL_ABI_VERSION;
-}
+int32_t dfl_abi_version(void) { return DFL_ABI_VERSION; }
 
-const char * dfl_ggml_version(void) {
-    return ggml_version();
-}
+const char * dfl_ggml_version(void) { return ggml_version(); }
 
-const char * dfl_ggml_build_version(void) {
-    return dfl::ggml_build_version();
-}
+const char * dfl_ggml_build_version(void) { return dfl::ggml_build_version(); }
 
 dfl_status dfl_backend_load(const char * path, dfl_error * err) {
     return guard(err, [&] {
@@ -55,9 +49,7 @@ dfl_status dfl_backend_load(const char * path, dfl_error * err) {
     });
 }
 
-int32_t dfl_device_count(void) {
-    return dfl::device_count();
-}
+int32_t dfl_device_count(void) { return dfl::device_count(); }
 
 dfl_status dfl_device_get(int32_t index, dfl_device_info * info, dfl_error * err) {
     return guard(err, [&] {
@@ -109,9 +101,7 @@ dfl_status dfl_model_load(const char * path, const dfl_model_params * params, df
     });
 }
 
-void dfl_model_free(dfl_model * model) {
-    delete model;
-}
+void dfl_model_free(dfl_model * model) { delete model; }
 
 dfl_status dfl_model_get_info(const dfl_model * model, dfl_model_info * info, dfl_error * err) {
     return guard(err, [&] {
@@ -138,13 +128,11 @@ dfl_status dfl_drafter_load(const char * path, const dfl_model * target,
     return guard(err, [&] {
         need(path, target, params, drafter);
         *drafter = new dfl_drafter{
-            std::make_shared<const dfl::Drafter>(path, *target->model, model_params(params))};
+            std::make_shared<const dfl::Drafter>(path, target->model, model_params(params))};
     });
 }
 
-void dfl_drafter_free(dfl_drafter * drafter) {
-    delete drafter;
-}
+void dfl_drafter_free(dfl_drafter * drafter) { delete drafter; }
 
 dfl_status dfl_drafter_get_info(const dfl_drafter * drafter, dfl_drafter_info * info,
                                 dfl_error * err) {
@@ -182,9 +170,7 @@ dfl_status dfl_session_create(const dfl_model * model, const dfl_session_params 
     });
 }
 
-void dfl_session_free(dfl_session * session) {
-    delete session;
-}
+void dfl_session_free(dfl_session * session) { delete session; }
 
 dfl_status dfl_session_get_info(const dfl_session * session, dfl_session_info * info,
                                 dfl_error * err) {
@@ -192,7 +178,8 @@ dfl_status dfl_session_get_info(const dfl_session * session, dfl_session_info * 
         need(session, info);
         const dfl::Session & s = session->session;
         *info = {s.n_ctx(),    s.position(),        s.n_threads(),   s.n_graphs_built(),
-                 s.kv_bytes(), s.recurrent_bytes(), s.arena_bytes(), s.draft_bytes()};
+                 s.kv_bytes(), s.recurrent_bytes(), s.arena_bytes(), s.draft_bytes(),
+                 s.n_passes(), s.bytes_read()};
     });
 }
 
@@ -293,9 +280,7 @@ int64_t dfl_checkpoint_position(const dfl_checkpoint * checkpoint) {
     return checkpoint != nullptr ? static_cast<int64_t>(checkpoint->checkpoint.tokens.size()) : -1;
 }
 
-void dfl_checkpoint_free(dfl_checkpoint * checkpoint) {
-    delete checkpoint;
-}
+void dfl_checkpoint_free(dfl_checkpoint * checkpoint) { delete checkpoint; }
 
 dfl_status dfl_quantize_row_size(const char * type, int64_t n_per_row, uint64_t * size,
                                  dfl_error * err) {

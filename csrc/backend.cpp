@@ -18,9 +18,7 @@
 
 namespace dfl {
 
-const char * ggml_build_version() {
-    return DFL_GGML_BUILD_VERSION;
-}
+const char * ggml_build_version() { return DFL_GGML_BUILD_VERSION; }
 
 void load_backend_module(const std::string & path) {
     struct stat st;
@@ -32,9 +30,7 @@ void load_backend_module(const std::string & path) {
         path.c_str(), ggml_build_version());
 }
 
-int32_t device_count() {
-    return static_cast<int32_t>(ggml_backend_dev_count());
-}
+int32_t device_count() { return static_cast<int32_t>(ggml_backend_dev_count()); }
 
 // MemAvailable counts what the page cache gives back, which ggml's CPU device does not report.
 static uint64_t available_host_memory(uint64_t fallback) {
@@ -218,9 +214,7 @@ Backend::Backend(bool use_gpu, int n_threads, const std::vector<std::string> & e
     weights_.push_back(default_buffer_type());
 }
 
-bool Backend::is_host() const {
-    return ggml_backend_buft_is_host(default_buffer_type());
-}
+bool Backend::is_host() const { return ggml_backend_buft_is_host(default_buffer_type()); }
 
 ggml_backend_buffer_type_t Backend::default_buffer_type() const {
     return ggml_backend_dev_buffer_type(device_);
@@ -244,6 +238,11 @@ void Backend::compute(ggml_cgraph * graph) {
               name());
     DFL_CHECK(status == GGML_STATUS_SUCCESS, DFL_STATUS_COMPUTE,
               "device %s: the computation failed (%s)", name(), ggml_status_to_string(status));
+}
+
+void Backend::read(const ggml_tensor * tensor, void * dst, size_t offset, size_t size) const {
+    ggml_backend_tensor_get(tensor, dst, offset, size);
+    bytes_read_ += size;
 }
 
 } // namespace dfl

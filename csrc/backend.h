@@ -51,11 +51,16 @@ class Backend {
     // Throws DFL_STATUS_COMPUTE or DFL_STATUS_MEMORY.
     void compute(ggml_cgraph * graph);
 
+    // Copies a tensor's bytes to the host, and counts them.
+    void read(const ggml_tensor * tensor, void * dst, size_t offset, size_t size) const;
+    uint64_t bytes_read() const { return bytes_read_; }
+
   private:
     ggml_backend_dev_t device_ = nullptr;
     ggml_backend_ptr backend_;
     int n_threads_ = 1;
     std::vector<ggml_backend_buffer_type_t> weights_;
+    mutable uint64_t bytes_read_ = 0;
 };
 
 } // namespace dfl

@@ -189,6 +189,16 @@ KvCache::KvCache(const Hparams & hp, Backend & backend, ggml_type type_k, ggml_t
     }
 }
 
+void KvCache::clear() {
+    for (const auto & tensors : {k_, v_}) {
+        for (ggml_tensor * tensor : tensors) {
+            if (tensor != nullptr) {
+                ggml_backend_tensor_memset(tensor, 0, 0, ggml_nbytes(tensor));
+            }
+        }
+    }
+}
+
 RecurrentCache::RecurrentCache(const Hparams & hp, Backend & backend, int64_t n_sequences,
                                int64_t n_trace)
     : index_(hp.n_layer(), -1) {
@@ -238,12 +248,12 @@ void RecurrentCache::clear(int32_t sequence) {
     });
 }
 
-std::vector<uint8_t> RecurrentCache::save(int32_t sequence) const {
+std::vector<uint8_t> RecurrentCache::save(int32_t sequence, const Backend & backend) const {
     std::vector<uint8_t> bytes;
     for_each_row(sequence, [&](ggml_tensor * tensor, size_t offset, size_t size) {
         const size_t at = bytes.size();
         bytes.resize(at + size);
-        ggml_backend_tensor_get(tensor, bytes.data() + at, offset, size);
+        backend.read(tensor, bytes.data() + at, offset, size);
     });
     return bytes;
 }

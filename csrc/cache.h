@@ -70,6 +70,8 @@ class KvCache {
     CellTable & cells() { return cells_; }
     const CellTable & cells() const { return cells_; }
     uint64_t bytes() const { return ggml_backend_buffer_get_size(buffer_.get()); }
+    // Zeroes what is stored; the table stays.
+    void clear();
 
   private:
     ggml_context_ptr ctx_;
@@ -100,7 +102,7 @@ class RecurrentCache {
 
     void clear(int32_t sequence);
     // A sequence's state as bytes, layer by layer, and back.
-    std::vector<uint8_t> save(int32_t sequence) const;
+    std::vector<uint8_t> save(int32_t sequence, const Backend & backend) const;
     void load(int32_t sequence, const std::vector<uint8_t> & bytes);
     uint64_t bytes() const { return buffer_ ? ggml_backend_buffer_get_size(buffer_.get()) : 0; }
 

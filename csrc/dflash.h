@@ -147,6 +147,8 @@ typedef struct {
     uint64_t recurrent_bytes;
     uint64_t arena_bytes;
     uint64_t draft_bytes; /* the drafter's cache and features */
+    int64_t n_passes;     /* forward passes of the target so far */
+    uint64_t bytes_read;  /* copied from device tensors to the caller so far */
 } dfl_session_info;
 
 /* The session keeps the model alive. Not for use by two threads at once.
@@ -178,15 +180,18 @@ dfl_status dfl_session_logits(const dfl_session * session, int64_t row, float * 
 /* What the drafter proposes after last_token, which is chosen but not appended: for each of n_draft
  * positions its k best tokens and their raw logits, best first. Moves no cursor.
  * tokens, logits: out, [n_draft][k]; logits may be NULL.
- * Errors: ARGUMENT (no drafter; n_draft above block_size - 1; no room in the context). */
+ * Errors: ARGUMENT (no drafter; n_draft above block_size - 1; k above the drafter's head; no room
+ * in the context for last_token and the draft), COMPUTE (also for scores that are not finite, after
+ * which the drafter knows nothing of the timeline so far). */
 dfl_status dfl_session_draft(dfl_session * session, int32_t last_token, int64_t n_draft, int64_t k,
                              int32_t * tokens, float * logits, dfl_error * err);
 /* Runs n tokens after the timeline in one pass and commits nothing; all n rows can be read until
  * the commit, which must follow. Errors: ARGUMENT, MEMORY, COMPUTE. */
 dfl_status dfl_session_verify(dfl_session * session, const int32_t * tokens, int64_t n,
                               dfl_error * err);
-/* Appends the first n tokens of the last verify; the rest leaves no trace. With n = 0 it may be
- * called without an open verify, and then does nothing. Errors: ARGUMENT, COMPUTE. */
+/* Appends the first n tokens of the open verify; the rest leaves no trace. With n = 0 it may be
+ * called without an open verify, and then does nothing. Errors: ARGUMENT, MEMORY, COMPUTE (after
+ * the last two a model with recurrent layers is empty). */
 dfl_status dfl_session_commit(dfl_session * session, int64_t n, dfl_error * err);
 
 /* Back to position 0. */

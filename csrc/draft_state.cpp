@@ -9,9 +9,7 @@ namespace dfl {
 static constexpr int32_t SEQUENCE = 0;
 static constexpr int64_t RING = DraftState::MAX_PENDING + DraftState::MAX_VERIFY;
 
-static int64_t pad(int64_t n, int64_t to) {
-    return (n + to - 1) / to * to;
-}
+static int64_t pad(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 // The window, one pass beside it, a block, and one cell that padding writes to.
 static int64_t cells_wanted(int64_t window, int64_t n_ubatch) {
@@ -111,6 +109,15 @@ void DraftState::write_positions(ggml_tensor * tensor,
     });
 }
 
+void DraftState::forget_unseen(int32_t position) {
+    const auto oldest = static_cast<int32_t>(std::max<int64_t>(0, position - window_));
+    kv_.cells().release_before(SEQUENCE, oldest);
+    const auto first = std::find_if(pending_.begin(), pending_.end(), [&](const Pending & feature) {
+        return feature.position >= oldest; // they are in the order of their positions
+    });
+    pending_.erase(pending_.begin(), first);
+}
+
 std::vector<int64_t> DraftState::own_cells(const std::vector<Pending> & features) {
     CellTable & table = kv_.cells();
     const std::vector<int64_t> cells = table.find_free(features.size());
@@ -122,8 +129,7 @@ std::vector<int64_t> DraftState::own_cells(const std::vector<Pending> & features
 
 void DraftState::set_prefill_injection(LiveGraph & live, int32_t position) {
     const int64_t n = live.shape.n_inject;
-    // What no draft can see any more makes room.
-    kv_.cells().release_before(SEQUENCE, static_cast<int32_t>(position - window_));
+    forget_unseen(position);
     std::vector<Pending> features;
     std::vector<int32_t> positions;
     for (int64_t i = 0; i < n; ++i) {
@@ -177,6 +183,7 @@ void DraftState::flush(GraphPool & graphs) {
     if (pending_.empty()) {
         return;
     }
+    forget_unseen(pending_.back().position + 1);
     BatchShape shape;
     shape.kind = GraphKind::INJECT;
     shape.n_inject = bucket(n_pending());
@@ -185,16 +192,21 @@ void DraftState::flush(GraphPool & graphs) {
         Build b = make_build(fresh);
         add_pending_injection(fresh, b, features_);
     });
-    kv_.cells().release_before(SEQUENCE, static_cast<int32_t>(pending_.back().position - window_));
-    set_injection(live, own_cells(pending_));
-    backend_.compute(live.graph);
+    const std::vector<int64_t> cells = own_cells(pending_);
+    try {
+        set_injection(live, cells);
+        backend_.compute(live.graph);
+    } catch (...) {
+        release(cells);
+        throw;
+    }
     pending_.clear();
 }
 
 LiveGraph & DraftState::run_block(GraphPool & graphs, int32_t last_token, int32_t position,
                                   int64_t n_draft) {
     CellTable & table = kv_.cells();
-    table.release_before(SEQUENCE, static_cast<int32_t>(position - window_));
+    forget_unseen(position);
     const std::vector<int64_t> injected = own_cells(pending_);
     const int64_t n = n_draft + 1;
     const std::vector<int64_t> cells = table.find_free(n);
@@ -247,19 +259,25 @@ LiveGraph & DraftState::run_block(GraphPool & graphs, int32_t last_token, int32_
         }
         backend_.compute(live->graph);
     } catch (...) {
-        for (const int64_t cell : cells) {
-            table.release(cell);
-        }
-        for (const int64_t cell : injected) {
-            table.release(cell);
-        }
+        release(cells);
+        release(injected);
         throw;
     }
     pending_.clear();
-    for (const int64_t cell : cells) {
-        table.release(cell); // the block is noise: the target's features will stand there
-    }
+    release(cells); // the block is noise: the target's features will stand there
     return *live;
+}
+
+void DraftState::release(const std::vector<int64_t> & cells) {
+    for (const int64_t cell : cells) {
+        kv_.cells().release(cell);
+    }
+}
+
+void DraftState::clear() {
+    truncate(0);
+    kv_.clear();
+    ggml_backend_buffer_clear(buffer_.get(), 0);
 }
 
 void DraftState::truncate(int32_t position) {

@@ -49,6 +49,8 @@ class DraftState {
 
     // Forgets everything from a position on.
     void truncate(int32_t position);
+    // Forgets everything and zeroes it, so that no value that is not finite stays behind.
+    void clear();
 
   private:
     struct Pending {
@@ -60,7 +62,10 @@ class DraftState {
     void make_injection_inputs(LiveGraph & live) const;
     // Pending features as inputs of a graph that injects.
     void set_injection(LiveGraph & live, const std::vector<int64_t> & cells);
+    // Forgets what a draft after `position` committed tokens does not see.
+    void forget_unseen(int32_t position);
     std::vector<int64_t> own_cells(const std::vector<Pending> & features);
+    void release(const std::vector<int64_t> & cells);
     void write_positions(ggml_tensor * tensor, const std::vector<int32_t> & positions) const;
 
     std::shared_ptr<const Drafter> drafter_;

@@ -18,8 +18,10 @@ static void check_tokenizers(const GgufFile & drafter, const GgufFile & target) 
     }
 }
 
-Drafter::Drafter(const std::string & path, const Model & target, const ModelParams & params)
-    : file_(path) {
+Drafter::Drafter(const std::string & path, const std::shared_ptr<const Model> & model,
+                 const ModelParams & params)
+    : file_(path), target_(model) {
+    const Model & target = *model;
     DFL_CHECK(is_drafter(file_), DFL_STATUS_UNSUPPORTED,
               "%s: architecture \"%s\" is not a DFlash drafter", path.c_str(),
               file_.arch().c_str());

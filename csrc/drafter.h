@@ -12,12 +12,15 @@ namespace dfl {
 class Drafter {
   public:
     // Throws DFL_STATUS_FILE or DFL_STATUS_UNSUPPORTED naming what does not fit the target.
-    Drafter(const std::string & path, const Model & target, const ModelParams & params);
+    Drafter(const std::string & path, const std::shared_ptr<const Model> & model,
+            const ModelParams & params);
 
     const GgufFile & file() const { return file_; }
     const DraftHparams & draft() const { return draft_; }
     const Hparams & hparams() const { return draft_.hp; }
     const Weights & weights() const { return *weights_; }
+    // Whether it was checked against this very model.
+    bool fits(const std::shared_ptr<const Model> & model) const { return target_.lock() == model; }
     // Its own head, or the target's.
     const Linear & head(const Model & target) const;
     // Target token of a row of the head.
@@ -27,6 +30,7 @@ class Drafter {
 
   private:
     GgufFile file_;
+    std::weak_ptr<const Model> target_;
     DraftHparams draft_;
     std::unique_ptr<Weights> weights_;
 };

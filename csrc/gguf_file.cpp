@@ -149,9 +149,7 @@ static std::optional<int64_t> read_integer(gguf_type type, const void * data, si
     }
 }
 
-static bool is_plain(gguf_type type) {
-    return type != GGUF_TYPE_STRING && type != GGUF_TYPE_ARRAY;
-}
+static bool is_plain(gguf_type type) { return type != GGUF_TYPE_STRING && type != GGUF_TYPE_ARRAY; }
 
 std::optional<int64_t> GgufFile::integer(const char * pattern) const {
     const int64_t id = find(pattern);

@@ -60,9 +60,7 @@ GraphPool::GraphPool(Backend & backend, size_t max_nodes)
     : backend_(backend), max_nodes_(max_nodes),
       arena_(ggml_gallocr_new(backend.default_buffer_type())) {}
 
-uint64_t GraphPool::arena_bytes() const {
-    return ggml_gallocr_get_buffer_size(arena_.get(), 0);
-}
+uint64_t GraphPool::arena_bytes() const { return ggml_gallocr_get_buffer_size(arena_.get(), 0); }
 
 LiveGraph & GraphPool::get(const BatchShape & shape, const GraphBuilder & build) {
     for (auto it = live_.begin(); it != live_.end(); ++it) {

@@ -49,23 +49,23 @@ RopeShape read_rope(const GgufFile & file, int rope_type, int64_t head_dim, int6
 
 } // namespace
 
-int64_t RopeShape::n_position_ids() const {
-    return (type & GGML_ROPE_TYPE_MROPE) != 0 ? 4 : 1;
-}
+int64_t RopeShape::n_position_ids() const { return (type & GGML_ROPE_TYPE_MROPE) != 0 ? 4 : 1; }
 
 int64_t Hparams::n_recurrent() const {
     return std::count_if(layers.begin(), layers.end(),
                          [](auto & layer) { return layer.recurrent; });
 }
 
-Hparams read_common_hparams(const GgufFile & file, int rope_type) {
+Hparams read_common_hparams(const GgufFile & file, int rope_type,
+                            std::optional<double> default_eps) {
     Hparams hp;
     hp.n_embd = file.need_integer(schema::KEY_EMBEDDING_LENGTH, 1, MAX_WIDTH);
     hp.n_ctx_train = file.need_integer(schema::KEY_CONTEXT_LENGTH, 1, INT32_MAX);
-    hp.eps = static_cast<float>(file.need_real(schema::KEY_ATTENTION_LAYER_NORM_RMS_EPSILON));
+    const char * eps_key = schema::KEY_ATTENTION_LAYER_NORM_RMS_EPSILON;
+    const bool given = file.has(eps_key) || !default_eps;
+    hp.eps = static_cast<float>(given ? file.need_real(eps_key) : *default_eps);
     DFL_CHECK(hp.eps >= 0.0f && hp.eps < 1.0f, DFL_STATUS_FILE, "%s: %s is %g, expected 0 to 1",
-              file.path().c_str(), file.key(schema::KEY_ATTENTION_LAYER_NORM_RMS_EPSILON).c_str(),
-              hp.eps);
+              file.path().c_str(), file.key(eps_key).c_str(), hp.eps);
 
     const int64_t n_block = file.need_integer(schema::KEY_BLOCK_COUNT, 1, MAX_LAYERS);
     const int64_t n_nextn = file.integer(schema::KEY_NEXTN_PREDICT_LAYERS).value_or(0);

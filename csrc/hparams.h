@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace dfl {
@@ -69,8 +70,10 @@ struct Hparams {
 };
 
 // Everything the decoder architectures have in common: sizes, heads, rope, feed-forward widths.
-// rope_type is a ggml rope mode. n_vocab is left to read_vocab_size.
-Hparams read_common_hparams(const GgufFile & file, int rope_type);
+// rope_type is a ggml rope mode; default_eps: for files that may leave it out. n_vocab is left to
+// read_vocab_size.
+Hparams read_common_hparams(const GgufFile & file, int rope_type,
+                            std::optional<double> default_eps = {});
 
 // Rows of the token embeddings; throws unless the tokenizer has as many tokens.
 int64_t read_vocab_size(const GgufFile & file);

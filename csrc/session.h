@@ -5,6 +5,7 @@
 #include "draft_state.h"
 #include "graph.h"
 #include "model.h"
+#include "select.h"
 
 #include <functional>
 #include <memory>
@@ -20,12 +21,6 @@ struct SessionParams {
     ggml_type type_v = GGML_TYPE_F16;
     std::shared_ptr<const Drafter> drafter; // may be empty
     int64_t draft_window = 4096;            // target positions the drafter sees
-};
-
-// A drafted token and its raw logit, best first.
-struct Candidate {
-    int32_t token;
-    float logit;
 };
 
 // Everything a prefix leaves behind, kept and dropped together. Attention rows stay where they are
@@ -67,7 +62,8 @@ class Session {
     std::vector<Candidate> draft(int32_t last_token, int64_t n_draft, int64_t k);
     // Runs n tokens after the timeline without appending them; every row's logits can be read.
     void verify(const int32_t * tokens, int64_t n);
-    // Appends the first n tokens of the last verify and forgets the rest. n = 0 forgets all.
+    // Appends the first n tokens of the open verify and forgets the rest. n = 0 forgets all, and
+    // does nothing when none is open.
     void commit(int64_t n);
 
     // Back to position 0.
@@ -86,6 +82,9 @@ class Session {
     uint64_t arena_bytes() const { return graphs_.arena_bytes(); }
     uint64_t draft_bytes() const { return draft_ ? draft_->bytes() : 0; }
     int64_t n_graphs_built() const { return graphs_.n_built(); }
+    // Forward passes of the target so far.
+    int64_t n_passes() const { return n_passes_; }
+    uint64_t bytes_read() const { return backend_.bytes_read(); }
 
   private:
     void check_tokens(const int32_t * tokens, int64_t n) const;
@@ -104,6 +103,9 @@ class Session {
     void release(const Pass & pass, int64_t first);
     void promote_state(int64_t n_accepted);
     void check_no_open_verify() const;
+    void check_drafts() const;
+    std::vector<Candidate> best_of_draft(const LiveGraph & live, int64_t k) const;
+    void close_verify();
     void forget_from(int64_t position);
 
     std::shared_ptr<const Model> model_;
@@ -118,6 +120,7 @@ class Session {
     int64_t first_out_ = 0;       // its first readable row
     Pass open_;                   // rows of a verify that waits for its commit
     std::vector<int32_t> open_tokens_;
+    int64_t n_passes_ = 0;
 };
 
 } // namespace dfl

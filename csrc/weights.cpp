@@ -186,7 +186,7 @@ Linear WeightLoader::linear(const char * pattern, int il, int64_t n_in, int64_t 
 
 void WeightLoader::token_embeddings() {
     const ggml_tensor * embd = file_.tensor(schema::TENSOR_TOKEN_EMBD);
-    DFL_CHECK(embd->ne[0] == hp_.n_embd, DFL_STATUS_FILE,
+    DFL_CHECK(embd->ne[0] == hp_.n_embd && embd->ne[1] == hp_.n_vocab, DFL_STATUS_FILE,
               "%s: tensor %s: got %s, expected [%lld, %lld]", file_.path().c_str(), embd->name,
               shape_text(embd->ne, ggml_n_dims(embd)).c_str(), (long long)hp_.n_embd,
               (long long)hp_.n_vocab);

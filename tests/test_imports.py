@@ -32,14 +32,16 @@ SOLE_IMPORTERS = {"cffi": {"_ffi"}, "llama_cpp": {"text"}, "jinja2": {"chat"}}
 # Stems of csrc, a header and its source being one piece; a folder's files may include each other.
 CPP_LAYERS = (
     ("api",),
+    ("session_round",),
     ("session",),
-    ("graph",),
+    ("draft_state",),
+    ("drafter", "graph"),
     ("model",),
     ("arch/",),
     ("layers/",),
     ("cache", "weights"),
     ("hparams",),
-    ("backend", "gguf_file", "quantize"),
+    ("backend", "gguf_file", "quantize", "select"),
     ("error",),
     ("dflash", "gguf_schema"),
 )

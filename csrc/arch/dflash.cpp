@@ -7,11 +7,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 namespace dfl {
 
 static const char * const OLD_ARCHS[] = {schema::ARCH_OLD_DFLASH, schema::ARCH_OLD_QWEN35_DFLASH,
                                          schema::ARCH_OLD_GEMMA4_DFLASH};
+
+// What the older files leave out.
+static constexpr double OLD_EPS = 1e-6;
 
 static bool is_old(const GgufFile & file) {
     return std::any_of(std::begin(OLD_ARCHS), std::end(OLD_ARCHS),
@@ -107,7 +111,12 @@ DraftHparams read_draft_hparams(const GgufFile & file, int64_t n_target_layers) 
     const bool multi =
         sections && sections->size() == 4 &&
         std::any_of(sections->begin(), sections->end(), [](int64_t n) { return n != 0; });
-    draft.hp = read_common_hparams(file, multi ? GGML_ROPE_TYPE_MROPE : GGML_ROPE_TYPE_NEOX);
+    const bool old = is_old(file);
+    DFL_CHECK(!old || file.has(schema::KEY_ROPE_FREQ_BASE), DFL_STATUS_FILE,
+              "%s: metadata key %s is missing", file.path().c_str(),
+              file.key(schema::KEY_ROPE_FREQ_BASE).c_str());
+    const int rope_type = multi ? GGML_ROPE_TYPE_MROPE : GGML_ROPE_TYPE_NEOX;
+    draft.hp = read_common_hparams(file, rope_type, old ? std::optional(OLD_EPS) : std::nullopt);
     for (LayerShape & layer : draft.hp.layers) {
         for (size_t i = 0; multi && i < 4; ++i) {
             const int64_t n = (*sections)[i];
@@ -119,7 +128,6 @@ DraftHparams read_draft_hparams(const GgufFile & file, int64_t n_target_layers) 
     }
     read_attention_rules(file, draft.hp);
 
-    const bool old = is_old(file);
     draft.target_layers = read_taps(file, draft.hp.n_embd, n_target_layers);
     const char * block_key = old ? schema::KEY_OLD_DFLASH_BLOCK_SIZE : schema::KEY_BLOCK_SIZE;
     draft.block_size = file.integer(block_key).value_or(16);
@@ -135,6 +143,9 @@ DraftHparams read_draft_hparams(const GgufFile & file, int64_t n_target_layers) 
     };
     draft.embedding_scale = number(schema::KEY_EMBEDDING_SCALE);
     draft.value_scale = number(schema::KEY_ATTENTION_VALUE_SCALE);
+    draft.logit_scale = number(schema::KEY_LOGIT_SCALE);
+    draft.logit_softcap =
+        static_cast<float>(file.real(schema::KEY_FINAL_LOGIT_SOFTCAPPING).value_or(0.0));
     const std::string activation = file.text(schema::KEY_HIDDEN_ACTIVATION).value_or("silu");
     draft.gelu = activation == "gelu" || activation == "gelu_pytorch_tanh";
     DFL_CHECK(draft.gelu || activation == "silu", DFL_STATUS_UNSUPPORTED,
@@ -169,6 +180,10 @@ void bind_drafter(WeightLoader & loader, const DraftHparams & draft) {
                 0),
         0, hp.n_embd);
     w.output_norm = loader.vector(schema::TENSOR_OUTPUT_NORM, 0, hp.n_embd);
+    w.rope_freqs = loader.maybe_vector(schema::TENSOR_ROPE_FREQS, 0, hp.layers[0].rope.n_dims / 2);
+    if (hp.layers[0].rope.n_position_ids() > 1) {
+        w.rope_freqs = nullptr; // as llama.cpp: unused with M-RoPE
+    }
     if (loader.has(schema::TENSOR_TOKEN_EMBD, 0)) {
         loader.token_embeddings();
     }
@@ -226,6 +241,13 @@ ggml_tensor * build_block(Build & b, const DraftHparams & draft, const Linear & 
     // The first row holds the last token itself; what follows it is read from the masks.
     ggml_tensor * masks = ggml_view_2d(b.ctx, x, x->ne[0], x->ne[1] - 1, x->nb[1], x->nb[1]);
     ggml_tensor * logits = linear(b, head, rms_norm(b, masks, b.weights.output_norm));
+    if (draft.logit_scale != 1.0f) {
+        logits = ggml_scale(b.ctx, logits, draft.logit_scale);
+    }
+    if (draft.logit_softcap > 0.0f) {
+        logits = ggml_tanh(b.ctx, ggml_scale(b.ctx, logits, 1.0f / draft.logit_softcap));
+        logits = ggml_scale(b.ctx, logits, draft.logit_softcap);
+    }
     ggml_build_forward_expand(b.graph, logits);
     return logits;
 }

@@ -19,6 +19,8 @@ struct DraftHparams {
     int32_t mask_token = -1;
     float embedding_scale = 1.0f;
     float value_scale = 1.0f; // on the attention's output
+    float logit_scale = 1.0f;
+    float logit_softcap = 0.0f; // 0: none
     bool gelu = false;
 
     int64_t n_features() const { return hp.n_embd * (int64_t)target_layers.size(); }

@@ -143,7 +143,10 @@ void promote(Build & b, ggml_tensor * path, ggml_tensor * on_path, ggml_tensor *
     ggml_tensor * conv = b.recurrent.conv();
     ggml_tensor * past =
         ggml_reshape_3d(b.ctx, conv, channels, b.hp.recurrent.d_conv - 1, conv->ne[2]);
-    ggml_tensor * inputs = ggml_concat(b.ctx, past, b.recurrent.conv_trace(), 1);
+    ggml_tensor * trace = b.recurrent.conv_trace();
+    ggml_tensor * traced = ggml_view_3d(b.ctx, trace, channels, path->ne[0], trace->ne[2],
+                                        trace->nb[1], trace->nb[2], 0);
+    ggml_tensor * inputs = ggml_concat(b.ctx, past, traced, 1);
     ggml_tensor * last = ggml_get_rows(b.ctx, inputs, conv_rows); // [channels, d_conv - 1, layers]
     ggml_build_forward_expand(b.graph, ggml_cpy(b.ctx, last, past));
 }

@@ -1,0 +1,21 @@
+// Picking the best of a row of logits on the host.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace dfl {
+
+// A token and its raw logit.
+struct Candidate {
+    int32_t token;
+    float logit;
+};
+
+// Index of the first largest of n values; n if there is none, as among NaNs.
+int64_t first_largest(const float * x, int64_t n);
+
+// Appends the k largest of n values, best first, lower index first on ties; k is at most n.
+void append_best(const float * x, int64_t n, int64_t k, std::vector<Candidate> & out);
+
+} // namespace dfl
