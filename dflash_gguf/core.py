@@ -334,16 +334,19 @@ class Session:
         """Tokens the caches hold."""
         return int(self.info().position)
 
-    def _run(
-        self, tokens: Sequence[int], progress: Progress | None, out: NDArray[np.float32] | None
-    ) -> None:
+    def _ids(self, tokens: Sequence[int]) -> NDArray[np.int32]:
         ids = np.asarray(tokens)
         if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
             raise ValueError(f"tokens: need a list of integers, got {ids.dtype} {list(ids.shape)}")
         if ids.size and (ids.min() < 0 or ids.max() >= self.model.n_vocab):
             bad = next(int(x) for x in ids if not 0 <= x < self.model.n_vocab)
             raise Error(f"token id {bad} is outside the vocabulary of {self.model.n_vocab}")
-        ids = np.ascontiguousarray(ids, dtype=np.int32)
+        return np.ascontiguousarray(ids, dtype=np.int32)
+
+    def _run(
+        self, tokens: Sequence[int], progress: Progress | None, out: NDArray[np.float32] | None
+    ) -> None:
+        ids = self._ids(tokens)
         logits = ffi.NULL if out is None else ffi.from_buffer("float[]", out, True)
         self.n_passes += 1
         with _callback(progress) as callback:
@@ -383,13 +386,14 @@ class Session:
         Raises:
             Error: no drafter, n_draft outside 1 to block_size - 1, or no room in the context.
         """
-        tokens = np.empty((n_draft, k), dtype=np.int32)
-        logits = np.empty((n_draft, k), dtype=np.float32)
+        (last,) = self._ids([last_token])
+        tokens = np.empty((max(0, n_draft), max(0, k)), dtype=np.int32)
+        logits = np.empty(tokens.shape, dtype=np.float32)
         self.n_passes += 1
         call(
             "session_draft",
             self.handle,
-            last_token,
+            last,
             n_draft,
             k,
             ffi.from_buffer("int32_t[]", tokens),
@@ -402,7 +406,7 @@ class Session:
 
         Every row can be read until `commit`, which must follow.
         """
-        ids = np.ascontiguousarray(tokens, dtype=np.int32)
+        ids = self._ids(tokens)
         self.n_passes += 1
         call("session_verify", self.handle, ffi.from_buffer("int32_t[]", ids), ids.size)
         return Rows(self, ids.size)

@@ -1,0 +1,62 @@
+"""Plain decoding and chain drafting by hand, on core.Session alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dflash_gguf.core import Session
+
+# From the drafted tokens and how many tokens stand already, the tokens to verify.
+Propose = Callable[[list[int], int], list[int]]
+
+
+def plain(session: Session, prompt: list[int], n: int) -> list[int]:
+    """n greedy tokens after a prompt, one by one."""
+    session.reset()
+    tokens = [session.prefill(prompt).argmax()]
+    while len(tokens) < n:
+        tokens.append(session.decode(tokens[-1]).argmax())
+    return tokens
+
+
+def run_round(session: Session, root: int, drafts: list[int]) -> list[int]:
+    """Verifies and commits; returns the target's own tokens, one more than drafts were accepted."""
+    chain = [root, *drafts]
+    rows = session.verify(chain)
+    chosen = [rows.argmax(i) for i in range(len(chain))]
+    accepted = 0
+    while accepted < len(drafts) and chosen[accepted] == drafts[accepted]:
+        accepted += 1
+    session.commit(accepted + 1)
+    return chosen[: accepted + 1]
+
+
+def chain(
+    session: Session, prompt: list[int], n: int, n_draft: int, propose: Propose | None = None
+) -> tuple[list[int], list[int]]:
+    """At least n greedy tokens by chain drafting, and how many drafts each round accepted."""
+    session.reset()
+    tokens = [session.prefill(prompt).argmax()]
+    accepted = []
+    while len(tokens) < n:
+        drafts = session.draft(tokens[-1], n_draft)[0][:, 0].tolist()
+        if propose is not None:
+            drafts = propose(drafts, len(tokens))
+        new = run_round(session, tokens[-1], drafts)
+        accepted.append(len(new) - 1)
+        tokens += new
+    return tokens, accepted
+
+
+def spoiled(known: list[int], n_draft: int, random: Callable[[int], int], n_vocab: int) -> Propose:
+    """Proposals from a known continuation, wrong from a random place on: 0 to n_draft are right."""
+
+    def propose(_drafts: list[int], n_tokens: int) -> list[int]:
+        right = known[n_tokens : n_tokens + n_draft]
+        place = random(n_draft + 1)
+        return [
+            token if i < place else (token + 1) % n_vocab
+            for i, token in enumerate(right + [0] * (n_draft - len(right)))
+        ]
+
+    return propose
