@@ -62,12 +62,14 @@ def _load(args: argparse.Namespace) -> Decoder:
     try:
         return load(
             args.model,
+            drafter=args.model_draft,
             n_ctx=_training_context(args.model) if args.ctx_size == 0 else args.ctx_size,
             cache_type_k=args.cache_type_k,
             cache_type_v=args.cache_type_v,
             n_threads=None if args.threads == -1 else args.threads,
             n_gpu_layers=args.gpu_layers,
             n_ubatch=args.ubatch_size,
+            draft_window=args.draft_window,
             progress=bar,
         )
     finally:

@@ -6,7 +6,7 @@ import argparse
 import re
 from pathlib import Path
 
-from .config import CACHE_TYPES, DecodeConfig
+from .config import CACHE_TYPES, DRAFT_KINDS, DecodeConfig, LoadConfig
 
 DESCRIPTION = "Answers a prompt with a GGUF language model."
 EPILOG = """\
@@ -29,6 +29,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("-m", "--model", required=True, metavar="FILE", help="GGUF file of the model")
     _add_prompt(p)
     _add_model(p)
+    _add_drafting(p)
     _add_sampling(p)
     out = p.add_argument_group("output")
     out.add_argument("--json", action="store_true", help="print one JSON object, at the end")
@@ -95,6 +96,45 @@ def _add_model(p: argparse.ArgumentParser) -> None:
         )
 
 
+def _add_drafting(p: argparse.ArgumentParser) -> None:
+    group = p.add_argument_group("drafting")
+    group.add_argument(
+        "-md",
+        "--model-draft",
+        "--spec-draft-model",
+        metavar="FILE",
+        help="GGUF file of a DFlash drafter made for the model: the same text, faster",
+    )
+    group.add_argument(
+        "--draft",
+        choices=DRAFT_KINDS,
+        default=DecodeConfig().draft,
+        help="auto: as many tokens a round as pay for themselves (default); chain: --draft-max",
+    )
+    group.add_argument(
+        "--draft-max",
+        "--spec-draft-n-max",
+        type=int,
+        metavar="N",
+        help="tokens drafted a round at most (default: the drafter's block)",
+    )
+    group.add_argument(
+        "--draft-min",
+        "--spec-draft-n-min",
+        type=int,
+        default=DecodeConfig().draft_min,
+        metavar="N",
+        help="draft so many tokens a round or none (default: 0)",
+    )
+    group.add_argument(
+        "--draft-window",
+        type=int,
+        default=LoadConfig().draft_window,
+        metavar="N",
+        help=f"positions the drafter looks back (default: {LoadConfig().draft_window})",
+    )
+
+
 def _add_sampling(p: argparse.ArgumentParser) -> None:
     group, default = p.add_argument_group("answer"), DecodeConfig()
     group.add_argument(
@@ -151,6 +191,9 @@ def decode_config(args: argparse.Namespace) -> DecodeConfig:
         seed=None if args.seed == -1 else args.seed,
         stop=[unescaped(text, args.escape) for text in args.reverse_prompt],
         ignore_eos=args.ignore_eos,
+        draft=args.draft,
+        draft_max=args.draft_max,
+        draft_min=args.draft_min,
     )
 
 

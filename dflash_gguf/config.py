@@ -10,10 +10,12 @@ from dataclasses import dataclass
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 """Names of K/V cache types, as llama.cpp spells them. Which pairs run is the device's matter."""
 
-DRAFT_KINDS = ("none",)
-"""How candidates are proposed. "none" is plain decoding."""
+DRAFT_KINDS = ("none", "chain", "auto")
+"""How candidates are proposed: not at all, a chain of one length, or as many as pay for themselves.
+Without a drafter "auto" is plain decoding."""
 
 MAX_N_CTX = 1 << 30
+MAX_DRAFT = 1 << 16
 MAX_THREADS = 512
 SEED_MIN, SEED_MAX = -(1 << 63), (1 << 64) - 1
 MODEL_N_CTX_CAP = 4096
@@ -28,6 +30,7 @@ class LoadConfig:
     n_threads: CPU threads; None is chosen from the machine's cores.
     n_gpu_layers: layers on the accelerator; None is all that fit, 0 is none.
     n_ubatch: prompt tokens computed at once.
+    draft_window: positions before the present one that a drafter sees.
     """
 
     n_ctx: int | None = None
@@ -36,6 +39,7 @@ class LoadConfig:
     n_threads: int | None = None
     n_gpu_layers: int | None = None
     n_ubatch: int = 512
+    draft_window: int = 4096
 
     def __post_init__(self) -> None:
         if self.n_ctx is not None:
@@ -49,6 +53,7 @@ class LoadConfig:
         if self.n_gpu_layers is not None:
             _set(self, "n_gpu_layers", _integer("n_gpu_layers", self.n_gpu_layers, 0, 1 << 16))
         _set(self, "n_ubatch", _integer("n_ubatch", self.n_ubatch, 1, 1 << 16))
+        _set(self, "draft_window", _integer("draft_window", self.draft_window, 1, MAX_N_CTX))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,8 @@ class DecodeConfig:
     stop: texts that end the answer; they are not part of it. One text or several.
     ignore_eos: tokens that end a generation are never drawn.
     draft: one of DRAFT_KINDS.
+    draft_max: candidates of a round at most; None is what the drafter's block holds.
+    draft_min: a round drafts so many candidates or none.
     """
 
     max_tokens: int | None = None
@@ -79,7 +86,9 @@ class DecodeConfig:
     seed: int | None = None
     stop: str | Iterable[str] = ()
     ignore_eos: bool = False
-    draft: str = "none"
+    draft: str = "auto"
+    draft_max: int | None = None
+    draft_min: int = 0
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
@@ -101,6 +110,13 @@ class DecodeConfig:
             raise ValueError(f"ignore_eos is {self.ignore_eos!r}, must be True or False")
         if self.draft not in DRAFT_KINDS:
             raise ValueError(f"draft is {self.draft!r}, must be one of {', '.join(DRAFT_KINDS)}")
+        _set(self, "draft_min", _integer("draft_min", self.draft_min, 0, MAX_DRAFT))
+        if self.draft_max is not None:
+            _set(self, "draft_max", _integer("draft_max", self.draft_max, 1, MAX_DRAFT))
+            if self.draft_min > self.draft_max:
+                raise ValueError(
+                    f"draft_min is {self.draft_min}, must be at most draft_max, {self.draft_max}"
+                )
 
     @property
     def stop_texts(self) -> tuple[str, ...]:

@@ -32,6 +32,9 @@ __all__ = [
 Progress = Callable[[int, int], None]
 """Called with the part done and the whole. It may raise, to cancel."""
 
+MAX_VERIFY = 64
+"""Rows of one verify at most, as in draft_state.h."""
+
 _DEVICE_TYPES = ("cpu", "gpu", "other")
 
 
@@ -132,7 +135,7 @@ def _callback(progress: Progress | None) -> Iterator[Any]:
     def on_progress(_user: Any, done: int, total: int) -> int:
         try:
             progress(done, total)
-        except BaseException as error:  # noqa: BLE001 - C must not see it; it is raised below
+        except BaseException as error:  # C must not see it; it is raised below
             raised.append(error)
             return 1
         return 0
@@ -242,7 +245,7 @@ class Checkpoint:
 
 
 class Rows:
-    """The logits of one pass, a row for each token asked for; valid until the next pass or commit."""
+    """The logits of one pass, a row for each token asked for; gone with the next call that runs."""
 
     def __init__(self, session: Session, n_rows: int = 1) -> None:
         self._session = session
@@ -307,6 +310,7 @@ class Session:
         )
         self.model = model
         self.drafter = drafter
+        self.max_draft = 0 if drafter is None else min(drafter.block_size, MAX_VERIFY) - 1
         self.n_passes = 0
         self._handle = create("session", "session_create", model.handle, params)
         self.n_ctx = int(self.info().n_ctx)

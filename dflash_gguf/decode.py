@@ -13,10 +13,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from .account import Account
+from .answer import Answer, Vocabulary
+from .budget import Lengths
 from .config import DecodeConfig
+from .proposer import Proposer
 from .results import Result, Step
 from .sampling import Sampler
-from .text_stream import StopMatcher, Utf8Stream
 
 Progress = Callable[[int, int], None]
 """Called with (tokens done, tokens in all) between micro-batches. It may raise, to cancel."""
@@ -56,20 +59,11 @@ class Session(Protocol):
     def decode(self, token: int) -> Rows:
         """Appends one token and returns its row."""
 
+    def verify(self, tokens: Sequence[int]) -> Rows:
+        """Runs tokens after the timeline and returns a row for each; appends nothing."""
 
-class Vocabulary(Protocol):
-    """What the loop asks of a tokenizer."""
-
-    @property
-    def stop_tokens(self) -> frozenset[int]:
-        """Ids that end an answer."""
-
-    @property
-    def suppressed_tokens(self) -> frozenset[int]:
-        """Ids that are never drawn."""
-
-    def piece(self, token: int) -> bytes:
-        """The bytes a token adds to the text; none for a control token."""
+    def commit(self, n: int) -> None:
+        """Appends the first n tokens of the verify that waits for it; 0 is always allowed."""
 
 
 class _Cancelled(Exception):
@@ -91,6 +85,8 @@ class Generation:
         config: DecodeConfig,
         *,
         n_cached: int = 0,
+        proposer: Proposer | None = None,
+        lengths: Lengths | None = None,
         on_prefill: Progress | None = None,
         on_prefilled: Callable[[], None] | None = None,
         cancelled: Callable[[], bool] | None = None,
@@ -98,31 +94,27 @@ class Generation:
         """Computes nothing yet.
 
         n_cached: the first so many prompt tokens are in the session already.
+        proposer, lengths: where candidates come from and how many a round; without both, rounds
+            are plain.
         on_prefill: progress of the prefill. on_prefilled: called once when it is done.
-        cancelled: asked between micro-batches and rounds; True ends the answer.
+        cancelled: asked between micro-batches and tokens; True ends the answer.
         Errors: ValueError for an empty prompt or one that does not fit into the context.
         """
         check_prompt(prompt, session.n_ctx)
         self.config = config
         self.history = list(prompt)
         self._session = session
-        self._vocabulary = vocabulary
         self._prompt = tuple(prompt)
         self._n_cached = n_cached
         self._on_prefill = on_prefill
         self._on_prefilled = on_prefilled
         self._cancelled = cancelled or (lambda: False)
+        self._proposer = None if lengths is None else proposer
+        self._lengths = lengths
         banned = vocabulary.stop_tokens if config.ignore_eos else frozenset()
         self._sampler = Sampler(config, banned=banned | vocabulary.suppressed_tokens)
-        self._utf8 = Utf8Stream()
-        self._stop = StopMatcher(config.stop_texts)
-        self._tokens: list[int] = []
-        self._texts: list[str] = []
-        self._rounds = 0
-        self._n_decoded = 0
-        self._phase_s = {"prefill": 0.0, "decode": 0.0, "sample": 0.0}
-        self._wall_s = {"prefill": 0.0, "decode": 0.0}
-        self._stop_reason = "cancelled"
+        self._answer = Answer(vocabulary, config, session.n_ctx - len(prompt), self._cancelled)
+        self._account = Account(self._proposer is not None)
         self._steps = self._run()
 
     def __iter__(self) -> Iterator[Step]:
@@ -137,19 +129,22 @@ class Generation:
 
     def result(self) -> Result:
         """The account so far; final once the iteration has ended."""
+        account = self._account
         return Result(
-            tokens=tuple(self._tokens),
-            text="".join(self._texts),
+            tokens=tuple(self._answer.tokens),
+            text=self._answer.text,
             n_prompt=len(self._prompt),
             n_prefilled=len(self._prompt) - self._n_cached,
-            n_decoded=self._n_decoded,
-            rounds=self._rounds,
-            prefill_s=self._wall_s["prefill"],
-            decode_s=self._wall_s["decode"],
-            stop_reason=self._stop_reason,
-            draft=self.config.draft,
+            n_decoded=account.n_decoded,
+            rounds=account.rounds,
+            prefill_s=account.prefill_s,
+            decode_s=account.decode_s,
+            stop_reason=self._answer.stop_reason or "cancelled",
+            draft="none" if self._proposer is None else self.config.draft,
             seed=self._sampler.seed,
-            phase_s=dict(self._phase_s),
+            n_drafted=account.n_drafted,
+            accept_histogram=account.accept_histogram,
+            phase_s=account.phase_s,
         )
 
     def _run(self) -> Generator[Step, None, None]:
@@ -159,30 +154,17 @@ class Generation:
         except _Cancelled:
             return
         finally:
-            self._wall_s["prefill"] = time.perf_counter() - started
+            self._account.prefill_s = time.perf_counter() - started
         if self.config.max_tokens == 0:
-            self._stop_reason = "length"
+            self._answer.stop_reason = "length"
             return
-        started, new = time.perf_counter(), [self._choose(rows)]
-        self._wall_s["prefill"] += time.perf_counter() - started
-        while True:
-            step, ended = self._accept(new)
-            yield step
-            if ended:
-                return
-            started = time.perf_counter()
-            new = self._round(new[-1])
-            self._wall_s["decode"] += time.perf_counter() - started
-            self._rounds += 1
-            self._n_decoded += len(new)
-
-    def _round(self, root: int) -> list[int]:
-        """One round of plain decoding: puts `root` into the caches and draws its successor."""
-        self.history.append(root)
         started = time.perf_counter()
-        rows = self._session.decode(root)
-        self._phase_s["decode"] += time.perf_counter() - started
-        return [self._choose(rows)]
+        ended = self._answer.take(self._choose(rows, -1))
+        self._account.prefill_s += time.perf_counter() - started
+        yield Step(tuple(self._answer.tokens), self._answer.new_text())
+        while not ended:
+            yield self._step()
+            ended = self._answer.stop_reason is not None
 
     def _prefill(self) -> Rows:
         def progress(done: int, total: int) -> None:
@@ -191,51 +173,75 @@ class Generation:
             if self._on_prefill is not None:
                 self._on_prefill(done, total)
 
-        started = time.perf_counter()
-        rows = self._session.prefill(self._prompt[self._n_cached :], progress)
-        self._phase_s["prefill"] = time.perf_counter() - started
+        with self._account.phase("prefill"):
+            rows = self._session.prefill(self._prompt[self._n_cached :], progress)
         if self._on_prefilled is not None:
             self._on_prefilled()
         return rows
 
-    def _choose(self, rows: Rows) -> int:
-        """Draws the token after `history`."""
-        started = time.perf_counter()
-        token = rows.argmax() if self._sampler.is_argmax else None
-        if token is None or token in self._sampler.banned:
-            token = self._sampler.choose(rows.logits(), self.history, len(self.history)).token
-        self._phase_s["sample"] += time.perf_counter() - started
-        return token
-
-    def _accept(self, tokens: Sequence[int]) -> tuple[Step, bool]:
-        """Takes new tokens up to the one that ends the answer, if one does."""
-        taken: list[int] = []
-        text = ""
-        reason: str | None = None
-        for token in tokens:
-            taken.append(token)
-            self._tokens.append(token)
-            if token in self._vocabulary.stop_tokens and not self.config.ignore_eos:
-                reason = "token"
+    def _step(self) -> Step:
+        """One round: puts the last token, and what follows it, into the caches."""
+        position, n_before = len(self.history), len(self._answer.tokens)
+        self.history.append(self._answer.tokens[-1])
+        with self._account.round(position) as done:
+            candidates = self._propose()
+            if candidates:
+                done.n_drafted = len(candidates)
+                done.n_accepted = self._verify(candidates)
             else:
-                text += self._stop.push(self._utf8.push(self._vocabulary.piece(token)))
-                reason = self._limit()
-            if reason is not None:
-                self._stop_reason = reason
-                text += self._stop.push(self._utf8.finish()) + self._stop.finish()
-                break
-        self._texts.append(text)
-        return Step(tuple(taken), text), reason is not None
+                with self._account.phase("decode"):
+                    rows = self._session.decode(self.history[-1])
+                self._answer.take(self._choose(rows, -1))
+            done.n_tokens = len(self._answer.tokens) - n_before
+        if self._proposer is not None and self._lengths is not None:
+            self._proposer.observe(self.history[position:])
+            self._lengths.observe(done)
+        tokens = tuple(self._answer.tokens[n_before:])
+        return Step(tokens, self._answer.new_text(), done.n_drafted, done.n_accepted)
 
-    def _limit(self) -> str | None:
-        """Why the answer ends after the token just taken, or None."""
-        if self._stop.matched is not None:
-            return "text"
-        if self.config.max_tokens is not None and len(self._tokens) >= self.config.max_tokens:
-            return "length"
-        if len(self._prompt) + len(self._tokens) > self._session.n_ctx:
-            return "context"
-        return "cancelled" if self._cancelled() else None
+    def _propose(self) -> list[int]:
+        """Candidates that may follow the last token: none in a plain round."""
+        if self._proposer is None or self._lengths is None:
+            return []
+        limit = min(self._proposer.max_draft, self._answer.n_left - 1)
+        n = self._lengths.choose(len(self.history) - 1, limit) if limit > 0 else 0
+        if n == 0:
+            return []
+        with self._account.phase("draft"):
+            return self._proposer.propose(self.history, n, self._sampler)
+
+    def _verify(self, candidates: Sequence[int]) -> int:
+        """Verifies candidates and commits what the answer keeps; returns how many are in it.
+
+        The walk ends at the token that ends the answer, so that nothing behind it is committed.
+        """
+        n_committed, n_accepted = 1, 0
+        try:
+            with self._account.phase("verify"):
+                rows = self._session.verify([self.history[-1], *candidates])
+            for index in range(len(candidates) + 1):
+                token = self._choose(rows, index)
+                is_candidate = index < len(candidates) and token == candidates[index]
+                n_accepted += is_candidate
+                if self._answer.take(token) or not is_candidate:
+                    break
+                self.history.append(token)
+                n_committed += 1
+            with self._account.phase("commit"):
+                self._session.commit(n_committed)
+        except BaseException:
+            self._session.commit(0)
+            raise
+        return n_accepted
+
+    def _choose(self, rows: Rows, index: int) -> int:
+        """Draws the token after `history` from a row."""
+        with self._account.phase("sample"):
+            token = rows.argmax(index) if self._sampler.is_argmax else None
+            if token is None or token in self._sampler.banned:
+                row = rows.logits(index)
+                token = self._sampler.choose(row, self.history, len(self.history)).token
+        return token
 
 
 def check_prompt(prompt: Sequence[int], n_ctx: int) -> None:

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .budget import Budget, BudgetedLength, FixedLength, Lengths
 from .chat import Message
 from .config import DecodeConfig, LoadConfig
-from .core import Checkpoint, Model, Session
+from .core import Checkpoint, Drafter, Model, Session
 from .decode import Generation, Progress, check_prompt
+from .proposer import Chain
 from .results import Result, Step
 from .text import Tokenizer
 
@@ -27,16 +29,19 @@ N_CHECKPOINTS = 2
 def load(
     path: str | os.PathLike[str],
     *,
+    drafter: str | os.PathLike[str] | None = None,
     n_ctx: int | None = None,
     cache_type_k: str = "f16",
     cache_type_v: str = "f16",
     n_threads: int | None = None,
     n_gpu_layers: int | None = None,
     n_ubatch: int = 512,
+    draft_window: int = 4096,
     progress: Progress | None = None,
 ) -> Decoder:
     """Loads a target from a GGUF file. The arguments are the fields of LoadConfig.
 
+    drafter: GGUF file of a DFlash drafter made for this target.
     progress: called with (bytes loaded, bytes in all); what it raises ends the load.
     Errors: ValueError for a bad argument or tokenizer, OSError, and Error from the core.
     """
@@ -47,10 +52,15 @@ def load(
         n_threads=n_threads,
         n_gpu_layers=n_gpu_layers,
         n_ubatch=n_ubatch,
+        draft_window=draft_window,
     )
     tokenizer = Tokenizer.from_file(path)
     model = Model(os.fspath(path), config, progress)
-    return Decoder(model, Session(model), tokenizer)
+    if drafter is None:
+        return Decoder(model, Session(model), tokenizer)
+    loaded = Drafter(os.fspath(drafter), model, progress)
+    session = Session(model, drafter=loaded, draft_window=draft_window)
+    return Decoder(model, session, tokenizer)
 
 
 class Decoder:
@@ -66,6 +76,8 @@ class Decoder:
         self.session = session
         self.tokenizer = tokenizer
         self._vocabulary = _Words(tokenizer)
+        self._proposer = Chain(session) if session.max_draft else None
+        self._budget = Budget()
         self._lock = threading.RLock()
         self._history: list[int] = []
         self._checkpoints: list[Checkpoint] = []
@@ -125,6 +137,7 @@ class Decoder:
         config = dataclasses.replace(config or DecodeConfig(), **settings)
         tokens = self._tokens_of(prompt)
         check_prompt(tokens, self.session.n_ctx)
+        lengths = self._lengths(config)
         with self._lock:
             generation = Generation(
                 self.session,
@@ -132,6 +145,8 @@ class Decoder:
                 tokens,
                 config,
                 n_cached=self._reuse(tokens),
+                proposer=self._proposer,
+                lengths=lengths,
                 on_prefill=on_prefill,
                 on_prefilled=self._keep_prompt,
                 cancelled=cancelled,
@@ -195,6 +210,21 @@ class Decoder:
             self._history = []
             self.session.reset()
 
+    def _lengths(self, config: DecodeConfig) -> Lengths | None:
+        """How many candidates rounds draft; None for plain decoding. ValueError if it cannot be."""
+        if config.draft == "none" or (config.draft == "auto" and self._proposer is None):
+            return None
+        if self._proposer is None:
+            raise ValueError(f"draft is {config.draft!r}, which needs a drafter")
+        longest = self._proposer.max_draft
+        for name, value in (("draft_max", config.draft_max), ("draft_min", config.draft_min)):
+            if value is not None and value > longest:
+                raise ValueError(f"{name} is {value}, this drafter drafts at most {longest}")
+        longest = config.draft_max or longest
+        if config.draft == "chain":
+            return FixedLength(longest, config.draft_min)
+        return BudgetedLength(self._budget, longest, config.draft_min)
+
     def _tokens_of(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             return self.tokenize(prompt)
@@ -217,6 +247,7 @@ class Decoder:
         At least the last token is left, whose logits begin the answer. Whatever interrupted the
         last call, the first `position` tokens of the history are what the caches hold.
         """
+        self.session.commit(0)
         known = self._history[: self.session.position]
         limit = min(len(known), len(tokens) - 1)
         common = next((i for i in range(limit) if known[i] != tokens[i]), max(limit, 0))
@@ -251,9 +282,11 @@ class Decoder:
             return next(generation)
 
     def _finish(self, result: Result) -> Result:
+        drafter = self.session.drafter
         return dataclasses.replace(
             result,
             model=os.path.basename(self.model.path),
+            drafter=None if drafter is None else os.path.basename(drafter.path),
             backend=self.model.backend,
             threads=self.session.n_threads,
         )

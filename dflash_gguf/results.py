@@ -33,9 +33,12 @@ class Result:
     n_prompt: tokens of the prompt. n_prefilled: those computed now, not reused from a cache.
     n_decoded: tokens drawn by rounds; the first token comes from the prefill.
     rounds: target passes after the prefill.
+    draft: how candidates were proposed; "none" also where a drafter was wanted but not loaded.
     n_drafted: candidates proposed in all rounds.
-    accept_histogram: at index i the rounds that accepted i candidates; None without a draft.
-    phase_s: seconds by phase.
+    accept_histogram: at index i the rounds that accepted i candidates, rounds without a draft
+        among those at 0; None for plain decoding.
+    phase_s: seconds by phase: prefill; decode, the target's pass in rounds without a draft; draft,
+        verify and commit in the others; sample, the choice of tokens, and host, all else.
     stop_reason: "token", "text", "length", "context" or "cancelled".
     """
 
@@ -74,6 +77,11 @@ class Result:
         return _rate(self.n_decoded, self.decode_s)
 
     @property
+    def n_accepted(self) -> int:
+        """Candidates that were the target's own choice, in all rounds."""
+        return sum(i * rounds for i, rounds in enumerate(self.accept_histogram or ()))
+
+    @property
     def tau(self) -> float | None:
         """Tokens per round, the target's own included; None without a draft or a round."""
         if self.accept_histogram is None or not self.rounds:
@@ -96,6 +104,8 @@ class Result:
             ),
             "phase_ms": {name: _rounded(1e3 * s) for name, s in self.phase_s.items()},
             "draft": self.draft,
+            "n_drafted": self.n_drafted,
+            "n_accepted": self.n_accepted,
             "seed": self.seed,
             "model": self.model,
             "drafter": self.drafter,

@@ -101,6 +101,29 @@ class Sampler:
         margin = best - float(scores.max()) if len(scores) > 1 else math.inf
         return Choice(int(kept[winner]), margin)
 
+    def choose_among(self, ids: Ids, logits: Floats, seen: Sequence[int], position: int) -> int:
+        """The token `choose` would draw from a row that is -inf everywhere but at `ids`.
+
+        ids: int64 [n], distinct. logits: float32 [n]. With the noise of the same position a
+        drafter's candidates are ranked as the target will rank its own.
+        Errors: ValueError as `choose`.
+        """
+        order = np.argsort(ids)
+        ids, row = ids[order], logits[order]
+        row[np.isin(ids, self._banned_ids)] = -np.inf
+        with np.errstate(over="ignore"):
+            if self.config.has_penalties and len(seen) > 0:
+                recent, counts = self._recent(seen)
+                places = np.minimum(np.searchsorted(ids, recent), len(ids) - 1)
+                found = ids[places] == recent
+                self._penalise(row, places[found], counts[found])
+            if self.config.temperature == 0.0:
+                return int(ids[_best(row).token])
+            kept, values = self._kept(row)
+            scores = (values.astype(np.float64) - values.max()) / self.config.temperature
+        scores += gumbel(self.seed, self.sequence, position, ids[kept])
+        return int(ids[kept[np.argmax(scores)]])
+
     def distribution(self, logits: Floats, seen: Sequence[int]) -> tuple[Ids, NDArray[np.float64]]:
         """The tokens that can be drawn, best first, and their probabilities (they sum to 1)."""
         with np.errstate(over="ignore"):
@@ -124,21 +147,25 @@ class Sampler:
         row = row.copy()
         row[self._banned_ids[self._banned_ids < row.size]] = -np.inf
         if penalise:
-            self._penalise(row, seen)
+            ids, counts = self._recent(seen)
+            if ids[0] < 0 or ids[-1] >= row.size:
+                bad = ids[0] if ids[0] < 0 else ids[-1]
+                raise ValueError(f"token id {bad} is outside the vocabulary of {row.size}")
+            self._penalise(row, ids, counts)
         return row
 
-    def _penalise(self, row: Floats, seen: Sequence[int]) -> None:
-        """Changes the row in place, for the last repeat_last_n tokens of `seen`."""
+    def _recent(self, seen: Sequence[int]) -> tuple[Ids, Ids]:
+        """The tokens among the last repeat_last_n of `seen`, ascending, and how often each."""
+        recent = np.asarray(seen[-self.config.repeat_last_n :], dtype=np.int64)
+        return np.unique(recent, return_counts=True)
+
+    def _penalise(self, row: Floats, places: Ids, counts: Ids) -> None:
+        """Changes the row in place where tokens were seen `counts` times."""
         config = self.config
-        recent = np.asarray(seen[-config.repeat_last_n :], dtype=np.int64)
-        ids, counts = np.unique(recent, return_counts=True)
-        if ids[0] < 0 or ids[-1] >= row.size:
-            bad = ids[0] if ids[0] < 0 else ids[-1]
-            raise ValueError(f"token id {bad} is outside the vocabulary of {row.size}")
         repeat = np.float32(config.repeat_penalty)
-        values = row[ids]
+        values = row[places]
         values = np.where(values <= 0, values * repeat, values / repeat)
-        row[ids] = values - (
+        row[places] = values - (
             counts.astype(np.float32) * np.float32(config.frequency_penalty)
             + np.float32(config.presence_penalty)
         )

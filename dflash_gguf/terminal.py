@@ -50,7 +50,10 @@ def figures(result: Result) -> str:
         f"answer {result.n_tokens} tokens{_rate(result.tokens_per_s)}",
     ]
     if result.tau is not None:
-        parts.append(f"{result.tau:.2f} tokens a round")
+        parts.append(f"{result.tau:.2f} tokens a round, {result.n_drafted} drafted")
+        phases = ((name, 1e3 * s / result.rounds) for name, s in result.phase_s.items())
+        shown = ", ".join(f"{name} {ms:.1f}" for name, ms in phases if name != "prefill")
+        parts.append(f"ms a round: {shown}")
     parts += [f"ended by {result.stop_reason}", f"seed {result.seed}"]
     parts.append(f"{result.backend}, {result.threads} threads")
     return " | ".join(parts)

@@ -28,15 +28,24 @@ class FakeModel:
         self.n_closed += 1
 
 
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+
+
 class FakeRows:
-    def __init__(self, logits: np.ndarray[Any, np.dtype[np.float32]]) -> None:
-        self._logits = logits
+    def __init__(self, rows: list[Floats]) -> None:
+        self._rows = rows
 
-    def argmax(self, index: int = -1) -> int:  # noqa: ARG002
-        return int(self._logits.argmax())
+    def argmax(self, index: int = -1) -> int:
+        return int(self._rows[index].argmax())
 
-    def logits(self, index: int = -1) -> np.ndarray[Any, np.dtype[np.float32]]:  # noqa: ARG002
-        return self._logits
+    def logits(self, index: int = -1) -> Floats:
+        return self._rows[index]
+
+
+class FakeDrafter:
+    def __init__(self, block_size: int) -> None:
+        self.path = "/models/fake-drafter.gguf"
+        self.block_size = block_size
 
 
 class FakeCheckpoint:
@@ -46,42 +55,76 @@ class FakeCheckpoint:
 
 
 class FakeSession:
-    """After the prompt's end (`mark`) it says `script`, then END; `fed` counts tokens computed."""
+    """After the prompt's end (`mark`) it says `script`, then END; `fed` counts tokens computed.
 
-    def __init__(self, model: FakeModel, script: bytes, mark: int, n_ctx: int = 64) -> None:
+    With a block size it has a drafter, which knows the script but is wrong at every third byte.
+    """
+
+    def __init__(
+        self, model: FakeModel, script: bytes, mark: int, n_ctx: int = 64, block_size: int = 1
+    ) -> None:
         self.model, self.script, self.mark, self.n_ctx = model, script, mark, n_ctx
         self.n_threads = 2
         self.tokens: list[int] = []
         self.fed: list[int] = []
         self.interrupt_at: int | None = None
         self.n_closed = 0
+        self.drafter = FakeDrafter(block_size) if block_size > 1 else None
+        self.max_draft = block_size - 1
+        self.open: list[int] = []
 
     @property
     def position(self) -> int:
         return len(self.tokens)
 
-    def _row(self) -> FakeRows:
-        logits = np.random.default_rng(self.position).standard_normal(self.model.n_vocab)
-        since = (
-            self.position
-            - 1
-            - max((i for i, token in enumerate(self.tokens) if token == self.mark), default=-1)
-        )
-        logits[self.script[since] if since < len(self.script) else END] = 9.0
-        return FakeRows(logits.astype(np.float32))
+    def _next(self, tokens: list[int]) -> tuple[int, int]:
+        """The byte after these tokens, and its place in the script."""
+        mark = max((i for i, token in enumerate(tokens) if token == self.mark), default=-1)
+        since = len(tokens) - 1 - mark
+        return (self.script[since] if since < len(self.script) else END), since
+
+    def _row(self, tokens: list[int]) -> Floats:
+        logits = np.random.default_rng(len(tokens)).standard_normal(self.model.n_vocab)
+        logits[self._next(tokens)[0]] = 9.0
+        return logits.astype(np.float32)
+
+    def draft(self, last_token: int, n_draft: int, k: int = 1) -> tuple[Any, Any]:
+        assert not self.open
+        assert n_draft <= self.max_draft
+        path = [*self.tokens, last_token]
+        for _ in range(n_draft):
+            token, place = self._next(path)
+            path.append(token if place % 3 else ord("?"))
+        tokens = np.tile(np.array(path[-n_draft:], dtype=np.int32)[:, None], (1, k))
+        tokens[:, 1:] = np.arange(1, k)
+        logits = np.tile(np.linspace(9, 0, k, dtype=np.float32), (n_draft, 1))
+        return tokens, logits
+
+    def verify(self, tokens: Sequence[int]) -> FakeRows:
+        if self.position + len(tokens) > self.n_ctx:
+            raise AssertionError("verified beyond the context")
+        self.fed += tokens
+        self.open = list(tokens)
+        return FakeRows([self._row(self.tokens + self.open[: i + 1]) for i in range(len(tokens))])
+
+    def commit(self, n: int) -> None:
+        assert n <= len(self.open)
+        self.tokens += self.open[:n]
+        self.open = []
 
     def prefill(self, tokens: Sequence[int], progress: Progress | None = None) -> FakeRows:
         for done, token in enumerate(tokens):
             if progress is not None:
                 progress(done, len(tokens))
             self._append(token)
-        return self._row()
+        return FakeRows([self._row(self.tokens)])
 
     def decode(self, token: int) -> FakeRows:
         self._append(token)
-        return self._row()
+        return FakeRows([self._row(self.tokens)])
 
     def _append(self, token: int) -> None:
+        assert not self.open
         if self.position >= self.n_ctx:
             raise AssertionError("fed beyond the context")
         self.fed.append(token)

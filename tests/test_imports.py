@@ -23,10 +23,11 @@ PYTHON_LAYERS = (
     ("cli_arguments", "terminal"),
     ("decoder",),
     ("decode", "text", "core"),
-    ("chat", "proof", "results", "sampling", "text_stream", "vocabulary"),
+    ("account", "answer", "proposer"),
+    ("budget", "chat", "proof", "results", "sampling", "text_stream", "vocabulary"),
     ("config", "gguf_metadata"),
 )
-NUMPY_ONLY = ("config", "results", "sampling", "text_stream")
+NUMPY_ONLY = ("budget", "config", "results", "sampling", "text_stream")
 SOLE_IMPORTERS = {"cffi": {"_ffi"}, "llama_cpp": {"text"}, "jinja2": {"chat"}}
 
 # Stems of csrc, a header and its source being one piece; a folder's files may include each other.

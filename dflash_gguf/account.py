@@ -1,0 +1,73 @@
+"""What an answer took so far: rounds, candidates, and seconds by phase."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from .budget import Round
+
+ROUND_PHASES = ("decode", "draft", "verify", "commit", "sample")
+
+
+class Account:
+    """Counts and clocks of one answer."""
+
+    def __init__(self, is_drafted: bool) -> None:
+        """is_drafted: whether rounds may have candidates."""
+        self.prefill_s = 0.0
+        self.decode_s = 0.0
+        self.rounds = 0
+        self.n_decoded = 0
+        self.n_drafted = 0
+        self._accepted: list[int] | None = [] if is_drafted else None
+        self._phase_s = dict.fromkeys(("prefill", *ROUND_PHASES, "host"), 0.0)
+
+    @property
+    def accept_histogram(self) -> tuple[int, ...] | None:
+        """At index i the rounds that accepted i candidates; None for plain decoding."""
+        return None if self._accepted is None else tuple(self._accepted)
+
+    @property
+    def phase_s(self) -> dict[str, float]:
+        """Seconds by phase, drafting only where there is any."""
+        idle = () if self._accepted is not None else ("draft", "verify", "commit")
+        return {name: s for name, s in self._phase_s.items() if name not in idle}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Adds the time of the with block to a phase."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._phase_s[name] += time.perf_counter() - started
+
+    @contextmanager
+    def round(self, position: int) -> Iterator[Round]:
+        """Counts the round that the with block runs and whose counts it fills in.
+
+        What no phase took is the host's.
+        """
+        done = Round(position)
+        before = dict(self._phase_s)
+        started = time.perf_counter()
+        try:
+            yield done
+        finally:
+            seconds = time.perf_counter() - started
+            took = {name: self._phase_s[name] - before[name] for name in ROUND_PHASES}
+            self.decode_s += seconds
+            self._phase_s["host"] += seconds - sum(took.values())
+        done.draft_s, done.sample_s = took["draft"], took["sample"]
+        done.pass_s = seconds - done.draft_s - done.sample_s
+        self._count(done)
+
+    def _count(self, done: Round) -> None:
+        self.rounds += 1
+        self.n_decoded += done.n_tokens
+        self.n_drafted += done.n_drafted
+        if self._accepted is not None:
+            self._accepted += [0] * (done.n_accepted + 1 - len(self._accepted))
+            self._accepted[done.n_accepted] += 1
