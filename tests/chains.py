@@ -11,7 +11,7 @@ Propose = Callable[[list[int], int], list[int]]
 
 
 def plain(session: Session, prompt: list[int], n: int) -> list[int]:
-    """n greedy tokens after a prompt, one by one."""
+    """Greedy tokens after a prompt, one by one: n of them."""
     session.reset()
     tokens = [session.prefill(prompt).argmax()]
     while len(tokens) < n:

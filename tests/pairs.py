@@ -20,6 +20,8 @@ from transformers import AutoModelForCausalLM
 from dflash_gguf.config import LoadConfig
 from dflash_gguf.core import Drafter, Model, Session
 
+torch.set_num_threads(1)  # on models this small a second thread only waits
+
 N_UBATCH = 16
 N_CTX = 512
 
@@ -101,8 +103,10 @@ class Reference:
         self.target.eval()
         self.drafter = DFlashDraftModel.from_pretrained(pair.drafter_dir, dtype=torch.float32)
         self.drafter.eval()
-        self.embeddings = self.target.get_input_embeddings()
-        self.head = self.target.get_output_embeddings()
+        settings = self.drafter.config.dflash_config
+        self.embedding_scale = settings.get("input_embedding_scale", 1.0)
+        self.embeddings: torch.Tensor = self.target.get_input_embeddings().weight
+        self.head: torch.Tensor = self.target.get_output_embeddings().weight
         with torch.no_grad():
             states = self.target(torch.tensor([tokens]), output_hidden_states=True).hidden_states
         self.features = extract_context_feature(states, self.drafter.target_layer_ids)
@@ -119,8 +123,9 @@ class Reference:
         with torch.no_grad():
             hidden = self.drafter(
                 target_hidden=self.features[:, first:position],
-                noise_embedding=self.embeddings(torch.tensor([block])),
+                noise_embedding=self.embeddings[torch.tensor([block])] * self.embedding_scale,
                 position_ids=torch.arange(first, position + len(block))[None],
             )
-            logits: NDArray[np.float32] = self.head(hidden[0, 1:]).numpy()
-        return logits
+            logits = self.drafter.compute_logits(hidden[0, 1:], lambda x: x @ self.head.T)
+        found: NDArray[np.float32] = logits.numpy()
+        return found

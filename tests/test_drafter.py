@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import pytest
+import torch
 from gguf_files import Parts, edited
 from numpy.typing import NDArray
 from pairs import (
@@ -87,6 +89,30 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "num_key_value_heads": 3,
             "head_dim": 16,
             "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
+        },
+    ),
+    "qwen3, yarn, gelu": (
+        "qwen3",
+        {},
+        {
+            "hidden_act": "gelu_pytorch_tanh",
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+            },
+        },
+    ),
+    "llama, scales and softcap": (
+        "llama",
+        {},
+        {
+            "dflash_config": {
+                "input_embedding_scale": 3.0,
+                "output_multiplier": 0.7,
+                "final_logit_softcapping": 2.5,
+            }
         },
     ),
 }  # fmt: skip
@@ -182,3 +208,272 @@ def test_a_draft_sees_the_last_positions_only(tmp_path: Path, window: int) -> No
     at.check()
     at.decode(1)
     at.check()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """A target of eight layers and a drafter that taps those the reference would choose."""
+    target = {"num_hidden_layers": 8}
+    return make_pair(tmp_path_factory.mktemp("pair"), "llama", target, **taps(1, 5))
+
+
+def rewritten(pair: Pair, path: Path, edit: Callable[[Parts], object]) -> Pair:
+    """The same pair with an edited drafter file."""
+    return replace(pair, drafter=edited(pair.drafter, path, edit))
+
+
+def drafts_after(pair: Pair, n: int = 40) -> NDArray[np.float32]:
+    session = open_pair(pair)
+    session.prefill(random_tokens(n))
+    return draft_logits(session, 9, 7)
+
+
+def to_old(parts: Parts, arch: str, flat: bool, ids: str) -> None:
+    """Names and keys of the files that are older than architecture dflash."""
+    old = {"block_size": "dflash.block_size", "target_layers": "dflash.target_layer_ids"}
+    u32 = gguf.GGUFValueType.UINT32
+    metadata = {}
+    for key, value in parts.metadata.items():
+        name = key.removeprefix("dflash.")
+        if not key.startswith(("tokenizer.", "dflash.attention.layer_norm_rms")):
+            metadata[f"{arch}.{old.get(name, name)}" if name != key else key] = value
+    mask = parts.metadata["tokenizer.ggml.mask_token_id"][1]
+    metadata[f"{arch}.dflash.mask_token_id"] = (u32, mask, None)
+    kind, layers, element = metadata.pop(f"{arch}.dflash.target_layer_ids")
+    if ids == "listed":
+        listed = [int(x) - 1 for x in layers]
+        metadata[f"{arch}.dflash.target_layer_ids"] = (kind, listed, element)
+    elif ids == "counted":
+        metadata[f"{arch}.dflash.n_target_layers"] = (u32, len(layers), None)
+    else:
+        metadata[f"{arch}.dflash.n_target_features"] = (u32, 96 * len(layers), None)
+    join = "_" if flat else "."
+    names = {"fc.weight": f"dflash{join}fc.weight"}
+    names["enc.output_norm.weight"] = f"dflash{join}hidden_norm.weight"
+    if not flat:
+        names |= {f"blk.{i}.ffn_norm.weight": f"blk.{i}.post_attention_norm.weight" for i in (0, 1)}
+    parts.tensors = {names.get(name, name): value for name, value in parts.tensors.items()}
+    parts.metadata, parts.architecture = metadata, arch
+
+
+@pytest.mark.parametrize(
+    ("arch", "flat", "ids"),
+    [
+        ("qwen35-dflash-draft", False, "listed"),
+        ("dflash-draft", True, "counted"),
+        ("gemma4-dflash-draft", False, "as features"),
+    ],
+)
+def test_older_files_draft_the_same(
+    pair: Pair, tmp_path: Path, arch: str, flat: bool, ids: str
+) -> None:
+    old = rewritten(pair, tmp_path / "old.gguf", lambda parts: to_old(parts, arch, flat, ids))
+    np.testing.assert_array_equal(drafts_after(old), drafts_after(pair))
+
+    def without_base(parts: Parts) -> None:
+        to_old(parts, arch, flat, ids)
+        del parts.metadata[f"{arch}.rope.freq_base"]
+
+    with pytest.raises(Error, match=f"{arch}.rope.freq_base is missing"):
+        drafts_after(rewritten(pair, tmp_path / "base.gguf", without_base))
+
+
+def test_own_embeddings_and_head(pair: Pair, tmp_path: Path) -> None:
+    random = np.random.default_rng(2)
+    embeddings = random.normal(size=(421, 96)).astype(np.float32)
+    head = random.normal(size=(130, 96)).astype(np.float32) / 10
+    tokens = random.permutation(421)[:130]
+
+    def add(parts: Parts) -> None:
+        parts.f32("token_embd.weight", embeddings)
+
+    def add_both(parts: Parts) -> None:
+        add(parts)
+        parts.f32("output.weight", head)
+        parts.tensors["d2t"] = (tokens.astype(np.int64), gguf.GGMLQuantizationType.I64)
+
+    context = random_tokens(40)
+    reference = Reference(pair, [*context, 9])
+    reference.embeddings = reference.head = torch.from_numpy(embeddings)
+    found = drafts_after(rewritten(pair, tmp_path / "tied.gguf", add))
+    assert_close(found, reference.draft_logits(40, 7), "own embeddings are the head as well")
+
+    reference.head = torch.from_numpy(head)
+    session = open_pair(rewritten(pair, tmp_path / "both.gguf", add_both))
+    session.prefill(context)
+    ids, values = session.draft(9, 7, 130)
+    expected = reference.draft_logits(40, 7)
+    order = np.argsort(tokens)
+    by_token = np.argsort(ids, axis=1)
+    assert (np.sort(ids, axis=1) == tokens[order]).all()
+    np.testing.assert_allclose(
+        np.take_along_axis(values, by_token, 1), expected[:, order], atol=1e-4
+    )
+    with pytest.raises(Error, match="131 candidates: the drafter chooses among 130 tokens"):
+        session.draft(9, 7, 131)
+
+
+def test_rope_factors_and_attention_scales(pair: Pair, tmp_path: Path) -> None:
+    plain = drafts_after(pair)
+
+    def scaled(parts: Parts) -> None:
+        f32 = gguf.GGUFValueType.FLOAT32
+        parts.metadata["dflash.attention.value_scale"] = (f32, 0.5, None)
+        parts.metadata["dflash.attention.scale"] = (f32, 4 * 32**-0.5, None)
+        parts.metadata["dflash.rope.freq_base"] = (f32, 1.0, None)
+        for i in (0, 1):
+            output = f"blk.{i}.attn_output.weight"
+            parts.f32(output, parts.tensors[output][0] * 2)
+            norm = f"blk.{i}.attn_q_norm.weight"
+            parts.f32(norm, parts.tensors[norm][0] / 4)
+        base = 10000.0 ** (np.arange(16) / 16)
+        parts.f32("rope_freqs.weight", base.astype(np.float32))
+
+    found = drafts_after(rewritten(pair, tmp_path / "scaled.gguf", scaled))
+    np.testing.assert_allclose(found, plain, atol=1e-4 * np.ptp(plain))
+
+
+def keep_special_ids_apart(parts: Parts) -> None:
+    parts.set("tokenizer.ggml.eos_token_id", 3)
+
+
+def test_special_tokens_may_differ(pair: Pair, tmp_path: Path) -> None:
+    found = drafts_after(rewritten(pair, tmp_path / "eos.gguf", keep_special_ids_apart))
+    np.testing.assert_array_equal(found, drafts_after(pair))
+
+
+def change_entry(key: str, entry: int) -> Callable[[Parts], None]:
+    def edit(parts: Parts) -> None:
+        values = list(parts.metadata[key][1])
+        values[entry] += "x"
+        parts.set(key, values)
+
+    return edit
+
+
+def shorten_tokens(parts: Parts) -> None:
+    for key in ("tokens", "token_type"):
+        parts.set(f"tokenizer.ggml.{key}", parts.metadata[f"tokenizer.ggml.{key}"][1][:-1])
+
+
+def setting(key: str, value: Any) -> Callable[[Parts], None]:
+    return lambda parts: parts.set(key, value)
+
+
+def without(key: str) -> Callable[[Parts], object]:
+    return lambda parts: parts.metadata.pop(key)
+
+
+def tensor(name: str, *shape: int, value: float = 0.0) -> Callable[[Parts], None]:
+    return lambda parts: parts.f32(name, np.full(shape, value, dtype=np.float32))
+
+
+def unknown_activation(parts: Parts) -> None:
+    text = gguf.GGUFValueType.STRING
+    parts.metadata["dflash.hidden_activation"] = (text, "relu", None)
+
+
+def map_outside(parts: Parts) -> None:
+    parts.f32("output.weight", np.zeros((2, 96), dtype=np.float32))
+    parts.tensors["d2t"] = (np.array([5, 421]), gguf.GGMLQuantizationType.I64)
+
+
+def map_without_head(parts: Parts) -> None:
+    parts.tensors["d2t"] = (np.array([5, 42]), gguf.GGMLQuantizationType.I64)
+
+
+def few_embeddings(parts: Parts) -> None:
+    parts.f32("token_embd.weight", np.zeros((400, 96), dtype=np.float32))
+    parts.f32("output.weight", np.zeros((421, 96), dtype=np.float32))
+
+
+def short_pattern(parts: Parts) -> None:
+    integer, array, boolean = (
+        gguf.GGUFValueType[x] for x in ("UINT32", "ARRAY", "BOOL")
+    )  # fmt: skip
+    parts.metadata["dflash.attention.sliding_window"] = (integer, 8, None)
+    parts.metadata["dflash.attention.sliding_window_pattern"] = (array, [True], boolean)
+
+
+BAD_DRAFTERS: dict[str, tuple[Callable[[Parts], object], str]] = {
+    "taps": (
+        setting("dflash.target_layers", [2, 8]),
+        "taps the input of target layer 8, the target has layers 0 to 7",
+    ),
+    "taps and fusion": (
+        setting("dflash.target_layers", [2, 3, 4]),
+        r"tensor fc.weight: got \[192, 96\], expected \[288, 96\]",
+    ),
+    "no taps": (without("dflash.target_layers"), "dflash.target_layers is missing"),
+    "mask token": (
+        setting("tokenizer.ggml.mask_token_id", 421),
+        "its mask token 421 is outside the target's vocabulary of 421",
+    ),
+    "no mask token": (
+        without("tokenizer.ggml.mask_token_id"),
+        "tokenizer.ggml.mask_token_id is missing",
+    ),
+    "block size": (setting("dflash.block_size", 1), "block_size is 1, expected 2 to 1024"),
+    "a token": (
+        change_entry("tokenizer.ggml.tokens", 17),
+        "its tokenizer.ggml.tokens differs from that of the target .* at entry 17",
+    ),
+    "fewer tokens": (shorten_tokens, "its tokenizer.ggml.tokens differs .* at entry 420"),
+    "a merge": (
+        change_entry("tokenizer.ggml.merges", 4),
+        "its tokenizer.ggml.merges differs from that of the target .* at entry 4",
+    ),
+    "DSpark": (tensor("markov_w1.weight", 4, 4), "markov_w1.weight makes it a DSpark drafter"),
+    "DFlash2": (
+        tensor("selector_hidden.weight", 4, 4),
+        "selector_hidden.weight makes it a DFlash2 drafter",
+    ),
+    "a tensor nobody knows": (tensor("blk.0.extra.weight", 4), "blk.0.extra.weight is not part"),
+    "activation": (unknown_activation, 'activation "relu" is not known'),
+    "head map outside": (map_outside, "d2t names token 421, the target has 421"),
+    "head map alone": (map_without_head, "d2t maps the rows of a head that is missing"),
+    "few embeddings": (few_embeddings, r"token_embd.weight: got \[96, 400\]"),
+    "short pattern": (short_pattern, "must say for each of 2 layers whether it slides"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_DRAFTERS)
+def test_a_drafter_that_does_not_fit_is_refused_by_name(
+    pair: Pair, tmp_path: Path, case: str
+) -> None:
+    edit, message = BAD_DRAFTERS[case]
+    path = edited(pair.drafter, tmp_path / "bad.gguf", edit)
+    with pytest.raises(Error, match=message) as caught:
+        Drafter(str(path), load_target(pair.target))
+    assert str(path) in str(caught.value)
+
+
+def test_foreign_files_are_refused_by_name(pair: Pair, tmp_path: Path) -> None:
+    target = load_target(pair.target)
+    with pytest.raises(Error, match='architecture "llama" is not a DFlash drafter'):
+        Drafter(str(pair.target), target)
+    with pytest.raises(Error, match='"dflash"'):
+        load_target(pair.drafter)
+    wider = make_pair(tmp_path, "llama", {"hidden_size": 64, "num_hidden_layers": 8})
+    with pytest.raises(Error, match=r"its hidden size is 96, that of the target .* is 64"):
+        Drafter(str(pair.drafter), load_target(wider.target))
+    with pytest.raises(Error, match="was loaded for another model than"):
+        Session(load_target(wider.target), drafter=Drafter(str(pair.drafter), target))
+    for window in (0, -5, 1 << 25):
+        with pytest.raises(Error, match=f"draft_window is {window}, expected 1 to"):
+            open_pair(pair, draft_window=window)
+
+
+def test_scores_that_are_no_numbers_are_an_error(pair: Pair, tmp_path: Path) -> None:
+    """Only the drafter is lost: the target goes on as if nothing had been drafted."""
+    edit = tensor("enc.output_norm.weight", 96, value=np.nan)
+    session = open_pair(rewritten(pair, tmp_path / "nan.gguf", edit))
+    expected = [open_pair(pair).prefill(random_tokens(n)).argmax() for n in (20, 21)]
+    assert session.prefill(random_tokens(20)).argmax() == expected[0]
+    for k in (1, 5):
+        with pytest.raises(Error, match="the drafter's scores for drafted token 1 are not finite"):
+            session.draft(9, 4, k)
+        session.draft(9, 4, k)  # it sees nothing now, so nothing that is not finite
+        session.reset()
+        session.prefill(random_tokens(20))
+    assert session.decode(random_tokens(21)[20]).argmax() == expected[1]

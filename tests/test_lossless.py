@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -225,7 +224,7 @@ def test_the_end_of_the_context_inside_a_block(pair_of: Callable[[str], Pair]) -
     known = plain(open_pair(pair_of("qwen35")), random_tokens(25), 10)
     session.prefill(random_tokens(25))
     assert run_round(session, known[0], known[1:3]) == known[1:4]
-    with pytest.raises(Error, match="4 drafted tokens .* after 28 .* a context of 32"):
+    with pytest.raises(Error, match=r"4 drafted tokens .* after 28 .* a context of 32"):
         session.draft(known[3], 4)
     session.draft(known[3], 3)
     with pytest.raises(Error, match="5 tokens after 28 do not fit into a context of 32"):
