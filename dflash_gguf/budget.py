@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 PROBE_SHARE = 0.01
 """Part of the running time that may be lost on looking whether drafting pays by now."""
-PROBE_AHEAD = 512
-"""Tokens whose share may be spent in advance, so that the first answers are not the slow ones."""
+PROBE_AHEAD = 128
+"""Plain rounds whose share may be spent at once: the first look, and the first after a long time."""
 MEMORY = 64
 """Rounds after which an observed acceptance weighs 1/e."""
 PRIOR_CHANCE, PRIOR_WEIGHT = 0.5, 2.0
@@ -92,8 +92,7 @@ class Budget:
     def __init__(self) -> None:
         self.costs = Costs()
         self.acceptance = Acceptance()
-        self._elapsed_s = 0.0
-        self._probed_s = 0.0
+        self._lost_s = 0.0
         self._since_plain = 0
 
     def choose(self, position: int, lengths: Sequence[int]) -> int:
@@ -103,34 +102,41 @@ class Budget:
         """
         if not lengths or not self.costs.knows_plain:
             return 0
-        if self._since_plain * PROBE_SHARE >= 1.0:
-            return 0  # what drafting is compared with is too old
         gains = self.acceptance.tokens(lengths[-1])
-        tried = self.costs.lengths
-        n_open = sum(length <= max(tried, default=0) for length in lengths) + 1
-        best = max(lengths[:n_open], key=lambda n: self._rate(position, n, gains[n]))
         plain_s = self.costs.seconds(position, 0, 1.0)
-        loss = self.costs.seconds(position, best, gains[best]) - gains[best] * plain_s
-        allowed = PROBE_SHARE * (self._elapsed_s + PROBE_AHEAD * plain_s)
-        return best if loss < 0.0 or self._probed_s + loss <= allowed else 0
+        # A step of the ladder at a time: costs far beyond what was measured are guesses.
+        longest = max(self.costs.lengths, default=0)
+        n_open = sum(length <= longest for length in lengths) + 1
+        costs = {n: self.costs.seconds(position, n, gains[n]) for n in lengths[:n_open]}
+        best = max(costs, key=lambda n: gains[n] / max(costs[n], 1e-9))
+        gain = gains[best] * plain_s / max(costs[best], 1e-9) - 1.0
+        if gain > 0.0:
+            # A plain round gives up the gain, but what drafting is compared with must not grow old.
+            return 0 if self._since_plain * PROBE_SHARE >= gain else best
+        probe = lengths[0]
+        loss = costs[probe] - gains[probe] * plain_s
+        return probe if self._lost_s + loss <= PROBE_SHARE * PROBE_AHEAD * plain_s else 0
 
     def observe(self, done: Round) -> None:
         """Learns from a round."""
-        self._elapsed_s += done.seconds
+        self._lost_s -= PROBE_SHARE * done.seconds
         if done.n_drafted:
             self._since_plain += 1
-            if self.costs.is_warm(done.n_drafted):
-                plain_s = self.costs.seconds(done.position, 0, 1.0)
-                self._probed_s += done.seconds - done.n_tokens * plain_s
-                self._probed_s = max(self._probed_s, 0.0)
+            self._lost_s += self._loss(done)
             self.acceptance.observe(done.n_accepted, done.n_decided)
         else:
             self._since_plain = 0
+        self._lost_s = max(self._lost_s, 0.0)
         self.costs.observe(done)
 
-    def _rate(self, position: int, n_drafted: int, n_tokens: float) -> float:
-        return n_tokens / max(self.costs.seconds(position, n_drafted, n_tokens), 1e-9)
-
+    def _loss(self, done: Round) -> float:
+        """Seconds that plain decoding would have saved; what a first run costs extra is no loss."""
+        if not self.costs.knows_plain:
+            return 0.0
+        expected_s = self.costs.seconds(done.position, done.n_drafted, done.n_tokens)
+        is_warm = self.costs.is_warm(done.n_drafted)
+        seconds = done.seconds if is_warm else min(done.seconds, expected_s)
+        return seconds - done.n_tokens * self.costs.seconds(done.position, 0, 1.0)
 
 class BudgetedLength:
     """A budget's choice among the lengths that one answer allows."""
@@ -207,7 +213,7 @@ class Costs:
     def is_warm(self, n_drafted: int) -> bool:
         """Whether rounds of this length have been through their first run."""
         buckets = self._passes.get(n_drafted + 1, {})
-        return self.knows_plain and any(median.is_warm for median in buckets.values())
+        return any(median.is_warm for median in buckets.values())
 
     def observe(self, done: Round) -> None:
         """Files a round's times."""
@@ -260,20 +266,18 @@ def _nearest(buckets: dict[int, Median], bucket: int) -> Median:
 
 
 def _between(known: dict[int, Median], x: int) -> float:
-    """The cost at x, on straight lines between and beyond the warm ones; never falling beyond."""
+    """The cost at x, on straight lines between what is known and beyond; never falling beyond.
+
+    A first time stands for its own x only where nothing else is known.
+    """
     if x in known and known[x].is_warm:
         return known[x].value
-    points = sorted((at, median.value) for at, median in known.items() if median.is_warm)
+    points = sorted((at, median.value) for at, median in known.items() if at != x)
     if not points:
-        return _cold(known.items(), x)
+        return known[x].value if x in known else 0.0
     if len(points) == 1:
         return points[0][1]
     above = next((i for i, (at, _) in enumerate(points) if at > x), len(points) - 1)
     (x0, y0), (x1, y1) = points[max(above - 1, 0)], points[max(above, 1)]
     value = y0 + (y1 - y0) * (x - x0) / (x1 - x0)
     return max(value, y1) if x > x1 else max(value, 0.0)
-
-
-def _cold(known: Iterable[tuple[int, Median]], x: int) -> float:
-    """The nearest first time, 0 if there is none."""
-    return min(known, key=lambda item: abs(item[0] - x), default=(0, Median()))[1].value
