@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 from chains import chain, plain, run_round, spoiled
 from checkpoints import KINDS
+from overfit import overfit
 from pairs import N_UBATCH, Pair, load_target, make_pair, open_pair, random_tokens
 
 from dflash_gguf.core import Error, Session
@@ -61,6 +63,23 @@ def test_chains_give_the_tokens_of_plain_decoding(
         seen |= {(n_draft, x) for x in accepted}
     assert {(15, x) for x in (0, 15)} <= seen
     assert {accepted for _, accepted in seen} == set(range(16))
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen35"])
+def test_a_drafter_that_knows_the_answer(tmp_path: Path, kind: str) -> None:
+    """Most drafts are accepted, at every length and micro-batch edge."""
+    pair = make_pair(tmp_path, kind, block_size=16)
+    text = random_tokens(1)
+    text += plain(Session(load_target(pair.target)), text, LENGTHS[-1] + N_TOKENS + 16)
+    trained = overfit(pair, kind, tmp_path / "trained.gguf", text[:1], text[1:])
+    sessions = [open_pair(trained, draft_window=window) for window in (100, 4096)]
+    for n_draft in range(1, 16):
+        n = LENGTHS[n_draft % len(LENGTHS)]
+        tokens, accepted = chain(sessions[n_draft % 2], text[:n], N_TOKENS, n_draft)
+        assert tokens[:N_TOKENS] == text[n : n + N_TOKENS]
+        tau = 1 + sum(accepted) / len(accepted)
+        print(f"{kind}: {n_draft} drafted, tau {tau:.2f}")
+        assert tau >= 4 or n_draft < 7
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,0 +1,75 @@
+"""Trains a tiny drafter on one answer of a random target, so that most of its drafts are accepted.
+
+An answer is what the target itself continues a prompt with, so the drafter needs no data but the
+target's own hidden states. Blocks that start at random places of the answer are trained in
+parallel: the mask shows each some of the features before it, and all of its own masks.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from dflash.model import DFlashDraftModel, extract_context_feature
+from pairs import Pair, convert_drafter
+from transformers import AutoModelForCausalLM
+
+N_BLOCKS = 48  # of one training step
+N_SEEN = 80  # features before a block that it sees at least
+
+
+def blocks_at(starts: torch.Tensor, n_context: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Position ids [blocks, context + size] and mask [blocks, 1, size, context + size]."""
+    context = torch.arange(n_context).expand(len(starts), -1)
+    positions = torch.cat([context, starts[:, None] + torch.arange(size)], dim=1)
+    windows = torch.randint(N_SEEN, 4 * N_SEEN, starts.shape)
+    past = (context < starts[:, None]) & (context >= (starts - windows)[:, None])
+    seen = torch.cat([past, torch.ones(len(starts), size, dtype=torch.bool)], dim=1)
+    return positions, seen[:, None, None, :].expand(-1, 1, size, -1)
+
+
+def overfit(pair: Pair, kind: str, path: Path, prompt: list[int], answer: list[int]) -> Pair:
+    """Trains the pair's drafter, of full attention, until it knows nearly all of the answer.
+
+    Returns the pair with the trained drafter at `path`.
+
+    Raises:
+        RuntimeError: it did not learn.
+    """
+    torch.manual_seed(0)
+    target = AutoModelForCausalLM.from_pretrained(pair.target_dir, dtype=torch.float32)
+    drafter = DFlashDraftModel.from_pretrained(pair.drafter_dir, dtype=torch.float32)
+    tokens = torch.tensor([*prompt, *answer])
+    with torch.no_grad():
+        states = target(tokens[None], output_hidden_states=True).hidden_states
+    features = extract_context_feature(states, drafter.target_layer_ids)
+    embeddings = target.get_input_embeddings().weight.detach()
+    head = target.get_output_embeddings().weight.detach()
+    optimizer = torch.optim.AdamW(drafter.parameters(), lr=2e-3, weight_decay=0.0)
+    known = 0.0
+    for step in range(600):
+        size = (drafter.block_size, drafter.block_size // 2)[step % 2]
+        starts = torch.randint(len(prompt), len(tokens) - size, (N_BLOCKS,))
+        places = starts[:, None] + torch.arange(size)
+        block = torch.full((N_BLOCKS, size), drafter.mask_token_id)
+        block[:, 0] = tokens[starts]
+        positions, mask = blocks_at(starts, len(tokens), size)
+        hidden = drafter(
+            target_hidden=features.expand(N_BLOCKS, -1, -1),
+            noise_embedding=embeddings[block],
+            position_ids=positions,
+            attention_mask=mask,
+        )
+        logits = (hidden[:, 1:] @ head.T).flatten(0, 1)
+        wanted = tokens[places[:, 1:]].flatten()
+        loss = torch.nn.functional.cross_entropy(logits, wanted)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        known = 0.9 * known + 0.1 * float((logits.argmax(-1) == wanted).float().mean())
+        if known > 0.93:
+            folder = path.with_suffix("")
+            drafter.save_pretrained(folder)
+            trained = convert_drafter(folder, pair.target_dir, path, kind)
+            return Pair(pair.target_dir, folder, pair.target, trained)
+    raise RuntimeError(f"the drafter knows {known:.0%} of the answer after 600 steps")
