@@ -19,7 +19,7 @@ from typing import Protocol
 PROBE_SHARE = 0.01
 """Part of the running time that may be lost on looking whether drafting pays by now."""
 PROBE_AHEAD = 128
-"""Plain rounds whose share may be spent at once: the first look, and the first after a long time."""
+"""Plain rounds whose share may be spent at once: on the first look, or after long without one."""
 MEMORY = 64
 """Rounds after which an observed acceptance weighs 1/e."""
 PRIOR_CHANCE, PRIOR_WEIGHT = 0.5, 2.0

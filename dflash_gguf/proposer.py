@@ -71,13 +71,17 @@ class Chain:
         if not np.isfinite(logits).all():
             if not self._has_warned:
                 self._has_warned = True
-                warnings.warn("the drafter's scores are not finite numbers", stacklevel=2)
+                sentence = "the drafter's scores are not finite numbers"
+                warnings.warn(sentence, RuntimeWarning, stacklevel=2)
             return []
         if k == 1:
             return [int(token) for token in tokens[:, 0]]
         path = list(seen)
         for ids, scores in zip(tokens.astype(np.int64), logits, strict=True):
-            path.append(sampler.choose_among(ids, scores, path, len(path)))
+            if sampler.banned.issuperset(ids.tolist()):
+                path.append(int(ids[0]))
+            else:
+                path.append(sampler.choose_among(ids, scores, path, len(path)))
         return path[len(seen) :]
 
     def observe(self, tokens: Sequence[int]) -> None:

@@ -32,12 +32,13 @@ class Loader:
         self.arguments: dict[str, Any] = {}
         self.mark = ord(":")
         self.session: Any = None
+        self.block_size = 1
 
     def __call__(self, path: str, **arguments: Any) -> Decoder:
         self.arguments = arguments | {"path": path}
         tokenizer = Tokenizer.from_file(self.path)
         model = FakeModel()
-        self.session = FakeSession(model, b"yes", self.mark, n_ctx=128)
+        self.session = FakeSession(model, b"yes", self.mark, n_ctx=128, block_size=self.block_size)
         return Decoder(model, self.session, tokenizer)  # type: ignore[arg-type]
 
     @property
@@ -94,10 +95,13 @@ def test_escapes_are_read_in_prompts_unless_told_otherwise(loader: Loader) -> No
 
 
 def test_flags_reach_the_load(loader: Loader) -> None:
-    run(loader, *shlex.split("-p x: -c 64 -t 3 -ngl 7 -ub 32 -ctk q8_0 -ctv f32"))
+    flags = "-p x: -c 64 -t 3 -ngl 7 -ub 32 -ctk q8_0 -ctv f32 -md d.gguf --draft-window 9"
+    run(loader, *shlex.split(flags))
     arguments = {key: loader.arguments[key] for key in loader.arguments if key != "progress"}
     assert arguments == {
         "path": str(loader.path),
+        "drafter": "d.gguf",
+        "draft_window": 9,
         "n_ctx": 64,
         "n_threads": 3,
         "n_gpu_layers": 7,
@@ -125,6 +129,40 @@ def test_sampling_flags_reach_the_config() -> None:
     assert config.stop_texts == ("a\n", "b")
     config = decode_config(parser().parse_args(shlex.split("-m x -p y -n -1 -s -1 --temp -1")))
     assert (config.max_tokens, config.seed, config.temperature) == (None, None, 0.0)
+
+
+def test_drafting_flags_reach_the_config() -> None:
+    from dflash_gguf.cli_arguments import decode_config
+
+    for names in ("--draft-max 7 --draft-min 2", "--spec-draft-n-max 7 --spec-draft-n-min 2"):
+        args = parser().parse_args(shlex.split(f"-m x -p y --draft chain {names}"))
+        config = decode_config(args)
+        assert (config.draft, config.draft_max, config.draft_min) == ("chain", 7, 2)
+    for name in ("-md", "--model-draft", "--spec-draft-model"):
+        assert parser().parse_args(["-m", "x", "-p", "y", name, "d"]).model_draft == "d"
+    assert decode_config(parser().parse_args(["-m", "x", "-p", "y"])).draft == "auto"
+
+
+def test_drafting_has_its_figures(loader: Loader, capsys: pytest.CaptureFixture[str]) -> None:
+    loader.block_size = 4
+    assert run(loader, "-p", "ab:", "-s", "5", "--draft", "chain") == 0
+    out, err = capsys.readouterr()
+    assert out == "yes\n"
+    assert " | 3.00 tokens a round, 3 drafted | ms a round: decode 0.0, draft 0." in err
+    run(loader, "-p", "ab:", "--json", "--draft", "chain")
+    report = json.loads(capsys.readouterr().out)
+    assert (report["draft"], report["drafter"]) == ("chain", "fake-drafter.gguf")
+    assert report["accept_histogram"] == [0, 0, 1]
+    assert (report["rounds"], report["tau"], report["n_accepted"]) == (1, 3.0, 2)
+    assert set(report["phase_ms"]) == {
+        "prefill",
+        "decode",
+        "draft",
+        "verify",
+        "commit",
+        "sample",
+        "host",
+    }
 
 
 def test_a_chat_template_is_applied_if_there_is_one(loader: Loader, tmp_path: Path) -> None:
@@ -178,6 +216,8 @@ def test_an_interrupt_keeps_what_was_said(
     ("flags", "sentence"),
     [
         (["-f", "/no/such/file"], "/no/such/file: No such file or directory"),
+        (["-p", "a", "--draft", "chain"], "draft is 'chain', which needs a drafter"),
+        (["-p", "a", "--draft-max", "0"], "draft_max is 0, must be at least 1"),
         (["-p", "a", "--top-p", "2"], "top_p is 2, must be at most 1"),
         (["-p", ""], "the prompt is empty"),
         (["--tokens", "1,9999"], "token id 9999 is outside the vocabulary of 263"),

@@ -32,7 +32,11 @@ DECODE_REFUSALS = [
     ({"stop": ["a", 3]}, "stop holds 3, must hold texts only"),
     ({"stop": 3}, "stop is 3, must be a text or several texts"),
     ({"ignore_eos": 1}, "ignore_eos is 1, must be True or False"),
-    ({"draft": "magic"}, "draft is 'magic', must be one of none"),
+    ({"draft": "magic"}, "draft is 'magic', must be one of none, chain, auto"),
+    ({"draft_max": 0}, "draft_max is 0, must be at least 1"),
+    ({"draft_max": 2.0}, "draft_max is 2.0, must be an integer"),
+    ({"draft_min": -1}, "draft_min is -1, must be at least 0"),
+    ({"draft_min": 5, "draft_max": 4}, "draft_min is 5, must be at most draft_max, 4"),
 ]
 
 LOAD_REFUSALS = [
@@ -43,6 +47,7 @@ LOAD_REFUSALS = [
     ({"n_threads": 0}, "n_threads is 0, must be at least 1"),
     ({"n_gpu_layers": -1}, "n_gpu_layers is -1, must be at least 0"),
     ({"n_ubatch": 0}, "n_ubatch is 0, must be at least 1"),
+    ({"draft_window": 0}, "draft_window is 0, must be at least 1"),
 ]
 
 

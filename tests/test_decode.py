@@ -5,78 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import pytest
+from scripted import STOP, Bytes, Scripted
 
 from dflash_gguf.config import DecodeConfig
-from dflash_gguf.decode import Generation, Progress
+from dflash_gguf.decode import Generation
 from dflash_gguf.results import Step
 from dflash_gguf.sampling import Sampler
-
-N_VOCAB = 300
-STOP = 256
-
-
-class Bytes:
-    """Token i is the byte i; 256 and above are control tokens, 256 and 257 end an answer."""
-
-    stop_tokens = frozenset({STOP, STOP + 1})
-    suppressed_tokens: frozenset[int] = frozenset()
-
-    def piece(self, token: int) -> bytes:
-        return bytes([token]) if token < 256 else b""
-
-
-class Row:
-    def __init__(self, logits: np.ndarray[Any, np.dtype[np.float32]]) -> None:
-        self._logits = logits
-        self.n_fetched = 0
-
-    def argmax(self, index: int = -1) -> int:  # noqa: ARG002
-        return int(self._logits.argmax())
-
-    def logits(self, index: int = -1) -> np.ndarray[Any, np.dtype[np.float32]]:  # noqa: ARG002
-        self.n_fetched += 1
-        return self._logits
-
-
-class Scripted:
-    """Says the bytes of a script, whatever it is fed; logits are noisy below the best."""
-
-    def __init__(self, script: Sequence[int], n_ctx: int = 64, n_prompt: int = 3) -> None:
-        self.script = list(script)
-        self.n_ctx = n_ctx
-        self.n_prompt = n_prompt
-        self.tokens: list[int] = []
-        self.rows: list[Row] = []
-        self.fail_at: int | None = None
-
-    @property
-    def position(self) -> int:
-        return len(self.tokens)
-
-    def _row(self) -> Row:
-        rng = np.random.default_rng(self.position)
-        logits = rng.standard_normal(N_VOCAB).astype(np.float32)
-        spoken = self.position - self.n_prompt
-        logits[self.script[spoken] if spoken < len(self.script) else STOP] = 9.0
-        self.rows.append(Row(logits))
-        return self.rows[-1]
-
-    def prefill(self, tokens: Sequence[int], progress: Progress | None = None) -> Row:
-        assert self.position + len(tokens) <= self.n_ctx
-        for done in range(len(tokens)):
-            if progress is not None:
-                progress(done, len(tokens))
-            self.tokens.append(tokens[done])
-        return self._row()
-
-    def decode(self, token: int) -> Row:
-        assert self.position < self.n_ctx
-        if self.position == self.fail_at:
-            raise KeyboardInterrupt
-        self.tokens.append(token)
-        return self._row()
 
 
 def answer(

@@ -24,9 +24,12 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
     return found
 
 
-def make(tokenizer: Tokenizer | None, script: bytes = b"yes", **model: Any) -> Decoder:
+def make(
+    tokenizer: Tokenizer | None, script: bytes = b"yes", block_size: int = 1, **model: Any
+) -> Decoder:
     fake = FakeModel(**model)
-    return Decoder(fake, FakeSession(fake, script, COLON), tokenizer)  # type: ignore[arg-type]
+    session: Any = FakeSession(fake, script, COLON, block_size=block_size)
+    return Decoder(fake, session, tokenizer)  # type: ignore[arg-type]
 
 
 def fed(decoder: Decoder) -> bytes:
@@ -115,6 +118,49 @@ def test_a_cancelled_answer_can_be_asked_again(tokenizer: Tokenizer) -> None:
     result = decoder.generate("ab:", cancelled=lambda: decoder.session.position > 3)
     assert (result.text, result.stop_reason) == ("ye", "cancelled")
     assert decoder.generate("ab:").text == "yes"
+
+
+def test_drafting_gives_the_same_text_and_timeline(tokenizer: Tokenizer) -> None:
+    script = b"a longer answer than that"
+    for draft in ("none", "chain", "auto"):
+        decoder = make(tokenizer, script, block_size=6)
+        for _ in range(2):
+            result = decoder.generate("ab:", draft=draft)
+            assert (result.text, result.draft) == (script.decode(), draft)
+            assert bytes(decoder.session.tokens) == b"ab:" + script  # type: ignore[attr-defined]
+        assert result.drafter == "fake-drafter.gguf"
+        assert result.n_accepted > 0 or draft != "chain"
+
+
+def test_draft_settings_must_suit_the_drafter(tokenizer: Tokenizer) -> None:
+    decoder = make(tokenizer, block_size=6)
+    for name in ("draft_max", "draft_min"):
+        with pytest.raises(ValueError, match=f"{name} is 6, this drafter drafts at most 5"):
+            decoder.generate("ab:", **{name: 6})
+    assert decoder.generate("ab:", draft="chain", draft_max=1).n_drafted == 2
+    bare = make(tokenizer)
+    with pytest.raises(ValueError, match="draft is 'chain', which needs a drafter"):
+        bare.generate("ab:", draft="chain")
+    assert (bare.generate("ab:").draft, bare.generate("ab:").drafter) == ("none", None)
+
+
+@pytest.mark.parametrize("name", ["draft", "verify", "commit"])
+def test_an_interrupted_round_leaves_a_usable_decoder(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    decoder = make(tokenizer, b"a longer answer", block_size=6, n_recurrent=3)
+    work = getattr(FakeSession, name)
+
+    def interrupted(self: FakeSession, *args: Any) -> Any:
+        work(self, *args)
+        if args != (0,):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(FakeSession, name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        decoder.generate("ab:", draft="chain")
+    monkeypatch.setattr(FakeSession, name, work)
+    assert decoder.generate("ab:", draft="chain").text == "a longer answer"
 
 
 def test_a_refused_prompt_changes_nothing(tokenizer: Tokenizer) -> None:

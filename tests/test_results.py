@@ -18,6 +18,8 @@ FIELDS = [
     "accept_histogram",
     "phase_ms",
     "draft",
+    "n_drafted",
+    "n_accepted",
     "seed",
     "model",
     "drafter",
@@ -77,3 +79,11 @@ def test_tau_counts_the_targets_own_token() -> None:
 
 def test_a_step_is_a_value() -> None:
     assert Step((1, 2), "ab") == Step((1, 2), "ab", 0, 0)
+
+
+def test_accepted_candidates_come_from_the_histogram() -> None:
+    result = plain_result(n_decoded=7, rounds=4, accept_histogram=(2, 1, 1), n_drafted=9)
+    assert (result.n_accepted, result.tau) == (3, 1.75)
+    report = result.to_dict()
+    assert (report["n_drafted"], report["n_accepted"]) == (9, 3)
+    assert plain_result().n_accepted == 0

@@ -1,0 +1,204 @@
+"""The loop with candidates: the text of plain decoding, exact counts, nothing left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from scripted import STOP, Bytes, HalfRight, Scripted
+
+from dflash_gguf.budget import Budget, BudgetedLength, FixedLength, Lengths
+from dflash_gguf.config import DecodeConfig
+from dflash_gguf.decode import Generation
+
+PROMPT = [1, 2, 3]
+SCRIPT = b"The quick brown fox jumps over."
+RIGHT = 99
+
+
+def plain(n_ctx: int = 64, script: bytes = SCRIPT, **config: Any) -> tuple[Generation, Scripted]:
+    session = Scripted(script, n_ctx)
+    generation = Generation(session, Bytes(), PROMPT, DecodeConfig(**config))
+    list(generation)
+    return generation, session
+
+
+def drafted(
+    known: tuple[int, ...],
+    lengths: Lengths,
+    wrong: Callable[[int], int] = lambda _: RIGHT,
+    *,
+    n_ctx: int = 64,
+    script: bytes = SCRIPT,
+    cancelled: Callable[[], bool] | None = None,
+    **config: Any,
+) -> tuple[Generation, Scripted, HalfRight]:
+    session, proposer = Scripted(script, n_ctx), HalfRight(known, len(PROMPT), wrong)
+    generation = Generation(
+        session,
+        Bytes(),
+        PROMPT,
+        DecodeConfig(**{"draft": "chain", **config}),
+        proposer=proposer,
+        lengths=lengths,
+        cancelled=cancelled,
+    )
+    return generation, session, proposer
+
+
+SAMPLED = {"temperature": 1.0, "seed": 3, "min_p": 0.0, "repeat_penalty": 1.3}
+ENDS: dict[str, dict[str, Any]] = {
+    "stop token": {},
+    "stop token at once": {"script": b""},
+    "stop text": {"stop": ["fox j"]},
+    "stop text of one character": {"stop": "T"},
+    "max_tokens 1": {"max_tokens": 1},
+    "max_tokens 2": {"max_tokens": 2},
+    "max_tokens 9": {"max_tokens": 9},
+    "context": {"n_ctx": 14},
+    "context at once": {"n_ctx": 3},
+    "eos ignored": {"ignore_eos": True, "max_tokens": 45},
+    "sampled": {**SAMPLED, "max_tokens": 40},
+    "sampled to the context": {**SAMPLED, "n_ctx": 30, "ignore_eos": True},
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("length", [1, 2, 5, 15])
+def test_every_end_is_that_of_plain_decoding(end: str, length: int) -> None:
+    expected, after = plain(**ENDS[end])
+    for wrong in (lambda _: RIGHT, lambda _: 0, lambda r: r % 7, lambda r: 3 * r % 5):
+        known = expected.result().tokens
+        generation, session, proposer = drafted(known, FixedLength(length), wrong, **ENDS[end])
+        steps = list(generation)
+        result, goal = generation.result(), expected.result()
+        assert (result.tokens, result.text) == (goal.tokens, goal.text)
+        assert (result.stop_reason, result.n_decoded) == (goal.stop_reason, goal.n_decoded)
+        assert session.tokens == after.tokens == generation.history
+        assert not session.open
+        assert proposer.observed == session.tokens[len(PROMPT) :]
+        assert "".join(step.text for step in steps) == result.text
+        assert sum(step.n_accepted for step in steps) == result.n_accepted
+        assert sum(step.n_drafted for step in steps) == result.n_drafted
+        histogram = result.accept_histogram
+        assert histogram is not None
+        assert sum(histogram) == result.rounds == len(steps) - 1
+
+
+def test_all_accepted_lengths_occur_and_are_counted() -> None:
+    expected, _ = plain()
+    generation, session, _ = drafted(expected.result().tokens, FixedLength(4), lambda r: r % 5)
+    steps = list(generation)
+    result = generation.result()
+    assert [step.n_accepted for step in steps[1:]] == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0]
+    assert result.accept_histogram == (3, 2, 2, 2, 2)
+    assert result.rounds == 11
+    assert result.tau == 31 / 11
+    assert result.draft == "chain"
+    assert session.verified == [5] * 11
+
+
+def test_a_stop_token_inside_a_span_cuts_the_commit() -> None:
+    generation, session, _ = drafted((*b"abc", STOP, *b"def"), FixedLength(6), script=b"abc")
+    steps = list(generation)
+    assert [step.tokens for step in steps] == [(ord("a"),), (ord("b"), ord("c"), STOP)]
+    assert (steps[1].n_drafted, steps[1].n_accepted) == (6, 3)
+    assert session.tokens == [*PROMPT, *b"abc"]
+
+
+def test_the_last_token_is_not_drafted() -> None:
+    expected, _ = plain(max_tokens=4)
+    generation, session, _ = drafted(expected.result().tokens, FixedLength(9), max_tokens=4)
+    list(generation)
+    assert session.verified == [3]
+    assert generation.result().n_drafted == 2
+    generation, session, _ = drafted((), FixedLength(9, least=3), max_tokens=4)
+    list(generation)
+    assert session.verified == []
+
+
+def test_greedy_copies_no_row() -> None:
+    expected, _ = plain()
+    generation, session, _ = drafted(expected.result().tokens, FixedLength(3))
+    list(generation)
+    assert not any(rows.n_fetched for rows in session.rows)
+
+
+def test_sampling_copies_only_the_rows_it_walks() -> None:
+    expected, _ = plain(**SAMPLED)
+    generation, session, _ = drafted(
+        expected.result().tokens, FixedLength(5), lambda r: r % 3, **SAMPLED
+    )
+    list(generation)
+    result = generation.result()
+    assert sum(rows.n_fetched for rows in session.rows) == result.n_tokens
+
+
+@pytest.mark.parametrize("n_calls", range(3, 14))
+def test_a_cancelled_answer_commits_what_it_keeps(n_calls: int) -> None:
+    expected, _ = plain()
+    answers: Iterator[bool] = iter([False] * n_calls + [True])
+    generation, session, _ = drafted(
+        expected.result().tokens, FixedLength(4), lambda r: r % 5, cancelled=lambda: next(answers)
+    )
+    list(generation)
+    result = generation.result()
+    n = n_calls - 2  # three for the prompt
+    assert (result.stop_reason, result.n_tokens) == ("cancelled", n)
+    assert result.tokens == expected.result().tokens[:n]
+    assert session.tokens == generation.history == [*PROMPT, *result.tokens[:-1]]
+
+
+@pytest.mark.parametrize("name", ["verify", "commit"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_interrupt_between_phases_leaves_a_clean_session(name: str, when: str) -> None:
+    expected, _ = plain()
+    generation, session, _ = drafted(expected.result().tokens, FixedLength(4), lambda r: r % 5)
+    for _ in range(3):
+        next(generation)
+    session.fail_in = (name, when)
+    with pytest.raises(KeyboardInterrupt):
+        next(generation)
+    assert not session.open
+    assert generation.history[: session.position] == session.tokens
+    assert session.position == 3 + (6 if (name, when) == ("commit", "after") else 3)
+    assert list(generation) == []
+    assert generation.result().stop_reason == "cancelled"
+
+
+def test_an_interrupt_while_choosing_leaves_a_clean_session() -> None:
+    expected, _ = plain(**SAMPLED)
+    generation, session, _ = drafted(expected.result().tokens, FixedLength(4), **SAMPLED)
+    next(generation)
+    calls = iter([None, KeyboardInterrupt()])
+    choose = generation._sampler.choose
+
+    def interrupted(*args: Any) -> Any:
+        error = next(calls)
+        if error is not None:
+            raise error
+        return choose(*args)
+
+    generation._sampler.choose = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        next(generation)
+    assert not session.open
+    assert session.tokens == PROMPT == generation.history[: session.position]
+
+
+def test_budgeted_lengths_give_the_same_text() -> None:
+    expected, after = plain(**SAMPLED, ignore_eos=True, n_ctx=600)
+    budget = Budget()
+    for _ in range(2):
+        generation, session, _ = drafted(
+            expected.result().tokens,
+            BudgetedLength(budget, 15),
+            lambda r: r % 9,
+            n_ctx=600,
+            **{**SAMPLED, "ignore_eos": True, "draft": "auto"},
+        )
+        list(generation)
+        assert generation.result().tokens == expected.result().tokens
+        assert session.tokens == after.tokens
+        assert generation.result().draft == "auto"
