@@ -3,6 +3,7 @@
 #include "error.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace dfl {
 
@@ -164,14 +165,6 @@ void DraftState::set_injection(LiveGraph & live, const std::vector<int64_t> & ce
     });
 }
 
-static int64_t bucket(int64_t n) {
-    int64_t size = 1;
-    while (size < n) {
-        size *= 2;
-    }
-    return n == 0 ? 0 : size;
-}
-
 static void add_pending_injection(LiveGraph & live, Build & b, ggml_tensor * features) {
     live.draft.inject_rows =
         make_input(live.ctx.get(), GGML_TYPE_I32, live.shape.n_inject, 1, "inject_rows");
@@ -186,7 +179,7 @@ void DraftState::flush(GraphPool & graphs) {
     forget_unseen(pending_.back().position + 1);
     BatchShape shape;
     shape.kind = GraphKind::INJECT;
-    shape.n_inject = bucket(n_pending());
+    shape.n_inject = row_bucket(n_pending());
     LiveGraph & live = graphs.get(shape, [&](LiveGraph & fresh) {
         make_injection_inputs(fresh);
         Build b = make_build(fresh);
@@ -203,60 +196,74 @@ void DraftState::flush(GraphPool & graphs) {
     pending_.clear();
 }
 
+void DraftState::build_draft(LiveGraph & live) const {
+    BatchShape inputs = live.shape;
+    inputs.n_out = inputs.n_rows; // the rows read are a view, not a selection
+    live.in = make_inputs(live.ctx.get(), drafter_->hparams(), inputs);
+    if (live.shape.n_inject > 0) {
+        make_injection_inputs(live);
+    }
+    Build b = make_build(live);
+    if (live.shape.n_inject > 0) {
+        add_pending_injection(live, b, features_);
+    }
+    finish_logits(live, dfl::build_block(b, drafter_->draft(), drafter_->head(target_)), backend_);
+}
+
+void DraftState::reserve(GraphPool & graphs) {
+    BatchShape largest;
+    largest.kind = GraphKind::DRAFT;
+    largest.n_rows = std::min(drafter_->draft().block_size, MAX_VERIFY);
+    largest.n_kv = pad(kv_.cells().size(), 256); // the cache is a multiple of it
+    largest.n_out = largest.n_rows - 1;
+    largest.n_inject = row_bucket(RING);
+    graphs.get(largest, [&](LiveGraph & fresh) { build_draft(fresh); });
+}
+
+void DraftState::set_block(LiveGraph & live, int32_t last_token, int32_t position,
+                           const std::vector<int64_t> & cells) const {
+    const int64_t n = live.shape.n_rows;
+    std::vector<int32_t> tokens(n, drafter_->draft().mask_token);
+    tokens[0] = last_token;
+    std::vector<int32_t> positions(n);
+    std::iota(positions.begin(), positions.end(), position);
+    write_input<float>(live.in.embd,
+                       [&](float * data) { drafter_->embed(target_, tokens.data(), n, data); });
+    write_positions(live.in.positions, positions);
+    write_input<int64_t>(live.in.cells,
+                         [&](int64_t * data) { std::copy(cells.begin(), cells.end(), data); });
+    for (const Mask & mask : live.in.masks) {
+        write_input<ggml_fp16_t>(mask.tensor, [&](ggml_fp16_t * data) {
+            for (int64_t i = 0; i < n; ++i) {
+                kv_.cells().mask_row(SEQUENCE, positions[i], mask.rule.window, mask.rule.causal,
+                                     data + i * live.shape.n_kv, live.shape.n_kv);
+            }
+        });
+    }
+}
+
 LiveGraph & DraftState::run_block(GraphPool & graphs, int32_t last_token, int32_t position,
                                   int64_t n_draft) {
     CellTable & table = kv_.cells();
     forget_unseen(position);
     const std::vector<int64_t> injected = own_cells(pending_);
-    const int64_t n = n_draft + 1;
-    const std::vector<int64_t> cells = table.find_free(n);
-    for (int64_t i = 0; i < n; ++i) {
+    const std::vector<int64_t> cells = table.find_free(n_draft + 1);
+    for (size_t i = 0; i < cells.size(); ++i) {
         table.own(cells[i], SEQUENCE, position + static_cast<int32_t>(i));
     }
     BatchShape shape;
     shape.kind = GraphKind::DRAFT;
-    shape.n_rows = n;
-    shape.n_kv = pad(table.high(), 256); // the cache is a multiple of it
+    shape.n_rows = n_draft + 1;
+    shape.n_kv = pad(table.high(), 256);
     shape.n_out = n_draft;
-    shape.n_inject = bucket(n_pending());
+    shape.n_inject = row_bucket(n_pending());
     LiveGraph * live = nullptr;
     try {
-        live = &graphs.get(shape, [&](LiveGraph & fresh) {
-            BatchShape inputs = shape;
-            inputs.n_out = n; // the rows read are a view, not a selection
-            fresh.in = make_inputs(fresh.ctx.get(), drafter_->hparams(), inputs);
-            if (shape.n_inject > 0) {
-                make_injection_inputs(fresh);
-            }
-            Build b = make_build(fresh);
-            if (shape.n_inject > 0) {
-                add_pending_injection(fresh, b, features_);
-            }
-            finish_logits(fresh, build_block(b, drafter_->draft(), drafter_->head(target_)),
-                          backend_);
-        });
+        live = &graphs.get(shape, [&](LiveGraph & fresh) { build_draft(fresh); });
         if (shape.n_inject > 0) {
             set_injection(*live, injected);
         }
-        std::vector<int32_t> tokens(n, drafter_->draft().mask_token);
-        tokens[0] = last_token;
-        std::vector<int32_t> positions(n);
-        for (int64_t i = 0; i < n; ++i) {
-            positions[i] = position + static_cast<int32_t>(i);
-        }
-        write_input<float>(live->in.embd,
-                           [&](float * data) { drafter_->embed(target_, tokens.data(), n, data); });
-        write_positions(live->in.positions, positions);
-        write_input<int64_t>(live->in.cells,
-                             [&](int64_t * data) { std::copy(cells.begin(), cells.end(), data); });
-        for (const Mask & mask : live->in.masks) {
-            write_input<ggml_fp16_t>(mask.tensor, [&](ggml_fp16_t * data) {
-                for (int64_t i = 0; i < n; ++i) {
-                    table.mask_row(SEQUENCE, positions[i], mask.rule.window, mask.rule.causal,
-                                   data + i * shape.n_kv, shape.n_kv);
-                }
-            });
-        }
+        set_block(*live, last_token, position, cells);
         backend_.compute(live->graph);
     } catch (...) {
         release(cells);

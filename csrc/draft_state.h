@@ -40,6 +40,8 @@ class DraftState {
     // Takes cells for a prefill's rows, which begin at position, and fills the graph's inputs.
     void set_prefill_injection(LiveGraph & live, int32_t position);
 
+    // Builds the largest draft, so that memory runs out before anything is drafted.
+    void reserve(GraphPool & graphs);
     // Projects all pending features now.
     void flush(GraphPool & graphs);
     // Runs the block after `position` committed tokens; returns the graph with logits of n_draft
@@ -60,6 +62,9 @@ class DraftState {
 
     Build make_build(LiveGraph & live) const;
     void make_injection_inputs(LiveGraph & live) const;
+    void build_draft(LiveGraph & live) const;
+    void set_block(LiveGraph & live, int32_t last_token, int32_t position,
+                   const std::vector<int64_t> & cells) const;
     // Pending features as inputs of a graph that injects.
     void set_injection(LiveGraph & live, const std::vector<int64_t> & cells);
     // Forgets what a draft after `position` committed tokens does not see.

@@ -56,6 +56,15 @@ void finish_logits(LiveGraph & live, ggml_tensor * logits, const Backend & backe
     }
 }
 
+int64_t row_bucket(int64_t n) {
+    int64_t size = 1;
+    while (size < n) {
+        size *= 2;
+    }
+    const int64_t between = size / 4 * 3;
+    return n == 0 ? 0 : size >= 4 && between >= n ? between : size;
+}
+
 GraphPool::GraphPool(Backend & backend, size_t max_nodes)
     : backend_(backend), max_nodes_(max_nodes),
       arena_(ggml_gallocr_new(backend.default_buffer_type())) {}

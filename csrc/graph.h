@@ -58,6 +58,10 @@ ggml_tensor * make_input(ggml_context * ctx, ggml_type type, int64_t ne0, int64_
 // Marks logits as wanted and, where they are not in host memory, adds their argmax.
 void finish_logits(LiveGraph & live, ggml_tensor * logits, const Backend & backend);
 
+// n rows rounded up to a size that few graphs serve and little padding fills: 0, 1, 2, 3, 4, 6, 8,
+// 12, 16, 24...
+int64_t row_bucket(int64_t n);
+
 class GraphPool {
   public:
     // max_nodes: of the largest graph.

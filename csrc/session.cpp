@@ -71,6 +71,7 @@ Session::Session(std::shared_ptr<const Model> model, const SessionParams & param
             std::min(params_.drafter->draft().block_size, DraftState::MAX_VERIFY);
         verify.n_inject = 0;
         graphs_.get(verify, [&](LiveGraph & live) { build_forward(live, true); });
+        draft_->reserve(graphs_);
     }
 }
 

@@ -121,9 +121,7 @@ void Session::promote_state(int64_t n_accepted) {
     const int64_t before = model_->hparams().recurrent.d_conv - 1;
     BatchShape shape;
     shape.kind = GraphKind::PROMOTE;
-    for (shape.n_rows = 1; shape.n_rows < n_accepted;) {
-        shape.n_rows *= 2; // few sizes, so that their graphs live on
-    }
+    shape.n_rows = row_bucket(n_accepted);
     LiveGraph & live = graphs_.get(shape, [&](LiveGraph & fresh) {
         ggml_context * ctx = fresh.ctx.get();
         fresh.draft.path = make_input(ctx, GGML_TYPE_I32, shape.n_rows, layers, "path");

@@ -117,6 +117,7 @@ def test_a_round_costs_one_forward_and_copies_nothing(
     pair_of: Callable[[str], Pair], kind: str
 ) -> None:
     session = open_pair(pair_of(kind))
+    arena = session.info().arena_bytes
     prompt = random_tokens(20)
     known = plain(session, prompt, 80)
 
@@ -139,6 +140,7 @@ def test_a_round_costs_one_forward_and_copies_nothing(
     n_graphs = session.info().n_graphs_built
     all_lengths()
     assert session.info().n_graphs_built == n_graphs
+    assert session.info().arena_bytes == arena
 
 
 def test_bytes_read_counts_what_is_copied(pair_of: Callable[[str], Pair]) -> None:
