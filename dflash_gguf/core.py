@@ -131,7 +131,7 @@ def _callback(progress: Progress | None) -> Iterator[Any]:
     def on_progress(_user: Any, done: int, total: int) -> int:
         try:
             progress(done, total)
-        except BaseException as error:  # noqa: BLE001 - C must not see it; it is raised below
+        except BaseException as error:
             raised.append(error)
             return 1
         return 0
@@ -256,7 +256,7 @@ class Session:
         params = new(
             "dfl_session_params *",
             {
-                "n_ctx": n_ctx or model.n_ctx,
+                "n_ctx": model.n_ctx if n_ctx is None else n_ctx,
                 "n_ubatch": config.n_ubatch,
                 "n_threads": config.n_threads or 0,
                 "cache_type_k": type_k,
