@@ -2,9 +2,9 @@
 
     scripts/bench_plain.py MODEL.gguf... [--pairs 15]
 
-Both engines sit in one process, on one ggml, with the same threads, the same default weight buffers,
-f16 K/V and flash attention, and read the same random tokens. llama.cpp is driven by `llama_decode`
-alone, with logits of the last token only, as its llama-bench does. Ours goes through
+Both engines sit in one process, on one ggml, with the same threads, the same default weight
+buffers, f16 K/V and flash attention, and read the same random tokens. llama.cpp is driven by
+`llama_decode` alone, with logits of the last token only, as its llama-bench does. Ours goes through
 `core.Session` as the decode loop does, so it also pays for Python's checks and the argmax.
 
 One process rather than two, because then both use one OpenMP pool and take turns within a fraction
@@ -129,7 +129,9 @@ def run_pair(
         tokens = answer[start : start + segment].tolist()
         begin = (first + n) % 2
         for i in (begin, 1 - begin):
-            decode[i] += seconds(lambda engine=engines[i]: run_segment(engine, tokens))
+            decode[i] += seconds(
+                lambda engine=engines[i], tokens=tokens: run_segment(engine, tokens)
+            )
     return prefill, decode
 
 
