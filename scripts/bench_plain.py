@@ -24,7 +24,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -105,33 +105,23 @@ class Theirs:
         self._run((ctypes.c_int32 * 1)(token), 1)
 
 
-def seconds(work: Callable[[], None]) -> float:
-    """Wall time of a call."""
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
 def run_pair(
     engines: Sequence[Engine], prompt: Tokens, answer: Tokens, segment: int, first: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Seconds of one prefill and one decode, each [ours, theirs]."""
     prefill, decode = np.zeros(2), np.zeros(2)
-
-    def run_segment(engine: Engine, tokens: list[int]) -> None:
-        for token in tokens:
-            engine.decode(token)
-
     for i in (first, 1 - first):
         engines[i].reset()
-        prefill[i] = seconds(lambda engine=engines[i]: engine.prefill(prompt))
-    for n, start in enumerate(range(0, len(answer), segment)):
-        tokens = answer[start : start + segment].tolist()
-        begin = (first + n) % 2
-        for i in (begin, 1 - begin):
-            decode[i] += seconds(
-                lambda engine=engines[i], tokens=tokens: run_segment(engine, tokens)
-            )
+        start = time.perf_counter()
+        engines[i].prefill(prompt)
+        prefill[i] = time.perf_counter() - start
+    for n, begin in enumerate(range(0, len(answer), segment)):
+        tokens = answer[begin : begin + segment].tolist()
+        for i in ((first + n) % 2, (first + n + 1) % 2):
+            start = time.perf_counter()
+            for token in tokens:
+                engines[i].decode(token)
+            decode[i] += time.perf_counter() - start
     return prefill, decode
 
 
