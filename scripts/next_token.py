@@ -20,6 +20,10 @@ FLASH_ATTENTION_ON = 1  # enum llama_flash_attn_type
 
 Logits = NDArray[np.float32]
 
+# ggml and llama.cpp tell of every weight they repack; a script's output is its figures.
+_silent: Any = llama_cpp.llama_log_callback(lambda _level, _text, _data: None)
+llama_cpp.llama_log_set(_silent, ctypes.c_void_p(0))
+
 
 class Engine(Protocol):
     """One timeline of a model."""
@@ -62,7 +66,6 @@ class Theirs:
         self, path: Path, n_ctx: int, n_threads: int, type_k: str = "f16", type_v: str = "f16"
     ) -> None:
         """Raises ValueError if llama.cpp refuses the file or the cache types."""
-        silent()
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = 0
         params.use_extra_bufts = False
@@ -114,14 +117,6 @@ class Theirs:
 
     def next(self, token: int) -> Logits:
         return self._run([token], wanted=True)[0]
-
-
-_silent: Any = llama_cpp.llama_log_callback(lambda _level, _text, _data: None)
-
-
-def silent() -> None:
-    """Keeps llama.cpp's log off the terminal."""
-    llama_cpp.llama_log_set(_silent, ctypes.c_void_p(0))
 
 
 def humaneval_prompts(path: Path, n: int) -> list[list[int]]:
