@@ -132,6 +132,11 @@ DAMAGES: dict[str, tuple[str, Callable[[Parts], object], str]] = {
         lambda parts: parts.metadata.pop("llama.block_count"),
         "metadata key llama.block_count is missing",
     ),
+    "part of a split file": (
+        "llama",
+        lambda parts: parts.metadata.update({"split.count": (gguf.GGUFValueType.UINT16, 3, None)}),
+        "part of a file split into 3; join the parts",
+    ),
     "key out of range": (
         "llama",
         put("llama.attention.head_count", 0),
