@@ -18,6 +18,9 @@ ggml_tensor * linear(Build & b, const Linear & l, ggml_tensor * x) {
 }
 
 ggml_tensor * feed_forward(Build & b, const FeedForwardWeights & w, ggml_tensor * x) {
+    if (w.gate_up) {
+        return linear(b, w.down, ggml_swiglu(b.ctx, linear(b, w.gate_up, x)));
+    }
     ggml_tensor * up = linear(b, w.up, x);
     ggml_tensor * gate = linear(b, w.gate, x);
     return linear(b, w.down, ggml_swiglu_split(b.ctx, gate, up));
