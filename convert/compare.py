@@ -130,13 +130,23 @@ def _metadata_problems(header: GgufHeader, expected: Metadata) -> Iterator[str]:
     for key, (kind, value) in expected.values.items():
         found = _value(header, key)
         if found is None:
-            yield f"{key}: is missing, the checkpoint gives {value}"
+            if value != _default(key, expected):
+                yield f"{key}: is missing, the checkpoint gives {value}"
         elif kind == "array":
             if not isinstance(found, ArrayValue) or list(found.head) != value:
                 shown = list(found.head) if isinstance(found, ArrayValue) else found
                 yield f"{key}: is {shown}, the checkpoint gives {value}"
         elif found != (float(np.float32(value)) if kind == "float32" else value):
             yield f"{key}: is {found}, the checkpoint gives {value}"
+
+
+def _default(key: str, expected: Metadata) -> Any:
+    """What readers assume where older files lack a key; None where there is no such value."""
+    if not key.endswith((".attention.key_length", ".attention.value_length")):
+        return None
+    sizes = (Key.EMBEDDING_LENGTH, Key.ATTENTION_HEAD_COUNT)
+    n_embd, n_head = (expected.values[name.replace("{arch}", expected.arch)][1] for name in sizes)
+    return n_embd // n_head
 
 
 def _inventory_problems(header: GgufHeader, plans: dict[str, TensorPlan]) -> Iterator[str]:

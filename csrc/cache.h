@@ -69,7 +69,7 @@ class KvCache {
 
     CellTable & cells() { return cells_; }
     const CellTable & cells() const { return cells_; }
-    uint64_t bytes() const { return ggml_backend_buffer_get_size(buffer_.get()); }
+    uint64_t bytes() const { return buffer_ ? ggml_backend_buffer_get_size(buffer_.get()) : 0; }
     // Zeroes what is stored; the table stays.
     void clear();
 

@@ -12,7 +12,7 @@
 namespace dfl {
 
 struct WeightLoader::Request {
-    std::string file_name;
+    std::vector<std::string> file_names; // several: their rows one after the other
     ggml_tensor * tensor;
     bool mapped; // used where it lies in the file
 };
@@ -119,7 +119,8 @@ ggml_backend_buffer_type_t WeightLoader::choose(const ggml_tensor * meta, ggml_o
     return backend_.default_buffer_type();
 }
 
-ggml_tensor * WeightLoader::request(const std::string & name, std::vector<int64_t> ne, ggml_op op) {
+const ggml_tensor * WeightLoader::checked(const std::string & name, const std::vector<int64_t> & ne,
+                                          ggml_op op) const {
     const ggml_tensor * meta = file_.tensor(name);
     DFL_CHECK(meta != nullptr, DFL_STATUS_FILE, "%s: tensor %s is missing", file_.path().c_str(),
               name.c_str());
@@ -135,16 +136,61 @@ ggml_tensor * WeightLoader::request(const std::string & name, std::vector<int64_
               DFL_STATUS_UNSUPPORTED, "%s: tensor %s is of type %s, expected %s",
               file_.path().c_str(), name.c_str(), ggml_type_name(meta->type),
               product ? "a quantised or float type" : "f32");
+    return meta;
+}
 
+// Mapped pages serve the CPU as they are; ggml's kernels want their usual alignment.
+bool WeightLoader::can_map(const std::string & name, ggml_backend_buffer_type_t buft) const {
+    const auto address = reinterpret_cast<uintptr_t>(file_.tensor_data(name));
+    return backend_.is_host() && buft == backend_.default_buffer_type() &&
+           address % ggml_backend_buft_get_alignment(buft) == 0;
+}
+
+ggml_tensor * WeightLoader::request(const std::string & name, std::vector<int64_t> ne, ggml_op op) {
+    const ggml_tensor * meta = checked(name, ne, op);
     const auto buft = choose(meta, op);
     ggml_tensor * tensor = ggml_dup_tensor(context_for(buft), meta);
     ggml_set_name(tensor, name.c_str());
-    // Mapped pages serve the CPU as they are; ggml's kernels want their usual alignment.
-    const auto address = reinterpret_cast<uintptr_t>(file_.tensor_data(name));
-    const bool mapped = backend_.is_host() && buft == backend_.default_buffer_type() &&
-                        address % ggml_backend_buft_get_alignment(buft) == 0;
-    requests_.push_back({name, tensor, mapped});
+    requests_.push_back({{name}, tensor, can_map(name, buft)});
     return tensor;
+}
+
+// Whether each tensor's bytes begin where those of the one before end.
+static bool are_adjacent(const GgufFile & file, const std::vector<std::string> & names) {
+    for (size_t i = 1; i < names.size(); ++i) {
+        const auto * before = static_cast<const char *>(file.tensor_data(names[i - 1]));
+        if (before + ggml_nbytes(file.tensor(names[i - 1])) != file.tensor_data(names[i])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+Linear WeightLoader::stacked(const std::vector<Part> & parts, int il, int64_t n_in) {
+    std::vector<std::string> names;
+    ggml_tensor whole = {};
+    for (const Part & part : parts) {
+        names.push_back(name_of(part.pattern, il));
+        const ggml_tensor * meta = checked(names.back(), {n_in, part.n_out}, GGML_OP_MUL_MAT);
+        const bool plain = file_.tensor(companion(names.back(), ".scale")) == nullptr &&
+                           file_.tensor(companion(names.back(), ".bias")) == nullptr;
+        if (!plain || (names.size() > 1 && meta->type != whole.type)) {
+            return {};
+        }
+        const int64_t rows = names.size() > 1 ? whole.ne[1] : 0;
+        whole = *meta;
+        whole.ne[1] += rows;
+    }
+    const auto buft = choose(&whole, GGML_OP_MUL_MAT);
+    const bool mapped = can_map(names[0], buft);
+    if (mapped && !are_adjacent(file_, names)) {
+        return {}; // a copy would cost the memory that mapping saves
+    }
+    Linear linear;
+    linear.weight = ggml_new_tensor_2d(context_for(buft), whole.type, n_in, whole.ne[1]);
+    ggml_set_name(linear.weight, names[0].c_str());
+    requests_.push_back({std::move(names), linear.weight, mapped});
+    return linear;
 }
 
 bool WeightLoader::has(const char * pattern, int il) const {
@@ -239,7 +285,13 @@ void WeightLoader::attention(int il, int64_t q_width) {
     AttentionWeights & attn = weights_.layers[il].attn;
     if (has(schema::TENSOR_ATTN_QKV, il)) {
         attn.qkv = linear(schema::TENSOR_ATTN_QKV, il, hp_.n_embd, q_width + 2 * kv_width);
-    } else {
+    } else if (!shape.value_is_key) { // a drafter wants K and V of features without Q
+        attn.qkv = stacked({{schema::TENSOR_ATTN_Q, q_width},
+                            {schema::TENSOR_ATTN_K, kv_width},
+                            {schema::TENSOR_ATTN_V, kv_width}},
+                           il, hp_.n_embd);
+    }
+    if (!attn.qkv) {
         attn.q = linear(schema::TENSOR_ATTN_Q, il, hp_.n_embd, q_width);
         attn.k = linear(schema::TENSOR_ATTN_K, il, hp_.n_embd, kv_width);
         if (has(schema::TENSOR_ATTN_V, il) || !hp_.layers[il].value_is_key) {
@@ -252,8 +304,12 @@ void WeightLoader::attention(int il, int64_t q_width) {
 void WeightLoader::feed_forward(int il) {
     const int64_t n_ff = hp_.layers[il].n_ff;
     FeedForwardWeights & ffn = weights_.layers[il].ffn;
-    ffn.gate = linear(schema::TENSOR_FFN_GATE, il, hp_.n_embd, n_ff);
-    ffn.up = linear(schema::TENSOR_FFN_UP, il, hp_.n_embd, n_ff);
+    ffn.gate_up =
+        stacked({{schema::TENSOR_FFN_GATE, n_ff}, {schema::TENSOR_FFN_UP, n_ff}}, il, hp_.n_embd);
+    if (!ffn.gate_up) {
+        ffn.gate = linear(schema::TENSOR_FFN_GATE, il, hp_.n_embd, n_ff);
+        ffn.up = linear(schema::TENSOR_FFN_UP, il, hp_.n_embd, n_ff);
+    }
     ffn.down = linear(schema::TENSOR_FFN_DOWN, il, n_ff, hp_.n_embd);
 }
 
@@ -293,7 +349,7 @@ static void check_nothing_left(const GgufFile & file, const std::set<std::string
 void WeightLoader::allocate(ggml_backend_buffer_type_t buft, ggml_context * ctx) {
     uint64_t bytes = 0;
     for (const Request & request : requests_) {
-        if (!request.mapped && ggml_get_tensor(ctx, request.file_name.c_str()) == request.tensor) {
+        if (!request.mapped && ggml_get_tensor(ctx, request.tensor->name) == request.tensor) {
             bytes += ggml_backend_buft_get_alloc_size(buft, request.tensor);
         }
     }
@@ -310,11 +366,27 @@ void WeightLoader::allocate(ggml_backend_buffer_type_t buft, ggml_context * ctx)
     weights_.copied_bytes += bytes;
 }
 
+void WeightLoader::fill(const Request & request) const {
+    const size_t size = ggml_nbytes(request.tensor);
+    if (are_adjacent(file_, request.file_names)) {
+        ggml_backend_tensor_set(request.tensor, file_.tensor_data(request.file_names[0]), 0, size);
+        return;
+    }
+    // Buffer types that rearrange weights take a tensor only whole.
+    std::vector<char> whole;
+    whole.reserve(size);
+    for (const std::string & name : request.file_names) {
+        const auto * data = static_cast<const char *>(file_.tensor_data(name));
+        whole.insert(whole.end(), data, data + ggml_nbytes(file_.tensor(name)));
+    }
+    ggml_backend_tensor_set(request.tensor, whole.data(), 0, size);
+}
+
 std::unique_ptr<Weights> WeightLoader::load(const LoadProgress & progress) {
     std::set<std::string> used = read_directly_;
     bool any_mapped = false;
     for (const Request & request : requests_) {
-        used.insert(request.file_name);
+        used.insert(request.file_names.begin(), request.file_names.end());
         any_mapped = any_mapped || request.mapped;
     }
     check_nothing_left(file_, used, hp_.n_layer());
@@ -328,7 +400,7 @@ std::unique_ptr<Weights> WeightLoader::load(const LoadProgress & progress) {
         ggml_backend_buffer_set_usage(buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
         for (const Request & request : requests_) {
             if (request.mapped) {
-                void * data = const_cast<void *>(file_.tensor_data(request.file_name));
+                void * data = const_cast<void *>(file_.tensor_data(request.file_names[0]));
                 ggml_backend_tensor_alloc(buffer.get(), request.tensor, data);
                 weights_.mapped_bytes += ggml_nbytes(request.tensor);
             }
@@ -345,8 +417,7 @@ std::unique_ptr<Weights> WeightLoader::load(const LoadProgress & progress) {
     }
     for (const Request & request : requests_) {
         if (!request.mapped) {
-            ggml_backend_tensor_set(request.tensor, file_.tensor_data(request.file_name), 0,
-                                    ggml_nbytes(request.tensor));
+            fill(request);
         }
         done += ggml_nbytes(request.tensor);
         DFL_CHECK(!progress || !progress(done, total), DFL_STATUS_CANCELLED,

@@ -44,7 +44,9 @@ struct DeltaNetWeights {
 };
 
 struct FeedForwardWeights {
-    Linear gate, up, down;
+    Linear gate, up; // or
+    Linear gate_up;  // rows: gate, then up
+    Linear down;
     bool gelu = false; // gelu (tanh form) in place of silu
 };
 
@@ -113,6 +115,14 @@ class WeightLoader {
     ggml_tensor * maybe_vector(const char * pattern, int il, int64_t n);
     // With its ".scale" and ".bias" companions. n_expert > 0: a stack of expert matrices.
     Linear linear(const char * pattern, int il, int64_t n_in, int64_t n_out, int64_t n_expert = 0);
+    // Several matrices of one input as one, rows in this order: one product instead of several, and
+    // x is quantised once. Empty where that is not to be had: other types, companions, or mapped
+    // weights that do not follow each other in the file.
+    struct Part {
+        const char * pattern;
+        int64_t n_out;
+    };
+    Linear stacked(const std::vector<Part> & parts, int il, int64_t n_in);
     bool has(const char * pattern, int il) const;
 
     // Token embeddings, final norm, head (tied to the embeddings if the file has none), rope
@@ -136,6 +146,10 @@ class WeightLoader {
   private:
     struct Request;
     ggml_tensor * request(const std::string & name, std::vector<int64_t> ne, ggml_op op);
+    const ggml_tensor * checked(const std::string & name, const std::vector<int64_t> & ne,
+                                ggml_op op) const;
+    bool can_map(const std::string & name, ggml_backend_buffer_type_t buft) const;
+    void fill(const Request & request) const;
     ggml_backend_buffer_type_t choose(const ggml_tensor * meta, ggml_op op) const;
     void allocate(ggml_backend_buffer_type_t buft, ggml_context * ctx);
     ggml_context * context_for(ggml_backend_buffer_type_t buft);

@@ -299,7 +299,7 @@ class Session:
         params = new(
             "dfl_session_params *",
             {
-                "n_ctx": n_ctx or model.n_ctx,
+                "n_ctx": model.n_ctx if n_ctx is None else n_ctx,
                 "n_ubatch": config.n_ubatch,
                 "n_threads": config.n_threads or 0,
                 "cache_type_k": type_k,

@@ -1,4 +1,4 @@
-"""Puts this folder on sys.path (pytest does so for every conftest.py), for `import checkpoints`."""
+"""Fixtures that several test files share."""
 
 from __future__ import annotations
 

@@ -40,17 +40,25 @@ def llama_model(path: Path, *, vocab_only: bool = False) -> Iterator[Any]:
         llama_cpp.llama_model_free(model)
 
 
-def llama_logits(path: Path, tokens: Sequence[int]) -> NDArray[np.float32]:
+def llama_logits(
+    path: Path, tokens: Sequence[int], cache_type: str | None = None
+) -> NDArray[np.float32]:
     """Logits at every position, float32 [len(tokens), n_vocab].
 
-    K and V in float32 and no flash attention, whose CPU kernel rounds them to float16.
+    K and V in float32 and no flash attention, whose CPU kernel rounds them to float16; with a
+    cache_type ("q4_0") in that type, and flash attention.
     """
     with llama_model(path) as model:
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = params.n_batch = params.n_ubatch = 256
         params.n_threads = params.n_threads_batch = 1
-        params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        params.type_k = params.type_v = llama_cpp.GGML_TYPE_F32
+        params.flash_attn_type = (
+            llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+            if cache_type is None
+            else llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        )
+        name = f"GGML_TYPE_{(cache_type or 'f32').upper()}"
+        params.type_k = params.type_v = getattr(llama_cpp, name)
         context = llama_cpp.llama_init_from_model(model, params)
         if not context:
             raise RuntimeError(f"no context for {path}: {''.join(_log[-5:])}")

@@ -59,6 +59,14 @@ def write_smollm2_tokenizer(directory: Path) -> Path:
     return directory
 
 
+def make_smollm2_without_weights(directory: Path) -> Path:
+    """Writes config.json and tokenizer, which is what a drafter needs; returns `directory`."""
+    config = AutoConfig.from_pretrained(GGUF.parent, gguf_file=GGUF.name)
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(directory)
+    return write_smollm2_tokenizer(directory)
+
+
 def make_smollm2(directory: Path) -> Path:
     """Writes weights (bfloat16) and tokenizer, 270 MB; returns `directory`."""
     model = AutoModelForCausalLM.from_pretrained(

@@ -37,6 +37,13 @@ YARN_ROPE = {
     "factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+QWEN35_ROPE = {
+    "rope_type": "default",
+    "rope_theta": 1e7,
+    "partial_rotary_factor": 0.25,
+    "mrope_section": [11, 11, 10],
+    "mrope_interleaved": True,
+}
 
 
 def heads(q: int, kv: int, size: int) -> dict[str, Any]:
@@ -64,6 +71,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen35 seven layers, tied": (
         "qwen35",
         {**SEVEN, "tie_word_embeddings": True, **heads(4, 1, 32), **value_heads(1, 3)},
+    ),
+    "qwen35 published head sizes": (
+        "qwen35",
+        {
+            **heads(4, 1, 256),
+            **value_heads(2, 6),
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+            "rope_parameters": QWEN35_ROPE,
+        },
     ),
     "qwen35 with MTP": ("qwen35", {"mtp": True}),
     "qwen35moe": ("qwen35moe", {}),

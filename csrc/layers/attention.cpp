@@ -29,8 +29,8 @@ Projections project_qkv(Build & b, int il, ggml_tensor * x, int64_t q_width) {
     auto heads = [&](int64_t first) {
         return ggml_view_3d(b.ctx, all, d, n_kv, rows, d * element, all->nb[1], first * element);
     };
-    return {ggml_cont(b.ctx, ggml_view_2d(b.ctx, all, q_width, rows, all->nb[1], 0)),
-            heads(q_width), heads(q_width + d * n_kv)};
+    return {ggml_view_2d(b.ctx, all, q_width, rows, all->nb[1], 0), heads(q_width),
+            heads(q_width + d * n_kv)};
 }
 
 ggml_tensor * rope(Build & b, int il, ggml_tensor * x, ggml_tensor * positions) {
@@ -115,7 +115,8 @@ ggml_tensor * self_attention(Build & b, int il, ggml_tensor * x) {
     const LayerShape & shape = b.hp.layers[il];
     const AttentionWeights & w = b.weights.layers[il].attn;
     Projections p = project_qkv(b, il, x, shape.head_dim * shape.n_head);
-    ggml_tensor * q = ggml_reshape_3d(b.ctx, p.q, shape.head_dim, shape.n_head, x->ne[1]);
+    ggml_tensor * q = ggml_view_3d(b.ctx, p.q, shape.head_dim, shape.n_head, x->ne[1],
+                                   ggml_row_size(p.q->type, shape.head_dim), p.q->nb[1], 0);
     ggml_tensor * k = p.k;
     if (w.q_norm != nullptr) {
         q = rms_norm(b, q, w.q_norm);

@@ -14,7 +14,7 @@ struct KeyValue {
 KeyValue project_kv(Build & b, int il, ggml_tensor * x);
 
 struct Projections {
-    ggml_tensor * q; // [q_width, n_rows]
+    ggml_tensor * q; // [q_width, n_rows]; rows may be further apart than their width
     ggml_tensor * k; // [head_dim, n_head_kv, n_rows]
     ggml_tensor * v; // [head_dim, n_head_kv, n_rows]
 };

@@ -18,6 +18,10 @@ ggml_tensor * linear(Build & b, const Linear & l, ggml_tensor * x) {
 }
 
 ggml_tensor * feed_forward(Build & b, const FeedForwardWeights & w, ggml_tensor * x) {
+    if (w.gate_up) {
+        ggml_tensor * both = linear(b, w.gate_up, x);
+        return linear(b, w.down, w.gelu ? ggml_geglu(b.ctx, both) : ggml_swiglu(b.ctx, both));
+    }
     ggml_tensor * up = linear(b, w.up, x);
     ggml_tensor * gate = linear(b, w.gate, x);
     return linear(b, w.down,

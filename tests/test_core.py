@@ -1,0 +1,444 @@
+"""The compiled core from Python: every bad input is one sentence, and a session survives it."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from checkpoints import VOCAB_SIZE
+from gguf_files import Parts, edited, make_gguf
+
+from dflash_gguf.config import LoadConfig
+from dflash_gguf.core import Error, Model, Session
+
+Tiny = Callable[[str], Path]
+PROMPT = np.random.default_rng(5).integers(0, VOCAB_SIZE, 40).tolist()
+
+
+def load(path: Path, **settings: Any) -> Model:
+    return Model(str(path), LoadConfig(**{"n_ctx": 64, "n_ubatch": 16, "n_threads": 1, **settings}))
+
+
+def start(path: Path, **settings: Any) -> Session:
+    return Session(load(path, **settings))
+
+
+def last_row(session: Session) -> np.ndarray:
+    """The logits a fresh session gives after the same tokens must equal these."""
+    return session.decode(7).logits()
+
+
+def assert_one_sentence(message: str) -> None:
+    assert "\n" not in message
+    assert len(message) < 400
+    assert "Traceback" not in message
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def refused(path: Path, match: str, **settings: Any) -> None:
+    with pytest.raises(Error, match=match) as caught:
+        load(path, **settings)
+    assert_one_sentence(str(caught.value))
+    assert str(path) in str(caught.value)
+
+
+def test_what_is_no_model_file_is_named(tmp_path: Path) -> None:
+    refused(tmp_path / "absent.gguf", "No such file")
+    refused(tmp_path, "not a file but a folder")
+    path = tmp_path / "x.gguf"
+    path.write_bytes(b"")
+    refused(path, "the file is empty")
+    path.write_bytes(b"PK\x03\x04" + bytes(100))
+    refused(path, 'not a GGUF file \\(it does not begin with "GGUF"\\)')
+    path.write_bytes(b"GGUF")
+    refused(path, "not a GGUF file")
+
+
+@pytest.mark.parametrize("share", [0.0001, 0.01, 0.3, 0.9, 0.9999])
+def test_a_truncated_file_is_named_as_such(tmp_path: Path, tiny_gguf: Tiny, share: float) -> None:
+    data = tiny_gguf("llama").read_bytes()
+    path = tmp_path / "x.gguf"
+    path.write_bytes(data[: max(24, int(len(data) * share))])
+    refused(path, "truncated")
+
+
+def test_an_unknown_architecture_is_named_with_the_known_ones(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "mamba")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    refused(tmp_path / "x.gguf", '"mamba" cannot be run as a target; supported: llama, qwen3, ')
+
+
+def drop(name: str) -> Callable[[Parts], object]:
+    return lambda parts: parts.tensors.pop(name)
+
+
+def reshape(name: str, *shape: int) -> Callable[[Parts], object]:
+    return lambda parts: parts.f32(name, np.zeros(shape, dtype=np.float32))
+
+
+def retype(name: str, dtype: Any, kind: str) -> Callable[[Parts], object]:
+    def edit(parts: Parts) -> None:
+        values, _ = parts.tensors[name]
+        parts.tensors[name] = (values.astype(dtype), gguf.GGMLQuantizationType[kind])
+
+    return edit
+
+
+def put(key: str, value: Any) -> Callable[[Parts], object]:
+    return lambda parts: parts.set(key, value)
+
+
+DAMAGES: dict[str, tuple[str, Callable[[Parts], object], str]] = {
+    "missing norm": ("llama", drop("blk.1.attn_norm.weight"), "blk.1.attn_norm.weight is missing"),
+    "missing matrix": ("qwen35", drop("blk.0.ssm_out.weight"), "blk.0.ssm_out.weight is missing"),
+    "missing embeddings": ("qwen3", drop("token_embd.weight"), "token_embd.weight is missing"),
+    "transposed": (
+        "llama",
+        reshape("blk.0.ffn_up.weight", 96, 160),
+        r"blk.0.ffn_up.weight: got \[160, 96\], expected \[96, 160\]",
+    ),
+    "one row short": (
+        "qwen35",
+        reshape("blk.0.ssm_conv1d.weight", 127, 4),
+        r"ssm_conv1d.weight: got \[4, 127\], expected \[4, 128\]",
+    ),
+    "norm in half precision": (
+        "llama",
+        retype("output_norm.weight", np.float16, "F16"),
+        "output_norm.weight is of type f16, expected f32",
+    ),
+    "integers as a matrix": (
+        "qwen3",
+        retype("blk.0.attn_q.weight", np.int32, "I32"),
+        "attn_q.weight is of type i32, expected a quantised or float type",
+    ),
+    "foreign tensor": (
+        "llama",
+        lambda parts: parts.f32("blk.0.attn_q_norm.weight", np.ones(32, dtype=np.float32)),
+        "blk.0.attn_q_norm.weight is not part of architecture llama",
+    ),
+    "missing key": (
+        "llama",
+        lambda parts: parts.metadata.pop("llama.block_count"),
+        "metadata key llama.block_count is missing",
+    ),
+    "part of a split file": (
+        "llama",
+        lambda parts: parts.metadata.update({"split.count": (gguf.GGUFValueType.UINT16, 3, None)}),
+        "part of a file split into 3; join the parts",
+    ),
+    "key out of range": (
+        "llama",
+        put("llama.attention.head_count", 0),
+        "llama.attention.head_count is 0, expected 1 to ",
+    ),
+    "heads that do not divide": (
+        "qwen3",
+        put("qwen3.attention.head_count_kv", 3),
+        "4 heads, not a multiple of its 3 K/V heads",
+    ),
+    "more experts used than there are": (
+        "qwen3moe",
+        put("qwen3moe.expert_used_count", 7),
+        "expert_used_count is 7, expected 1 to 6",
+    ),
+    "tokens that do not fit the embeddings": (
+        "llama",
+        reshape("token_embd.weight", 420, 96),
+        "has 420 rows, the tokenizer has 421 tokens",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGES)
+def test_a_file_that_does_not_fit_is_refused(tmp_path: Path, tiny_gguf: Tiny, case: str) -> None:
+    kind, damage, message = DAMAGES[case]
+    refused(edited(tiny_gguf(kind), tmp_path / "x.gguf", damage), message)
+
+
+# --- sessions ------------------------------------------------------------------------------------
+
+
+def test_a_context_larger_than_memory_is_refused(tmp_path: Path) -> None:
+    path = make_gguf(tmp_path, "llama", num_hidden_layers=64, hidden_size=32, intermediate_size=32)
+    model = load(path, n_ctx=1 << 24, cache_type_k="f32", cache_type_v="f32")
+    with pytest.raises(Error, match=r"K/V cache of 16777216 cells needs 524288 MiB, .* MiB free"):
+        Session(model)
+    with pytest.raises(Error, match="n_ctx is 1073741824, expected 1 to 16777216"):
+        Session(model, n_ctx=1 << 30)
+    assert Session(model, n_ctx=64).logits(PROMPT).shape == (40, VOCAB_SIZE)
+
+
+def test_a_context_of_nothing_is_refused(tiny_gguf: Tiny) -> None:
+    with pytest.raises(ValueError, match="n_ctx is 0, must be at least 1"):
+        LoadConfig(n_ctx=0)
+    with pytest.raises(Error, match="n_ctx is 0, expected 1 to"):
+        Session(load(tiny_gguf("llama")), n_ctx=0)
+
+
+def test_cache_types_that_do_not_work_are_listed_with_those_that_do(tmp_path: Path) -> None:
+    path = make_gguf(tmp_path, "llama", num_attention_heads=4, head_dim=24)
+    model = load(path, cache_type_k="q8_0")
+    message = "cache types q8_0/f16 do not work on CPU with heads of 24 values; valid .*f16/f16"
+    with pytest.raises(Error, match=message) as caught:
+        Session(model)
+    assert "q8_0" not in str(caught.value).partition("valid")[2]
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen35"])
+def test_bad_tokens_leave_the_session_as_it_was(tiny_gguf: Tiny, kind: str) -> None:
+    session = start(tiny_gguf(kind))
+    session.prefill(PROMPT[:20])
+    with pytest.raises(Error, match="there are no tokens to run"):
+        session.prefill([])
+    with pytest.raises(Error, match="token id 421 is outside the vocabulary of 421"):
+        session.prefill([1, VOCAB_SIZE])
+    with pytest.raises(Error, match="token id -1 is outside the vocabulary of 421"):
+        session.decode(-1)
+    with pytest.raises(Error, match="token id 9223372036854775807 is outside"):
+        session.decode((1 << 63) - 1)
+    with pytest.raises(Error, match="45 tokens after 20 do not fit into a context of 64"):
+        session.prefill([1] * 45)
+    with pytest.raises(ValueError, match="tokens: need a list of integers, got float64"):
+        session.prefill([1.5])
+    with pytest.raises(ValueError, match="tokens: need a list of integers, got int64"):
+        session.prefill([[1, 2]])
+    assert session.position == 20
+
+    fresh = start(tiny_gguf(kind))
+    fresh.prefill(PROMPT[:20])
+    np.testing.assert_array_equal(last_row(session), last_row(fresh))
+
+
+def test_the_context_can_be_filled_to_the_last_token(tiny_gguf: Tiny) -> None:
+    session = start(tiny_gguf("llama"), n_ctx=40)
+    session.prefill(PROMPT)
+    assert session.position == session.n_ctx == 40
+    with pytest.raises(Error, match="1 tokens after 40 do not fit into a context of 40"):
+        session.decode(1)
+
+
+def test_rows_are_valid_until_the_next_pass(tiny_gguf: Tiny) -> None:
+    session = start(tiny_gguf("llama"))
+    rows = session.prefill(PROMPT)
+    assert rows.argmax() == rows.logits().argmax()
+    with pytest.raises(ValueError, match="row 1: the pass has one row"):
+        rows.logits(1)
+    moves: list[Callable[[], object]] = [
+        lambda: session.decode(1),
+        lambda: session.truncate(20),
+        session.reset,
+    ]
+    for move in moves:
+        session.reset()
+        rows = session.prefill(PROMPT)
+        move()
+        for read in (rows.argmax, rows.logits):
+            with pytest.raises(Error, match="these rows are gone"):
+                read()
+
+
+def test_what_is_closed_says_so(tiny_gguf: Tiny) -> None:
+    model = load(tiny_gguf("llama"))
+    session = Session(model)
+    rows = session.prefill(PROMPT)
+    model.close()
+    with pytest.raises(Error, match=r"model\.gguf: the model is closed"):
+        Session(model)
+    assert np.isfinite(rows.logits()).all()
+    rows = session.decode(1)
+    assert rows.argmax() == rows.logits().argmax()
+    session.close()
+    session.close()
+    calls: list[Callable[[], object]] = [
+        rows.argmax,
+        session.take,
+        session.reset,
+        session.info,
+        lambda: session.decode(1),
+        lambda: session.position,
+    ]
+    for call in calls:
+        with pytest.raises(Error, match="the session is closed"):
+            call()
+
+
+# --- checkpoints ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3moe", "qwen35", "qwen35moe"])
+def test_a_restored_checkpoint_continues_as_a_fresh_run(tiny_gguf: Tiny, kind: str) -> None:
+    session = start(tiny_gguf(kind))
+    session.prefill(PROMPT[:21])
+    checkpoint = session.take()
+    assert checkpoint.position == 21
+    fresh = start(tiny_gguf(kind))
+    fresh.prefill(PROMPT[:21])
+    expected = [fresh.decode(token).logits() for token in PROMPT[21:25]]
+    for detour in ([], [3], PROMPT[5:38], []):
+        for token in detour:
+            session.decode(token)
+        session.restore(checkpoint)
+        assert session.position == 21
+        found = [session.decode(token).logits() for token in PROMPT[21:25]]
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen35"])
+def test_a_checkpoint_holds_while_its_tokens_do(tiny_gguf: Tiny, kind: str) -> None:
+    session = start(tiny_gguf(kind))
+    empty = session.take()
+    session.prefill(PROMPT[:10])
+    early = session.take()
+    session.prefill(PROMPT[10:20])
+    late = session.take()
+    assert all(session.holds(x) for x in (empty, early, late))
+    session.restore(early)
+    assert [session.holds(x) for x in (empty, early, late)] == [True, True, False]
+    message = "the checkpoint of 20 tokens is not a beginning of this session's 10 tokens"
+    with pytest.raises(Error, match=message):
+        session.restore(late)
+    session.prefill([(PROMPT[10] + 1) % VOCAB_SIZE, *PROMPT[11:20]])
+    assert not session.holds(late)
+    session.reset()
+    assert [session.holds(x) for x in (empty, early, late)] == [True, False, False]
+
+
+def test_truncation_where_nothing_is_recurrent(tiny_gguf: Tiny) -> None:
+    session = start(tiny_gguf("qwen3"))
+    session.prefill(PROMPT)
+    session.truncate(23)
+    fresh = start(tiny_gguf("qwen3"))
+    fresh.prefill(PROMPT[:23])
+    np.testing.assert_allclose(last_row(session), last_row(fresh), atol=1e-4)
+    for position in (-1, 25):
+        with pytest.raises(Error, match=f"position {position}: the session holds 24 tokens"):
+            session.truncate(position)
+
+
+def test_truncation_of_a_hybrid_goes_to_its_ends_only(tiny_gguf: Tiny) -> None:
+    session = start(tiny_gguf("qwen35"))
+    session.prefill(PROMPT)
+    session.truncate(40)
+    with pytest.raises(Error, match="goes back only to a checkpoint, not to position 39"):
+        session.truncate(39)
+    assert session.position == 40
+    session.truncate(0)
+    session.prefill(PROMPT[:5])
+    fresh = start(tiny_gguf("qwen35"))
+    fresh.prefill(PROMPT[:5])
+    np.testing.assert_array_equal(last_row(session), last_row(fresh))
+
+
+# --- interruptions -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [RuntimeError("enough"), KeyboardInterrupt()])
+def test_a_load_can_be_cancelled(tiny_gguf: Tiny, error: BaseException) -> None:
+    def progress(done: int, total: int) -> None:
+        if done > total // 2:
+            raise error
+
+    with pytest.raises(type(error)):
+        Model(str(tiny_gguf("llama")), LoadConfig(n_ctx=64), progress)
+
+
+def test_a_load_reports_every_byte(tiny_gguf: Tiny) -> None:
+    seen: list[tuple[int, int]] = []
+    model = Model(str(tiny_gguf("llama")), None, lambda *x: seen.append(x))
+    done, total = zip(*seen, strict=True)
+    assert list(done) == sorted(done)
+    assert set(total) == {done[-1]} == {model.mapped_bytes + model.copied_bytes}
+
+
+@pytest.mark.parametrize("error", [RuntimeError("enough"), KeyboardInterrupt()])
+@pytest.mark.parametrize("kind", ["llama", "qwen35"])
+def test_an_interrupted_prefill_ends_after_a_micro_batch(
+    tiny_gguf: Tiny, kind: str, error: BaseException
+) -> None:
+    def progress(done: int, _total: int) -> None:
+        if done >= 32:
+            raise error
+
+    session = start(tiny_gguf(kind))
+    with pytest.raises(type(error)):
+        session.prefill(PROMPT, progress)
+    assert session.position == 32
+    session.prefill(PROMPT[32:])
+    fresh = start(tiny_gguf(kind))
+    fresh.prefill(PROMPT)
+    np.testing.assert_array_equal(last_row(session), last_row(fresh))
+
+
+def test_prefill_reports_every_micro_batch(tiny_gguf: Tiny) -> None:
+    seen: list[tuple[int, int]] = []
+    start(tiny_gguf("llama")).prefill(PROMPT, lambda *x: seen.append(x))
+    assert seen == [(16, 40), (32, 40), (40, 40)]
+
+
+# --- many ----------------------------------------------------------------------------------------
+
+
+def test_sessions_in_two_threads_do_not_meet(tiny_gguf: Tiny) -> None:
+    model = load(tiny_gguf("qwen35"), n_threads=2)
+    alone = Session(model)
+    alone.prefill(PROMPT)
+    expected = last_row(alone)
+    found: list[np.ndarray] = []
+    barrier = threading.Barrier(2)
+
+    def run(shared: bool) -> None:
+        mine = model if shared else load(tiny_gguf("qwen35"), n_threads=2)
+        barrier.wait()
+        for _ in range(10):
+            session = Session(mine)
+            session.prefill(PROMPT)
+            found.append(last_row(session))
+
+    threads = [threading.Thread(target=run, args=(shared,)) for shared in (True, False)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 20
+    for row in found:
+        np.testing.assert_array_equal(row, expected)
+
+
+def resident_kib() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1])
+    raise OSError("/proc/self/status has no VmRSS")
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen35moe"])
+def test_models_and_sessions_leave_no_memory_behind(tiny_gguf: Tiny, kind: str) -> None:
+    def cycle() -> None:
+        session = start(tiny_gguf(kind))
+        session.prefill(PROMPT[:20])
+        checkpoint = session.take()
+        session.decode(1)
+        session.restore(checkpoint)
+
+    for _ in range(20):
+        cycle()
+    gc.collect()
+    before = resident_kib()
+    for _ in range(200):
+        cycle()
+    gc.collect()
+    grown = resident_kib() - before
+    print(f"{kind}: {grown} KiB more after 200 cycles")
+    # A cycle holds 128 KiB of K and V at least: 25 MiB if they stayed.
+    assert grown < 4096
