@@ -104,7 +104,7 @@ def test_the_context_ends_a_block(decoder: dflash_gguf.Decoder) -> None:
 
 def test_the_command_takes_a_drafter(drafter: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = str(smollm2_file())
-    flags = ["-m", target, "-md", str(drafter), *"-t 1 -c 256 -p Hi. -n 6".split()]
+    flags = ["-m", target, "-md", str(drafter), "-t", "1", "-c", "256", "-p", "Hi.", "-n", "6"]
     assert main([*flags, "--draft", "chain", "--draft-max", "2"]) == 0
     assert "tokens a round, " in capsys.readouterr().err
     assert main([*flags, "--draft-max", "99"]) == 1
