@@ -138,6 +138,7 @@ class Budget:
         seconds = done.seconds if is_warm else min(done.seconds, expected_s)
         return seconds - done.n_tokens * self.costs.seconds(done.position, 0, 1.0)
 
+
 class BudgetedLength:
     """A budget's choice among the lengths that one answer allows."""
 
