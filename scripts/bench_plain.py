@@ -9,7 +9,8 @@ buffers, f16 K/V and flash attention, and read the same random tokens. llama.cpp
 
 One process rather than two, because then both use one OpenMP pool and take turns within a fraction
 of a second: whatever else runs on the machine hits both alike. A pair is one prefill and one decode
-of each engine; the engine that goes first changes with every pair and every segment.
+of each engine, the one that goes first changing all the time, in a fresh process: where the
+operating system puts the weights moves the speed of a whole process by a few per cent.
 
 Prints tokens per second and the ratio ours/theirs: the median over the pairs and its 95 % bootstrap
 interval. The last line is one JSON object.
@@ -20,11 +21,14 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import multiprocessing
 import platform
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -76,7 +80,7 @@ class Theirs:
         model_params.n_gpu_layers = 0
         self.model = llama_cpp.llama_model_load_from_file(str(path).encode(), model_params)
         if not self.model:
-            raise SystemExit(f"{path}: llama.cpp cannot load it")
+            raise core.Error(f"{path}: llama.cpp cannot load it")
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = params.n_batch = n_ctx
         params.n_ubatch = N_UBATCH
@@ -85,7 +89,7 @@ class Theirs:
         params.type_k = params.type_v = TYPE_F16
         self.context = llama_cpp.llama_init_from_model(self.model, params)
         if not self.context:
-            raise SystemExit(f"{path}: llama.cpp cannot make a context")
+            raise core.Error(f"{path}: llama.cpp cannot make a context")
         self.memory = llama_cpp.llama_get_memory(self.context)
 
     def reset(self) -> None:
@@ -95,7 +99,7 @@ class Theirs:
         # a batch made so has the logits of its last token
         status = llama_cpp.llama_decode(self.context, llama_cpp.llama_batch_get_one(tokens, n))
         if status != 0:
-            raise SystemExit(f"llama_decode of {n} tokens returned {status}")
+            raise core.Error(f"llama_decode of {n} tokens returned {status}")
         llama_cpp.llama_synchronize(self.context)
 
     def prefill(self, tokens: Tokens) -> None:
@@ -105,24 +109,71 @@ class Theirs:
         self._run((ctypes.c_int32 * 1)(token), 1)
 
 
-def run_pair(
-    engines: Sequence[Engine], prompt: Tokens, answer: Tokens, segment: int, first: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Seconds of one prefill and one decode, each [ours, theirs]."""
-    prefill, decode = np.zeros(2), np.zeros(2)
-    for i in (first, 1 - first):
-        engines[i].reset()
-        start = time.perf_counter()
-        engines[i].prefill(prompt)
-        prefill[i] = time.perf_counter() - start
-    for n, begin in enumerate(range(0, len(answer), segment)):
-        tokens = answer[begin : begin + segment].tolist()
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one pair runs."""
+
+    path: Path
+    n_prompt: int
+    n_decode: int
+    n_segment: int
+    n_threads: int | None
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds of one pair, [ours, theirs]."""
+
+    prefill: tuple[float, float]
+    decode: tuple[float, float]
+    n_threads: int
+
+
+def run_pair(work: Work) -> Times:
+    """Loads both engines, warms them up and measures."""
+    silent = llama_cpp.llama_log_callback(lambda _level, _text, _data: None)
+    llama_cpp.llama_log_set(silent, ctypes.c_void_p(0))
+    n_ctx = work.n_prompt + work.n_decode
+    ours = Ours(work.path, n_ctx, work.n_threads)
+    n_threads = ours.session.n_threads
+    engines: list[Engine] = [ours, Theirs(work.path, n_ctx, n_threads)]
+    random = np.random.default_rng(work.index)
+    tokens = random.integers(0, ours.model.n_vocab, n_ctx, dtype=np.int32)
+    prompt, answer = tokens[: work.n_prompt], tokens[work.n_prompt :].tolist()
+    segments = [answer[i : i + work.n_segment] for i in range(0, len(answer), work.n_segment)]
+    prefill_times(engines, prompt, 1, work.index)  # warms up
+    prefill = prefill_times(engines, prompt, 2, work.index)
+    decode = decode_times(engines, segments, work.index)
+    return Times(prefill, decode, n_threads)
+
+
+def prefill_times(
+    engines: Sequence[Engine], prompt: Tokens, n_runs: int, first: int
+) -> tuple[float, float]:
+    """Seconds of n_runs prefills from an empty cache, engines taking turns."""
+    times = [0.0, 0.0]
+    for run in range(n_runs):
+        for i in ((first + run) % 2, (first + run + 1) % 2):
+            engines[i].reset()
+            start = time.perf_counter()
+            engines[i].prefill(prompt)
+            times[i] += time.perf_counter() - start
+    return times[0] / n_runs, times[1] / n_runs
+
+
+def decode_times(
+    engines: Sequence[Engine], segments: Sequence[list[int]], first: int
+) -> tuple[float, float]:
+    """Seconds of decoding all segments, engines taking turns."""
+    times = [0.0, 0.0]
+    for n, tokens in enumerate(segments):
         for i in ((first + n) % 2, (first + n + 1) % 2):
             start = time.perf_counter()
             for token in tokens:
                 engines[i].decode(token)
-            decode[i] += time.perf_counter() - start
-    return prefill, decode
+            times[i] += time.perf_counter() - start
+    return times[0], times[1]
 
 
 def median_interval(values: NDArray[np.float64]) -> tuple[float, float, float]:
@@ -147,25 +198,17 @@ def summary(times: NDArray[np.float64], n_tokens: int) -> dict[str, Any]:
 
 def bench(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Measures one model file."""
-    n_ctx = args.prompt + args.decode
-    ours = Ours(path, n_ctx, args.threads)
-    n_threads = ours.session.n_threads
-    engines: list[Engine] = [ours, Theirs(path, n_ctx, n_threads)]
-    random = np.random.default_rng(1)
-    prefills, decodes = [], []
-    for pair in range(args.pairs + 1):
-        tokens = random.integers(0, ours.model.n_vocab, n_ctx, dtype=np.int32)
-        times = run_pair(
-            engines, tokens[: args.prompt], tokens[args.prompt :], args.segment, pair % 2
-        )
-        if pair > 0:  # the first warms up
-            prefills.append(times[0])
-            decodes.append(times[1])
+    times = []
+    for index in range(args.pairs):
+        work = Work(path, args.prompt, args.decode, args.segment, args.threads, index)
+        # spawn: a forked child would inherit a dead OpenMP pool
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as child:
+            times.append(child.submit(run_pair, work).result())
     return {
         "model": path.name,
-        "threads": n_threads,
-        "prefill": summary(np.array(prefills), args.prompt),
-        "decode": summary(np.array(decodes), args.decode),
+        "threads": times[0].n_threads,
+        "prefill": summary(np.array([x.prefill for x in times]), args.prompt),
+        "decode": summary(np.array([x.decode for x in times]), args.decode),
     }
 
 
@@ -208,11 +251,9 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument("--prompt", type=int, default=512, help="tokens of the prefill")
     parser.add_argument("--decode", type=int, default=128, help="tokens decoded after it")
-    parser.add_argument("--segment", type=int, default=16, help="tokens before engines change")
+    parser.add_argument("--segment", type=int, default=8, help="tokens before engines change")
     parser.add_argument("-t", "--threads", type=int, help="default: one per physical core")
     args = parser.parse_args()
-    silent = llama_cpp.llama_log_callback(lambda _level, _text, _data: None)
-    llama_cpp.llama_log_set(silent, ctypes.c_void_p(0))
     results = []
     for path in args.models:
         try:
