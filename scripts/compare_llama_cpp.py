@@ -74,7 +74,7 @@ def first_difference(
 
 def compare(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     """All figures of one file."""
-    ours = Ours(path, N_CTX)
+    ours = Ours(path, N_CTX, args.threads)
     theirs = Theirs(path, N_CTX, ours.session.n_threads)
     result: dict[str, Any] = {"model": path.name, "float": holds_floats_only(path)}
     result |= compare_rows(ours, theirs, humaneval_prompts(path, args.prompts))
@@ -111,6 +111,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=164, help="prompts for the divergence")
     parser.add_argument("--greedy", type=int, default=20, help="prompts for greedy text")
     parser.add_argument("--tokens", type=int, default=128, help="tokens of greedy text")
+    parser.add_argument("-t", "--threads", type=int, help="default: one per physical core")
     args = parser.parse_args()
     results = []
     for path in args.models:

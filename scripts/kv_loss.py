@@ -72,9 +72,9 @@ def measure(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     """All pairs, printed as they are done."""
     text = humaneval_text() if args.text is None else args.text.read_text(encoding="utf-8")
     chunks = chunks_of(path, text, args.chunks)
-    n_threads = Ours(path, CHUNK).session.n_threads
+    n_threads = Ours(path, CHUNK, args.threads).session.n_threads
     engines: dict[str, MakeEngine] = {
-        "ours": lambda k, v: Ours(path, CHUNK, k, v),
+        "ours": lambda k, v: Ours(path, CHUNK, n_threads, k, v),
         "llama.cpp": lambda k, v: Theirs(path, CHUNK, n_threads, k, v),
     }
     print(f"{'K/V':12} {'KL ours':>10} {'llama.cpp':>10} {'same top ours':>14} {'llama.cpp':>10}")
@@ -107,6 +107,7 @@ def main() -> None:
     parser.add_argument("--pairs", nargs="+", type=cache_pair, default=PAIRS, metavar="K/V")
     parser.add_argument("--chunks", type=int, default=8, help=f"chunks of {CHUNK} tokens")
     parser.add_argument("--text", type=Path, help="a text file instead of HumanEval")
+    parser.add_argument("-t", "--threads", type=int, help="default: one per physical core")
     args = parser.parse_args()
     try:
         figures = measure(args.model, args)

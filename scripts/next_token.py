@@ -38,10 +38,22 @@ class Engine(Protocol):
 class Ours:
     """This project's session."""
 
-    def __init__(self, path: Path, n_ctx: int, type_k: str = "f16", type_v: str = "f16") -> None:
-        """Raises core.Error or ValueError."""
+    def __init__(
+        self,
+        path: Path,
+        n_ctx: int,
+        n_threads: int | None,
+        type_k: str = "f16",
+        type_v: str = "f16",
+    ) -> None:
+        """n_threads: None for one per physical core. Raises core.Error or ValueError."""
         config = LoadConfig(
-            n_ctx=n_ctx, n_ubatch=N_UBATCH, n_gpu_layers=0, cache_type_k=type_k, cache_type_v=type_v
+            n_ctx=n_ctx,
+            n_ubatch=N_UBATCH,
+            n_threads=n_threads,
+            n_gpu_layers=0,
+            cache_type_k=type_k,
+            cache_type_v=type_v,
         )
         self.session = core.Session(core.Model(str(path), config))
 

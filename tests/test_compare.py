@@ -28,7 +28,7 @@ def run(name: str, *arguments: str) -> dict[str, Any]:
 
 def test_distributions_and_greedy_text_are_those_of_llama_cpp(tmp_path: Path) -> None:
     f16 = convert(make_smollm2(tmp_path / "smollm2"), tmp_path / "smollm2.gguf", "f16")
-    short = ("--prompts", "3", "--greedy", "1", "--tokens", "16")
+    short = ("--prompts", "3", "--greedy", "1", "--tokens", "16", "-t", "1")
     half, quantised = run("compare_llama_cpp.py", str(f16), str(GGUF), *short)["results"]
     assert (half["float"], quantised["float"]) == (True, False)
     assert half["positions"] == quantised["positions"] == 96
@@ -38,7 +38,8 @@ def test_distributions_and_greedy_text_are_those_of_llama_cpp(tmp_path: Path) ->
 
 
 def test_the_loss_of_a_quantised_cache_is_that_of_llama_cpp() -> None:
-    (found,) = run("kv_loss.py", str(GGUF), "--pairs", "q4_0/q4_0", "--chunks", "1")["results"]
+    short = ("--pairs", "q4_0/q4_0", "--chunks", "1", "-t", "1")
+    (found,) = run("kv_loss.py", str(GGUF), *short)["results"]
     ours, theirs = found["ours"]["kl_mean"], found["llama.cpp"]["kl_mean"]
     assert 1e-3 < ours < 0.3
     assert abs(ours - theirs) < 0.2 * theirs
