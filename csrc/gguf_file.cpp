@@ -2,11 +2,11 @@
 
 #include "error.h"
 #include "gguf_schema.h"
+#include "log_capture.h"
 
 #include <cerrno>
 #include <cstring>
 #include <fcntl.h>
-#include <mutex>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -36,39 +36,6 @@ FileMapping::~FileMapping() {
         munmap(data_, size_);
     }
 }
-
-// ggml explains a bad header only through its log; this collects it for our sentence.
-class LogCapture {
-  public:
-    LogCapture() : lock_(mutex()) {
-        ggml_log_get(&old_callback_, &old_data_);
-        ggml_log_set(collect, &text_);
-    }
-    ~LogCapture() { ggml_log_set(old_callback_, old_data_); }
-    LogCapture(const LogCapture &) = delete;
-    LogCapture & operator=(const LogCapture &) = delete;
-
-    // The first line without its function name.
-    std::string reason() const {
-        std::string line = text_.substr(0, text_.find('\n'));
-        const size_t colon = line.find(": ");
-        return colon == std::string::npos ? line : line.substr(colon + 2);
-    }
-
-  private:
-    static std::mutex & mutex() {
-        static std::mutex one;
-        return one;
-    }
-    static void collect(ggml_log_level, const char * text, void * data) {
-        static_cast<std::string *>(data)->append(text);
-    }
-
-    std::lock_guard<std::mutex> lock_;
-    ggml_log_callback old_callback_ = nullptr;
-    void * old_data_ = nullptr;
-    std::string text_;
-};
 
 GgufFile::GgufFile(const std::string & path) : path_(path), mapping_(path) {
     DFL_CHECK(mapping_.size() >= 24 && std::memcmp(mapping_.data(), GGUF_MAGIC, 4) == 0,

@@ -3,6 +3,7 @@
 #include "backend.h"
 #include "error.h"
 #include "gguf_schema.h"
+#include "log_capture.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -383,6 +384,7 @@ void WeightLoader::fill(const Request & request) const {
 }
 
 std::unique_ptr<Weights> WeightLoader::load(const LoadProgress & progress) {
+    LogCapture quiet; // repacking logs a line for each tensor
     std::set<std::string> used = read_directly_;
     bool any_mapped = false;
     for (const Request & request : requests_) {
