@@ -43,7 +43,7 @@ CPP_LAYERS = (
     ("cache", "weights"),
     ("hparams",),
     ("backend", "gguf_file", "quantize", "select"),
-    ("error",),
+    ("error", "log_capture",),
     ("dflash", "gguf_schema"),
 )
 
