@@ -232,7 +232,7 @@ def test_rows_are_valid_until_the_next_pass(tiny_gguf: Tiny) -> None:
     session = start(tiny_gguf("llama"))
     rows = session.prefill(PROMPT)
     assert rows.argmax() == rows.logits().argmax()
-    with pytest.raises(ValueError, match="row 1: the pass has one row"):
+    with pytest.raises(ValueError, match="row 1: the pass has 1"):
         rows.logits(1)
     moves: list[Callable[[], object]] = [
         lambda: session.decode(1),

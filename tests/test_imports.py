@@ -43,7 +43,10 @@ CPP_LAYERS = (
     ("cache", "weights"),
     ("hparams",),
     ("backend", "gguf_file", "quantize", "select"),
-    ("error", "log_capture",),
+    (
+        "error",
+        "log_capture",
+    ),
     ("dflash", "gguf_schema"),
 )
 
