@@ -131,7 +131,7 @@ def _callback(progress: Progress | None) -> Iterator[Any]:
     def on_progress(_user: Any, done: int, total: int) -> int:
         try:
             progress(done, total)
-        except BaseException as error:
+        except BaseException as error:  # C must not see it; it is raised below
             raised.append(error)
             return 1
         return 0
