@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from .budget import Round
+from .costs import Round
 
-ROUND_PHASES = ("decode", "draft", "verify", "commit", "sample")
+ROUND_PHASES = ("decode", "draft", "tree", "verify", "commit", "sample")
 
 
 class Account:
@@ -21,6 +22,7 @@ class Account:
         self.rounds = 0
         self.n_decoded = 0
         self.n_drafted = 0
+        self.rounds_by_draft: Counter[str] = Counter()
         self._accepted: list[int] | None = [] if is_drafted else None
         self._phase_s = dict.fromkeys(("prefill", *ROUND_PHASES, "host"), 0.0)
 
@@ -32,7 +34,7 @@ class Account:
     @property
     def phase_s(self) -> dict[str, float]:
         """Seconds by phase, drafting only where there is any."""
-        idle = () if self._accepted is not None else ("draft", "verify", "commit")
+        idle = () if self._accepted is not None else ("draft", "tree", "verify", "commit")
         return {name: s for name, s in self._phase_s.items() if name not in idle}
 
     @contextmanager
@@ -60,7 +62,7 @@ class Account:
             took = {name: self._phase_s[name] - before[name] for name in ROUND_PHASES}
             self.decode_s += seconds
             self._phase_s["host"] += seconds - sum(took.values())
-        done.draft_s, done.sample_s = took["draft"], took["sample"]
+        done.draft_s, done.sample_s = took["draft"] + took["tree"], took["sample"]
         done.pass_s = seconds - done.draft_s - done.sample_s
         self._count(done)
 
@@ -68,6 +70,7 @@ class Account:
         self.rounds += 1
         self.n_decoded += done.n_tokens
         self.n_drafted += done.n_drafted
+        self.rounds_by_draft[f"{done.kind} {done.n_drafted}" if done.n_drafted else "none"] += 1
         if self._accepted is not None:
             self._accepted += [0] * (done.n_accepted + 1 - len(self._accepted))
             self._accepted[done.n_accepted] += 1

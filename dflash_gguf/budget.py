@@ -1,284 +1,219 @@
-"""How many candidates a round drafts: what a round costs and what it gives, learned while running.
+"""Drafting that pays for itself: lengths, sizes, chain, tree or nothing, by what they cost and give.
 
-A round that drafts n candidates takes draft(n) + verify(n + 1 rows) seconds and gives
-1 + p1 + p1 p2 + ... + p1 .. pn tokens, pd being the chance that the candidate at depth d is the
-target's choice once those before it were. The length with the most tokens per second wins; length
-0 is plain decoding, a pass of one row. Nothing here reads a clock: equal rounds give equal choices.
+Among the ways a round can go the rule takes the one with the most
+
+    expected tokens - rate * expected seconds
+
+where the rate is what the best way is expected to reach, plain decoding's at least: this is what
+makes all rounds together fastest (Dinkelbach's method, a step of it each round). Before the draft, what every length would give is the mean
+over the last drafts, of which each could have been verified in its own best way; after it, the
+draft at hand says which nodes are worth their cost. Costs have steps (kernels change at 4, 8 or 16
+rows), so every size of the ladder is looked at, not only the next one. Nothing here reads a clock:
+equal rounds give equal choices.
 
 The idea of letting the measured cost of the next node decide: CaDDTree, arXiv 2606.01813.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
-import statistics
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+import numpy as np
+from numpy.typing import NDArray
+
+from .calibration import Calibrations
+from .costs import Costs, Round
+from .gains import Gains, ladder
+from .tree import Candidates, Tree, chain, grow
+
+Floats = NDArray[np.float64]
 
 PROBE_SHARE = 0.01
 """Part of the running time that may be lost on looking whether drafting pays by now."""
 PROBE_AHEAD = 128
 """Plain rounds whose share may be spent at once: on the first look, or after long without one."""
-MEMORY = 64
-"""Rounds after which an observed acceptance weighs 1/e."""
-PRIOR_CHANCE, PRIOR_WEIGHT = 0.5, 2.0
-"""The chance at depth 1 before anything is seen, and how many observations it is worth. A deeper
-depth starts from the chance of the one before it."""
-N_TIMES = 9
-"""Times that a moving median looks back."""
-CELLS = 256
-"""Cells of the first cost bucket; each further one is twice as wide."""
-LADDER = (1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63)
-"""Lengths that are tried. Their verify has 2, 3, 4, 6, 8, 12, 16 ... rows: kernels change at
-multiples of 4 and 8 rows, and every further length would need graphs and measurements."""
-
-
-@dataclass(slots=True)
-class Round:
-    """What a round did and took.
-
-    position: tokens in the caches before it. n_tokens: tokens it added to the answer.
-    Seconds: draft_s; pass_s, the target's pass with what surrounds it; sample_s.
-    """
-
-    position: int
-    n_drafted: int = 0
-    n_accepted: int = 0
-    n_tokens: int = 0
-    draft_s: float = 0.0
-    pass_s: float = 0.0
-    sample_s: float = 0.0
-
-    @property
-    def n_decided(self) -> int:
-        """Candidates that the target accepted or refused; the answer may end before the rest."""
-        return min(self.n_tokens, self.n_drafted)
-
-    @property
-    def seconds(self) -> float:
-        """All of it."""
-        return self.draft_s + self.pass_s + self.sample_s
-
-
-class Lengths(Protocol):
-    """Chooses how many candidates to draft."""
-
-    def choose(self, position: int, limit: int) -> int:
-        """Candidates for the next round, 0 to `limit`; 0 is a plain round."""
-
-    def observe(self, done: Round) -> None:
-        """Learns from a round."""
-
-
-class FixedLength:
-    """The same length every round, shorter only where the answer or the context ends."""
-
-    def __init__(self, length: int, least: int = 0) -> None:
-        self._length, self._least = length, least
-
-    def choose(self, position: int, limit: int) -> int:  # noqa: ARG002
-        """`length`, or what is left, if that is at least `least`."""
-        length = min(self._length, limit)
-        return length if length >= self._least else 0
-
-    def observe(self, done: Round) -> None:
-        """Learns nothing."""
+PAUSE = 8
+"""Rounds after which plain decoding is reconsidered."""
+SIZES = (1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63, 95, 127, 191, 255)
+"""Positions and nodes that are tried. Their verify has 2, 3, 4, 6, 8, 12, 16 ... rows: kernels
+change at multiples of 4 and 8 rows, and every other size would need graphs and measurements."""
 
 
 class Budget:
     """What was learned about one pair on one device. It outlives answers."""
 
-    def __init__(self) -> None:
-        self.costs = Costs()
-        self.acceptance = Acceptance()
+    def __init__(self, costs: Costs | None = None) -> None:
+        """costs: what was measured before, if anything was."""
+        self.costs = costs or Costs()
+        self.calibrations = Calibrations()
         self._lost_s = 0.0
         self._since_plain = 0
+        self._n_paused = 0
+        self._gains: dict[tuple[int, ...], Gains] = {}
 
-    def choose(self, position: int, lengths: Sequence[int]) -> int:
-        """The most profitable of `lengths` or 0; now and then one that only might be.
+    def rule(self, longest: int, most: int, least: int = 0) -> BudgetedRule:
+        """For one answer. longest: positions; most: nodes; least: nodes, unless there are none."""
+        lengths = ladder(SIZES, *(n for n in (longest, least) if n <= longest))
+        sizes = ladder(SIZES, *(n for n in (longest, most, least) if n <= most))
+        key = (*lengths, -1, *sizes)
+        gains = self._gains.setdefault(key, Gains(lengths, sizes))
+        return BudgetedRule(self, gains, lengths, sizes, least)
 
-        position: tokens in the caches. lengths: ascending.
+    def may_lose(self, seconds: float, position: int) -> bool:
+        """Whether a look that will cost so much is affordable."""
+        return self._lost_s + seconds <= PROBE_SHARE * PROBE_AHEAD * self.costs.plain_s(position)
+
+    def needs_plain(self, advantage: float) -> bool:
+        """Whether a plain round is due, so that what drafting is compared with is not old.
+
+        advantage: tokens that it gives up.
         """
-        if not lengths or not self.costs.knows_plain:
-            return 0
-        gains = self.acceptance.tokens(lengths[-1])
-        plain_s = self.costs.seconds(position, 0, 1.0)
-        # A step of the ladder at a time: costs far beyond what was measured are guesses.
-        longest = max(self.costs.lengths, default=0)
-        n_open = sum(length <= longest for length in lengths) + 1
-        costs = {n: self.costs.seconds(position, n, gains[n]) for n in lengths[:n_open]}
-        best = max(costs, key=lambda n: gains[n] / max(costs[n], 1e-9))
-        gain = gains[best] * plain_s / max(costs[best], 1e-9) - 1.0
-        if gain > 0.0:
-            # A plain round gives up the gain, but what drafting is compared with must not grow old.
-            return 0 if self._since_plain * PROBE_SHARE >= gain else best
-        probe = lengths[0]
-        loss = costs[probe] - gains[probe] * plain_s
-        return probe if self._lost_s + loss <= PROBE_SHARE * PROBE_AHEAD * plain_s else 0
+        return self._since_plain * PROBE_SHARE >= advantage
+
+    def pause(self) -> None:
+        """Leaves plain decoding alone for some rounds."""
+        self._n_paused = PAUSE
+
+    def is_paused(self) -> bool:
+        """Whether this round is one of them."""
+        self._n_paused = max(self._n_paused - 1, 0)
+        return self._n_paused > 0
 
     def observe(self, done: Round) -> None:
         """Learns from a round."""
         self._lost_s -= PROBE_SHARE * done.seconds
-        if done.n_drafted:
-            self._since_plain += 1
-            self._lost_s += self._loss(done)
-            self.acceptance.observe(done.n_accepted, done.n_decided)
-        else:
-            self._since_plain = 0
+        self._since_plain = self._since_plain + 1 if done.n_positions else 0
+        if done.n_positions and self.costs.knows_plain:
+            self._lost_s += self._warm_s(done) - done.n_tokens * self.costs.plain_s(done.position)
         self._lost_s = max(self._lost_s, 0.0)
         self.costs.observe(done)
 
-    def _loss(self, done: Round) -> float:
-        """Seconds that plain decoding would have saved; what a first run costs extra is no loss."""
-        if not self.costs.knows_plain:
-            return 0.0
-        expected_s = self.costs.seconds(done.position, done.n_drafted, done.n_tokens)
-        is_warm = self.costs.is_warm(done.n_drafted)
-        seconds = done.seconds if is_warm else min(done.seconds, expected_s)
-        return seconds - done.n_tokens * self.costs.seconds(done.position, 0, 1.0)
+    def _warm_s(self, done: Round) -> float:
+        """Seconds of a round without what a first run costs extra."""
+        if self.costs.is_warm(done) or not self.costs.knows_plain:
+            return done.seconds
+        return min(done.seconds, self.costs.round_s(done))
 
 
-class BudgetedLength:
-    """A budget's choice among the lengths that one answer allows."""
+class BudgetedRule:
+    """A budget's choices among what one answer allows."""
 
-    def __init__(self, budget: Budget, longest: int, least: int = 0) -> None:
-        self._budget = budget
-        steps = {n for n in (*LADDER, longest, least) if max(least, 1) <= n <= longest}
-        self._lengths = sorted(steps)
+    is_narrow = False
+
+    def __init__(
+        self, budget: Budget, gains: Gains, lengths: list[int], sizes: list[int], least: int
+    ) -> None:
+        """Use `Budget.rule`."""
+        self._budget, self._costs, self._gains = budget, budget.costs, gains
+        self._lengths, self._sizes, self._least = lengths, np.array(sizes), least
+        self._position, self._rate = 0, 0.0
+        self._is_probe = False
+
+    @property
+    def n_rows(self) -> int:
+        """Those of the largest size that it looks at by now."""
+        return int(self._sizes[self._n_open() - 1]) + 1
 
     def choose(self, position: int, limit: int) -> int:
-        """The most profitable length."""
-        return self._budget.choose(position, [n for n in self._lengths if n <= limit])
+        """The most profitable length or 0; now and then one that only might be."""
+        self._position, self._is_probe = position, False
+        budget, costs = self._budget, self._costs
+        # A step of the ladder at a time: costs far beyond what was measured are guesses.
+        n_open = sum(n <= costs.most_positions for n in self._lengths) + 1
+        lengths = [n for n in self._lengths[:n_open] if self._least <= n <= limit]
+        if not lengths or not costs.knows_plain or budget.is_paused():
+            return 0
+        plain_s = costs.plain_s(position)
+        rate = self._rate = max(self._rate, 1.0 / max(plain_s, 1e-9))
+        first = self._lengths.index(lengths[0])
+        draft_s = np.array([costs.draft_s(n) for n in lengths])
+        outlook = _Outlook(
+            self._gains.tables()[:, :, first : first + len(lengths)],
+            self._more_s(),
+            plain_s + draft_s,
+            costs.sample_s,
+        )
+        worth, rates = outlook.at(rate)
+        self._rate = max(float(rates.max()), 1.0 / max(plain_s, 1e-9))
+        best = int(worth.argmax())
+        advantage = float(worth[best]) - (1.0 - rate * plain_s)
+        if advantage > 0.0:
+            return 0 if budget.needs_plain(advantage) else lengths[best]
+        worth, _ = outlook.at(rate, must_verify=True)
+        best = int(worth.argmax())
+        loss_s = (1.0 - rate * plain_s - float(worth[best])) / rate
+        if budget.may_lose(loss_s, position):
+            self._is_probe = True
+            return lengths[best]
+        budget.pause()
+        return 0
+
+    def pick(self, root: int, candidates: Candidates, limit: int) -> Tree:
+        """The nodes that are worth their cost; a probe verifies one at least."""
+        tree = grow(root, candidates, min(limit, self.n_rows - 1))
+        gains = self._gains.of(candidates, tree)
+        values = _values(gains, self._more_s()[:, 0], self._rate, self._costs.sample_s)
+        values[:, (self._sizes > limit) | (self._sizes < self._least)] = -np.inf
+        kind, size = divmod(int(values.argmax()), len(self._sizes))
+        best = float(values[kind, size])
+        if best == -np.inf or (best <= 0.0 and not self._is_probe):
+            return chain(root, candidates, 0)
+        n = int(self._sizes[size])
+        return tree.first(n) if kind else chain(root, candidates, n)
 
     def observe(self, done: Round) -> None:
         """Passes the round on."""
+        if done.n_drafted:
+            self._gains.observe(done.n_expected, done.n_accepted)
         self._budget.observe(done)
 
+    def _n_open(self) -> int:
+        """Sizes of the ladder that are looked at: one step beyond the largest pass that was run."""
+        known = int(np.searchsorted(self._sizes, self._costs.most_rows - 1, side="right"))
+        return min(known + 1, len(self._sizes))
 
-class Acceptance:
-    """Chance that a candidate is accepted, by depth; old rounds fade."""
-
-    def __init__(self) -> None:
-        self._accepted: list[float] = []
-        self._tried: list[float] = []
-
-    def observe(self, n_accepted: int, n_tried: int) -> None:
-        """Counts a round's candidates: the first n_tried were decided on."""
-        keep = 1.0 - 1.0 / MEMORY
-        n_new = n_tried - len(self._tried)
-        self._accepted += [0.0] * n_new
-        self._tried += [0.0] * n_new
-        for depth in range(len(self._tried)):
-            self._accepted[depth] = keep * self._accepted[depth] + (depth < n_accepted)
-            self._tried[depth] = keep * self._tried[depth] + (depth < n_tried)
-
-    def chances(self, n: int) -> list[float]:
-        """The chance at depths 1 to n, given that those before were accepted."""
-        found: list[float] = []
-        chance = PRIOR_CHANCE
-        for depth in range(n):
-            seen = depth < len(self._tried)
-            accepted, tried = (self._accepted[depth], self._tried[depth]) if seen else (0.0, 0.0)
-            chance = (accepted + PRIOR_WEIGHT * chance) / (tried + PRIOR_WEIGHT)
-            found.append(chance)
+    def _more_s(self) -> Floats:
+        """Seconds that verifying costs more than a plain pass, [kind, 1, size]; inf: not open."""
+        costs, position = self._costs, self._position
+        found = np.full((2, 1, len(self._sizes)), np.inf)
+        plain_s = costs.pass_s(position, 1)
+        for at in range(self._n_open()):
+            rows = int(self._sizes[at]) + 1
+            found[0, 0, at] = costs.pass_s(position, rows) - plain_s
+            found[1, 0, at] = costs.pass_s(position, rows, True) - plain_s
         return found
 
-    def tokens(self, n: int) -> list[float]:
-        """Expected tokens of rounds that draft 0 to n candidates."""
-        expected, path = [1.0], 1.0
-        for chance in self.chances(n):
-            path *= chance
-            expected.append(expected[-1] + path)
-        return expected
+
+class _Outlook:
+    """What the last drafts would have given and cost at every length."""
+
+    def __init__(self, gains: Floats, more_s: Floats, fixed_s: Floats, sample_s: float) -> None:
+        """gains: [draft, kind, length, size]. more_s: [kind, 1, size], beyond a plain round.
+
+        fixed_s: [length], the draft and a plain round. sample_s: choosing a token.
+        """
+        n_drafts, _, n_lengths, _ = gains.shape
+        order = (0, 2, 1, 3)
+        self._gains = gains.transpose(order).reshape(n_drafts, n_lengths, -1)
+        self._more_s = more_s.transpose(1, 0, 2).reshape(-1)
+        self._fixed_s, self._sample_s = fixed_s, sample_s
+
+    def at(self, rate: float, *, must_verify: bool = False) -> tuple[Floats, Floats]:
+        """Tokens beyond what the seconds are worth, and tokens a second, both [length].
+
+        Each draft is verified in the way that is best at this rate, or not at all.
+        """
+        values = _values(self._gains, self._more_s, rate, self._sample_s)
+        ways = values.argmax(axis=2)[:, :, None]
+        best = np.take_along_axis(values, ways, 2)[:, :, 0]
+        tokens = np.take_along_axis(self._gains, ways, 2)[:, :, 0]
+        if not must_verify:
+            tokens = np.where(best > 0.0, tokens, 0.0)
+            best = np.maximum(best, 0.0)
+        worth = 1.0 - rate * self._fixed_s + best.mean(axis=0)
+        more_s = (tokens - best) / rate  # by what `values` are
+        return worth, (1.0 + tokens.mean(axis=0)) / (self._fixed_s + more_s.mean(axis=0))
 
 
-class Costs:
-    """Seconds of a round by what it runs: moving medians of drafts, passes and choices."""
-
-    def __init__(self) -> None:
-        self._drafts: dict[int, Median] = {}
-        self._passes: dict[int, dict[int, Median]] = {}
-        self._sample = Median()
-
-    @property
-    def knows_plain(self) -> bool:
-        """Whether a plain round was measured."""
-        return 1 in self._passes
-
-    @property
-    def lengths(self) -> set[int]:
-        """Draft lengths that were run."""
-        return set(self._drafts)
-
-    def is_warm(self, n_drafted: int) -> bool:
-        """Whether rounds of this length have been through their first run."""
-        buckets = self._passes.get(n_drafted + 1, {})
-        return any(median.is_warm for median in buckets.values())
-
-    def observe(self, done: Round) -> None:
-        """Files a round's times."""
-        rows = self._passes.setdefault(done.n_drafted + 1, {})
-        rows.setdefault(_bucket(done.position), Median()).add(done.pass_s)
-        if done.n_drafted:
-            self._drafts.setdefault(done.n_drafted, Median()).add(done.draft_s)
-        self._sample.add(done.sample_s / done.n_tokens)
-
-    def seconds(self, position: int, n_drafted: int, n_tokens: float) -> float:
-        """Expected seconds of a round; a plain one must have been measured."""
-        bucket = _bucket(position)
-        passes = {rows: _nearest(buckets, bucket) for rows, buckets in self._passes.items()}
-        total = _between(passes, n_drafted + 1) + n_tokens * self._sample.value
-        return total + _between(self._drafts, n_drafted) if n_drafted else total
-
-
-class Median:
-    """Median of the last times. The first one does not count once there are others.
-
-    The first run of a shape builds its graph and warms its kernels.
-    """
-
-    def __init__(self) -> None:
-        self._times: deque[float] = deque(maxlen=N_TIMES)
-        self._is_warm = False
-        self.value = 0.0
-
-    @property
-    def is_warm(self) -> bool:
-        """Whether there is more than the first time."""
-        return self._is_warm
-
-    def add(self, seconds: float) -> None:
-        """Adds a time."""
-        if self._times and not self._is_warm:
-            self._is_warm = True
-            self._times.clear()
-        self._times.append(seconds)
-        self.value = statistics.median(self._times)
-
-
-def _bucket(position: int) -> int:
-    return (position // CELLS).bit_length()
-
-
-def _nearest(buckets: dict[int, Median], bucket: int) -> Median:
-    """The median of the bucket, or of the nearest; warm ones first."""
-    return min(buckets.items(), key=lambda item: (not item[1].is_warm, abs(item[0] - bucket)))[1]
-
-
-def _between(known: dict[int, Median], x: int) -> float:
-    """The cost at x, on straight lines between what is known and beyond; never falling beyond.
-
-    A first time stands for its own x only where nothing else is known.
-    """
-    if x in known and known[x].is_warm:
-        return known[x].value
-    points = sorted((at, median.value) for at, median in known.items() if at != x)
-    if not points:
-        return known[x].value if x in known else 0.0
-    if len(points) == 1:
-        return points[0][1]
-    above = next((i for i, (at, _) in enumerate(points) if at > x), len(points) - 1)
-    (x0, y0), (x1, y1) = points[max(above - 1, 0)], points[max(above, 1)]
-    value = y0 + (y1 - y0) * (x - x0) / (x1 - x0)
-    return max(value, y1) if x > x1 else max(value, 0.0)
+def _values(gains: Floats, more_s: Floats, rate: float, sample_s: float) -> Floats:
+    """Tokens beyond the first that are left when the seconds beyond a plain round are paid for."""
+    found: Floats = gains * (1.0 - rate * sample_s) - rate * more_s
+    return found

@@ -6,7 +6,7 @@ import argparse
 import re
 from pathlib import Path
 
-from .config import CACHE_TYPES, DRAFT_KINDS, DecodeConfig, LoadConfig
+from .config import CACHE_TYPES, DRAFT_KINDS, TREE_BUDGET, DecodeConfig, LoadConfig
 
 DESCRIPTION = "Answers a prompt with a GGUF language model."
 EPILOG = """\
@@ -109,7 +109,8 @@ def _add_drafting(p: argparse.ArgumentParser) -> None:
         "--draft",
         choices=DRAFT_KINDS,
         default=DecodeConfig().draft,
-        help="auto: as many tokens a round as pay for themselves (default); chain: --draft-max",
+        help="auto: what pays for itself (default); chain: --draft-max tokens a round; "
+        "tree: --tree-budget",
     )
     group.add_argument(
         "--draft-max",
@@ -125,6 +126,17 @@ def _add_drafting(p: argparse.ArgumentParser) -> None:
         default=DecodeConfig().draft_min,
         metavar="N",
         help="draft so many tokens a round or none (default: 0)",
+    )
+    group.add_argument(
+        "--tree-budget",
+        type=int,
+        metavar="N",
+        help=f"tokens of a tree (default: {TREE_BUDGET}), with auto at most so many",
+    )
+    group.add_argument(
+        "--tree-spine",
+        action="store_true",
+        help="a tree holds the whole chain before it branches",
     )
     group.add_argument(
         "--draft-window",
@@ -194,6 +206,8 @@ def decode_config(args: argparse.Namespace) -> DecodeConfig:
         draft=args.draft,
         draft_max=args.draft_max,
         draft_min=args.draft_min,
+        tree_budget=args.tree_budget,
+        tree_spine=args.tree_spine,
     )
 
 

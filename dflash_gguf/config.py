@@ -10,9 +10,14 @@ from dataclasses import dataclass
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 """Names of K/V cache types, as llama.cpp spells them. Which pairs run is the device's matter."""
 
-DRAFT_KINDS = ("none", "chain", "auto")
-"""How candidates are proposed: not at all, a chain of one length, or as many as pay for themselves.
-Without a drafter "auto" is plain decoding."""
+DRAFT_KINDS = ("none", "chain", "tree", "auto")
+"""How candidates are proposed: not at all, a chain of one length, a tree of one size, or whatever
+pays for itself. Without a drafter "auto" is plain decoding."""
+TREE_BUDGET = 23
+"""Nodes of a tree unless told otherwise: with its root it fills a pass of 24 rows."""
+MAX_TREE_BUDGET = 255
+AUTO_TREE_BUDGET = 63
+"""Nodes that "auto" tries at most unless told otherwise; a node of a 27B hybrid takes 3.5 MB."""
 
 MAX_N_CTX = 1 << 30
 MAX_DRAFT = 1 << 16
@@ -70,8 +75,10 @@ class DecodeConfig:
     stop: texts that end the answer; they are not part of it. One text or several.
     ignore_eos: tokens that end a generation are never drawn.
     draft: one of DRAFT_KINDS.
-    draft_max: candidates of a round at most; None is what the drafter's block holds.
+    draft_max: positions that a round drafts at most; None is what the drafter's block holds.
     draft_min: a round drafts so many candidates or none.
+    tree_budget: candidates of a tree; with "auto" at most so many. None is 23, with "auto" 63.
+    tree_spine: a tree holds the whole chain of best candidates before it branches.
     """
 
     max_tokens: int | None = None
@@ -89,6 +96,8 @@ class DecodeConfig:
     draft: str = "auto"
     draft_max: int | None = None
     draft_min: int = 0
+    tree_budget: int | None = None
+    tree_spine: bool = False
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
@@ -106,8 +115,10 @@ class DecodeConfig:
         if self.seed is not None:
             _set(self, "seed", _integer("seed", self.seed, SEED_MIN, SEED_MAX))
         _set(self, "stop", _stop_texts(self.stop))
-        if not isinstance(self.ignore_eos, bool):
-            raise ValueError(f"ignore_eos is {self.ignore_eos!r}, must be True or False")
+        for name in ("ignore_eos", "tree_spine"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise ValueError(f"{name} is {value!r}, must be True or False")
         if self.draft not in DRAFT_KINDS:
             raise ValueError(f"draft is {self.draft!r}, must be one of {', '.join(DRAFT_KINDS)}")
         _set(self, "draft_min", _integer("draft_min", self.draft_min, 0, MAX_DRAFT))
@@ -117,6 +128,9 @@ class DecodeConfig:
                 raise ValueError(
                     f"draft_min is {self.draft_min}, must be at most draft_max, {self.draft_max}"
                 )
+
+        if self.tree_budget is not None:
+            _set(self, "tree_budget", _integer("tree_budget", self.tree_budget, 1, MAX_TREE_BUDGET))
 
     @property
     def stop_texts(self) -> tuple[str, ...]:

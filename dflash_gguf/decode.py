@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 
 from .account import Account
 from .answer import Answer, Vocabulary
-from .budget import Lengths
 from .config import DecodeConfig
+from .costs import Round
 from .proposer import Proposer
 from .results import Result, Step
+from .rules import Rule
 from .sampling import Sampler
+from .tree import Tree
 
 Progress = Callable[[int, int], None]
 """Called with (tokens done, tokens in all) between micro-batches. It may raise, to cancel."""
@@ -59,11 +61,21 @@ class Session(Protocol):
     def decode(self, token: int) -> Rows:
         """Appends one token and returns its row."""
 
+    @property
+    def max_verify(self) -> int:
+        """Rows of one verify at most."""
+
     def verify(self, tokens: Sequence[int]) -> Rows:
         """Runs tokens after the timeline and returns a row for each; appends nothing."""
 
+    def verify_tree(self, tokens: Sequence[int], parents: Sequence[int]) -> Rows:
+        """The same for nodes that see only their ancestors; the root comes first, parent -1."""
+
     def commit(self, n: int) -> None:
         """Appends the first n tokens of the verify that waits for it; 0 is always allowed."""
+
+    def commit_path(self, nodes: Sequence[int]) -> None:
+        """Appends a path of the tree that waits for it, from the root down."""
 
 
 class _Cancelled(Exception):
@@ -86,7 +98,7 @@ class Generation:
         *,
         n_cached: int = 0,
         proposer: Proposer | None = None,
-        lengths: Lengths | None = None,
+        rule: Rule | None = None,
         on_prefill: Progress | None = None,
         on_prefilled: Callable[[], None] | None = None,
         cancelled: Callable[[], bool] | None = None,
@@ -94,8 +106,8 @@ class Generation:
         """Computes nothing yet.
 
         n_cached: the first so many prompt tokens are in the session already.
-        proposer, lengths: where candidates come from and how many a round; without both, rounds
-            are plain.
+        proposer, rule: where candidates come from, and which of them are verified; without both,
+            rounds are plain.
         on_prefill: progress of the prefill. on_prefilled: called once when it is done.
         cancelled: asked between micro-batches and tokens; True ends the answer.
         Errors: ValueError for an empty prompt or one that does not fit into the context.
@@ -109,8 +121,8 @@ class Generation:
         self._on_prefill = on_prefill
         self._on_prefilled = on_prefilled
         self._cancelled = cancelled or (lambda: False)
-        self._proposer = None if lengths is None else proposer
-        self._lengths = lengths
+        self._proposer = None if rule is None else proposer
+        self._rule = rule
         banned = vocabulary.stop_tokens if config.ignore_eos else frozenset()
         self._sampler = Sampler(config, banned=banned | vocabulary.suppressed_tokens)
         self._answer = Answer(vocabulary, config, session.n_ctx - len(prompt), self._cancelled)
@@ -144,6 +156,7 @@ class Generation:
             seed=self._sampler.seed,
             n_drafted=account.n_drafted,
             accept_histogram=account.accept_histogram,
+            rounds_by_draft=None if self._proposer is None else dict(account.rounds_by_draft),
             phase_s=account.phase_s,
         )
 
@@ -184,55 +197,75 @@ class Generation:
         position, n_before = len(self.history), len(self._answer.tokens)
         self.history.append(self._answer.tokens[-1])
         with self._account.round(position) as done:
-            candidates = self._propose()
-            if candidates:
-                done.n_drafted = len(candidates)
-                done.n_accepted = self._verify(candidates)
+            tree = self._propose(done)
+            if tree is not None and tree.n_drafted:
+                done.n_drafted, done.is_tree = tree.n_drafted, not tree.is_chain
+                done.n_expected = tree.n_expected
+                done.n_accepted = self._verify(tree)
             else:
                 with self._account.phase("decode"):
                     rows = self._session.decode(self.history[-1])
                 self._answer.take(self._choose(rows, -1))
             done.n_tokens = len(self._answer.tokens) - n_before
-        if self._proposer is not None and self._lengths is not None:
-            self._proposer.observe(self.history[position:])
-            self._lengths.observe(done)
         tokens = tuple(self._answer.tokens[n_before:])
+        if self._proposer is not None and self._rule is not None:
+            self._proposer.observe(tokens)
+            self._rule.observe(done)
         return Step(tokens, self._answer.new_text(), done.n_drafted, done.n_accepted)
 
-    def _propose(self) -> list[int]:
-        """Candidates that may follow the last token: none in a plain round."""
-        if self._proposer is None or self._lengths is None:
-            return []
+    def _propose(self, done: Round) -> Tree | None:
+        """What may follow the last token: nothing in a plain round."""
+        if self._proposer is None or self._rule is None:
+            return None
         limit = min(self._proposer.max_draft, self._answer.n_left - 1)
-        n = self._lengths.choose(len(self.history) - 1, limit) if limit > 0 else 0
+        n = self._rule.choose(done.position, limit) if limit > 0 else 0
         if n == 0:
-            return []
+            return None
+        done.n_positions = n
         with self._account.phase("draft"):
-            return self._proposer.propose(self.history, n, self._sampler)
+            candidates = self._proposer.propose(
+                self.history, n, self._sampler, is_narrow=self._rule.is_narrow
+            )
+        if candidates is None:
+            return None
+        n_room = min(self._session.max_verify, self._session.n_ctx - done.position)
+        with self._account.phase("tree"):
+            return self._rule.pick(self.history[-1], candidates, n_room - 1)
 
-    def _verify(self, candidates: Sequence[int]) -> int:
-        """Verifies candidates and commits what the answer keeps; returns how many are in it.
+    def _verify(self, tree: Tree) -> int:
+        """Verifies a tree and commits what the answer keeps; returns how many nodes are in it.
 
         The walk ends at the token that ends the answer, so that nothing behind it is committed.
         """
-        n_committed, n_accepted = 1, 0
+        path: list[int] = []
+        node: int | None = 0
+        n_accepted = 0
         try:
             with self._account.phase("verify"):
-                rows = self._session.verify([self.history[-1], *candidates])
-            for index in range(len(candidates) + 1):
-                token = self._choose(rows, index)
-                is_candidate = index < len(candidates) and token == candidates[index]
-                n_accepted += is_candidate
-                if self._answer.take(token) or not is_candidate:
+                rows = self._rows_of(tree)
+            while node is not None:
+                path.append(node)
+                token = self._choose(rows, node)
+                node = tree.child(node, token)
+                n_accepted += node is not None
+                if self._answer.take(token):
                     break
-                self.history.append(token)
-                n_committed += 1
+                if node is not None:
+                    self.history.append(token)
             with self._account.phase("commit"):
-                self._session.commit(n_committed)
+                if tree.is_chain:
+                    self._session.commit(len(path))
+                else:
+                    self._session.commit_path(path)
         except BaseException:
             self._session.commit(0)
             raise
         return n_accepted
+
+    def _rows_of(self, tree: Tree) -> Rows:
+        if tree.is_chain:
+            return self._session.verify(tree.tokens)
+        return self._session.verify_tree(tree.tokens, tree.parents)
 
     def _choose(self, rows: Rows, index: int) -> int:
         """Draws the token after `history` from a row."""

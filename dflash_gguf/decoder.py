@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .budget import Budget, BudgetedLength, FixedLength, Lengths
+from .budget import Budget
 from .chat import Message
-from .config import DecodeConfig, LoadConfig
-from .core import Checkpoint, Drafter, Model, Session
+from .config import AUTO_TREE_BUDGET, TREE_BUDGET, DecodeConfig, LoadConfig
+from .core import Checkpoint, Drafter, Error, Model, Session
 from .decode import Generation, Progress, check_prompt
-from .proposer import Chain
+from .proposer import DFlash
 from .results import Result, Step
+from .rules import FixedChain, FixedTree, Rule
 from .text import Tokenizer
 
 Prompt = str | Sequence[int] | NDArray[np.integer[Any]]
@@ -76,8 +77,8 @@ class Decoder:
         self.session = session
         self.tokenizer = tokenizer
         self._vocabulary = _Words(tokenizer)
-        self._proposer = Chain(session) if session.max_draft else None
         self._budget = Budget()
+        self._proposer = DFlash(session, self._budget.calibrations) if session.max_draft else None
         self._lock = threading.RLock()
         self._history: list[int] = []
         self._checkpoints: list[Checkpoint] = []
@@ -137,16 +138,19 @@ class Decoder:
         config = dataclasses.replace(config or DecodeConfig(), **settings)
         tokens = self._tokens_of(prompt)
         check_prompt(tokens, self.session.n_ctx)
-        lengths = self._lengths(config)
+        rule = self._rule(config)
         with self._lock:
+            n_cached = self._reuse(tokens)
+            if rule is not None:
+                self._make_room(rule.n_rows, is_needed=config.draft == "tree")
             generation = Generation(
                 self.session,
                 self._vocabulary,
                 tokens,
                 config,
-                n_cached=self._reuse(tokens),
+                n_cached=n_cached,
                 proposer=self._proposer,
-                lengths=lengths,
+                rule=rule,
                 on_prefill=on_prefill,
                 on_prefilled=self._keep_prompt,
                 cancelled=cancelled,
@@ -210,8 +214,8 @@ class Decoder:
             self._history = []
             self.session.reset()
 
-    def _lengths(self, config: DecodeConfig) -> Lengths | None:
-        """How many candidates rounds draft; None for plain decoding. ValueError if it cannot be."""
+    def _rule(self, config: DecodeConfig) -> Rule | None:
+        """What rounds draft; None for plain decoding. ValueError if it cannot be."""
         if config.draft == "none" or (config.draft == "auto" and self._proposer is None):
             return None
         if self._proposer is None:
@@ -222,8 +226,21 @@ class Decoder:
                 raise ValueError(f"{name} is {value}, this drafter drafts at most {longest}")
         longest = config.draft_max or longest
         if config.draft == "chain":
-            return FixedLength(longest, config.draft_min)
-        return BudgetedLength(self._budget, longest, config.draft_min)
+            return FixedChain(longest, config.draft_min)
+        if config.draft == "tree":
+            most = config.tree_budget or TREE_BUDGET
+            return FixedTree(most, longest, config.draft_min, spine=config.tree_spine)
+        most = config.tree_budget or AUTO_TREE_BUDGET
+        return self._budget.rule(longest, most, config.draft_min)
+
+    def _make_room(self, n_rows: int, *, is_needed: bool) -> None:
+        """Lets a round verify so many rows; where it can do with fewer, memory may be short."""
+        if n_rows > self.session.max_verify:
+            try:
+                self.session.reserve_verify(n_rows)
+            except Error:
+                if is_needed:
+                    raise
 
     def _tokens_of(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):

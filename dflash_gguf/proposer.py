@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .calibration import Calibration, Calibrations, Features
 from .sampling import Sampler
+from .tree import Candidates
 
 N_RANKED = 32
 """Candidates of a position that compete for its place where the best logit does not decide."""
@@ -20,17 +22,31 @@ class Proposer(Protocol):
 
     @property
     def max_draft(self) -> int:
-        """Candidates of one proposal at most."""
+        """Positions of one proposal at most."""
 
-    def propose(self, seen: Sequence[int], n: int, sampler: Sampler) -> list[int]:
-        """Up to n tokens that may follow `seen`, each after those before it.
+    def propose(
+        self, seen: Sequence[int], n: int, sampler: Sampler, *, is_narrow: bool
+    ) -> Candidates | None:
+        """What may follow `seen` at the next n positions; None if there is nothing to propose.
 
         seen: prompt and answer; its last token is chosen, but not in the caches yet.
         sampler: what the target's rows will be given to.
+        is_narrow: whether only the best candidate of a position will be used.
         """
 
     def observe(self, tokens: Sequence[int]) -> None:
-        """Learns the tokens that a round put into the caches, after any kind of round."""
+        """Learns what the target chose in the round that followed, whatever its kind."""
+
+
+class Draft(NamedTuple):
+    """What a drafter proposes for n_draft positions: their k best tokens, best first."""
+
+    tokens: NDArray[np.int32]
+    """[n_draft, k]"""
+    logits: NDArray[np.float32]
+    """Raw, [n_draft, k]."""
+    log_sum_exp: NDArray[np.float32]
+    """Of all raw logits of a position, [n_draft]; less it, a logit is a log-probability."""
 
 
 class Drafts(Protocol):
@@ -40,49 +56,96 @@ class Drafts(Protocol):
     def max_draft(self) -> int:
         """Tokens of one draft at most; 0 without a drafter."""
 
-    def draft(
-        self, last_token: int, n_draft: int, k: int = 1
-    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Tokens and logits [n_draft, k] after `last_token`, best first."""
+    def draft(self, last_token: int, n_draft: int, k: int = 1) -> Draft:
+        """What may follow `last_token`, the k best of each of n_draft positions."""
 
 
-class Chain:
-    """The session's DFlash drafter, one candidate a position.
+class DFlash:
+    """The session's DFlash drafter, with chances learned from what the target took.
 
-    A candidate is what the target would choose if its row were the drafter's: greedy by the best
-    logit, sampled with the target's own noise (shared), so that both draw the same token far more
-    often than two independent draws would.
+    The target's noise is known before it draws, so candidates are ranked with it, as much as it was
+    found to tell: both then draw the same token far more often than two independent draws would.
     """
 
-    def __init__(self, session: Drafts, *, n_ranked: int = N_RANKED) -> None:
+    def __init__(
+        self, session: Drafts, calibrations: Calibrations, *, n_ranked: int = N_RANKED
+    ) -> None:
+        """calibrations: what is learned, which outlives answers."""
         self._session = session
+        self._calibrations = calibrations
         self._n_ranked = n_ranked
         self._has_warned = False
+        self._open: tuple[Calibration, Features, NDArray[np.int64]] | None = None
 
     @property
     def max_draft(self) -> int:
         """One less than the drafter's block."""
         return self._session.max_draft
 
-    def propose(self, seen: Sequence[int], n: int, sampler: Sampler) -> list[int]:
-        """Drafts n candidates; none, warning once, if the drafter's scores are not finite."""
-        k = 1 if sampler.is_argmax and not sampler.banned else self._n_ranked
-        tokens, logits = self._session.draft(seen[-1], n, k)
-        if not np.isfinite(logits).all():
+    def propose(
+        self, seen: Sequence[int], n: int, sampler: Sampler, *, is_narrow: bool
+    ) -> Candidates | None:
+        """Drafts n positions; none, warning once, if the drafter's scores are not finite."""
+        self._open = None
+        is_plain = is_narrow and sampler.is_argmax and not sampler.banned
+        draft = self._session.draft(seen[-1], n, 1 if is_plain else self._n_ranked)
+        if not (np.isfinite(draft.logits).all() and np.isfinite(draft.log_sum_exp).all()):
             if not self._has_warned:
                 self._has_warned = True
                 sentence = "the drafter's scores are not finite numbers"
                 warnings.warn(sentence, RuntimeWarning, stacklevel=2)
-            return []
-        if k == 1:
-            return [int(token) for token in tokens[:, 0]]
-        path = list(seen)
-        for ids, scores in zip(tokens.astype(np.int64), logits, strict=True):
-            if sampler.banned.issuperset(ids.tolist()):
-                path.append(int(ids[0]))
-            else:
-                path.append(sampler.choose_among(ids, scores, path, len(path)))
-        return path[len(seen) :]
+            return None
+        tokens = draft.tokens.astype(np.int64)
+        if is_plain:
+            return Candidates(tokens, np.zeros(tokens.shape))
+        config = sampler.config
+        calibration = self._calibrations.of(config.temperature, config.has_penalties)
+        noise = sampler.noise(tokens, len(seen)) if config.temperature > 0.0 else None
+        logits = _adjusted(sampler, tokens, draft.logits, seen, noise, calibration.weights(n))
+        log_q = logits - draft.log_sum_exp[:, None]
+        features = Features(log_q, noise, None if noise is None else sampler.is_cut(log_q))
+        self._open = calibration, features, tokens
+        chances = calibration.log_chances(features)
+        chances[np.isneginf(logits)] = -np.inf
+        order = np.argsort(-chances, axis=1, kind="stable")
+        return Candidates(
+            np.take_along_axis(tokens, order, 1), np.take_along_axis(chances, order, 1)
+        )
 
     def observe(self, tokens: Sequence[int]) -> None:
-        """Nothing to learn: the session keeps what the drafter reads of each token."""
+        """Learns at which place the target's choices stood."""
+        if self._open is None:
+            return
+        (calibration, features, candidates), self._open = self._open, None
+        n, k = candidates.shape
+        places = []
+        for row, token in zip(candidates, tokens[:n], strict=False):
+            found = np.flatnonzero(row == token)
+            places.append(int(found[0]) if found.size else k)
+        calibration.observe(features, places)
+
+
+def _adjusted(
+    sampler: Sampler,
+    tokens: NDArray[np.int64],
+    logits: NDArray[np.float32],
+    seen: Sequence[int],
+    noise: NDArray[np.float64] | None,
+    weights: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """Logits after bans and penalties; these see the likeliest path, whatever branch they are on.
+
+    A position whose candidates are all banned keeps its own.
+    """
+    if not sampler.banned and not sampler.config.has_penalties:
+        return logits.astype(np.float64)
+    path, rows = list(seen), np.empty(logits.shape)
+    for depth, (ids, row) in enumerate(zip(tokens, logits, strict=True)):
+        rows[depth] = sampler.adjusted_among(ids, row, path)
+        if np.isneginf(rows[depth]).all():
+            rows[depth] = row
+        scores = weights[depth, 0] * rows[depth]
+        if noise is not None:
+            scores += weights[depth, 2] * noise[depth]
+        path.append(int(ids[np.argmax(scores)]))
+    return rows

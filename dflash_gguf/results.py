@@ -37,8 +37,11 @@ class Result:
     n_drafted: candidates proposed in all rounds.
     accept_histogram: at index i the rounds that accepted i candidates, rounds without a draft
         among those at 0; None for plain decoding.
-    phase_s: seconds by phase: prefill; decode, the target's pass in rounds without a draft; draft,
-        verify and commit in the others; sample, the choice of tokens, and host, all else.
+    rounds_by_draft: rounds by what they verified, "none", "chain N" or "tree N" with N candidates;
+        None for plain decoding.
+    phase_s: seconds by phase: prefill; decode, the target's pass in rounds without candidates;
+        draft; tree, the choice of candidates; verify and commit; sample, the choice of tokens, and
+        host, all else.
     stop_reason: "token", "text", "length", "context" or "cancelled".
     """
 
@@ -55,6 +58,7 @@ class Result:
     seed: int
     n_drafted: int = 0
     accept_histogram: tuple[int, ...] | None = None
+    rounds_by_draft: Mapping[str, int] | None = None
     phase_s: Mapping[str, float] = field(default_factory=dict)
     model: str | None = None
     drafter: str | None = None
@@ -101,6 +105,9 @@ class Result:
             "tau": _rounded(self.tau),
             "accept_histogram": (
                 None if self.accept_histogram is None else list(self.accept_histogram)
+            ),
+            "rounds_by_draft": (
+                None if self.rounds_by_draft is None else dict(self.rounds_by_draft)
             ),
             "phase_ms": {name: _rounded(1e3 * s) for name, s in self.phase_s.items()},
             "draft": self.draft,

@@ -101,28 +101,52 @@ class Sampler:
         margin = best - float(scores.max()) if len(scores) > 1 else math.inf
         return Choice(int(kept[winner]), margin)
 
-    def choose_among(self, ids: Ids, logits: Floats, seen: Sequence[int], position: int) -> int:
-        """The token `choose` would draw from a row that is -inf everywhere but at `ids`.
+    def adjusted_among(self, ids: Ids, logits: Floats, seen: Sequence[int]) -> Floats:
+        """The logits of some tokens after bans and penalties, in the order of `ids`.
 
-        ids: int64 [n], distinct. logits: float32 [n]. With the noise of the same position a
-        drafter's candidates are ranked as the target will rank its own.
-        Errors: ValueError as `choose`.
+        ids: int64 [n], distinct. logits: float32 [n], not changed.
         """
-        order = np.argsort(ids)
-        ids, row = ids[order], logits[order]
-        row[np.isin(ids, self._banned_ids)] = -np.inf
-        with np.errstate(over="ignore"):
-            if self.config.has_penalties and len(seen) > 0:
-                recent, counts = self._recent(seen)
-                places = np.minimum(np.searchsorted(ids, recent), len(ids) - 1)
-                found = ids[places] == recent
-                self._penalise(row, places[found], counts[found])
-            if self.config.temperature == 0.0:
-                return int(ids[_best(row).token])
-            kept, values = self._kept(row)
-            scores = (values.astype(np.float64) - values.max()) / self.config.temperature
-        scores += gumbel(self.seed, self.sequence, position, ids[kept])
-        return int(ids[kept[np.argmax(scores)]])
+        row = logits.copy()
+        if self.config.has_penalties and len(seen) > 0:
+            recent, counts = self._recent(seen)
+            at = np.minimum(np.searchsorted(recent, ids), len(recent) - 1)
+            places = np.flatnonzero(recent[at] == ids)
+            with np.errstate(over="ignore"):
+                self._penalise(row, places, counts[at[places]])
+        if self.banned:
+            row[np.isin(ids, self._banned_ids)] = -np.inf
+        return row
+
+    def noise(self, ids: Ids, position: int) -> NDArray[np.float64]:
+        """What `choose` adds to the scores of tokens [n, k] of the n positions from `position`."""
+        positions = range(position, position + len(ids))
+        states = [_state(self.seed, self.sequence, at) for at in positions]
+        return _noise(np.array(states, dtype=np.uint64)[:, None], ids)
+
+    def is_cut(self, log_q: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Which of the best tokens of rows top-k, top-p and min-p would take away.
+
+        log_q: [n, k], log-probabilities within their whole rows, in any order. What lies below the
+        k best counts as far as their probabilities say, not token by token.
+        """
+        config = self.config
+        order = np.argsort(-log_q, axis=1, kind="stable")
+        values = np.take_along_axis(log_q, order, 1)
+        weights = np.exp(values)
+        before = np.cumsum(weights, axis=1) - weights
+        mass = np.ones((len(log_q), 1))
+        cut = np.zeros(log_q.shape, dtype=bool)
+        if 0 < config.top_k < log_q.shape[1]:
+            cut[:, config.top_k :] = True
+            mass = before[:, config.top_k, None]
+        if config.top_p < 1.0:
+            cut |= before >= config.top_p * mass
+        if config.min_p > 0.0:
+            cut |= values < values[:, :1] + np.log(config.min_p)
+        cut[:, 0] = False
+        found = np.empty_like(cut)
+        np.put_along_axis(found, order, cut, 1)
+        return found
 
     def distribution(self, logits: Floats, seen: Sequence[int]) -> tuple[Ids, NDArray[np.float64]]:
         """The tokens that can be drawn, best first, and their probabilities (they sum to 1)."""
@@ -198,13 +222,21 @@ class Sampler:
 
 def gumbel(seed: int, sequence: int, position: int, tokens: Ids) -> NDArray[np.float64]:
     """The noise of `tokens` [n], float64 [n], as the module's documentation defines it."""
+    return _noise(np.uint64(_state(seed, sequence, position)), tokens)
+
+
+def _state(seed: int, sequence: int, position: int) -> int:
     state = 0
     for value in (seed, sequence, position):
         state = _mix(((state ^ (value & MASK)) + GOLDEN) & MASK)
+    return state
+
+
+def _noise(states: np.uint64 | NDArray[np.uint64], tokens: Ids) -> NDArray[np.float64]:
     bits = tokens.astype(np.uint64)
     bits += np.uint64(1)
     bits *= np.uint64(GOLDEN)
-    bits += np.uint64(state)
+    bits += states
     bits ^= bits >> np.uint64(30)
     bits *= np.uint64(MIX_1)
     bits ^= bits >> np.uint64(27)

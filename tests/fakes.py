@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dflash_gguf.decode import Progress
+from dflash_gguf.proposer import Draft
 
 N_VOCAB = 263
 END = 260
@@ -71,7 +72,9 @@ class FakeSession:
         self.n_closed = 0
         self.drafter = FakeDrafter(block_size) if block_size > 1 else None
         self.max_draft = block_size - 1
+        self.max_verify = max(block_size, 1)
         self.open: list[int] = []
+        self.parents: list[int] = []
 
     @property
     def position(self) -> int:
@@ -88,7 +91,7 @@ class FakeSession:
         logits[self._next(tokens)[0]] = 9.0
         return logits.astype(np.float32)
 
-    def draft(self, last_token: int, n_draft: int, k: int = 1) -> tuple[Any, Any]:
+    def draft(self, last_token: int, n_draft: int, k: int = 1) -> Draft:
         assert not self.open
         assert n_draft <= self.max_draft
         path = [*self.tokens, last_token]
@@ -98,18 +101,31 @@ class FakeSession:
         tokens = np.tile(np.array(path[-n_draft:], dtype=np.int32)[:, None], (1, k))
         tokens[:, 1:] = np.arange(1, k)
         logits = np.tile(np.linspace(9, 0, k, dtype=np.float32), (n_draft, 1))
-        return tokens, logits
+        return Draft(tokens, logits, np.full(n_draft, 9.5, dtype=np.float32))
+
+    def reserve_verify(self, n: int) -> None:
+        assert not self.open
+        self.max_verify = max(self.max_verify, n)
 
     def verify(self, tokens: Sequence[int]) -> FakeRows:
-        if self.position + len(tokens) > self.n_ctx:
-            raise AssertionError("verified beyond the context")
+        return self.verify_tree(tokens, range(-1, len(tokens) - 1))
+
+    def verify_tree(self, tokens: Sequence[int], parents: Sequence[int]) -> FakeRows:
+        if self.position + len(tokens) > self.n_ctx or len(tokens) > self.max_verify:
+            raise AssertionError("verified beyond the context or the room")
         self.fed += tokens
-        self.open = list(tokens)
-        return FakeRows([self._row(self.tokens + self.open[: i + 1]) for i in range(len(tokens))])
+        self.open, self.parents = list(tokens), list(parents)
+        paths: list[list[int]] = []
+        for token, parent in zip(tokens, parents, strict=True):
+            paths.append([*(paths[parent] if parent >= 0 else self.tokens), token])
+        return FakeRows([self._row(path) for path in paths])
 
     def commit(self, n: int) -> None:
-        assert n <= len(self.open)
-        self.tokens += self.open[:n]
+        self.commit_path(range(n))
+
+    def commit_path(self, nodes: Sequence[int]) -> None:
+        assert [self.parents[node] for node in nodes] == [-1, *nodes[:-1]][: len(nodes)]
+        self.tokens += [self.open[node] for node in nodes]
         self.open = []
 
     def prefill(self, tokens: Sequence[int], progress: Progress | None = None) -> FakeRows:

@@ -9,6 +9,7 @@ import numpy as np
 
 from dflash_gguf.decode import Progress
 from dflash_gguf.sampling import Sampler
+from dflash_gguf.tree import Candidates
 
 N_VOCAB = 300
 STOP = 256
@@ -50,7 +51,9 @@ class Scripted:
         self.n_ctx = n_ctx
         self.n_prompt = n_prompt
         self.tokens: list[int] = []
+        self.max_verify = 256
         self.open: list[int] = []
+        self.parents: list[int] = []
         self.rows: list[Rows] = []
         self.verified: list[int] = []
         self.fail_at: int | None = None
@@ -93,43 +96,76 @@ class Scripted:
         return self._rows([self.tokens])
 
     def verify(self, tokens: Sequence[int]) -> Rows:
+        return self.verify_tree(tokens, range(-1, len(tokens) - 1))
+
+    def verify_tree(self, tokens: Sequence[int], parents: Sequence[int]) -> Rows:
         self._fail("verify", "before")
         assert not self.open
+        assert len(parents) == len(tokens) <= self.max_verify
+        assert parents[0] == -1
+        assert all(0 <= parent < node for node, parent in enumerate(parents) if node)
         assert self.position + len(tokens) <= self.n_ctx
-        self.open = list(tokens)
+        self.open, self.parents = list(tokens), list(parents)
         self.verified.append(len(tokens))
         self._fail("verify", "after")
-        return self._rows([self.tokens + self.open[: i + 1] for i in range(len(tokens))])
+        paths: list[list[int]] = []
+        for token, parent in zip(tokens, parents, strict=True):
+            paths.append([*(paths[parent] if parent >= 0 else self.tokens), token])
+        return self._rows(paths)
 
     def commit(self, n: int) -> None:
-        if n:
+        self.commit_path(range(n))
+
+    def commit_path(self, nodes: Sequence[int]) -> None:
+        if nodes:
             self._fail("commit", "before")
-        assert n <= len(self.open)
-        self.tokens += self.open[:n]
+        assert [self.parents[node] for node in nodes] == [-1, *nodes[:-1]][: len(nodes)]
+        self.tokens += [self.open[node] for node in nodes]
         self.open = []
-        if n:
+        if nodes:
             self._fail("commit", "after")
 
 
 class HalfRight:
-    """Proposes a known continuation; in round r the candidate `wrong(r)` is another token."""
+    """Proposes a known continuation; in round r the candidate `wrong(r)` is another token.
+
+    The right token of position i is the `rank(i)`-th of `width` candidates, all others are wrong.
+    """
 
     def __init__(
-        self, tokens: Sequence[int], n_prompt: int, wrong: Callable[[int], int], max_draft: int = 15
+        self,
+        tokens: Sequence[int],
+        n_prompt: int,
+        wrong: Callable[[int], int],
+        max_draft: int = 15,
+        *,
+        width: int = 1,
+        rank: Callable[[int], int] = lambda _: 0,
     ) -> None:
         self.max_draft = max_draft
         self.observed: list[int] = []
         self._tokens, self._n_prompt, self._wrong = list(tokens), n_prompt, wrong
+        self._width, self._rank = width, rank
         self._n_rounds = 0
 
-    def propose(self, seen: Sequence[int], n: int, sampler: Sampler) -> list[int]:  # noqa: ARG002
+    def propose(
+        self,
+        seen: Sequence[int],
+        n: int,
+        sampler: Sampler,  # noqa: ARG002
+        *,
+        is_narrow: bool,  # noqa: ARG002
+    ) -> Candidates:
         start = len(seen) - self._n_prompt
         path = (self._tokens[start : start + n] + [7] * n)[:n]
         wrong = self._wrong(self._n_rounds)
         self._n_rounds += 1
-        if wrong < n:
-            path[wrong] = (path[wrong] + 1) % N_VOCAB
-        return path
+        tokens = np.empty((n, self._width), dtype=np.int64)
+        for depth, token in enumerate(path):
+            first = token - self._rank(start + depth) if depth != wrong else token + 1
+            tokens[depth] = (first + np.arange(self._width)) % N_VOCAB
+        chances = np.log(0.9 / self._width - 0.01 * np.arange(self._width) / self._width)
+        return Candidates(tokens, np.tile(chances, (n, 1)))
 
     def observe(self, tokens: Sequence[int]) -> None:
         self.observed += tokens

@@ -138,6 +138,9 @@ def test_drafting_flags_reach_the_config() -> None:
         args = parser().parse_args(shlex.split(f"-m x -p y --draft chain {names}"))
         config = decode_config(args)
         assert (config.draft, config.draft_max, config.draft_min) == ("chain", 7, 2)
+    args = parser().parse_args(shlex.split("-m x -p y --draft tree --tree-budget 9 --tree-spine"))
+    config = decode_config(args)
+    assert (config.draft, config.tree_budget, config.tree_spine) == ("tree", 9, True)
     for name in ("-md", "--model-draft", "--spec-draft-model"):
         assert parser().parse_args(["-m", "x", "-p", "y", name, "d"]).model_draft == "d"
     assert decode_config(parser().parse_args(["-m", "x", "-p", "y"])).draft == "auto"
@@ -148,16 +151,18 @@ def test_drafting_has_its_figures(loader: Loader, capsys: pytest.CaptureFixture[
     assert run(loader, "-p", "ab:", "-s", "5", "--draft", "chain") == 0
     out, err = capsys.readouterr()
     assert out == "yes\n"
-    assert " | 3.00 tokens a round, 3 drafted | ms a round: decode 0.0, draft 0." in err
+    assert " | 3.00 tokens a round, 3 drafted | rounds: 1 chain of 3.0 | ms a round: decode" in err
     run(loader, "-p", "ab:", "--json", "--draft", "chain")
     report = json.loads(capsys.readouterr().out)
     assert (report["draft"], report["drafter"]) == ("chain", "fake-drafter.gguf")
     assert report["accept_histogram"] == [0, 0, 1]
+    assert report["rounds_by_draft"] == {"chain 3": 1}
     assert (report["rounds"], report["tau"], report["n_accepted"]) == (1, 3.0, 2)
     assert set(report["phase_ms"]) == {
         "prefill",
         "decode",
         "draft",
+        "tree",
         "verify",
         "commit",
         "sample",

@@ -32,11 +32,15 @@ DECODE_REFUSALS = [
     ({"stop": ["a", 3]}, "stop holds 3, must hold texts only"),
     ({"stop": 3}, "stop is 3, must be a text or several texts"),
     ({"ignore_eos": 1}, "ignore_eos is 1, must be True or False"),
-    ({"draft": "magic"}, "draft is 'magic', must be one of none, chain, auto"),
+    ({"draft": "magic"}, "draft is 'magic', must be one of none, chain, tree, auto"),
     ({"draft_max": 0}, "draft_max is 0, must be at least 1"),
     ({"draft_max": 2.0}, "draft_max is 2.0, must be an integer"),
     ({"draft_min": -1}, "draft_min is -1, must be at least 0"),
     ({"draft_min": 5, "draft_max": 4}, "draft_min is 5, must be at most draft_max, 4"),
+    ({"tree_budget": 0}, "tree_budget is 0, must be at least 1"),
+    ({"tree_budget": 256}, "tree_budget is 256, must be at most 255"),
+    ({"tree_budget": "all"}, "tree_budget is 'all', must be an integer"),
+    ({"tree_spine": 1}, "tree_spine is 1, must be True or False"),
 ]
 
 LOAD_REFUSALS = [

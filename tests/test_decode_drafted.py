@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from scripted import STOP, Bytes, HalfRight, Scripted
 
-from dflash_gguf.budget import Budget, BudgetedLength, FixedLength, Lengths
+from dflash_gguf.budget import Budget
 from dflash_gguf.config import DecodeConfig
 from dflash_gguf.decode import Generation
+from dflash_gguf.rules import FixedChain, FixedTree, Rule
 
 PROMPT = [1, 2, 3]
 SCRIPT = b"The quick brown fox jumps over."
@@ -26,22 +27,26 @@ def plain(n_ctx: int = 64, script: bytes = SCRIPT, **config: Any) -> tuple[Gener
 
 def drafted(
     known: tuple[int, ...],
-    lengths: Lengths,
+    rule: Rule,
     wrong: Callable[[int], int] = lambda _: RIGHT,
+    settings: dict[str, Any] | None = None,
     *,
     n_ctx: int = 64,
     script: bytes = SCRIPT,
     cancelled: Callable[[], bool] | None = None,
     **config: Any,
 ) -> tuple[Generation, Scripted, HalfRight]:
-    session, proposer = Scripted(script, n_ctx), HalfRight(known, len(PROMPT), wrong)
+    session, proposer = (
+        Scripted(script, n_ctx),
+        HalfRight(known, len(PROMPT), wrong, **(settings or {})),
+    )
     generation = Generation(
         session,
         Bytes(),
         PROMPT,
         DecodeConfig(**{"draft": "chain", **config}),
         proposer=proposer,
-        lengths=lengths,
+        rule=rule,
         cancelled=cancelled,
     )
     return generation, session, proposer
@@ -64,20 +69,33 @@ ENDS: dict[str, dict[str, Any]] = {
 }
 
 
+RULES: dict[str, tuple[Rule, dict[str, Any]]] = {
+    "chain 1": (FixedChain(1), {}),
+    "chain 2": (FixedChain(2), {}),
+    "chain 5": (FixedChain(5), {}),
+    "chain 15": (FixedChain(15), {}),
+    "tree 1": (FixedTree(1, 15), {"width": 3}),
+    "tree 9": (FixedTree(9, 15), {"width": 3, "rank": lambda i: i % 3}),
+    "tree 22": (FixedTree(22, 3), {"width": 2, "rank": lambda _: 1}),
+    "tree 40": (FixedTree(40, 7, spine=True), {"width": 4, "rank": lambda i: 3 * i % 4}),
+}
+
+
 @pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("length", [1, 2, 5, 15])
-def test_every_end_is_that_of_plain_decoding(end: str, length: int) -> None:
+@pytest.mark.parametrize("name", RULES)
+def test_every_end_is_that_of_plain_decoding(end: str, name: str) -> None:
     expected, after = plain(**ENDS[end])
+    rule, settings = RULES[name]
     for wrong in (lambda _: RIGHT, lambda _: 0, lambda r: r % 7, lambda r: 3 * r % 5):
         known = expected.result().tokens
-        generation, session, proposer = drafted(known, FixedLength(length), wrong, **ENDS[end])
+        generation, session, proposer = drafted(known, rule, wrong, settings, **ENDS[end])
         steps = list(generation)
         result, goal = generation.result(), expected.result()
         assert (result.tokens, result.text) == (goal.tokens, goal.text)
         assert (result.stop_reason, result.n_decoded) == (goal.stop_reason, goal.n_decoded)
         assert session.tokens == after.tokens == generation.history
         assert not session.open
-        assert proposer.observed == session.tokens[len(PROMPT) :]
+        assert proposer.observed == list(result.tokens[1:])
         assert "".join(step.text for step in steps) == result.text
         assert sum(step.n_accepted for step in steps) == result.n_accepted
         assert sum(step.n_drafted for step in steps) == result.n_drafted
@@ -88,7 +106,7 @@ def test_every_end_is_that_of_plain_decoding(end: str, length: int) -> None:
 
 def test_all_accepted_lengths_occur_and_are_counted() -> None:
     expected, _ = plain()
-    generation, session, _ = drafted(expected.result().tokens, FixedLength(4), lambda r: r % 5)
+    generation, session, _ = drafted(expected.result().tokens, FixedChain(4), lambda r: r % 5)
     steps = list(generation)
     result = generation.result()
     assert [step.n_accepted for step in steps[1:]] == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0]
@@ -99,8 +117,43 @@ def test_all_accepted_lengths_occur_and_are_counted() -> None:
     assert session.verified == [5] * 11
 
 
+def test_paths_leave_the_spine_at_every_depth() -> None:
+    """The right token is the last of its siblings at one depth, and the first at all others."""
+    expected, _ = plain()
+    known = expected.result().tokens
+    left = set()
+    for at in range(len(known)):
+        settings = {"width": 3, "rank": lambda i, at=at: 2 if i == at else 0}
+        generation, session, _ = drafted(known, FixedTree(120, 4), settings=settings, n_ctx=256)
+        steps = list(generation)
+        assert generation.result().tokens == known
+        assert session.tokens == generation.history
+        assert [step.n_accepted for step in steps[1:6]] == [4] * 5
+        left.add((at - 1) % 5)
+    assert left == set(range(5))
+    assert (generation.result().rounds_by_draft or {})["tree 120"] >= 5
+
+
+def test_a_tree_that_is_a_chain_is_verified_as_one() -> None:
+    expected, _ = plain()
+    generation, _, _ = drafted(expected.result().tokens, FixedTree(4, 15))
+    list(generation)
+    assert generation.result().rounds_by_draft == {"chain 4": 7}
+
+
+def test_a_tree_fits_the_session_and_the_context() -> None:
+    expected, _ = plain(n_ctx=20)
+    known, settings = expected.result().tokens, {"width": 3, "rank": lambda i: i % 3}
+    generation, session, _ = drafted(known, FixedTree(40, 15), settings=settings, n_ctx=20)
+    session.max_verify = 9
+    list(generation)
+    assert generation.result().tokens == known
+    assert max(session.verified) == 9
+    assert session.verified[-1] < 9
+
+
 def test_a_stop_token_inside_a_span_cuts_the_commit() -> None:
-    generation, session, _ = drafted((*b"abc", STOP, *b"def"), FixedLength(6), script=b"abc")
+    generation, session, _ = drafted((*b"abc", STOP, *b"def"), FixedChain(6), script=b"abc")
     steps = list(generation)
     assert [step.tokens for step in steps] == [(ord("a"),), (ord("b"), ord("c"), STOP)]
     assert (steps[1].n_drafted, steps[1].n_accepted) == (6, 3)
@@ -109,18 +162,18 @@ def test_a_stop_token_inside_a_span_cuts_the_commit() -> None:
 
 def test_the_last_token_is_not_drafted() -> None:
     expected, _ = plain(max_tokens=4)
-    generation, session, _ = drafted(expected.result().tokens, FixedLength(9), max_tokens=4)
+    generation, session, _ = drafted(expected.result().tokens, FixedChain(9), max_tokens=4)
     list(generation)
     assert session.verified == [3]
     assert generation.result().n_drafted == 2
-    generation, session, _ = drafted((), FixedLength(9, least=3), max_tokens=4)
+    generation, session, _ = drafted((), FixedChain(9, least=3), max_tokens=4)
     list(generation)
     assert session.verified == []
 
 
 def test_greedy_copies_no_row() -> None:
     expected, _ = plain()
-    generation, session, _ = drafted(expected.result().tokens, FixedLength(3))
+    generation, session, _ = drafted(expected.result().tokens, FixedChain(3))
     list(generation)
     assert not any(rows.n_fetched for rows in session.rows)
 
@@ -128,7 +181,7 @@ def test_greedy_copies_no_row() -> None:
 def test_sampling_copies_only_the_rows_it_walks() -> None:
     expected, _ = plain(**SAMPLED)
     generation, session, _ = drafted(
-        expected.result().tokens, FixedLength(5), lambda r: r % 3, **SAMPLED
+        expected.result().tokens, FixedChain(5), lambda r: r % 3, **SAMPLED
     )
     list(generation)
     result = generation.result()
@@ -140,7 +193,7 @@ def test_a_cancelled_answer_commits_what_it_keeps(n_calls: int) -> None:
     expected, _ = plain()
     answers: Iterator[bool] = iter([False] * n_calls + [True])
     generation, session, _ = drafted(
-        expected.result().tokens, FixedLength(4), lambda r: r % 5, cancelled=lambda: next(answers)
+        expected.result().tokens, FixedChain(4), lambda r: r % 5, cancelled=lambda: next(answers)
     )
     list(generation)
     result = generation.result()
@@ -154,7 +207,7 @@ def test_a_cancelled_answer_commits_what_it_keeps(n_calls: int) -> None:
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_an_interrupt_between_phases_leaves_a_clean_session(name: str, when: str) -> None:
     expected, _ = plain()
-    generation, session, _ = drafted(expected.result().tokens, FixedLength(4), lambda r: r % 5)
+    generation, session, _ = drafted(expected.result().tokens, FixedChain(4), lambda r: r % 5)
     for _ in range(3):
         next(generation)
     session.fail_in = (name, when)
@@ -169,7 +222,7 @@ def test_an_interrupt_between_phases_leaves_a_clean_session(name: str, when: str
 
 def test_an_interrupt_while_choosing_leaves_a_clean_session() -> None:
     expected, _ = plain(**SAMPLED)
-    generation, session, _ = drafted(expected.result().tokens, FixedLength(4), **SAMPLED)
+    generation, session, _ = drafted(expected.result().tokens, FixedChain(4), **SAMPLED)
     next(generation)
     calls = iter([None, KeyboardInterrupt()])
     choose = generation._sampler.choose
@@ -193,7 +246,7 @@ def test_budgeted_lengths_give_the_same_text() -> None:
     for _ in range(2):
         generation, session, _ = drafted(
             expected.result().tokens,
-            BudgetedLength(budget, 15),
+            budget.rule(15, 63),
             lambda r: r % 9,
             n_ctx=600,
             **{**SAMPLED, "ignore_eos": True, "draft": "auto"},

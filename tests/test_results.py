@@ -16,6 +16,7 @@ FIELDS = [
     "rounds",
     "tau",
     "accept_histogram",
+    "rounds_by_draft",
     "phase_ms",
     "draft",
     "n_drafted",

@@ -1,0 +1,129 @@
+"""The chance that the target takes a drafter's candidate, learned from what it took.
+
+Drafters trust their late positions too much, a greedy target is surer than any draw, and how much
+noise shared with the target tells depends on how alike the two are. So the chance of candidate i of
+a position is
+
+    softmax_i (a log q_i + b + c g_i - d h_i)     and of none of them      softmax (a log q_rest)
+
+over the candidates and the rest, with q the drafter's probability, g the noise of the target's draw
+and h whether the sampler would cut the candidate off if the row were the drafter's (both 0 where
+the target is greedy). a, b, c, d are of the depth. At a = 1 and b = c = d = 0 this is q itself; at
+c = a its largest is a draw from q with the target's noise. They follow the maximum of the
+log-likelihood, which is concave, by Newton steps as outcomes come in; old ones fade.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+MEMORY = 256
+"""Outcomes of a depth after which one weighs 1/e."""
+PRIOR = (1.0, 0.0, 0.0, 0.0)
+PRIOR_SAMPLED = (1.0, 0.0, 0.5, 1.0)
+"""a, b, c, d at depth 1 before anything is seen; a deeper depth starts from the one before it."""
+PRIOR_WEIGHTS = (6.0, 2.0, 6.0, 2.0)
+"""How strongly they are held to that: the information of about ten outcomes."""
+LOWEST, HIGHEST = (0.02, -6.0, 0.0, 0.0), (4.0, 6.0, 4.0, 8.0)
+LEAST_LOG = -30.0
+"""Log-probabilities below are taken for this one: a single surprise shall not outweigh the rest."""
+
+
+class Calibration:
+    """What was learned about one drafter, target and way to draw."""
+
+    def __init__(self, is_sampled: bool = False) -> None:
+        self._prior = np.array(PRIOR_SAMPLED if is_sampled else PRIOR)
+        self._weights = np.empty((0, 4))
+        self._information = np.empty((0, 4, 4))
+
+    def weights(self, n: int) -> Floats:
+        """a, b, c, d of depths 1 to n, float64 [n, 4]; unseen depths are like the last that was."""
+        if not len(self._weights):
+            return np.tile(self._prior, (n, 1))
+        found: Floats = self._weights[np.minimum(np.arange(n), len(self._weights) - 1)]
+        return found
+
+    def log_chances(self, features: Features) -> Floats:
+        """Of every candidate that the target takes it, given its path; float64 [n, k]."""
+        found: Floats = self._log_chances(features.values, self.weights(len(features)))[:, :-1]
+        return found
+
+    def observe(self, features: Features, places: Sequence[int]) -> None:
+        """Learns from the first positions of a draft.
+
+        places: of the token the target took there among the candidates; k if it is none of them.
+        """
+        n = len(places)
+        values, taken = features.values[:n], np.asarray(places)
+        for _ in range(len(self._weights), n):
+            last = self._weights[-1] if len(self._weights) else self._prior
+            self._weights = np.vstack([self._weights, last])
+            self._information = np.concatenate([self._information, [np.diag(PRIOR_WEIGHTS)]])
+        weights = self._weights[:n]
+        chances = np.exp(self._log_chances(values, weights))
+        weighted = chances[:, :, None] * values
+        mean = weighted.sum(axis=1)
+        spread = np.matmul(weighted.transpose(0, 2, 1), values) - mean[:, :, None] * mean[:, None]
+        before = np.vstack([self._prior, self._weights[: n - 1]])
+        fade = 1.0 / MEMORY
+        held = np.diag(PRIOR_WEIGHTS)
+        information = self._information[:n]
+        information += spread + fade * (held - information)
+        slope = values[np.arange(n), taken] - mean + fade * (before - weights) @ held
+        steps = np.linalg.solve(information, slope[:, :, None])[:, :, 0]
+        self._weights[:n] = np.clip(weights + steps, LOWEST, HIGHEST)
+
+    @staticmethod
+    def _log_chances(values: Floats, weights: Floats) -> Floats:
+        scores: Floats = np.matmul(values, weights[:, :, None])[:, :, 0]
+        scores -= scores.max(axis=1, keepdims=True)
+        scores -= np.log(np.exp(scores).sum(axis=1, keepdims=True))
+        return scores
+
+
+class Calibrations:
+    """One calibration for every way to draw that was met: what fits one misleads another."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[float, bool], Calibration] = {}
+
+    def of(self, temperature: float, has_penalties: bool) -> Calibration:
+        """The calibration of a way to draw."""
+        key = (temperature, has_penalties)
+        if key not in self._known:
+            self._known[key] = Calibration(is_sampled=temperature > 0.0)
+        return self._known[key]
+
+
+class Features:
+    """What the chances of a draft depend on: float64 [n, k + 1, 4], the last row of k the rest."""
+
+    def __init__(
+        self,
+        log_q: Floats,
+        noise: Floats | None = None,
+        is_cut: NDArray[np.bool_] | None = None,
+    ) -> None:
+        """log_q: [n, k], the drafter's log-probabilities; -inf for what cannot be taken.
+
+        noise: [n, k], of the target's draw. is_cut: [n, k]. None if it is greedy.
+        """
+        n, k = log_q.shape
+        self.values = np.zeros((n, k + 1, 4))
+        rest = 1.0 - np.exp(log_q).sum(axis=1)
+        self.values[:, :k, 0] = np.maximum(log_q, LEAST_LOG)
+        self.values[:, k, 0] = np.log(np.maximum(rest, 1e-6))
+        self.values[:, :k, 1] = 1.0
+        if noise is not None:
+            self.values[:, :k, 2] = noise
+        if is_cut is not None:
+            self.values[:, :k, 3] = np.where(is_cut, -1.0, 0.0)
+
+    def __len__(self) -> int:
+        return len(self.values)

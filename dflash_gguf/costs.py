@@ -1,0 +1,257 @@
+"""What rounds cost on this machine: moving medians of measured times, and lines between them."""
+
+from __future__ import annotations
+
+import statistics
+from bisect import bisect
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+N_TIMES = 9
+"""Times that a moving median looks back."""
+N_KEPT = 3
+"""Times that a stored median counts as when it is loaded again."""
+CELLS = 256
+"""Cells of the first bucket; each further one is twice as wide."""
+
+
+@dataclass(slots=True)
+class Round:
+    """What a round did and took.
+
+    position: tokens in the caches before it. n_positions: places the drafter filled.
+    n_drafted: nodes verified below the root. is_tree: whether they were more than a chain.
+    n_expected: those that were expected to be accepted. n_accepted: those that were.
+    n_tokens: tokens the round added to the answer.
+    Seconds: draft_s, candidates and their choice; pass_s, the target's pass with what surrounds
+    it; sample_s.
+    """
+
+    position: int
+    n_positions: int = 0
+    n_drafted: int = 0
+    is_tree: bool = False
+    n_expected: float = 0.0
+    n_accepted: int = 0
+    n_tokens: int = 0
+    draft_s: float = 0.0
+    pass_s: float = 0.0
+    sample_s: float = 0.0
+
+    @property
+    def kind(self) -> str:
+        """What was verified: "none", "chain" or "tree"."""
+        return "tree" if self.is_tree else "chain" if self.n_drafted else "none"
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return self.draft_s + self.pass_s + self.sample_s
+
+
+class Costs:
+    """Seconds of drafts by positions, and of passes by kind, rows and the context's length.
+
+    A plain pass is a chain of one row.
+    """
+
+    def __init__(self) -> None:
+        self._drafts: dict[int, Median] = {}
+        self._chains: dict[int, dict[int, Median]] = {}
+        self._trees: dict[int, dict[int, Median]] = {}
+        self._sample = Median()
+        self._curves: dict[tuple[bool, int], list[tuple[int, float, bool]]] = {}
+
+    @property
+    def knows_plain(self) -> bool:
+        """Whether a plain round was measured."""
+        return 1 in self._chains
+
+    @property
+    def most_positions(self) -> int:
+        """Positions of the longest draft that was run."""
+        return max(self._drafts, default=0)
+
+    @property
+    def most_rows(self) -> int:
+        """Rows of the largest pass that was run."""
+        return max((*self._chains, *self._trees), default=0)
+
+    @property
+    def sample_s(self) -> float:
+        """Choosing one token."""
+        return self._sample.value
+
+    def is_warm(self, done: Round) -> bool:
+        """Whether rounds like this one have been through their first run."""
+        known = self._trees if done.is_tree else self._chains
+        buckets = known.get(done.n_drafted + 1, {}).values()
+        draft = self._drafts.get(done.n_positions)
+        is_drafted = not done.n_positions or (draft is not None and draft.is_warm)
+        return is_drafted and any(median.is_warm for median in buckets)
+
+    def observe(self, done: Round) -> None:
+        """Files a round's times."""
+        known = self._trees if done.is_tree else self._chains
+        rows = known.setdefault(done.n_drafted + 1, {})
+        rows.setdefault(_bucket(done.position), Median()).add(done.pass_s)
+        if done.n_positions:
+            self._drafts.setdefault(done.n_positions, Median()).add(done.draft_s)
+        self._sample.add(done.sample_s / max(done.n_tokens, 1))
+        self._curves.clear()
+
+    def draft_s(self, n_positions: int) -> float:
+        """A draft of so many positions."""
+        points = ((n, median.value, median.is_warm) for n, median in self._drafts.items())
+        return _between(sorted(points), n_positions)
+
+    def pass_s(self, position: int, n_rows: int, is_tree: bool = False) -> float:
+        """A pass of so many rows after `position` tokens; a plain one must have been measured.
+
+        What is not known of a tree is a chain's cost, times what the nearest tree costs more.
+        """
+        bucket = _bucket(position)
+        chain_s = _between(self._curve(bucket, False), n_rows)
+        if not is_tree or not self._trees:
+            return chain_s
+        trees = self._curve(bucket, True)
+        rows, tree_s, _ = min(trees, key=lambda point: (not point[2], abs(point[0] - n_rows)))
+        if rows == n_rows:
+            return tree_s
+        return chain_s * tree_s / max(_between(self._curve(bucket, False), rows), 1e-9)
+
+    def round_s(self, done: Round) -> float:
+        """What a round like this one is expected to take."""
+        total = self.pass_s(done.position, done.n_drafted + 1, done.is_tree)
+        total += done.n_tokens * self.sample_s
+        return total + (self.draft_s(done.n_positions) if done.n_positions else 0.0)
+
+    def plain_s(self, position: int) -> float:
+        """A plain round."""
+        return self.pass_s(position, 1) + self.sample_s
+
+    def _curve(self, bucket: int, is_tree: bool) -> list[tuple[int, float, bool]]:
+        """Rows, seconds, and whether that is more than a first time, ascending by rows.
+
+        A row count that was not run in this bucket takes the nearest one's, and what a plain pass
+        costs more here than there.
+        """
+        key = (is_tree, bucket)
+        if key not in self._curves:
+            plain = self._chains.get(1, {})
+            here = _nearest(plain, bucket)[1].value if plain else 0.0
+            points = []
+            for rows, buckets in sorted((self._trees if is_tree else self._chains).items()):
+                at, median = _nearest(buckets, bucket)
+                more = here - _nearest(plain, at)[1].value if at != bucket and plain else 0.0
+                points.append((rows, max(median.value + more, 0.0), median.is_warm))
+            self._curves[key] = points
+        return self._curves[key]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All medians that are more than a first time, as plain values."""
+
+        def table(known: dict[int, dict[int, Median]]) -> list[list[float]]:
+            return [
+                [rows, bucket, median.value]
+                for rows, buckets in sorted(known.items())
+                for bucket, median in sorted(buckets.items())
+                if median.is_warm
+            ]
+
+        drafts = [[n, median.value] for n, median in sorted(self._drafts.items()) if median.is_warm]
+        return {
+            "drafts": drafts,
+            "chains": table(self._chains),
+            "trees": table(self._trees),
+            "sample": self._sample.value,
+        }
+
+    @classmethod
+    def from_dict(cls, stored: dict[str, Any]) -> Costs:
+        """What `to_dict` gave; ValueError or TypeError for anything else."""
+        costs = cls()
+        for n, seconds in stored["drafts"]:
+            costs._drafts[_count(n)] = Median.known(seconds)
+        for name, known in (("chains", costs._chains), ("trees", costs._trees)):
+            for rows, bucket, seconds in stored[name]:
+                known.setdefault(_count(rows), {})[int(bucket)] = Median.known(seconds)
+        costs._sample = Median.known(stored["sample"])
+        return costs
+
+
+class Median:
+    """Median of the last times. The first one does not count once there are others.
+
+    The first run of a shape builds its graph and warms its kernels.
+    """
+
+    def __init__(self) -> None:
+        self._times: deque[float] = deque(maxlen=N_TIMES)
+        self._is_warm = False
+        self.value = 0.0
+
+    @classmethod
+    def known(cls, seconds: float) -> Median:
+        """One that was measured in another process; new times soon outweigh it."""
+        if not 0.0 <= float(seconds) < 1e6:
+            raise ValueError(f"a time of {seconds} seconds")
+        median = cls()
+        median._times.extend([float(seconds)] * N_KEPT)
+        median._is_warm = True
+        median.value = float(seconds)
+        return median
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether there is more than the first time."""
+        return self._is_warm
+
+    def add(self, seconds: float) -> None:
+        """Adds a time."""
+        if self._times and not self._is_warm:
+            self._is_warm = True
+            self._times.clear()
+        self._times.append(seconds)
+        self.value = statistics.median(self._times)
+
+
+def _count(value: Any) -> int:
+    if not 1 <= int(value) <= 1 << 16:
+        raise ValueError(f"a count of {value}")
+    return int(value)
+
+
+def _bucket(position: int) -> int:
+    return (position // CELLS).bit_length()
+
+
+def _nearest(buckets: dict[int, Median], bucket: int) -> tuple[int, Median]:
+    """The median of the bucket, or of the nearest; warm ones first."""
+    return min(buckets.items(), key=lambda item: (not item[1].is_warm, abs(item[0] - bucket)))
+
+
+def _between(points: Iterable[tuple[int, float, bool]], x: int) -> float:
+    """The cost at x, on straight lines between what is known and beyond; never falling beyond.
+
+    points: (x, seconds, whether it is more than a first time), ascending. A first time stands for
+    its own x only where nothing else is known.
+    """
+    others, first = [], 0.0
+    for point in points:
+        if point[0] != x:
+            others.append(point)
+        elif point[2]:
+            return point[1]
+        else:
+            first = point[1]
+    if not others:
+        return first
+    if len(others) == 1:
+        return others[0][1]
+    above = min(bisect([at for at, _, _ in others], x), len(others) - 1)
+    (x0, y0, _), (x1, y1, _) = others[max(above - 1, 0)], others[max(above, 1)]
+    value = y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+    return max(value, y1) if x > x1 else max(value, 0.0)

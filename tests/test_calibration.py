@@ -1,0 +1,131 @@
+"""Calibration: chances that come true, whatever the drafter claims."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dflash_gguf.calibration import Calibration, Calibrations, Features
+
+K = 8
+
+
+def claims(rng: np.random.Generator, n: int = 1, sharp: float = 2.0) -> np.ndarray:
+    """Log-probabilities that a drafter gives its K best of 100 tokens, [n, K]."""
+    logits = sharp * rng.standard_normal((n, 100))
+    log_q = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    return -np.sort(-log_q, axis=1)[:, :K]
+
+
+def outcome(rng: np.random.Generator, log_q: np.ndarray, power: float) -> int:
+    """A place drawn from q ** power; K for the rest."""
+    q = np.exp(log_q)
+    chances = np.append(q, max(1.0 - q.sum(), 0.0)) ** power
+    return int(rng.choice(K + 1, p=chances / chances.sum()))
+
+
+def test_before_anything_is_seen_the_drafter_is_believed() -> None:
+    log_q = claims(np.random.default_rng(0), 5)
+    np.testing.assert_allclose(Calibration().log_chances(Features(log_q)), log_q, atol=1e-12)
+
+
+@pytest.mark.parametrize("power", [0.3, 1.0, 2.5])
+def test_chances_come_true_of_a_drafter_that_is_too_sure_or_not_sure_enough(power: float) -> None:
+    rng, calibration = np.random.default_rng(1), Calibration()
+    said, came = [], []
+    for step in range(3000):
+        log_q = claims(rng)
+        place = outcome(rng, log_q[0], power)
+        if step >= 1000:
+            said.append(np.exp(calibration.log_chances(Features(log_q))[0]))
+            came.append(np.arange(K) == place)
+        calibration.observe(Features(log_q), [place])
+    said_all, came_all = np.array(said).ravel(), np.array(came).ravel()
+    for low, high in ((0.02, 0.1), (0.1, 0.3), (0.3, 0.6), (0.6, 0.9)):
+        inside = (said_all >= low) & (said_all < high)
+        if inside.sum() > 200:
+            assert came_all[inside].mean() == pytest.approx(said_all[inside].mean(), rel=0.15)
+    assert calibration.weights(1)[0, 0] == pytest.approx(power, rel=0.35)
+
+
+def test_few_outcomes_are_enough_to_doubt_a_drafter_that_is_always_wrong() -> None:
+    rng, calibration = np.random.default_rng(2), Calibration()
+    log_q = np.log([[0.9] + [0.01] * (K - 1)])
+    for _ in range(8):
+        calibration.observe(Features(log_q), [K])
+    assert np.exp(calibration.log_chances(Features(log_q))[0, 0]) < 0.3
+    for _ in range(200):
+        calibration.observe(Features(claims(rng, sharp=4.0)), [K])
+    assert np.exp(calibration.log_chances(Features(log_q))).sum() < 0.1
+
+
+def test_a_deeper_depth_starts_from_the_one_before_and_then_goes_its_own_way() -> None:
+    rng, calibration = np.random.default_rng(3), Calibration()
+    for _ in range(300):
+        log_q = claims(rng, 2)
+        calibration.observe(Features(log_q[:1]), [outcome(rng, log_q[0], 2.0)])
+    weights = calibration.weights(4)
+    assert (weights == weights[0]).all()
+    assert weights[0, 0] > 1.5
+    for _ in range(600):
+        log_q = claims(rng, 2)
+        places = [outcome(rng, log_q[0], 2.0), outcome(rng, log_q[1], 0.3)]
+        calibration.observe(Features(log_q), places)
+    first, second, third = calibration.weights(3)
+    assert first[0] > 1.5
+    assert second[0] < 0.6
+    assert (third == second).all()
+
+
+def test_old_outcomes_fade() -> None:
+    rng, calibration = np.random.default_rng(4), Calibration()
+    for power in (3.0, 0.3):
+        for _ in range(1500):
+            log_q = claims(rng)
+            calibration.observe(Features(log_q), [outcome(rng, log_q[0], power)])
+    assert calibration.weights(1)[0, 0] < 0.5
+
+
+def test_how_much_the_noise_tells_is_learned() -> None:
+    found = []
+    for shared in (True, False):
+        rng, calibration = np.random.default_rng(5), Calibration(is_sampled=True)
+        for _ in range(1500):
+            log_q = claims(rng)
+            noise = rng.gumbel(size=(1, K))
+            drawn = noise if shared else rng.gumbel(size=(1, K))
+            place = int((log_q + drawn).argmax())
+            calibration.observe(Features(log_q, noise), [place])
+        found.append(calibration.weights(1)[0])
+    assert found[0][2] > 1.5  # the target is the drafter: the noise decides
+    assert found[1][2] < 0.1
+
+
+def test_candidates_that_the_sampler_cuts_off_lose_their_chance() -> None:
+    rng, calibration = np.random.default_rng(6), Calibration(is_sampled=True)
+    for _ in range(400):
+        log_q, noise = claims(rng), rng.gumbel(size=(1, K))
+        is_cut = np.arange(K)[None] >= 3
+        place = int((log_q + noise)[0, :3].argmax())
+        calibration.observe(Features(log_q, noise, is_cut), [place])
+    chances = np.exp(calibration.log_chances(Features(log_q, noise, is_cut)))[0]
+    assert chances[3:].sum() < 0.02
+
+
+def test_extreme_claims_stay_finite() -> None:
+    calibration = Calibration(is_sampled=True)
+    for log_q in (np.full((3, K), -np.inf), np.tile([0.0] + [-500.0] * (K - 1), (3, 1))):
+        for place in (0, K - 1, K):
+            features = Features(log_q, np.full((3, K), 30.0))
+            calibration.observe(features, [place] * 3)
+            assert np.isfinite(calibration.log_chances(features)).all()
+            assert np.isfinite(calibration.weights(9)).all()
+
+
+def test_every_way_to_draw_has_its_own() -> None:
+    known = Calibrations()
+    greedy = known.of(0.0, False)
+    greedy.observe(Features(np.log([[0.5, 0.2]])), [0])
+    assert known.of(0.0, False) is greedy
+    assert known.of(0.0, True) is not greedy
+    assert known.of(0.7, False).weights(1)[0, 2] > 0.0

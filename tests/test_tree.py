@@ -1,0 +1,143 @@
+"""Trees: equal to choosing from all sequences, parents first, no deeper than the block."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dflash_gguf.tree import Candidates, Tree, chain, grow
+
+ROOT = 1000
+
+
+def candidates(n: int, k: int, seed: int = 0, flat: float = 1.0) -> Candidates:
+    """Random ones; tokens differ from those of other positions, so that a path names its ranks."""
+    rng = np.random.default_rng(seed)
+    chances = rng.dirichlet(np.full(k + 1, flat), size=n)[:, :k]
+    tokens = np.array([rng.permutation(k) + 100 * depth for depth in range(n)])
+    return Candidates(tokens.reshape(n, k), np.log(-np.sort(-chances, axis=1)))
+
+
+def path_of(tree: Tree, node: int) -> tuple[int, ...]:
+    path: list[int] = []
+    while node > 0:
+        path.append(tree.tokens[node])
+        node = tree.parents[node]
+    return tuple(reversed(path))
+
+
+def all_paths(given: Candidates) -> dict[tuple[int, ...], float]:
+    """Every sequence of candidates and its log-chance."""
+    found = {}
+    for depth in range(1, len(given) + 1):
+        for ranks in itertools.product(range(given.tokens.shape[1]), repeat=depth):
+            places = (np.arange(depth), np.array(ranks))
+            path = tuple(given.tokens[places].tolist())
+            found[path] = float(given.log_chances[places].sum())
+    return found
+
+
+def check(tree: Tree, given: Candidates, budget: int) -> None:
+    """What holds for every tree."""
+    n, k = given.tokens.shape
+    assert (tree.tokens[0], tree.parents[0], tree.depths[0], tree.log_chances[0]) == (
+        ROOT,
+        -1,
+        0,
+        0.0,
+    )
+    assert len(tree.tokens) == len(tree.parents) == len(tree.depths) == len(tree.log_chances)
+    assert tree.n_drafted == min(budget, sum(k**depth for depth in range(1, n + 1)))
+    for node in range(1, len(tree)):
+        parent = tree.parents[node]
+        assert 0 <= parent < node
+        assert tree.depths[node] == tree.depths[parent] + 1 <= n
+        assert tree.child(parent, tree.tokens[node]) == node
+        rank = given.tokens[tree.depths[parent]].tolist().index(tree.tokens[node])
+        step = given.log_chances[tree.depths[parent], rank]
+        assert tree.log_chances[node] == pytest.approx(tree.log_chances[parent] + step)
+    keys = list(zip(tree.parents, tree.tokens, strict=True))
+    assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 5), (4, 1), (2, 3), (3, 4), (4, 3)])
+@pytest.mark.parametrize("flat", [0.1, 1.0, 20.0])
+def test_the_tree_holds_the_likeliest_sequences(shape: tuple[int, int], flat: float) -> None:
+    for seed in range(5):
+        given = candidates(*shape, seed, flat)
+        ranked = sorted(all_paths(given).values(), reverse=True)
+        for budget in (0, 1, 2, 3, 7, 8, 20, 256):
+            tree = grow(ROOT, given, budget)
+            check(tree, given, budget)
+            found = [tree.log_chances[node] for node in range(1, len(tree))]
+            assert found == pytest.approx(ranked[: len(found)])
+            assert tree.n_expected == pytest.approx(sum(map(math.exp, ranked[: len(found)])))
+
+
+def test_with_the_spine_first_the_rest_is_the_likeliest() -> None:
+    for seed, budget in itertools.product(range(5), (1, 2, 4, 5, 9, 30, 200)):
+        given = candidates(4, 3, seed, flat=5.0)
+        tree = grow(ROOT, given, budget, spine=True)
+        check(tree, given, budget)
+        depth = min(budget, 4)
+        spine = {tuple(given.tokens[:d, 0].tolist()) for d in range(1, depth + 1)}
+        assert {path_of(tree, node) for node in range(1, depth + 1)} == spine
+        others = [chance for path, chance in all_paths(given).items() if path not in spine]
+        rest = sorted(others, reverse=True)[: max(0, budget - 4)]
+        assert tree.log_chances[depth + 1 :] == pytest.approx(rest)
+
+
+def test_big_trees_of_real_shapes() -> None:
+    for n, k, budget in itertools.product((1, 7, 15), (1, 4, 32), (1, 9, 64, 255, 256)):
+        given = candidates(n, k, flat=0.3)
+        check(grow(ROOT, given, budget), given, budget)
+
+
+def test_the_first_nodes_of_a_tree_are_the_tree_of_that_budget() -> None:
+    given = candidates(6, 8)
+    whole = grow(ROOT, given, 60)
+    for budget in (0, 1, 5, 60, 90):
+        part, alone = whole.first(budget), grow(ROOT, given, min(budget, 60))
+        assert (part.tokens, part.parents) == (alone.tokens, alone.parents)
+        assert (part.depths, part.log_chances) == (alone.depths, alone.log_chances)
+
+
+def test_a_chain_is_the_best_of_every_position() -> None:
+    given = candidates(5, 4)
+    for length in range(7):
+        line = chain(ROOT, given, length)
+        assert line.tokens == [ROOT, *given.tokens[:length, 0]]
+        assert line.is_chain
+        assert line.child(0, -1) is None
+    narrow = Candidates(given.tokens[:, :1], given.log_chances[:, :1])
+    assert grow(ROOT, narrow, 9).tokens == chain(ROOT, given, 9).tokens
+    assert grow(ROOT, given, 3, spine=True).tokens == chain(ROOT, given, 3).tokens
+
+
+def test_a_fork_is_no_chain() -> None:
+    given = Candidates(np.array([[1, 2], [3, 4]]), np.log([[0.5, 0.4], [0.1, 0.1]]))
+    assert grow(ROOT, given, 1).is_chain
+    fork = grow(ROOT, given, 2)
+    assert (fork.tokens, fork.parents) == ([ROOT, 1, 2], [-1, 0, 0])
+    assert not fork.is_chain
+    assert [fork.child(0, token) for token in (1, 2, 3)] == [1, 2, None]
+
+
+@pytest.mark.parametrize("make", [chain, grow, lambda *a: grow(*a, spine=True)])
+def test_what_cannot_be_taken_is_in_no_tree(make: Any) -> None:
+    steps = np.log([[0.5, 0.4], [0.5, 0.4], [0.5, 0.4]])
+    steps[1] = -np.inf
+    steps[0, 1] = -np.inf
+    tree = make(ROOT, Candidates(np.array([[1, 2], [3, 4], [5, 6]]), steps), 9)
+    assert tree.tokens == [ROOT, 1]
+
+
+def test_equal_chances_give_equal_trees() -> None:
+    given = Candidates(np.arange(20).reshape(5, 4), np.full((5, 4), math.log(0.25)))
+    trees = [grow(ROOT, given, 40) for _ in range(2)]
+    assert trees[0] == trees[1]
+    check(trees[0], given, 40)
