@@ -101,7 +101,7 @@ class FakeSession:
         tokens = np.tile(np.array(path[-n_draft:], dtype=np.int32)[:, None], (1, k))
         tokens[:, 1:] = np.arange(1, k)
         logits = np.tile(np.linspace(9, 0, k, dtype=np.float32), (n_draft, 1))
-        return Draft(tokens, logits, np.full(n_draft, 9.5, dtype=np.float32))
+        return Draft(tokens, logits, np.logaddexp.reduce(logits, axis=1))
 
     def reserve_verify(self, n: int) -> None:
         assert not self.open

@@ -23,26 +23,29 @@ PYTHON_LAYERS = (
     ("cli_arguments", "terminal"),
     ("decoder",),
     ("decode", "text", "core"),
-    ("account", "answer", "proposer"),
-    ("budget", "chat", "proof", "results", "sampling", "text_stream", "vocabulary"),
+    ("account", "answer", "budget", "proposer", "rules"),
+    ("gains",),
+    ("calibration", "costs", "sampling", "tree"),
+    ("chat", "proof", "results", "text_stream", "vocabulary"),
     ("config", "gguf_metadata"),
 )
-NUMPY_ONLY = ("budget", "config", "results", "sampling", "text_stream")
+NUMPY_ONLY = ("calibration", "config", "costs", "results", "sampling", "text_stream", "tree")
 SOLE_IMPORTERS = {"cffi": {"_ffi"}, "llama_cpp": {"text"}, "jinja2": {"chat"}}
 
 # Stems of csrc, a header and its source being one piece; a folder's files may include each other.
 CPP_LAYERS = (
     ("api",),
-    ("session_round",),
+    ("session_pass", "session_round"),
     ("session",),
     ("draft_state",),
+    ("draft_output",),
     ("drafter", "graph"),
     ("model",),
     ("arch/",),
     ("layers/",),
     ("cache", "weights"),
     ("hparams",),
-    ("backend", "gguf_file", "quantize", "select"),
+    ("backend", "gguf_file", "quantize", "select", "tree"),
     (
         "error",
         "log_capture",
