@@ -5,7 +5,7 @@ Among the ways a round can go the rule takes the one with the most
     expected tokens - rate * expected seconds
 
 where the rate is what the best way is expected to reach, plain decoding's at least: this is what
-makes all rounds together fastest (Dinkelbach's method, a step of it each round). Before the draft, what every length would give is the mean
+makes all rounds together fastest (Dinkelbach's method). Before the draft, what every length would give is the mean
 over the last drafts, of which each could have been verified in its own best way; after it, the
 draft at hand says which nodes are worth their cost. Costs have steps (kernels change at 4, 8 or 16
 rows), so every size of the ladder is looked at, not only the next one. Nothing here reads a clock:
@@ -30,8 +30,10 @@ PROBE_SHARE = 0.01
 """Part of the running time that may be lost on looking whether drafting pays by now."""
 PROBE_AHEAD = 128
 """Plain rounds whose share may be spent at once: on the first look, or after long without one."""
-PAUSE = 8
-"""Rounds after which plain decoding is reconsidered."""
+PAUSE, HOPELESS = 8, 0.1
+"""Rounds after which plain decoding is reconsidered, where all else loses so many tokens."""
+N_RATE_STEPS = 2
+"""Steps towards the best rate in a round; the next one goes on from there."""
 SIZES = (1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63, 95, 127, 191, 255)
 """Positions and nodes that are tried. Their verify has 2, 3, 4, 6, 8, 12, 16 ... rows: kernels
 change at multiples of 4 and 8 rows, and every other size would need graphs and measurements."""
@@ -122,7 +124,7 @@ class BudgetedRule:
         if not lengths or not costs.knows_plain or budget.is_paused():
             return 0
         plain_s = costs.plain_s(position)
-        rate = self._rate = max(self._rate, 1.0 / max(plain_s, 1e-9))
+        rate = max(self._rate, 1.0 / max(plain_s, 1e-9))
         first = self._lengths.index(lengths[0])
         draft_s = np.array([costs.draft_s(n) for n in lengths])
         outlook = _Outlook(
@@ -131,8 +133,10 @@ class BudgetedRule:
             plain_s + draft_s,
             costs.sample_s,
         )
-        worth, rates = outlook.at(rate)
-        self._rate = max(float(rates.max()), 1.0 / max(plain_s, 1e-9))
+        for _ in range(N_RATE_STEPS):
+            worth, rates = outlook.at(rate)
+            rate = max(float(rates.max()), 1.0 / max(plain_s, 1e-9))
+        self._rate = rate
         best = int(worth.argmax())
         advantage = float(worth[best]) - (1.0 - rate * plain_s)
         if advantage > 0.0:
@@ -143,7 +147,8 @@ class BudgetedRule:
         if budget.may_lose(loss_s, position):
             self._is_probe = True
             return lengths[best]
-        budget.pause()
+        if advantage < -HOPELESS:
+            budget.pause()
         return 0
 
     def pick(self, root: int, candidates: Candidates, limit: int) -> Tree:

@@ -29,6 +29,8 @@ PRIOR_SAMPLED = (1.0, 0.0, 0.5, 1.0)
 """a, b, c, d at depth 1 before anything is seen; a deeper depth starts from the one before it."""
 PRIOR_WEIGHTS = (6.0, 2.0, 6.0, 2.0)
 """How strongly they are held to that: the information of about ten outcomes."""
+PULL = 0.2
+"""How much weaker the pull back to them is than the first resistance to leaving them."""
 LOWEST, HIGHEST = (0.02, -6.0, 0.0, 0.0), (4.0, 6.0, 4.0, 8.0)
 LEAST_LOG = -30.0
 """Log-probabilities below are taken for this one: a single surprise shall not outweigh the rest."""
@@ -75,7 +77,7 @@ class Calibration:
         held = np.diag(PRIOR_WEIGHTS)
         information = self._information[:n]
         information += spread + fade * (held - information)
-        slope = values[np.arange(n), taken] - mean + fade * (before - weights) @ held
+        slope = values[np.arange(n), taken] - mean + fade * (before - weights) @ (PULL * held)
         steps = np.linalg.solve(information, slope[:, :, None])[:, :, 0]
         self._weights[:n] = np.clip(weights + steps, LOWEST, HIGHEST)
 

@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .cli_arguments import decode_config, parser, prompt_text, unescaped
 from .config import DecodeConfig
@@ -23,11 +23,16 @@ INTERRUPTED = 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line; returns the exit code."""
     args = parser().parse_args(argv)
+    return guarded(lambda: _run(args))
+
+
+def guarded(run: Callable[[], int]) -> int:
+    """The exit code of a command; what a user can cause is one sentence on stderr."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     try:
-        return _run(args)
+        return run()
     except BrokenPipeError:
         # The reader has gone; what Python still holds for stdout must not fail at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from bisect import bisect
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,10 +54,11 @@ class Round:
 class Costs:
     """Seconds of drafts by positions, and of passes by kind, rows and the context's length.
 
-    A plain pass is a chain of one row.
+    A plain pass is a chain of one row. n_observed: rounds filed by this process.
     """
 
     def __init__(self) -> None:
+        self.n_observed = 0
         self._drafts: dict[int, Median] = {}
         self._chains: dict[int, dict[int, Median]] = {}
         self._trees: dict[int, dict[int, Median]] = {}
@@ -66,8 +67,8 @@ class Costs:
 
     @property
     def knows_plain(self) -> bool:
-        """Whether a plain round was measured."""
-        return 1 in self._chains
+        """Whether plain rounds were measured more than once."""
+        return any(median.is_warm for median in self._chains.get(1, {}).values())
 
     @property
     def most_positions(self) -> int:
@@ -94,6 +95,7 @@ class Costs:
 
     def observe(self, done: Round) -> None:
         """Files a round's times."""
+        self.n_observed += 1
         known = self._trees if done.is_tree else self._chains
         rows = known.setdefault(done.n_drafted + 1, {})
         rows.setdefault(_bucket(done.position), Median()).add(done.pass_s)
@@ -233,25 +235,17 @@ def _nearest(buckets: dict[int, Median], bucket: int) -> tuple[int, Median]:
     return min(buckets.items(), key=lambda item: (not item[1].is_warm, abs(item[0] - bucket)))
 
 
-def _between(points: Iterable[tuple[int, float, bool]], x: int) -> float:
+def _between(points: Sequence[tuple[int, float, bool]], x: int) -> float:
     """The cost at x, on straight lines between what is known and beyond; never falling beyond.
 
-    points: (x, seconds, whether it is more than a first time), ascending. A first time stands for
-    its own x only where nothing else is known.
+    points: (x, seconds, whether it is more than a first time), ascending. First times stand for
+    something only where nothing else is known.
     """
-    others, first = [], 0.0
-    for point in points:
-        if point[0] != x:
-            others.append(point)
-        elif point[2]:
-            return point[1]
-        else:
-            first = point[1]
-    if not others:
-        return first
-    if len(others) == 1:
-        return others[0][1]
-    above = min(bisect([at for at, _, _ in others], x), len(others) - 1)
-    (x0, y0, _), (x1, y1, _) = others[max(above - 1, 0)], others[max(above, 1)]
+    known = [(at, seconds) for at, seconds, is_warm in points if is_warm]
+    known = known or [(at, seconds) for at, seconds, _ in points]
+    if len(known) < 2:
+        return known[0][1] if known else 0.0
+    above = min(bisect([at for at, _ in known], x), len(known) - 1)
+    (x0, y0), (x1, y1) = known[max(above - 1, 0)], known[max(above, 1)]
     value = y0 + (y1 - y0) * (x - x0) / (x1 - x0)
     return max(value, y1) if x > x1 else max(value, 0.0)

@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .budget import Budget
 from .chat import Message
-from .config import AUTO_TREE_BUDGET, TREE_BUDGET, DecodeConfig, LoadConfig
-from .core import Checkpoint, Drafter, Error, Model, Session
+from .config import DecodeConfig, LoadConfig
+from .core import Checkpoint, Drafter, Model, Session
+from .cost_file import CostFile
 from .decode import Generation, Progress, check_prompt
-from .proposer import DFlash
+from .drafting import Drafting
 from .results import Result, Step
-from .rules import FixedChain, FixedTree, Rule
 from .text import Tokenizer
 
 Prompt = str | Sequence[int] | NDArray[np.integer[Any]]
@@ -61,7 +60,8 @@ def load(
         return Decoder(model, Session(model), tokenizer)
     loaded = Drafter(os.fspath(drafter), model, progress)
     session = Session(model, drafter=loaded, draft_window=draft_window)
-    return Decoder(model, session, tokenizer)
+    settings = (model.backend, session.n_threads, cache_type_k, cache_type_v, str(n_gpu_layers))
+    return Decoder(model, session, tokenizer, CostFile([model.path, loaded.path], *settings))
 
 
 class Decoder:
@@ -71,14 +71,19 @@ class Decoder:
     from where they part.
     """
 
-    def __init__(self, model: Model, session: Session, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        session: Session,
+        tokenizer: Tokenizer | None,
+        cost_file: CostFile | None = None,
+    ) -> None:
         """Use `load`. Without a tokenizer prompts are token ids, and answers have no text."""
         self.model = model
         self.session = session
         self.tokenizer = tokenizer
         self._vocabulary = _Words(tokenizer)
-        self._budget = Budget()
-        self._proposer = DFlash(session, self._budget.calibrations) if session.max_draft else None
+        self._drafting = Drafting(session, cost_file)
         self._lock = threading.RLock()
         self._history: list[int] = []
         self._checkpoints: list[Checkpoint] = []
@@ -94,6 +99,7 @@ class Decoder:
         """Frees model, caches and tokenizer; closing twice is harmless."""
         with self._lock:
             self._active = None
+            self._drafting.keep_costs()
             self._checkpoints.clear()
             self.session.close()
             self.model.close()
@@ -138,18 +144,19 @@ class Decoder:
         config = dataclasses.replace(config or DecodeConfig(), **settings)
         tokens = self._tokens_of(prompt)
         check_prompt(tokens, self.session.n_ctx)
-        rule = self._rule(config)
+        rule = self._drafting.rule(config)
         with self._lock:
+            self._drafting.keep_costs()
             n_cached = self._reuse(tokens)
             if rule is not None:
-                self._make_room(rule.n_rows, is_needed=config.draft == "tree")
+                self._drafting.make_room(rule.n_rows, is_needed=config.draft == "tree")
             generation = Generation(
                 self.session,
                 self._vocabulary,
                 tokens,
                 config,
                 n_cached=n_cached,
-                proposer=self._proposer,
+                proposer=self._drafting.proposer,
                 rule=rule,
                 on_prefill=on_prefill,
                 on_prefilled=self._keep_prompt,
@@ -213,34 +220,6 @@ class Decoder:
             self._checkpoints.clear()
             self._history = []
             self.session.reset()
-
-    def _rule(self, config: DecodeConfig) -> Rule | None:
-        """What rounds draft; None for plain decoding. ValueError if it cannot be."""
-        if config.draft == "none" or (config.draft == "auto" and self._proposer is None):
-            return None
-        if self._proposer is None:
-            raise ValueError(f"draft is {config.draft!r}, which needs a drafter")
-        longest = self._proposer.max_draft
-        for name, value in (("draft_max", config.draft_max), ("draft_min", config.draft_min)):
-            if value is not None and value > longest:
-                raise ValueError(f"{name} is {value}, this drafter drafts at most {longest}")
-        longest = config.draft_max or longest
-        if config.draft == "chain":
-            return FixedChain(longest, config.draft_min)
-        if config.draft == "tree":
-            most = config.tree_budget or TREE_BUDGET
-            return FixedTree(most, longest, config.draft_min, spine=config.tree_spine)
-        most = config.tree_budget or AUTO_TREE_BUDGET
-        return self._budget.rule(longest, most, config.draft_min)
-
-    def _make_room(self, n_rows: int, *, is_needed: bool) -> None:
-        """Lets a round verify so many rows; where it can do with fewer, memory may be short."""
-        if n_rows > self.session.max_verify:
-            try:
-                self.session.reserve_verify(n_rows)
-            except Error:
-                if is_needed:
-                    raise
 
     def _tokens_of(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):

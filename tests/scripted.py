@@ -141,11 +141,12 @@ class HalfRight:
         *,
         width: int = 1,
         rank: Callable[[int], int] = lambda _: 0,
+        n_vocab: int = N_VOCAB,
     ) -> None:
         self.max_draft = max_draft
         self.observed: list[int] = []
         self._tokens, self._n_prompt, self._wrong = list(tokens), n_prompt, wrong
-        self._width, self._rank = width, rank
+        self._width, self._rank, self._n_vocab = width, rank, n_vocab
         self._n_rounds = 0
 
     def propose(
@@ -163,7 +164,7 @@ class HalfRight:
         tokens = np.empty((n, self._width), dtype=np.int64)
         for depth, token in enumerate(path):
             first = token - self._rank(start + depth) if depth != wrong else token + 1
-            tokens[depth] = (first + np.arange(self._width)) % N_VOCAB
+            tokens[depth] = (first + np.arange(self._width)) % self._n_vocab
         chances = np.log(0.9 / self._width - 0.01 * np.arange(self._width) / self._width)
         return Candidates(tokens, np.tile(chances, (n, 1)))
 

@@ -2,215 +2,186 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 import numpy as np
 import pytest
+from simulated import Machine, Text, answer, fast, slow, wide
 
-from dflash_gguf.budget import (
-    LADDER,
-    N_TIMES,
-    Acceptance,
-    Budget,
-    BudgetedLength,
-    Costs,
-    FixedLength,
-    Median,
-    Round,
-)
+from dflash_gguf.budget import Budget
+from dflash_gguf.costs import Costs, Round
+from dflash_gguf.rules import FixedChain, FixedTree, Rule
+from dflash_gguf.tree import Candidates, chain, grow
+
+Kinds = list[tuple[str, int]]
 
 
-@dataclass
-class Machine:
-    """Milliseconds of a plain pass, of a verify by rows, of a draft by length; noise upwards."""
-
-    plain: float
-    verify: Callable[[int], float]
-    draft: Callable[[int], float]
-    noise: float = 0.1
-    warm_up: float = 0.5
-    seen: set[int] = field(default_factory=set)
-
-    def run(self, n: int, rng: np.random.Generator) -> tuple[float, float]:
-        """Draft and pass of a round with n candidates; the first of a length takes longer."""
-        extra = 0.0 if n in self.seen else self.warm_up * self.plain
-        self.seen.add(n)
-        draft, rows = (self.draft(n) + extra, self.verify(n + 1)) if n else (0.0, self.plain)
-        blur = 1.0 + self.noise * rng.standard_exponential(2)
-        return draft * blur[0], (rows + extra) * blur[1]
-
-
-def slow() -> Machine:
-    """Every row costs: a small model on a CPU."""
-    return Machine(10, lambda rows: 10 + 6 * (rows - 1), lambda n: 6 + 2 * n)
-
-
-def fast() -> Machine:
-    """Rows are nearly free up to eight: a large model on a GPU."""
-    return Machine(20, lambda rows: 20 + 0.2 * rows + (10 if rows > 8 else 0), lambda _: 2)
-
-
-Chances = Callable[[int], Sequence[float]]
-
-
-def answer(
+def automatic(
     machine: Machine,
-    chances: Chances,
+    text: Callable[[int], Text],
     budget: Budget,
     *,
-    n_tokens: int = 512,
     longest: int = 15,
+    most: int = 63,
+    n_tokens: int = 512,
     seed: int = 0,
-) -> tuple[float, list[int]]:
-    """Milliseconds of an answer whose candidates are accepted by `chances(tokens so far)`."""
-    rng, lengths = np.random.default_rng(seed), BudgetedLength(budget, longest)
-    total, done, chosen = 0.0, 0, []
-    while done < n_tokens:
-        n = lengths.choose(100 + done, min(longest, n_tokens - done - 1))
-        chance, accepted = chances(done), 0
-        while accepted < n and rng.random() < chance[min(accepted, len(chance) - 1)]:
-            accepted += 1
-        draft, rows = machine.run(n, rng)
-        lengths.observe(Round(100 + done, n, accepted, accepted + 1, draft, rows, 0.0))
-        total, done = total + draft + rows, done + accepted + 1
-        chosen.append(n)
-    return total, chosen
+) -> tuple[float, list[Round]]:
+    rule = budget.rule(longest, most)
+    return answer(machine, text, rule, budget, n_tokens=n_tokens, seed=seed)
 
 
-def plain_ms(machine: Machine, n_tokens: int = 512) -> float:
-    return n_tokens * machine.plain * (1 + machine.noise)
+def fixed_ms(make: Callable[[], Machine], text: Text, rule: Rule) -> float:
+    """Milliseconds of 512 tokens by a fixed rule, once its shapes are warm."""
+    machine, budget = make(), Budget()
+    answer(machine, lambda _: text, rule, budget, n_tokens=64)
+    runs = [answer(machine, lambda _: text, rule, budget, seed=seed)[0] for seed in range(2)]
+    return float(np.mean(runs))
 
 
-def best_fixed(machine: Machine, chance: float) -> float:
-    """Speed-up of the best fixed length over plain decoding."""
-    tokens = [sum(chance**i for i in range(n + 1)) for n in range(16)]
-    rates = [tokens[n] / (machine.draft(n) + machine.verify(n + 1)) for n in LADDER if n < 16]
-    return max(rates) * machine.plain
+def kinds(rounds: list[Round]) -> Kinds:
+    return [(done.kind, done.n_drafted) for done in rounds]
 
 
-@pytest.mark.parametrize("make", [slow, fast])
-def test_a_random_drafter_costs_under_three_percent(make: Callable[[], Machine]) -> None:
-    ratios = [
-        plain_ms(make()) / answer(make(), lambda _: [0.0], Budget(), seed=seed)[0]
-        for seed in range(20)
-    ]
+@pytest.mark.parametrize("make", [slow, fast, wide])
+@pytest.mark.parametrize("sure", [0.2, 0.9])
+def test_a_random_drafter_costs_under_three_percent(
+    make: Callable[[], Machine], sure: float
+) -> None:
+    """From the first token on, however sure it is."""
+    text = Text(best=0.0, others=0.0, sure=sure)
+    ratios = []
+    for seed in range(6):
+        machine = make()
+        ms, _ = automatic(machine, lambda _: text, Budget(), seed=seed)
+        ratios.append(512 * machine.plain / ms)
     assert np.mean(ratios) > 0.97
 
 
-@pytest.mark.parametrize("chance", [0.3, 0.6, 0.8, 0.95])
-def test_a_good_drafter_comes_near_the_best_fixed_length(chance: float) -> None:
-    speedups = []
-    for seed in range(10):
-        machine, budget = fast(), Budget()
-        answer(machine, lambda _: [chance], budget, seed=seed)
-        ms, _ = answer(machine, lambda _: [chance], budget, seed=seed + 100)
-        speedups.append(plain_ms(machine) / ms)
-    assert np.mean(speedups) > 0.9 * best_fixed(fast(), chance)
+GRID = {
+    "slow, nearly always right": (slow, Text(0.95)),
+    "fast, wrong as often as not": (fast, Text(0.6)),
+    "fast, unsure": (fast, Text(0.8, sure=0.4)),
+    "fast, of changing sureness": (fast, Text(0.6, spread=0.35)),
+    "wide, wrong as often as not": (wide, Text(0.6)),
+}
+
+
+@pytest.mark.parametrize("name", GRID)
+def test_it_comes_near_the_best_fixed_setting(name: str) -> None:
+    make, text = GRID[name]
+    rules: list[Rule] = [FixedChain(n) for n in (4, 7, 15)]
+    rules += [FixedTree(n, 15) for n in (7, 15, 31, 63)]
+    best = min(fixed_ms(make, text, rule) for rule in rules)
+    found = []
+    for seed in range(3):
+        machine, budget = make(), Budget()
+        automatic(machine, lambda _: text, budget, seed=seed)
+        found.append(automatic(machine, lambda _: text, budget, seed=seed + 100)[0])
+    assert best / np.mean(found) > 0.93
 
 
 def test_what_was_learned_outlives_the_answer() -> None:
-    budget = Budget()
-    answer(fast(), lambda _: [0.9], budget)
-    _, chosen = answer(fast(), lambda _: [0.9], budget, seed=1)
-    assert chosen[0] >= 7
+    machine, budget = fast(), Budget()
+    automatic(machine, lambda _: Text(0.9), budget)
+    _, rounds = automatic(machine, lambda _: Text(0.9), budget, seed=1)
+    assert rounds[0].n_drafted >= 5
 
 
 def test_drafting_that_begins_to_pay_is_noticed() -> None:
-    budget = Budget()
-    _, chosen = answer(
-        fast(), lambda done: [0.0] if done < 400 else [0.9], budget, n_tokens=1600, longest=7
+    _, rounds = automatic(
+        fast(), lambda done: Text(0.0 if done < 400 else 0.9, sure=0.9), Budget(), n_tokens=1600
     )
-    assert np.mean(chosen[:400]) < 1
-    assert np.mean(chosen[-50:]) > 4
+    assert np.mean([done.n_drafted for done in rounds[:400]]) < 0.5
+    assert np.mean([done.n_drafted for done in rounds[-50:]]) > 4
 
 
 def test_drafting_that_ceases_to_pay_is_given_up() -> None:
-    _, chosen = answer(
-        slow(), lambda done: [0.98] if done < 300 else [0.0], Budget(), n_tokens=900, longest=7
+    _, rounds = automatic(
+        slow(), lambda done: Text(0.98 if done < 600 else 0.0), Budget(), n_tokens=1200
     )
-    assert np.mean(chosen[-200:]) < 0.1
+    assert np.mean([done.n_drafted for done in rounds[-200:]]) < 0.1
+
+
+def test_it_stops_before_a_step_of_the_costs_or_goes_well_past_it() -> None:
+    """The ninth row costs more than the eight before it: no pass has nine to fifteen rows."""
+    for text in (Text(0.5), Text(0.7), Text(0.97)):
+        machine, budget = fast(), Budget()
+        automatic(machine, lambda _, text=text: text, budget)
+        _, rounds = automatic(machine, lambda _, text=text: text, budget, seed=1)
+        rows = np.array([done.n_drafted + 1 for done in rounds])
+        assert np.mean((rows > 8) & (rows < 16)) < 0.05
+        assert np.mean(rows >= 8) > 0.5
+
+
+def test_trees_where_they_are_cheap_and_chains_where_they_are_not() -> None:
+    found = []
+    for tree in (1.0, 2.0):
+        machine, budget = wide(), Budget()
+        machine.tree = tree
+        automatic(machine, lambda _: Text(0.6), budget)
+        _, rounds = automatic(machine, lambda _: Text(0.6), budget, seed=1)
+        found.append(np.mean([done.is_tree for done in rounds]))
+    assert found[0] > 0.9
+    assert found[1] < 0.1
 
 
 def test_equal_rounds_give_equal_choices() -> None:
-    runs = [answer(fast(), lambda _: [0.7], Budget(), seed=4)[1] for _ in range(2)]
-    assert runs[0] == runs[1]
+    runs = [automatic(fast(), lambda _: Text(0.7), Budget(), seed=4)[1] for _ in range(2)]
+    assert kinds(runs[0]) == kinds(runs[1])
 
 
-def test_the_first_round_is_plain_and_the_second_tries_one_candidate() -> None:
-    lengths = BudgetedLength(Budget(), 15)
-    assert lengths.choose(0, 15) == 0
-    lengths.observe(Round(0, 0, 0, 1, 0.0, 10.0, 0.0))
-    assert lengths.choose(1, 15) == 1
+def test_the_first_two_rounds_are_plain_and_the_third_looks() -> None:
+    rule = Budget().rule(15, 63)
+    for position in range(2):
+        assert rule.choose(position, 15) == 0
+        rule.observe(Round(position, n_tokens=1, pass_s=10.0))
+    assert rule.choose(2, 15) == 1
 
 
-def test_lengths_keep_to_their_bounds() -> None:
-    budget = Budget()
-    answer(fast(), lambda _: [0.99], budget)
-    assert BudgetedLength(budget, 15).choose(500, 15) == 15
-    assert BudgetedLength(budget, 15).choose(500, 14) == 11
-    assert BudgetedLength(budget, 6).choose(500, 15) == 6
-    assert BudgetedLength(budget, 15, least=15).choose(500, 14) == 0
-    assert FixedLength(9).choose(0, 4) == 4
-    assert FixedLength(9, least=5).choose(0, 4) == 0
-    assert FixedLength(9, least=5).choose(0, 12) == 9
+def test_known_costs_let_the_first_round_draft() -> None:
+    machine, budget = fast(), Budget()
+    automatic(machine, lambda _: Text(0.9), budget)
+    again = Budget(Costs.from_dict(budget.costs.to_dict()))
+    _, rounds = automatic(machine, lambda _: Text(0.9), again, n_tokens=64)
+    assert rounds[0].n_positions > 0
+    assert np.mean([done.n_drafted for done in rounds]) > 4
 
 
-def test_acceptance_counts_what_the_target_decided() -> None:
-    acceptance = Acceptance()
-    assert acceptance.chances(3) == [0.5, 0.5, 0.5]
-    for _ in range(200):
-        acceptance.observe(n_accepted=2, n_tried=3)
-    first, second, third, fourth = acceptance.chances(4)
-    assert min(first, second) > 0.98
-    assert third < 0.05
-    assert fourth == third
-    assert acceptance.tokens(2) == [1.0, 1.0 + first, 1.0 + first + first * second]
-    for _ in range(200):
-        acceptance.observe(n_accepted=0, n_tried=1)
-    assert acceptance.chances(1)[0] < 0.1
+def candidates(n: int) -> Candidates:
+    chances = np.tile(np.log([0.9, 0.05]), (n, 1))
+    return Candidates(np.tile([[1, 2]], (n, 1)), chances)
 
 
-def test_a_round_cut_short_tells_nothing_about_the_rest() -> None:
-    assert Round(0, n_drafted=6, n_accepted=2, n_tokens=2).n_decided == 2
-    assert Round(0, n_drafted=6, n_accepted=2, n_tokens=3).n_decided == 3
-    assert Round(0, n_drafted=2, n_accepted=2, n_tokens=3).n_decided == 2
-
-
-def test_the_first_time_of_a_shape_does_not_count() -> None:
-    median = Median()
-    median.add(9.0)
-    assert (median.value, median.is_warm) == (9.0, False)
-    for ms in (1.0, 2.0, 3.0):
-        median.add(ms)
-    assert (median.value, median.is_warm) == (2.0, True)
-    for _ in range(N_TIMES):
-        median.add(5.0)
-    assert median.value == 5.0
-
-
-def warm(costs: Costs, position: int, n: int, draft: float, rows: float) -> None:
+def test_choices_keep_to_their_bounds() -> None:
+    machine, budget = wide(), Budget()
     for _ in range(2):
-        costs.observe(Round(position, n, 0, 1, draft, rows, 0.5))
+        automatic(machine, lambda _: Text(0.95), budget)
+    for longest, most, least, limit in (
+        (15, 63, 0, 15),
+        (15, 63, 0, 4),
+        (6, 9, 0, 15),
+        (15, 7, 3, 15),
+    ):
+        rule = budget.rule(longest, most, least)
+        for position in range(200, 240):
+            n = rule.choose(position, limit)
+            assert n <= min(longest, limit)
+            if n:
+                tree = rule.pick(0, candidates(n), limit)
+                assert tree.n_drafted == 0 or least <= tree.n_drafted <= min(most, limit)
+                assert max(tree.depths) <= n
+    assert budget.rule(15, 63, 15).choose(500, 14) == 0
 
 
-def test_costs_between_and_beyond_what_was_measured() -> None:
-    costs = Costs()
-    warm(costs, 0, 0, 0.0, 10.0)
-    assert costs.seconds(0, 0, 1.0) == 10.5
-    assert costs.seconds(0, 3, 1.0) == 10.5
-    warm(costs, 0, 1, 4.0, 12.0)
-    assert costs.seconds(0, 1, 2.0) == 17.0
-    assert costs.seconds(0, 3, 1.0) == 4 + 16 + 0.5
-    warm(costs, 0, 7, 10.0, 18.0)
-    assert costs.seconds(0, 4, 1.0) == pytest.approx(7 + 15 + 0.5)
-    assert costs.seconds(0, 15, 1.0) == pytest.approx(18 + 26 + 0.5)
-
-
-def test_costs_are_kept_by_context_and_taken_from_the_nearest() -> None:
-    costs = Costs()
-    warm(costs, 0, 0, 0.0, 10.0)
-    warm(costs, 4000, 0, 0.0, 20.0)
-    assert costs.seconds(100, 0, 0.0) == 10.0
-    assert costs.seconds(3000, 0, 0.0) == 20.0
-    assert costs.seconds(100_000, 0, 0.0) == 20.0
+def test_fixed_rules_draft_what_they_were_told() -> None:
+    line, bush = FixedChain(9, 5), FixedTree(20, 15, 3)
+    assert [line.choose(0, limit) for limit in (4, 5, 12)] == [0, 5, 9]
+    assert [bush.choose(0, limit) for limit in (2, 3, 99)] == [0, 3, 15]
+    assert (line.n_rows, bush.n_rows) == (10, 21)
+    assert line.pick(7, candidates(9), 30) == chain(7, candidates(9), 9)
+    assert line.pick(7, candidates(9), 4).n_drafted == 4
+    assert bush.pick(7, candidates(9), 30) == grow(7, candidates(9), 20)
+    assert bush.pick(7, candidates(9), 6).n_drafted == 6
+    spine = FixedTree(12, 9, spine=True).pick(7, candidates(9), 30)
+    assert spine.depths[:10] == list(range(10))
+    assert FixedTree(3, 15).choose(0, 15) == 3

@@ -22,11 +22,13 @@ PYTHON_LAYERS = (
     ("cli",),
     ("cli_arguments", "terminal"),
     ("decoder",),
+    ("drafting",),
     ("decode", "text", "core"),
     ("account", "answer", "budget", "proposer", "rules"),
-    ("gains",),
+    ("cost_file", "gains"),
     ("calibration", "costs", "sampling", "tree"),
     ("chat", "proof", "results", "text_stream", "vocabulary"),
+    ("machine_cache",),
     ("config", "gguf_metadata"),
 )
 NUMPY_ONLY = ("calibration", "config", "costs", "results", "sampling", "text_stream", "tree")
@@ -96,6 +98,17 @@ def test_the_package_points_one_way() -> None:
             assert stem != "_ffi", f"dflash_gguf/_ffi.py imports {other}"
             ours, theirs = layer_of(stem, PYTHON_LAYERS), layer_of(other, PYTHON_LAYERS)
             assert theirs > ours, f"dflash_gguf/{stem}.py imports {other}"
+
+
+def test_the_benchmark_is_outermost() -> None:
+    for stem, names in package_imports().items():
+        assert not any(name.startswith("dflash_gguf.bench") for name in names), stem
+    for path in sorted((PACKAGE / "bench").glob("*.py")):
+        names = set(imports(path, PACKAGE, "dflash_gguf"))
+        top = {name.split(".")[0] for name in names}
+        assert not top & set(SOLE_IMPORTERS), path
+        assert "_ffi" not in siblings(names), path
+        assert "matplotlib" not in top or path.stem == "plot", path
 
 
 def test_every_module_has_a_layer() -> None:

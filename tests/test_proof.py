@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_gguf import proof
+from dflash_gguf import machine_cache, proof
 from dflash_gguf._ffi import ggml_library
 from dflash_gguf.core import _extra_buffer_types
 from dflash_gguf.proof import proven_buffer_types
@@ -99,19 +99,19 @@ def test_a_damaged_memory_is_replaced(
 ) -> None:
     use(monkeypatch, REPACK=WORKS)
     proven_buffer_types(["REPACK"], library)
-    file = proof.cache_folder() / "buffer-types.json"
+    file = machine_cache.cache_folder() / "buffer-types.json"
     file.write_text(content)
     assert proven_buffer_types(["REPACK"], library) == ["REPACK"]
-    assert json.loads(file.read_text())["runs"] == {"REPACK": True}
+    assert json.loads(file.read_text())["value"] == {"REPACK": True}
     assert list(file.parent.iterdir()) == [file]
 
 
 def test_a_damaged_entry_is_not_trusted(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, REPACK=WORKS)
     proven_buffer_types(["REPACK"], library)
-    file = proof.cache_folder() / "buffer-types.json"
+    file = machine_cache.cache_folder() / "buffer-types.json"
     stored = json.loads(file.read_text())
-    file.write_text(json.dumps({**stored, "runs": ["REPACK"]}))
+    file.write_text(json.dumps({**stored, "value": ["REPACK"]}))
     assert proven_buffer_types(["REPACK"], library) == ["REPACK"]
 
 
@@ -128,6 +128,6 @@ def test_without_a_place_to_remember_it_is_tried_each_time(
 def test_the_real_trial_settles_every_type_of_this_machine() -> None:
     names = _extra_buffer_types()
     proven = proven_buffer_types(names, ggml_library())
-    runs = json.loads((proof.cache_folder() / "buffer-types.json").read_text())["runs"]
+    runs = json.loads((machine_cache.cache_folder() / "buffer-types.json").read_text())["value"]
     assert [name for name in names if runs[name]] == proven
     assert "CPU_REPACK" not in names or "CPU_REPACK" in proven

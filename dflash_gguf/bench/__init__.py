@@ -1,0 +1,1 @@
+"""dflash-bench: drafting beside plain decoding, measured on one's own prompts."""

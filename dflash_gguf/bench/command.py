@@ -1,0 +1,190 @@
+"""dflash-bench: arguments, and what is measured in which order."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..budget import SIZES
+from ..cli import guarded
+from ..config import AUTO_TREE_BUDGET, DecodeConfig
+from ..decoder import Decoder, load
+from ..gains import ladder
+from . import plot, replay
+from .measure import measure
+from .prompts import read_prompts
+from .runs import Run, compare
+from .settings import DEFAULT, Setting, parse_settings
+from .summary import by_setting, table
+
+EPILOG = """\
+One JSON object a line goes to stdout: every answer, then a summary of every setting. Tables for the
+reader go to stderr. With --replay nothing is timed but rounds of every size: on the drafts of plain
+answers each setting is played with these costs, and "auto" is held against the best of the others.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser."""
+    p = argparse.ArgumentParser(
+        prog="dflash-bench",
+        description="Measures drafting beside plain decoding, on the same prompts.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    p.add_argument(
+        "--pair",
+        nargs=2,
+        action="append",
+        required=True,
+        metavar=("TARGET", "DRAFTER"),
+        help="GGUF files of a model and of its drafter; may be given several times",
+    )
+    p.add_argument(
+        "-f",
+        "--prompts",
+        action="append",
+        required=True,
+        metavar="FILE",
+        help='JSON lines with "prompt" or "tokens", also .gz; may be given several times',
+    )
+    p.add_argument("--limit", type=int, metavar="N", help="prompts of a file at most")
+    p.add_argument(
+        "--chat",
+        nargs="?",
+        const="",
+        metavar="TEXT",
+        help="prompts are turns of a chat, after a first line TEXT",
+    )
+    p.add_argument(
+        "--settings", default=DEFAULT, metavar="A,B", help=f"what to compare (default: {DEFAULT})"
+    )
+    p.add_argument("-n", "--predict", type=int, default=128, metavar="N", help="tokens an answer")
+    p.add_argument("--temp", type=float, default=0.0, metavar="T", help="temperature (default: 0)")
+    p.add_argument("-s", "--seed", type=int, default=1, metavar="N", help="seed (default: 1)")
+    p.add_argument("--tree-spine", action="store_true", help="trees hold the whole chain first")
+    p.add_argument("-c", "--ctx-size", type=int, metavar="N", help="context in tokens")
+    p.add_argument("-t", "--threads", type=int, metavar="N", help="CPU threads")
+    p.add_argument("-ngl", "--gpu-layers", type=int, metavar="N", help="layers on the GPU")
+    p.add_argument("--replay", action="store_true", help='hold "auto" against fixed settings')
+    p.add_argument("--plot", metavar="FILE", help="write the curve of the sweep as a PNG")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line; returns the exit code."""
+    args = parser().parse_args(argv)
+    return guarded(lambda: _run(args))
+
+
+def _run(args: argparse.Namespace) -> int:
+    if args.limit is not None and args.limit < 1:
+        raise ValueError(f"--limit is {args.limit}, must be at least 1")
+    prompts = read_prompts(args.prompts, args.limit)
+    config = DecodeConfig(
+        max_tokens=args.predict,
+        temperature=args.temp,
+        seed=args.seed,
+        ignore_eos=True,
+        tree_spine=args.tree_spine,
+    )
+    if args.predict < 2:
+        raise ValueError(f"--predict is {args.predict}, must be at least 2")
+    if args.plot:
+        plot.require()
+    runs: list[Run] = []
+    for target, drafter in args.pair:
+        with load(
+            target,
+            drafter=drafter,
+            n_ctx=args.ctx_size,
+            n_threads=args.threads,
+            n_gpu_layers=args.gpu_layers,
+        ) as decoder:
+            pair = f"{Path(target).stem} + {Path(drafter).stem}"
+            ids = [(prompt.name, prompt.ids(decoder, args.chat)) for prompt in prompts]
+            settings = parse_settings(args.settings, decoder.session.max_draft)
+            if args.replay:
+                _replay(decoder, pair, ids, settings, args.predict)
+                continue
+            for run in compare(decoder, pair, ids, settings, config):
+                runs.append(run)
+                _print(run.to_dict())
+                _progress(len(runs), len(args.pair) * len(ids) * len(settings))
+    if runs:
+        _finish(runs, args.plot)
+    return 0
+
+
+def _finish(runs: Sequence[Run], image: str | None) -> None:
+    entries = by_setting(runs)
+    for pair in dict.fromkeys(entry["pair"] for entry in entries):
+        print(f"\n{pair}", file=sys.stderr)
+        print(table([entry for entry in entries if entry["pair"] == pair]), file=sys.stderr)
+    _print({"summary": entries})
+    if image:
+        plot.draw(entries, image)
+
+
+def _replay(
+    decoder: Decoder,
+    pair: str,
+    prompts: Sequence[tuple[str, list[int]]],
+    settings: Sequence[Setting],
+    n_tokens: int,
+) -> None:
+    """Prints what every setting would make of the same drafts."""
+    session = decoder.session
+    most = max(AUTO_TREE_BUDGET, *(setting.size for setting in settings))
+    used = [min(setting.size, session.max_draft) for setting in settings if setting.size]
+    lengths = ladder(SIZES, *used, session.max_draft)
+    costs = measure(session, prompts[0][1], lengths, ladder(SIZES, *used, most))
+    records = []
+    for number, (_, tokens) in enumerate(prompts, 1):
+        records.append(replay.record(session, tokens, n_tokens, lengths))
+        _progress(number, len(prompts))
+    settings = [*(s for s in settings if s.kind != "auto"), Setting("auto")]
+    speeds = replay.evaluate(records, settings, costs, most)
+    ratios = replay.against_best(speeds)
+    for number, (name, _) in enumerate(prompts):
+        _print(
+            {
+                "pair": pair,
+                "prompt": name,
+                "tokens_per_s": {key: round(rates[number], 2) for key, rates in speeds.items()},
+                "auto_by_best": round(ratios[number], 4),
+            }
+        )
+    means = {key: statistics.fmean(rates) for key, rates in speeds.items()}
+    print(f"\n{pair}: tokens/s with measured costs", file=sys.stderr)
+    for key, rate in means.items():
+        print(f"  {key:9} {rate:8.2f}", file=sys.stderr)
+    print(
+        f"  auto by the best of each prompt: mean {statistics.fmean(ratios):.3f}, "
+        f"least {min(ratios):.3f}",
+        file=sys.stderr,
+    )
+    _print(
+        {
+            "pair": pair,
+            "mean_tokens_per_s": {key: round(rate, 2) for key, rate in means.items()},
+            "auto_by_best": {"mean": statistics.fmean(ratios), "least": min(ratios)},
+            "costs": costs.to_dict(),
+        }
+    )
+
+
+def _print(value: dict[str, Any]) -> None:
+    print(json.dumps(value, ensure_ascii=False, allow_nan=False), flush=True)
+
+
+def _progress(done: int, total: int) -> None:
+    if sys.stderr.isatty():
+        end = "\n" if done == total else ""
+        print(f"\r{done} of {total}", end=end, file=sys.stderr, flush=True)

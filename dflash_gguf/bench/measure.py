@@ -1,0 +1,58 @@
+"""What drafts and passes of one pair cost here: every size of the ladder, in turn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from ..core import Session
+from ..costs import N_TIMES, Costs, Round
+from ..proposer import N_RANKED
+
+
+def branched(n: int) -> list[int]:
+    """Parents of a tree of n nodes as drafts make them: half a spine, half siblings along it."""
+    return [-1, *(max(0, node - 2 + node % 2) for node in range(1, n))]
+
+
+def measure(
+    session: Session, prompt: Sequence[int], lengths: Sequence[int], sizes: Sequence[int]
+) -> Costs:
+    """Medians of rounds after a prompt that accept nothing.
+
+    lengths: positions drafted. sizes: candidates verified, as a chain and as a tree.
+    Errors: Error from the core, also where the context is too short.
+    """
+    costs = Costs()
+    session.reset()
+    last = session.prefill(prompt).argmax()
+    session.reserve_verify(max(sizes) + 1)
+    for _ in range(1 + N_TIMES):
+        done = Round(session.position, n_tokens=1)
+        started = time.perf_counter()
+        last = session.decode(last).argmax()
+        done.pass_s = time.perf_counter() - started
+        costs.observe(done)
+        for number, size in enumerate(sizes):
+            for is_tree in (False, True) if size > 1 else (False,):
+                n = lengths[(2 * number + is_tree) % len(lengths)]
+                costs.observe(_round(session, last, n, size, is_tree))
+    return costs
+
+
+def _round(session: Session, last: int, n: int, size: int, is_tree: bool) -> Round:
+    done = Round(session.position, n, size, is_tree, n_tokens=1)
+    started = time.perf_counter()
+    draft = session.draft(last, n, N_RANKED)
+    drafted = time.perf_counter()
+    tokens = [last, *(int(draft.tokens[i % n, i // n % N_RANKED]) for i in range(size))]
+    if is_tree:
+        rows = session.verify_tree(tokens, branched(size + 1))
+        rows.argmax(0)
+        session.commit_path([0])
+    else:
+        rows = session.verify(tokens)
+        rows.argmax(0)
+        session.commit(1)
+    done.draft_s, done.pass_s = drafted - started, time.perf_counter() - drafted
+    return done

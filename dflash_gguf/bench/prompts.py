@@ -1,0 +1,76 @@
+"""Prompt files: JSON lines, each with a "prompt" text or with "tokens"."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..decoder import Decoder
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One line of a prompt file. Either a text or token ids."""
+
+    name: str
+    text: str | None = None
+    tokens: tuple[int, ...] = ()
+
+    def ids(self, decoder: Decoder, instruction: str | None) -> list[int]:
+        """Token ids. instruction: a text becomes a turn of a chat, after this line.
+
+        Errors: ValueError if the model has no tokenizer or no template.
+        """
+        if self.text is None:
+            return list(self.tokens)
+        if instruction is None:
+            return decoder.tokenize(self.text)
+        content = f"{instruction}\n\n{self.text}" if instruction else self.text
+        return decoder.chat_prompt([{"role": "user", "content": content}])
+
+
+def read_prompts(paths: Sequence[str], limit: int | None = None) -> list[Prompt]:
+    """All prompts of some files (.gz ones are unpacked), of each file the first `limit`.
+
+    Errors: OSError; ValueError for a line that is no prompt, a file without any, or bad data.
+    """
+    found: list[Prompt] = []
+    for path in paths:
+        lines = [line for line in _text(path).splitlines() if line.strip()]
+        if not lines:
+            raise ValueError(f"{path}: holds no prompt")
+        stem = os.path.basename(path).partition(".")[0]
+        for number, line in enumerate(lines[:limit], 1):
+            found.append(_prompt(f"{path}: line {number}", f"{stem} {number}", line))
+    return found
+
+
+def _text(path: str) -> str:
+    try:
+        data = Path(path).read_bytes()
+        return (gzip.decompress(data) if path.endswith(".gz") else data).decode("utf-8")
+    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, ValueError) as error:
+        raise ValueError(f"{path}: is not a prompt file, {error}") from None
+
+
+def _prompt(where: str, name: str, line: str) -> Prompt:
+    try:
+        value: Any = json.loads(line)
+    except ValueError:
+        raise ValueError(f"{where} is not JSON") from None
+    text = value.get("prompt") if isinstance(value, dict) else None
+    tokens = value.get("tokens") if isinstance(value, dict) else None
+    if isinstance(text, str) and text and tokens is None:
+        return Prompt(name, text)
+    if isinstance(tokens, list) and tokens and text is None and all(map(_is_token, tokens)):
+        return Prompt(name, None, tuple(tokens))
+    raise ValueError(f'{where} needs a "prompt", a text, or "tokens", a list of ids')
+
+
+def _is_token(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

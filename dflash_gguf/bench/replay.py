@@ -1,0 +1,119 @@
+"""Every setting on the same drafts: what it would have verified, accepted and taken.
+
+One pass over an answer records what the drafter proposes before each of its tokens. On that record
+any rule can be played with the measured costs, so that settings differ by their choices alone and
+not by what else the machine had to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..budget import Budget
+from ..config import DecodeConfig
+from ..core import Session
+from ..costs import Costs, Round
+from ..proposer import N_RANKED, DFlash, Draft
+from ..sampling import Sampler
+from .settings import Setting
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A greedy answer, and the drafts before each of its tokens but the first, by length."""
+
+    n_prompt: int
+    tokens: list[int]
+    drafts: Sequence[Mapping[int, Draft]]
+
+
+def record(
+    session: Session, prompt: Sequence[int], n_tokens: int, lengths: Sequence[int]
+) -> Record:
+    """Decodes plainly, drafting `lengths` positions before every token."""
+    session.reset()
+    tokens, drafts = [session.prefill(prompt).argmax()], []
+    while len(tokens) < n_tokens:
+        drafts.append({n: session.draft(tokens[-1], n, N_RANKED) for n in lengths})
+        tokens.append(session.decode(tokens[-1]).argmax())
+    return Record(len(prompt), tokens, drafts)
+
+
+class _Drafter:
+    """Gives the drafts of a record, of the next length that was recorded."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self.max_draft = max(record.drafts[0])
+        self.at = 0
+
+    def draft(self, last_token: int, n_draft: int, k: int = 1) -> Draft:  # noqa: ARG002
+        known = self._record.drafts[self.at]
+        draft = known[min(n for n in known if n >= n_draft)]
+        return Draft(
+            draft.tokens[:n_draft, :k], draft.logits[:n_draft, :k], draft.log_sum_exp[:n_draft]
+        )
+
+
+def play(
+    record: Record, setting: Setting, costs: Costs, budget: Budget, most: int
+) -> tuple[float, list[Round]]:
+    """Seconds that a setting would have taken for a record, and its rounds.
+
+    costs: the measured ones. budget: what "auto" has learned. most: nodes of its trees.
+    """
+    drafter = _Drafter(record)
+    proposer = DFlash(drafter, budget.calibrations)
+    rule = setting.rule(budget, drafter.max_draft, most)
+    sampler = Sampler(DecodeConfig())
+    rounds: list[Round] = []
+    while drafter.at < len(record.drafts):
+        at = drafter.at
+        done = Round(record.n_prompt + at)
+        limit = min(drafter.max_draft, len(record.drafts) - at - 1)
+        n = rule.choose(done.position, limit) if rule is not None and limit else 0
+        coming = record.tokens[at + 1 :]
+        if rule is not None and n:
+            done.n_positions = n
+            candidates = proposer.propose(
+                record.tokens[: at + 1], n, sampler, is_narrow=rule.is_narrow
+            )
+            if candidates is not None:
+                tree = rule.pick(record.tokens[at], candidates, most)
+                done.n_drafted, done.is_tree = tree.n_drafted, not tree.is_chain
+                done.n_expected = tree.n_expected
+                node = tree.child(0, coming[0])
+                while node is not None:
+                    done.n_accepted += 1
+                    node = tree.child(node, coming[done.n_accepted])
+        done.n_tokens = done.n_accepted + 1
+        done.draft_s = costs.draft_s(n) if n else 0.0
+        done.pass_s = costs.pass_s(done.position, done.n_drafted + 1, done.is_tree)
+        if rule is not None:
+            proposer.observe(coming[: done.n_tokens])
+            rule.observe(done)
+        rounds.append(done)
+        drafter.at += done.n_tokens
+    return sum(done.seconds for done in rounds), rounds
+
+
+def evaluate(
+    records: Sequence[Record], settings: Sequence[Setting], costs: Costs, most: int
+) -> dict[str, list[float]]:
+    """Tokens a second of every setting on every record. "auto" goes on learning between them."""
+    found: dict[str, list[float]] = {}
+    for setting in settings:
+        budget = Budget(Costs.from_dict(costs.to_dict()))
+        seconds = [play(record, setting, costs, budget, most)[0] for record in records]
+        found[str(setting)] = [
+            len(record.drafts) / s for record, s in zip(records, seconds, strict=True)
+        ]
+    return found
+
+
+def against_best(speeds: Mapping[str, Sequence[float]]) -> list[float]:
+    """For every record the speed of "auto" by that of the setting that was best there."""
+    fixed = [values for name, values in speeds.items() if name != "auto"]
+    best = [max(values) for values in zip(*fixed, strict=True)]
+    return [auto / top for auto, top in zip(speeds["auto"], best, strict=True)]

@@ -1,0 +1,73 @@
+"""Answers of every setting to every prompt, one after the other in changing order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..config import DecodeConfig
+from ..decoder import Decoder
+from ..results import Result
+from .settings import Setting
+
+N_WARM = 24
+"""Tokens of the answers before the first that counts: they build graphs and warm kernels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One answer. n_equal: tokens that it has in common with plain decoding's, from the first."""
+
+    pair: str
+    prompt: str
+    setting: str
+    result: Result
+    n_equal: int | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """One line of the report."""
+        report = self.result.to_dict()
+        kept = (
+            *("n_prompt", "n_tokens", "tokens_per_s", "rounds", "tau", "accept_histogram"),
+            *("rounds_by_draft", "phase_ms", "n_drafted", "n_accepted", "seed"),
+            *("model", "drafter", "backend", "threads", "stop_reason"),
+        )
+        return {
+            "pair": self.pair,
+            "prompt": self.prompt,
+            "setting": self.setting,
+            "n_equal": self.n_equal,
+            **{name: report[name] for name in kept},
+        }
+
+
+def compare(
+    decoder: Decoder,
+    pair: str,
+    prompts: Sequence[tuple[str, Sequence[int]]],
+    settings: Sequence[Setting],
+    config: DecodeConfig,
+) -> Iterator[Run]:
+    """Runs everything. prompts: names and token ids. config: all but what is drafted.
+
+    The prompt is computed once and kept, so that rounds are what differs.
+    """
+    for setting in settings:
+        decoder.generate(prompts[0][1], config, **{**setting.fields, "max_tokens": N_WARM})
+    for number, (name, tokens) in enumerate(prompts):
+        first = number % len(settings)
+        results = {
+            str(setting): decoder.generate(tokens, config, **setting.fields)
+            for setting in (*settings[first:], *settings[:first])
+        }
+        plain = results.get("none")
+        for setting_name in map(str, settings):
+            result = results[setting_name]
+            n_equal = None if plain is None else _n_equal(result.tokens, plain.tokens)
+            yield Run(pair, name, setting_name, result, n_equal)
+
+
+def _n_equal(left: Sequence[int], right: Sequence[int]) -> int:
+    same = zip(left, right, strict=False)
+    return next((i for i, (a, b) in enumerate(same) if a != b), min(len(left), len(right)))

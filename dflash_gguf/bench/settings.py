@@ -1,0 +1,61 @@
+"""Ways to draft that are compared, by their names: "none", "chain 8", "tree 22", "auto"."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..budget import Budget
+from ..config import MAX_TREE_BUDGET
+from ..rules import FixedChain, FixedTree, Rule
+
+DEFAULT = "none,chain 4,chain 8,chain 15,tree 8,tree 16,tree 22,tree 32,tree 64,auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """kind: one of DRAFT_KINDS. size: candidates of a round; 0 where the kind says it all."""
+
+    kind: str
+    size: int = 0
+
+    @classmethod
+    def parse(cls, text: str, max_draft: int) -> Setting:
+        """The setting of a name. ValueError if there is no such or the drafter is too short."""
+        kind, _, size = text.strip().partition(" ")
+        if kind in ("none", "auto") and not size:
+            return cls(kind)
+        if kind not in ("chain", "tree") or not size.strip().isdigit():
+            raise ValueError(f"{text!r} is no setting, must be none, chain N, tree N or auto")
+        setting, most = cls(kind, int(size)), max_draft if kind == "chain" else MAX_TREE_BUDGET
+        if not 1 <= setting.size <= most:
+            raise ValueError(f"{text!r}: must have 1 to {most} candidates")
+        return setting
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.size}" if self.size else self.kind
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What it sets of a DecodeConfig."""
+        size = {"chain": "draft_max", "tree": "tree_budget"}.get(self.kind)
+        return {"draft": self.kind, **({size: self.size} if size else {})}
+
+    def rule(self, budget: Budget, max_draft: int, most: int) -> Rule | None:
+        """Its rule; `most` nodes for "auto"."""
+        if self.kind == "chain":
+            return FixedChain(self.size)
+        if self.kind == "tree":
+            return FixedTree(self.size, max_draft)
+        return budget.rule(max_draft, most) if self.kind == "auto" else None
+
+
+def parse_settings(text: str, max_draft: int) -> list[Setting]:
+    """A list of names; chains longer than the drafter's block are the block's."""
+    found: dict[str, Setting] = {}
+    for name in text.split(","):
+        setting = Setting.parse(name, 1 << 16 if name.strip().startswith("chain") else max_draft)
+        if setting.kind == "chain":
+            setting = Setting("chain", min(setting.size, max_draft))
+        found[str(setting)] = setting
+    return list(found.values())

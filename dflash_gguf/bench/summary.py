@@ -1,0 +1,77 @@
+"""Tables of what was measured: medians, and ratios to plain decoding with their intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .runs import Run
+
+N_BOOTSTRAP = 2000
+ROUND_PHASES = ("decode", "draft", "tree", "verify", "commit", "sample", "host")
+
+
+def ratio_interval(ratios: Sequence[float]) -> tuple[float, float, float]:
+    """Geometric mean of ratios and its 95 % bootstrap interval."""
+    logs = np.log(ratios)
+    draws = np.random.default_rng(0).choice(logs, (N_BOOTSTRAP, len(logs))).mean(axis=1)
+    low, high = np.quantile(draws, (0.025, 0.975))
+    return float(np.exp(logs.mean())), float(np.exp(low)), float(np.exp(high))
+
+
+def by_setting(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """One entry a pair and setting, in the order of the runs."""
+    found = []
+    for pair, setting in dict.fromkeys((run.pair, run.setting) for run in runs):
+        mine = [run for run in runs if (run.pair, run.setting) == (pair, setting)]
+        plain = {r.prompt: r.result for r in runs if (r.pair, r.setting) == (pair, "none")}
+        rates = [(r.result.tokens_per_s or 0.0, plain.get(r.prompt)) for r in mine]
+        ratios = [a / b.tokens_per_s for a, b in rates if a and b and b.tokens_per_s]
+        rounds = max(sum(r.result.rounds for r in mine), 1)
+        tokens = sum(r.result.n_decoded for r in mine)
+        phases = {
+            name: 1e3 * sum(r.result.phase_s.get(name, 0.0) for r in mine) / rounds
+            for name in ROUND_PHASES
+        }
+        found.append(
+            {
+                "pair": pair,
+                "setting": setting,
+                "prompts": len(mine),
+                "tokens_per_s": round(float(np.median([rate for rate, _ in rates])), 2),
+                "ratio": [round(x, 3) for x in ratio_interval(ratios)] if ratios else None,
+                "tau": round(tokens / rounds, 3),
+                "ms_a_round": {name: round(ms, 3) for name, ms in phases.items() if ms},
+                "rounds": _rounds(mine),
+                "equal": sum(r.n_equal == r.result.n_tokens for r in mine if r.n_equal is not None),
+            }
+        )
+    return found
+
+
+def _rounds(runs: Sequence[Run]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for run in runs:
+        for name, n in (run.result.rounds_by_draft or {"none": run.result.rounds}).items():
+            found[name] = found.get(name, 0) + n
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def table(entries: Sequence[dict[str, Any]]) -> str:
+    """The entries as a Markdown table."""
+    lines = [
+        "| setting | tok/s | ratio to plain | tokens a round | ms a round | of it draft, verify |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for entry in entries:
+        ratio = entry["ratio"]
+        shown = "" if ratio is None else "{:.3f} ({:.3f} to {:.3f})".format(*ratio)
+        ms = entry["ms_a_round"]
+        parts = f"{ms.get('draft', 0):.1f}, {ms.get('verify', ms.get('decode', 0)):.1f}"
+        lines.append(
+            f"| {entry['setting']} | {entry['tokens_per_s']:.1f} | {shown} | {entry['tau']:.2f} "
+            f"| {sum(ms.values()):.1f} | {parts} |"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,47 @@
+"""The cost table of a pair on this machine, kept between processes, so that no answer begins cold."""  # noqa: E501
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Sequence
+
+from . import machine_cache
+from .costs import Costs
+
+N_HEADER = 1 << 16
+"""Bytes at a file's start that tell it from another of the same size and time."""
+
+
+class CostFile:
+    """Where one pair's costs are kept: by its files, the device, its threads, and settings."""
+
+    def __init__(self, paths: Sequence[str], *settings: str | int) -> None:
+        """paths: target and drafter. settings: whatever else changes what a pass costs.
+
+        Errors: OSError for a file that cannot be read.
+        """
+        files = [_file_identity(path) for path in paths]
+        self._identity = [*files, *map(str, settings), machine_cache.cpu_name()]
+        name = hashlib.sha256("\n".join(self._identity).encode()).hexdigest()[:16]
+        self._name = f"costs-{name}.json"
+
+    def load(self) -> Costs:
+        """What was measured before; an empty table if nothing was, or if it makes no sense."""
+        stored = machine_cache.read(self._name, self._identity)
+        if stored is not None:
+            with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError):
+                return Costs.from_dict(stored)
+        return Costs()
+
+    def store(self, costs: Costs) -> None:
+        """Keeps the table."""
+        machine_cache.write(self._name, self._identity, costs.to_dict())
+
+
+def _file_identity(path: str) -> str:
+    stat = os.stat(path)
+    with open(path, "rb") as file:
+        digest = hashlib.sha256(file.read(N_HEADER)).hexdigest()
+    return f"{os.path.abspath(path)} {stat.st_size} {stat.st_mtime_ns} {digest}"

@@ -1,0 +1,47 @@
+"""Small JSON files of what is measured once a machine. A file that cannot be used is not there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import tempfile
+from pathlib import Path
+from typing import Any
+
+
+def cache_folder() -> Path:
+    """Folder for what is measured once a machine."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "dflash-gguf"
+
+
+def cpu_name() -> str:
+    """What tells this kind of CPU from others."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line
+    return platform.processor() or platform.machine()
+
+
+def read(name: str, identity: Any) -> Any:
+    """What was stored under a name for the same identity; None if nothing was, or no longer is."""
+    with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
+        stored = json.loads((cache_folder() / name).read_text(encoding="utf-8"))
+        if stored.get("identity") == identity:
+            return stored.get("value")
+    return None
+
+
+def write(name: str, identity: Any, value: Any) -> None:
+    """Stores a value, whole or not at all; where the folder cannot be written, not at all."""
+    file = cache_folder() / name
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(
+            "w", dir=file.parent, delete=False, encoding="utf-8"
+        ) as out:
+            json.dump({"identity": identity, "value": value}, out)
+        Path(out.name).replace(file)

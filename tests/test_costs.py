@@ -1,0 +1,171 @@
+"""Measured costs: medians, lines between them, what is kept between processes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash_gguf import machine_cache
+from dflash_gguf.cost_file import CostFile
+from dflash_gguf.costs import N_TIMES, Costs, Median, Round
+
+
+def test_the_first_time_of_a_shape_does_not_count() -> None:
+    median = Median()
+    median.add(9.0)
+    assert (median.value, median.is_warm) == (9.0, False)
+    for ms in (1.0, 2.0, 3.0):
+        median.add(ms)
+    assert (median.value, median.is_warm) == (2.0, True)
+    for _ in range(N_TIMES):
+        median.add(5.0)
+    assert median.value == 5.0
+
+
+def warm(
+    costs: Costs, position: int, n: int, draft: float, rows: float, *, is_tree: bool = False
+) -> None:
+    for _ in range(2):
+        costs.observe(Round(position, n, n, is_tree, 0.0, 0, 1, draft, rows, 0.5))
+
+
+def test_costs_between_and_beyond_what_was_measured() -> None:
+    costs = Costs()
+    costs.observe(Round(0, n_tokens=1, pass_s=99.0))
+    assert not costs.knows_plain
+    warm(costs, 0, 0, 0.0, 10.0)
+    assert costs.knows_plain
+    assert costs.plain_s(0) == 10.5
+    assert costs.pass_s(0, 4) == 10.0
+    warm(costs, 0, 1, 4.0, 12.0)
+    assert costs.round_s(Round(0, 1, 1, n_tokens=2)) == 17.0
+    assert (costs.draft_s(3), costs.pass_s(0, 4)) == (4.0, 16.0)
+    warm(costs, 0, 7, 10.0, 18.0)
+    assert (costs.draft_s(4), costs.pass_s(0, 5)) == (7.0, 15.0)
+    assert (costs.draft_s(15), costs.pass_s(0, 16)) == (18.0, 26.0)
+    assert (costs.most_positions, costs.most_rows) == (7, 8)
+
+
+def test_a_tree_costs_what_it_was_measured_to_cost_more_than_a_chain() -> None:
+    costs = Costs()
+    warm(costs, 0, 0, 0.0, 10.0)
+    warm(costs, 0, 7, 4.0, 20.0)
+    warm(costs, 0, 15, 4.0, 40.0)
+    assert costs.pass_s(0, 8, True) == 20.0
+    warm(costs, 0, 7, 4.0, 25.0, is_tree=True)
+    assert costs.pass_s(0, 8) == 20.0
+    assert costs.pass_s(0, 8, True) == 25.0
+    assert costs.pass_s(0, 16, True) == 50.0
+    warm(costs, 0, 15, 4.0, 44.0, is_tree=True)
+    assert costs.pass_s(0, 8, True) == 25.0
+    assert costs.pass_s(0, 16, True) == 44.0
+    assert costs.pass_s(0, 32, True) == pytest.approx(1.1 * costs.pass_s(0, 32))
+
+
+def test_costs_are_kept_by_context_and_taken_from_the_nearest() -> None:
+    costs = Costs()
+    warm(costs, 0, 0, 0.0, 10.0)
+    warm(costs, 4000, 0, 0.0, 20.0)
+    assert costs.pass_s(100, 1) == 10.0
+    assert costs.pass_s(3000, 1) == 20.0
+    assert costs.pass_s(100_000, 1) == 20.0
+    warm(costs, 0, 7, 1.0, 15.0)
+    assert costs.pass_s(100, 8) == 15.0
+    assert costs.pass_s(4000, 8) == 25.0  # a plain pass costs ten more there
+
+
+def test_warm_is_what_ran_twice() -> None:
+    costs = Costs()
+    for is_warm in (False, False, True):
+        assert costs.is_warm(Round(0, 3, 7)) is is_warm
+        costs.observe(Round(0, 3, 7, n_tokens=1))
+    assert not costs.is_warm(Round(0, 3, 7, is_tree=True))
+    assert not costs.is_warm(Round(0, 5, 7))
+
+
+def measured() -> Costs:
+    costs = Costs()
+    warm(costs, 0, 0, 0.0, 10.0)
+    warm(costs, 900, 7, 4.0, 18.0)
+    warm(costs, 0, 15, 4.0, 44.0, is_tree=True)
+    costs.observe(Round(0, 3, 3, n_tokens=1, draft_s=9.0, pass_s=9.0))
+    return costs
+
+
+def test_a_table_survives_as_json() -> None:
+    costs = measured()
+    again = Costs.from_dict(json.loads(json.dumps(costs.to_dict())))
+    assert again.to_dict() == costs.to_dict()
+    assert 4 not in {rows for rows, _, _ in costs.to_dict()["chains"]}  # it ran only once
+    for rows, is_tree in ((1, False), (8, False), (16, True)):
+        assert again.pass_s(0, rows, is_tree) == costs.pass_s(0, rows, is_tree)
+    assert again.is_warm(Round(0, 7, 7))
+    for _ in range(N_TIMES):
+        again.observe(Round(0, pass_s=30.0, n_tokens=1))
+    assert again.pass_s(0, 1) == 30.0
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    paths = [tmp_path / name for name in ("target.gguf", "drafter.gguf")]
+    for path in paths:
+        path.write_bytes(path.name.encode())
+    return [str(path) for path in paths]
+
+
+def test_costs_are_found_again_for_the_same_files_and_settings(files: list[str]) -> None:
+    CostFile(files, "CPU", 2).store(measured())
+    assert CostFile(files, "CPU", 2).load().to_dict() == measured().to_dict()
+    assert not CostFile(files, "CPU", 4).load().knows_plain
+    assert not CostFile(files[::-1], "CPU", 2).load().knows_plain
+    Path(files[1]).write_bytes(b"Drafter.gguf")
+    assert not CostFile(files, "CPU", 2).load().knows_plain
+
+
+DAMAGED: list[Any] = [
+    "",
+    "{",
+    "[]",
+    "null",
+    '{"identity": 1}',
+    "\0" * 9,
+    "[" * 100_000,
+    {"drafts": []},
+    {"drafts": [[1]], "chains": [], "trees": [], "sample": 0},
+    {"drafts": [["a", 1]], "chains": [], "trees": [], "sample": 0},
+    {"drafts": [[0, 1]], "chains": [], "trees": [], "sample": 0},
+    {"drafts": [], "chains": [[1, 0, -1]], "trees": [], "sample": 0},
+    {"drafts": [], "chains": [[1, 0, "x"]], "trees": [], "sample": 0},
+    {"drafts": [], "chains": [[1, 0, 1e999]], "trees": [], "sample": 0},
+    {"drafts": [], "chains": [[1, 1e999, 1]], "trees": [], "sample": 0},
+    {"drafts": [], "chains": 3, "trees": [], "sample": 0},
+    {"drafts": [], "chains": [], "trees": [], "sample": None},
+    [1],
+    3,
+]
+
+
+@pytest.mark.parametrize("content", DAMAGED)
+def test_a_damaged_table_is_replaced(files: list[str], content: Any) -> None:
+    kept = CostFile(files, "CPU")
+    kept.store(measured())
+    (path,) = machine_cache.cache_folder().iterdir()
+    if isinstance(content, str):
+        path.write_text(content)
+    else:
+        path.write_text(json.dumps({**json.loads(path.read_text()), "value": content}))
+    assert not kept.load().knows_plain
+    kept.store(measured())
+    assert kept.load().knows_plain
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_without_a_place_to_keep_it_nothing_is_kept(files: list[str], tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file where a folder should be")
+    kept = CostFile(files, "CPU")
+    kept.store(measured())
+    assert not kept.load().knows_plain
