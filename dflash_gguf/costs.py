@@ -11,6 +11,8 @@ from typing import Any
 
 N_TIMES = 9
 """Times that a moving median looks back."""
+N_FEW = 4
+"""Times of which the least counts, not yet the median."""
 N_KEPT = 3
 """Times that a stored median counts as when it is loaded again."""
 CELLS = 256
@@ -72,13 +74,21 @@ class Costs:
 
     @property
     def most_positions(self) -> int:
-        """Positions of the longest draft that was run."""
-        return max(self._drafts, default=0)
+        """Positions of the longest draft that was run more than once."""
+        return max((n for n, median in self._drafts.items() if median.is_warm), default=0)
 
     @property
     def most_rows(self) -> int:
-        """Rows of the largest pass that was run."""
-        return max((*self._chains, *self._trees), default=0)
+        """Rows of the largest pass that was run more than once."""
+        return max(
+            (
+                rows
+                for known in (self._chains, self._trees)
+                for rows, buckets in known.items()
+                if any(median.is_warm for median in buckets.values())
+            ),
+            default=0,
+        )
 
     @property
     def sample_s(self) -> float:
@@ -217,7 +227,9 @@ class Median:
             self._is_warm = True
             self._times.clear()
         self._times.append(seconds)
-        self.value = statistics.median(self._times)
+        # Noise only adds; what looks dear by a single accident would never be tried again.
+        of_few = len(self._times) < N_FEW
+        self.value = min(self._times) if of_few else statistics.median(self._times)
 
 
 def _count(value: Any) -> int:
@@ -236,16 +248,19 @@ def _nearest(buckets: dict[int, Median], bucket: int) -> tuple[int, Median]:
 
 
 def _between(points: Sequence[tuple[int, float, bool]], x: int) -> float:
-    """The cost at x, on straight lines between what is known and beyond; never falling beyond.
+    """The cost at x: on straight lines between what is known, beyond as it rose so far.
 
     points: (x, seconds, whether it is more than a first time), ascending. First times stand for
-    something only where nothing else is known.
+    something only where nothing else is known. Beyond, the last step alone would mislead: it may
+    be where a kernel ends.
     """
     known = [(at, seconds) for at, seconds, is_warm in points if is_warm]
     known = known or [(at, seconds) for at, seconds, _ in points]
     if len(known) < 2:
         return known[0][1] if known else 0.0
-    above = min(bisect([at for at, _ in known], x), len(known) - 1)
-    (x0, y0), (x1, y1) = known[max(above - 1, 0)], known[max(above, 1)]
-    value = y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+    (x0, y0), (x1, y1) = known[0], known[-1]
+    if x < x1:
+        above = max(bisect([at for at, _ in known], x), 1)
+        (x0, y0), (x1, y1) = known[above - 1], known[above]
+    value = y1 + (y1 - y0) / (x1 - x0) * (x - x1)
     return max(value, y1) if x > x1 else max(value, 0.0)

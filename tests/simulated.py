@@ -26,7 +26,7 @@ class Machine:
     tree: float = 1.0
     noise: float = 0.1
     warm_up: float = 0.5
-    seen: set[tuple[bool, int, int]] = field(default_factory=set)
+    seen: set[tuple[str, int]] = field(default_factory=set)
 
     @property
     def plain(self) -> float:
@@ -35,13 +35,19 @@ class Machine:
 
     def run(self, done: Round, rng: np.random.Generator) -> None:
         """Fills in what a round took; the first of a shape takes longer."""
-        shape = (done.is_tree, done.n_drafted, done.n_positions)
-        extra = 0.0 if shape in self.seen else self.warm_up * self.rows(1)
-        self.seen.add(shape)
         blur = 1.0 + self.noise * rng.standard_exponential(2)
         factor = self.tree if done.is_tree else 1.0
-        done.pass_s = (factor * self.rows(done.n_drafted + 1) + extra) * blur[0]
-        done.draft_s = (self.draft(done.n_positions) + extra) * blur[1] if done.n_positions else 0.0
+        rows_ms = factor * self.rows(done.n_drafted + 1) + self._first(done.kind, done.n_drafted)
+        done.pass_s = rows_ms * blur[0]
+        if done.n_positions:
+            draft_ms = self.draft(done.n_positions) + self._first("draft", done.n_positions)
+            done.draft_s = draft_ms * blur[1]
+
+    def _first(self, kind: str, n: int) -> float:
+        if (kind, n) in self.seen:
+            return 0.0
+        self.seen.add((kind, n))
+        return self.warm_up * self.rows(1)
 
 
 def slow() -> Machine:

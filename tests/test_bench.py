@@ -1,4 +1,4 @@
-"""dflash-bench: prompt files, settings, tables, the replay, and the whole command on tiny models."""
+"""dflash-bench: prompt files, settings, the replay, and the whole command on a tiny pair."""
 
 from __future__ import annotations
 
