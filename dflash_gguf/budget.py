@@ -140,6 +140,8 @@ class BudgetedRule:
         best = int(worth.argmax())
         advantage = float(worth[best]) - (1.0 - rate * plain_s)
         if advantage > 0.0:
+            unknown = np.array([not costs.knows_draft(n) for n in lengths])
+            best = self._try(worth, unknown)
             return 0 if budget.needs_plain(advantage) else lengths[best]
         worth, _ = outlook.at(rate, must_verify=True)
         best = int(worth.argmax())
@@ -157,10 +159,12 @@ class BudgetedRule:
         gains = self._gains.of(candidates, tree)
         values = _values(gains, self._more_s()[:, 0], self._rate, self._costs.sample_s)
         values[:, (self._sizes > limit) | (self._sizes < self._least)] = -np.inf
-        kind, size = divmod(int(values.argmax()), len(self._sizes))
-        best = float(values[kind, size])
+        ends = np.minimum(self._sizes, tree.n_drafted)
+        values[1, np.array(tree.depths)[ends] == ends] = -np.inf  # a chain, and costs as one
+        best = float(values.max())
         if best == -np.inf or (best <= 0.0 and not self._is_probe):
             return chain(root, candidates, 0)
+        kind, size = divmod(self._try(values.ravel(), ~self._known().ravel()), len(self._sizes))
         n = int(self._sizes[size])
         return tree.first(n) if kind else chain(root, candidates, n)
 
@@ -169,6 +173,23 @@ class BudgetedRule:
         if done.n_drafted:
             self._gains.observe(done.n_expected, done.n_accepted)
         self._budget.observe(done)
+
+    def _try(self, values: Floats, is_unknown: NDArray[np.bool_]) -> int:
+        """The best of some ways, or the best of those never measured if that costs little.
+
+        values: tokens beyond what the seconds are worth.
+        """
+        best = int(values.argmax())
+        news = np.where(is_unknown, values, -np.inf)
+        way = int(news.argmax())
+        loss_s = float(values[best] - news[way]) / self._rate
+        return way if self._budget.may_lose(loss_s, self._position) else best
+
+    def _known(self) -> NDArray[np.bool_]:
+        """Whether passes were run more than once, [kind, size]."""
+        rows = [int(n) + 1 for n in self._sizes]
+        knows = self._costs.knows_pass
+        return np.array([[knows(n) for n in rows], [knows(n, is_tree=True) for n in rows]])
 
     def _n_open(self) -> int:
         """Sizes of the ladder that are looked at: one step beyond the largest pass that was run."""

@@ -15,6 +15,8 @@ N_FEW = 4
 """Times of which the least counts, not yet the median."""
 N_KEPT = 3
 """Times that a stored median counts as when it is loaded again."""
+NOISE = 0.15
+"""Part of a plain pass by which contexts must differ for it to be more than chance."""
 CELLS = 256
 """Cells of the first bucket; each further one is twice as wide."""
 
@@ -70,25 +72,18 @@ class Costs:
     @property
     def knows_plain(self) -> bool:
         """Whether plain rounds were measured more than once."""
-        return any(median.is_warm for median in self._chains.get(1, {}).values())
+        return self.knows_pass(1)
 
     @property
     def most_positions(self) -> int:
         """Positions of the longest draft that was run more than once."""
-        return max((n for n, median in self._drafts.items() if median.is_warm), default=0)
+        return max(filter(self.knows_draft, self._drafts), default=0)
 
     @property
     def most_rows(self) -> int:
         """Rows of the largest pass that was run more than once."""
-        return max(
-            (
-                rows
-                for known in (self._chains, self._trees)
-                for rows, buckets in known.items()
-                if any(median.is_warm for median in buckets.values())
-            ),
-            default=0,
-        )
+        chains = filter(self.knows_pass, self._chains)
+        return max((*chains, *(n for n in self._trees if self.knows_pass(n, True))), default=0)
 
     @property
     def sample_s(self) -> float:
@@ -97,11 +92,17 @@ class Costs:
 
     def is_warm(self, done: Round) -> bool:
         """Whether rounds like this one have been through their first run."""
-        known = self._trees if done.is_tree else self._chains
-        buckets = known.get(done.n_drafted + 1, {}).values()
-        draft = self._drafts.get(done.n_positions)
-        is_drafted = not done.n_positions or (draft is not None and draft.is_warm)
-        return is_drafted and any(median.is_warm for median in buckets)
+        is_drafted = not done.n_positions or self.knows_draft(done.n_positions)
+        return is_drafted and self.knows_pass(done.n_drafted + 1, done.is_tree)
+
+    def knows_draft(self, n_positions: int) -> bool:
+        """Whether drafts of so many positions were run more than once."""
+        return n_positions in self._drafts and self._drafts[n_positions].is_warm
+
+    def knows_pass(self, n_rows: int, is_tree: bool = False) -> bool:
+        """Whether passes of so many rows were run more than once."""
+        buckets = (self._trees if is_tree else self._chains).get(n_rows, {}).values()
+        return any(median.is_warm for median in buckets)
 
     def observe(self, done: Round) -> None:
         """Files a round's times."""
@@ -157,7 +158,8 @@ class Costs:
             points = []
             for rows, buckets in sorted((self._trees if is_tree else self._chains).items()):
                 at, median = _nearest(buckets, bucket)
-                more = here - _nearest(plain, at)[1].value if at != bucket and plain else 0.0
+                more = here - _nearest(plain, at)[1].value if plain else 0.0
+                more = more if abs(more) > NOISE * here else 0.0
                 points.append((rows, max(median.value + more, 0.0), median.is_warm))
             self._curves[key] = points
         return self._curves[key]

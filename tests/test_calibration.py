@@ -33,18 +33,18 @@ def test_before_anything_is_seen_the_drafter_is_believed() -> None:
 def test_chances_come_true_of_a_drafter_that_is_too_sure_or_not_sure_enough(power: float) -> None:
     rng, calibration = np.random.default_rng(1), Calibration()
     said, came = [], []
-    for step in range(3000):
+    for step in range(1500):
         log_q = claims(rng)
         place = outcome(rng, log_q[0], power)
-        if step >= 1000:
+        if step >= 500:
             said.append(np.exp(calibration.log_chances(Features(log_q))[0]))
             came.append(np.arange(K) == place)
         calibration.observe(Features(log_q), [place])
     said_all, came_all = np.array(said).ravel(), np.array(came).ravel()
     for low, high in ((0.02, 0.1), (0.1, 0.3), (0.3, 0.6), (0.6, 0.9)):
         inside = (said_all >= low) & (said_all < high)
-        if inside.sum() > 200:
-            assert came_all[inside].mean() == pytest.approx(said_all[inside].mean(), rel=0.15)
+        if inside.sum() > 100:
+            assert came_all[inside].mean() == pytest.approx(said_all[inside].mean(), rel=0.2)
     assert calibration.weights(1)[0, 0] == pytest.approx(power, rel=0.35)
 
 

@@ -27,7 +27,10 @@ def measure(
     session.reset()
     last = session.prefill(prompt).argmax()
     session.reserve_verify(max(sizes) + 1)
+    start, first = session.take(), last
     for _ in range(1 + N_TIMES):
+        session.restore(start)  # contexts of one length compare
+        last = first
         done = Round(session.position, n_tokens=1)
         started = time.perf_counter()
         last = session.decode(last).argmax()
