@@ -32,6 +32,8 @@ PROBE_AHEAD = 128
 """Plain rounds whose share may be spent at once: on the first look, or after long without one."""
 PAUSE, HOPELESS = 8, 0.1
 """Rounds after which plain decoding is reconsidered, where all else loses so many tokens."""
+REFRESH = 4
+"""Rounds after which the costs of passes are looked up again; those of a new shape at once."""
 N_RATE_STEPS = 2
 """Steps towards the best rate in a round; the next one goes on from there."""
 SIZES = (1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63, 95, 127, 191, 255)
@@ -70,9 +72,9 @@ class Budget:
         """
         return self._since_plain * PROBE_SHARE >= advantage
 
-    def pause(self) -> None:
+    def pause(self, n_rounds: int) -> None:
         """Leaves plain decoding alone for some rounds."""
-        self._n_paused = PAUSE
+        self._n_paused = n_rounds
 
     def is_paused(self) -> bool:
         """Whether this round is one of them."""
@@ -108,6 +110,7 @@ class BudgetedRule:
         self._lengths, self._sizes, self._least = lengths, np.array(sizes), least
         self._position, self._rate = 0, 0.0
         self._is_probe = False
+        self._n_old, self._more = REFRESH, np.empty(0)
 
     @property
     def n_rows(self) -> int:
@@ -149,8 +152,7 @@ class BudgetedRule:
         if budget.may_lose(loss_s, position):
             self._is_probe = True
             return lengths[best]
-        if advantage < -HOPELESS:
-            budget.pause()
+        budget.pause(PAUSE if advantage < -HOPELESS else REFRESH)
         return 0
 
     def pick(self, root: int, candidates: Candidates, limit: int) -> Tree:
@@ -170,6 +172,7 @@ class BudgetedRule:
 
     def observe(self, done: Round) -> None:
         """Passes the round on."""
+        self._n_old = self._n_old + 1 if self._costs.is_warm(done) else REFRESH
         if done.n_drafted:
             self._gains.observe(done.n_expected, done.n_accepted)
         self._budget.observe(done)
@@ -180,6 +183,8 @@ class BudgetedRule:
         values: tokens beyond what the seconds are worth.
         """
         best = int(values.argmax())
+        if not self._gains.is_proven:
+            return best
         news = np.where(is_unknown, values, -np.inf)
         way = int(news.argmax())
         loss_s = float(values[best] - news[way]) / self._rate
@@ -198,14 +203,17 @@ class BudgetedRule:
 
     def _more_s(self) -> Floats:
         """Seconds that verifying costs more than a plain pass, [kind, 1, size]; inf: not open."""
+        if self._n_old < REFRESH:
+            return self._more
+        self._n_old = 0
         costs, position = self._costs, self._position
-        found = np.full((2, 1, len(self._sizes)), np.inf)
+        self._more = np.full((2, 1, len(self._sizes)), np.inf)
         plain_s = costs.pass_s(position, 1)
         for at in range(self._n_open()):
             rows = int(self._sizes[at]) + 1
-            found[0, 0, at] = costs.pass_s(position, rows) - plain_s
-            found[1, 0, at] = costs.pass_s(position, rows, True) - plain_s
-        return found
+            self._more[0, 0, at] = costs.pass_s(position, rows) - plain_s
+            self._more[1, 0, at] = costs.pass_s(position, rows, True) - plain_s
+        return self._more
 
 
 class _Outlook:

@@ -39,6 +39,11 @@ class Gains:
         """Accepted candidates for every one that was expected."""
         return self._accepted / self._expected
 
+    @property
+    def is_proven(self) -> bool:
+        """Whether some candidates were accepted lately."""
+        return self._accepted >= 2.0 * TRUST_WEIGHT
+
     def tables(self) -> Floats:
         """Tokens beyond the first, float64 [draft, kind, length, size]; kinds: chain, tree."""
         return self.trust * np.stack(self._drafts)

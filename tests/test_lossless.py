@@ -13,6 +13,7 @@ from overfit import overfit
 from pairs import N_UBATCH, Pair, load_target, make_pair, open_pair, random_tokens
 
 from dflash_gguf.core import Error, Session
+from dflash_gguf.decoder import Decoder
 
 N_TOKENS = 200
 LENGTHS = (1, N_UBATCH - 1, N_UBATCH, N_UBATCH + 1, 3 * N_UBATCH + 7)
@@ -67,7 +68,7 @@ def test_chains_give_the_tokens_of_plain_decoding(
 
 @pytest.mark.parametrize("kind", ["llama", "qwen35"])
 def test_a_drafter_that_knows_the_answer(tmp_path: Path, kind: str) -> None:
-    """Most drafts are accepted, at every length and micro-batch edge."""
+    """Most drafts are accepted, at every length and micro-batch edge, in chains and in trees."""
     pair = make_pair(tmp_path, kind, block_size=16)
     text = random_tokens(1)
     text += plain(Session(load_target(pair.target)), text, LENGTHS[-1] + N_TOKENS + 16)
@@ -80,6 +81,15 @@ def test_a_drafter_that_knows_the_answer(tmp_path: Path, kind: str) -> None:
         tau = 1 + sum(accepted) / len(accepted)
         print(f"{kind}: {n_draft} drafted, tau {tau:.2f}")
         assert tau >= 4 or n_draft < 7
+    with Decoder(sessions[1].model, sessions[1], None) as decoder:
+        for budget in (7, 16, 64):
+            result = decoder.generate(
+                text[: LENGTHS[-1]], draft="tree", tree_budget=budget, max_tokens=N_TOKENS
+            )
+            assert list(result.tokens) == text[LENGTHS[-1] : LENGTHS[-1] + N_TOKENS]
+            print(f"{kind}: a tree of {budget}, tau {result.tau:.2f}")
+            assert result.tau is not None
+            assert result.tau >= 4
 
 
 @pytest.mark.parametrize("kind", KINDS)
