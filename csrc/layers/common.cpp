@@ -17,8 +17,8 @@ ggml_tensor * linear(Build & b, const Linear & l, ggml_tensor * x) {
     return y;
 }
 
-// One product of few rows starts fewer kernels and quantises x once. For many rows ggml's CPU kernel
-// walks a smaller matrix faster. Weights it has rearranged cannot be cut.
+// One product of few rows starts fewer kernels and quantises x once. For many rows ggml's CPU
+// kernel walks a smaller matrix faster. Weights it has rearranged cannot be cut.
 bool is_faster_apart(const Linear & stacked, const ggml_tensor * x) {
     constexpr int64_t many_rows = 64;
     return x->ne[1] >= many_rows && stacked.scale == nullptr && stacked.bias == nullptr &&
