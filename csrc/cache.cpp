@@ -217,8 +217,8 @@ void RecurrentCache::reserve_trace(int64_t n) {
     ggml_context_ptr ctx(ggml_init({2 * ggml_tensor_overhead(), nullptr, true}));
     ggml_tensor * trace =
         ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, shape_.trace_size(), n, n_layers);
-    ggml_tensor * conv_trace =
-        ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, shape_.conv_channels(), n, n_layers);
+    ggml_tensor * conv_trace = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, shape_.conv_channels(),
+                                                  shape_.d_conv - 1 + n, n_layers);
     trace_buffer_ = backend_.allocate(ctx.get(), "the trace of a verify");
     trace_ctx_ = std::move(ctx);
     trace_ = trace;
