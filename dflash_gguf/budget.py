@@ -161,6 +161,7 @@ class BudgetedRule:
         gains = self._gains.of(candidates, tree)
         values = _values(gains, self._more_s()[:, 0], self._rate, self._costs.sample_s)
         values[:, (self._sizes > limit) | (self._sizes < self._least)] = -np.inf
+        values[0, self._sizes > len(candidates)] = -np.inf
         ends = np.minimum(self._sizes, tree.n_drafted)
         values[1, np.array(tree.depths)[ends] == ends] = -np.inf  # a chain, and costs as one
         best = float(values.max())

@@ -4,13 +4,14 @@ Drafters trust their late positions too much, a greedy target is surer than any 
 noise shared with the target tells depends on how alike the two are. So the chance of candidate i of
 a position is
 
-    softmax_i (a log q_i + b + c g_i - d h_i)     and of none of them      softmax (a log q_rest)
+    softmax_i (a log q_i + b + c g_i - d h_i + e f_i)   and of none of them   softmax (a log q_rest)
 
 over the candidates and the rest, with q the drafter's probability, g the noise of the target's draw
 and h whether the sampler would cut the candidate off if the row were the drafter's (both 0 where
-the target is greedy). a, b, c, d are of the depth. At a = 1 and b = c = d = 0 this is q itself; at
-c = a its largest is a draw from q with the target's noise. They follow the maximum of the
-log-likelihood, which is concave, by Newton steps as outcomes come in; old ones fade.
+the target is greedy), f whether it is the drafter's best. a to e are of the depth. At a = 1 and
+b = c = d = e = 0 this is q itself; at c = a its largest is a draw from q with the target's noise.
+They follow the maximum of the log-likelihood, which is concave, by Newton steps as outcomes come
+in; old ones fade.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ Floats = NDArray[np.float64]
 
 MEMORY = 256
 """Outcomes of a depth after which one weighs 1/e."""
-PRIOR = (1.0, 0.0, 0.0, 0.0)
-PRIOR_SAMPLED = (1.0, 0.0, 0.5, 1.0)
-"""a, b, c, d at depth 1 before anything is seen; a deeper depth starts from the one before it."""
-PRIOR_WEIGHTS = (6.0, 2.0, 6.0, 2.0)
+PRIOR = (1.0, 0.0, 0.0, 0.0, 0.0)
+PRIOR_SAMPLED = (1.0, 0.0, 0.5, 1.0, 0.0)
+"""a to e at depth 1 before anything is seen; a deeper depth starts from the one before it."""
+PRIOR_WEIGHTS = (6.0, 2.0, 6.0, 2.0, 2.0)
 """How strongly they are held to that: the information of about ten outcomes."""
 PULL = 0.2
 """How much weaker the pull back to them is than the first resistance to leaving them."""
-LOWEST, HIGHEST = (0.02, -6.0, 0.0, 0.0), (4.0, 6.0, 4.0, 8.0)
+LOWEST, HIGHEST = (0.02, -6.0, 0.0, 0.0, -6.0), (4.0, 6.0, 4.0, 8.0, 6.0)
 LEAST_LOG = -30.0
 """Log-probabilities below are taken for this one: a single surprise shall not outweigh the rest."""
 
@@ -41,11 +42,11 @@ class Calibration:
 
     def __init__(self, is_sampled: bool = False) -> None:
         self._prior = np.array(PRIOR_SAMPLED if is_sampled else PRIOR)
-        self._weights = np.empty((0, 4))
-        self._information = np.empty((0, 4, 4))
+        self._weights = np.empty((0, 5))
+        self._information = np.empty((0, 5, 5))
 
     def weights(self, n: int) -> Floats:
-        """a, b, c, d of depths 1 to n, float64 [n, 4]; unseen depths are like the last that was."""
+        """The five numbers of depths 1 to n, float64 [n, 5]; unseen depths are like the last seen."""
         if not len(self._weights):
             return np.tile(self._prior, (n, 1))
         found: Floats = self._weights[np.minimum(np.arange(n), len(self._weights) - 1)]
@@ -104,7 +105,7 @@ class Calibrations:
 
 
 class Features:
-    """What the chances of a draft depend on: float64 [n, k + 1, 4], the last row of k the rest."""
+    """What the chances of a draft depend on: float64 [n, k + 1, 5], the last row of k the rest."""
 
     def __init__(
         self,
@@ -117,11 +118,12 @@ class Features:
         noise: [n, k], of the target's draw. is_cut: [n, k]. None if it is greedy.
         """
         n, k = log_q.shape
-        self.values = np.zeros((n, k + 1, 4))
+        self.values = np.zeros((n, k + 1, 5))
         rest = 1.0 - np.exp(log_q).sum(axis=1)
         self.values[:, :k, 0] = np.maximum(log_q, LEAST_LOG)
         self.values[:, k, 0] = np.log(np.maximum(rest, 1e-6))
         self.values[:, :k, 1] = 1.0
+        self.values[np.arange(n), log_q.argmax(axis=1), 4] = 1.0
         if noise is not None:
             self.values[:, :k, 2] = noise
         if is_cut is not None:

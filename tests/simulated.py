@@ -24,7 +24,7 @@ class Machine:
     rows: Callable[[int], float]
     draft: Callable[[int], float]
     tree: float = 1.0
-    noise: float = 0.1
+    noise: float = 0.03
     warm_up: float = 0.5
     seen: set[tuple[str, int]] = field(default_factory=set)
 

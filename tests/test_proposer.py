@@ -93,7 +93,7 @@ def certain(sampled: bool) -> Calibrations:
     known = Calibrations()
     for key in ((0.3, False), (1.0, False), (1.0, True), (0.0, True)):
         calibration = known.of(*key)
-        calibration._prior = np.array([1.0 / key[0] if sampled and key[0] else 1.0, 0, 1, 50])
+        calibration._prior = np.array([1.0 / key[0] if sampled and key[0] else 1.0, 0, 1, 50, 0])
     return known
 
 
@@ -132,7 +132,7 @@ def test_shared_noise_agrees_more_often_than_the_best_logit_and_learns_how_much(
             n_learned += found.tokens[0, 0] == drawn
             n_best += drafter.rows[0].argmax() == drawn
     assert n_learned > 1.5 * n_best
-    a, _, c, _ = calibrations.of(1.0, False).weights(1)[0]
+    a, _, c, _, _ = calibrations.of(1.0, False).weights(1)[0]
     assert c > 0.8
     assert a > 0.5
 
