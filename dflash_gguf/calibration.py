@@ -46,7 +46,7 @@ class Calibration:
         self._information = np.empty((0, 5, 5))
 
     def weights(self, n: int) -> Floats:
-        """The five numbers of depths 1 to n, float64 [n, 5]; unseen depths are like the last seen."""
+        """The numbers of depths 1 to n, float64 [n, 5]; unseen depths are like the last seen."""
         if not len(self._weights):
             return np.tile(self._prior, (n, 1))
         found: Floats = self._weights[np.minimum(np.arange(n), len(self._weights) - 1)]
