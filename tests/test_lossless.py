@@ -82,6 +82,7 @@ def test_a_drafter_that_knows_the_answer(tmp_path: Path, kind: str) -> None:
         print(f"{kind}: {n_draft} drafted, tau {tau:.2f}")
         assert tau >= 4 or n_draft < 7
     with Decoder(sessions[1].model, sessions[1], None) as decoder:
+        decoder.reset()
         for budget in (7, 16, 64):
             result = decoder.generate(
                 text[: LENGTHS[-1]], draft="tree", tree_budget=budget, max_tokens=N_TOKENS

@@ -65,7 +65,8 @@ def test_candidates_accepted_at_every_length_change_nothing(
 ) -> None:
     prompt, plain = decoder.tokenize(PROMPT), config(**SETTINGS[name])
     known = decoder.generate(prompt, plain).tokens
-    proposer = HalfRight(known, len(prompt), lambda r: 3 * r % 8)
+    n_vocab = decoder.model.n_vocab
+    proposer = HalfRight(known, len(prompt), lambda r: 3 * r % 8, n_vocab=n_vocab)
     monkeypatch.setattr(decoder._drafting, "proposer", proposer)
     margins, result = margins_at_differences(decoder, prompt, plain, draft="chain", draft_max=7)
     assert result.accept_histogram is not None
