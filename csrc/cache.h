@@ -116,8 +116,6 @@ class RecurrentCache {
     template <typename Visit>
     void for_each_row(int32_t sequence, Visit && visit) const;
 
-    ggml_backend_buffer_ptr allocate(ggml_context * ctx, const char * what) const;
-
     Backend & backend_;
     RecurrentShape shape_;
     ggml_context_ptr ctx_, trace_ctx_;
