@@ -34,17 +34,20 @@ Session::Pass Session::plan_verify(const Tree & tree) const {
 
 // A row of a verify sees the timeline, its ancestors and itself, as far as the window reaches.
 void Session::set_mask(const Mask & mask, int64_t n_kv, const Pass & pass) const {
-    const CellTable & table = kv_.cells();
+    const bool verifies = pass.kind == GraphKind::VERIFY;
     const int64_t window = mask.rule.window;
     const ggml_fp16_t visible = ggml_fp32_to_fp16(0.0f);
     write_input<ggml_fp16_t>(mask.tensor, [&](ggml_fp16_t * data) {
         for (int64_t i = 0; i < pass.n_rows(); ++i) {
             ggml_fp16_t * row = data + i * n_kv;
-            table.mask_row(SEQUENCE, pass.positions[i], window, mask.rule.causal, row, n_kv);
-            if (pass.kind != GraphKind::VERIFY) {
-                continue;
+            if (verifies && window == 0 && i > 0) {
+                std::copy(data, data + n_kv, row); // the root sees what all nodes see
+            } else {
+                kv_.cells().mask_row(SEQUENCE, pass.positions[i], window, mask.rule.causal, row,
+                                     n_kv);
             }
-            for (int64_t node = i < pass.n ? i : 0; node >= 0; node = pass.tree.parent(node)) {
+            int64_t node = !verifies ? -1 : i < pass.n ? i : 0;
+            for (; node >= 0; node = pass.tree.parent(node)) {
                 if (window == 0 || pass.positions[i] - pass.positions[node] < window) {
                     row[pass.cells[node]] = visible;
                 }
