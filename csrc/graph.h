@@ -89,6 +89,8 @@ class GraphPool {
     int64_t n_built() const { return n_built_; }
 
   private:
+    uint64_t arena_bytes_for(ggml_cgraph * graph) const;
+
     Backend & backend_;
     size_t max_nodes_;
     ggml_gallocr_ptr arena_;
