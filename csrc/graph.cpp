@@ -65,6 +65,8 @@ int64_t row_bucket(int64_t n) {
     return n == 0 ? 0 : size >= 4 && between >= n ? between : size;
 }
 
+int64_t padded_rows(int64_t n) { return n > 4 && n % 4 >= 2 ? (n + 3) / 4 * 4 : n; }
+
 GraphPool::GraphPool(Backend & backend, size_t max_nodes)
     : backend_(backend), max_nodes_(max_nodes),
       arena_(ggml_gallocr_new(backend.default_buffer_type())) {}

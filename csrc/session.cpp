@@ -52,7 +52,7 @@ Session::Session(std::shared_ptr<const Model> model, const SessionParams & param
                   "%s was loaded for another model than %s", params_.drafter->file().path().c_str(),
                   model_->file().path().c_str());
         verify_rows_ = std::min(params_.drafter->draft().block_size, MAX_VERIFY);
-        recurrent_.reserve_trace(verify_rows_);
+        recurrent_.reserve_trace(padded_rows(verify_rows_));
         draft_ = std::make_unique<DraftState>(
             params_.drafter, *model_, backend_, draft_cache_type(params_), params_.draft_window,
             params_.n_ubatch, verify_rows_, /*max_block =*/verify_rows_);
@@ -117,6 +117,7 @@ void Session::append(const int32_t * tokens, int64_t n, int64_t n_out, bool inje
     tokens_.insert(tokens_.end(), tokens, tokens + n);
     last_ = n_out > 0 ? &live : nullptr;
     first_out_ = n_out > 0 ? n_out - 1 : 0;
+    n_out_rows_ = 1;
 }
 
 void Session::prefill(const int32_t * tokens, int64_t n, float * all_logits,
