@@ -75,6 +75,30 @@ def test_candidates_accepted_at_every_length_change_nothing(
     assert all(margin < NOISE for margin in margins), margins
 
 
+@pytest.mark.parametrize("name", ["greedy", "0.7"])
+def test_trees_change_nothing(
+    decoder: dflash_gguf.Decoder, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The right candidate is the first, second and third of its position in turn."""
+    prompt, plain = decoder.tokenize(PROMPT), config(**SETTINGS[name])
+    known = decoder.generate(prompt, plain).tokens
+    proposer = HalfRight(
+        known,
+        len(prompt),
+        lambda r: 3 * r % 8,
+        width=3,
+        rank=lambda i: i % 3,
+        n_vocab=decoder.model.n_vocab,
+    )
+    monkeypatch.setattr(decoder._drafting, "proposer", proposer)
+    margins, result = margins_at_differences(
+        decoder, prompt, plain, draft="tree", tree_budget=60, draft_max=3
+    )
+    assert result.tau is not None
+    assert result.tau > 2 or margins
+    assert all(margin < NOISE for margin in margins), margins
+
+
 def test_automatic_drafting_changes_nothing(decoder: dflash_gguf.Decoder) -> None:
     prompt = decoder.tokenize(PROMPT)
     for name in ("greedy", "1.0 with penalties"):
