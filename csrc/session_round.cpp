@@ -140,7 +140,10 @@ void Session::promote_state(const int32_t * nodes, int64_t n_accepted) {
     const int64_t before = model_->hparams().recurrent.d_conv - 1;
     BatchShape shape;
     shape.kind = GraphKind::PROMOTE;
-    shape.n_rows = row_bucket(n_accepted);
+    // The fused operation goes step by step, so padding costs as much as a step; the usual lengths
+    // are spared it.
+    constexpr int64_t usual = 16;
+    shape.n_rows = n_accepted <= usual ? n_accepted : row_bucket(n_accepted);
     shape.by_paths = !fused_;
     LiveGraph & live = graphs_.get(shape, [&](LiveGraph & fresh) {
         ggml_context * ctx = fresh.ctx.get();
