@@ -1,6 +1,8 @@
 #include "session.h"
 
 #include "error.h"
+#include "layers/delta_net.h"
+#include "layers/delta_rule.h"
 #include "path_inputs.h"
 
 #include <algorithm>
@@ -23,9 +25,12 @@ static SessionParams checked(SessionParams params) {
     return params;
 }
 
-static size_t max_nodes(const Model & model, const Drafter * drafter) {
+// n_by_paths: rows of a prefill whose recurrent layers take the form for trees.
+static size_t max_nodes(const Model & model, const Drafter * drafter, int64_t n_by_paths) {
     const Hparams & hp = model.hparams();
     size_t n = 512 + hp.n_layer() * (96 + 4 * hp.experts.n_used);
+    n += hp.n_recurrent() * std::max(path_nodes(Session::MAX_VERIFY, Session::MAX_VERIFY),
+                                     path_nodes(n_by_paths, PATH_CHUNK));
     if (drafter != nullptr) {
         n += drafter->hparams().n_layer() * 128;
     }
@@ -40,13 +45,13 @@ static ggml_type draft_cache_type(const SessionParams & params) {
 Session::Session(std::shared_ptr<const Model> model, const SessionParams & params)
     : model_(std::move(model)), params_(checked(params)),
       backend_(model_->on_gpu(), params_.n_threads, {}),
+      recurs_(model_->hparams().n_recurrent() > 0),
+      fused_(recurs_ && !params_.stock_delta_rule &&
+             has_fused_delta_rule(backend_, model_->hparams().recurrent)),
       kv_(model_->hparams(), backend_, params_.type_k, params_.type_v, pad(params_.n_ctx, 256)),
       recurrent_(model_->hparams(), backend_, 1),
-      graphs_(backend_, max_nodes(*model_, params_.drafter.get())) {
+      graphs_(backend_, max_nodes(*model_, params_.drafter.get(), fused_ ? 0 : params_.n_ubatch)) {
     tokens_.reserve(params_.n_ctx);
-    recurs_ = model_->hparams().n_recurrent() > 0;
-    fused_ = recurs_ && !params_.stock_delta_rule &&
-             has_fused_delta_rule(backend_, model_->hparams().recurrent);
     if (params_.drafter) {
         DFL_CHECK(params_.drafter->fits(model_), DFL_STATUS_ARGUMENT,
                   "%s was loaded for another model than %s", params_.drafter->file().path().c_str(),

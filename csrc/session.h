@@ -137,6 +137,8 @@ class Session {
     std::shared_ptr<const Model> model_;
     SessionParams params_;
     Backend backend_;
+    bool recurs_; // the model has recurrent layers
+    bool fused_;  // and the device an operation for chains of them
     KvCache kv_;
     RecurrentCache recurrent_;
     GraphPool graphs_;
@@ -147,8 +149,6 @@ class Session {
     int64_t n_out_rows_ = 0;
     Pass open_; // rows of a verify that waits for its commit
     int64_t verify_rows_ = 0;
-    bool recurs_ = false; // the model has recurrent layers
-    bool fused_ = false;  // and the device an operation for chains of them
     int64_t n_passes_ = 0;
 };
 

@@ -4,9 +4,6 @@
 
 namespace dfl {
 
-// Rows that are solved at once.
-static constexpr int64_t SOLVE_BLOCK = 32;
-
 // The masks of n nodes, made once a graph.
 static PathMasks & masks_of(Build & b, int64_t n) {
     for (PathMasks & masks : b.path_masks) {

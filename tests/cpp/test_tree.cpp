@@ -40,7 +40,7 @@ struct Random {
 Session make(const std::shared_ptr<const Model> & model, bool stock, int64_t n_ctx = 512) {
     SessionParams params;
     params.n_ctx = n_ctx;
-    params.n_ubatch = 150;
+    params.n_ubatch = 450;
     params.n_threads = 1;
     params.type_k = params.type_v = GGML_TYPE_F32;
     params.stock_delta_rule = stock;
@@ -128,11 +128,11 @@ void the_last_cells(const std::shared_ptr<const Model> & model) {
 // Prefill over several chunks, single tokens, chains, trees and what they commit.
 void stock_operations_do_the_same(const std::shared_ptr<const Model> & model) {
     Random random;
-    Session fused = make(model, false), stock = make(model, true);
+    Session fused = make(model, false, 1024), stock = make(model, true, 1024);
     for (Session * session : {&fused, &stock}) {
         session->reserve_verify(20);
     }
-    for (const int n : {1, 5, 64, 65, 150}) {
+    for (const int n : {1, 5, 64, 65, 150, 450}) {
         const Nodes tokens = random.tokens(n);
         CHECK(equal(next(stock, tokens), next(fused, tokens)));
         const Nodes nodes = random.tokens(20), parents = random.parents(20);
