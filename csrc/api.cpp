@@ -7,6 +7,7 @@
 #include "quantize.h"
 #include "session.h"
 
+#include <algorithm>
 #include <ggml.h>
 #include <sstream>
 
@@ -177,9 +178,9 @@ dfl_status dfl_session_get_info(const dfl_session * session, dfl_session_info * 
     return guard(err, [&] {
         need(session, info);
         const dfl::Session & s = session->session;
-        *info = {s.n_ctx(),    s.position(),        s.n_threads(),   s.n_graphs_built(),
-                 s.kv_bytes(), s.recurrent_bytes(), s.arena_bytes(), s.draft_bytes(),
-                 s.n_passes(), s.bytes_read()};
+        *info = {s.n_ctx(),       s.position(),        s.n_threads(),   s.n_graphs_built(),
+                 s.kv_bytes(),    s.recurrent_bytes(), s.arena_bytes(), s.draft_bytes(),
+                 s.trace_bytes(), s.verify_rows(),     s.n_passes(),    s.bytes_read()};
     });
 }
 
@@ -213,16 +214,26 @@ dfl_status dfl_session_logits(const dfl_session * session, int64_t row, float * 
 }
 
 dfl_status dfl_session_draft(dfl_session * session, int32_t last_token, int64_t n_draft, int64_t k,
-                             int32_t * tokens, float * logits, dfl_error * err) {
+                             int32_t * tokens, float * logits, float * log_sum_exp,
+                             dfl_error * err) {
     return guard(err, [&] {
         need(session, tokens);
-        const auto candidates = session->session.draft(last_token, n_draft, k);
-        for (size_t i = 0; i < candidates.size(); ++i) {
-            tokens[i] = candidates[i].token;
+        const dfl::Draft draft =
+            session->session.draft(last_token, n_draft, k, log_sum_exp != nullptr);
+        for (size_t i = 0; i < draft.best.size(); ++i) {
+            tokens[i] = draft.best[i].token;
             if (logits != nullptr) {
-                logits[i] = candidates[i].logit;
+                logits[i] = draft.best[i].logit;
             }
         }
+        std::copy(draft.log_sum_exp.begin(), draft.log_sum_exp.end(), log_sum_exp);
+    });
+}
+
+dfl_status dfl_session_reserve_verify(dfl_session * session, int64_t n, dfl_error * err) {
+    return guard(err, [&] {
+        need(session);
+        session->session.reserve_verify(n);
     });
 }
 
@@ -230,7 +241,15 @@ dfl_status dfl_session_verify(dfl_session * session, const int32_t * tokens, int
                               dfl_error * err) {
     return guard(err, [&] {
         need(session, tokens);
-        session->session.verify(tokens, n);
+        session->session.verify(tokens, nullptr, n);
+    });
+}
+
+dfl_status dfl_session_verify_tree(dfl_session * session, const int32_t * tokens,
+                                   const int32_t * parents, int64_t n, dfl_error * err) {
+    return guard(err, [&] {
+        need(session, tokens, parents);
+        session->session.verify(tokens, parents, n);
     });
 }
 
@@ -238,6 +257,14 @@ dfl_status dfl_session_commit(dfl_session * session, int64_t n, dfl_error * err)
     return guard(err, [&] {
         need(session);
         session->session.commit(n);
+    });
+}
+
+dfl_status dfl_session_commit_path(dfl_session * session, const int32_t * nodes, int64_t n,
+                                   dfl_error * err) {
+    return guard(err, [&] {
+        need(session, nodes);
+        session->session.commit_path(nodes, n);
     });
 }
 

@@ -199,9 +199,8 @@ void KvCache::clear() {
     }
 }
 
-RecurrentCache::RecurrentCache(const Hparams & hp, Backend & backend, int64_t n_sequences,
-                               int64_t n_trace)
-    : index_(hp.n_layer(), -1) {
+RecurrentCache::RecurrentCache(const Hparams & hp, Backend & backend, int64_t n_sequences)
+    : backend_(backend), shape_(hp.recurrent), index_(hp.n_layer(), -1) {
     const int64_t n_layers = hp.n_recurrent();
     if (n_layers == 0) {
         return;
@@ -211,26 +210,41 @@ RecurrentCache::RecurrentCache(const Hparams & hp, Backend & backend, int64_t n_
             index_[il] = next++;
         }
     }
-    const RecurrentShape & shape = hp.recurrent;
-    ctx_.reset(ggml_init({4 * ggml_tensor_overhead(), nullptr, true}));
+    ctx_.reset(ggml_init({2 * ggml_tensor_overhead(), nullptr, true}));
     state_ =
-        ggml_new_tensor_3d(ctx_.get(), GGML_TYPE_F32, shape.state_size(), n_sequences, n_layers);
+        ggml_new_tensor_3d(ctx_.get(), GGML_TYPE_F32, shape_.state_size(), n_sequences, n_layers);
     conv_ = ggml_new_tensor_3d(ctx_.get(), GGML_TYPE_F32,
-                               shape.conv_channels() * (shape.d_conv - 1), n_sequences, n_layers);
-    uint64_t bytes = ggml_nbytes(state_) + ggml_nbytes(conv_);
-    if (n_trace > 0) {
-        trace_ =
-            ggml_new_tensor_3d(ctx_.get(), GGML_TYPE_F32, shape.trace_size(), n_trace, n_layers);
-        conv_trace_ =
-            ggml_new_tensor_3d(ctx_.get(), GGML_TYPE_F32, shape.conv_channels(), n_trace, n_layers);
-        bytes += ggml_nbytes(trace_) + ggml_nbytes(conv_trace_);
+                               shape_.conv_channels() * (shape_.d_conv - 1), n_sequences, n_layers);
+    buffer_ = allocate(ctx_.get(), "the recurrent state");
+}
+
+ggml_backend_buffer_ptr RecurrentCache::allocate(ggml_context * ctx, const char * what) const {
+    uint64_t bytes = 0;
+    for (ggml_tensor * t = ggml_get_first_tensor(ctx); t; t = ggml_get_next_tensor(ctx, t)) {
+        bytes += ggml_nbytes(t);
     }
-    backend.check_fits(bytes, "the recurrent state");
-    buffer_.reset(ggml_backend_alloc_ctx_tensors(ctx_.get(), backend.get()));
-    DFL_CHECK(buffer_ != nullptr, DFL_STATUS_MEMORY,
-              "device %s cannot allocate %llu bytes for the recurrent state", backend.name(),
-              (unsigned long long)bytes);
-    ggml_backend_buffer_clear(buffer_.get(), 0);
+    backend_.check_fits(bytes, what);
+    ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx, backend_.get()));
+    DFL_CHECK(buffer != nullptr, DFL_STATUS_MEMORY, "device %s cannot allocate %llu bytes for %s",
+              backend_.name(), (unsigned long long)bytes, what);
+    ggml_backend_buffer_clear(buffer.get(), 0);
+    return buffer;
+}
+
+void RecurrentCache::reserve_trace(int64_t n) {
+    if (state_ == nullptr) {
+        return;
+    }
+    const int64_t n_layers = state_->ne[2];
+    ggml_context_ptr ctx(ggml_init({2 * ggml_tensor_overhead(), nullptr, true}));
+    ggml_tensor * trace =
+        ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, shape_.trace_size(), n, n_layers);
+    ggml_tensor * conv_trace =
+        ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, shape_.conv_channels(), n, n_layers);
+    trace_buffer_ = allocate(ctx.get(), "the trace of a verify");
+    trace_ctx_ = std::move(ctx);
+    trace_ = trace;
+    conv_trace_ = conv_trace;
 }
 
 template <typename Visit>

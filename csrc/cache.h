@@ -86,15 +86,17 @@ class KvCache {
 // verifying, what each node would do to them.
 class RecurrentCache {
   public:
-    // n_trace: most nodes of a verify; 0: none is wanted.
-    RecurrentCache(const Hparams & hp, Backend & backend, int64_t n_sequences, int64_t n_trace);
+    RecurrentCache(const Hparams & hp, Backend & backend, int64_t n_sequences);
+    // Makes room for verifies of up to n nodes, forgetting any trace. Throws DFL_STATUS_MEMORY and
+    // changes nothing.
+    void reserve_trace(int64_t n);
 
     // [state_size, n_sequences, n_layers] and [conv_channels * (d_conv - 1), n_sequences,
     // n_layers]; the newest convolution input lies last. NULL for a model without recurrent layers.
     ggml_tensor * state() const { return state_; }
     ggml_tensor * conv() const { return conv_; }
     // Per node, k | v | g | beta: [trace_size, n_trace, n_layers]; and its convolution input:
-    // [conv_channels, n_trace, n_layers].
+    // [conv_channels, n_trace, n_layers]. NULL until room was made.
     ggml_tensor * trace() const { return trace_; }
     ggml_tensor * conv_trace() const { return conv_trace_; }
     // Index of a layer among the recurrent ones.
@@ -105,13 +107,20 @@ class RecurrentCache {
     std::vector<uint8_t> save(int32_t sequence, const Backend & backend) const;
     void load(int32_t sequence, const std::vector<uint8_t> & bytes);
     uint64_t bytes() const { return buffer_ ? ggml_backend_buffer_get_size(buffer_.get()) : 0; }
+    uint64_t trace_bytes() const {
+        return trace_buffer_ ? ggml_backend_buffer_get_size(trace_buffer_.get()) : 0;
+    }
 
   private:
     template <typename Visit>
     void for_each_row(int32_t sequence, Visit && visit) const;
 
-    ggml_context_ptr ctx_;
-    ggml_backend_buffer_ptr buffer_;
+    ggml_backend_buffer_ptr allocate(ggml_context * ctx, const char * what) const;
+
+    Backend & backend_;
+    RecurrentShape shape_;
+    ggml_context_ptr ctx_, trace_ctx_;
+    ggml_backend_buffer_ptr buffer_, trace_buffer_;
     ggml_tensor * state_ = nullptr;
     ggml_tensor * conv_ = nullptr;
     ggml_tensor * trace_ = nullptr;

@@ -14,7 +14,7 @@ extern "C" {
 
 #pragma GCC visibility push(default)
 
-enum { DFL_ABI_VERSION = 1 };
+enum { DFL_ABI_VERSION = 2 };
 
 typedef enum {
     DFL_STATUS_OK = 0,
@@ -147,6 +147,8 @@ typedef struct {
     uint64_t recurrent_bytes;
     uint64_t arena_bytes;
     uint64_t draft_bytes; /* the drafter's cache and features */
+    uint64_t trace_bytes; /* what a verify keeps of its rows for recurrent layers */
+    int64_t verify_rows;  /* most rows of a verify: a drafter's block, or what was reserved */
     int64_t n_passes;     /* forward passes of the target so far */
     uint64_t bytes_read;  /* copied from device tensors to the caller so far */
 } dfl_session_info;
@@ -179,20 +181,37 @@ dfl_status dfl_session_logits(const dfl_session * session, int64_t row, float * 
 
 /* What the drafter proposes after last_token, which is chosen but not appended: for each of n_draft
  * positions its k best tokens and their raw logits, best first. Moves no cursor.
- * tokens, logits: out, [n_draft][k]; logits may be NULL.
+ * tokens, logits: out, [n_draft][k]; logits may be NULL. log_sum_exp: out, [n_draft], may be NULL:
+ * ln sum exp of the whole row of raw logits, so logit - log_sum_exp is a log-probability.
  * Errors: ARGUMENT (no drafter; n_draft above block_size - 1; k above the drafter's head; no room
  * in the context for last_token and the draft), COMPUTE (also for scores that are not finite, after
  * which the drafter knows nothing of the timeline so far). */
 dfl_status dfl_session_draft(dfl_session * session, int32_t last_token, int64_t n_draft, int64_t k,
-                             int32_t * tokens, float * logits, dfl_error * err);
+                             int32_t * tokens, float * logits, float * log_sum_exp,
+                             dfl_error * err);
+
+/* Makes room for verifies of up to n rows (1 to 256); never less than there is. Costs trace and
+ * feature rows and compute memory, no state. Errors: ARGUMENT, MEMORY (names the bytes; the room
+ * is as before). */
+dfl_status dfl_session_reserve_verify(dfl_session * session, int64_t n, dfl_error * err);
 /* Runs n tokens after the timeline in one pass and commits nothing; all n rows can be read until
  * the commit, which must follow. Errors: ARGUMENT, MEMORY, COMPUTE. */
 dfl_status dfl_session_verify(dfl_session * session, const int32_t * tokens, int64_t n,
                               dfl_error * err);
+/* The same for a tree. tokens[0] is the root (chosen, not appended yet), parents[0] = -1,
+ * 0 <= parents[i] < i; node i stands at timeline position + depth(i) and sees its ancestors only.
+ * Errors: as dfl_session_verify; ARGUMENT also for parents, and for n above the room left in the
+ * context, however flat the tree. */
+dfl_status dfl_session_verify_tree(dfl_session * session, const int32_t * tokens,
+                                   const int32_t * parents, int64_t n, dfl_error * err);
 /* Appends the first n tokens of the open verify; the rest leaves no trace. With n = 0 it may be
  * called without an open verify, and then does nothing. Errors: ARGUMENT, MEMORY, COMPUTE (after
  * the last two a model with recurrent layers is empty). */
 dfl_status dfl_session_commit(dfl_session * session, int64_t n, dfl_error * err);
+/* Appends a path of the open verify: n nodes, root first, each a child of the one before. The rest
+ * leaves no trace. n = 0 and errors: as dfl_session_commit. */
+dfl_status dfl_session_commit_path(dfl_session * session, const int32_t * nodes, int64_t n,
+                                   dfl_error * err);
 
 /* Back to position 0. */
 dfl_status dfl_session_reset(dfl_session * session, dfl_error * err);

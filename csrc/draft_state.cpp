@@ -8,30 +8,45 @@
 namespace dfl {
 
 static constexpr int32_t SEQUENCE = 0;
-static constexpr int64_t RING = DraftState::MAX_PENDING + DraftState::MAX_VERIFY;
-
 static int64_t pad(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-// The window, one pass beside it, a block, and one cell that padding writes to.
-static int64_t cells_wanted(int64_t window, int64_t n_ubatch) {
-    return pad(window + std::max(n_ubatch, RING) + DraftState::MAX_VERIFY + 1, 256);
+// The window, one pass or block beside it, and one cell that padding writes to.
+static int64_t cells_wanted(int64_t window, int64_t n_ubatch, int64_t max_block) {
+    return pad(window + std::max(n_ubatch, max_block) + 1, 256);
 }
 
 DraftState::DraftState(std::shared_ptr<const Drafter> drafter, const Model & target,
-                       Backend & backend, ggml_type cache_type, int64_t window, int64_t n_ubatch)
+                       Backend & backend, ggml_type cache_type, int64_t window, int64_t n_ubatch,
+                       int64_t n_verify, int64_t max_block)
     : drafter_(std::move(drafter)), target_(target), backend_(backend), window_(window),
-      kv_(drafter_->hparams(), backend, cache_type, cache_type, cells_wanted(window, n_ubatch)),
-      no_recurrent_(drafter_->hparams(), backend, 1, 0), junk_cell_(kv_.cells().size() - 1) {
+      kv_(drafter_->hparams(), backend, cache_type, cache_type,
+          cells_wanted(window, n_ubatch, max_block)),
+      no_recurrent_(drafter_->hparams(), backend, 1), n_ubatch_(n_ubatch), max_block_(max_block),
+      junk_cell_(kv_.cells().size() - 1) {
     kv_.cells().reserve_last();
-    ctx_.reset(ggml_init({ggml_tensor_overhead(), nullptr, true}));
-    features_ = ggml_new_tensor_2d(ctx_.get(), GGML_TYPE_F32, drafter_->draft().n_features(),
-                                   RING + n_ubatch);
-    backend.check_fits(ggml_nbytes(features_), "the drafter's features");
-    buffer_.reset(ggml_backend_alloc_ctx_tensors(ctx_.get(), backend.get()));
-    DFL_CHECK(buffer_ != nullptr, DFL_STATUS_MEMORY,
-              "device %s cannot allocate %zu bytes for the drafter's features", backend.name(),
-              ggml_nbytes(features_));
-    ggml_backend_buffer_clear(buffer_.get(), 0);
+    allocate_features(n_verify);
+}
+
+void DraftState::allocate_features(int64_t n_verify) {
+    ggml_context_ptr ctx(ggml_init({ggml_tensor_overhead(), nullptr, true}));
+    ggml_tensor * features =
+        ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, drafter_->draft().n_features(),
+                           MAX_PENDING + n_verify + n_ubatch_);
+    backend_.check_fits(ggml_nbytes(features), "the drafter's features");
+    ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx.get(), backend_.get()));
+    DFL_CHECK(buffer != nullptr, DFL_STATUS_MEMORY,
+              "device %s cannot allocate %zu bytes for the drafter's features", backend_.name(),
+              ggml_nbytes(features));
+    ggml_backend_buffer_clear(buffer.get(), 0);
+    ctx_ = std::move(ctx);
+    buffer_ = std::move(buffer);
+    features_ = features;
+    ring_ = MAX_PENDING + n_verify;
+}
+
+void DraftState::grow(int64_t n_verify, GraphPool & graphs) {
+    flush(graphs); // what waits lies in the old rows
+    allocate_features(n_verify);
 }
 
 void DraftState::add_taps(LiveGraph & live, Build & b) {
@@ -68,17 +83,17 @@ void DraftState::add_prefill_injection(LiveGraph & live) {
     make_injection_inputs(live);
     Build b = make_build(live);
     ggml_tensor * features = ggml_view_2d(b.ctx, features_, features_->ne[0], live.shape.n_inject,
-                                          features_->nb[1], RING * features_->nb[1]);
+                                          features_->nb[1], ring_ * features_->nb[1]);
     build_injection(b, features, live.draft.inject_positions, live.draft.inject_cells);
 }
 
 std::vector<int64_t> DraftState::ring_rows(int64_t n) const {
-    std::vector<bool> taken(RING, false);
+    std::vector<bool> taken(ring_, false);
     for (const Pending & feature : pending_) {
         taken[feature.row] = true;
     }
     std::vector<int64_t> rows;
-    for (int64_t row = 0; row < RING && (int64_t)rows.size() < n; ++row) {
+    for (int64_t row = 0; row < ring_ && (int64_t)rows.size() < n; ++row) {
         if (!taken[row]) {
             rows.push_back(row);
         }
@@ -89,14 +104,14 @@ std::vector<int64_t> DraftState::ring_rows(int64_t n) const {
 std::vector<int64_t> DraftState::prefill_rows(int64_t n) const {
     std::vector<int64_t> rows(n);
     for (int64_t i = 0; i < n; ++i) {
-        rows[i] = RING + i;
+        rows[i] = ring_ + i;
     }
     return rows;
 }
 
-void DraftState::keep(const std::vector<int64_t> & rows, int64_t n, int32_t position) {
-    for (int64_t i = 0; i < n; ++i) {
-        pending_.push_back({rows[i], position + static_cast<int32_t>(i)});
+void DraftState::keep(const std::vector<int64_t> & rows, int32_t position) {
+    for (const int64_t row : rows) {
+        pending_.push_back({row, position++});
     }
 }
 
@@ -134,7 +149,7 @@ void DraftState::set_prefill_injection(LiveGraph & live, int32_t position) {
     std::vector<Pending> features;
     std::vector<int32_t> positions;
     for (int64_t i = 0; i < n; ++i) {
-        features.push_back({RING + i, position + static_cast<int32_t>(i)});
+        features.push_back({ring_ + i, position + static_cast<int32_t>(i)});
         positions.push_back(features.back().position);
     }
     const std::vector<int64_t> cells = own_cells(features);
@@ -207,16 +222,17 @@ void DraftState::build_draft(LiveGraph & live) const {
     if (live.shape.n_inject > 0) {
         add_pending_injection(live, b, features_);
     }
-    finish_logits(live, dfl::build_block(b, drafter_->draft(), drafter_->head(target_)), backend_);
+    add_draft_output(live, dfl::build_block(b, drafter_->draft(), drafter_->head(target_)));
 }
 
 void DraftState::reserve(GraphPool & graphs) {
     BatchShape largest;
     largest.kind = GraphKind::DRAFT;
-    largest.n_rows = std::min(drafter_->draft().block_size, MAX_VERIFY);
+    largest.n_rows = max_block_;
     largest.n_kv = pad(kv_.cells().size(), 256); // the cache is a multiple of it
     largest.n_out = largest.n_rows - 1;
-    largest.n_inject = row_bucket(RING);
+    largest.n_inject = row_bucket(ring_);
+    largest.log_sum_exp = true;
     graphs.get(largest, [&](LiveGraph & fresh) { build_draft(fresh); });
 }
 
@@ -242,8 +258,8 @@ void DraftState::set_block(LiveGraph & live, int32_t last_token, int32_t positio
     }
 }
 
-LiveGraph & DraftState::run_block(GraphPool & graphs, int32_t last_token, int32_t position,
-                                  int64_t n_draft) {
+Draft DraftState::run_block(GraphPool & graphs, int32_t last_token, int32_t position,
+                            int64_t n_draft, int64_t k, bool log_sum_exp) {
     CellTable & table = kv_.cells();
     forget_unseen(position);
     const std::vector<int64_t> injected = own_cells(pending_);
@@ -257,6 +273,9 @@ LiveGraph & DraftState::run_block(GraphPool & graphs, int32_t last_token, int32_
     shape.n_kv = pad(table.high(), 256);
     shape.n_out = n_draft;
     shape.n_inject = row_bucket(n_pending());
+    const int64_t n_choices = drafter_->head(target_).weight->ne[1];
+    shape.n_top = selects_on_device(backend_, n_choices, k) ? k : 0;
+    shape.log_sum_exp = log_sum_exp;
     LiveGraph * live = nullptr;
     try {
         live = &graphs.get(shape, [&](LiveGraph & fresh) { build_draft(fresh); });
@@ -272,7 +291,7 @@ LiveGraph & DraftState::run_block(GraphPool & graphs, int32_t last_token, int32_
     }
     pending_.clear();
     release(cells); // the block is noise: the target's features will stand there
-    return *live;
+    return read_draft(*live, k, backend_);
 }
 
 void DraftState::release(const std::vector<int64_t> & cells) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cache.h"
+#include "draft_output.h"
 #include "drafter.h"
 #include "graph.h"
 
@@ -13,15 +14,20 @@ namespace dfl {
 
 class DraftState {
   public:
-    // Most rows of one verify, and most feature rows that may wait for injection.
-    static constexpr int64_t MAX_VERIFY = 64;
+    // Feature rows that may wait for injection before a verify brings more.
     static constexpr int64_t MAX_PENDING = 64;
 
-    // window: target positions the drafter sees. n_ubatch: most rows of one prefill pass.
+    // window: target positions the drafter sees. n_ubatch: most rows of one prefill pass. n_verify:
+    // most rows of one verify; max_block: most rows of one draft.
     DraftState(std::shared_ptr<const Drafter> drafter, const Model & target, Backend & backend,
-               ggml_type cache_type, int64_t window, int64_t n_ubatch);
+               ggml_type cache_type, int64_t window, int64_t n_ubatch, int64_t n_verify,
+               int64_t max_block);
 
     const Drafter & drafter() const { return *drafter_; }
+    int64_t max_block() const { return max_block_; }
+    // Makes room for the features of larger verifies, after which every graph that was built with
+    // the old ones is void. Throws DFL_STATUS_MEMORY and changes nothing.
+    void grow(int64_t n_verify, GraphPool & graphs);
     int64_t window() const { return window_; }
     int64_t n_pending() const { return (int64_t)pending_.size(); }
     uint64_t bytes() const { return kv_.bytes() + ggml_backend_buffer_get_size(buffer_.get()); }
@@ -34,9 +40,11 @@ class DraftState {
     // Feature rows for the next pass: of the ring, or the prefill region.
     std::vector<int64_t> ring_rows(int64_t n) const;
     std::vector<int64_t> prefill_rows(int64_t n) const;
-    bool ring_has_room(int64_t n) const { return n_pending() + n <= MAX_PENDING + MAX_VERIFY; }
+    bool ring_has_room(int64_t n) const { return n_pending() + n <= ring_; }
+    // Where a padding row's features go: nobody reads them.
+    int64_t junk_row() const { return ring_; }
     // These rows belong to the timeline now, from a position on, and wait for injection.
-    void keep(const std::vector<int64_t> & rows, int64_t n, int32_t position);
+    void keep(const std::vector<int64_t> & rows, int32_t position);
     // Takes cells for a prefill's rows, which begin at position, and fills the graph's inputs.
     void set_prefill_injection(LiveGraph & live, int32_t position);
 
@@ -44,10 +52,9 @@ class DraftState {
     void reserve(GraphPool & graphs);
     // Projects all pending features now.
     void flush(GraphPool & graphs);
-    // Runs the block after `position` committed tokens; returns the graph with logits of n_draft
-    // rows.
-    LiveGraph & run_block(GraphPool & graphs, int32_t last_token, int32_t position,
-                          int64_t n_draft);
+    // Runs the block after `position` committed tokens and picks the k best of its n_draft rows.
+    Draft run_block(GraphPool & graphs, int32_t last_token, int32_t position, int64_t n_draft,
+                    int64_t k, bool log_sum_exp);
 
     // Forgets everything from a position on.
     void truncate(int32_t position);
@@ -60,6 +67,7 @@ class DraftState {
         int32_t position;
     };
 
+    void allocate_features(int64_t n_verify);
     Build make_build(LiveGraph & live) const;
     void make_injection_inputs(LiveGraph & live) const;
     void build_draft(LiveGraph & live) const;
@@ -81,6 +89,9 @@ class DraftState {
     RecurrentCache no_recurrent_;
     ggml_context_ptr ctx_;
     ggml_backend_buffer_ptr buffer_;
+    int64_t n_ubatch_;
+    int64_t max_block_;
+    int64_t ring_ = 0;                 // feature rows that verifies and single tokens share
     ggml_tensor * features_ = nullptr; // [n_features, ring + n_ubatch]
     std::vector<Pending> pending_;
     int64_t junk_cell_;

@@ -22,12 +22,20 @@ struct DraftInputs {
     ggml_tensor * conv_rows = nullptr;        // i32 [d_conv - 1, n_layers]
 };
 
+// What a draft's graph picks of its logits.
+struct TopOutputs {
+    ggml_tensor * rows = nullptr;          // i32 [n_top, n_draft], in any order
+    ggml_tensor * logits = nullptr;        // f32 [1, n_top, n_draft], of these rows
+    ggml_tensor * probabilities = nullptr; // f32, the same; or [n_vocab, n_draft] where n_top is 0
+};
+
 struct LiveGraph {
     BatchShape shape;
     ggml_context_ptr ctx;
     ggml_cgraph * graph = nullptr;
     GraphInputs in;
     DraftInputs draft;
+    TopOutputs top;
     ggml_tensor * logits = nullptr; // [n_vocab, n_out]
     ggml_tensor * argmax = nullptr; // i32 [n_out]; only where logits do not lie in host memory
 };
@@ -69,6 +77,8 @@ class GraphPool {
 
     // The live graph of this shape, built if there is none. Throws DFL_STATUS_MEMORY.
     LiveGraph & get(const BatchShape & shape, const GraphBuilder & build);
+    // Forgets all graphs: a tensor they use goes away.
+    void clear() { live_.clear(); }
     uint64_t arena_bytes() const;
     // Graphs built so far: a round that builds none reuses what is there.
     int64_t n_built() const { return n_built_; }

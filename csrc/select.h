@@ -12,6 +12,11 @@ struct Candidate {
     float logit;
 };
 
+// Larger logit first, lower token first on ties.
+inline bool is_better(const Candidate & a, const Candidate & b) {
+    return a.logit != b.logit ? a.logit > b.logit : a.token < b.token;
+}
+
 // Index of the first largest of n values; n if there is none, as among NaNs.
 int64_t first_largest(const float * x, int64_t n);
 

@@ -6,8 +6,6 @@
 
 namespace dfl {
 
-static constexpr int32_t SEQUENCE = 0; // this timeline's name in the caches
-
 static int64_t pad(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 static SessionParams checked(SessionParams params) {
@@ -33,10 +31,6 @@ static size_t max_nodes(const Model & model, const Drafter * drafter) {
     return n;
 }
 
-static int64_t trace_nodes(const SessionParams & params) {
-    return params.drafter ? DraftState::MAX_VERIFY : 0;
-}
-
 // K/V of the drafter as exact as the target's, where that is exact; else half precision.
 static ggml_type draft_cache_type(const SessionParams & params) {
     return params.type_k == GGML_TYPE_F32 ? GGML_TYPE_F32 : GGML_TYPE_F16;
@@ -46,18 +40,20 @@ Session::Session(std::shared_ptr<const Model> model, const SessionParams & param
     : model_(std::move(model)), params_(checked(params)),
       backend_(model_->on_gpu(), params_.n_threads, {}),
       kv_(model_->hparams(), backend_, params_.type_k, params_.type_v, pad(params_.n_ctx, 256)),
-      recurrent_(model_->hparams(), backend_, 1, trace_nodes(params_)),
+      recurrent_(model_->hparams(), backend_, 1),
       graphs_(backend_, max_nodes(*model_, params_.drafter.get())) {
     tokens_.reserve(params_.n_ctx);
     if (params_.drafter) {
         DFL_CHECK(params_.drafter->fits(model_), DFL_STATUS_ARGUMENT,
                   "%s was loaded for another model than %s", params_.drafter->file().path().c_str(),
                   model_->file().path().c_str());
-        draft_ = std::make_unique<DraftState>(params_.drafter, *model_, backend_,
-                                              draft_cache_type(params_), params_.draft_window,
-                                              params_.n_ubatch);
+        verify_rows_ = std::min(params_.drafter->draft().block_size, MAX_VERIFY);
+        recurrent_.reserve_trace(verify_rows_);
+        draft_ = std::make_unique<DraftState>(
+            params_.drafter, *model_, backend_, draft_cache_type(params_), params_.draft_window,
+            params_.n_ubatch, verify_rows_, /*max_block =*/verify_rows_);
     }
-    // The largest graph reserves the arena, so that memory runs out here or not at all.
+    // The largest graphs reserve the arena, so that memory runs out here or not at all.
     BatchShape largest;
     largest.n_rows = params_.n_ubatch;
     largest.n_kv = kv_.cells().size();
@@ -65,12 +61,7 @@ Session::Session(std::shared_ptr<const Model> model, const SessionParams & param
     largest.n_inject = draft_ && params_.n_ubatch > 1 ? params_.n_ubatch : 0;
     graphs_.get(largest, [&](LiveGraph & live) { build_forward(live, largest.n_inject > 0); });
     if (draft_) {
-        BatchShape verify = largest;
-        verify.kind = GraphKind::VERIFY;
-        verify.n_rows = verify.n_out =
-            std::min(params_.drafter->draft().block_size, DraftState::MAX_VERIFY);
-        verify.n_inject = 0;
-        graphs_.get(verify, [&](LiveGraph & live) { build_forward(live, true); });
+        reserve_verify_graphs(verify_rows_);
         draft_->reserve(graphs_);
     }
 }
@@ -109,100 +100,11 @@ void Session::build_forward(LiveGraph & live, bool taps) {
     }
 }
 
-void Session::set_inputs(LiveGraph & live, const int32_t * tokens, const Pass & pass) {
-    const int64_t n = live.shape.n_rows;
-    const auto first = static_cast<int32_t>(position());
-    const GraphInputs & in = live.in;
-    write_input<float>(in.embd, [&](float * data) { model_->embed(tokens, n, data); });
-    if (in.positions != nullptr) {
-        write_input<int32_t>(in.positions, [&](int32_t * data) {
-            // M-RoPE: time, height and width are the position for text, the fourth is 0.
-            for (int64_t i = 0; i < ggml_nelements(in.positions); ++i) {
-                data[i] = i < 3 * n ? first + static_cast<int32_t>(i % n) : 0;
-            }
-        });
-        write_input<int64_t>(in.cells, [&](int64_t * data) {
-            std::copy(pass.cells.begin(), pass.cells.end(), data);
-        });
-    }
-    for (const Mask & mask : in.masks) {
-        write_input<ggml_fp16_t>(mask.tensor, [&](ggml_fp16_t * data) {
-            for (int64_t i = 0; i < n; ++i) {
-                kv_.cells().mask_row(SEQUENCE, first + static_cast<int32_t>(i), mask.rule.window,
-                                     mask.rule.causal, data + i * live.shape.n_kv, live.shape.n_kv);
-            }
-        });
-    }
-    if (in.out_rows != nullptr) {
-        write_input<int32_t>(in.out_rows,
-                             [&](int32_t * data) { data[0] = static_cast<int32_t>(n - 1); });
-    }
-    if (live.draft.feature_rows != nullptr) {
-        write_input<int64_t>(live.draft.feature_rows, [&](int64_t * data) {
-            std::copy(pass.feature_rows.begin(), pass.feature_rows.end(), data);
-        });
-    }
-    if (live.shape.n_inject > 0) {
-        draft_->set_prefill_injection(live, first);
-    }
-}
-
-void Session::release(const Pass & pass, int64_t first) {
-    for (size_t i = first; i < pass.cells.size(); ++i) {
-        kv_.cells().release(pass.cells[i]);
-    }
-}
-
-LiveGraph & Session::run(GraphKind kind, const int32_t * tokens, int64_t n, int64_t n_out,
-                         bool inject, Pass & pass) {
-    last_ = nullptr;
-    CellTable & table = kv_.cells();
-    const bool to_ring = draft_ && (kind == GraphKind::VERIFY || n == 1);
-    pass.cells = table.find_free(n);
-    pass.feature_rows.clear();
-    if (to_ring) {
-        if (!draft_->ring_has_room(n)) {
-            draft_->flush(graphs_);
-        }
-        pass.feature_rows = draft_->ring_rows(n);
-    } else if (inject) {
-        pass.feature_rows = draft_->prefill_rows(n);
-    }
-    for (int64_t i = 0; i < n; ++i) {
-        table.own(pass.cells[i], SEQUENCE, static_cast<int32_t>(position() + i));
-    }
-    bool computing = false;
-    try {
-        BatchShape shape;
-        shape.kind = kind;
-        shape.n_rows = n;
-        shape.first_seq = SEQUENCE;
-        shape.n_kv = bucket(table.high());
-        shape.n_out = n_out;
-        shape.n_inject = !to_ring && inject ? n : 0;
-        LiveGraph & live = graphs_.get(
-            shape, [&](LiveGraph & fresh) { build_forward(fresh, !pass.feature_rows.empty()); });
-        set_inputs(live, tokens, pass);
-        computing = true;
-        ++n_passes_;
-        backend_.compute(live.graph);
-        return live;
-    } catch (...) {
-        release(pass, 0);
-        if (computing && kind == GraphKind::APPEND && model_->hparams().n_recurrent() > 0) {
-            reset(); // a pass that died half way has advanced some layers' states
-        } else if (draft_) {
-            draft_->truncate(static_cast<int32_t>(position()));
-        }
-        throw;
-    }
-}
-
 void Session::append(const int32_t * tokens, int64_t n, int64_t n_out, bool inject) {
-    Pass pass;
-    LiveGraph & live = run(GraphKind::APPEND, tokens, n, n_out, inject, pass);
+    Pass pass = plan_append(tokens, n);
+    LiveGraph & live = run(pass, n_out, inject);
     if (draft_ && n == 1) {
-        draft_->keep(pass.feature_rows, 1, static_cast<int32_t>(position()));
+        draft_->keep(pass.feature_rows, static_cast<int32_t>(position()));
     }
     tokens_.insert(tokens_.end(), tokens, tokens + n);
     last_ = n_out > 0 ? &live : nullptr;
@@ -260,20 +162,20 @@ void Session::logits(int64_t row, float * dst) const {
 }
 
 void Session::forget_from(int64_t position) {
+    close_verify();
     kv_.cells().release_from(SEQUENCE, static_cast<int32_t>(position));
     if (draft_) {
         draft_->truncate(static_cast<int32_t>(position));
     }
     tokens_.resize(position);
-    close_verify();
     last_ = nullptr;
 }
 
 void Session::reset() {
+    close_verify();
     kv_.cells().release_from(SEQUENCE, 0);
     recurrent_.clear(SEQUENCE);
     tokens_.clear();
-    close_verify();
     last_ = nullptr;
     if (draft_) {
         draft_->truncate(0);

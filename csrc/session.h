@@ -5,13 +5,17 @@
 #include "draft_state.h"
 #include "graph.h"
 #include "model.h"
-#include "select.h"
+#include "tree.h"
 
 #include <functional>
 #include <memory>
 #include <vector>
 
 namespace dfl {
+
+// Names in the cell table: the timeline, and the rows of a verify that waits for its commit.
+constexpr int32_t SEQUENCE = 0;
+constexpr int32_t OPEN_VERIFY = 1;
 
 struct SessionParams {
     int64_t n_ctx = 4096;   // tokens the timeline can hold
@@ -50,6 +54,9 @@ class Session {
     void prefill(const int32_t * tokens, int64_t n, float * all_logits,
                  const PrefillProgress & progress);
 
+    // Most rows a verify may be asked to have room for.
+    static constexpr int64_t MAX_VERIFY = 256;
+
     // Rows of the last pass whose logits can be read: 1 after prefill, n after verify.
     int64_t n_out_rows() const { return last_ != nullptr ? last_->shape.n_out - first_out_ : 0; }
     // Token with the largest logit of a row, lowest id on ties (host devices).
@@ -57,14 +64,19 @@ class Session {
     // A row's logits: dst [n_vocab].
     void logits(int64_t row, float * dst) const;
 
-    // The drafter's n_draft best continuations of last_token, which is chosen but not appended: for
-    // each position the k best candidates, [n_draft][k]. Moves no cursor.
-    std::vector<Candidate> draft(int32_t last_token, int64_t n_draft, int64_t k);
-    // Runs n tokens after the timeline without appending them; every row's logits can be read.
-    void verify(const int32_t * tokens, int64_t n);
+    // The drafter's k best candidates for each of n_draft positions after last_token, which is
+    // chosen but not appended. Moves no cursor.
+    Draft draft(int32_t last_token, int64_t n_draft, int64_t k, bool log_sum_exp);
+    // Makes room for verifies of up to n rows.
+    void reserve_verify(int64_t n);
+    // Runs the nodes of a tree after the timeline without appending them; every row's logits can
+    // be read. parents: NULL for a chain.
+    void verify(const int32_t * tokens, const int32_t * parents, int64_t n);
     // Appends the first n tokens of the open verify and forgets the rest. n = 0 forgets all, and
     // does nothing when none is open.
     void commit(int64_t n);
+    // The same for a path of nodes, root first.
+    void commit_path(const int32_t * nodes, int64_t n);
 
     // Back to position 0.
     void reset();
@@ -81,6 +93,9 @@ class Session {
     uint64_t recurrent_bytes() const { return recurrent_.bytes(); }
     uint64_t arena_bytes() const { return graphs_.arena_bytes(); }
     uint64_t draft_bytes() const { return draft_ ? draft_->bytes() : 0; }
+    uint64_t trace_bytes() const { return recurrent_.trace_bytes(); }
+    // Most rows of a verify now.
+    int64_t verify_rows() const { return verify_rows_; }
     int64_t n_graphs_built() const { return graphs_.n_built(); }
     // Forward passes of the target so far.
     int64_t n_passes() const { return n_passes_; }
@@ -89,22 +104,28 @@ class Session {
   private:
     void check_tokens(const int32_t * tokens, int64_t n) const;
     int64_t bucket(int64_t cells) const;
-    // The rows of a pass: their cells, and where their features go.
+    // The rows of a pass.
     struct Pass {
+        GraphKind kind = GraphKind::APPEND;
+        std::vector<int32_t> tokens, positions;
         std::vector<int64_t> cells;
         std::vector<int64_t> feature_rows; // empty: no taps
+        Tree tree;                         // of a verify
+
+        int64_t size() const { return static_cast<int64_t>(tokens.size()); }
     };
-    // Runs rows for tokens after the cursor; does not move it. n_out: 0, 1 (the last) or n.
-    LiveGraph & run(GraphKind kind, const int32_t * tokens, int64_t n, int64_t n_out, bool inject,
-                    Pass & pass);
+    Pass plan_append(const int32_t * tokens, int64_t n) const;
+    Pass plan_verify(const Tree & tree) const;
+    // Runs the rows, which take cells; does not move the cursor. n_out: 0, 1 (the last) or all.
+    LiveGraph & run(Pass & pass, int64_t n_out, bool inject);
     void build_forward(LiveGraph & live, bool taps);
-    void set_inputs(LiveGraph & live, const int32_t * tokens, const Pass & pass);
+    void set_inputs(LiveGraph & live, const Pass & pass);
+    void set_mask(const Mask & mask, int64_t n_kv, const Pass & pass) const;
     void append(const int32_t * tokens, int64_t n, int64_t n_out, bool inject);
-    void release(const Pass & pass, int64_t first);
-    void promote_state(int64_t n_accepted);
+    void reserve_verify_graphs(int64_t n);
+    void promote_state(const int32_t * nodes, int64_t n);
     void check_no_open_verify() const;
     void check_drafts() const;
-    std::vector<Candidate> best_of_draft(const LiveGraph & live, int64_t k) const;
     void close_verify();
     void forget_from(int64_t position);
 
@@ -119,7 +140,7 @@ class Session {
     LiveGraph * last_ = nullptr;  // graph whose logits are readable
     int64_t first_out_ = 0;       // its first readable row
     Pass open_;                   // rows of a verify that waits for its commit
-    std::vector<int32_t> open_tokens_;
+    int64_t verify_rows_ = 0;
     int64_t n_passes_ = 0;
 };
 

@@ -3,53 +3,21 @@
 #include "layers/delta_net.h"
 #include "session.h"
 
-#include <algorithm>
 #include <cmath>
+#include <numeric>
 
 namespace dfl {
 
 void Session::check_no_open_verify() const {
-    DFL_CHECK(open_tokens_.empty(), DFL_STATUS_ARGUMENT,
-              "a verify of %zu rows waits for its commit", open_tokens_.size());
+    DFL_CHECK(open_.size() == 0, DFL_STATUS_ARGUMENT, "a verify of %lld rows waits for its commit",
+              (long long)open_.size());
 }
 
-void Session::check_drafts() const {
-    DFL_CHECK(draft_ != nullptr, DFL_STATUS_ARGUMENT, "the session has no drafter");
-}
-
-std::vector<Candidate> Session::best_of_draft(const LiveGraph & live, int64_t k) const {
-    const int64_t n_rows = live.logits->ne[0];
-    const int64_t n_draft = live.logits->ne[1];
-    std::vector<Candidate> best;
-    if (live.argmax != nullptr && k == 1) {
-        std::vector<int32_t> rows(n_draft);
-        backend_.read(live.argmax, rows.data(), 0, n_draft * sizeof(int32_t));
-        for (int64_t i = 0; i < n_draft; ++i) {
-            const int64_t row = std::clamp<int64_t>(rows[i], 0, n_rows - 1);
-            float logit = 0.0f;
-            backend_.read(live.logits, &logit, (i * n_rows + row) * sizeof logit, sizeof logit);
-            best.push_back({static_cast<int32_t>(row), logit});
-        }
-        return best;
-    }
-    std::vector<float> fetched;
-    const float * logits = static_cast<const float *>(live.logits->data);
-    if (!backend_.is_host()) {
-        fetched.resize(n_rows * n_draft);
-        backend_.read(live.logits, fetched.data(), 0, ggml_nbytes(live.logits));
-        logits = fetched.data();
-    }
-    for (int64_t i = 0; i < n_draft; ++i) {
-        append_best(logits + i * n_rows, n_rows, k, best);
-    }
-    return best;
-}
-
-std::vector<Candidate> Session::draft(int32_t last_token, int64_t n_draft, int64_t k) {
+Draft Session::draft(int32_t last_token, int64_t n_draft, int64_t k, bool log_sum_exp) {
     check_no_open_verify();
-    check_drafts();
+    DFL_CHECK(draft_ != nullptr, DFL_STATUS_ARGUMENT, "the session has no drafter");
     const Drafter & drafter = draft_->drafter();
-    const int64_t most = std::min(drafter.draft().block_size, DraftState::MAX_VERIFY) - 1;
+    const int64_t most = draft_->max_block() - 1;
     DFL_CHECK(n_draft >= 1 && n_draft <= most, DFL_STATUS_ARGUMENT,
               "%lld drafted tokens: the drafter gives 1 to %lld", (long long)n_draft,
               (long long)most);
@@ -63,60 +31,112 @@ std::vector<Candidate> Session::draft(int32_t last_token, int64_t n_draft, int64
               "%lld",
               (long long)n_draft, (long long)position(), (long long)n_ctx());
     last_ = nullptr;
-    const LiveGraph & live =
-        draft_->run_block(graphs_, last_token, static_cast<int32_t>(position()), n_draft);
-    std::vector<Candidate> best = best_of_draft(live, k);
-    for (size_t i = 0; i < best.size(); ++i) {
-        if (!std::isfinite(best[i].logit)) {
+    Draft draft = draft_->run_block(graphs_, last_token, static_cast<int32_t>(position()), n_draft,
+                                    k, log_sum_exp);
+    for (size_t i = 0; i < draft.best.size(); ++i) {
+        if (!std::isfinite(draft.best[i].logit)) {
             draft_->clear(); // so that it may recover: what it saw is as suspect as what it says
             throw Error(DFL_STATUS_COMPUTE, format("the drafter's scores for drafted token %zu are "
                                                    "not finite numbers",
                                                    i / k + 1));
         }
-        best[i].token = drafter.token(best[i].token);
+        draft.best[i].token = drafter.token(draft.best[i].token);
     }
-    return best;
+    return draft;
 }
 
-void Session::verify(const int32_t * tokens, int64_t n) {
+void Session::reserve_verify_graphs(int64_t n) {
+    BatchShape largest;
+    largest.kind = GraphKind::VERIFY;
+    largest.n_rows = largest.n_out = n;
+    largest.n_kv = kv_.cells().size();
+    graphs_.get(largest, [&](LiveGraph & live) { build_forward(live, draft_ != nullptr); });
+}
+
+void Session::reserve_verify(int64_t n) {
     check_no_open_verify();
-    check_drafts();
+    DFL_CHECK(n >= 1 && n <= MAX_VERIFY, DFL_STATUS_ARGUMENT,
+              "room for verifies of %lld rows, expected 1 to %lld", (long long)n,
+              (long long)MAX_VERIFY);
+    if (n <= verify_rows_) {
+        return;
+    }
+    last_ = nullptr;
+    if (draft_) {
+        draft_->grow(n, graphs_);
+    }
+    recurrent_.reserve_trace(n);
+    graphs_.clear(); // they use the features and the trace that were replaced
+    reserve_verify_graphs(n);
+    if (draft_) {
+        draft_->reserve(graphs_);
+    }
+    verify_rows_ = n;
+}
+
+void Session::verify(const int32_t * tokens, const int32_t * parents, int64_t n) {
+    check_no_open_verify();
     check_tokens(tokens, n);
-    DFL_CHECK(n <= DraftState::MAX_VERIFY, DFL_STATUS_ARGUMENT, "%lld rows to verify, at most %lld",
-              (long long)n, (long long)DraftState::MAX_VERIFY);
-    LiveGraph & live = run(GraphKind::VERIFY, tokens, n, n, false, open_);
-    open_tokens_.assign(tokens, tokens + n);
-    last_ = &live;
+    DFL_CHECK(n <= verify_rows_, DFL_STATUS_ARGUMENT,
+              "%lld rows to verify, there is room for %lld: reserve more, up to %lld", (long long)n,
+              (long long)verify_rows_, (long long)MAX_VERIFY);
+    const Tree tree(tokens, parents, n);
+    DFL_CHECK(tree.is_chain() || model_->hparams().n_recurrent() == 0, DFL_STATUS_UNSUPPORTED,
+              "a model with recurrent layers verifies chains only");
+    Pass pass = plan_verify(tree);
+    last_ = &run(pass, n, /*inject =*/false);
     first_out_ = 0;
+    open_ = std::move(pass);
 }
 
 void Session::commit(int64_t n) {
-    DFL_CHECK(n >= 0 && n <= (int64_t)open_tokens_.size(), DFL_STATUS_ARGUMENT,
-              "%lld rows to commit, the open verify has %zu", (long long)n, open_tokens_.size());
-    if (open_tokens_.empty()) {
+    DFL_CHECK(n >= 0 && n <= open_.size(), DFL_STATUS_ARGUMENT,
+              "%lld rows to commit, the open verify has %lld", (long long)n,
+              (long long)open_.size());
+    std::vector<int32_t> nodes(n);
+    std::iota(nodes.begin(), nodes.end(), 0);
+    commit_path(nodes.data(), n);
+}
+
+void Session::commit_path(const int32_t * nodes, int64_t n) {
+    DFL_CHECK(n >= 0 && n <= open_.size(), DFL_STATUS_ARGUMENT,
+              "a path of %lld nodes, the open verify has %lld", (long long)n,
+              (long long)open_.size());
+    open_.tree.check_path(nodes, n);
+    if (open_.size() == 0) {
         return; // after an interruption callers cannot know whether their verify still waits
     }
     last_ = nullptr; // the promotion below reuses the arena its logits lie in
     if (n > 0 && model_->hparams().n_recurrent() > 0) {
         try {
-            promote_state(n);
+            promote_state(nodes, n);
         } catch (...) {
             reset(); // some layers' states may have moved on
             throw;
         }
     }
-    release(open_, n);
-    draft_->keep(open_.feature_rows, n, static_cast<int32_t>(position()));
-    tokens_.insert(tokens_.end(), open_tokens_.begin(), open_tokens_.begin() + n);
+    std::vector<int64_t> feature_rows;
+    for (int64_t i = 0; i < n; ++i) {
+        kv_.cells().own(open_.cells[nodes[i]], SEQUENCE, open_.positions[nodes[i]]);
+        if (draft_) {
+            feature_rows.push_back(open_.feature_rows[nodes[i]]);
+        }
+    }
+    if (draft_) {
+        draft_->keep(feature_rows, static_cast<int32_t>(position()));
+    }
+    for (int64_t i = 0; i < n; ++i) {
+        tokens_.push_back(open_.tree.token(nodes[i]));
+    }
     close_verify();
 }
 
 void Session::close_verify() {
-    open_tokens_.clear();
+    kv_.cells().release_from(OPEN_VERIFY, 0);
     open_ = {};
 }
 
-void Session::promote_state(int64_t n_accepted) {
+void Session::promote_state(const int32_t * nodes, int64_t n_accepted) {
     const int64_t layers = model_->hparams().n_recurrent();
     const int64_t before = model_->hparams().recurrent.d_conv - 1;
     BatchShape shape;
@@ -134,7 +154,7 @@ void Session::promote_state(int64_t n_accepted) {
     write_input<int32_t>(live.draft.path, [&](int32_t * data) {
         for (int64_t i = 0; i < shape.n_rows * layers; ++i) {
             const int64_t step = i % shape.n_rows;
-            data[i] = static_cast<int32_t>(step < n_accepted ? step : 0);
+            data[i] = nodes[step < n_accepted ? step : 0];
         }
     });
     write_input<float>(live.draft.on_path, [&](float * data) {

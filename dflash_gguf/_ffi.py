@@ -15,7 +15,7 @@ from typing import Any
 
 from cffi import FFI
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 ffi: Any = FFI()
 

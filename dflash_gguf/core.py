@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ._ffi import Error, call, create, ffi, ggml_library, lib, new, text
 from .config import MODEL_N_CTX_CAP, LoadConfig
 from .proof import proven_buffer_types
+from .proposer import Draft
 
 __all__ = [
     "Checkpoint",
@@ -32,8 +33,8 @@ __all__ = [
 Progress = Callable[[int, int], None]
 """Called with the part done and the whole. It may raise, to cancel."""
 
-MAX_VERIFY = 64
-"""Rows of one verify at most, as in draft_state.h."""
+MAX_VERIFY = 256
+"""Rows a verify may be given room for, as in dflash.h."""
 
 _DEVICE_TYPES = ("cpu", "gpu", "other")
 
@@ -275,6 +276,15 @@ class Rows:
         return row
 
 
+def _nodes(values: Sequence[int], what: str) -> NDArray[np.int32]:
+    """Node numbers as C wants them; which of them make sense is for the core to say."""
+    nodes = np.asarray(values)
+    if nodes.ndim != 1 or (nodes.size and nodes.dtype.kind not in "iu"):
+        raise ValueError(f"{what}: need a list of integers, got {nodes.dtype} {list(nodes.shape)}")
+    limits = np.iinfo(np.int32)
+    return np.ascontiguousarray(np.clip(nodes, limits.min, limits.max), dtype=np.int32)
+
+
 class Session:
     """One timeline of a model with its caches and cursor. Not for two threads at once."""
 
@@ -379,13 +389,8 @@ class Session:
         self._run([token], None, None)
         return Rows(self)
 
-    def draft(
-        self, last_token: int, n_draft: int, k: int = 1
-    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    def draft(self, last_token: int, n_draft: int, k: int = 1) -> Draft:
         """What the drafter proposes after `last_token`, which is chosen but not appended.
-
-        Returns:
-            Tokens int32 [n_draft, k] and their raw logits float32 [n_draft, k], best first.
 
         Raises:
             Error: no drafter, n_draft outside 1 to block_size - 1, or no room in the context.
@@ -393,6 +398,7 @@ class Session:
         (last,) = self._ids([last_token])
         tokens = np.empty((max(0, n_draft), max(0, k)), dtype=np.int32)
         logits = np.empty(tokens.shape, dtype=np.float32)
+        log_sum_exp = np.empty(len(tokens), dtype=np.float32)
         self.n_passes += 1
         call(
             "session_draft",
@@ -402,8 +408,23 @@ class Session:
             k,
             ffi.from_buffer("int32_t[]", tokens),
             ffi.from_buffer("float[]", logits),
+            ffi.from_buffer("float[]", log_sum_exp),
         )
-        return tokens, logits
+        return Draft(tokens, logits, log_sum_exp)
+
+    @property
+    def max_verify(self) -> int:
+        """Rows of one verify at most; `reserve_verify` makes room for more."""
+        return int(self.info().verify_rows)
+
+    def reserve_verify(self, n: int) -> None:
+        """Makes room for verifies of up to n rows, 1 to 256; never less than there is.
+
+        Raises:
+            Error: n is out of range, a verify waits for its commit, or memory is short.
+        """
+        self.n_passes += 1
+        call("session_reserve_verify", self.handle, n)
 
     def verify(self, tokens: Sequence[int]) -> Rows:
         """Runs tokens after the timeline in one pass without appending them.
@@ -415,10 +436,45 @@ class Session:
         call("session_verify", self.handle, ffi.from_buffer("int32_t[]", ids), ids.size)
         return Rows(self, ids.size)
 
+    def verify_tree(self, tokens: Sequence[int], parents: Sequence[int]) -> Rows:
+        """Runs the nodes of a tree after the timeline in one pass without appending them.
+
+        tokens: node 0 is the root, which is chosen but not appended.
+        parents: -1 for the root, else a node before; a node sees its ancestors and the timeline.
+
+        Every node's row can be read until `commit_path`, which must follow.
+
+        Raises:
+            Error: parents that make no tree, or more nodes than there is room for.
+        """
+        ids = self._ids(tokens)
+        if len(parents) != ids.size:
+            raise ValueError(f"{ids.size} tokens and {len(parents)} parents do not make a tree")
+        above = _nodes(parents, "parents")
+        self.n_passes += 1
+        call(
+            "session_verify_tree",
+            self.handle,
+            ffi.from_buffer("int32_t[]", ids),
+            ffi.from_buffer("int32_t[]", above),
+            ids.size,
+        )
+        return Rows(self, ids.size)
+
     def commit(self, n: int) -> None:
         """Appends the first n tokens of the last verify; the rest leaves no trace."""
         self.n_passes += 1
         call("session_commit", self.handle, n)
+
+    def commit_path(self, nodes: Sequence[int]) -> None:
+        """Appends a path of the last verify, root first; the rest leaves no trace.
+
+        Raises:
+            Error: the nodes are not a path down from the root.
+        """
+        path = _nodes(nodes, "nodes")
+        self.n_passes += 1
+        call("session_commit_path", self.handle, ffi.from_buffer("int32_t[]", path), path.size)
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Appends tokens and returns every one's logits, float32 [n, n_vocab]."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,17 @@ class Proposer(Protocol):
         """Learns the tokens that a round put into the caches, after any kind of round."""
 
 
+class Draft(NamedTuple):
+    """What a drafter proposes for n_draft positions: their k best tokens, best first."""
+
+    tokens: NDArray[np.int32]
+    """[n_draft, k]"""
+    logits: NDArray[np.float32]
+    """Raw, [n_draft, k]."""
+    log_sum_exp: NDArray[np.float32]
+    """Of all raw logits of a position, [n_draft]; less it, a logit is a log-probability."""
+
+
 class Drafts(Protocol):
     """What this module asks of a session."""
 
@@ -40,10 +51,8 @@ class Drafts(Protocol):
     def max_draft(self) -> int:
         """Tokens of one draft at most; 0 without a drafter."""
 
-    def draft(
-        self, last_token: int, n_draft: int, k: int = 1
-    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Tokens and logits [n_draft, k] after `last_token`, best first."""
+    def draft(self, last_token: int, n_draft: int, k: int = 1) -> Draft:
+        """What may follow `last_token`, the k best of each of n_draft positions."""
 
 
 class Chain:
@@ -67,7 +76,8 @@ class Chain:
     def propose(self, seen: Sequence[int], n: int, sampler: Sampler) -> list[int]:
         """Drafts n candidates; none, warning once, if the drafter's scores are not finite."""
         k = 1 if sampler.is_argmax and not sampler.banned else self._n_ranked
-        tokens, logits = self._session.draft(seen[-1], n, k)
+        draft = self._session.draft(seen[-1], n, k)
+        tokens, logits = draft.tokens, draft.logits
         if not np.isfinite(logits).all():
             if not self._has_warned:
                 self._has_warned = True

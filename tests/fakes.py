@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dflash_gguf.decode import Progress
+from dflash_gguf.proposer import Draft
 
 N_VOCAB = 263
 END = 260
@@ -88,7 +89,7 @@ class FakeSession:
         logits[self._next(tokens)[0]] = 9.0
         return logits.astype(np.float32)
 
-    def draft(self, last_token: int, n_draft: int, k: int = 1) -> tuple[Any, Any]:
+    def draft(self, last_token: int, n_draft: int, k: int = 1) -> Draft:
         assert not self.open
         assert n_draft <= self.max_draft
         path = [*self.tokens, last_token]
@@ -98,7 +99,7 @@ class FakeSession:
         tokens = np.tile(np.array(path[-n_draft:], dtype=np.int32)[:, None], (1, k))
         tokens[:, 1:] = np.arange(1, k)
         logits = np.tile(np.linspace(9, 0, k, dtype=np.float32), (n_draft, 1))
-        return tokens, logits
+        return Draft(tokens, logits, np.logaddexp.reduce(logits, axis=1))
 
     def verify(self, tokens: Sequence[int]) -> FakeRows:
         if self.position + len(tokens) > self.n_ctx:

@@ -86,10 +86,13 @@ def random_tokens(n: int, seed: int = 11) -> list[int]:
 def draft_logits(session: Session, last_token: int, n_draft: int) -> NDArray[np.float32]:
     """All raw logits of a draft, float32 [n_draft, n_vocab] (-inf: not in the drafter's head)."""
     n_vocab = session.model.n_vocab
-    tokens, values = session.draft(last_token, n_draft, n_vocab)
+    tokens, values, log_sum_exp = session.draft(last_token, n_draft, n_vocab)
     logits = np.full((n_draft, n_vocab), -np.inf, dtype=np.float32)
     np.put_along_axis(logits, tokens.astype(np.int64), values, axis=1)
     assert (np.diff(values, axis=1) <= 0).all()
+    np.testing.assert_allclose(
+        log_sum_exp, np.logaddexp.reduce(values, axis=1), rtol=1e-5, atol=1e-5
+    )
     return logits
 
 

@@ -134,6 +134,7 @@ class Comparison:
         self.window = window
         self.session = open_pair(pair, **settings, **({"draft_window": window} if window else {}))
         assert self.session.drafter is not None
+        self.session.reserve_verify(64)
         self.block_size = self.session.drafter.block_size
 
     @property
@@ -301,7 +302,7 @@ def test_own_embeddings_and_head(pair: Pair, tmp_path: Path) -> None:
     reference.head = torch.from_numpy(head)
     session = open_pair(rewritten(pair, tmp_path / "both.gguf", add_both))
     session.prefill(context)
-    ids, values = session.draft(9, 7, 130)
+    ids, values, _ = session.draft(9, 7, 130)
     expected = reference.draft_logits(40, 7)
     order = np.argsort(tokens)
     by_token = np.argsort(ids, axis=1)

@@ -33,16 +33,17 @@ SOLE_IMPORTERS = {"cffi": {"_ffi"}, "llama_cpp": {"text"}, "jinja2": {"chat"}}
 # Stems of csrc, a header and its source being one piece; a folder's files may include each other.
 CPP_LAYERS = (
     ("api",),
-    ("session_round",),
+    ("session_pass", "session_round"),
     ("session",),
     ("draft_state",),
+    ("draft_output",),
     ("drafter", "graph"),
     ("model",),
     ("arch/",),
     ("layers/",),
     ("cache", "weights"),
     ("hparams",),
-    ("backend", "gguf_file", "quantize", "select"),
+    ("backend", "gguf_file", "quantize", "select", "tree"),
     (
         "error",
         "log_capture",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dflash_gguf.config import DecodeConfig
-from dflash_gguf.proposer import Chain
+from dflash_gguf.proposer import Chain, Draft
 from dflash_gguf.sampling import Sampler
 
 N_VOCAB = 200
@@ -24,11 +24,14 @@ class Drafter:
         self.rows = rows
         self.asked: list[tuple[int, int, int]] = []
 
-    def draft(self, last_token: int, n_draft: int, k: int = 1) -> tuple[Any, Any]:
+    def draft(self, last_token: int, n_draft: int, k: int = 1) -> Draft:
         self.asked.append((last_token, n_draft, k))
         asked = self.rows[:n_draft]
         order = np.argsort(-asked, axis=1, kind="stable")[:, :k]
-        return order.astype(np.int32), np.take_along_axis(asked, order, axis=1)
+        logits = np.take_along_axis(asked, order, axis=1)
+        with np.errstate(invalid="ignore"):
+            log_sum_exp = np.logaddexp.reduce(asked, axis=1)
+        return Draft(order.astype(np.int32), logits, log_sum_exp)
 
 
 def rows(n: int = 6, seed: int = 0, scale: float = 2.0) -> np.ndarray[Any, np.dtype[np.float32]]:

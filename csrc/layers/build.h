@@ -29,11 +29,13 @@ struct BatchShape {
     int64_t n_kv = 0;      // cells attention reads
     int64_t n_out = 0;     // rows that get logits; 0: none
     int64_t n_inject = 0;  // feature rows projected into the drafter's cache
+    int64_t n_top = 0;     // candidates of a draft picked on the device
+    bool log_sum_exp = false;
 
     bool operator==(const BatchShape & o) const {
         return kind == o.kind && n_rows == o.n_rows && n_seqs == o.n_seqs &&
                first_seq == o.first_seq && n_kv == o.n_kv && n_out == o.n_out &&
-               n_inject == o.n_inject;
+               n_inject == o.n_inject && n_top == o.n_top && log_sum_exp == o.log_sum_exp;
     }
 };
 

@@ -1,0 +1,110 @@
+#include "draft_output.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace dfl {
+
+static ggml_tensor * wanted(LiveGraph & live, ggml_tensor * tensor) {
+    ggml_set_output(tensor);
+    ggml_build_forward_expand(live.graph, tensor);
+    return tensor;
+}
+
+void add_draft_output(LiveGraph & live, ggml_tensor * logits) {
+    ggml_context * ctx = live.ctx.get();
+    live.logits = wanted(live, logits);
+    const int64_t n = logits->ne[0], n_draft = logits->ne[1], k = live.shape.n_top;
+    ggml_tensor * probabilities = nullptr;
+    if (live.shape.log_sum_exp) {
+        // One probability and its logit give the sum: ln sum exp = logit - ln p. The best one's p
+        // is at least 1 / n, so nothing is lost.
+        probabilities = wanted(live, ggml_soft_max(ctx, logits));
+        live.top.probabilities = probabilities;
+    }
+    if (k == 0) {
+        return;
+    }
+    live.top.rows = wanted(live, ggml_top_k(ctx, logits, static_cast<int>(k)));
+    auto at_top = [&](ggml_tensor * values) {
+        ggml_tensor * each = ggml_reshape_3d(ctx, values, 1, n, n_draft);
+        return wanted(live, ggml_get_rows(ctx, each, live.top.rows)); // [1, k, n_draft]
+    };
+    live.top.logits = at_top(logits);
+    if (probabilities != nullptr) {
+        live.top.probabilities = at_top(probabilities);
+    }
+}
+
+template <typename T>
+static std::vector<T> fetch(const ggml_tensor * tensor, const Backend & backend) {
+    std::vector<T> values(ggml_nelements(tensor));
+    backend.read(tensor, values.data(), 0, ggml_nbytes(tensor));
+    return values;
+}
+
+// The device gives the k best in any order.
+static Draft read_selection(const LiveGraph & live, const Backend & backend) {
+    const int64_t n = live.logits->ne[0], n_draft = live.logits->ne[1], k = live.shape.n_top;
+    const auto rows = fetch<int32_t>(live.top.rows, backend);
+    const auto logits = fetch<float>(live.top.logits, backend);
+    Draft draft;
+    for (int64_t i = 0; i < k * n_draft; ++i) {
+        const int64_t row = std::clamp<int64_t>(rows[i], 0, n - 1); // NaNs may confuse the device
+        draft.best.push_back({static_cast<int32_t>(row), logits[i]});
+    }
+    if (live.shape.log_sum_exp) {
+        const auto probabilities = fetch<float>(live.top.probabilities, backend);
+        for (int64_t i = 0; i < n_draft; ++i) {
+            const auto first = probabilities.begin() + i * k;
+            const int64_t top = std::max_element(first, first + k) - first;
+            draft.log_sum_exp.push_back(logits[i * k + top] - std::log(first[top]));
+        }
+    }
+    for (int64_t i = 0; i < n_draft; ++i) {
+        std::sort(draft.best.begin() + i * k, draft.best.begin() + (i + 1) * k, is_better);
+    }
+    return draft;
+}
+
+Draft read_draft(const LiveGraph & live, int64_t k, const Backend & backend) {
+    if (live.shape.n_top > 0) {
+        return read_selection(live, backend);
+    }
+    std::vector<float> fetched, fetched_probabilities;
+    const auto * logits = static_cast<const float *>(live.logits->data);
+    const float * probabilities = nullptr;
+    if (live.shape.log_sum_exp) {
+        probabilities = static_cast<const float *>(live.top.probabilities->data);
+    }
+    if (!backend.is_host()) {
+        fetched = fetch<float>(live.logits, backend);
+        logits = fetched.data();
+        if (probabilities != nullptr) {
+            fetched_probabilities = fetch<float>(live.top.probabilities, backend);
+            probabilities = fetched_probabilities.data();
+        }
+    }
+    const int64_t n = live.logits->ne[0];
+    Draft draft;
+    for (int64_t i = 0; i < live.logits->ne[1]; ++i) {
+        append_best(logits + i * n, n, k, draft.best);
+        if (probabilities != nullptr) {
+            const Candidate & top = draft.best[i * k];
+            draft.log_sum_exp.push_back(top.logit - std::log(probabilities[i * n + top.token]));
+        }
+    }
+    return draft;
+}
+
+bool selects_on_device(const Backend & backend, int64_t n, int64_t k) {
+    if (backend.is_host()) {
+        return false;
+    }
+    ggml_context_ptr ctx(ggml_init({8 * ggml_tensor_overhead(), nullptr, true}));
+    ggml_tensor * logits = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, n, 1);
+    ggml_tensor * top = ggml_top_k(ctx.get(), logits, static_cast<int>(k));
+    return ggml_backend_dev_supports_op(backend.device(), top);
+}
+
+} // namespace dfl

@@ -1,0 +1,128 @@
+// One pass of the target: which rows it has, what their inputs are, and running it.
+#include "session.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace dfl {
+
+Session::Pass Session::plan_append(const int32_t * tokens, int64_t n) const {
+    Pass pass;
+    pass.tokens.assign(tokens, tokens + n);
+    pass.positions.resize(n);
+    std::iota(pass.positions.begin(), pass.positions.end(), static_cast<int32_t>(position()));
+    return pass;
+}
+
+Session::Pass Session::plan_verify(const Tree & tree) const {
+    Pass pass;
+    pass.kind = GraphKind::VERIFY;
+    pass.tree = tree;
+    for (int64_t i = 0; i < tree.size(); ++i) {
+        pass.tokens.push_back(tree.token(i));
+        pass.positions.push_back(static_cast<int32_t>(position()) + tree.depth(i));
+    }
+    return pass;
+}
+
+// A row of a verify sees the timeline, its ancestors and itself, as far as the window reaches.
+void Session::set_mask(const Mask & mask, int64_t n_kv, const Pass & pass) const {
+    const CellTable & table = kv_.cells();
+    const int64_t window = mask.rule.window;
+    const ggml_fp16_t visible = ggml_fp32_to_fp16(0.0f);
+    write_input<ggml_fp16_t>(mask.tensor, [&](ggml_fp16_t * data) {
+        for (int64_t i = 0; i < pass.size(); ++i) {
+            ggml_fp16_t * row = data + i * n_kv;
+            table.mask_row(SEQUENCE, pass.positions[i], window, mask.rule.causal, row, n_kv);
+            if (pass.kind != GraphKind::VERIFY) {
+                continue;
+            }
+            for (int64_t node = i; node >= 0; node = pass.tree.parent(node)) {
+                if (window == 0 || pass.positions[i] - pass.positions[node] < window) {
+                    row[pass.cells[node]] = visible;
+                }
+            }
+        }
+    });
+}
+
+void Session::set_inputs(LiveGraph & live, const Pass & pass) {
+    const int64_t n = live.shape.n_rows;
+    const GraphInputs & in = live.in;
+    write_input<float>(in.embd, [&](float * data) { model_->embed(pass.tokens.data(), n, data); });
+    if (in.positions != nullptr) {
+        write_input<int32_t>(in.positions, [&](int32_t * data) {
+            // M-RoPE: time, height and width are the position for text, the fourth is 0.
+            for (int64_t i = 0; i < ggml_nelements(in.positions); ++i) {
+                data[i] = i < 3 * n ? pass.positions[i % n] : 0;
+            }
+        });
+        write_input<int64_t>(in.cells, [&](int64_t * data) {
+            std::copy(pass.cells.begin(), pass.cells.end(), data);
+        });
+    }
+    for (const Mask & mask : in.masks) {
+        set_mask(mask, live.shape.n_kv, pass);
+    }
+    if (in.out_rows != nullptr) {
+        write_input<int32_t>(in.out_rows,
+                             [&](int32_t * data) { data[0] = static_cast<int32_t>(n - 1); });
+    }
+    if (live.draft.feature_rows != nullptr) {
+        write_input<int64_t>(live.draft.feature_rows, [&](int64_t * data) {
+            std::copy(pass.feature_rows.begin(), pass.feature_rows.end(), data);
+        });
+    }
+    if (live.shape.n_inject > 0) {
+        draft_->set_prefill_injection(live, pass.positions[0]);
+    }
+}
+
+LiveGraph & Session::run(Pass & pass, int64_t n_out, bool inject) {
+    last_ = nullptr;
+    CellTable & table = kv_.cells();
+    const int64_t n = pass.size();
+    const bool verifies = pass.kind == GraphKind::VERIFY;
+    const bool to_ring = draft_ && (verifies || n == 1);
+    pass.cells = table.find_free(n);
+    if (to_ring) {
+        if (!draft_->ring_has_room(n)) {
+            draft_->flush(graphs_);
+        }
+        pass.feature_rows = draft_->ring_rows(n);
+    } else if (inject) {
+        pass.feature_rows = draft_->prefill_rows(n);
+    }
+    for (int64_t i = 0; i < n; ++i) {
+        table.own(pass.cells[i], verifies ? OPEN_VERIFY : SEQUENCE, pass.positions[i]);
+    }
+    bool computing = false;
+    try {
+        BatchShape shape;
+        shape.kind = pass.kind;
+        shape.n_rows = n;
+        shape.first_seq = SEQUENCE;
+        shape.n_kv = bucket(table.high());
+        shape.n_out = n_out;
+        shape.n_inject = !to_ring && inject ? n : 0;
+        LiveGraph & live = graphs_.get(
+            shape, [&](LiveGraph & fresh) { build_forward(fresh, !pass.feature_rows.empty()); });
+        set_inputs(live, pass);
+        computing = true;
+        ++n_passes_;
+        backend_.compute(live.graph);
+        return live;
+    } catch (...) {
+        for (const int64_t cell : pass.cells) {
+            table.release(cell);
+        }
+        if (computing && !verifies && model_->hparams().n_recurrent() > 0) {
+            reset(); // a pass that died half way has advanced some layers' states
+        } else if (draft_) {
+            draft_->truncate(static_cast<int32_t>(position()));
+        }
+        throw;
+    }
+}
+
+} // namespace dfl

@@ -1,0 +1,79 @@
+"""Trees to verify: their shapes, their tokens, and what serial runs make of their nodes."""
+
+from __future__ import annotations
+
+import numpy as np
+from checkpoints import VOCAB_SIZE
+from numpy.typing import NDArray
+
+from dflash_gguf.core import Checkpoint, Session
+
+N_CHOICES = 5
+"""Tokens a tree draws from, so that cousins often agree: only their ancestors tell them apart."""
+
+
+def star(n: int) -> list[int]:
+    """A root and n - 1 leaves."""
+    return [-1] + [0] * (n - 1)
+
+
+def deep(n: int) -> list[int]:
+    """A chain."""
+    return list(range(-1, n - 1))
+
+
+def comb(n: int) -> list[int]:
+    """A spine of the odd nodes with a leaf beside each."""
+    return [-1, *(max(0, i - 1 - (i + 1) % 2) for i in range(1, n))]
+
+
+def bushy(n: int) -> list[int]:
+    """Two children a node."""
+    return [-1, *((i - 1) // 2 for i in range(1, n))]
+
+
+def scattered(n: int, random: np.random.Generator) -> list[int]:
+    """Any earlier node as a parent, recent ones more often."""
+    return [-1, *(int(i * random.beta(2, 1)) for i in range(1, n))]
+
+
+def path_to(parents: list[int], node: int) -> list[int]:
+    """Nodes from the root to `node`."""
+    path = [node]
+    while parents[path[-1]] >= 0:
+        path.append(parents[path[-1]])
+    return path[::-1]
+
+
+def tokens_for(parents: list[int], random: np.random.Generator) -> list[int]:
+    """Random tokens, different among siblings."""
+    tokens = [int(random.integers(VOCAB_SIZE))]
+    for node in range(1, len(parents)):
+        taken = {tokens[x] for x in range(1, node) if parents[x] == parents[node]}
+        few = [x for x in range(10, 10 + N_CHOICES) if x not in taken]
+        many = [x for x in range(20, VOCAB_SIZE) if x not in taken]
+        tokens.append(int(random.choice(few or many)))
+    return tokens
+
+
+def serial_logits(
+    session: Session, start: Checkpoint, tokens: list[int], parents: list[int]
+) -> NDArray[np.float32]:
+    """Every node's row from a run of its path alone after `start`, float32 [n_nodes, n_vocab].
+
+    The session is one that never verifies.
+    """
+    rows = np.full((len(tokens), session.model.n_vocab), np.nan, dtype=np.float32)
+    leaves = set(range(len(tokens))) - set(parents)
+    for leaf in leaves:
+        path = path_to(parents, leaf)
+        session.restore(start)
+        rows[path] = session.logits([tokens[x] for x in path])
+    return rows
+
+
+def cousins(tokens: list[int], parents: list[int]) -> list[tuple[int, int]]:
+    """Pairs of nodes with the same token and depth that differ in some ancestor."""
+    depth = [len(path_to(parents, x)) for x in range(len(parents))]
+    n = range(len(parents))
+    return [(a, b) for a in n for b in range(a) if tokens[a] == tokens[b] and depth[a] == depth[b]]
