@@ -12,8 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import platform
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -22,13 +25,11 @@ from torch.nn import functional as F
 from train.checkpoint import load_state, pick, save_state
 from train.corpus import documents, standard_library
 from train.delta_rule import fast_delta_rule
-from train.parallel import Workers
+from train.parallel import Workers, precision
 from train.schedule import Optimizers
 from train.vocabulary import END, save_tokenizer, train_tokenizer
 from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
-N_TOKENS = 512  # of a sequence
-N_SEQUENCES = 16  # of a step
 PIECE = 2  # sequences a thread handles at a time: what its cache holds
 SAVE_SECONDS = 120.0
 
@@ -37,8 +38,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path, metavar="OUT_DIR")
-    parser.add_argument("--steps", type=int, default=1200, help="of 8192 tokens each")
-    parser.add_argument("--decay", type=int, default=300, help="steps at the end with falling rate")
+    parser.add_argument("--steps", type=int, default=1200, help="updates")
+    parser.add_argument("--decay", type=int, default=300, help="at the end, with a falling rate")
+    parser.add_argument("--sequences", type=int, default=16, help="of an update")
+    parser.add_argument("--tokens", type=int, default=512, help="of a sequence")
+    parser.add_argument("--modules", type=int, help="read only so many modules, for a trial")
     parser.add_argument("--vocab", type=int, default=4096)
     parser.add_argument("--hidden", type=int, default=192)
     parser.add_argument("--layers", type=int, default=8)
@@ -90,8 +94,8 @@ def new_model(args: argparse.Namespace) -> Qwen3_5ForCausalLM:
 
 
 def prepare_data(args: argparse.Namespace) -> tuple[Tensor, Tensor, float]:
-    """Packed sequences [n, N_TOKENS + 1] for training and for evaluation, and bytes per token."""
-    modules = standard_library()
+    """Packed sequences [n, --tokens + 1] for training and for evaluation, and bytes per token."""
+    modules = standard_library()[: args.modules]
     training = documents([module for module in modules if not module.held_out])
     held_out = [module.text for module in modules if module.held_out]
     path = args.out / "tokenizer.json"
@@ -106,24 +110,66 @@ def prepare_data(args: argparse.Namespace) -> tuple[Tensor, Tensor, float]:
         flat: list[int] = []
         for encoding in tokenizer.encode_batch([texts[i] for i in order]):
             flat += [*encoding.ids, end]
-        n = len(flat) // (N_TOKENS + 1)
-        return torch.tensor(flat[: n * (N_TOKENS + 1)]).view(n, N_TOKENS + 1)
+        width = args.tokens + 1
+        n = len(flat) // width
+        if not n:
+            raise ValueError(f"{len(flat)} tokens are too few for one sequence of {width}")
+        return torch.tensor(flat[: n * width]).view(n, width)
 
     n_bytes = sum(len(text.encode()) for text in held_out)
     n_tokens = sum(len(e.ids) for e in tokenizer.encode_batch(held_out))
     return pack(training), pack(held_out), n_bytes / n_tokens
 
 
-def main() -> None:
-    """Trains, evaluates, writes."""
-    args = parse()
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Trains, evaluates and writes; returns the figures.
+
+    Raises:
+        ValueError, OSError: there is too little to train on. ArithmeticError: no learning.
+    """
     torch.set_num_threads(1)
     args.out.mkdir(parents=True, exist_ok=True)
     data, held_out, bytes_per_token = prepare_data(args)
-    print(f"{data.numel():,} tokens to train on, {held_out.numel():,} held out", flush=True)
     model = new_model(args)
     n_parameters = sum(p.numel() for p in model.parameters())
-    print(f"{n_parameters:,} parameters", flush=True)
+    print(
+        f"{n_parameters:,} parameters, {data.numel():,} tokens to train on, "
+        f"{held_out.numel():,} held out",
+        flush=True,
+    )
+    log = train(args, model, data)
+    with fast_delta_rule(), torch.no_grad():
+        total = sum(float(loss_of(model, rows)[0]) for rows in held_out.split(PIECE))
+    nats = total / (len(held_out) * args.tokens)
+    model.save_pretrained(args.out)
+    figures = {
+        "parameters": n_parameters,
+        "tokens_seen": args.steps * args.sequences * args.tokens,
+        "held_out_nats_per_token": round(nats, 4),
+        "held_out_bits_per_byte": round(nats / math.log(2) / bytes_per_token, 4),
+        "python": platform.python_version(),
+    }
+    (args.out / "training.json").write_text(
+        json.dumps({**figures, "losses": log}), encoding="utf-8"
+    )
+    return figures
+
+
+def loss_of(model: Qwen3_5ForCausalLM, sequences: Tensor) -> tuple[Tensor, Tensor]:
+    """Summed cross-entropy of sequences in nats, and itself for the log."""
+    with precision(sequences.device):
+        logits = model(sequences[:, :-1], use_cache=False).logits
+    wanted = sequences[:, 1:].flatten()
+    value = F.cross_entropy(logits.float().flatten(0, 1), wanted, reduction="sum")
+    return value, value.detach()
+
+
+def train(args: argparse.Namespace, model: Qwen3_5ForCausalLM, data: Tensor) -> list[float]:
+    """Runs all steps that are not done yet; returns the loss of every step.
+
+    Raises:
+        ArithmeticError: the loss is no number any more.
+    """
     optimizers = Optimizers(
         model,
         n_steps=args.steps,
@@ -132,60 +178,46 @@ def main() -> None:
         muon_rate=args.muon_rate,
         adam_rate=args.adam_rate,
     )
-    workers = Workers(model, args.threads)
-    state_path = args.out / "state.pt"
-    state = load_state(state_path)
+    path = args.out / "state.pt"
+    state = load_state(path)
     first, log = 0, []
     if state is not None:
         model.load_state_dict(state["model"])
         optimizers.load_state_dict(state["optimizers"])
         first, log = state["step"], state["log"]
-
-    def loss(sequences: Tensor) -> tuple[Tensor, Tensor]:
-        """Summed cross-entropy in nats, and itself for the log."""
-        with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
-            logits = model(sequences[:, :-1], use_cache=False).logits
-        value = F.cross_entropy(
-            logits.float().flatten(0, 1), sequences[:, 1:].flatten(), reduction="sum"
-        )
-        return value, value.detach()
-
-    def save(step: int) -> None:
-        state = {"step": step, "log": log, "model": model.state_dict()}
-        save_state(state_path, {**state, "optimizers": optimizers.state_dict()})
-
+    workers = Workers(model, args.threads)
+    n_tokens = args.sequences * args.tokens
     saved = time.monotonic()
-    with fast_delta_rule():
-        for step in range(first, args.steps):
-            rows = data[pick(len(data), args.seed, step * N_SEQUENCES, N_SEQUENCES)]
-            total = workers.gradients(rows.split(PIECE), loss, 1 / (N_SEQUENCES * N_TOKENS))
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizers.step(step)
-            log.append(float(total) / (N_SEQUENCES * N_TOKENS))
-            if not math.isfinite(log[-1]):
-                raise SystemExit(f"error: the loss is {log[-1]} at step {step + 1}")
-            if step % 10 == 9:
-                recent = sum(log[-10:]) / 10
-                print(f"{time.strftime('%H:%M:%S')} step {step + 1} loss {recent:.3f}", flush=True)
-            if time.monotonic() - saved > SAVE_SECONDS:
-                save(step + 1)
-                saved = time.monotonic()
-        save(args.steps)
-        with torch.no_grad():
-            nats = sum(float(loss(rows)[0]) for rows in held_out.split(PIECE)) / (
-                len(held_out) * N_TOKENS
+    for step in range(first, args.steps):
+        rows = data[pick(len(data), args.seed, step * args.sequences, args.sequences)]
+        with fast_delta_rule():
+            total = workers.gradients(
+                rows.split(PIECE), lambda piece: loss_of(model, piece), 1 / n_tokens
             )
-    bits = nats / math.log(2) / bytes_per_token
-    print(f"held out: {nats:.3f} nats per token, {bits:.3f} bits per byte")
-    model.save_pretrained(args.out)
-    figures = {
-        "parameters": n_parameters,
-        "tokens_seen": args.steps * N_SEQUENCES * N_TOKENS,
-        "held_out_bits_per_byte": round(bits, 4),
-        "loss": [round(value, 4) for value in log],
-    }
-    (args.out / "training.json").write_text(json.dumps(figures), encoding="utf-8")
+        log.append(float(total) / n_tokens)
+        if not math.isfinite(log[-1]):
+            raise ArithmeticError(f"the loss is {log[-1]} at step {step + 1}")
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizers.step(step)
+        if step % 10 == 9:
+            recent = sum(log[-10:]) / 10
+            print(f"{time.strftime('%H:%M:%S')} step {step + 1} loss {recent:.3f}", flush=True)
+        if time.monotonic() - saved > SAVE_SECONDS or step + 1 == args.steps:
+            state = {"step": step + 1, "log": log, "model": model.state_dict()}
+            save_state(path, {**state, "optimizers": optimizers.state_dict()})
+            saved = time.monotonic()
+    return log
+
+
+def main() -> int:
+    """Runs one command line; returns the exit code."""
+    try:
+        print(json.dumps(run(parse())))
+    except (ValueError, OSError, ArithmeticError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from .blocks import draw_anchors, make_blocks, place_weights
 from .checkpoint import load_state, pick, save_state
 from .drafter import BlockModel
 from .features import Features
-from .parallel import Workers
+from .parallel import Workers, precision
 from .schedule import Optimizers
 
 SAVE_SECONDS = 120.0
@@ -53,14 +52,6 @@ class History:
 
     losses: list[list[float]] = field(default_factory=list)
     taus: list[list[float]] = field(default_factory=list)
-
-
-def precision(device: torch.device) -> AbstractContextManager[object]:
-    """bfloat16 where the device multiplies it faster than float32."""
-    if device.type == "cpu" and not torch.cpu._is_avx512_bf16_supported():
-        return nullcontext()
-    # Threads must not share the cache of converted weights.
-    return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False)
 
 
 class Fit:
