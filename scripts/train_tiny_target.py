@@ -42,7 +42,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--decay", type=int, default=300, help="at the end, with a falling rate")
     parser.add_argument("--sequences", type=int, default=16, help="of an update")
     parser.add_argument("--tokens", type=int, default=512, help="of a sequence")
-    parser.add_argument("--modules", type=int, help="read only so many modules, for a trial")
+    parser.add_argument("--modules", type=int, help="train on only so many modules, for a trial")
     parser.add_argument("--vocab", type=int, default=4096)
     parser.add_argument("--hidden", type=int, default=192)
     parser.add_argument("--layers", type=int, default=8)
@@ -95,8 +95,8 @@ def new_model(args: argparse.Namespace) -> Qwen3_5ForCausalLM:
 
 def prepare_data(args: argparse.Namespace) -> tuple[Tensor, Tensor, float]:
     """Packed sequences [n, --tokens + 1] for training and for evaluation, and bytes per token."""
-    modules = standard_library()[: args.modules]
-    training = documents([module for module in modules if not module.held_out])
+    modules = standard_library()
+    training = documents([module for module in modules if not module.held_out][: args.modules])
     held_out = [module.text for module in modules if module.held_out]
     path = args.out / "tokenizer.json"
     if not path.exists():

@@ -25,7 +25,7 @@ PYTHON_LAYERS = (
     ("decode", "text", "core"),
     ("account", "answer", "proposer"),
     ("budget", "chat", "proof", "results", "sampling", "text_stream", "vocabulary"),
-    ("config", "gguf_metadata"),
+    ("config", "gguf_metadata", "pair"),
 )
 NUMPY_ONLY = ("budget", "config", "results", "sampling", "text_stream")
 SOLE_IMPORTERS = {"cffi": {"_ffi"}, "llama_cpp": {"text"}, "jinja2": {"chat"}}
