@@ -252,10 +252,10 @@ def run(args: argparse.Namespace) -> None:
     print(json.dumps(figures))
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Runs one command line; returns the exit code."""
     try:
-        run(parse())
+        run(parse(arguments))
     except (ValueError, OSError, ArithmeticError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -209,10 +209,10 @@ def train(args: argparse.Namespace, model: Qwen3_5ForCausalLM, data: Tensor) -> 
     return log
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Runs one command line; returns the exit code."""
     try:
-        print(json.dumps(run(parse())))
+        print(json.dumps(run(parse(arguments))))
     except (ValueError, OSError, ArithmeticError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
