@@ -14,6 +14,8 @@
 
 #ifdef __linux__
 #include <sched.h>
+#include <sys/mman.h>
+#include <unistd.h>
 #endif
 
 namespace dfl {
@@ -230,6 +232,40 @@ void Backend::check_fits(uint64_t bytes, const char * what) const {
     const uint64_t free = free_bytes();
     DFL_CHECK(bytes <= free, DFL_STATUS_MEMORY, "%s needs %llu MiB, %s has %llu MiB free", what,
               (unsigned long long)(bytes >> 20), name(), (unsigned long long)(free >> 20));
+}
+
+ggml_backend_buffer_ptr Backend::allocate(ggml_context * ctx, const char * what) const {
+    uint64_t bytes = 0;
+    for (ggml_tensor * t = ggml_get_first_tensor(ctx); t; t = ggml_get_next_tensor(ctx, t)) {
+        bytes += ggml_nbytes(t);
+    }
+    if (bytes == 0) {
+        return nullptr;
+    }
+    check_fits(bytes, what);
+    ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx, get()));
+    DFL_CHECK(buffer != nullptr, DFL_STATUS_MEMORY, "device %s cannot allocate %llu bytes for %s",
+              name(), (unsigned long long)bytes, what);
+    use_huge_pages(buffer.get());
+    ggml_backend_buffer_clear(buffer.get(), 0);
+    return buffer;
+}
+
+void Backend::use_huge_pages(ggml_backend_buffer_t buffer) const {
+#ifdef __linux__
+    // Page walks are a tenth of a prefill where they are nested, in a virtual machine.
+    if (is_host()) {
+        const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+        const auto base = reinterpret_cast<uintptr_t>(ggml_backend_buffer_get_base(buffer));
+        const uintptr_t first = (base + page - 1) / page * page;
+        const uintptr_t end = (base + ggml_backend_buffer_get_size(buffer)) / page * page;
+        if (first < end) {
+            madvise(reinterpret_cast<void *>(first), end - first, MADV_HUGEPAGE);
+        }
+    }
+#else
+    (void)buffer;
+#endif
 }
 
 void Backend::compute(ggml_cgraph * graph) {

@@ -48,6 +48,14 @@ class Backend {
     // Throws DFL_STATUS_MEMORY naming what, the bytes and what is free.
     void check_fits(uint64_t bytes, const char * what) const;
 
+    // A zeroed buffer for all tensors of a context, NULL if it has none. Zeroed, since a NaN in a
+    // place nobody may see still poisons the masked sums of some kernels. Throws DFL_STATUS_MEMORY
+    // naming what and the bytes.
+    ggml_backend_buffer_ptr allocate(ggml_context * ctx, const char * what) const;
+    // Asks the operating system for large pages behind a buffer that nothing has been written to
+    // yet; only host memory has any. It may refuse.
+    void use_huge_pages(ggml_backend_buffer_t buffer) const;
+
     // Throws DFL_STATUS_COMPUTE or DFL_STATUS_MEMORY.
     void compute(ggml_cgraph * graph);
 

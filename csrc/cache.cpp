@@ -153,7 +153,6 @@ KvCache::KvCache(const Hparams & hp, Backend & backend, ggml_type type_k, ggml_t
     // every K head, 64 for V; none where a head is not a multiple of 64.
     int64_t block_k = ggml_is_quantized(type_k) ? int64_t(1) << 20 : 0;
     int64_t block_v = ggml_is_quantized(type_v) ? 64 : 0;
-    uint64_t bytes = 0;
     for (int64_t il = 0; il < hp.n_layer(); ++il) {
         const LayerShape & layer = hp.layers[il];
         if (layer.recurrent) {
@@ -163,7 +162,6 @@ KvCache::KvCache(const Hparams & hp, Backend & backend, ggml_type type_k, ggml_t
         const int64_t width = layer.head_dim * layer.n_head_kv;
         k_[il] = ggml_new_tensor_2d(ctx_.get(), type_k, width, n_cells);
         v_[il] = ggml_new_tensor_2d(ctx_.get(), type_v, width, n_cells);
-        bytes += ggml_nbytes(k_[il]) + ggml_nbytes(v_[il]);
         block_k = std::min(block_k, layer.head_dim & -layer.head_dim);
         block_v = layer.head_dim % 64 == 0 ? block_v : 0;
     }
@@ -173,15 +171,8 @@ KvCache::KvCache(const Hparams & hp, Backend & backend, ggml_type type_k, ggml_t
     if (block_v >= 64) {
         rotation_v_ = ggml_new_tensor_2d(ctx_.get(), GGML_TYPE_F32, block_v, block_v);
     }
-    backend.check_fits(bytes, format("a K/V cache of %lld cells", (long long)n_cells).c_str());
-    buffer_.reset(ggml_backend_alloc_ctx_tensors(ctx_.get(), backend.get()));
-    DFL_CHECK(buffer_ != nullptr || bytes == 0, DFL_STATUS_MEMORY,
-              "device %s cannot allocate %llu bytes for a K/V cache of %lld cells", backend.name(),
-              (unsigned long long)bytes, (long long)n_cells);
-    if (buffer_) {
-        // A NaN in a cell nobody may see still poisons the masked sums of some kernels.
-        ggml_backend_buffer_clear(buffer_.get(), 0);
-    }
+    buffer_ = backend.allocate(ctx_.get(),
+                               format("a K/V cache of %lld cells", (long long)n_cells).c_str());
     for (ggml_tensor * rotation : {rotation_k_, rotation_v_}) {
         if (rotation != nullptr) {
             set_hadamard(rotation);
@@ -215,20 +206,7 @@ RecurrentCache::RecurrentCache(const Hparams & hp, Backend & backend, int64_t n_
         ggml_new_tensor_3d(ctx_.get(), GGML_TYPE_F32, shape_.state_size(), n_sequences, n_layers);
     conv_ = ggml_new_tensor_3d(ctx_.get(), GGML_TYPE_F32,
                                shape_.conv_channels() * (shape_.d_conv - 1), n_sequences, n_layers);
-    buffer_ = allocate(ctx_.get(), "the recurrent state");
-}
-
-ggml_backend_buffer_ptr RecurrentCache::allocate(ggml_context * ctx, const char * what) const {
-    uint64_t bytes = 0;
-    for (ggml_tensor * t = ggml_get_first_tensor(ctx); t; t = ggml_get_next_tensor(ctx, t)) {
-        bytes += ggml_nbytes(t);
-    }
-    backend_.check_fits(bytes, what);
-    ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx, backend_.get()));
-    DFL_CHECK(buffer != nullptr, DFL_STATUS_MEMORY, "device %s cannot allocate %llu bytes for %s",
-              backend_.name(), (unsigned long long)bytes, what);
-    ggml_backend_buffer_clear(buffer.get(), 0);
-    return buffer;
+    buffer_ = backend_.allocate(ctx_.get(), "the recurrent state");
 }
 
 void RecurrentCache::reserve_trace(int64_t n) {
@@ -239,9 +217,9 @@ void RecurrentCache::reserve_trace(int64_t n) {
     ggml_context_ptr ctx(ggml_init({2 * ggml_tensor_overhead(), nullptr, true}));
     ggml_tensor * trace =
         ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, shape_.trace_size(), n, n_layers);
-    ggml_tensor * conv_trace =
-        ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, shape_.conv_channels(), n, n_layers);
-    trace_buffer_ = allocate(ctx.get(), "the trace of a verify");
+    ggml_tensor * conv_trace = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, shape_.conv_channels(),
+                                                  shape_.d_conv - 1 + n, n_layers);
+    trace_buffer_ = backend_.allocate(ctx.get(), "the trace of a verify");
     trace_ctx_ = std::move(ctx);
     trace_ = trace;
     conv_trace_ = conv_trace;

@@ -95,8 +95,9 @@ class RecurrentCache {
     // n_layers]; the newest convolution input lies last. NULL for a model without recurrent layers.
     ggml_tensor * state() const { return state_; }
     ggml_tensor * conv() const { return conv_; }
-    // Per node, k | v | g | beta: [trace_size, n_trace, n_layers]; and its convolution input:
-    // [conv_channels, n_trace, n_layers]. NULL until room was made.
+    // Per node, k (not normed) | v | g | beta: [trace_size, n_trace, n_layers]. And the committed
+    // convolution inputs, then each node's: [conv_channels, d_conv - 1 + n_trace, n_layers]. NULL
+    // until room was made.
     ggml_tensor * trace() const { return trace_; }
     ggml_tensor * conv_trace() const { return conv_trace_; }
     // Index of a layer among the recurrent ones.
@@ -114,8 +115,6 @@ class RecurrentCache {
   private:
     template <typename Visit>
     void for_each_row(int32_t sequence, Visit && visit) const;
-
-    ggml_backend_buffer_ptr allocate(ggml_context * ctx, const char * what) const;
 
     Backend & backend_;
     RecurrentShape shape_;

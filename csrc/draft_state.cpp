@@ -32,12 +32,7 @@ void DraftState::allocate_features(int64_t n_verify) {
     ggml_tensor * features =
         ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, drafter_->draft().n_features(),
                            MAX_PENDING + n_verify + n_ubatch_);
-    backend_.check_fits(ggml_nbytes(features), "the drafter's features");
-    ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx.get(), backend_.get()));
-    DFL_CHECK(buffer != nullptr, DFL_STATUS_MEMORY,
-              "device %s cannot allocate %zu bytes for the drafter's features", backend_.name(),
-              ggml_nbytes(features));
-    ggml_backend_buffer_clear(buffer.get(), 0);
+    ggml_backend_buffer_ptr buffer = backend_.allocate(ctx.get(), "the drafter's features");
     ctx_ = std::move(ctx);
     buffer_ = std::move(buffer);
     features_ = features;

@@ -71,6 +71,15 @@ GraphPool::GraphPool(Backend & backend, size_t max_nodes)
 
 uint64_t GraphPool::arena_bytes() const { return ggml_gallocr_get_buffer_size(arena_.get(), 0); }
 
+// The buffer that holds a graph's results; views may lie in caches instead.
+static ggml_backend_buffer_t arena_buffer(ggml_cgraph * graph) {
+    int i = 0;
+    while (ggml_graph_node(graph, i)->view_src != nullptr) {
+        ++i;
+    }
+    return ggml_graph_node(graph, i)->buffer;
+}
+
 LiveGraph & GraphPool::get(const BatchShape & shape, const GraphBuilder & build) {
     for (auto it = live_.begin(); it != live_.end(); ++it) {
         if (it->shape == shape) {
@@ -95,6 +104,9 @@ LiveGraph & GraphPool::get(const BatchShape & shape, const GraphBuilder & build)
     DFL_CHECK(allocated, DFL_STATUS_MEMORY,
               "device %s cannot allocate the compute buffer of %lld rows over %lld cells",
               backend_.name(), (long long)shape.n_rows, (long long)shape.n_kv);
+    if (arena_bytes() != before) {
+        backend_.use_huge_pages(arena_buffer(fresh.graph));
+    }
     ++n_built_;
     live_.push_front(std::move(fresh));
     if (live_.size() > MAX_LIVE) {

@@ -1,6 +1,7 @@
 #include "session.h"
 
 #include "error.h"
+#include "path_inputs.h"
 
 #include <algorithm>
 
@@ -43,6 +44,9 @@ Session::Session(std::shared_ptr<const Model> model, const SessionParams & param
       recurrent_(model_->hparams(), backend_, 1),
       graphs_(backend_, max_nodes(*model_, params_.drafter.get())) {
     tokens_.reserve(params_.n_ctx);
+    recurs_ = model_->hparams().n_recurrent() > 0;
+    fused_ = recurs_ && !params_.stock_delta_rule &&
+             has_fused_delta_rule(backend_, model_->hparams().recurrent);
     if (params_.drafter) {
         DFL_CHECK(params_.drafter->fits(model_), DFL_STATUS_ARGUMENT,
                   "%s was loaded for another model than %s", params_.drafter->file().path().c_str(),
@@ -59,6 +63,7 @@ Session::Session(std::shared_ptr<const Model> model, const SessionParams & param
     largest.n_kv = kv_.cells().size();
     largest.n_out = 1;
     largest.n_inject = draft_ && params_.n_ubatch > 1 ? params_.n_ubatch : 0;
+    largest.by_paths = recurs_ && !fused_;
     graphs_.get(largest, [&](LiveGraph & live) { build_forward(live, largest.n_inject > 0); });
     if (draft_) {
         reserve_verify_graphs(verify_rows_);
@@ -89,6 +94,9 @@ int64_t Session::bucket(int64_t cells) const {
 
 void Session::build_forward(LiveGraph & live, bool taps) {
     live.in = make_inputs(live.ctx.get(), model_->hparams(), live.shape);
+    if (live.shape.by_paths) {
+        make_path_inputs(live, model_->hparams().recurrent);
+    }
     Build b = {live.ctx.get(), live.graph, model_->hparams(), model_->weights(), kv_, recurrent_,
                live.shape,     live.in};
     if (taps) {

@@ -25,6 +25,7 @@ struct SessionParams {
     ggml_type type_v = GGML_TYPE_F16;
     std::shared_ptr<const Drafter> drafter; // may be empty
     int64_t draft_window = 4096;            // target positions the drafter sees
+    bool stock_delta_rule = false;          // even where the device has a fused one
 };
 
 // Everything a prefix leaves behind, kept and dropped together. Attention rows stay where they are
@@ -141,6 +142,8 @@ class Session {
     int64_t first_out_ = 0;       // its first readable row
     Pass open_;                   // rows of a verify that waits for its commit
     int64_t verify_rows_ = 0;
+    bool recurs_ = false; // the model has recurrent layers
+    bool fused_ = false;  // and the device an operation for chains of them
     int64_t n_passes_ = 0;
 };
 

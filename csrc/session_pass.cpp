@@ -1,4 +1,5 @@
 // One pass of the target: which rows it has, what their inputs are, and running it.
+#include "path_inputs.h"
 #include "session.h"
 
 #include <algorithm>
@@ -73,6 +74,13 @@ void Session::set_inputs(LiveGraph & live, const Pass & pass) {
             std::copy(pass.feature_rows.begin(), pass.feature_rows.end(), data);
         });
     }
+    if (live.shape.by_paths) {
+        std::vector<int32_t> parents;
+        for (int64_t i = 0; i < pass.tree.size(); ++i) {
+            parents.push_back(pass.tree.parent(i));
+        }
+        write_path_inputs(in, model_->hparams().recurrent, parents);
+    }
     if (live.shape.n_inject > 0) {
         draft_->set_prefill_injection(live, pass.positions[0]);
     }
@@ -104,6 +112,7 @@ LiveGraph & Session::run(Pass & pass, int64_t n_out, bool inject) {
         shape.first_seq = SEQUENCE;
         shape.n_kv = bucket(table.high());
         shape.n_out = n_out;
+        shape.by_paths = recurs_ && !(fused_ && pass.tree.is_chain());
         shape.n_inject = !to_ring && inject ? n : 0;
         LiveGraph & live = graphs_.get(
             shape, [&](LiveGraph & fresh) { build_forward(fresh, !pass.feature_rows.empty()); });
@@ -116,7 +125,7 @@ LiveGraph & Session::run(Pass & pass, int64_t n_out, bool inject) {
         for (const int64_t cell : pass.cells) {
             table.release(cell);
         }
-        if (computing && !verifies && model_->hparams().n_recurrent() > 0) {
+        if (computing && !verifies && recurs_) {
             reset(); // a pass that died half way has advanced some layers' states
         } else if (draft_) {
             draft_->truncate(static_cast<int32_t>(position()));

@@ -1,6 +1,7 @@
 // A speculative round: draft, verify, commit.
 #include "error.h"
-#include "layers/delta_net.h"
+#include "layers/promote.h"
+#include "path_inputs.h"
 #include "session.h"
 
 #include <cmath>
@@ -50,6 +51,7 @@ void Session::reserve_verify_graphs(int64_t n) {
     largest.kind = GraphKind::VERIFY;
     largest.n_rows = largest.n_out = n;
     largest.n_kv = kv_.cells().size();
+    largest.by_paths = recurs_;
     graphs_.get(largest, [&](LiveGraph & live) { build_forward(live, draft_ != nullptr); });
 }
 
@@ -81,8 +83,6 @@ void Session::verify(const int32_t * tokens, const int32_t * parents, int64_t n)
               "%lld rows to verify, there is room for %lld: reserve more, up to %lld", (long long)n,
               (long long)verify_rows_, (long long)MAX_VERIFY);
     const Tree tree(tokens, parents, n);
-    DFL_CHECK(tree.is_chain() || model_->hparams().n_recurrent() == 0, DFL_STATUS_UNSUPPORTED,
-              "a model with recurrent layers verifies chains only");
     Pass pass = plan_verify(tree);
     last_ = &run(pass, n, /*inject =*/false);
     first_out_ = 0;
@@ -107,7 +107,7 @@ void Session::commit_path(const int32_t * nodes, int64_t n) {
         return; // after an interruption callers cannot know whether their verify still waits
     }
     last_ = nullptr; // the promotion below reuses the arena its logits lie in
-    if (n > 0 && model_->hparams().n_recurrent() > 0) {
+    if (n > 0 && recurs_) {
         try {
             promote_state(nodes, n);
         } catch (...) {
@@ -142,13 +142,17 @@ void Session::promote_state(const int32_t * nodes, int64_t n_accepted) {
     BatchShape shape;
     shape.kind = GraphKind::PROMOTE;
     shape.n_rows = row_bucket(n_accepted);
+    shape.by_paths = !fused_;
     LiveGraph & live = graphs_.get(shape, [&](LiveGraph & fresh) {
         ggml_context * ctx = fresh.ctx.get();
         fresh.draft.path = make_input(ctx, GGML_TYPE_I32, shape.n_rows, layers, "path");
         fresh.draft.on_path = make_input(ctx, GGML_TYPE_F32, 1, shape.n_rows, "on_path");
         fresh.draft.conv_rows = make_input(ctx, GGML_TYPE_I32, before, layers, "conv_rows");
-        Build b = {ctx,   fresh.graph, model_->hparams(), model_->weights(), kv_, recurrent_,
-                   shape, {}};
+        if (shape.by_paths) {
+            make_path_inputs(fresh, model_->hparams().recurrent);
+        }
+        Build b = {ctx,        fresh.graph, model_->hparams(), model_->weights(), kv_,
+                   recurrent_, shape,       fresh.in};
         promote(b, fresh.draft.path, fresh.draft.on_path, fresh.draft.conv_rows);
     });
     write_input<int32_t>(live.draft.path, [&](int32_t * data) {
@@ -164,9 +168,12 @@ void Session::promote_state(const int32_t * nodes, int64_t n_accepted) {
     });
     write_input<int32_t>(live.draft.conv_rows, [&](int32_t * data) {
         for (int64_t i = 0; i < before * layers; ++i) {
-            data[i] = static_cast<int32_t>(n_accepted + i % before);
+            // Of the committed inputs, then the path's, the last.
+            const int64_t at = n_accepted + i % before;
+            data[i] = static_cast<int32_t>(at < before ? at : before + nodes[at - before]);
         }
     });
+    write_path_inputs(live.in, model_->hparams().recurrent, {});
     backend_.compute(live.graph);
 }
 

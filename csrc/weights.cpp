@@ -363,6 +363,7 @@ void WeightLoader::allocate(ggml_backend_buffer_type_t buft, ggml_context * ctx)
     DFL_CHECK(weights_.buffers.back() != nullptr, DFL_STATUS_MEMORY,
               "%s: device %s cannot allocate %llu bytes for weights", file_.path().c_str(),
               backend_.name(), (unsigned long long)bytes);
+    backend_.use_huge_pages(weights_.buffers.back().get());
     ggml_backend_buffer_set_usage(weights_.buffers.back().get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
     weights_.copied_bytes += bytes;
 }

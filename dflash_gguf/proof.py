@@ -67,7 +67,7 @@ def proven_buffer_types(names: Sequence[str], library: Path) -> list[str]:
     file = cache_folder() / "buffer-types.json"
     identity = _identity(library)
     known: dict[str, bool] = {}
-    with contextlib.suppress(OSError, ValueError, AttributeError):
+    with contextlib.suppress(OSError, ValueError, AttributeError, KeyError):
         stored = json.loads(file.read_text(encoding="utf-8"))
         if stored.get("identity") == identity:
             known = {str(k): v is True for k, v in stored["runs"].items()}

@@ -36,7 +36,7 @@ CPP_LAYERS = (
     ("session_pass", "session_round"),
     ("session",),
     ("draft_state",),
-    ("draft_output",),
+    ("draft_output", "path_inputs"),
     ("drafter", "graph"),
     ("model",),
     ("arch/",),

@@ -28,6 +28,7 @@ struct BatchShape {
     int64_t first_seq = 0; // their recurrent slots are first_seq .. first_seq + n_seqs - 1
     int64_t n_kv = 0;      // cells attention reads
     int64_t n_out = 0;     // rows that get logits; 0: none
+    bool by_paths = false; // recurrent layers take the form for trees
     int64_t n_inject = 0;  // feature rows projected into the drafter's cache
     int64_t n_top = 0;     // candidates of a draft picked on the device
     bool log_sum_exp = false;
@@ -35,7 +36,8 @@ struct BatchShape {
     bool operator==(const BatchShape & o) const {
         return kind == o.kind && n_rows == o.n_rows && n_seqs == o.n_seqs &&
                first_seq == o.first_seq && n_kv == o.n_kv && n_out == o.n_out &&
-               n_inject == o.n_inject && n_top == o.n_top && log_sum_exp == o.log_sum_exp;
+               by_paths == o.by_paths && n_inject == o.n_inject && n_top == o.n_top &&
+               log_sum_exp == o.log_sum_exp;
     }
 };
 
@@ -52,12 +54,33 @@ struct Mask {
     ggml_tensor * tensor; // f16 [n_kv, n_rows]
 };
 
+// How n nodes of recurrent layers hang together, the same for every layer. A row i stands twice:
+// for its query, which sees i itself, and for its key, which does not.
+struct PathInputs {
+    int64_t n = 0;
+    ggml_tensor * ancestors = nullptr; // f32 [n, 2n]: 1 where j is i or an ancestor, else 0
+    ggml_tensor * bias = nullptr;      // f32 [n, 2n]: 0 where row i sees j, else -inf
+    ggml_tensor * identity = nullptr;  // f32 [n, n]
+    ggml_tensor * unit = nullptr;      // f32 [d_state, 2n]: scales of normed queries and keys
+};
+
+// The same for each value head, [.., .., n_v_heads].
+struct PathMasks {
+    PathInputs in;
+    ggml_tensor * ancestors;
+    ggml_tensor * bias;
+    ggml_tensor * identity;
+};
+
 struct GraphInputs {
     ggml_tensor * embd = nullptr;      // f32 [n_embd, n_rows]
     ggml_tensor * positions = nullptr; // i32 [n_rows], or [4 * n_rows] for M-RoPE
     ggml_tensor * cells = nullptr;     // i64 [n_rows]
     ggml_tensor * out_rows = nullptr;  // i32 [n_out]; NULL when every row gets logits
     std::vector<Mask> masks;
+    std::vector<PathInputs> paths; // of every n the recurrent layers need
+    // i32 [d_conv * n_rows], tap by tap: rows of (committed ++ new) convolution inputs; trees only.
+    ggml_tensor * conv_taps = nullptr;
 };
 
 // A builder only adds nodes to ctx and graph: it computes nothing and moves no cursor.
@@ -70,6 +93,7 @@ struct Build {
     const RecurrentCache & recurrent;
     BatchShape shape;
     GraphInputs in;
+    std::vector<PathMasks> path_masks = {};
     // Called with the residual stream [n_embd, n_rows] that enters layer il; may be empty.
     std::function<void(int il, ggml_tensor * x)> tap = {};
 };

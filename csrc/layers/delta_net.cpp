@@ -1,7 +1,9 @@
 #include "layers/delta_net.h"
 
 #include "layers/common.h"
+#include "layers/delta_rule.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace dfl {
@@ -13,142 +15,194 @@ static ggml_tensor * slots(Build & b, ggml_tensor * cache, int64_t index) {
                         index * cache->nb[2] + s.first_seq * cache->nb[1]);
 }
 
-// Writes src [n, rows] into the first rows of a layer's trace from offset values on.
-static void write_trace(Build & b, ggml_tensor * trace, int64_t index, int64_t offset,
-                        ggml_tensor * src, int64_t n, int64_t rows) {
-    ggml_tensor * dst = ggml_view_2d(b.ctx, trace, n, rows, trace->nb[1],
-                                     index * trace->nb[2] + offset * sizeof(float));
-    ggml_build_forward_expand(b.graph, ggml_cpy(b.ctx, src, dst));
+// One layer of a trace from a row and a value on, as [n, rows].
+static ggml_tensor * traced(Build & b, ggml_tensor * trace, int64_t index, int64_t row, int64_t at,
+                            int64_t n, int64_t rows) {
+    return ggml_view_2d(b.ctx, trace, n, rows, trace->nb[1],
+                        index * trace->nb[2] + row * trace->nb[1] + at * trace->nb[0]);
 }
 
-// Causal depthwise convolution and silu of u [channels, rows, n_seqs] -> same. Advances the cache,
-// or when verifying leaves it alone and traces u.
-static ggml_tensor * convolve(Build & b, int il, ggml_tensor * u) {
-    const int64_t channels = u->ne[0];
-    const int64_t rows = u->ne[1];
-    const int64_t before = b.hp.recurrent.d_conv - 1;
-    ggml_tensor * slot = slots(b, b.recurrent.conv(), b.recurrent.index(il));
-    ggml_tensor * past = ggml_reshape_3d(b.ctx, slot, channels, before, b.shape.n_seqs);
-    ggml_tensor * input = ggml_concat(b.ctx, past, u, 1); // [channels, before + rows, n_seqs]
-    ggml_tensor * last = ggml_view_3d(b.ctx, input, channels, before, b.shape.n_seqs, input->nb[1],
-                                      input->nb[2], rows * input->nb[1]);
-    if (b.shape.kind == GraphKind::VERIFY) {
-        write_trace(b, b.recurrent.conv_trace(), b.recurrent.index(il), 0, u, channels, rows);
-    } else {
-        ggml_build_forward_expand(b.graph, ggml_cpy(b.ctx, last, past));
+static void copy(Build & b, ggml_tensor * from, ggml_tensor * to) {
+    ggml_build_forward_expand(b.graph, ggml_cpy(b.ctx, from, to));
+}
+
+// The convolution's inputs when verifying: the committed ones, then u [channels, rows], both in the
+// trace. [channels, before + rows].
+static ggml_tensor * traced_inputs(Build & b, int64_t index, ggml_tensor * u) {
+    const int64_t channels = u->ne[0], rows = u->ne[1], before = b.hp.recurrent.d_conv - 1;
+    ggml_tensor * trace = b.recurrent.conv_trace();
+    if (index == 0) { // of all layers at once
+        ggml_tensor * conv = b.recurrent.conv();
+        ggml_tensor * past = ggml_view_2d(b.ctx, conv, conv->ne[0], conv->ne[2], conv->nb[2],
+                                          b.shape.first_seq * conv->nb[1]);
+        copy(b, past, ggml_view_2d(b.ctx, trace, conv->ne[0], conv->ne[2], trace->nb[2], 0));
     }
-    ggml_tensor * by_channel = ggml_cont(b.ctx, ggml_transpose(b.ctx, input));
-    ggml_tensor * y = ggml_ssm_conv(b.ctx, by_channel, b.weights.layers[il].delta.conv);
-    return ggml_silu(b.ctx, y);
+    copy(b, u, traced(b, trace, index, before, 0, channels, rows));
+    return traced(b, trace, index, 0, 0, channels, before + rows);
+}
+
+// A node's window is its parent chain: each tap gathers its rows. inputs: [channels, before + n].
+static ggml_tensor * convolve_tree(Build & b, ggml_tensor * inputs, ggml_tensor * kernel) {
+    const int64_t d_conv = kernel->ne[0], channels = kernel->ne[1];
+    const int64_t n = b.in.conv_taps->ne[0] / d_conv;
+    ggml_tensor * windows =
+        ggml_reshape_3d(b.ctx, ggml_get_rows(b.ctx, inputs, b.in.conv_taps), channels, n, d_conv);
+    ggml_tensor * taps = ggml_reshape_3d(b.ctx, ggml_cont(b.ctx, ggml_transpose(b.ctx, kernel)),
+                                         channels, 1, d_conv);
+    ggml_tensor * weighted = ggml_mul(b.ctx, windows, taps);
+    ggml_tensor * sum = nullptr;
+    for (int64_t t = 0; t < d_conv; ++t) {
+        ggml_tensor * one =
+            ggml_view_2d(b.ctx, weighted, channels, n, weighted->nb[1], t * weighted->nb[2]);
+        sum = t == 0 ? one : ggml_add(b.ctx, sum, one);
+    }
+    return ggml_reshape_3d(b.ctx, sum, channels, n, 1);
+}
+
+// Depthwise convolution and silu of u [channels, rows, n_seqs] -> same. Advances the cache, or when
+// verifying leaves it alone and traces u.
+static ggml_tensor * convolve(Build & b, int il, ggml_tensor * u) {
+    const int64_t channels = u->ne[0], rows = u->ne[1], before = b.hp.recurrent.d_conv - 1;
+    const int64_t index = b.recurrent.index(il);
+    ggml_tensor * kernel = b.weights.layers[il].delta.conv;
+    ggml_tensor * inputs = nullptr; // [channels, before + rows, n_seqs]
+    if (b.shape.kind == GraphKind::VERIFY) {
+        inputs = traced_inputs(b, index, u);
+        if (b.shape.by_paths) {
+            return ggml_silu(b.ctx, convolve_tree(b, inputs, kernel));
+        }
+    } else {
+        ggml_tensor * slot = slots(b, b.recurrent.conv(), index);
+        ggml_tensor * past = ggml_reshape_3d(b.ctx, slot, channels, before, b.shape.n_seqs);
+        inputs = ggml_concat(b.ctx, past, u, 1);
+        copy(b,
+             ggml_view_3d(b.ctx, inputs, channels, before, b.shape.n_seqs, inputs->nb[1],
+                          inputs->nb[2], rows * inputs->nb[1]),
+             past);
+    }
+    ggml_tensor * by_channel = ggml_cont(b.ctx, ggml_transpose(b.ctx, inputs));
+    return ggml_silu(b.ctx, ggml_ssm_conv(b.ctx, by_channel, kernel));
+}
+
+// What the rule takes of a layer's rows. heads: [channels, rows, n_seqs], per row the queries' and
+// keys' n_k heads and the values' n_v. g (log decay, <= 0), beta: [n_v, n_rows].
+struct RuleRows {
+    ggml_tensor * heads;
+    ggml_tensor * g;
+    ggml_tensor * beta;
+};
+
+// Some heads of all rows: [d, n, rows, n_seqs].
+static ggml_tensor * heads_of(Build & b, ggml_tensor * x, int64_t first, int64_t n) {
+    const int64_t d = b.hp.recurrent.d_state;
+    return ggml_view_4d(b.ctx, x, d, n, x->ne[1], x->ne[2], d * x->nb[0], x->nb[1], x->nb[2],
+                        first * d * x->nb[0]);
+}
+
+static void write_trace(Build & b, int64_t index, const RuleRows & in) {
+    const RecurrentShape & shape = b.hp.recurrent;
+    const int64_t d = shape.d_state, n_k = shape.n_k_heads, n_v = shape.n_v_heads;
+    const int64_t rows = in.heads->ne[1], key_values = d * (n_k + n_v);
+    auto part = [&](int64_t at, int64_t n) {
+        return traced(b, b.recurrent.trace(), index, 0, at, n, rows);
+    };
+    copy(
+        b,
+        ggml_view_2d(b.ctx, in.heads, key_values, rows, in.heads->nb[1], d * n_k * in.heads->nb[0]),
+        part(0, key_values));
+    copy(b, in.g, part(key_values, n_v));
+    copy(b, in.beta, part(key_values + n_v, n_v));
+}
+
+// ggml's own operation, row after row: [d, n_v * n_rows].
+static ggml_tensor * fused_rule(Build & b, int64_t index, const RuleRows & in) {
+    const RecurrentShape & shape = b.hp.recurrent;
+    const int64_t d = shape.d_state, n_k = shape.n_k_heads, n_v = shape.n_v_heads;
+    const int64_t rows = in.heads->ne[1], seqs = in.heads->ne[2];
+    // q and k heads are neighbours, so one norm serves both: x / sqrt(sum x^2 + eps).
+    ggml_tensor * qk = ggml_rms_norm(b.ctx, heads_of(b, in.heads, 0, 2 * n_k), b.hp.eps / d);
+    qk = ggml_scale(b.ctx, qk, 1.0f / std::sqrt((float)d));
+    auto half = [&](int64_t first) {
+        return ggml_view_4d(b.ctx, qk, d, n_k, rows, seqs, qk->nb[1], qk->nb[2], qk->nb[3],
+                            first * qk->nb[1]);
+    };
+    ggml_tensor * slot = slots(b, b.recurrent.state(), index);
+    ggml_tensor * out =
+        ggml_gated_delta_net(b.ctx, half(0), half(n_k), heads_of(b, in.heads, 2 * n_k, n_v),
+                             ggml_reshape_4d(b.ctx, in.g, 1, n_v, rows, seqs),
+                             ggml_reshape_4d(b.ctx, in.beta, 1, n_v, rows, seqs),
+                             ggml_reshape_4d(b.ctx, slot, d, d, n_v, seqs), /*K =*/1);
+    // The op's result is the outputs [d, n_v, rows, seqs], then the final states [d, d, n_v, seqs].
+    if (b.shape.kind != GraphKind::VERIFY) {
+        copy(b,
+             ggml_view_2d(b.ctx, out, d * d * n_v, seqs, d * d * n_v * sizeof(float),
+                          d * n_v * rows * seqs * sizeof(float)),
+             slot);
+    }
+    return ggml_view_2d(b.ctx, out, d, n_v * rows * seqs, d * sizeof(float), 0);
+}
+
+// The form for trees; an APPEND goes chunk by chunk. One sequence. [d, n_v * n_rows].
+static ggml_tensor * path_rule(Build & b, int64_t index, const RuleRows & in) {
+    const RecurrentShape & shape = b.hp.recurrent;
+    const int64_t d = shape.d_state, n_k = shape.n_k_heads, n_v = shape.n_v_heads;
+    const int64_t rows = in.heads->ne[1];
+    const bool verifies = b.shape.kind == GraphKind::VERIFY;
+    ggml_tensor * slot = slots(b, b.recurrent.state(), index);
+    ggml_tensor * gates =
+        verifies ? traced(b, b.recurrent.trace(), index, 0, d * (n_k + n_v), 2 * n_v, rows)
+                 : ggml_concat(b.ctx, in.g, in.beta, 0); // [2 * n_v, rows]
+    DeltaRule done = {nullptr, ggml_reshape_3d(b.ctx, slot, d, d, n_v)};
+    ggml_tensor * out = nullptr;
+    const int64_t chunk = verifies ? rows : PATH_CHUNK;
+    for (int64_t first = 0; first < rows; first += chunk) {
+        const int64_t n = std::min(chunk, rows - first);
+        const size_t at = first * in.heads->nb[1], e = in.heads->nb[0];
+        ggml_tensor * qk =
+            ggml_view_4d(b.ctx, in.heads, d, n, 2, n_k, in.heads->nb[1], n_k * d * e, d * e, at);
+        ggml_tensor * v =
+            ggml_view_3d(b.ctx, in.heads, d, n_v, n, d * e, in.heads->nb[1], at + 2 * n_k * d * e);
+        ggml_tensor * part =
+            ggml_view_2d(b.ctx, gates, 2 * n_v, n, gates->nb[1], first * gates->nb[1]);
+        part = ggml_reshape_3d(b.ctx, ggml_cont(b.ctx, ggml_transpose(b.ctx, part)), n, 1, 2 * n_v);
+        auto gate = [&](int64_t head) {
+            return ggml_view_3d(b.ctx, part, n, 1, n_v, part->nb[1], part->nb[2],
+                                head * part->nb[2]);
+        };
+        done = delta_rule(b, {unit_queries_keys(b, qk), v, gate(0), gate(n_v), done.state});
+        out = out == nullptr ? done.out : ggml_concat(b.ctx, out, done.out, 2);
+    }
+    if (!verifies) {
+        ggml_build_forward_expand(b.graph, out); // it reads the state that goes now
+        copy(b, ggml_reshape_1d(b.ctx, done.state, ggml_nelements(slot)),
+             ggml_reshape_1d(b.ctx, slot, ggml_nelements(slot)));
+    }
+    return ggml_reshape_2d(b.ctx, out, d, n_v * rows);
 }
 
 ggml_tensor * delta_net(Build & b, int il, ggml_tensor * x) {
     const RecurrentShape & shape = b.hp.recurrent;
     const DeltaNetWeights & w = b.weights.layers[il].delta;
-    const int64_t d = shape.d_state;
-    const int64_t n_k = shape.n_k_heads;
-    const int64_t n_v = shape.n_v_heads;
-    const int64_t seqs = b.shape.n_seqs;
-    const int64_t rows = b.shape.n_rows / seqs;
+    const int64_t inner = shape.d_state * shape.n_v_heads;
+    const int64_t index = b.recurrent.index(il);
 
     ggml_tensor * qkv = linear(b, w.qkv, x);
-    ggml_tensor * z = linear(b, w.gate, x); // [d * n_v, n_rows]
-    ggml_tensor * beta = ggml_sigmoid(b.ctx, linear(b, w.beta, x));
-    ggml_tensor * g = ggml_softplus(b.ctx, ggml_add(b.ctx, linear(b, w.alpha, x), w.dt_bias));
-    g = ggml_mul(b.ctx, g, w.a); // log decay, <= 0
-
-    ggml_tensor * conv =
-        convolve(b, il, ggml_reshape_3d(b.ctx, qkv, shape.conv_channels(), rows, seqs));
-    const size_t e = ggml_element_size(conv);
-    auto heads = [&](ggml_tensor * from, int64_t n, int64_t first) {
-        return ggml_view_4d(b.ctx, from, d, n, rows, seqs, d * e, from->nb[1], from->nb[2],
-                            first * d * e);
-    };
-    // q and k heads are neighbours, so one norm serves both: x / sqrt(sum x^2 + eps).
-    ggml_tensor * qk =
-        ggml_view_4d(b.ctx, conv, d, 2 * n_k, rows, seqs, d * e, conv->nb[1], conv->nb[2], 0);
-    qk = ggml_scale(b.ctx, ggml_rms_norm(b.ctx, qk, b.hp.eps / d), 1.0f / std::sqrt((float)d));
-    ggml_tensor * q =
-        ggml_view_4d(b.ctx, qk, d, n_k, rows, seqs, qk->nb[1], qk->nb[2], qk->nb[3], 0);
-    ggml_tensor * k = ggml_view_4d(b.ctx, qk, d, n_k, rows, seqs, qk->nb[1], qk->nb[2], qk->nb[3],
-                                   n_k * qk->nb[1]);
-    ggml_tensor * v = heads(conv, n_v, 2 * n_k);
-
-    ggml_tensor * slot = slots(b, b.recurrent.state(), b.recurrent.index(il));
-    ggml_tensor * state = ggml_reshape_4d(b.ctx, slot, d, d, n_v, seqs);
-    ggml_tensor * out =
-        ggml_gated_delta_net(b.ctx, q, k, v, ggml_reshape_4d(b.ctx, g, 1, n_v, rows, seqs),
-                             ggml_reshape_4d(b.ctx, beta, 1, n_v, rows, seqs), state, /*K =*/1);
+    ggml_tensor * z = linear(b, w.gate, x); // [inner, n_rows]
+    RuleRows rows;
+    rows.beta = ggml_sigmoid(b.ctx, linear(b, w.beta, x));
+    rows.g = ggml_softplus(b.ctx, ggml_add(b.ctx, linear(b, w.alpha, x), w.dt_bias));
+    rows.g = ggml_mul(b.ctx, rows.g, w.a);
+    rows.heads = convolve(b, il,
+                          ggml_reshape_3d(b.ctx, qkv, shape.conv_channels(),
+                                          b.shape.n_rows / b.shape.n_seqs, b.shape.n_seqs));
     if (b.shape.kind == GraphKind::VERIFY) {
-        const int64_t index = b.recurrent.index(il);
-        ggml_tensor * trace = b.recurrent.trace();
-        auto flat = [&](ggml_tensor * x, int64_t n) {
-            return ggml_view_2d(b.ctx, x, n, rows, x->nb[2], 0);
-        };
-        write_trace(b, trace, index, 0, flat(k, d * n_k), d * n_k, rows);
-        write_trace(b, trace, index, d * n_k, flat(v, d * n_v), d * n_v, rows);
-        write_trace(b, trace, index, d * (n_k + n_v), g, n_v, rows);
-        write_trace(b, trace, index, d * (n_k + n_v) + n_v, beta, n_v, rows);
+        write_trace(b, index, rows);
     }
-    // The op's result is the outputs [d, n_v, rows, seqs], then the final states [d, d, n_v, seqs].
-    const int64_t n_output = d * n_v * rows * seqs;
-    ggml_tensor * final_state = ggml_view_2d(b.ctx, out, d * d * n_v, seqs,
-                                             d * d * n_v * sizeof(float), n_output * sizeof(float));
-    if (b.shape.kind != GraphKind::VERIFY) {
-        ggml_build_forward_expand(b.graph, ggml_cpy(b.ctx, final_state, slot));
-    }
-
-    ggml_tensor * o = ggml_view_2d(b.ctx, out, d, n_v * rows * seqs, d * sizeof(float), 0);
+    ggml_tensor * o = b.shape.by_paths ? path_rule(b, index, rows) : fused_rule(b, index, rows);
     o = rms_norm(b, o, w.norm);
     ggml_tensor * gated =
-        ggml_swiglu_split(b.ctx, ggml_reshape_2d(b.ctx, z, d, n_v * rows * seqs), o);
-    return linear(b, w.output, ggml_reshape_2d(b.ctx, gated, d * n_v, rows * seqs));
-}
-
-// The state after the path: the fused op once, with the layers as its sequences. Padding has
-// beta = 0 and g = 0, which changes nothing.
-static void promote_state(Build & b, ggml_tensor * path, ggml_tensor * on_path) {
-    const RecurrentShape & shape = b.hp.recurrent;
-    const int64_t d = shape.d_state, n_k = shape.n_k_heads, n_v = shape.n_v_heads;
-    const int64_t n = path->ne[0], layers = path->ne[1];
-    ggml_tensor * nodes =
-        ggml_get_rows(b.ctx, b.recurrent.trace(), path); // [trace_size, n, layers]
-    constexpr size_t e = sizeof(float);
-    auto heads = [&](int64_t count, int64_t first) {
-        return ggml_view_4d(b.ctx, nodes, d, count, n, layers, d * e, nodes->nb[1], nodes->nb[2],
-                            first * e);
-    };
-    auto gate = [&](int64_t first) {
-        ggml_tensor * values =
-            ggml_cont(b.ctx, ggml_view_3d(b.ctx, nodes, n_v, n, layers, nodes->nb[1], nodes->nb[2],
-                                          first * e));
-        return ggml_reshape_4d(b.ctx, ggml_mul(b.ctx, values, on_path), 1, n_v, n, layers);
-    };
-    ggml_tensor * k = heads(n_k, 0);
-    ggml_tensor * v = heads(n_v, d * n_k);
-    ggml_tensor * g = gate(d * (n_k + n_v));
-    ggml_tensor * beta = gate(d * (n_k + n_v) + n_v);
-    ggml_tensor * state = b.recurrent.state(); // [state_size, 1, layers]
-    // Only the state is wanted, so k serves as the query.
-    ggml_tensor * out = ggml_gated_delta_net(
-        b.ctx, k, k, v, g, beta, ggml_reshape_4d(b.ctx, state, d, d, n_v, layers), /*K =*/1);
-    ggml_tensor * after = ggml_view_1d(b.ctx, out, ggml_nelements(state), d * n_v * n * layers * e);
-    ggml_build_forward_expand(
-        b.graph, ggml_cpy(b.ctx, after, ggml_reshape_1d(b.ctx, state, ggml_nelements(state))));
-}
-
-void promote(Build & b, ggml_tensor * path, ggml_tensor * on_path, ggml_tensor * conv_rows) {
-    promote_state(b, path, on_path);
-    const int64_t channels = b.hp.recurrent.conv_channels();
-    ggml_tensor * conv = b.recurrent.conv();
-    ggml_tensor * past =
-        ggml_reshape_3d(b.ctx, conv, channels, b.hp.recurrent.d_conv - 1, conv->ne[2]);
-    ggml_tensor * trace = b.recurrent.conv_trace();
-    ggml_tensor * traced = ggml_view_3d(b.ctx, trace, channels, path->ne[0], trace->ne[2],
-                                        trace->nb[1], trace->nb[2], 0);
-    ggml_tensor * inputs = ggml_concat(b.ctx, past, traced, 1);
-    ggml_tensor * last = ggml_get_rows(b.ctx, inputs, conv_rows); // [channels, d_conv - 1, layers]
-    ggml_build_forward_expand(b.graph, ggml_cpy(b.ctx, last, past));
+        ggml_swiglu_split(b.ctx, ggml_reshape_2d(b.ctx, z, o->ne[0], o->ne[1]), o);
+    return linear(b, w.output, ggml_reshape_2d(b.ctx, gated, inner, b.shape.n_rows));
 }
 
 } // namespace dfl

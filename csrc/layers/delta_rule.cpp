@@ -1,0 +1,93 @@
+#include "layers/delta_rule.h"
+
+namespace dfl {
+
+// The masks of n nodes, made once a graph.
+static const PathMasks & masks_of(Build & b, int64_t n) {
+    for (const PathMasks & masks : b.path_masks) {
+        if (masks.in.n == n) {
+            return masks;
+        }
+    }
+    for (const PathInputs & in : b.in.paths) {
+        if (in.n == n) {
+            const int64_t heads = b.hp.recurrent.n_v_heads;
+            auto each_head = [&](ggml_tensor * x) {
+                return ggml_repeat_4d(b.ctx, x, x->ne[0], x->ne[1], heads, 1);
+            };
+            b.path_masks.push_back(
+                {in, each_head(in.ancestors), each_head(in.bias), each_head(in.identity)});
+        }
+    }
+    return b.path_masks.back();
+}
+
+// A part of x [n0, n1, n2, n3]: n of its first dimension, or of its second.
+static ggml_tensor * columns(Build & b, ggml_tensor * x, int64_t first, int64_t n) {
+    return ggml_view_4d(b.ctx, x, n, x->ne[1], x->ne[2], x->ne[3], x->nb[1], x->nb[2], x->nb[3],
+                        first * x->nb[0]);
+}
+static ggml_tensor * rows(Build & b, ggml_tensor * x, int64_t first, int64_t n) {
+    return ggml_view_4d(b.ctx, x, x->ne[0], n, x->ne[2], x->ne[3], x->nb[1], x->nb[2], x->nb[3],
+                        first * x->nb[1]);
+}
+
+ggml_tensor * unit_queries_keys(Build & b, ggml_tensor * qk) {
+    const int64_t d = qk->ne[0], n = qk->ne[1];
+    ggml_tensor * normed = ggml_rms_norm(b.ctx, qk, b.hp.eps / d);
+    normed = ggml_reshape_3d(b.ctx, normed, d, 2 * n, qk->ne[3]);
+    return ggml_mul(b.ctx, normed, masks_of(b, n).in.unit);
+}
+
+// exp(G_i - G_j) beta_j for the pairs of a path, else 0: [n (j), 2n (i), n_v]. The queries' half
+// has the diagonal, the keys' half is strict. growth: exp(G_i), [2n, 1, n_v].
+static ggml_tensor * decays(Build & b, const DeltaRuleInputs & in, const PathMasks & masks,
+                            ggml_tensor ** growth) {
+    ggml_context * c = b.ctx;
+    const int64_t n = masks.in.n, n_v = in.g->ne[2];
+    // Sums along paths by elementwise operations: the matrix products of some devices keep only
+    // ten bits of a factor.
+    ggml_tensor * sums =
+        ggml_sum_rows(c, ggml_mul(c, masks.ancestors, in.g)); // G_i twice, [1, 2n, n_v]
+    *growth = ggml_reshape_3d(c, ggml_exp(c, sums), 2 * n, 1, n_v);
+    ggml_tensor * at_j = ggml_view_3d(c, sums, n, 1, n_v, sums->nb[2], sums->nb[2], 0);
+    ggml_tensor * d = ggml_exp(c, ggml_sub(c, ggml_add(c, masks.bias, sums), at_j));
+    return ggml_mul(c, d, in.beta);
+}
+
+DeltaRule delta_rule(Build & b, const DeltaRuleInputs & in) {
+    ggml_context * c = b.ctx;
+    const int64_t n = in.qk->ne[1] / 2;
+    const int64_t n_k = in.qk->ne[2], n_v = in.state->ne[2];
+    const PathMasks & masks = masks_of(b, n);
+    // Value head h goes with key head h % n_k, so [.., n_v] is [.., n_k, n_v / n_k].
+    auto tiled = [&](ggml_tensor * x) {
+        return ggml_reshape_4d(c, x, x->ne[0], x->ne[1], n_k, n_v / n_k);
+    };
+    auto flat = [&](ggml_tensor * x) { return ggml_reshape_3d(c, x, x->ne[0], x->ne[1], n_v); };
+
+    ggml_tensor * growth = nullptr;
+    ggml_tensor * decay = decays(b, in, masks, &growth);
+    ggml_tensor * keys = rows(b, in.qk, n, n);
+    ggml_tensor * products = ggml_mul_mat(c, keys, in.qk); // k_j q_i, k_j k_i: [n (j), 2n (i), n_k]
+    ggml_tensor * system = flat(ggml_mul(c, tiled(decay), products));
+    ggml_tensor * from_state = flat(ggml_mul_mat(c, in.qk, tiled(in.state))); // [2n, d, n_v]
+    from_state = ggml_mul(c, from_state, growth);
+
+    ggml_tensor * lower = ggml_add(c, rows(b, system, n, n), masks.in.identity); // [n, n, n_v]
+    ggml_tensor * inverse = ggml_solve_tri(c, lower, masks.identity, true, true, false);
+    ggml_tensor * v = ggml_cont(c, ggml_permute(c, in.v, 1, 2, 0, 3)); // [n, d, n_v]
+    ggml_tensor * w = ggml_mul_mat(c, inverse, ggml_sub(c, v, columns(b, from_state, n, n)));
+    ggml_tensor * out = ggml_mul_mat(c, rows(b, system, 0, n), w); // [n, d, n_v]
+    out = ggml_add(c, out, columns(b, from_state, 0, n));
+
+    // S <- exp(G) S + sum_j exp(G - G_j) beta_j k_j w_j, G that of the last node.
+    ggml_tensor * last =
+        ggml_view_3d(c, decay, n, 1, n_v, decay->nb[1], decay->nb[2], (n - 1) * decay->nb[1]);
+    ggml_tensor * keys_by_node = ggml_cont(c, ggml_permute(c, keys, 1, 0, 2, 3)); // [n, d, n_k]
+    ggml_tensor * added = ggml_mul_mat(c, keys_by_node, tiled(ggml_mul(c, w, last)));
+    ggml_tensor * kept = ggml_mul(c, in.state, columns(b, growth, n - 1, 1));
+    return {ggml_cont(c, ggml_permute(c, out, 2, 0, 1, 3)), ggml_add(c, kept, flat(added))};
+}
+
+} // namespace dfl

@@ -1,0 +1,35 @@
+// The gated delta rule over the nodes of a tree, in stock operations.
+//
+// With G the sum of the log decays g from the root to a node, j running over a node i's ancestors:
+//   o_i = exp(G_i) S q_i + sum_{j <= i} exp(G_i - G_j) (k_j q_i) beta_j w_j
+//   w_i = v_i - exp(G_i) S k_i - sum_{j < i} exp(G_i - G_j) (k_j k_i) beta_j w_j
+// The second line is a unit lower triangular system, as parents come before their children. A
+// chain is a tree, so this is also the form for a device that lacks ggml's fused operation.
+#pragma once
+
+#include "layers/build.h"
+
+namespace dfl {
+
+// One sequence's nodes in one layer, n of them.
+struct DeltaRuleInputs {
+    ggml_tensor * qk;    // [d, 2 * n, n_k_heads], contiguous: all queries, then all keys
+    ggml_tensor * v;     // [d, n_v_heads, n]
+    ggml_tensor * g;     // [n, 1, n_v_heads]
+    ggml_tensor * beta;  // [n, 1, n_v_heads]
+    ggml_tensor * state; // [d, d, n_v_heads]
+};
+
+struct DeltaRule {
+    ggml_tensor * out; // [d, n_v_heads, n]
+    ggml_tensor *
+        state; // [d, d, n_v_heads] after the last node, where all others are its ancestors
+};
+
+DeltaRule delta_rule(Build & b, const DeltaRuleInputs & in);
+
+// Queries and keys [d, n, 2, n_k_heads] (any strides) as DeltaRuleInputs wants them: of length 1,
+// queries of 1 / sqrt(d).
+ggml_tensor * unit_queries_keys(Build & b, ggml_tensor * qk);
+
+} // namespace dfl
