@@ -54,7 +54,7 @@ def test_drafting_changes_nothing(
 
 
 def test_llama_cpp_computes_the_same_target(decoder: dflash_gguf.Decoder) -> None:
-    """Observed 0.03 of logits that spread over 20; a wrong layer changes them by whole units."""
+    """8-bit weights on other kernels; a wrong layer changes logits by whole units."""
     tokens = decoder.tokenize(
         "def quicksort(items):\n    if len(items) < 2:\n        return items\n"
     )
