@@ -65,6 +65,8 @@ int64_t row_bucket(int64_t n) {
     return n == 0 ? 0 : size >= 4 && between >= n ? between : size;
 }
 
+int64_t padded_rows(int64_t n) { return n > 4 && n % 4 >= 2 ? (n + 3) / 4 * 4 : n; }
+
 GraphPool::GraphPool(Backend & backend, size_t max_nodes)
     : backend_(backend), max_nodes_(max_nodes),
       arena_(ggml_gallocr_new(backend.default_buffer_type())) {}
@@ -78,6 +80,14 @@ static ggml_backend_buffer_t arena_buffer(ggml_cgraph * graph) {
         ++i;
     }
     return ggml_graph_node(graph, i)->buffer;
+}
+
+// The arena itself cannot be asked: it would let go of its memory.
+uint64_t GraphPool::arena_bytes_for(ggml_cgraph * graph) const {
+    ggml_gallocr_ptr planner(ggml_gallocr_new(backend_.default_buffer_type()));
+    size_t size = 0;
+    ggml_gallocr_reserve_n_size(planner.get(), graph, nullptr, nullptr, &size);
+    return size;
 }
 
 LiveGraph & GraphPool::get(const BatchShape & shape, const GraphBuilder & build) {
@@ -96,14 +106,19 @@ LiveGraph & GraphPool::get(const BatchShape & shape, const GraphBuilder & build)
     fresh.graph = ggml_new_graph_custom(fresh.ctx.get(), max_nodes_, false);
     build(fresh);
 
+    const std::string what = format("the compute buffer of %lld rows over %lld cells",
+                                    (long long)shape.n_rows, (long long)shape.n_kv);
     const uint64_t before = arena_bytes();
+    const uint64_t wanted = arena_bytes_for(fresh.graph);
+    if (wanted > before) {
+        backend_.check_fits(wanted - before, what.c_str());
+    }
     const bool allocated = ggml_gallocr_alloc_graph(arena_.get(), fresh.graph);
     if (!allocated || arena_bytes() != before) {
         live_.clear(); // they point into the arena that was just replaced
     }
-    DFL_CHECK(allocated, DFL_STATUS_MEMORY,
-              "device %s cannot allocate the compute buffer of %lld rows over %lld cells",
-              backend_.name(), (long long)shape.n_rows, (long long)shape.n_kv);
+    DFL_CHECK(allocated, DFL_STATUS_MEMORY, "device %s cannot allocate %llu bytes for %s",
+              backend_.name(), (unsigned long long)wanted, what.c_str());
     if (arena_bytes() != before) {
         backend_.use_huge_pages(arena_buffer(fresh.graph));
     }

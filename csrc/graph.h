@@ -70,6 +70,11 @@ void finish_logits(LiveGraph & live, ggml_tensor * logits, const Backend & backe
 // 12, 16, 24...
 int64_t row_bucket(int64_t n);
 
+// Rows a verify of n is run with. The CPU's kernels for quantised weights take rows by four and the
+// rest one by one: a rest of three costs more than four, one of two as much. At most four rows, one
+// more costs what it saves.
+int64_t padded_rows(int64_t n);
+
 class GraphPool {
   public:
     // max_nodes: of the largest graph.
@@ -84,6 +89,8 @@ class GraphPool {
     int64_t n_built() const { return n_built_; }
 
   private:
+    uint64_t arena_bytes_for(ggml_cgraph * graph) const;
+
     Backend & backend_;
     size_t max_nodes_;
     ggml_gallocr_ptr arena_;

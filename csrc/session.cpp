@@ -1,6 +1,8 @@
 #include "session.h"
 
 #include "error.h"
+#include "layers/delta_net.h"
+#include "layers/delta_rule.h"
 #include "path_inputs.h"
 
 #include <algorithm>
@@ -23,9 +25,12 @@ static SessionParams checked(SessionParams params) {
     return params;
 }
 
-static size_t max_nodes(const Model & model, const Drafter * drafter) {
+// n_by_paths: rows of a prefill whose recurrent layers take the form for trees.
+static size_t max_nodes(const Model & model, const Drafter * drafter, int64_t n_by_paths) {
     const Hparams & hp = model.hparams();
     size_t n = 512 + hp.n_layer() * (96 + 4 * hp.experts.n_used);
+    n += hp.n_recurrent() * std::max(path_nodes(Session::MAX_VERIFY, Session::MAX_VERIFY),
+                                     path_nodes(n_by_paths, PATH_CHUNK));
     if (drafter != nullptr) {
         n += drafter->hparams().n_layer() * 128;
     }
@@ -40,19 +45,19 @@ static ggml_type draft_cache_type(const SessionParams & params) {
 Session::Session(std::shared_ptr<const Model> model, const SessionParams & params)
     : model_(std::move(model)), params_(checked(params)),
       backend_(model_->on_gpu(), params_.n_threads, {}),
+      recurs_(model_->hparams().n_recurrent() > 0),
+      fused_(recurs_ && !params_.stock_delta_rule &&
+             has_fused_delta_rule(backend_, model_->hparams().recurrent)),
       kv_(model_->hparams(), backend_, params_.type_k, params_.type_v, pad(params_.n_ctx, 256)),
       recurrent_(model_->hparams(), backend_, 1),
-      graphs_(backend_, max_nodes(*model_, params_.drafter.get())) {
+      graphs_(backend_, max_nodes(*model_, params_.drafter.get(), fused_ ? 0 : params_.n_ubatch)) {
     tokens_.reserve(params_.n_ctx);
-    recurs_ = model_->hparams().n_recurrent() > 0;
-    fused_ = recurs_ && !params_.stock_delta_rule &&
-             has_fused_delta_rule(backend_, model_->hparams().recurrent);
     if (params_.drafter) {
         DFL_CHECK(params_.drafter->fits(model_), DFL_STATUS_ARGUMENT,
                   "%s was loaded for another model than %s", params_.drafter->file().path().c_str(),
                   model_->file().path().c_str());
         verify_rows_ = std::min(params_.drafter->draft().block_size, MAX_VERIFY);
-        recurrent_.reserve_trace(verify_rows_);
+        recurrent_.reserve_trace(padded_rows(verify_rows_));
         draft_ = std::make_unique<DraftState>(
             params_.drafter, *model_, backend_, draft_cache_type(params_), params_.draft_window,
             params_.n_ubatch, verify_rows_, /*max_block =*/verify_rows_);
@@ -117,6 +122,7 @@ void Session::append(const int32_t * tokens, int64_t n, int64_t n_out, bool inje
     tokens_.insert(tokens_.end(), tokens, tokens + n);
     last_ = n_out > 0 ? &live : nullptr;
     first_out_ = n_out > 0 ? n_out - 1 : 0;
+    n_out_rows_ = 1;
 }
 
 void Session::prefill(const int32_t * tokens, int64_t n, float * all_logits,

@@ -59,7 +59,7 @@ class Session {
     static constexpr int64_t MAX_VERIFY = 256;
 
     // Rows of the last pass whose logits can be read: 1 after prefill, n after verify.
-    int64_t n_out_rows() const { return last_ != nullptr ? last_->shape.n_out - first_out_ : 0; }
+    int64_t n_out_rows() const { return last_ != nullptr ? n_out_rows_ : 0; }
     // Token with the largest logit of a row, lowest id on ties (host devices).
     int32_t argmax(int64_t row) const;
     // A row's logits: dst [n_vocab].
@@ -105,18 +105,22 @@ class Session {
   private:
     void check_tokens(const int32_t * tokens, int64_t n) const;
     int64_t bucket(int64_t cells) const;
-    // The rows of a pass.
+    // The rows of a pass. Those of a verify may end with padding: copies of the root that write
+    // where nobody looks.
     struct Pass {
         GraphKind kind = GraphKind::APPEND;
         std::vector<int32_t> tokens, positions;
         std::vector<int64_t> cells;
         std::vector<int64_t> feature_rows; // empty: no taps
         Tree tree;                         // of a verify
+        int64_t n = 0;                     // rows that are not padding
 
-        int64_t size() const { return static_cast<int64_t>(tokens.size()); }
+        int64_t n_rows() const { return static_cast<int64_t>(tokens.size()); }
     };
     Pass plan_append(const int32_t * tokens, int64_t n) const;
     Pass plan_verify(const Tree & tree) const;
+    void take_cells(Pass & pass);
+    void take_feature_rows(Pass & pass, bool inject);
     // Runs the rows, which take cells; does not move the cursor. n_out: 0, 1 (the last) or all.
     LiveGraph & run(Pass & pass, int64_t n_out, bool inject);
     void build_forward(LiveGraph & live, bool taps);
@@ -133,6 +137,8 @@ class Session {
     std::shared_ptr<const Model> model_;
     SessionParams params_;
     Backend backend_;
+    bool recurs_; // the model has recurrent layers
+    bool fused_;  // and the device an operation for chains of them
     KvCache kv_;
     RecurrentCache recurrent_;
     GraphPool graphs_;
@@ -140,10 +146,9 @@ class Session {
     std::vector<int32_t> tokens_; // the committed timeline
     LiveGraph * last_ = nullptr;  // graph whose logits are readable
     int64_t first_out_ = 0;       // its first readable row
-    Pass open_;                   // rows of a verify that waits for its commit
+    int64_t n_out_rows_ = 0;
+    Pass open_; // rows of a verify that waits for its commit
     int64_t verify_rows_ = 0;
-    bool recurs_ = false; // the model has recurrent layers
-    bool fused_ = false;  // and the device an operation for chains of them
     int64_t n_passes_ = 0;
 };
 

@@ -9,6 +9,7 @@ namespace dfl {
 
 Session::Pass Session::plan_append(const int32_t * tokens, int64_t n) const {
     Pass pass;
+    pass.n = n;
     pass.tokens.assign(tokens, tokens + n);
     pass.positions.resize(n);
     std::iota(pass.positions.begin(), pass.positions.end(), static_cast<int32_t>(position()));
@@ -19,26 +20,34 @@ Session::Pass Session::plan_verify(const Tree & tree) const {
     Pass pass;
     pass.kind = GraphKind::VERIFY;
     pass.tree = tree;
-    for (int64_t i = 0; i < tree.size(); ++i) {
+    pass.n = tree.size();
+    for (int64_t i = 0; i < pass.n; ++i) {
         pass.tokens.push_back(tree.token(i));
         pass.positions.push_back(static_cast<int32_t>(position()) + tree.depth(i));
+    }
+    if (kv_.cells().n_free() > pass.n) { // padding needs a cell to write to
+        pass.tokens.resize(padded_rows(pass.n), tree.token(0));
+        pass.positions.resize(padded_rows(pass.n), static_cast<int32_t>(position()));
     }
     return pass;
 }
 
 // A row of a verify sees the timeline, its ancestors and itself, as far as the window reaches.
 void Session::set_mask(const Mask & mask, int64_t n_kv, const Pass & pass) const {
-    const CellTable & table = kv_.cells();
+    const bool verifies = pass.kind == GraphKind::VERIFY;
     const int64_t window = mask.rule.window;
     const ggml_fp16_t visible = ggml_fp32_to_fp16(0.0f);
     write_input<ggml_fp16_t>(mask.tensor, [&](ggml_fp16_t * data) {
-        for (int64_t i = 0; i < pass.size(); ++i) {
+        for (int64_t i = 0; i < pass.n_rows(); ++i) {
             ggml_fp16_t * row = data + i * n_kv;
-            table.mask_row(SEQUENCE, pass.positions[i], window, mask.rule.causal, row, n_kv);
-            if (pass.kind != GraphKind::VERIFY) {
-                continue;
+            if (verifies && window == 0 && i > 0) {
+                std::copy(data, data + n_kv, row); // the root sees what all nodes see
+            } else {
+                kv_.cells().mask_row(SEQUENCE, pass.positions[i], window, mask.rule.causal, row,
+                                     n_kv);
             }
-            for (int64_t node = i; node >= 0; node = pass.tree.parent(node)) {
+            int64_t node = !verifies ? -1 : i < pass.n ? i : 0;
+            for (; node >= 0; node = pass.tree.parent(node)) {
                 if (window == 0 || pass.positions[i] - pass.positions[node] < window) {
                     row[pass.cells[node]] = visible;
                 }
@@ -75,9 +84,9 @@ void Session::set_inputs(LiveGraph & live, const Pass & pass) {
         });
     }
     if (live.shape.by_paths) {
-        std::vector<int32_t> parents;
-        for (int64_t i = 0; i < pass.tree.size(); ++i) {
-            parents.push_back(pass.tree.parent(i));
+        std::vector<int32_t> parents; // none: rows of an APPEND follow each other
+        for (int64_t i = 0; i < pass.n_rows() && pass.kind == GraphKind::VERIFY; ++i) {
+            parents.push_back(i < pass.n ? pass.tree.parent(i) : -1);
         }
         write_path_inputs(in, model_->hparams().recurrent, parents);
     }
@@ -86,34 +95,47 @@ void Session::set_inputs(LiveGraph & live, const Pass & pass) {
     }
 }
 
+void Session::take_cells(Pass & pass) {
+    CellTable & table = kv_.cells();
+    const bool padding = pass.n_rows() > pass.n;
+    pass.cells = table.find_free(pass.n + padding);
+    for (int64_t i = 0; i < pass.n; ++i) {
+        table.own(pass.cells[i], pass.kind == GraphKind::VERIFY ? OPEN_VERIFY : SEQUENCE,
+                  pass.positions[i]);
+    }
+    pass.cells.resize(pass.n_rows(), pass.cells.back());
+}
+
+void Session::take_feature_rows(Pass & pass, bool inject) {
+    if (inject) {
+        pass.feature_rows = draft_->prefill_rows(pass.n);
+        return;
+    }
+    if (!draft_->ring_has_room(pass.n)) {
+        draft_->flush(graphs_);
+    }
+    pass.feature_rows = draft_->ring_rows(pass.n);
+    pass.feature_rows.resize(pass.n_rows(), draft_->junk_row());
+}
+
 LiveGraph & Session::run(Pass & pass, int64_t n_out, bool inject) {
     last_ = nullptr;
-    CellTable & table = kv_.cells();
-    const int64_t n = pass.size();
     const bool verifies = pass.kind == GraphKind::VERIFY;
-    const bool to_ring = draft_ && (verifies || n == 1);
-    pass.cells = table.find_free(n);
-    if (to_ring) {
-        if (!draft_->ring_has_room(n)) {
-            draft_->flush(graphs_);
-        }
-        pass.feature_rows = draft_->ring_rows(n);
-    } else if (inject) {
-        pass.feature_rows = draft_->prefill_rows(n);
+    const bool to_ring = draft_ && (verifies || pass.n == 1);
+    if (to_ring || inject) {
+        take_feature_rows(pass, !to_ring);
     }
-    for (int64_t i = 0; i < n; ++i) {
-        table.own(pass.cells[i], verifies ? OPEN_VERIFY : SEQUENCE, pass.positions[i]);
-    }
+    take_cells(pass);
     bool computing = false;
     try {
         BatchShape shape;
         shape.kind = pass.kind;
-        shape.n_rows = n;
+        shape.n_rows = pass.n_rows();
         shape.first_seq = SEQUENCE;
-        shape.n_kv = bucket(table.high());
+        shape.n_kv = bucket(kv_.cells().high());
         shape.n_out = n_out;
         shape.by_paths = recurs_ && !(fused_ && pass.tree.is_chain());
-        shape.n_inject = !to_ring && inject ? n : 0;
+        shape.n_inject = !to_ring && inject ? pass.n : 0;
         LiveGraph & live = graphs_.get(
             shape, [&](LiveGraph & fresh) { build_forward(fresh, !pass.feature_rows.empty()); });
         set_inputs(live, pass);
@@ -123,7 +145,7 @@ LiveGraph & Session::run(Pass & pass, int64_t n_out, bool inject) {
         return live;
     } catch (...) {
         for (const int64_t cell : pass.cells) {
-            table.release(cell);
+            kv_.cells().release(cell);
         }
         if (computing && !verifies && recurs_) {
             reset(); // a pass that died half way has advanced some layers' states

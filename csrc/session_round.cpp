@@ -10,8 +10,8 @@
 namespace dfl {
 
 void Session::check_no_open_verify() const {
-    DFL_CHECK(open_.size() == 0, DFL_STATUS_ARGUMENT, "a verify of %lld rows waits for its commit",
-              (long long)open_.size());
+    DFL_CHECK(open_.n == 0, DFL_STATUS_ARGUMENT, "a verify of %lld rows waits for its commit",
+              (long long)open_.n);
 }
 
 Draft Session::draft(int32_t last_token, int64_t n_draft, int64_t k, bool log_sum_exp) {
@@ -49,7 +49,7 @@ Draft Session::draft(int32_t last_token, int64_t n_draft, int64_t k, bool log_su
 void Session::reserve_verify_graphs(int64_t n) {
     BatchShape largest;
     largest.kind = GraphKind::VERIFY;
-    largest.n_rows = largest.n_out = n;
+    largest.n_rows = largest.n_out = padded_rows(n);
     largest.n_kv = kv_.cells().size();
     largest.by_paths = recurs_;
     graphs_.get(largest, [&](LiveGraph & live) { build_forward(live, draft_ != nullptr); });
@@ -67,7 +67,7 @@ void Session::reserve_verify(int64_t n) {
     if (draft_) {
         draft_->grow(n, graphs_);
     }
-    recurrent_.reserve_trace(n);
+    recurrent_.reserve_trace(padded_rows(n));
     graphs_.clear(); // they use the features and the trace that were replaced
     reserve_verify_graphs(n);
     if (draft_) {
@@ -84,26 +84,25 @@ void Session::verify(const int32_t * tokens, const int32_t * parents, int64_t n)
               (long long)verify_rows_, (long long)MAX_VERIFY);
     const Tree tree(tokens, parents, n);
     Pass pass = plan_verify(tree);
-    last_ = &run(pass, n, /*inject =*/false);
+    last_ = &run(pass, pass.n_rows(), /*inject =*/false);
     first_out_ = 0;
+    n_out_rows_ = n;
     open_ = std::move(pass);
 }
 
 void Session::commit(int64_t n) {
-    DFL_CHECK(n >= 0 && n <= open_.size(), DFL_STATUS_ARGUMENT,
-              "%lld rows to commit, the open verify has %lld", (long long)n,
-              (long long)open_.size());
+    DFL_CHECK(n >= 0 && n <= open_.n, DFL_STATUS_ARGUMENT,
+              "%lld rows to commit, the open verify has %lld", (long long)n, (long long)open_.n);
     std::vector<int32_t> nodes(n);
     std::iota(nodes.begin(), nodes.end(), 0);
     commit_path(nodes.data(), n);
 }
 
 void Session::commit_path(const int32_t * nodes, int64_t n) {
-    DFL_CHECK(n >= 0 && n <= open_.size(), DFL_STATUS_ARGUMENT,
-              "a path of %lld nodes, the open verify has %lld", (long long)n,
-              (long long)open_.size());
+    DFL_CHECK(n >= 0 && n <= open_.n, DFL_STATUS_ARGUMENT,
+              "a path of %lld nodes, the open verify has %lld", (long long)n, (long long)open_.n);
     open_.tree.check_path(nodes, n);
-    if (open_.size() == 0) {
+    if (open_.n == 0) {
         return; // after an interruption callers cannot know whether their verify still waits
     }
     last_ = nullptr; // the promotion below reuses the arena its logits lie in
@@ -141,7 +140,10 @@ void Session::promote_state(const int32_t * nodes, int64_t n_accepted) {
     const int64_t before = model_->hparams().recurrent.d_conv - 1;
     BatchShape shape;
     shape.kind = GraphKind::PROMOTE;
-    shape.n_rows = row_bucket(n_accepted);
+    // The fused operation goes step by step, so padding costs as much as a step; the usual lengths
+    // are spared it.
+    constexpr int64_t usual = 16;
+    shape.n_rows = n_accepted <= usual ? n_accepted : row_bucket(n_accepted);
     shape.by_paths = !fused_;
     LiveGraph & live = graphs_.get(shape, [&](LiveGraph & fresh) {
         ggml_context * ctx = fresh.ctx.get();

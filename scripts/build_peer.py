@@ -1,4 +1,4 @@
-"""Builds llama.cpp's own tools, the peer of tests and benchmarks.
+"""Builds llama.cpp's own tools, and ours on its libraries, the peer of tests and benchmarks.
 
 The wheel of llama-cpp-python brings libllama-common, libllama and ggml, and its sdist the tools'
 sources, so only the tool itself is compiled (llama-speculative-simple: seconds) and both engines
@@ -12,25 +12,27 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib.util
 import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from fetch_llama_cpp import DEFAULT_CACHE, fetch, installed_version
 
-DEFAULT_TARGETS = ("llama-speculative-simple",)
+OURS = "peer-rounds"
+DEFAULT_TARGETS = ("llama-speculative-simple", OURS)
+PEER = Path(__file__).parent / "peer"
 # llama-server and llama-cli are made of several folders.
 SERVER_DIRS = ("tools/ui", "tools/server")
 
 
 def build(targets: Sequence[str] = DEFAULT_TARGETS, cache: Path = DEFAULT_CACHE) -> Path:
     """Folder that holds `targets`, built if they are not there. Safe when two run at once."""
-    site_packages = Path(sysconfig.get_path("platlib"))
+    site_packages = _site_packages()
     library = site_packages / "lib" / "libllama-common.so"
     if not library.is_file():
         raise SystemExit(f"{library} is missing: llama-cpp-python must be built from its sdist")
@@ -45,10 +47,21 @@ def build(targets: Sequence[str] = DEFAULT_TARGETS, cache: Path = DEFAULT_CACHE)
     return home
 
 
+def _site_packages() -> Path:
+    """Where llama-cpp-python is installed, which its lib/ lies beside."""
+    spec = importlib.util.find_spec("llama_cpp")
+    if spec is None or spec.origin is None:
+        raise SystemExit("llama-cpp-python is not installed")
+    return Path(spec.origin).parent.parent
+
+
 def _fingerprint(library: Path) -> str:
-    """Changes with the environment and with a rebuilt wheel, whose path the tools carry."""
+    """Changes with the environment, with a rebuilt wheel, whose path the tools carry, and ours."""
     stat = library.stat()
-    return hashlib.sha256(f"{library} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()[:12]
+    facts = hashlib.sha256(f"{library} {stat.st_size} {stat.st_mtime_ns}".encode())
+    for file in sorted(PEER.iterdir()):
+        facts.update(file.read_bytes())
+    return facts.hexdigest()[:12]
 
 
 def _folder_of(target: str, sources: Path) -> str:
@@ -62,10 +75,10 @@ def _folder_of(target: str, sources: Path) -> str:
 
 
 def _compile(targets: list[str], sources: Path, site_packages: Path, folder: Path) -> None:
-    folders = {_folder_of(target, sources) for target in targets}
+    folders = {_folder_of(target, sources) for target in targets if target != OURS}
     if folders & {"tools/server", "tools/cli"}:
         folders.update(SERVER_DIRS)
-    configure = ["cmake", "-S", str(Path(__file__).parent / "peer"), "-B", str(folder)]
+    configure = ["cmake", "-S", str(PEER), "-B", str(folder)]
     configure += ["-DCMAKE_BUILD_TYPE=Release", f"-DLLAMA_CPP={sources}"]
     configure += [f"-DSITE_PACKAGES={site_packages}", f"-DTOOL_DIRS={';'.join(sorted(folders))}"]
     if shutil.which("ninja"):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from gate import margins_at_differences
 from scripted import HalfRight
@@ -17,7 +18,7 @@ from dflash_gguf.cli import main
 pytestmark = pytest.mark.model
 PROMPT = "def fibonacci(n):\n"
 N_TOKENS = 32
-NOISE = 0.15  # logits: what 4-bit weights and half-precision K/V make of another batch shape
+N_CHECKED = 48  # positions whose noise is measured
 PENALTIES = {"repeat_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.1}
 WIDE = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -45,23 +46,55 @@ def decoder(drafter: Path) -> Iterator[dflash_gguf.Decoder]:
         yield loaded
 
 
+@pytest.fixture(scope="module")
+def noise(decoder: dflash_gguf.Decoder) -> float:
+    """Logits by which the gap between two good tokens may change with the number of rows of a pass.
+
+    Twice the most that was found between passes of one row and of eight: 0 where ggml's kernels
+    treat the rows of this file one by one, as on an AMD Zen 5. A row with a wrong mask or position
+    moves gaps by whole logits.
+    """
+    tokens = decoder.tokenize(PROMPT * 8)[: N_CHECKED + 1]
+    decoder.reset()
+    decoder.session.prefill(tokens[:1])
+    single = np.stack([decoder.session.decode(token).logits() for token in tokens[1:]])
+    decoder.reset()
+    decoder.session.prefill(tokens[:1])
+    several = []
+    for first in range(1, len(tokens), 8):
+        rows = decoder.session.verify(tokens[first : first + 8])
+        several += [rows.logits(i) for i in range(len(rows))]
+        decoder.session.commit(len(rows))
+    best = np.argsort(-single, axis=1)[:, :8]
+    moved = np.take_along_axis(np.stack(several) - single, best, axis=1)
+    return 2.0 * float(np.ptp(moved, axis=1).max())
+
+
+def check(margins: list[float], noise: float) -> None:
+    """Prints what the gate found, for pytest -rP."""
+    print(f"margins at differences: {[round(x, 4) for x in margins]}, noise {noise:.4f}")
+    assert all(margin <= noise for margin in margins), margins
+
+
 def config(**settings: Any) -> dflash_gguf.DecodeConfig:
     values = {"max_tokens": N_TOKENS, "seed": 5, "ignore_eos": True, "draft": "none"}
     return dflash_gguf.DecodeConfig(**{**values, **settings})
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_random_drafter_changes_nothing(decoder: dflash_gguf.Decoder, name: str) -> None:
+def test_a_random_drafter_changes_nothing(
+    decoder: dflash_gguf.Decoder, name: str, noise: float
+) -> None:
     margins, result = margins_at_differences(
         decoder, decoder.tokenize(PROMPT), config(**SETTINGS[name]), draft="chain", draft_max=4
     )
     assert result.n_drafted >= 4 * result.rounds - 10
-    assert all(margin < NOISE for margin in margins), margins
+    check(margins, noise)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_candidates_accepted_at_every_length_change_nothing(
-    decoder: dflash_gguf.Decoder, name: str, monkeypatch: pytest.MonkeyPatch
+    decoder: dflash_gguf.Decoder, name: str, noise: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompt, plain = decoder.tokenize(PROMPT), config(**SETTINGS[name])
     known = decoder.generate(prompt, plain).tokens
@@ -71,17 +104,17 @@ def test_candidates_accepted_at_every_length_change_nothing(
     assert result.accept_histogram is not None
     assert result.tau is not None
     assert result.tau > 3 or margins
-    assert all(margin < NOISE for margin in margins), margins
+    check(margins, noise)
 
 
-def test_automatic_drafting_changes_nothing(decoder: dflash_gguf.Decoder) -> None:
+def test_automatic_drafting_changes_nothing(decoder: dflash_gguf.Decoder, noise: float) -> None:
     prompt = decoder.tokenize(PROMPT)
     for name in ("greedy", "1.0 with penalties"):
         margins, result = margins_at_differences(
             decoder, prompt, config(**SETTINGS[name]), draft="auto"
         )
         assert result.draft == "auto"
-        assert all(margin < NOISE for margin in margins), margins
+        check(margins, noise)
 
 
 def test_an_answer_goes_on_after_one_with_drafts(decoder: dflash_gguf.Decoder) -> None:

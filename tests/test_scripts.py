@@ -7,6 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from vocabularies import smollm2_file
+
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 
 
@@ -33,6 +36,33 @@ def test_an_unknown_tool_is_one_sentence() -> None:
     _, errors = process.communicate(timeout=600)
     assert process.returncode == 1
     assert errors.splitlines() == ["llama.cpp has no tool named 'llama-nonsense'"]
+
+
+def last_line(name: str, *arguments: str) -> dict[str, object]:
+    process = start(name, *arguments)
+    output, errors = process.communicate(timeout=600)
+    assert process.returncode == 0, errors
+    found: dict[str, object] = json.loads(output.splitlines()[-1])
+    return found
+
+
+@pytest.mark.model
+def test_a_random_drafter_runs_in_both_engines(tmp_path: Path) -> None:
+    target, drafter = str(smollm2_file()), str(tmp_path / "drafter.gguf")
+    writer = start("synthetic_gguf.py", "smollm2-dflash", drafter, "--target", target)
+    _, errors = writer.communicate(timeout=600)
+    assert writer.returncode == 0, errors
+    short = ["-t", "1", "--draft-max", "3"]
+    rounds = last_line(
+        "compare_rounds.py", target, drafter, *short, "--prompts", "1", "--max-tokens", "8"
+    )
+    assert rounds["compared"] == rounds["equal"]
+    assert rounds["compared"] != 0
+    bench = [target, drafter, "--part", "a", *short, "--pairs", "1", "--rounds", "1"]
+    work = last_line("bench_draft.py", *bench)["results"]
+    assert isinstance(work, dict)
+    assert set(work) == {"2"}
+    assert all(work["2"][engine]["round"] > 0 for engine in ("ours", "llama.cpp"))
 
 
 def test_our_converter_is_no_slower_and_no_bigger_than_the_peers() -> None:

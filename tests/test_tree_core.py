@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 from chains import run_round
 from checkpoints import KINDS
+from gguf_files import make_gguf
 from pairs import Pair, load_target, make_pair, open_pair, random_tokens
 from trees import bushy, comb, cousins, deep, path_to, scattered, serial_logits, star, tokens_for
 
@@ -213,6 +215,28 @@ def test_room_for_a_verify_costs_trace_and_features_only(
     expected = fresh.decode(5).logits()
     np.testing.assert_allclose(session.decode(5).logits(), expected, atol=1e-4)
     assert session.info().arena_bytes == after.arena_bytes
+
+
+def test_the_largest_tree_of_a_deep_hybrid(tmp_path: Path) -> None:
+    """Its graph is the largest there is."""
+    session = Session(load_target(make_gguf(tmp_path, "qwen35", num_hidden_layers=32)))
+    serial = Session(session.model)
+    session.reserve_verify(256)
+    random = np.random.default_rng(2)
+    for each in (session, serial):
+        each.prefill(random_tokens(20))
+    parents = scattered(256, random)
+    tokens = tokens_for(parents, random)
+    rows = session.verify_tree(tokens, parents)
+    path = path_to(parents, 255)
+    expected = serial.logits([tokens[x] for x in path])
+    found = np.stack([rows.logits(x) for x in path])
+    np.testing.assert_allclose(found, expected, atol=1e-3 * np.ptp(expected), rtol=0)
+    session.commit_path(path)
+    expected = serial.decode(3).logits()
+    np.testing.assert_allclose(
+        session.decode(3).logits(), expected, atol=1e-3 * np.ptp(expected), rtol=0
+    )
 
 
 def test_a_session_without_a_drafter_verifies_once_there_is_room(

@@ -69,7 +69,7 @@ struct PathMasks {
     PathInputs in;
     ggml_tensor * ancestors;
     ggml_tensor * bias;
-    ggml_tensor * identity;
+    std::vector<ggml_tensor *> identities; // one of each size that is solved for
 };
 
 struct GraphInputs {

@@ -1,10 +1,12 @@
 #include "layers/delta_rule.h"
 
+#include <algorithm>
+
 namespace dfl {
 
 // The masks of n nodes, made once a graph.
-static const PathMasks & masks_of(Build & b, int64_t n) {
-    for (const PathMasks & masks : b.path_masks) {
+static PathMasks & masks_of(Build & b, int64_t n) {
+    for (PathMasks & masks : b.path_masks) {
         if (masks.in.n == n) {
             return masks;
         }
@@ -15,8 +17,7 @@ static const PathMasks & masks_of(Build & b, int64_t n) {
             auto each_head = [&](ggml_tensor * x) {
                 return ggml_repeat_4d(b.ctx, x, x->ne[0], x->ne[1], heads, 1);
             };
-            b.path_masks.push_back(
-                {in, each_head(in.ancestors), each_head(in.bias), each_head(in.identity)});
+            b.path_masks.push_back({in, each_head(in.ancestors), each_head(in.bias), {}});
         }
     }
     return b.path_masks.back();
@@ -55,11 +56,46 @@ static ggml_tensor * decays(Build & b, const DeltaRuleInputs & in, const PathMas
     return ggml_mul(c, d, in.beta);
 }
 
+// [n, n, n_v]
+static ggml_tensor * identity(Build & b, PathMasks & masks, int64_t n) {
+    for (ggml_tensor * known : masks.identities) {
+        if (known->ne[0] == n) {
+            return known;
+        }
+    }
+    ggml_tensor * corner = columns(b, rows(b, masks.in.identity, 0, n), 0, n);
+    const int64_t heads = b.hp.recurrent.n_v_heads;
+    masks.identities.push_back(ggml_repeat_4d(b.ctx, corner, n, n, heads, 1));
+    return masks.identities.back();
+}
+
+// w of (I + a) w = r, with a strictly lower triangular: [n (j), n (i), n_v], r: [n, d, n_v] ->
+// same. Solving takes time by the cube of n, so larger systems go block by block: a block's
+// inverse, times what is left of r after the blocks above.
+static ggml_tensor * solve(Build & b, ggml_tensor * a, ggml_tensor * r, PathMasks & masks) {
+    ggml_context * c = b.ctx;
+    ggml_tensor * w = nullptr;
+    for (int64_t first = 0; first < a->ne[0]; first += SOLVE_BLOCK) {
+        const int64_t n = std::min(SOLVE_BLOCK, a->ne[0] - first);
+        ggml_tensor * below = rows(b, a, first, n);
+        ggml_tensor * rest = columns(b, r, first, n);
+        if (first > 0) {
+            rest = ggml_sub(c, rest, ggml_mul_mat(c, columns(b, below, 0, first), w));
+        }
+        ggml_tensor * eye = identity(b, masks, n);
+        ggml_tensor * block = ggml_add(c, columns(b, below, first, n), eye);
+        ggml_tensor * inverse = ggml_solve_tri(c, block, eye, true, true, false);
+        ggml_tensor * part = ggml_mul_mat(c, inverse, rest); // [n, d, n_v]
+        w = first == 0 ? part : ggml_concat(c, w, part, 0);
+    }
+    return w;
+}
+
 DeltaRule delta_rule(Build & b, const DeltaRuleInputs & in) {
     ggml_context * c = b.ctx;
     const int64_t n = in.qk->ne[1] / 2;
     const int64_t n_k = in.qk->ne[2], n_v = in.state->ne[2];
-    const PathMasks & masks = masks_of(b, n);
+    PathMasks & masks = masks_of(b, n);
     // Value head h goes with key head h % n_k, so [.., n_v] is [.., n_k, n_v / n_k].
     auto tiled = [&](ggml_tensor * x) {
         return ggml_reshape_4d(c, x, x->ne[0], x->ne[1], n_k, n_v / n_k);
@@ -74,10 +110,9 @@ DeltaRule delta_rule(Build & b, const DeltaRuleInputs & in) {
     ggml_tensor * from_state = flat(ggml_mul_mat(c, in.qk, tiled(in.state))); // [2n, d, n_v]
     from_state = ggml_mul(c, from_state, growth);
 
-    ggml_tensor * lower = ggml_add(c, rows(b, system, n, n), masks.in.identity); // [n, n, n_v]
-    ggml_tensor * inverse = ggml_solve_tri(c, lower, masks.identity, true, true, false);
     ggml_tensor * v = ggml_cont(c, ggml_permute(c, in.v, 1, 2, 0, 3)); // [n, d, n_v]
-    ggml_tensor * w = ggml_mul_mat(c, inverse, ggml_sub(c, v, columns(b, from_state, n, n)));
+    v = ggml_sub(c, v, columns(b, from_state, n, n));
+    ggml_tensor * w = solve(b, rows(b, system, n, n), v, masks);
     ggml_tensor * out = ggml_mul_mat(c, rows(b, system, 0, n), w); // [n, d, n_v]
     out = ggml_add(c, out, columns(b, from_state, 0, n));
 

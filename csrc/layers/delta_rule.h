@@ -26,6 +26,15 @@ struct DeltaRule {
         state; // [d, d, n_v_heads] after the last node, where all others are its ancestors
 };
 
+// Rows of its triangular system that are solved at once.
+constexpr int64_t SOLVE_BLOCK = 32;
+
+// At least the graph nodes, views included, of n rows of a layer in chunks (observed: 60 a chunk
+// and 10 a further block, and 25 of a layer).
+constexpr size_t path_nodes(int64_t n, int64_t chunk) {
+    return 64 + (n + chunk - 1) / chunk * (96 + 16 * (chunk / SOLVE_BLOCK));
+}
+
 DeltaRule delta_rule(Build & b, const DeltaRuleInputs & in);
 
 // Queries and keys [d, n, 2, n_k_heads] (any strides) as DeltaRuleInputs wants them: of length 1,

@@ -98,12 +98,12 @@ void feed_forward(Writer & w, int il) {
     w.tensor(schema::TENSOR_FFN_DOWN, il, {N_FF, N_EMBD});
 }
 
-void delta_net(Writer & w, int il) {
+void delta_net(Writer & w, int il, float dt_bias) {
     const int64_t channels = D_STATE * (2 * N_K_HEADS + N_V_HEADS), inner = D_STATE * N_V_HEADS;
     w.tensor(schema::TENSOR_ATTN_QKV, il, {N_EMBD, channels});
     w.tensor(schema::TENSOR_ATTN_GATE, il, {N_EMBD, inner});
     w.tensor(schema::TENSOR_SSM_CONV1D, il, {D_CONV, channels});
-    w.tensor(schema::TENSOR_SSM_DT_BIAS, il, {N_V_HEADS});
+    w.tensor(schema::TENSOR_SSM_DT_BIAS, il, {N_V_HEADS}, dt_bias);
     w.tensor(schema::TENSOR_SSM_A, il, {N_V_HEADS}, -3);
     w.tensor(schema::TENSOR_SSM_BETA, il, {N_EMBD, N_V_HEADS});
     w.tensor(schema::TENSOR_SSM_ALPHA, il, {N_EMBD, N_V_HEADS});
@@ -125,7 +125,7 @@ void write_tiny_llama(const std::string & path) {
     w.save(path);
 }
 
-void write_tiny_qwen35(const std::string & path) {
+static void write_hybrid(const std::string & path, float dt_bias) {
     Writer w(schema::ARCH_QWEN35);
     common(w);
     w.integer(schema::KEY_FULL_ATTENTION_INTERVAL, 2);
@@ -139,7 +139,7 @@ void write_tiny_qwen35(const std::string & path) {
     for (int il = 0; il < 2; ++il) {
         w.tensor(schema::TENSOR_ATTN_NORM, il, {N_EMBD}, 1);
         if (il == 0) {
-            delta_net(w, il);
+            delta_net(w, il, dt_bias);
         } else {
             attention(w, il, 2 * HEAD_DIM * N_HEAD);
             w.tensor(schema::TENSOR_ATTN_Q_NORM, il, {HEAD_DIM}, 1);
@@ -150,3 +150,7 @@ void write_tiny_qwen35(const std::string & path) {
     }
     w.save(path);
 }
+
+void write_tiny_qwen35(const std::string & path) { write_hybrid(path, 0); }
+
+void write_lasting_qwen35(const std::string & path) { write_hybrid(path, -7); }

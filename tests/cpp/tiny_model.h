@@ -22,3 +22,5 @@ class TemporaryFolder {
 void write_tiny_llama(const std::string & path);
 // A Gated DeltaNet layer, then one of gated attention.
 void write_tiny_qwen35(const std::string & path);
+// The same with slow decays: its state remembers a thousand tokens.
+void write_lasting_qwen35(const std::string & path);

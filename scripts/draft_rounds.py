@@ -1,0 +1,112 @@
+"""Forced rounds of both engines: the same tokens drafted, verified and accepted, phase by phase."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from peer_rounds import Peer
+
+from dflash_gguf import core
+
+PHASES = ("draft", "inject", "verify", "commit", "host", "round")
+"""inject: the drafter takes up rows of the round before, which with us is part of the draft; host:
+choices and all else."""
+
+Milliseconds = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Forced:
+    """What both engines do. text: what the target is made to choose; accept: in each round."""
+
+    prompt: list[int]
+    text: list[int]
+    n_draft: int
+    accept: int
+
+    @classmethod
+    def random(
+        cls, n_vocab: int, n_prompt: int, n_rounds: int, n_draft: int, accept: int, seed: int
+    ) -> Forced:
+        """Random tokens for so many full rounds."""
+        n_text = 1 + n_rounds * (accept + 1) + n_draft
+        # the lowest and highest ids may have a meaning of their own
+        ids = np.random.default_rng(seed).integers(300, min(n_vocab, 40000), n_prompt + n_text)
+        return cls(ids[:n_prompt].tolist(), ids[n_prompt:].tolist(), n_draft, accept)
+
+    def candidates(self, n_chosen: int) -> list[int]:
+        """What is verified after n_chosen tokens of the text."""
+        wanted = self.text[n_chosen : n_chosen + self.n_draft]
+        return [w if i < self.accept else (w + 1) % 8 for i, w in enumerate(wanted)]
+
+
+class Engine(Protocol):
+    """What is measured."""
+
+    def rounds(self, work: Forced) -> Milliseconds:
+        """Times of full rounds, [n_rounds, len(PHASES)]."""
+
+
+class Theirs:
+    """llama.cpp."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+
+    def rounds(self, work: Forced) -> Milliseconds:
+        """Runs the work; the first token is given, as ours comes from the prefill."""
+        prompt, text = [*work.prompt, work.text[0]], work.text[1:]
+        answer = self._peer.answer(prompt, len(text), text=text, accept=work.accept)
+        us = {name: np.array(values, dtype=np.float64) for name, values in answer.us.items()}
+        full = [i for i, (_, n_drafted, _) in enumerate(answer.rounds) if n_drafted == work.n_draft]
+        return _table(us, us["total"])[full] / 1e3
+
+
+def _table(phases: Mapping[str, NDArray[np.float64]], total: NDArray[np.float64]) -> Milliseconds:
+    """Times [n_rounds] as a table; the host has what the other phases leave."""
+    known = [phases[name] for name in PHASES[:4]]
+    return np.stack([*known, total - sum(known), total], axis=1)
+
+
+class Ours:
+    """This project's core, called as the decode loop calls it."""
+
+    def __init__(self, session: core.Session) -> None:
+        self.session = session
+
+    def rounds(self, work: Forced) -> Milliseconds:
+        """Runs the work."""
+        session, n_chosen = self.session, 1
+        session.reset()
+        session.prefill(work.prompt).argmax()
+        rows = []
+        while n_chosen + work.n_draft <= len(work.text):
+            times = [perf_counter()]
+            session.draft(work.text[n_chosen - 1], work.n_draft)
+            times.append(perf_counter())
+            checked = session.verify([work.text[n_chosen - 1], *work.candidates(n_chosen)])
+            times.append(perf_counter())
+            for index in range(work.accept + 1):
+                checked.argmax(index)
+            times.append(perf_counter())
+            session.commit(work.accept + 1)
+            times.append(perf_counter())
+            n_chosen += work.accept + 1
+            draft, verify, host, commit = np.diff(times)
+            rows.append([draft, 0.0, verify, commit, host, times[-1] - times[0]])
+        return 1e3 * np.array(rows)
+
+    def bare_draft_ms(self, last_token: int, n_draft: int, n_runs: int = 9) -> float:
+        """Median of a draft for which nothing new is taken up."""
+        self.session.draft(last_token, n_draft)
+        times = []
+        for _ in range(n_runs):
+            started = perf_counter()
+            self.session.draft(last_token, n_draft)
+            times.append(perf_counter() - started)
+        return 1e3 * float(np.median(times))

@@ -1,0 +1,74 @@
+"""Random weights: blocks of any ggml type that are valid and of a likely size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from dflash_gguf.convert.types import BLOCKS
+from numpy.typing import NDArray
+
+WEIGHT_SCALE = 0.02  # about the standard deviation of every matrix
+POOL_BYTES = 32 << 20
+
+# Byte offsets of the float16 scales in a block, and the spread of what they multiply when all other
+# bits are random. q4_K takes 7.5 times its first scale as the second, so that values centre on 0.
+_SCALES = {
+    "q4_0": {0: 1 / 4.6},
+    "q4_1": {0: 1 / 4.6, 2: -7.5 / 4.6},
+    "q5_0": {0: 1 / 9.2},
+    "q5_1": {0: 1 / 9.2, 2: -15.5 / 9.2},
+    "q8_0": {0: 1 / 74},
+    "q4_K": {0: 1 / 256, 2: 7.5 / 256},
+    "q5_K": {0: 1 / 512, 2: 15.5 / 512},
+    "q6_K": {208: 1 / 1350},
+}
+
+
+def random_pool(type_name: str, random: np.random.Generator) -> NDArray[np.uint8]:
+    """Random blocks of a type, uint8 [n_blocks, block_bytes]."""
+    size = BLOCKS[type_name][1]
+    # A number of blocks that no row divides: rows cut from the pool one after the other differ.
+    n_blocks = POOL_BYTES // size | 1
+    if type_name in _SCALES:
+        pool = random.integers(0, 256, (n_blocks, size), dtype=np.uint8)
+        for offset, factor in _SCALES[type_name].items():
+            scale = np.array([factor * WEIGHT_SCALE], np.float16).view(np.uint8)
+            pool[:, offset : offset + 2] = scale
+        return pool
+    values = random.standard_normal(n_blocks, np.float32) * np.float32(WEIGHT_SCALE)
+    if type_name == "bf16":
+        return (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8).reshape(-1, 2)
+    return values.astype(type_name.replace("f", "float")).view(np.uint8).reshape(-1, size)
+
+
+def small_values(name: str, sizes: tuple[int, ...], random: np.random.Generator) -> bytes:
+    """Values of a float32 tensor: norms near 1, decays negative, the rest random."""
+    if name.endswith("norm.weight"):
+        values = random.uniform(0.9, 1.1, sizes)
+    elif name.endswith("ssm_a"):
+        values = -random.uniform(0.5, 4.0, sizes)
+    else:
+        values = random.standard_normal(sizes) * 0.3
+    return values.astype(np.float32).tobytes()
+
+
+class Pools:
+    """Slices of random blocks; a pool is made when its type is first asked for."""
+
+    def __init__(self, random: np.random.Generator) -> None:
+        """`random` draws blocks and offsets."""
+        self._random = random
+        self._pools: dict[str, memoryview] = {}
+
+    def write(self, put: Callable[[memoryview], object], type_name: str, n_bytes: int) -> None:
+        """Writes n_bytes of blocks, beginning anywhere in the pool."""
+        if type_name not in self._pools:
+            self._pools[type_name] = memoryview(random_pool(type_name, self._random)).cast("B")
+        pool, size = self._pools[type_name], BLOCKS[type_name][1]
+        at = int(self._random.integers(len(pool) // size)) * size
+        while n_bytes > 0:
+            piece = pool[at : at + n_bytes]
+            put(piece)
+            n_bytes -= len(piece)
+            at = 0
