@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+from . import pair
 from .cli_arguments import decode_config, parser, prompt_text, unescaped
 from .config import DecodeConfig
 from .convert.schema import Key
@@ -52,6 +53,7 @@ def _fail(sentence: str) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    _choose_models(args)
     config = decode_config(args)
     text = None if args.interactive or args.tokens is not None else prompt_text(args)
     with _load(args) as decoder:
@@ -60,6 +62,20 @@ def _run(args: argparse.Namespace) -> int:
         prompt = args.tokens if text is None else _prompt(decoder, args, text)
         result = _answer(decoder, args, prompt, config)
     return INTERRUPTED if result.stop_reason == "cancelled" else 0
+
+
+def _choose_models(args: argparse.Namespace) -> None:
+    """Without -m, the pair that comes with the package. ValueError for a drafter by itself."""
+    if args.model is not None:
+        return
+    if args.model_draft is not None:
+        raise ValueError(f"-md {args.model_draft} is a drafter for a model: give that one with -m")
+    args.model, args.model_draft = str(pair.TARGET), str(pair.DRAFTER)
+    print(
+        f"no -m: {pair.TARGET.name} with {pair.DRAFTER.name}, small models of Python code that "
+        "come with the package",
+        file=sys.stderr,
+    )
 
 
 def _load(args: argparse.Namespace) -> Decoder:

@@ -26,7 +26,12 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    p.add_argument("-m", "--model", required=True, metavar="FILE", help="GGUF file of the model")
+    p.add_argument(
+        "-m",
+        "--model",
+        metavar="FILE",
+        help="GGUF file of the model (default: a small one for Python code, with its drafter)",
+    )
     _add_prompt(p)
     _add_model(p)
     _add_drafting(p)

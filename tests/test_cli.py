@@ -17,7 +17,7 @@ import pytest
 from fakes import FakeModel, FakeSession
 from vocabularies import CHAT_TEMPLATE, byte_level, smollm2_file, write
 
-from dflash_gguf import cli
+from dflash_gguf import cli, pair
 from dflash_gguf.cli_arguments import gpu_layers, parser, token_ids, unescaped
 from dflash_gguf.decoder import Decoder
 from dflash_gguf.terminal import Bar
@@ -215,6 +215,24 @@ def test_an_interrupt_keeps_what_was_said(
     out, err = capsys.readouterr()
     assert out == "ye\n"
     assert "ended by cancelled" in err
+
+
+def test_without_a_model_the_shipped_pair_answers(
+    loader: Loader, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["-p", "abc:"]) == 0
+    assert loader.arguments["path"] == str(pair.TARGET)
+    assert loader.arguments["drafter"] == str(pair.DRAFTER)
+    out, err = capsys.readouterr()
+    assert out == "yes\n"
+    assert err.splitlines()[0].startswith(f"no -m: {pair.TARGET.name} with {pair.DRAFTER.name}, ")
+
+
+def test_a_drafter_alone_is_no_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["-p", "abc:", "-md", "d.gguf"]) == 1
+    assert capsys.readouterr().err == (
+        "error: -md d.gguf is a drafter for a model: give that one with -m\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ PYTHON_LAYERS = (
     ("calibration", "costs", "sampling", "tree"),
     ("chat", "proof", "results", "text_stream", "vocabulary"),
     ("machine_cache",),
-    ("config", "gguf_metadata"),
+    ("config", "gguf_metadata", "pair"),
 )
 NUMPY_ONLY = ("calibration", "config", "costs", "results", "sampling", "text_stream", "tree")
 SOLE_IMPORTERS = {"cffi": {"_ffi"}, "llama_cpp": {"text"}, "jinja2": {"chat"}}

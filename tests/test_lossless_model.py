@@ -108,12 +108,13 @@ def test_candidates_accepted_at_every_length_change_nothing(
     check(margins, noise)
 
 
-@pytest.mark.parametrize("name", ["greedy", "0.7"])
+@pytest.mark.parametrize("name", ["greedy", "1.0 with penalties"])
 def test_trees_change_nothing(
     decoder: dflash_gguf.Decoder, name: str, noise: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The right candidate is the first, second and third of its position in turn."""
     prompt, plain = decoder.tokenize(PROMPT), config(**SETTINGS[name])
+    decoder.reset()
     known = decoder.generate(prompt, plain).tokens
     proposer = HalfRight(
         known,

@@ -1,0 +1,128 @@
+"""Runs the shipped pair, or another one of Python code, on held-out prompts; last line JSON.
+
+    python scripts/check_pair.py [-m MODEL.gguf -md DRAFTER.gguf] [--prompts 50]
+
+For every prompt: the plain answer, one with chains of the drafter's whole block, and one with
+--draft auto, greedy and sampled. It counts answers that differ from the plain one and compares
+speeds; prompt lookup is what its acceptance would be on the same greedy answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from train.acceptance import measure, prompt_lookup, repeated_share
+from train.prompts import from_python
+
+import dflash_gguf
+from dflash_gguf import pair
+
+KINDS = ("none", "chain", "auto")
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-m", "--model", type=Path, default=pair.TARGET)
+    parser.add_argument("-md", "--model-draft", type=Path, default=pair.DRAFTER)
+    parser.add_argument("--prompts", type=int, default=50)
+    parser.add_argument("--tokens", type=int, default=192, help="of an answer at most")
+    parser.add_argument("--temperature", type=float, default=0.7, help="of the sampled answers")
+    parser.add_argument("-t", "--threads", type=int)
+    return parser.parse_args()
+
+
+@dataclass(slots=True)
+class Total:
+    """What all answers of one kind come to."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    rounds: int = 0
+    differing: int = 0
+    phase_s: dict[str, float] = field(default_factory=dict)
+
+    def add(self, result: dflash_gguf.Result, plain: dflash_gguf.Result) -> None:
+        """One answer, and the plain answer to the same prompt."""
+        self.seconds += sum(s for name, s in result.phase_s.items() if name != "prefill")
+        self.tokens += result.n_decoded
+        self.rounds += result.rounds
+        self.differing += result.tokens != plain.tokens
+        for name, seconds in result.phase_s.items():
+            self.phase_s[name] = self.phase_s.get(name, 0.0) + seconds
+
+    def summary(self) -> dict[str, Any]:
+        """Rates; milliseconds by phase are per round."""
+        phases = {name: s for name, s in self.phase_s.items() if name != "prefill"}
+        return {
+            "tokens_per_s": round(self.tokens / self.seconds, 1),
+            "tau": round(self.tokens / self.rounds, 3),
+            "answers_differing": self.differing,
+            "ms_a_round": {name: round(1e3 * s / self.rounds, 3) for name, s in phases.items()},
+        }
+
+
+def compare(
+    decoder: dflash_gguf.Decoder, prompts: list[list[int]], config: dflash_gguf.DecodeConfig
+) -> tuple[dict[str, Any], list[dflash_gguf.Result]]:
+    """Totals of every kind, taken in turns, and the plain answers."""
+    totals = {kind: Total() for kind in KINDS}
+    plain = []
+    for number, prompt in enumerate(prompts):
+        results = {}
+        for turn in range(len(KINDS)):
+            kind = KINDS[(number + turn) % len(KINDS)]
+            decoder.reset()
+            results[kind] = decoder.generate(prompt, config, draft=kind)
+        plain.append(results["none"])
+        for kind, result in results.items():
+            totals[kind].add(result, results["none"])
+    found: dict[str, Any] = {kind: total.summary() for kind, total in totals.items()}
+    for kind in KINDS[1:]:
+        ratio = found[kind]["tokens_per_s"] / found["none"]["tokens_per_s"]
+        found[kind]["times_plain"] = round(ratio, 3)
+    return found, plain
+
+
+def main() -> None:
+    """Measures and prints."""
+    args = parse()
+    config = dflash_gguf.DecodeConfig(max_tokens=args.tokens, seed=1)
+    sampled = dflash_gguf.DecodeConfig(
+        max_tokens=args.tokens, seed=1, temperature=args.temperature, top_k=0, top_p=1.0, min_p=0.0
+    )
+    _, texts = from_python(seed=1)
+    with dflash_gguf.load(args.model, drafter=args.model_draft, n_threads=args.threads) as decoder:
+        prompts = [decoder.tokenize(text) for text in texts[: args.prompts]]
+        decoder.generate(prompts[0], config)  # graphs and clocks warm up
+        greedy, plain = compare(decoder, prompts, config)
+        drawn, _ = compare(decoder, prompts, sampled)
+        n_draft = decoder.session.max_draft
+        answers = [
+            ([*prompt, *result.tokens], len(prompt))
+            for prompt, result in zip(prompts, plain, strict=True)
+        ]
+    lookup = measure(
+        answers,
+        lambda places: [prompt_lookup(answers[i][0][: p + 1], n_draft) for i, p in places],
+    )
+    report = {
+        "model": args.model.name,
+        "drafter": args.model_draft.name,
+        "prompts": len(prompts),
+        "threads": plain[0].threads,
+        "greedy": greedy,
+        f"temperature {args.temperature}": drawn,
+        "tau_prompt_lookup": round(lookup.tau, 3),
+        "repeated_8_grams": round(repeated_share([result.tokens for result in plain]), 3),
+        "mean_answer_tokens": round(sum(len(r.tokens) for r in plain) / len(plain), 1),
+    }
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

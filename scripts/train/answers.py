@@ -1,0 +1,115 @@
+"""Answers of the target to many prompts: the text a drafter learns to foresee."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LOG_EVERY_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A prompt and what the target made of it, as token ids."""
+
+    tokens: tuple[int, ...]
+    n_prompt: int
+
+
+def generate(
+    target: Any,
+    prompts: Sequence[Sequence[int]],
+    *,
+    n_new: int,
+    n_batch: int,
+    stop_tokens: Iterable[int],
+    pad_token: int,
+    temperature: float = 0.0,
+    seed: int = 0,
+    n_threads: int = 1,
+) -> list[Answer]:
+    """Continues every prompt by up to `n_new` tokens; a stop token ends an answer and stays in it.
+
+    target: a causal language model of transformers. Prompts of like length share a batch.
+    """
+    stop = sorted(set(stop_tokens))
+    settings: dict[str, Any] = {"do_sample": False}
+    if temperature > 0:
+        settings = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+        torch.manual_seed(seed)
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    batches = [order[begin : begin + n_batch] for begin in range(0, len(order), n_batch)]
+
+    def run(chosen: list[int]) -> list[tuple[int, Answer]]:
+        rows, known = _left_padded([prompts[i] for i in chosen], pad_token)
+        with torch.inference_mode():
+            out = target.generate(
+                rows.to(target.device),
+                attention_mask=known.to(target.device),
+                max_new_tokens=n_new,
+                eos_token_id=stop,
+                pad_token_id=pad_token,
+                **settings,
+            )
+        found = []
+        for row, i in enumerate(chosen):
+            fresh = out[row, rows.shape[1] :].tolist()
+            end = next((k + 1 for k, token in enumerate(fresh) if token in stop), len(fresh))
+            found.append((i, Answer((*prompts[i], *fresh[:end]), len(prompts[i]))))
+        return found
+
+    answers: dict[int, Answer] = {}
+    reported = time.monotonic()
+    # Draws come from one generator, whose order threads would change.
+    with ThreadPoolExecutor(1 if temperature > 0 else n_threads) as pool:
+        for found in pool.map(run, batches):
+            answers.update(found)
+            if time.monotonic() - reported > LOG_EVERY_S:
+                print(f"answers: {len(answers)} of {len(prompts)}", flush=True)
+                reported = time.monotonic()
+    return [answers[i] for i in range(len(prompts))]
+
+
+def _left_padded(prompts: Sequence[Sequence[int]], pad_token: int) -> tuple[Tensor, Tensor]:
+    """Token ids and attention mask, [prompts, longest], with the prompts at the right."""
+    width = max(map(len, prompts))
+    rows = torch.full((len(prompts), width), pad_token)
+    known = torch.zeros_like(rows)
+    for row, prompt in enumerate(prompts):
+        rows[row, width - len(prompt) :] = torch.tensor(prompt)
+        known[row, width - len(prompt) :] = 1
+    return rows, known
+
+
+def without_loops(answer: Answer, size: int = 12) -> Answer:
+    """The answer up to where it comes to its third copy of the same `size` tokens.
+
+    A target that has lost its way says the same line for ever, which teaches a drafter nothing.
+    """
+    counts: dict[tuple[int, ...], int] = {}
+    for end in range(answer.n_prompt + size, len(answer.tokens) + 1):
+        run = answer.tokens[end - size : end]
+        counts[run] = counts.get(run, 0) + 1
+        if counts[run] == 3:
+            return Answer(answer.tokens[:end], answer.n_prompt)
+    return answer
+
+
+def save_answers(path: Path, answers: Sequence[Answer]) -> None:
+    """Writes them as JSON; the file appears only when it is complete."""
+    beside = path.with_name(path.name + ".part")
+    beside.write_text(json.dumps([[a.n_prompt, a.tokens] for a in answers]), encoding="utf-8")
+    beside.replace(path)
+
+
+def load_answers(path: Path) -> list[Answer]:
+    """What `save_answers` wrote."""
+    return [Answer(tuple(tokens), n) for n, tokens in json.loads(path.read_text(encoding="utf-8"))]

@@ -1,0 +1,77 @@
+"""A new drafter for a target, and how it computes blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from dflash.model import DFlashDraftModel, build_target_layer_ids
+from torch import Tensor
+from transformers import Qwen3Config
+
+from .blocks import Blocks
+
+
+def new_drafter(
+    target_config: Any, *, n_layers: int, n_taps: int, block_size: int, mask_token: int, seed: int
+) -> DFlashDraftModel:
+    """A random drafter of the target's width; its taps are spread as in the reference.
+
+    Raises:
+        ValueError: the target has too few layers for so many taps.
+    """
+    config = target_config.get_text_config()
+    n_target = config.num_hidden_layers
+    taps = sorted(set(build_target_layer_ids(n_target, n_taps)))
+    if len(taps) != n_taps or taps[0] < 0 or taps[-1] > n_target - 2:
+        raise ValueError(f"{n_taps} taps do not fit into a target of {n_target} layers")
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    rope = getattr(config, "rope_parameters", None) or {}
+    torch.manual_seed(seed)
+    return DFlashDraftModel(
+        Qwen3Config(
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_hidden_layers=n_layers,
+            num_attention_heads=heads,
+            num_key_value_heads=config.num_key_value_heads,
+            head_dim=head_dim,
+            max_position_embeddings=config.max_position_embeddings,
+            rms_norm_eps=config.rms_norm_eps,
+            rope_parameters={"rope_type": "default", "rope_theta": rope.get("rope_theta", 1e4)},
+            tie_word_embeddings=False,
+            bos_token_id=None,
+            eos_token_id=None,
+            num_target_layers=n_target,
+            block_size=block_size,
+            dflash_config={"mask_token_id": mask_token, "target_layer_ids": taps},
+        )
+    )
+
+
+class BlockModel(torch.nn.Module):
+    """A drafter with its target's embeddings and head, which it borrows and never changes."""
+
+    def __init__(self, drafter: DFlashDraftModel, embeddings: Tensor, head: Tensor) -> None:
+        """embeddings, head: [n_vocab, hidden]."""
+        super().__init__()
+        self.drafter = drafter
+        self.register_buffer("embeddings", embeddings, persistent=False)
+        self.register_buffer("head", head, persistent=False)
+
+    def forward(self, blocks: Blocks, features: Tensor) -> Tensor:
+        """Logits of every place behind an anchor, [sequences, blocks, size - 1, n_vocab]."""
+        hidden = self.drafter(
+            target_hidden=features,
+            noise_embedding=torch.nn.functional.embedding(blocks.tokens, self.embeddings),
+            position_ids=blocks.positions,
+            attention_mask=blocks.mask,
+        )
+        size = self.drafter.block_size
+        hidden = hidden.view(hidden.shape[0], -1, size, hidden.shape[-1])[:, :, 1:]
+        logits: Tensor = self.drafter.compute_logits(
+            hidden, lambda x: torch.nn.functional.linear(x, self.head)
+        )
+        return logits

@@ -1,0 +1,89 @@
+"""The hidden states a drafter reads, computed once and kept on disk."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from dflash.model import extract_context_feature
+from torch import Tensor
+
+from .answers import Answer
+
+
+class Features:
+    """Features of all tokens of some answers, bfloat16 [tokens, taps * hidden], on disk."""
+
+    def __init__(self, path: Path, answers: Sequence[Answer], width: int) -> None:
+        """Opens what `write` left."""
+        self.answers = answers
+        self.offsets = offsets(answers)
+        size = self.offsets[-1] * width
+        stored = torch.from_file(str(path), shared=True, size=size, dtype=torch.bfloat16)
+        self.rows = stored.view(-1, width)
+
+    def batch(self, chosen: Sequence[int], room: int = 0) -> tuple[Tensor, Tensor]:
+        """Tokens [answers, longest + room] and their features [..., width], zero behind the end."""
+        longest = max(len(self.answers[i].tokens) for i in chosen) + room
+        tokens = torch.zeros(len(chosen), longest, dtype=torch.int64)
+        features = torch.zeros(len(chosen), longest, self.rows.shape[1])
+        for row, i in enumerate(chosen):
+            n = len(self.answers[i].tokens)
+            tokens[row, :n] = torch.tensor(self.answers[i].tokens)
+            features[row, :n] = self.rows[self.offsets[i] : self.offsets[i] + n]
+        return tokens, features
+
+
+def offsets(answers: Sequence[Answer]) -> list[int]:
+    """Where each answer's rows begin, and at the end how many there are."""
+    found = [0]
+    for answer in answers:
+        found.append(found[-1] + len(answer.tokens))
+    return found
+
+
+def write(
+    path: Path,
+    target: Any,
+    answers: Sequence[Answer],
+    layer_ids: Sequence[int],
+    *,
+    n_batch: int,
+    log_every_s: float = 30.0,
+) -> None:
+    """Runs the target over the answers and stores what its layers `layer_ids` put out.
+
+    The file appears only when it is complete.
+    """
+    starts = offsets(answers)
+    width = len(layer_ids) * target.config.get_text_config().hidden_size
+    beside = path.with_name(path.name + ".part")
+    beside.unlink(missing_ok=True)
+    rows = torch.from_file(
+        str(beside), shared=True, size=starts[-1] * width, dtype=torch.bfloat16
+    ).view(-1, width)
+    order = sorted(range(len(answers)), key=lambda i: len(answers[i].tokens))
+    reported = time.monotonic()
+    for begin in range(0, len(order), n_batch):
+        chosen = order[begin : begin + n_batch]
+        longest = max(len(answers[i].tokens) for i in chosen)
+        tokens = torch.zeros(len(chosen), longest, dtype=torch.int64)
+        for row, i in enumerate(chosen):
+            tokens[row, : len(answers[i].tokens)] = torch.tensor(answers[i].tokens)
+        with torch.inference_mode():
+            # Causal: what stands behind an answer's end changes none of its rows.
+            states = target.get_decoder()(
+                tokens.to(target.device), use_cache=False, output_hidden_states=True
+            ).hidden_states
+        taps = extract_context_feature(states, list(layer_ids)).to("cpu", torch.bfloat16)
+        for row, i in enumerate(chosen):
+            n = len(answers[i].tokens)
+            rows[starts[i] : starts[i] + n] = taps[row, :n]
+        if time.monotonic() - reported > log_every_s:
+            print(f"features: {begin + len(chosen)} of {len(answers)} answers", flush=True)
+            reported = time.monotonic()
+    del rows
+    beside.replace(path)

@@ -1,0 +1,201 @@
+"""The training loop of a drafter."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .acceptance import Acceptance, measure
+from .blocks import draw_anchors, make_blocks, place_weights
+from .checkpoint import load_state, pick, save_state
+from .drafter import BlockModel
+from .features import Features
+from .parallel import Workers, precision
+from .schedule import Optimizers
+
+SAVE_SECONDS = 120.0
+LOG_STEPS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How to train. A batch is `n_sequences` answers with `n_blocks` blocks each.
+
+    decay: of the loss over a block's places, see place_weights. piece: answers that one thread
+    computes at a time.
+    """
+
+    n_steps: int
+    n_sequences: int = 32
+    n_blocks: int = 16
+    decay: float = 4.0
+    warmup: int = 50
+    falling: int = 300
+    muon_rate: float = 5e-3
+    adam_rate: float = 2e-3
+    eval_steps: int = 200
+    seed: int = 1
+    piece: int = 4
+    n_threads: int = 1
+
+
+@dataclass(slots=True)
+class History:
+    """What the log and the curve show: [step, loss, accuracy by place...] and [step, tau]."""
+
+    losses: list[list[float]] = field(default_factory=list)
+    taus: list[list[float]] = field(default_factory=list)
+
+
+class Fit:
+    """A drafter, its data and where its training stands."""
+
+    def __init__(
+        self,
+        model: BlockModel,
+        data: Features,
+        held_out: Features,
+        recipe: Recipe,
+        folder: Path,
+        device: torch.device,
+    ) -> None:
+        """Continues where `folder` says an interrupted training stood.
+
+        Raises:
+            ValueError: no answer is long enough for a block.
+        """
+        self.model, self.recipe, self.device = model.to(device), recipe, device
+        self.data, self.held_out = data, held_out
+        self.size = model.drafter.block_size
+        self.usable = [
+            i for i, a in enumerate(data.answers) if len(a.tokens) - a.n_prompt >= self.size
+        ]
+        if not self.usable:
+            raise ValueError(f"no answer is as long as a block of {self.size} tokens")
+        self.weights = place_weights(self.size, recipe.decay).to(device)
+        self.workers = Workers(model.drafter, recipe.n_threads)
+        self.optimizers = Optimizers(
+            model.drafter,
+            n_steps=recipe.n_steps,
+            warmup=recipe.warmup,
+            decay=recipe.falling,
+            muon_rate=recipe.muon_rate,
+            adam_rate=recipe.adam_rate,
+        )
+        self.path = folder / "state.pt"
+        self.step, self.history = 0, History()
+        state = load_state(self.path)
+        if state is not None:
+            model.drafter.load_state_dict(state["drafter"])
+            self.optimizers.load_state_dict(state["optimizers"])
+            self.step = state["step"]
+            self.history = History(state["losses"], state["taus"])
+
+    def run(self, on_log: Callable[[History], None]) -> None:
+        """Trains to the end of the recipe. on_log: called after every measurement of tau.
+
+        Raises:
+            ArithmeticError: the loss is no number any more.
+        """
+        recent: list[Tensor] = []
+        saved = time.monotonic()
+        while self.step < self.recipe.n_steps:
+            recent.append(self._one_step())
+            self.step += 1
+            if self.step % LOG_STEPS == 0:
+                self._log(torch.stack(recent).mean(0).tolist())
+                recent.clear()
+            if self.step % self.recipe.eval_steps == 0 or self.step == self.recipe.n_steps:
+                tau = self.evaluate().tau
+                self.history.taus.append([self.step, tau])
+                print(f"{time.strftime('%H:%M:%S')} step {self.step}: tau {tau:.3f}", flush=True)
+                on_log(self.history)
+            if time.monotonic() - saved > SAVE_SECONDS or self.step == self.recipe.n_steps:
+                self._save()
+                saved = time.monotonic()
+
+    def evaluate(self) -> Acceptance:
+        """Rounds over the held-out answers, by the reference's rule."""
+        self.model.eval()
+        with torch.inference_mode(), precision(self.device):
+            found = measure([(a.tokens, a.n_prompt) for a in self.held_out.answers], self.draft)
+        self.model.train()
+        return found
+
+    def draft(self, places: Sequence[tuple[int, int]]) -> list[list[int]]:
+        """Greedy drafts behind (held-out answer, place of its newest token)."""
+        found: list[list[int]] = []
+        for begin in range(0, len(places), 16):
+            chosen = places[begin : begin + 16]
+            tokens, features = self.held_out.batch([i for i, _ in chosen], self.size)
+            anchors = torch.tensor([[place] for _, place in chosen])
+            blocks = make_blocks(tokens, anchors, self.size, self.model.drafter.mask_token_id)
+            logits = self.model(blocks.to(self.device), features.to(self.device))
+            found += logits[:, 0].argmax(-1).tolist()
+        return found
+
+    def _one_step(self) -> Tensor:
+        """One update; returns the loss and the accuracy of every place."""
+        recipe = self.recipe
+        generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + self.step)
+        start = self.step * recipe.n_sequences
+        order = pick(len(self.usable), recipe.seed, start, recipe.n_sequences)
+        # Answers of like length share a piece, which is as long as its longest.
+        chosen = sorted(
+            (self.usable[i] for i in order), key=lambda i: len(self.data.answers[i].tokens)
+        )
+        pieces = [chosen[i : i + recipe.piece] for i in range(0, len(chosen), recipe.piece)]
+        anchors = [self._anchors(piece, generator) for piece in pieces]
+        n_blocks = recipe.n_sequences * recipe.n_blocks
+        scale = 1 / (n_blocks * float(self.weights.sum()))
+        logs = self.workers.gradients(list(zip(pieces, anchors, strict=True)), self._loss, scale)
+        if not math.isfinite(float(logs[0])):
+            raise ArithmeticError(f"the loss is {float(logs[0])} at step {self.step + 1}")
+        torch.nn.utils.clip_grad_norm_(self.model.drafter.parameters(), 1.0)
+        self.optimizers.step(self.step)
+        return torch.cat([logs[:1] * scale, logs[1:] / n_blocks]).cpu()
+
+    def _anchors(self, piece: Sequence[int], generator: torch.Generator) -> Tensor:
+        answers = [self.data.answers[i] for i in piece]
+        first = torch.tensor([a.n_prompt for a in answers])
+        last = torch.tensor([len(a.tokens) - 1 for a in answers])
+        return draw_anchors(first, last, self.recipe.n_blocks, self.size, generator)
+
+    def _loss(self, piece: tuple[list[int], Tensor]) -> tuple[Tensor, Tensor]:
+        chosen, anchors = piece
+        tokens, features = self.data.batch(chosen)
+        blocks = make_blocks(tokens, anchors, self.size, self.model.drafter.mask_token_id)
+        blocks = blocks.to(self.device)
+        with precision(self.device):
+            logits = self.model(blocks, features.to(self.device))
+        losses = F.cross_entropy(
+            logits.float().flatten(0, 2), blocks.wanted.flatten(), reduction="none"
+        ).view(blocks.wanted.shape)
+        value = (losses * self.weights).sum()
+        right = (logits.detach().argmax(-1) == blocks.wanted).float().sum((0, 1))
+        return value, torch.cat([value.detach()[None], right])
+
+    def _log(self, means: list[float]) -> None:
+        self.history.losses.append([self.step, *means])
+        places = " ".join(f"{value:.2f}" for value in means[1:8])
+        print(
+            f"{time.strftime('%H:%M:%S')} step {self.step} loss {means[0]:.3f} right {places}",
+            flush=True,
+        )
+
+    def _save(self) -> None:
+        state = {
+            "step": self.step,
+            "drafter": self.model.drafter.state_dict(),
+            "optimizers": self.optimizers.state_dict(),
+            "losses": self.history.losses,
+            "taus": self.history.taus,
+        }
+        save_state(self.path, state)

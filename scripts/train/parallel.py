@@ -1,0 +1,59 @@
+"""Gradients of several pieces of a batch at a time, each on a thread with one core of its own.
+
+Small matrices gain little from threads inside an operation, and lose much when other programs
+compete for the cores. Sums are taken in a fixed order, so a run can be repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+Piece = TypeVar("Piece")
+# A loss (a sum, not a mean), and numbers to be added up for the log.
+Loss = Callable[[Piece], tuple[Tensor, Tensor]]
+
+
+def precision(device: torch.device) -> AbstractContextManager[object]:
+    """bfloat16 where the device multiplies it faster than float32."""
+    if device.type == "cpu" and not torch.cpu._is_avx512_bf16_supported():
+        return nullcontext()
+    # Threads must not share the cache of converted weights.
+    return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False)
+
+
+class Workers:
+    """Threads that compute gradients of one module's parameters."""
+
+    def __init__(self, module: nn.Module, n_threads: int) -> None:
+        """n_threads: 1 computes everything on the calling thread (as on a GPU)."""
+        self.parameters = [p for p in module.parameters() if p.requires_grad]
+        self.n_threads = n_threads
+        self.pool = ThreadPoolExecutor(n_threads)
+
+    def gradients(self, pieces: Sequence[Piece], loss: Loss[Piece], scale: float) -> Tensor:
+        """Puts the gradient of the summed losses times `scale` into `.grad`; returns the logs."""
+
+        def share(first: int) -> tuple[list[Tensor], Tensor]:
+            total: list[Tensor] = []
+            logs: list[Tensor] = []
+            for piece in pieces[first :: self.n_threads]:
+                value, log = loss(piece)
+                found = torch.autograd.grad(value * scale, self.parameters)
+                logs.append(log.detach())
+                if total:
+                    torch._foreach_add_(total, list(found))
+                else:
+                    total = list(found)
+            return total, torch.stack(logs).sum(0)
+
+        n = min(self.n_threads, len(pieces))
+        shares = list(self.pool.map(share, range(n))) if n > 1 else [share(0)]
+        for i, parameter in enumerate(self.parameters):
+            parameter.grad = sum((grads[i] for grads, _ in shares[1:]), shares[0][0][i])
+        return sum((log for _, log in shares[1:]), shares[0][1])

@@ -1,0 +1,101 @@
+"""Where prompts come from: a file, the Python code on this machine, or the target itself."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import corpus
+
+MARK = "\N{BLACK STAR}message\N{BLACK STAR}"
+
+
+def from_python(seed: int) -> tuple[list[str], list[str]]:
+    """Beginnings of functions of the standard library, and as many with a part of their body.
+
+    Returns prompts to train on and prompts held out, which come from modules of their own.
+    """
+    modules = corpus.standard_library()
+    training = [module for module in modules if not module.held_out]
+    draw = random.Random(seed)
+    begun = []
+    for module in training:
+        for text in corpus.functions(module):
+            lines = text.splitlines(keepends=True)
+            begun.append("".join(lines[: draw.randrange(1, len(lines))]))
+    heads = corpus.prompts(training)
+    held_out = corpus.prompts([module for module in modules if module.held_out])
+    for prompts in (heads, begun, held_out):
+        draw.shuffle(prompts)
+    return [prompt for pair in zip(heads, begun, strict=False) for prompt in pair], held_out
+
+
+def from_file(path: Path) -> list[str]:
+    """One prompt a line: JSON strings or objects with "prompt" (.jsonl), else the line itself.
+
+    Raises:
+        ValueError: a line of a .jsonl file is neither.
+    """
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    if path.suffix != ".jsonl":
+        return lines
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            value = json.loads(line)
+        except json.JSONDecodeError:
+            value = None
+        prompt = value.get("prompt") if isinstance(value, dict) else value
+        if not isinstance(prompt, str):
+            raise ValueError(
+                f'{path}: line {number} is neither a JSON string nor an object with "prompt"'
+            )
+        found.append(prompt)
+    return found
+
+
+def chat_frame(tokenizer: Any) -> tuple[str, str]:
+    """The chat template's text before a user's message, and from its end to the answer's begin.
+
+    Raises:
+        ValueError: the tokenizer has no chat template, or one that changes the message.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        raise ValueError("the target has no chat template")
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": MARK}], tokenize=False, add_generation_prompt=True
+    )
+    before, mark, after = text.partition(MARK)
+    if not mark:
+        raise ValueError("the target's chat template does not show the user's message as it is")
+    return before, after
+
+
+def from_chat(target: Any, tokenizer: Any, n: int, n_new: int, seed: int) -> list[str]:
+    """User messages that the target itself draws where its template expects one.
+
+    Source: Magpie (arXiv 2406.08464).
+    """
+    before, _ = chat_frame(tokenizer)
+    ids = tokenizer(before, add_special_tokens=False).input_ids
+    torch.manual_seed(seed)
+    found: list[str] = []
+    while len(found) < n:
+        rows = torch.tensor([ids] * min(64, n - len(found)), device=target.device)
+        with torch.inference_mode():
+            out = target.generate(
+                rows,
+                attention_mask=torch.ones_like(rows),
+                max_new_tokens=n_new,
+                do_sample=True,
+                temperature=1.0,
+                top_k=0,
+                pad_token_id=tokenizer.eos_token_id,
+            )
+        texts = tokenizer.batch_decode(out[:, len(ids) :], skip_special_tokens=True)
+        found += [text.strip() or "Hello" for text in texts]
+    return found

@@ -1,0 +1,65 @@
+"""Optimizers and the learning rate over a run."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+class Optimizers:
+    """Muon for the matrices of the layers, AdamW for embeddings, norms and the rest.
+
+    The rate rises over `warmup` steps, stays, and falls to zero over the last `decay` steps; a run
+    whose end is moved before the fall began is therefore the run it would have been.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        n_steps: int,
+        warmup: int,
+        decay: int,
+        muon_rate: float,
+        adam_rate: float,
+    ) -> None:
+        """Rates are those of the flat part; counts are in steps."""
+        self.n_steps, self.warmup, self.decay = n_steps, warmup, decay
+        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]
+        chosen = {id(p) for p in matrices}
+        others = [p for _, p in named if id(p) not in chosen]
+        self.parts: list[tuple[torch.optim.Optimizer, float]] = [
+            (
+                torch.optim.Muon(
+                    matrices, lr=muon_rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"
+                ),
+                muon_rate,
+            ),
+            (
+                torch.optim.AdamW(others, lr=adam_rate, betas=(0.9, 0.95), weight_decay=0.0),
+                adam_rate,
+            ),
+        ]
+
+    def factor(self, step: int) -> float:
+        """Of the rate at a step counted from 0."""
+        rising = (step + 1) / self.warmup if self.warmup else 1.0
+        falling = (self.n_steps - step) / (self.decay + 1)
+        return max(0.0, min(1.0, rising, falling))
+
+    def step(self, step: int) -> None:
+        """Applies the gradients of a step."""
+        for optimizer, rate in self.parts:
+            for group in optimizer.param_groups:
+                group["lr"] = rate * self.factor(step)
+            optimizer.step()
+
+    def state_dict(self) -> list[dict[str, object]]:
+        """What a resumed run needs."""
+        return [optimizer.state_dict() for optimizer, _ in self.parts]
+
+    def load_state_dict(self, states: list[dict[str, object]]) -> None:
+        """Continues from `state_dict()`."""
+        for (optimizer, _), state in zip(self.parts, states, strict=True):
+            optimizer.load_state_dict(state)

@@ -1,0 +1,266 @@
+"""Trains a DFlash drafter for a target, on answers of the target itself.
+
+    python scripts/train_drafter.py TARGET_DIR OUT_DIR --prompts prompts.jsonl
+
+TARGET_DIR is a Hugging Face folder. OUT_DIR becomes one as well, for convert-hf-to-gguf
+--target-model-dir TARGET_DIR. Run the same command again after an interruption and it continues.
+docs/train-a-drafter.md takes you through it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from train import features as cached
+from train import prompts
+from train.acceptance import measure, prompt_lookup, repeated_share
+from train.answers import Answer, generate, load_answers, save_answers, without_loops
+from train.drafter import BlockModel, new_drafter
+from train.fit import Fit, History, Recipe
+from train.memory import CPU_PIECE_BYTES, free_bytes, piece_size
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+# Other values of these may come with every run; of the rest they make it another training.
+FREE = ("steps", "falling", "threads", "device")
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    add = parser.add_argument
+    add("target", type=Path, metavar="TARGET_DIR", help="Hugging Face folder of the target")
+    add("out", type=Path, metavar="OUT_DIR", help="becomes the drafter's folder")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--prompts", type=Path, metavar="FILE", help="a prompt a line, or .jsonl")
+    source.add_argument("--python", action="store_true", help="beginnings of Python functions")
+    source.add_argument("--chat", action="store_true", help="user turns the target itself draws")
+    add("--plain", action="store_true", help="prompts are text to continue, not user turns")
+    add("--answers", type=int, default=4000, help="answers to train on")
+    add("--held-out", type=int, default=64, help="answers to measure tau on")
+    add("--prompt-tokens", type=int, default=256, help="of a prompt at most: its end is kept")
+    add("--new-tokens", type=int, default=256, help="of an answer at most")
+    add("--temperature", type=float, default=0.0, help="of the answers trained on")
+    add("--batch", type=int, default=64, help="answers generated at a time")
+    add("--layers", type=int, default=3, help="of the drafter")
+    add("--taps", type=int, default=5, help="target layers the drafter reads")
+    add("--block", type=int, default=16, help="tokens of a block, the anchor included")
+    add("--mask-token", metavar="TEXT", help="a token the target never writes (default: <|mask|>)")
+    add("--steps", type=int, default=3000, help="updates")
+    add("--falling", type=int, default=500, help="updates at the end with a falling rate")
+    add("--sequences", type=int, default=32, help="answers of an update")
+    add("--blocks", type=int, default=16, help="blocks of an answer in an update")
+    add("--decay", type=float, default=None, help="of the loss over places (default: block / 2)")
+    add("--seed", type=int, default=1)
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--threads", type=int, default=torch.get_num_threads(), help="on a CPU")
+    return parser.parse_args(arguments)
+
+
+def remember(args: argparse.Namespace) -> None:
+    """Writes the arguments into the folder, or compares them with those it was begun with.
+
+    Raises:
+        ValueError: the folder holds another training.
+    """
+    mine = {k: str(v) for k, v in vars(args).items() if k not in (*FREE, "out")}
+    path = args.out / "arguments.json"
+    if path.exists():
+        for name, value in json.loads(path.read_text(encoding="utf-8")).items():
+            if mine.get(name) != value:
+                raise ValueError(
+                    f"{args.out}: was begun with {name} = {value}, now it is {mine.get(name)}"
+                )
+    path.write_text(json.dumps(mine, indent=1), encoding="utf-8")
+
+
+def mask_token_of(tokenizer: Any, text: str | None) -> int:
+    """Id of the mask token.
+
+    Raises:
+        ValueError: the vocabulary has no such token.
+    """
+    wanted = text or "<|mask|>"
+    vocabulary = tokenizer.get_vocab()
+    if wanted not in vocabulary:
+        raise ValueError(
+            f"the target's vocabulary has no token {wanted!r}: "
+            "name one that it never writes with --mask-token"
+        )
+    return int(vocabulary[wanted])
+
+
+def texts_of(args: argparse.Namespace, target: Any, tokenizer: Any) -> tuple[list[str], list[str]]:
+    """Prompts to train on and prompts held out.
+
+    Raises:
+        ValueError: there are too few, or the chat template does not serve.
+    """
+    if args.python:
+        training, held_out = prompts.from_python(args.seed)
+    else:
+        found = (
+            prompts.from_file(args.prompts)
+            if args.prompts
+            else prompts.from_chat(
+                target, tokenizer, args.answers + args.held_out, args.prompt_tokens // 2, args.seed
+            )
+        )
+        held_out, training = found[: args.held_out], found[args.held_out :]
+    if not training or len(held_out) < args.held_out:
+        raise ValueError(
+            f"{len(training)} prompts to train on and {len(held_out)} held out: "
+            f"at least 1 and {args.held_out} are needed"
+        )
+    if not args.plain and getattr(tokenizer, "chat_template", None):
+        before, after = prompts.chat_frame(tokenizer)
+        training = [before + text + after for text in training]
+        held_out = [before + text + after for text in held_out]
+    return training[: args.answers], held_out[: args.held_out]
+
+
+def make_answers(args: argparse.Namespace, target: Any, tokenizer: Any) -> None:
+    """The target's answers, greedy where they are held out, into two files."""
+    texts = texts_of(args, target, tokenizer)
+    stop = {tokenizer.eos_token_id}
+    configured = target.generation_config.eos_token_id
+    stop |= set(configured if isinstance(configured, list) else [configured])
+    for name, group, temperature in zip(
+        ("answers", "held-out"), texts, (args.temperature, 0.0), strict=True
+    ):
+        ids = [tokenizer(text, add_special_tokens=args.plain).input_ids for text in group]
+        found = generate(
+            target,
+            [row[-args.prompt_tokens :] for row in ids if row],
+            n_new=args.new_tokens,
+            n_batch=args.batch,
+            stop_tokens=stop - {None},
+            pad_token=tokenizer.eos_token_id,
+            temperature=temperature,
+            seed=args.seed,
+            n_threads=args.threads if args.device == "cpu" else 1,
+        )
+        if name == "answers":
+            found = [without_loops(answer) for answer in found]
+        save_answers(args.out / f"{name}.json", found)
+
+
+def load_target(args: argparse.Namespace) -> Any:
+    """The target; in bfloat16 on a GPU."""
+    kind = torch.float32 if args.device == "cpu" else torch.bfloat16
+    return AutoModelForCausalLM.from_pretrained(args.target, dtype=kind).to(args.device).eval()
+
+
+def prepare(args: argparse.Namespace) -> tuple[BlockModel, cached.Features, cached.Features]:
+    """Answers, their features and a new drafter: made now, or found in the folder."""
+    target = load_target(args)
+    tokenizer = AutoTokenizer.from_pretrained(args.target)
+    mask_token = mask_token_of(tokenizer, args.mask_token)
+    drafter = new_drafter(
+        target.config,
+        n_layers=args.layers,
+        n_taps=args.taps,
+        block_size=args.block,
+        mask_token=mask_token,
+        seed=args.seed,
+    )
+    if not (args.out / "held-out.json").exists():
+        make_answers(args, target, tokenizer)
+    width = len(drafter.target_layer_ids) * drafter.config.hidden_size
+    found = []
+    for name in ("answers", "held-out"):
+        answers: list[Answer] = load_answers(args.out / f"{name}.json")
+        path = args.out / f"{name}.features"
+        if not path.exists():
+            cached.write(path, target, answers, drafter.target_layer_ids, n_batch=args.batch)
+        found.append(cached.Features(path, answers, width))
+    embeddings = target.get_input_embeddings().weight.detach().float()
+    head = target.get_output_embeddings().weight.detach().float()
+    return BlockModel(drafter, embeddings, head), found[0], found[1]
+
+
+def report(fit: Fit) -> dict[str, Any]:
+    """The figures of the card: ours, and what prompt lookup reaches on the same answers."""
+    answers = [(a.tokens, a.n_prompt) for a in fit.held_out.answers]
+    ours = fit.evaluate()
+    lookup = measure(
+        answers,
+        lambda places: [prompt_lookup(answers[i][0][: p + 1], fit.size - 1) for i, p in places],
+    )
+    fresh = [tokens[n_prompt:] for tokens, n_prompt in answers]
+    return {
+        "tau": round(ours.tau, 3),
+        "accepted_by_place": [round(n / ours.rounds, 3) for n in ours.accepted],
+        "tau_prompt_lookup": round(lookup.tau, 3),
+        "repeated_8_grams": round(repeated_share(fresh), 3),
+        "held_out_tokens": sum(map(len, fresh)),
+        "training_tokens": sum(len(a.tokens) - a.n_prompt for a in fit.data.answers),
+        "parameters": sum(p.numel() for p in fit.model.drafter.parameters()),
+        "steps": fit.step,
+    }
+
+
+def run(args: argparse.Namespace) -> None:
+    """Everything, from the target to the drafter's folder.
+
+    Raises:
+        ValueError, OSError: what a user gave does not serve.
+    """
+    args.out.mkdir(parents=True, exist_ok=True)
+    remember(args)
+    # Threads work on pieces of a batch; see parallel.py.
+    torch.set_num_threads(1)
+    model, data, held_out = prepare(args)
+    device = torch.device(args.device)
+    n_threads = args.threads if device.type == "cpu" else 1
+    free = free_bytes(device)
+    if device.type == "cpu":
+        free = min(free, CPU_PIECE_BYTES * n_threads)
+    n_vocab = model.head.shape[0]
+    recipe = Recipe(
+        n_steps=args.steps,
+        n_sequences=args.sequences,
+        n_blocks=args.blocks,
+        decay=args.decay or args.block / 2,
+        falling=args.falling,
+        seed=args.seed,
+        piece=piece_size(args.blocks * args.block, n_vocab, args.sequences, free, n_threads),
+        n_threads=n_threads,
+    )
+    fit = Fit(model, data, held_out, recipe, args.out, device)
+
+    def keep(history: History) -> None:
+        model.drafter.save_pretrained(args.out)
+        with contextlib.suppress(ImportError):
+            from train.curve import draw
+
+            draw(history, args.out / "curve.png")
+
+    fit.run(keep)
+    figures = report(fit)
+    (args.out / "training.json").write_text(
+        json.dumps({**figures, "losses": fit.history.losses, "taus": fit.history.taus}),
+        encoding="utf-8",
+    )
+    print(json.dumps(figures))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs one command line; returns the exit code."""
+    try:
+        run(parse(arguments))
+    except (ValueError, OSError, ArithmeticError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,223 @@
+"""Trains a small hybrid language model of Python code, from what a Python installation holds.
+
+    python scripts/train_tiny_target.py OUT_DIR
+
+The model has Qwen3.5's architecture (three Gated DeltaNet layers, then one with attention), and a
+tokenizer of its own. OUT_DIR becomes a Hugging Face folder for convert-hf-to-gguf; run it again
+after an interruption and it continues. Same arguments, same Python, same threads: same weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+from torch.nn import functional as F
+from train.checkpoint import load_state, pick, save_state
+from train.corpus import documents, standard_library
+from train.delta_rule import fast_delta_rule
+from train.parallel import Workers, precision
+from train.schedule import Optimizers
+from train.vocabulary import END, save_tokenizer, train_tokenizer
+from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
+PIECE = 2  # sequences a thread handles at a time: what its cache holds
+SAVE_SECONDS = 120.0
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path, metavar="OUT_DIR")
+    parser.add_argument("--steps", type=int, default=1200, help="updates")
+    parser.add_argument("--decay", type=int, default=300, help="at the end, with a falling rate")
+    parser.add_argument("--sequences", type=int, default=16, help="of an update")
+    parser.add_argument("--tokens", type=int, default=512, help="of a sequence")
+    parser.add_argument("--modules", type=int, help="train on only so many modules, for a trial")
+    parser.add_argument("--vocab", type=int, default=4096)
+    parser.add_argument("--hidden", type=int, default=192)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--ffn", type=int, default=512)
+    parser.add_argument("--muon-rate", type=float, default=5e-3)
+    parser.add_argument("--adam-rate", type=float, default=3e-3)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=2)
+    return parser.parse_args(arguments)
+
+
+def new_model(args: argparse.Namespace) -> Qwen3_5ForCausalLM:
+    """A random model; decays start long, as the DeltaNet's authors initialise them."""
+    config = Qwen3_5TextConfig(
+        vocab_size=args.vocab,
+        hidden_size=args.hidden,
+        num_hidden_layers=args.layers,
+        intermediate_size=args.ffn,
+        num_attention_heads=args.hidden // 64,
+        num_key_value_heads=1,
+        head_dim=64,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=64,
+        linear_value_head_dim=64,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        eos_token_id=args.vocab - 2,
+        bos_token_id=None,
+        pad_token_id=None,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 1e4,
+            "partial_rotary_factor": 0.25,
+            "mrope_section": [3, 3, 2],
+            "mrope_interleaved": True,
+        },
+    )
+    torch.manual_seed(args.seed)
+    model = Qwen3_5ForCausalLM(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("dt_bias"):
+                wanted = torch.exp(
+                    torch.empty_like(parameter).uniform_(math.log(1e-3), math.log(0.1))
+                )
+                parameter.copy_(torch.log(torch.expm1(wanted)))
+    return model
+
+
+def prepare_data(args: argparse.Namespace) -> tuple[Tensor, Tensor, float]:
+    """Packed sequences [n, --tokens + 1] for training and for evaluation, and bytes per token."""
+    modules = standard_library()
+    training = documents([module for module in modules if not module.held_out][: args.modules])
+    held_out = [module.text for module in modules if module.held_out]
+    path = args.out / "tokenizer.json"
+    if not path.exists():
+        save_tokenizer(train_tokenizer(training, args.vocab), args.out)
+    tokenizer = Tokenizer.from_file(str(path))
+    end = tokenizer.token_to_id(END)
+
+    def pack(texts: list[str]) -> Tensor:
+        """All texts one after the other, END behind each, cut into sequences."""
+        order = pick(len(texts), args.seed, 0, len(texts))
+        flat: list[int] = []
+        for encoding in tokenizer.encode_batch([texts[i] for i in order]):
+            flat += [*encoding.ids, end]
+        width = args.tokens + 1
+        n = len(flat) // width
+        if not n:
+            raise ValueError(f"{len(flat)} tokens are too few for one sequence of {width}")
+        return torch.tensor(flat[: n * width]).view(n, width)
+
+    n_bytes = sum(len(text.encode()) for text in held_out)
+    n_tokens = sum(len(e.ids) for e in tokenizer.encode_batch(held_out))
+    return pack(training), pack(held_out), n_bytes / n_tokens
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Trains, evaluates and writes; returns the figures.
+
+    Raises:
+        ValueError, OSError: there is too little to train on. ArithmeticError: no learning.
+    """
+    torch.set_num_threads(1)
+    args.out.mkdir(parents=True, exist_ok=True)
+    data, held_out, bytes_per_token = prepare_data(args)
+    model = new_model(args)
+    n_parameters = sum(p.numel() for p in model.parameters())
+    print(
+        f"{n_parameters:,} parameters, {data.numel():,} tokens to train on, "
+        f"{held_out.numel():,} held out",
+        flush=True,
+    )
+    log = train(args, model, data)
+    with fast_delta_rule(), torch.no_grad():
+        total = sum(float(loss_of(model, rows)[0]) for rows in held_out.split(PIECE))
+    nats = total / (len(held_out) * args.tokens)
+    model.save_pretrained(args.out)
+    figures = {
+        "parameters": n_parameters,
+        "tokens_seen": args.steps * args.sequences * args.tokens,
+        "held_out_nats_per_token": round(nats, 4),
+        "held_out_bits_per_byte": round(nats / math.log(2) / bytes_per_token, 4),
+        "python": platform.python_version(),
+    }
+    (args.out / "training.json").write_text(
+        json.dumps({**figures, "losses": log}), encoding="utf-8"
+    )
+    return figures
+
+
+def loss_of(model: Qwen3_5ForCausalLM, sequences: Tensor) -> tuple[Tensor, Tensor]:
+    """Summed cross-entropy of sequences in nats, and itself for the log."""
+    with precision(sequences.device):
+        logits = model(sequences[:, :-1], use_cache=False).logits
+    wanted = sequences[:, 1:].flatten()
+    value = F.cross_entropy(logits.float().flatten(0, 1), wanted, reduction="sum")
+    return value, value.detach()
+
+
+def train(args: argparse.Namespace, model: Qwen3_5ForCausalLM, data: Tensor) -> list[float]:
+    """Runs all steps that are not done yet; returns the loss of every step.
+
+    Raises:
+        ArithmeticError: the loss is no number any more.
+    """
+    optimizers = Optimizers(
+        model,
+        n_steps=args.steps,
+        warmup=30,
+        decay=args.decay,
+        muon_rate=args.muon_rate,
+        adam_rate=args.adam_rate,
+    )
+    path = args.out / "state.pt"
+    state = load_state(path)
+    first, log = 0, []
+    if state is not None:
+        model.load_state_dict(state["model"])
+        optimizers.load_state_dict(state["optimizers"])
+        first, log = state["step"], state["log"]
+    workers = Workers(model, args.threads)
+    n_tokens = args.sequences * args.tokens
+    saved = time.monotonic()
+    for step in range(first, args.steps):
+        rows = data[pick(len(data), args.seed, step * args.sequences, args.sequences)]
+        with fast_delta_rule():
+            total = workers.gradients(
+                rows.split(PIECE), lambda piece: loss_of(model, piece), 1 / n_tokens
+            )
+        log.append(float(total) / n_tokens)
+        if not math.isfinite(log[-1]):
+            raise ArithmeticError(f"the loss is {log[-1]} at step {step + 1}")
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizers.step(step)
+        if step % 10 == 9:
+            recent = sum(log[-10:]) / 10
+            print(f"{time.strftime('%H:%M:%S')} step {step + 1} loss {recent:.3f}", flush=True)
+        if time.monotonic() - saved > SAVE_SECONDS or step + 1 == args.steps:
+            state = {"step": step + 1, "log": log, "model": model.state_dict()}
+            save_state(path, {**state, "optimizers": optimizers.state_dict()})
+            saved = time.monotonic()
+    return log
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs one command line; returns the exit code."""
+    try:
+        print(json.dumps(run(parse(arguments))))
+    except (ValueError, OSError, ArithmeticError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,241 @@
+"""The parts of training: the delta rule, blocks, acceptance, prompts, order and memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from train.acceptance import Acceptance, measure, prompt_lookup, repeated_share
+from train.answers import Answer, load_answers, save_answers, without_loops
+from train.blocks import draw_anchors, make_blocks, place_weights
+from train.checkpoint import pick
+from train.corpus import functions, prompts, standard_library
+from train.delta_rule import chunked_delta_rule, shifted_conv
+from train.drafter import BlockModel, new_drafter
+from train.memory import piece_size
+from train.parallel import Workers
+from train.prompts import chat_frame, from_file
+from train.schedule import Optimizers
+from transformers import Qwen3Config
+from transformers.models.qwen3_5 import modeling_qwen3_5
+
+MASK = 30
+
+
+@pytest.fixture
+def inputs() -> dict[str, Any]:
+    """Arguments of a delta rule over more than a chunk, some keys nearly alike."""
+    torch.manual_seed(0)
+    batch, n, heads, d = 2, 77, 3, 16
+    key = torch.randn(1, 1, 1, d) + 0.05 * torch.randn(batch, n, heads, d)
+    key[0] = torch.randn(n, heads, d)
+    return {
+        "query": torch.randn(batch, n, heads, d).requires_grad_(),
+        "key": key.requires_grad_(),
+        "value": torch.randn(batch, n, heads, d).requires_grad_(),
+        "g": -0.1 * torch.rand(batch, n, heads),
+        "beta": torch.rand(batch, n, heads).sqrt(),
+        "initial_state": torch.randn(batch, heads, d, d),
+        "output_final_state": True,
+        "use_qk_l2norm_in_kernel": True,
+    }
+
+
+def test_the_delta_rule_is_transformers_own(inputs: dict[str, Any]) -> None:
+    """Observed 1e-6 to 1e-5; a lost decay or beta changes values by tenths."""
+    results = []
+    for rule in (modeling_qwen3_5.torch_recurrent_gated_delta_rule, chunked_delta_rule):
+        out, state = rule(**inputs)
+        total = out.square().sum() + state.square().sum()
+        results.append((out, state, *torch.autograd.grad(total, [inputs["query"], inputs["key"]])))
+    for expected, found in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_the_convolution_is_transformers_own() -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(2, 6, 19), torch.randn(6, 4)
+    expected = modeling_qwen3_5.causal_conv1d_fn(x, weight, None, activation="silu")
+    torch.testing.assert_close(shifted_conv(x, weight, None, activation="silu"), expected)
+
+
+def block_model() -> BlockModel:
+    config = Qwen3Config(
+        vocab_size=31,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=8,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+    )
+    drafter = new_drafter(config, n_layers=2, n_taps=2, block_size=5, mask_token=MASK, seed=3)
+    torch.manual_seed(4)
+    return BlockModel(drafter, torch.randn(31, 32), torch.randn(31, 32))
+
+
+def test_blocks_in_one_pass_are_the_references_one_by_one() -> None:
+    """Each block alone, with no more features than those before its anchor, as in decoding."""
+    model, size = block_model(), 5
+    tokens, features = torch.randint(0, 30, (2, 23)), torch.randn(2, 23, 64)
+    anchors = torch.tensor([[4, 18, 9], [0, 7, 18]])
+    blocks = make_blocks(tokens, anchors, size, MASK)
+    with torch.no_grad():
+        logits = model(blocks, features)
+    for row, places in enumerate(anchors.tolist()):
+        for n, place in enumerate(places):
+            block = torch.tensor([[int(tokens[row, place]), *[MASK] * (size - 1)]])
+            with torch.no_grad():
+                hidden = model.drafter(
+                    target_hidden=features[row : row + 1, :place],
+                    noise_embedding=model.embeddings[block],
+                    position_ids=torch.arange(place + size)[None],
+                )
+            alone = hidden[0, 1:] @ model.head.T
+            torch.testing.assert_close(logits[row, n], alone, rtol=1e-4, atol=1e-4)
+            assert blocks.wanted[row, n].tolist() == tokens[row, place + 1 : place + size].tolist()
+
+
+def test_anchors_leave_their_blocks_inside_the_answer() -> None:
+    first, last = torch.tensor([3, 10]), torch.tensor([10, 13])
+    drawn = draw_anchors(first, last, 400, 4, torch.Generator().manual_seed(1))
+    assert sorted(set(drawn[0].tolist())) == [3, 4, 5, 6, 7]
+    assert sorted(set(drawn[1].tolist())) == [10]
+
+
+def test_places_lose_weight() -> None:
+    weights = place_weights(8, 4.0)
+    assert weights[0] == 1
+    torch.testing.assert_close(weights[4], torch.tensor(1.0).div(torch.e))
+
+
+def test_rounds_follow_the_references_rule() -> None:
+    """Prompt of 2, then 10 tokens of which the first is the prompt's own."""
+    answer = list(range(12))
+    drafts = {2: [3, 4, 99], 5: [99, 7, 8], 6: [7, 8, 9], 10: [11, 12, 13]}
+    asked: list[int] = []
+
+    def draft(places: Any) -> list[list[int]]:
+        asked.extend(place for _, place in places)
+        return [drafts[place] for _, place in places]
+
+    result = measure([(answer, 2)], draft)
+    assert asked == [2, 5, 6, 10]
+    assert (result.rounds, result.tokens) == (4, 9)
+    assert result.accepted == [3, 2, 1]
+    assert result.tau == 9 / 4
+    assert Acceptance().tau == 0
+
+
+def test_prompt_lookup_takes_the_last_of_the_longest_matches() -> None:
+    assert prompt_lookup([1, 2, 3, 4, 1, 2, 3, 5, 9, 2, 3], 4) == [5, 9, 2, 3]
+    assert prompt_lookup([1, 2, 3, 7, 8, 1, 2, 3], 2) == [7, 8]
+    assert prompt_lookup([1, 2, 3], 4) == []
+
+
+def test_repetition_is_counted_within_an_answer() -> None:
+    assert repeated_share([[1, 2, 3, 1, 2, 3]], size=3) == 1 / 4
+    assert repeated_share([[1, 2, 3], [1, 2, 3]], size=3) == 0
+    assert repeated_share([[]]) == 0
+
+
+def test_a_loop_ends_an_answer() -> None:
+    loop = Answer((9, 9, *[1, 2, 3] * 30), 2)
+    assert without_loops(loop, size=6) == Answer((9, 9, *[1, 2, 3] * 4), 2)
+    straight = Answer(tuple(range(50)), 2)
+    assert without_loops(straight) == straight
+
+
+def test_answers_survive_the_disk(tmp_path: Path) -> None:
+    answers = [Answer((1, 2, 3), 2), Answer((4,), 0)]
+    save_answers(tmp_path / "a.json", answers)
+    assert load_answers(tmp_path / "a.json") == answers
+
+
+def test_the_order_is_a_function_of_the_place() -> None:
+    whole = pick(7, 1, 0, 21)
+    assert [sorted(whole[i : i + 7]) for i in (0, 7, 14)] == [list(range(7))] * 3
+    assert whole[:7] != whole[7:14]
+    assert pick(7, 1, 5, 9) == whole[5:14]
+    assert pick(7, 2, 0, 21) != whole
+
+
+def test_gradients_do_not_depend_on_the_threads() -> None:
+    layer = torch.nn.Linear(3, 1)
+    pieces = [torch.randn(2, 3) for _ in range(5)]
+
+    def loss(piece: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        value = layer(piece).square().sum()
+        return value, value.detach()
+
+    found = []
+    for n_threads in (1, 2):
+        total = Workers(layer, n_threads).gradients(pieces, loss, 0.5)
+        found.append((total, layer.weight.grad))
+    (one, gradient), (two, other) = found
+    torch.testing.assert_close(one, two)
+    torch.testing.assert_close(gradient, other)
+    value = sum(layer(piece).square().sum() for piece in pieces) * 0.5
+    (expected,) = torch.autograd.grad(value, [layer.weight])
+    torch.testing.assert_close(gradient, expected)
+
+
+def test_the_rate_rises_stays_and_falls() -> None:
+    module = torch.nn.Linear(2, 2)
+    optimizers = Optimizers(module, n_steps=20, warmup=4, decay=4, muon_rate=1e-2, adam_rate=1e-3)
+    factors = [optimizers.factor(step) for step in range(20)]
+    assert factors[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert factors[15:] == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2])
+    longer = Optimizers(module, n_steps=40, warmup=4, decay=4, muon_rate=1e-2, adam_rate=1e-3)
+    assert factors[:16] == [longer.factor(step) for step in range(16)]
+
+
+@pytest.mark.parametrize(("free", "expected"), [(1 << 40, 32), (1 << 27, 2), (1, 1)])
+def test_a_batch_is_cut_to_the_memory(free: int, expected: int) -> None:
+    assert piece_size(256, 4096, 32, free) == expected
+    assert piece_size(256, 4096, 32, free, n_threads=2) == max(1, expected // 2) or expected == 32
+
+
+def test_the_corpus_is_split_by_module() -> None:
+    modules = standard_library()
+    held_out = [module for module in modules if module.held_out]
+    assert 0.02 < len(held_out) / len(modules) < 0.1
+    assert all("test" not in module.name.split("/")[:-1] for module in modules)
+    for text in functions(held_out[0]):
+        assert text.startswith(("def ", "async def "))
+    heads = prompts(held_out)
+    assert len(heads) > 100
+    assert all(head.endswith("\n") for head in heads)
+
+
+def test_prompt_files(tmp_path: Path) -> None:
+    plain, lines = tmp_path / "a.txt", tmp_path / "a.jsonl"
+    plain.write_text("one\n\ntwo\n")
+    lines.write_text('"one\\nline"\n{"prompt": "two", "id": 3}\n')
+    assert from_file(plain) == ["one", "two"]
+    assert from_file(lines) == ["one\nline", "two"]
+    lines.write_text('"good"\n{"text": "bad"}\n')
+    with pytest.raises(ValueError, match=r"a\.jsonl: line 2 is neither a JSON string nor"):
+        from_file(lines)
+
+
+def test_chat_templates_are_cut_around_the_message() -> None:
+    def apply(messages: Any, **_: Any) -> str:
+        return f"<user>{messages[0]['content']}</user><bot>"
+
+    tokenizer = SimpleNamespace(chat_template="x", apply_chat_template=apply)
+    assert chat_frame(tokenizer) == ("<user>", "</user><bot>")
+    tokenizer.apply_chat_template = lambda messages, **_: messages[0]["content"].upper()
+    with pytest.raises(ValueError, match="does not show the user's message"):
+        chat_frame(tokenizer)
+    with pytest.raises(ValueError, match="has no chat template"):
+        chat_frame(SimpleNamespace(chat_template=None))
+
+
+def test_taps_must_fit_the_target() -> None:
+    config = Qwen3Config(num_hidden_layers=4)
+    with pytest.raises(ValueError, match="5 taps do not fit into a target of 4 layers"):
+        new_drafter(config, n_layers=1, n_taps=5, block_size=4, mask_token=1, seed=1)
