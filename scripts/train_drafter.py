@@ -10,7 +10,6 @@ docs/train-a-drafter.md takes you through it.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import sys
 from pathlib import Path
@@ -21,6 +20,7 @@ from train import features as cached
 from train import prompts
 from train.acceptance import measure, prompt_lookup, repeated_share
 from train.answers import Answer, generate, load_answers, save_answers, without_loops
+from train.curve import draw
 from train.drafter import BlockModel, new_drafter
 from train.fit import Fit, History, Recipe
 from train.memory import CPU_PIECE_BYTES, free_bytes, piece_size
@@ -45,7 +45,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--plain", action="store_true", help="prompts are text to continue, not user turns")
     add("--answers", type=int, default=4000, help="answers to train on")
     add("--held-out", type=int, default=64, help="answers to measure tau on")
-    add("--prompt-tokens", type=int, default=256, help="of a prompt at most: its end is kept")
+    add("--prompt-tokens", type=int, default=256, help="of a prompt at most")
     add("--new-tokens", type=int, default=256, help="of an answer at most")
     add("--temperature", type=float, default=0.0, help="of the answers trained on")
     add("--batch", type=int, default=64, help="answers generated at a time")
@@ -127,7 +127,13 @@ def texts_of(args: argparse.Namespace, target: Any, tokenizer: Any) -> tuple[lis
 
 
 def make_answers(args: argparse.Namespace, target: Any, tokenizer: Any) -> None:
-    """The target's answers, greedy where they are held out, into two files."""
+    """The target's answers, greedy where they are held out, into two files.
+
+    Of longer plain prompts the end is kept; longer conversations are left out.
+
+    Raises:
+        ValueError: no prompt is left, or as in texts_of.
+    """
     texts = texts_of(args, target, tokenizer)
     stop = {tokenizer.eos_token_id}
     configured = target.generation_config.eos_token_id
@@ -136,9 +142,15 @@ def make_answers(args: argparse.Namespace, target: Any, tokenizer: Any) -> None:
         ("answers", "held-out"), texts, (args.temperature, 0.0), strict=True
     ):
         ids = [tokenizer(text, add_special_tokens=args.plain).input_ids for text in group]
+        if args.plain:
+            ids = [row[-args.prompt_tokens :] for row in ids if row]
+        else:  # a turn must stay whole
+            ids = [row for row in ids if 0 < len(row) <= args.prompt_tokens]
+        if not ids:
+            raise ValueError(f"no prompt has at most {args.prompt_tokens} tokens")
         found = generate(
             target,
-            [row[-args.prompt_tokens :] for row in ids if row],
+            ids,
             n_new=args.new_tokens,
             n_batch=args.batch,
             stop_tokens=stop - {None},
@@ -238,10 +250,7 @@ def run(args: argparse.Namespace) -> None:
 
     def keep(history: History) -> None:
         model.drafter.save_pretrained(args.out)
-        with contextlib.suppress(ImportError):
-            from train.curve import draw
-
-            draw(history, args.out / "curve.png")
+        draw(history, args.out / "curve.png")
 
     fit.run(keep)
     figures = report(fit)

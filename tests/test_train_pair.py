@@ -14,11 +14,12 @@ import pytest
 import torch
 import train_drafter
 import train_tiny_target
+from checkpoints import make_target
 from dflash.model import DFlashDraftModel, dflash_generate
-from pairs import Pair, Reference, draft_logits, open_pair
+from pairs import Pair, Reference, convert_drafter, draft_logits, open_pair
 from train.answers import load_answers
 from train.vocabulary import PRE
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import dflash_gguf
 
@@ -76,6 +77,29 @@ def test_both_losses_fall(trained: Trained) -> None:
     assert trained.target_losses[-1] < trained.target_losses[0] - 0.8
     losses = [row[1] for row in trained.drafter_losses]
     assert losses[-1] < losses[0] - 0.8
+
+
+def test_the_course_is_drawn(trained: Trained) -> None:
+    data = (trained.pair.drafter_dir / "curve.png").read_bytes()
+    assert data.startswith(b"\x89PNG\r\n")
+
+
+def test_a_chat_model_draws_its_own_user_turns(tmp_path: Path) -> None:
+    """A random target of another architecture, with a chat template."""
+    target = make_target(tmp_path / "target", "qwen3", num_hidden_layers=4)
+    flags = "--chat --answers 6 --held-out 2 --prompt-tokens 200 --new-tokens 16 --taps 1"
+    steps = "--layers 1 --block 4 --steps 4 --falling 1 --sequences 2 --threads 1 --device cpu"
+    arguments = [str(target), str(tmp_path / "out"), "--mask-token", "<tool_call>"]
+    assert train_drafter.main([*arguments, *flags.split(), *steps.split()]) == 0
+    answers = load_answers(tmp_path / "out" / "answers.json")
+    start, end = (
+        AutoTokenizer.from_pretrained(target).convert_tokens_to_ids(text)
+        for text in ("<|im_start|>", "<|im_end|>")
+    )
+    for answer in answers:
+        prompt = answer.tokens[: answer.n_prompt]
+        assert (prompt.count(start), prompt.count(end)) == (2, 1)
+    convert_drafter(tmp_path / "out", target, tmp_path / "drafter.gguf", "qwen3")
 
 
 def test_drafts_are_the_references(trained: Trained) -> None:

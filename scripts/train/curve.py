@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 from .fit import History
 
 
 def draw(history: History, path: Path) -> None:
     """Loss, tau and accuracy by place over the steps, as a PNG file."""
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(12, 4), layout="constrained")
     loss, tau, places = figure.subplots(1, 3)
     steps = [row[0] for row in history.losses]
