@@ -85,8 +85,8 @@ def test_an_install_works_from_any_folder(installed: Path, source: Path, tmp_pat
 @pytest.mark.parametrize(
     ("abi", "ggml", "message"),
     [
-        (1, "0.0.1", "libdflash was built with ggml 0.0.1; reinstall it"),
-        (99, "0.0.1", "libdflash has ABI version 99, this package needs 1"),
+        (2, "0.0.1", "libdflash was built with ggml 0.0.1; reinstall it"),
+        (99, "0.0.1", "libdflash has ABI version 99, this package needs 2"),
     ],
 )
 def test_a_core_of_other_versions_is_refused(
