@@ -30,6 +30,8 @@ PROBE_SHARE = 0.01
 """Part of the running time that may be lost on looking whether drafting pays by now."""
 PROBE_AHEAD = 128
 """Plain rounds whose share may be spent at once: on the first look, or after long without one."""
+PROBE_SAVED = 1024
+"""Plain rounds whose share can be saved for a look that costs more than that."""
 PAUSE, HOPELESS = 8, 0.1
 """Rounds after which plain decoding is reconsidered, where all else loses so many tokens."""
 REFRESH = 4
@@ -61,9 +63,10 @@ class Budget:
         gains = self._gains.setdefault(key, Gains(lengths, sizes))
         return BudgetedRule(self, gains, lengths, sizes, least)
 
-    def may_lose(self, seconds: float, position: int) -> bool:
-        """Whether a look that will cost so much is affordable."""
-        return self._lost_s + seconds <= PROBE_SHARE * PROBE_AHEAD * self.costs.plain_s(position)
+    def may_lose(self, seconds: float, position: int, *, may_save: bool = False) -> bool:
+        """Whether a look that will cost so much is affordable. may_save: also from long ago."""
+        lost_s = self._lost_s if may_save else max(self._lost_s, 0.0)
+        return lost_s + seconds <= PROBE_SHARE * PROBE_AHEAD * self.costs.plain_s(position)
 
     def needs_plain(self, advantage: float) -> bool:
         """Whether a plain round is due, so that what drafting is compared with is not old.
@@ -87,8 +90,9 @@ class Budget:
         self._since_plain = self._since_plain + 1 if done.n_positions else 0
         if done.n_positions and self.costs.knows_plain:
             self._lost_s += self._warm_s(done) - done.n_tokens * self.costs.plain_s(done.position)
-        self._lost_s = max(self._lost_s, 0.0)
         self.costs.observe(done)
+        least = PROBE_SHARE * PROBE_SAVED * self.costs.plain_s(done.position)
+        self._lost_s = max(self._lost_s, -least if self.costs.knows_plain else 0.0)
 
     def _warm_s(self, done: Round) -> float:
         """Seconds of a round without what a first run costs extra."""
@@ -149,7 +153,7 @@ class BudgetedRule:
         worth, _ = outlook.at(rate, must_verify=True)
         best = int(worth.argmax())
         loss_s = (1.0 - rate * plain_s - float(worth[best])) / rate
-        if budget.may_lose(loss_s, position):
+        if budget.may_lose(loss_s, position, may_save=True):
             self._is_probe = True
             return lengths[best]
         budget.pause(PAUSE if advantage < -HOPELESS else REFRESH)

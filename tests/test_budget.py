@@ -97,6 +97,17 @@ def test_drafting_that_begins_to_pay_is_noticed() -> None:
     assert np.mean([done.n_drafted for done in rounds[-50:]]) > 4
 
 
+def test_looks_that_cost_several_rounds_are_saved_for() -> None:
+    """A second row costs as much as three passes, as where kernels for one row are far better."""
+    machine = Machine(lambda rows: 10 + (25 + rows if rows > 1 else 0), lambda _: 8)
+    text = Text(0.3, sure=0.9)
+    ms, rounds = automatic(machine, lambda _: text, Budget(), n_tokens=4000)
+    assert 4000 * machine.plain / ms > 0.97
+    looks = [number for number, done in enumerate(rounds) if done.n_drafted]
+    assert len(looks) > 5
+    assert looks[-1] > 3000
+
+
 def test_drafting_that_ceases_to_pay_is_given_up() -> None:
     _, rounds = automatic(
         slow(), lambda done: Text(0.98 if done < 600 else 0.0), Budget(), n_tokens=1200
