@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 namespace dfl {
 
@@ -176,6 +177,20 @@ KvCache::KvCache(const Hparams & hp, Backend & backend, ggml_type type_k, ggml_t
     for (ggml_tensor * rotation : {rotation_k_, rotation_v_}) {
         if (rotation != nullptr) {
             set_hadamard(rotation);
+        }
+    }
+}
+
+void KvCache::copy_row(int64_t from, int64_t to) {
+    if (from == to) {
+        return;
+    }
+    for (const auto & tensors : {k_, v_}) {
+        for (ggml_tensor * tensor : tensors) {
+            if (tensor != nullptr) {
+                auto * rows = static_cast<char *>(tensor->data);
+                std::memcpy(rows + to * tensor->nb[1], rows + from * tensor->nb[1], tensor->nb[1]);
+            }
         }
     }
 }

@@ -1,7 +1,7 @@
 // What a session remembers: K/V rows in cells, and the recurrent state of linear-attention layers.
 //
 // A K or V row is position-free once rope is applied, so it may lie in any cell; the table says
-// whose it is. Accepting or dropping rows only changes the table.
+// whose it is. Accepting or dropping rows changes the table, and on the CPU the order of the rows.
 #pragma once
 
 #include "hparams.h"
@@ -70,6 +70,8 @@ class KvCache {
     CellTable & cells() { return cells_; }
     const CellTable & cells() const { return cells_; }
     uint64_t bytes() const { return buffer_ ? ggml_backend_buffer_get_size(buffer_.get()) : 0; }
+    // Copies a cell's rows of every layer into another cell. Host memory only.
+    void copy_row(int64_t from, int64_t to);
     // Zeroes what is stored; the table stays.
     void clear();
 

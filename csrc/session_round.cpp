@@ -116,7 +116,15 @@ void Session::commit_path(const int32_t * nodes, int64_t n) {
     }
     std::vector<int64_t> feature_rows;
     for (int64_t i = 0; i < n; ++i) {
-        kv_.cells().own(open_.cells[nodes[i]], SEQUENCE, open_.positions[nodes[i]]);
+        int64_t cell = open_.cells[nodes[i]];
+        if (backend_.is_host()) {
+            // CPU kernels sum over cells as they lie: in the order of plain decoding the sums are
+            // its own. Cells of a verify ascend and a node comes after its parent, so rows only
+            // move down, into cells whose rows have moved or are dropped.
+            kv_.copy_row(cell, open_.cells[i]);
+            cell = open_.cells[i];
+        }
+        kv_.cells().own(cell, SEQUENCE, open_.positions[nodes[i]]);
         if (draft_) {
             feature_rows.push_back(open_.feature_rows[nodes[i]]);
         }

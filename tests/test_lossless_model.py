@@ -108,7 +108,7 @@ def test_candidates_accepted_at_every_length_change_nothing(
     check(margins, noise)
 
 
-@pytest.mark.parametrize("name", ["greedy", "1.0 with penalties"])
+@pytest.mark.parametrize("name", ["greedy", "0.7", "1.0 with penalties"])
 def test_trees_change_nothing(
     decoder: dflash_gguf.Decoder, name: str, noise: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
