@@ -5,9 +5,9 @@ The wheel's ggml loads such a module as it is: `dflash-run --backend-module PATH
 from, and kept in the cache folder; an interrupted build goes on where it stopped. Prints the
 module's path as the last line.
 
-vulkan needs libvulkan-dev, glslc and spirv-headers (Debian's names): about a quarter of an hour on
-two cores. cuda needs nvcc, and cuBLAS from a toolkit or from the nvidia-cublas package; an hour on
-two cores, under five minutes on sixteen.
+vulkan needs libvulkan-dev, glslc and spirv-headers (Debian's names): three minutes on two cores.
+cuda needs nvcc, and cuBLAS from a toolkit or from the nvidia-cublas package: an hour on two cores,
+under five minutes on sixteen.
 """
 
 from __future__ import annotations
