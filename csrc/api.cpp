@@ -83,6 +83,7 @@ static dfl::ModelParams model_params(const dfl_model_params * params) {
     dfl::ModelParams p;
     p.device = params->device != nullptr ? params->device : "";
     p.n_gpu_layers = params->n_gpu_layers;
+    p.cpu_experts = params->cpu_experts != 0;
     std::stringstream names(params->excluded_buffer_types ? params->excluded_buffer_types : "");
     for (std::string name; std::getline(names, name, ',');) {
         p.excluded_buffer_types.push_back(name);

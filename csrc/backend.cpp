@@ -176,8 +176,9 @@ void Backend::use_huge_pages(ggml_backend_buffer_t buffer) const {
 #endif
 }
 
-void Backend::compute(ggml_cgraph * graph) {
-    const ggml_status status = ggml_backend_graph_compute(get(), graph);
+void Backend::compute(ggml_cgraph * graph) { check(ggml_backend_graph_compute(get(), graph)); }
+
+void Backend::check(ggml_status status) const {
     DFL_CHECK(status != GGML_STATUS_ALLOC_FAILED, DFL_STATUS_MEMORY, "device %s: out of memory",
               name());
     DFL_CHECK(status == GGML_STATUS_SUCCESS, DFL_STATUS_COMPUTE,

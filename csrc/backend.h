@@ -44,6 +44,7 @@ class Backend {
 
     // Throws DFL_STATUS_COMPUTE or DFL_STATUS_MEMORY.
     void compute(ggml_cgraph * graph);
+    void check(ggml_status status) const;
 
     // Copies a tensor's bytes to the host, and counts them.
     void read(const ggml_tensor * tensor, void * dst, size_t offset, size_t size) const;

@@ -146,10 +146,10 @@ static void set_hadamard(ggml_tensor * matrix) {
     ggml_backend_tensor_set(matrix, values.data(), 0, ggml_nbytes(matrix));
 }
 
-KvCache::KvCache(const Hparams & hp, Backend & backend, ggml_type type_k, ggml_type type_v,
+KvCache::KvCache(const Hparams & hp, const LayerPlace & place, ggml_type type_k, ggml_type type_v,
                  int64_t n_cells)
-    : k_(hp.n_layer(), nullptr), v_(hp.n_layer(), nullptr), cells_(n_cells) {
-    ctx_.reset(ggml_init({(2 * hp.layers.size() + 2) * ggml_tensor_overhead(), nullptr, true}));
+    : part_(hp.n_layer(), nullptr), k_(hp.n_layer(), nullptr), v_(hp.n_layer(), nullptr),
+      cells_(n_cells) {
     // Block sizes of the rotations are those llama.cpp uses: the largest power of two that divides
     // every K head, 64 for V; none where a head is not a multiple of 64.
     int64_t block_k = ggml_is_quantized(type_k) ? int64_t(1) << 20 : 0;
@@ -159,26 +159,47 @@ KvCache::KvCache(const Hparams & hp, Backend & backend, ggml_type type_k, ggml_t
         if (layer.recurrent) {
             continue;
         }
+        Backend & backend = place(il);
         check_types(backend, layer, type_k, type_v);
+        part_[il] = &backend;
+        Part & part = parts_[&backend];
+        if (!part.ctx) {
+            part.ctx.reset(
+                ggml_init({(2 * hp.layers.size() + 2) * ggml_tensor_overhead(), nullptr, true}));
+        }
         const int64_t width = layer.head_dim * layer.n_head_kv;
-        k_[il] = ggml_new_tensor_2d(ctx_.get(), type_k, width, n_cells);
-        v_[il] = ggml_new_tensor_2d(ctx_.get(), type_v, width, n_cells);
+        k_[il] = ggml_new_tensor_2d(part.ctx.get(), type_k, width, n_cells);
+        v_[il] = ggml_new_tensor_2d(part.ctx.get(), type_v, width, n_cells);
         block_k = std::min(block_k, layer.head_dim & -layer.head_dim);
         block_v = layer.head_dim % 64 == 0 ? block_v : 0;
     }
-    if (block_k >= 64) {
-        rotation_k_ = ggml_new_tensor_2d(ctx_.get(), GGML_TYPE_F32, block_k, block_k);
-    }
-    if (block_v >= 64) {
-        rotation_v_ = ggml_new_tensor_2d(ctx_.get(), GGML_TYPE_F32, block_v, block_v);
-    }
-    buffer_ = backend.allocate(ctx_.get(),
-                               format("a K/V cache of %lld cells", (long long)n_cells).c_str());
-    for (ggml_tensor * rotation : {rotation_k_, rotation_v_}) {
-        if (rotation != nullptr) {
-            set_hadamard(rotation);
+    for (auto & [backend, part] : parts_) {
+        auto rotation = [&, ctx = part.ctx.get()](int64_t block) {
+            return block >= 64 ? ggml_new_tensor_2d(ctx, GGML_TYPE_F32, block, block) : nullptr;
+        };
+        part.rotation_k = rotation(block_k);
+        part.rotation_v = rotation(block_v);
+        part.buffer = backend->allocate(
+            part.ctx.get(), format("a K/V cache of %lld cells", (long long)n_cells).c_str());
+        for (ggml_tensor * matrix : {part.rotation_k, part.rotation_v}) {
+            if (matrix != nullptr) {
+                set_hadamard(matrix);
+            }
         }
     }
+}
+
+uint64_t KvCache::bytes() const {
+    uint64_t sum = 0;
+    for (const auto & [backend, part] : parts_) {
+        sum += ggml_backend_buffer_get_size(part.buffer.get());
+    }
+    return sum;
+}
+
+bool KvCache::is_host() const {
+    return std::all_of(parts_.begin(), parts_.end(),
+                       [](const auto & part) { return part.first->is_host(); });
 }
 
 void KvCache::copy_row(int64_t from, int64_t to) {
@@ -205,72 +226,106 @@ void KvCache::clear() {
     }
 }
 
-RecurrentCache::RecurrentCache(const Hparams & hp, Backend & backend, int64_t n_sequences)
-    : backend_(backend), shape_(hp.recurrent), index_(hp.n_layer(), -1) {
-    const int64_t n_layers = hp.n_recurrent();
-    if (n_layers == 0) {
-        return;
-    }
-    for (int64_t il = 0, next = 0; il < hp.n_layer(); ++il) {
-        if (hp.layers[il].recurrent) {
-            index_[il] = next++;
+RecurrentCache::RecurrentCache(const Hparams & hp, const LayerPlace & place, int64_t n_sequences)
+    : shape_(hp.recurrent), part_(hp.n_layer(), nullptr), index_(hp.n_layer(), -1) {
+    for (int64_t il = 0; il < hp.n_layer(); ++il) {
+        if (!hp.layers[il].recurrent) {
+            continue;
         }
+        Backend & backend = place(il);
+        auto found = std::find_if(parts_.begin(), parts_.end(),
+                                  [&](const auto & part) { return part->backend == &backend; });
+        if (found == parts_.end()) {
+            found = parts_.insert(found, std::make_unique<RecurrentPart>());
+            (*found)->backend = &backend;
+        }
+        part_[il] = found->get();
+        index_[il] = (*found)->n_layers++;
     }
-    ctx_.reset(ggml_init({2 * ggml_tensor_overhead(), nullptr, true}));
-    state_ =
-        ggml_new_tensor_3d(ctx_.get(), GGML_TYPE_F32, shape_.state_size(), n_sequences, n_layers);
-    conv_ = ggml_new_tensor_3d(ctx_.get(), GGML_TYPE_F32,
-                               shape_.conv_channels() * (shape_.d_conv - 1), n_sequences, n_layers);
-    buffer_ = backend_.allocate(ctx_.get(), "the recurrent state");
+    for (const auto & part : parts_) {
+        part->ctx.reset(ggml_init({2 * ggml_tensor_overhead(), nullptr, true}));
+        ggml_context * ctx = part->ctx.get();
+        part->state = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, shape_.state_size(), n_sequences,
+                                         part->n_layers);
+        part->conv =
+            ggml_new_tensor_3d(ctx, GGML_TYPE_F32, shape_.conv_channels() * (shape_.d_conv - 1),
+                               n_sequences, part->n_layers);
+        part->buffer = part->backend->allocate(ctx, "the recurrent state");
+    }
 }
 
 void RecurrentCache::reserve_trace(int64_t n) {
-    if (state_ == nullptr) {
-        return;
+    std::vector<RecurrentPart> fresh(parts_.size());
+    for (size_t i = 0; i < parts_.size(); ++i) {
+        RecurrentPart & to = fresh[i];
+        to.trace_ctx.reset(ggml_init({2 * ggml_tensor_overhead(), nullptr, true}));
+        ggml_context * ctx = to.trace_ctx.get();
+        const int64_t layers = parts_[i]->n_layers;
+        to.trace = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, shape_.trace_size(), n, layers);
+        to.conv_trace = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, shape_.conv_channels(),
+                                           shape_.d_conv - 1 + n, layers);
+        to.trace_buffer = parts_[i]->backend->allocate(ctx, "the trace of a verify");
     }
-    const int64_t n_layers = state_->ne[2];
-    ggml_context_ptr ctx(ggml_init({2 * ggml_tensor_overhead(), nullptr, true}));
-    ggml_tensor * trace =
-        ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, shape_.trace_size(), n, n_layers);
-    ggml_tensor * conv_trace = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, shape_.conv_channels(),
-                                                  shape_.d_conv - 1 + n, n_layers);
-    trace_buffer_ = backend_.allocate(ctx.get(), "the trace of a verify");
-    trace_ctx_ = std::move(ctx);
-    trace_ = trace;
-    conv_trace_ = conv_trace;
+    for (size_t i = 0; i < parts_.size(); ++i) {
+        parts_[i]->trace_buffer = std::move(fresh[i].trace_buffer);
+        parts_[i]->trace_ctx = std::move(fresh[i].trace_ctx);
+        parts_[i]->trace = fresh[i].trace;
+        parts_[i]->conv_trace = fresh[i].conv_trace;
+    }
+}
+
+uint64_t RecurrentCache::bytes() const {
+    uint64_t sum = 0;
+    for (const auto & part : parts_) {
+        sum += ggml_backend_buffer_get_size(part->buffer.get());
+    }
+    return sum;
+}
+
+uint64_t RecurrentCache::trace_bytes() const {
+    uint64_t sum = 0;
+    for (const auto & part : parts_) {
+        sum += part->trace_buffer ? ggml_backend_buffer_get_size(part->trace_buffer.get()) : 0;
+    }
+    return sum;
 }
 
 template <typename Visit>
 void RecurrentCache::for_each_row(int32_t sequence, Visit && visit) const {
-    for (ggml_tensor * tensor : {state_, conv_}) {
-        for (int64_t i = 0; tensor != nullptr && i < tensor->ne[2]; ++i) {
-            visit(tensor, sequence * tensor->nb[1] + i * tensor->nb[2], tensor->nb[1]);
+    for (const auto & part : parts_) {
+        for (ggml_tensor * tensor : {part->state, part->conv}) {
+            for (int64_t i = 0; i < tensor->ne[2]; ++i) {
+                visit(*part, tensor, sequence * tensor->nb[1] + i * tensor->nb[2], tensor->nb[1]);
+            }
         }
     }
 }
 
 void RecurrentCache::clear(int32_t sequence) {
-    for_each_row(sequence, [](ggml_tensor * tensor, size_t offset, size_t size) {
-        ggml_backend_tensor_memset(tensor, 0, offset, size);
-    });
+    for_each_row(sequence,
+                 [](const RecurrentPart &, ggml_tensor * tensor, size_t offset, size_t size) {
+                     ggml_backend_tensor_memset(tensor, 0, offset, size);
+                 });
 }
 
-std::vector<uint8_t> RecurrentCache::save(int32_t sequence, const Backend & backend) const {
+std::vector<uint8_t> RecurrentCache::save(int32_t sequence) const {
     std::vector<uint8_t> bytes;
-    for_each_row(sequence, [&](ggml_tensor * tensor, size_t offset, size_t size) {
-        const size_t at = bytes.size();
-        bytes.resize(at + size);
-        backend.read(tensor, bytes.data() + at, offset, size);
-    });
+    for_each_row(sequence,
+                 [&](const RecurrentPart & part, ggml_tensor * tensor, size_t offset, size_t size) {
+                     const size_t at = bytes.size();
+                     bytes.resize(at + size);
+                     part.backend->read(tensor, bytes.data() + at, offset, size);
+                 });
     return bytes;
 }
 
 void RecurrentCache::load(int32_t sequence, const std::vector<uint8_t> & bytes) {
     size_t at = 0;
-    for_each_row(sequence, [&](ggml_tensor * tensor, size_t offset, size_t size) {
-        ggml_backend_tensor_set(tensor, bytes.data() + at, offset, size);
-        at += size;
-    });
+    for_each_row(sequence,
+                 [&](const RecurrentPart &, ggml_tensor * tensor, size_t offset, size_t size) {
+                     ggml_backend_tensor_set(tensor, bytes.data() + at, offset, size);
+                     at += size;
+                 });
 }
 
 } // namespace dfl

@@ -7,7 +7,10 @@
 #include "hparams.h"
 
 #include <cstdint>
+#include <functional>
 #include <ggml-cpp.h>
+#include <map>
+#include <memory>
 #include <vector>
 
 namespace dfl {
@@ -53,79 +56,93 @@ class CellTable {
     mutable int64_t first_free_ = 0; // no free cell lies below
 };
 
-// K and V of every attention layer: [head_dim * n_head_kv, n_cells] each.
+// The backend of each layer.
+using LayerPlace = std::function<Backend &(int64_t il)>;
+
+// K and V of every attention layer, where the layer lies: [head_dim * n_head_kv, n_cells] each.
 class KvCache {
   public:
-    // Throws DFL_STATUS_UNSUPPORTED for a pair of types the device cannot attend with, and
+    // Throws DFL_STATUS_UNSUPPORTED for a pair of types a device cannot attend with, and
     // DFL_STATUS_MEMORY naming the bytes.
-    KvCache(const Hparams & hp, Backend & backend, ggml_type type_k, ggml_type type_v,
+    KvCache(const Hparams & hp, const LayerPlace & place, ggml_type type_k, ggml_type type_v,
             int64_t n_cells);
 
     ggml_tensor * k(int64_t il) const { return k_[il]; }
     ggml_tensor * v(int64_t il) const { return v_[il]; }
     // Hadamard matrices that even out what is quantised; NULL where nothing is.
-    ggml_tensor * rotation_k() const { return rotation_k_; }
-    ggml_tensor * rotation_v() const { return rotation_v_; }
+    ggml_tensor * rotation_k(int64_t il) const { return parts_.at(part_[il]).rotation_k; }
+    ggml_tensor * rotation_v(int64_t il) const { return parts_.at(part_[il]).rotation_v; }
 
     CellTable & cells() { return cells_; }
     const CellTable & cells() const { return cells_; }
-    uint64_t bytes() const { return buffer_ ? ggml_backend_buffer_get_size(buffer_.get()) : 0; }
+    uint64_t bytes() const;
+    // Whether all of it lies in host memory.
+    bool is_host() const;
     // Copies a cell's rows of every layer into another cell. Host memory only.
     void copy_row(int64_t from, int64_t to);
     // Zeroes what is stored; the table stays.
     void clear();
 
   private:
-    ggml_context_ptr ctx_;
-    ggml_backend_buffer_ptr buffer_;
+    // What lies on one device.
+    struct Part {
+        ggml_context_ptr ctx;
+        ggml_backend_buffer_ptr buffer;
+        ggml_tensor * rotation_k = nullptr;
+        ggml_tensor * rotation_v = nullptr;
+    };
+    std::map<Backend *, Part> parts_;
+    std::vector<Backend *> part_;      // of each layer; NULL for recurrent ones
     std::vector<ggml_tensor *> k_, v_; // NULL for recurrent layers
-    ggml_tensor * rotation_k_ = nullptr;
-    ggml_tensor * rotation_v_ = nullptr;
     CellTable cells_;
+};
+
+// What the recurrent layers of one device remember.
+struct RecurrentPart {
+    Backend * backend = nullptr;
+    int64_t n_layers = 0;
+    ggml_context_ptr ctx, trace_ctx;
+    ggml_backend_buffer_ptr buffer, trace_buffer;
+    // [state_size, n_sequences, n_layers] and [conv_channels * (d_conv - 1), n_sequences,
+    // n_layers]; the newest convolution input lies last.
+    ggml_tensor * state = nullptr;
+    ggml_tensor * conv = nullptr;
+    // Per node, k (not normed) | v | g | beta: [trace_size, n_trace, n_layers]. And the committed
+    // convolution inputs, then each node's: [conv_channels, d_conv - 1 + n_trace, n_layers]. NULL
+    // until room was made.
+    ggml_tensor * trace = nullptr;
+    ggml_tensor * conv_trace = nullptr;
 };
 
 // State and last convolution inputs of every recurrent layer, one slot a sequence; and, for
 // verifying, what each node would do to them.
 class RecurrentCache {
   public:
-    RecurrentCache(const Hparams & hp, Backend & backend, int64_t n_sequences);
+    RecurrentCache(const Hparams & hp, const LayerPlace & place, int64_t n_sequences);
     // Makes room for verifies of up to n nodes, forgetting any trace. Throws DFL_STATUS_MEMORY and
     // changes nothing.
     void reserve_trace(int64_t n);
 
-    // [state_size, n_sequences, n_layers] and [conv_channels * (d_conv - 1), n_sequences,
-    // n_layers]; the newest convolution input lies last. NULL for a model without recurrent layers.
-    ggml_tensor * state() const { return state_; }
-    ggml_tensor * conv() const { return conv_; }
-    // Per node, k (not normed) | v | g | beta: [trace_size, n_trace, n_layers]. And the committed
-    // convolution inputs, then each node's: [conv_channels, d_conv - 1 + n_trace, n_layers]. NULL
-    // until room was made.
-    ggml_tensor * trace() const { return trace_; }
-    ggml_tensor * conv_trace() const { return conv_trace_; }
-    // Index of a layer among the recurrent ones.
+    // One for each device that has recurrent layers.
+    const std::vector<std::unique_ptr<RecurrentPart>> & parts() const { return parts_; }
+    const RecurrentPart & part_of(int64_t il) const { return *part_[il]; }
+    // Index of a layer among the recurrent ones of its device.
     int64_t index(int64_t il) const { return index_[il]; }
 
     void clear(int32_t sequence);
-    // A sequence's state as bytes, layer by layer, and back.
-    std::vector<uint8_t> save(int32_t sequence, const Backend & backend) const;
+    // A sequence's state as bytes, device by device and layer by layer, and back.
+    std::vector<uint8_t> save(int32_t sequence) const;
     void load(int32_t sequence, const std::vector<uint8_t> & bytes);
-    uint64_t bytes() const { return buffer_ ? ggml_backend_buffer_get_size(buffer_.get()) : 0; }
-    uint64_t trace_bytes() const {
-        return trace_buffer_ ? ggml_backend_buffer_get_size(trace_buffer_.get()) : 0;
-    }
+    uint64_t bytes() const;
+    uint64_t trace_bytes() const;
 
   private:
     template <typename Visit>
     void for_each_row(int32_t sequence, Visit && visit) const;
 
-    Backend & backend_;
     RecurrentShape shape_;
-    ggml_context_ptr ctx_, trace_ctx_;
-    ggml_backend_buffer_ptr buffer_, trace_buffer_;
-    ggml_tensor * state_ = nullptr;
-    ggml_tensor * conv_ = nullptr;
-    ggml_tensor * trace_ = nullptr;
-    ggml_tensor * conv_trace_ = nullptr;
+    std::vector<std::unique_ptr<RecurrentPart>> parts_;
+    std::vector<const RecurrentPart *> part_; // NULL for other layers
     std::vector<int64_t> index_;
 };
 

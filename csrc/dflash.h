@@ -74,7 +74,9 @@ typedef int32_t (*dfl_progress)(void * user, uint64_t done, uint64_t total);
 
 typedef struct {
     const char * device;                /* name of a device; NULL: the first GPU, else the CPU */
-    int32_t n_gpu_layers;               /* < 0: all, if the device is a GPU; 0: none */
+    int32_t n_gpu_layers;               /* the last so many, the head included; < 0: all, if the
+                                           device is a GPU; 0: none */
+    int32_t cpu_experts;                /* 1: experts stay on the CPU */
     const char * excluded_buffer_types; /* separated by commas; may be NULL */
     dfl_progress progress;              /* bytes; may be NULL */
     void * user;

@@ -15,14 +15,18 @@ static int64_t cells_wanted(int64_t window, int64_t n_ubatch, int64_t max_block)
     return pad(window + std::max(n_ubatch, max_block) + 1, 256);
 }
 
+static LayerPlace on(Backend & backend) {
+    return [&](int64_t) -> Backend & { return backend; };
+}
+
 DraftState::DraftState(std::shared_ptr<const Drafter> drafter, const Model & target,
-                       Backend & backend, ggml_type cache_type, int64_t window, int64_t n_ubatch,
+                       Devices & devices, ggml_type cache_type, int64_t window, int64_t n_ubatch,
                        int64_t n_verify, int64_t max_block)
-    : drafter_(std::move(drafter)), target_(target), backend_(backend), window_(window),
-      kv_(drafter_->hparams(), backend, cache_type, cache_type,
+    : drafter_(std::move(drafter)), target_(target), backend_(devices.main()), window_(window),
+      kv_(drafter_->hparams(), on(backend_), cache_type, cache_type,
           cells_wanted(window, n_ubatch, max_block)),
-      no_recurrent_(drafter_->hparams(), backend, 1), n_ubatch_(n_ubatch), max_block_(max_block),
-      junk_cell_(kv_.cells().size() - 1) {
+      no_recurrent_(drafter_->hparams(), on(backend_), 1), n_ubatch_(n_ubatch),
+      max_block_(max_block), junk_cell_(kv_.cells().size() - 1) {
     kv_.cells().reserve_last();
     allocate_features(n_verify);
 }
@@ -198,7 +202,7 @@ void DraftState::flush(GraphPool & graphs) {
     const std::vector<int64_t> cells = own_cells(pending_);
     try {
         set_injection(live, cells);
-        backend_.compute(live.graph);
+        graphs.compute(live);
     } catch (...) {
         release(cells);
         throw;
@@ -278,7 +282,7 @@ Draft DraftState::run_block(GraphPool & graphs, int32_t last_token, int32_t posi
             set_injection(*live, injected);
         }
         set_block(*live, last_token, position, cells);
-        backend_.compute(live->graph);
+        graphs.compute(*live);
     } catch (...) {
         release(cells);
         release(injected);

@@ -19,7 +19,7 @@ class DraftState {
 
     // window: target positions the drafter sees. n_ubatch: most rows of one prefill pass. n_verify:
     // most rows of one verify; max_block: most rows of one draft.
-    DraftState(std::shared_ptr<const Drafter> drafter, const Model & target, Backend & backend,
+    DraftState(std::shared_ptr<const Drafter> drafter, const Model & target, Devices & devices,
                ggml_type cache_type, int64_t window, int64_t n_ubatch, int64_t n_verify,
                int64_t max_block);
 
@@ -83,7 +83,7 @@ class DraftState {
 
     std::shared_ptr<const Drafter> drafter_;
     const Model & target_;
-    Backend & backend_;
+    Backend & backend_; // of the drafter
     int64_t window_;
     KvCache kv_;
     RecurrentCache no_recurrent_;

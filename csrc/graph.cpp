@@ -67,11 +67,33 @@ int64_t row_bucket(int64_t n) {
 
 int64_t padded_rows(int64_t n) { return n > 4 && n % 4 >= 2 ? (n + 3) / 4 * 4 : n; }
 
-GraphPool::GraphPool(Backend & backend, size_t max_nodes)
-    : backend_(backend), max_nodes_(max_nodes),
-      arena_(ggml_gallocr_new(backend.default_buffer_type())) {}
+GraphPool::GraphPool(Devices & devices, size_t max_nodes)
+    : devices_(devices), backend_(devices.main()), max_nodes_(max_nodes),
+      arena_(ggml_gallocr_new(backend_.default_buffer_type())) {
+    if (!devices.split().is_whole()) {
+        start_scheduling();
+    }
+}
 
-uint64_t GraphPool::arena_bytes() const { return ggml_gallocr_get_buffer_size(arena_.get(), 0); }
+void GraphPool::start_scheduling() {
+    live_.clear();
+    arena_.reset();
+    ggml_backend_t backends[] = {backend_.get(), devices_.cpu()->get()};
+    ggml_backend_buffer_type_t pinned = ggml_backend_dev_host_buffer_type(backend_.device());
+    ggml_backend_buffer_type_t types[] = {
+        backend_.default_buffer_type(),
+        pinned != nullptr ? pinned : devices_.cpu()->default_buffer_type()};
+    scheduler_.reset(ggml_backend_sched_new(backends, types, 2, 2 * max_nodes_,
+                                            /*parallel =*/false, /*op_offload =*/true));
+}
+
+uint64_t GraphPool::arena_bytes() const {
+    if (scheduler_) {
+        return ggml_backend_sched_get_buffer_size(scheduler_.get(), backend_.get()) +
+               ggml_backend_sched_get_buffer_size(scheduler_.get(), devices_.cpu()->get());
+    }
+    return ggml_gallocr_get_buffer_size(arena_.get(), 0);
+}
 
 // The buffer that holds a graph's results; views may lie in caches instead.
 static ggml_backend_buffer_t arena_buffer(ggml_cgraph * graph) {
@@ -97,6 +119,17 @@ LiveGraph & GraphPool::get(const BatchShape & shape, const GraphBuilder & build)
             return live_.front();
         }
     }
+    LiveGraph fresh = built(shape, build);
+    if (!scheduler_ && needs_cpu(fresh.graph)) {
+        start_scheduling();
+    }
+    LiveGraph & live =
+        scheduler_ ? get_scheduled(std::move(fresh)) : get_in_arena(std::move(fresh));
+    ++n_built_;
+    return live;
+}
+
+LiveGraph GraphPool::built(const BatchShape & shape, const GraphBuilder & build) const {
     LiveGraph fresh;
     fresh.shape = shape;
     // Views and leaves count as tensors too, though not as nodes.
@@ -105,9 +138,47 @@ LiveGraph & GraphPool::get(const BatchShape & shape, const GraphBuilder & build)
          nullptr, true}));
     fresh.graph = ggml_new_graph_custom(fresh.ctx.get(), max_nodes_, false);
     build(fresh);
+    return fresh;
+}
 
-    const std::string what = format("the compute buffer of %lld rows over %lld cells",
-                                    (long long)shape.n_rows, (long long)shape.n_kv);
+// Whether the device lacks an operation, which is noted.
+bool GraphPool::needs_cpu(ggml_cgraph * graph) {
+    bool lacks = false;
+    for (int i = 0; devices_.cpu() != nullptr && i < ggml_graph_n_nodes(graph); ++i) {
+        const ggml_tensor * node = ggml_graph_node(graph, i);
+        if (ggml_backend_supports_op(backend_.get(), node)) {
+            continue;
+        }
+        DFL_CHECK(node->view_src == nullptr || node->view_src->buffer == nullptr,
+                  DFL_STATUS_UNSUPPORTED, "device %s cannot write to its caches: it lacks %s",
+                  backend_.name(), ggml_op_desc(node));
+        cpu_operations_.insert(ggml_op_desc(node));
+        lacks = true;
+    }
+    return lacks;
+}
+
+static std::string what_for(const BatchShape & shape) {
+    return format("the compute buffer of %lld rows over %lld cells", (long long)shape.n_rows,
+                  (long long)shape.n_kv);
+}
+
+LiveGraph & GraphPool::get_scheduled(LiveGraph fresh) {
+    live_.clear();
+    live_.push_front(std::move(fresh));
+    ggml_backend_sched_reset(scheduler_.get());
+    if (!ggml_backend_sched_alloc_graph(scheduler_.get(), live_.front().graph)) {
+        const std::string what = what_for(live_.front().shape);
+        live_.clear();
+        throw Error(DFL_STATUS_MEMORY,
+                    format("devices %s and %s cannot allocate %s", backend_.name(),
+                           devices_.cpu()->name(), what.c_str()));
+    }
+    return live_.front();
+}
+
+LiveGraph & GraphPool::get_in_arena(LiveGraph fresh) {
+    const std::string what = what_for(fresh.shape);
     const uint64_t before = arena_bytes();
     const uint64_t wanted = arena_bytes_for(fresh.graph);
     if (wanted > before) {
@@ -122,12 +193,19 @@ LiveGraph & GraphPool::get(const BatchShape & shape, const GraphBuilder & build)
     if (arena_bytes() != before) {
         backend_.use_huge_pages(arena_buffer(fresh.graph));
     }
-    ++n_built_;
     live_.push_front(std::move(fresh));
     if (live_.size() > MAX_LIVE) {
         live_.pop_back();
     }
     return live_.front();
+}
+
+void GraphPool::compute(LiveGraph & live) {
+    if (!scheduler_) {
+        backend_.compute(live.graph);
+        return;
+    }
+    backend_.check(ggml_backend_sched_graph_compute(scheduler_.get(), live.graph));
 }
 
 } // namespace dfl

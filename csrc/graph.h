@@ -2,12 +2,14 @@
 // and share one arena: only one runs at a time, and inputs are written before every run.
 #pragma once
 
-#include "backend.h"
 #include "cache.h"
+#include "devices.h"
 #include "layers/build.h"
 
 #include <functional>
 #include <list>
+#include <set>
+#include <string>
 
 namespace dfl {
 
@@ -78,10 +80,14 @@ int64_t padded_rows(int64_t n);
 class GraphPool {
   public:
     // max_nodes: of the largest graph.
-    GraphPool(Backend & backend, size_t max_nodes);
+    GraphPool(Devices & devices, size_t max_nodes);
 
     // The live graph of this shape, built if there is none. Throws DFL_STATUS_MEMORY.
     LiveGraph & get(const BatchShape & shape, const GraphBuilder & build);
+    // Runs a live graph. Throws DFL_STATUS_COMPUTE or DFL_STATUS_MEMORY.
+    void compute(LiveGraph & live);
+    // Names of operations that the device lacks and the CPU does.
+    const std::set<std::string> & cpu_operations() const { return cpu_operations_; }
     // Forgets all graphs: a tensor they use goes away.
     void clear() { live_.clear(); }
     uint64_t arena_bytes() const;
@@ -89,10 +95,19 @@ class GraphPool {
     int64_t n_built() const { return n_built_; }
 
   private:
+    LiveGraph built(const BatchShape & shape, const GraphBuilder & build) const;
+    LiveGraph & get_in_arena(LiveGraph fresh);
+    LiveGraph & get_scheduled(LiveGraph fresh);
     uint64_t arena_bytes_for(ggml_cgraph * graph) const;
+    bool needs_cpu(ggml_cgraph * graph);
+    void start_scheduling();
 
-    Backend & backend_;
+    Devices & devices_;
+    Backend & backend_; // the main one
     size_t max_nodes_;
+    // Of graphs that run on two devices: it holds one at a time. Empty as long as all run on one.
+    ggml_backend_sched_ptr scheduler_;
+    std::set<std::string> cpu_operations_;
     ggml_gallocr_ptr arena_;
     std::list<LiveGraph> live_; // most recently used first
     int64_t n_built_ = 0;

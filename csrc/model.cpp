@@ -2,10 +2,11 @@
 
 #include "error.h"
 
+#include <algorithm>
+
 namespace dfl {
 
-static ggml_backend_dev_t choose_device(const std::string & path, const ModelParams & params,
-                                        int64_t n_layer) {
+static ggml_backend_dev_t choose_device(const std::string & path, const ModelParams & params) {
     ggml_backend_dev_t device = find_device(params.device);
     const int n = params.n_gpu_layers;
     if (n == 0 || (device == cpu_device() && n < 0)) {
@@ -15,25 +16,20 @@ static ggml_backend_dev_t choose_device(const std::string & path, const ModelPar
               "%s: %d layers on a GPU: %s; a backend module may bring one", path.c_str(), n,
               params.device.empty() ? "ggml has no such device here"
                                     : "the device given is the CPU");
-    DFL_CHECK(n < 0 || n > n_layer, DFL_STATUS_UNSUPPORTED,
-              "%s: %d of %lld layers on the GPU: only none (0) or all (%lld, head included) can be "
-              "placed",
-              path.c_str(), n, (long long)n_layer, (long long)n_layer + 1);
     return device;
 }
 
 Model::Model(const std::string & path, const ModelParams & params)
     : file_(path), arch_(find_arch(file_)), hp_(arch_.read(file_)) {
     hp_.n_vocab = read_vocab_size(file_);
-    device_ = choose_device(path, params, hp_.n_layer());
-    Backend backend(device_, 1, params.excluded_buffer_types);
-    if (!backend.is_host() && hp_.n_recurrent() > 0) {
-        const int64_t d = hp_.recurrent.d_state;
-        DFL_CHECK(d == 16 || d == 32 || d == 64 || d == 128, DFL_STATUS_UNSUPPORTED,
-                  "%s: device %s has no Gated DeltaNet kernel for heads of %lld", path.c_str(),
-                  backend.name(), (long long)d);
+    device_ = choose_device(path, params);
+    if (device_ != cpu_device()) {
+        const int64_t n = params.n_gpu_layers;
+        split_.first = n < 0 ? 0 : std::max<int64_t>(0, hp_.n_layer() + 1 - n);
+        split_.cpu_experts = params.cpu_experts && hp_.experts.n_expert > 0;
     }
-    WeightLoader loader(file_, hp_, backend);
+    Devices devices(device_, split_, 1, params.excluded_buffer_types);
+    WeightLoader loader(file_, hp_, devices);
     arch_.bind(loader);
     weights_ = loader.load(params.progress);
 }

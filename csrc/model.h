@@ -2,7 +2,7 @@
 #pragma once
 
 #include "arch/arch.h"
-#include "backend.h"
+#include "devices.h"
 #include "gguf_file.h"
 #include "weights.h"
 
@@ -14,8 +14,10 @@ namespace dfl {
 
 struct ModelParams {
     std::string device; // of the layers that are not on the CPU; empty: the first GPU
-    // Negative: all of them, if there is such a device; 0: none.
+    // Negative: all of them, if there is such a device; 0: none; else the last so many, of which
+    // the head is one.
     int n_gpu_layers = -1;
+    bool cpu_experts = false;
     std::vector<std::string> excluded_buffer_types;
     LoadProgress progress;
 };
@@ -29,6 +31,7 @@ class Model {
     const Arch & arch() const { return arch_; }
     const Weights & weights() const { return *weights_; }
     ggml_backend_dev_t device() const { return device_; }
+    const Split & split() const { return split_; }
 
     // Converts embedding rows to float32: dst [n_embd, n].
     void embed(const int32_t * tokens, int64_t n, float * dst) const;
@@ -38,6 +41,7 @@ class Model {
     const Arch & arch_;
     Hparams hp_;
     ggml_backend_dev_t device_ = nullptr;
+    Split split_;
     std::unique_ptr<Weights> weights_;
 };
 

@@ -7,7 +7,7 @@
 
 namespace dfl {
 
-bool has_fused_delta_rule(const Backend & backend, const RecurrentShape & shape) {
+bool has_fused_delta_rule(const RecurrentCache & cache, const RecurrentShape & shape) {
     ggml_context_ptr ctx(ggml_init({16 * ggml_tensor_overhead(), nullptr, true}));
     auto heads = [&](int64_t ne0, int64_t ne1, int64_t ne2) {
         return ggml_new_tensor_4d(ctx.get(), GGML_TYPE_F32, ne0, ne1, ne2, 1);
@@ -16,7 +16,9 @@ bool has_fused_delta_rule(const Backend & backend, const RecurrentShape & shape)
     ggml_tensor * op =
         ggml_gated_delta_net(ctx.get(), heads(d, n_k, 2), heads(d, n_k, 2), heads(d, n_v, 2),
                              heads(1, n_v, 2), heads(1, n_v, 2), heads(d, d, n_v), /*K =*/1);
-    return ggml_backend_dev_supports_op(backend.device(), op);
+    return std::all_of(cache.parts().begin(), cache.parts().end(), [&](const auto & part) {
+        return ggml_backend_dev_supports_op(part->backend->device(), op);
+    });
 }
 
 void make_path_inputs(LiveGraph & live, const RecurrentShape & recurrent) {

@@ -8,8 +8,8 @@
 
 namespace dfl {
 
-// Whether the device has ggml's own operation for the chain.
-bool has_fused_delta_rule(const Backend & backend, const RecurrentShape & shape);
+// Whether every device with recurrent layers has ggml's own operation for the chain.
+bool has_fused_delta_rule(const RecurrentCache & cache, const RecurrentShape & shape);
 
 // Inputs for live.shape, which is by_paths.
 void make_path_inputs(LiveGraph & live, const RecurrentShape & recurrent);

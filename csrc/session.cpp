@@ -37,6 +37,10 @@ static size_t max_nodes(const Model & model, const Drafter * drafter, int64_t n_
     return n;
 }
 
+LayerPlace Session::layer_place() {
+    return [this](int64_t il) -> Backend & { return devices_.of_layer(il); };
+}
+
 // K/V of the drafter as exact as the target's, where that is exact; else half precision.
 static ggml_type draft_cache_type(const SessionParams & params) {
     return params.type_k == GGML_TYPE_F32 ? GGML_TYPE_F32 : GGML_TYPE_F16;
@@ -44,13 +48,14 @@ static ggml_type draft_cache_type(const SessionParams & params) {
 
 Session::Session(std::shared_ptr<const Model> model, const SessionParams & params)
     : model_(std::move(model)), params_(checked(params)),
-      backend_(model_->device(), params_.n_threads, {}),
+      devices_(model_->device(), model_->split(), params_.n_threads, {}),
       recurs_(model_->hparams().n_recurrent() > 0),
+      kv_(model_->hparams(), layer_place(), params_.type_k, params_.type_v,
+          pad(params_.n_ctx, 256)),
+      recurrent_(model_->hparams(), layer_place(), 1),
       fused_(recurs_ && !params_.stock_delta_rule &&
-             has_fused_delta_rule(backend_, model_->hparams().recurrent)),
-      kv_(model_->hparams(), backend_, params_.type_k, params_.type_v, pad(params_.n_ctx, 256)),
-      recurrent_(model_->hparams(), backend_, 1),
-      graphs_(backend_, max_nodes(*model_, params_.drafter.get(), fused_ ? 0 : params_.n_ubatch)) {
+             has_fused_delta_rule(recurrent_, model_->hparams().recurrent)),
+      graphs_(devices_, max_nodes(*model_, params_.drafter.get(), fused_ ? 0 : params_.n_ubatch)) {
     tokens_.reserve(params_.n_ctx);
     if (params_.drafter) {
         DFL_CHECK(params_.drafter->fits(model_), DFL_STATUS_ARGUMENT,
@@ -59,7 +64,7 @@ Session::Session(std::shared_ptr<const Model> model, const SessionParams & param
         verify_rows_ = std::min(params_.drafter->draft().block_size, MAX_VERIFY);
         recurrent_.reserve_trace(padded_rows(verify_rows_));
         draft_ = std::make_unique<DraftState>(
-            params_.drafter, *model_, backend_, draft_cache_type(params_), params_.draft_window,
+            params_.drafter, *model_, devices_, draft_cache_type(params_), params_.draft_window,
             params_.n_ubatch, verify_rows_, /*max_block =*/verify_rows_);
     }
     // The largest graphs reserve the arena, so that memory runs out here or not at all.
@@ -107,7 +112,7 @@ void Session::build_forward(LiveGraph & live, bool taps) {
     if (taps) {
         draft_->add_taps(live, b);
     }
-    finish_logits(live, model_->arch().build(b), backend_);
+    finish_logits(live, model_->arch().build(b), devices_.main());
     if (live.shape.n_inject > 0) {
         draft_->add_prefill_injection(live);
     }
@@ -143,8 +148,8 @@ void Session::prefill(const int32_t * tokens, int64_t n, float * all_logits,
         const bool inject = draft_ && n - done - rows < draft_->window();
         append(tokens + done, rows, n_out, inject);
         if (all_logits != nullptr) {
-            backend_.read(last_->logits, all_logits + done * n_vocab, 0,
-                          ggml_nbytes(last_->logits));
+            devices_.main().read(last_->logits, all_logits + done * n_vocab, 0,
+                                 ggml_nbytes(last_->logits));
         }
         done += rows;
         DFL_CHECK(!progress || !progress(done, n) || last, DFL_STATUS_CANCELLED,
@@ -158,7 +163,7 @@ int32_t Session::argmax(int64_t row) const {
     int32_t id = 0;
     const int64_t n_vocab = model_->hparams().n_vocab;
     if (last_->argmax != nullptr) {
-        backend_.read(last_->argmax, &id, (first_out_ + row) * sizeof id, sizeof id);
+        devices_.main().read(last_->argmax, &id, (first_out_ + row) * sizeof id, sizeof id);
     } else {
         const float * rows = static_cast<const float *>(last_->logits->data);
         id = static_cast<int32_t>(first_largest(rows + (first_out_ + row) * n_vocab, n_vocab));
@@ -172,7 +177,7 @@ void Session::logits(int64_t row, float * dst) const {
     DFL_CHECK(row >= 0 && row < n_out_rows(), DFL_STATUS_ARGUMENT,
               "row %lld: the last pass has %lld rows", (long long)row, (long long)n_out_rows());
     const size_t size = model_->hparams().n_vocab * sizeof(float);
-    backend_.read(last_->logits, dst, (first_out_ + row) * size, size);
+    devices_.main().read(last_->logits, dst, (first_out_ + row) * size, size);
 }
 
 void Session::forget_from(int64_t position) {
@@ -196,7 +201,7 @@ void Session::reset() {
     }
 }
 
-Checkpoint Session::take() const { return {tokens_, recurrent_.save(SEQUENCE, backend_)}; }
+Checkpoint Session::take() const { return {tokens_, recurrent_.save(SEQUENCE)}; }
 
 bool Session::holds(const Checkpoint & checkpoint) const {
     return checkpoint.tokens.size() <= tokens_.size() &&

@@ -9,6 +9,8 @@
 
 #include <functional>
 #include <memory>
+#include <set>
+#include <string>
 #include <vector>
 
 namespace dfl {
@@ -47,7 +49,7 @@ class Session {
     const Model & model() const { return *model_; }
     int64_t n_ctx() const { return params_.n_ctx; }
     int64_t position() const { return static_cast<int64_t>(tokens_.size()); }
-    int n_threads() const { return backend_.n_threads(); }
+    int n_threads() const { return devices_.main().n_threads(); }
 
     // Appends tokens in micro-batches; afterwards the last one's logits can be read. all_logits, if
     // not NULL, takes every token's: [n_vocab, n]. On an error the timeline ends where the last
@@ -100,9 +102,12 @@ class Session {
     int64_t n_graphs_built() const { return graphs_.n_built(); }
     // Forward passes of the target so far.
     int64_t n_passes() const { return n_passes_; }
-    uint64_t bytes_read() const { return backend_.bytes_read(); }
+    uint64_t bytes_read() const { return devices_.bytes_read(); }
+    // Names of operations that the device lacks and the CPU does.
+    const std::set<std::string> & cpu_operations() const { return graphs_.cpu_operations(); }
 
   private:
+    LayerPlace layer_place();
     void check_tokens(const int32_t * tokens, int64_t n) const;
     int64_t bucket(int64_t cells) const;
     // The rows of a pass. Those of a verify may end with padding: copies of the root that write
@@ -136,11 +141,11 @@ class Session {
 
     std::shared_ptr<const Model> model_;
     SessionParams params_;
-    Backend backend_;
+    Devices devices_;
     bool recurs_; // the model has recurrent layers
-    bool fused_;  // and the device an operation for chains of them
     KvCache kv_;
     RecurrentCache recurrent_;
+    bool fused_; // the devices of recurrent layers have an operation for chains
     GraphPool graphs_;
     std::unique_ptr<DraftState> draft_;
     std::vector<int32_t> tokens_; // the committed timeline

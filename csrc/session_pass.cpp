@@ -141,7 +141,7 @@ LiveGraph & Session::run(Pass & pass, int64_t n_out, bool inject) {
         set_inputs(live, pass);
         computing = true;
         ++n_passes_;
-        backend_.compute(live.graph);
+        graphs_.compute(live);
         return live;
     } catch (...) {
         for (const int64_t cell : pass.cells) {

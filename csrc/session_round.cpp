@@ -117,7 +117,7 @@ void Session::commit_path(const int32_t * nodes, int64_t n) {
     std::vector<int64_t> feature_rows;
     for (int64_t i = 0; i < n; ++i) {
         int64_t cell = open_.cells[nodes[i]];
-        if (backend_.is_host()) {
+        if (kv_.is_host()) {
             // CPU kernels sum over cells as they lie: in the order of plain decoding the sums are
             // its own. Cells of a verify ascend and a node comes after its parent, so rows only
             // move down, into cells whose rows have moved or are dropped.
@@ -163,7 +163,9 @@ void Session::promote_state(const int32_t * nodes, int64_t n_accepted) {
         }
         Build b = {ctx,        fresh.graph, model_->hparams(), model_->weights(), kv_,
                    recurrent_, shape,       fresh.in};
-        promote(b, fresh.draft.path, fresh.draft.on_path, fresh.draft.conv_rows);
+        for (const auto & part : recurrent_.parts()) {
+            promote(b, *part, fresh.draft.path, fresh.draft.on_path, fresh.draft.conv_rows);
+        }
     });
     write_input<int32_t>(live.draft.path, [&](int32_t * data) {
         for (int64_t i = 0; i < shape.n_rows * layers; ++i) {
@@ -184,7 +186,7 @@ void Session::promote_state(const int32_t * nodes, int64_t n_accepted) {
         }
     });
     write_path_inputs(live.in, model_->hparams().recurrent, {});
-    backend_.compute(live.graph);
+    graphs_.compute(live);
 }
 
 } // namespace dfl

@@ -1,6 +1,6 @@
 #include "weights.h"
 
-#include "backend.h"
+#include "devices.h"
 #include "error.h"
 #include "gguf_schema.h"
 #include "log_capture.h"
@@ -63,8 +63,8 @@ void embed_rows(const Weights & w, int64_t n_embd, const int32_t * tokens, int64
     }
 }
 
-WeightLoader::WeightLoader(const GgufFile & file, const Hparams & hp, Backend & backend)
-    : file_(file), hp_(hp), backend_(backend), owned_(new Weights), weights_(*owned_) {
+WeightLoader::WeightLoader(const GgufFile & file, const Hparams & hp, Devices & devices)
+    : file_(file), hp_(hp), devices_(devices), owned_(new Weights), weights_(*owned_) {
     weights_.layers.resize(hp.n_layer());
 }
 
@@ -105,19 +105,20 @@ static bool op_runs(ggml_backend_dev_t device, ggml_backend_buffer_type_t buft,
 }
 
 ggml_backend_buffer_type_t WeightLoader::choose(const ggml_tensor * meta, ggml_op op) const {
+    Backend & backend = devices_.of_weight(meta->name);
     if (op == GGML_OP_MUL_MAT || op == GGML_OP_MUL_MAT_ID) {
-        for (auto buft : backend_.weight_buffer_types()) {
-            if (op_runs(backend_.device(), buft, meta, op,
+        for (auto buft : backend.weight_buffer_types()) {
+            if (op_runs(backend.device(), buft, meta, op,
                         std::max<int64_t>(1, hp_.experts.n_used))) {
                 return buft;
             }
         }
         throw Error(DFL_STATUS_UNSUPPORTED,
                     format("%s: device %s cannot multiply with tensor %s of type %s",
-                           file_.path().c_str(), backend_.name(), meta->name,
+                           file_.path().c_str(), backend.name(), meta->name,
                            ggml_type_name(meta->type)));
     }
-    return backend_.default_buffer_type();
+    return backend.default_buffer_type();
 }
 
 const ggml_tensor * WeightLoader::checked(const std::string & name, const std::vector<int64_t> & ne,
@@ -143,7 +144,8 @@ const ggml_tensor * WeightLoader::checked(const std::string & name, const std::v
 // Mapped pages serve the CPU as they are; ggml's kernels want their usual alignment.
 bool WeightLoader::can_map(const std::string & name, ggml_backend_buffer_type_t buft) const {
     const auto address = reinterpret_cast<uintptr_t>(file_.tensor_data(name));
-    return backend_.is_host() && buft == backend_.default_buffer_type() &&
+    const Backend & backend = devices_.of_weight(name);
+    return backend.is_host() && buft == backend.default_buffer_type() &&
            address % ggml_backend_buft_get_alignment(buft) == 0;
 }
 
@@ -357,13 +359,16 @@ void WeightLoader::allocate(ggml_backend_buffer_type_t buft, ggml_context * ctx)
     if (bytes == 0) {
         return;
     }
-    backend_.check_fits(bytes, format("weights of %s", file_.path().c_str()).c_str());
+    const ggml_backend_dev_t device = ggml_backend_buft_get_device(buft);
+    const bool beside = devices_.cpu() != nullptr && device == devices_.cpu()->device();
+    const Backend & backend = beside ? *devices_.cpu() : devices_.main();
+    backend.check_fits(bytes, format("weights of %s", file_.path().c_str()).c_str());
     // Mapped tensors of this context have their buffer already and are passed over.
     weights_.buffers.emplace_back(ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft));
     DFL_CHECK(weights_.buffers.back() != nullptr, DFL_STATUS_MEMORY,
               "%s: device %s cannot allocate %llu bytes for weights", file_.path().c_str(),
-              backend_.name(), (unsigned long long)bytes);
-    backend_.use_huge_pages(weights_.buffers.back().get());
+              backend.name(), (unsigned long long)bytes);
+    backend.use_huge_pages(weights_.buffers.back().get());
     ggml_backend_buffer_set_usage(weights_.buffers.back().get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
     weights_.copied_bytes += bytes;
 }
@@ -397,9 +402,9 @@ std::unique_ptr<Weights> WeightLoader::load(const LoadProgress & progress) {
     if (any_mapped) {
         const FileMapping & map = file_.mapping();
         ggml_backend_buffer_ptr buffer(ggml_backend_dev_buffer_from_host_ptr(
-            backend_.device(), map.data(), map.size(), map.size()));
-        DFL_CHECK(buffer != nullptr, DFL_STATUS_MEMORY, "%s: device %s cannot use mapped memory",
-                  file_.path().c_str(), backend_.name());
+            cpu_device(), map.data(), map.size(), map.size()));
+        DFL_CHECK(buffer != nullptr, DFL_STATUS_MEMORY, "%s: the CPU cannot use mapped memory",
+                  file_.path().c_str());
         ggml_backend_buffer_set_usage(buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
         for (const Request & request : requests_) {
             if (request.mapped) {

@@ -15,7 +15,7 @@
 
 namespace dfl {
 
-class Backend;
+class Devices;
 
 // y = (weight x) * scale + bias; scale and bias are optional companions in the file.
 struct Linear {
@@ -102,7 +102,7 @@ using LoadProgress = std::function<bool(uint64_t done, uint64_t total)>;
 // Declares the tensors an architecture needs, then places and loads them all.
 class WeightLoader {
   public:
-    WeightLoader(const GgufFile & file, const Hparams & hp, Backend & backend);
+    WeightLoader(const GgufFile & file, const Hparams & hp, Devices & devices);
     ~WeightLoader();
 
     const Hparams & hparams() const { return hp_; }
@@ -156,7 +156,7 @@ class WeightLoader {
 
     const GgufFile & file_;
     const Hparams & hp_;
-    Backend & backend_;
+    Devices & devices_;
     std::unique_ptr<Weights> owned_;
     Weights & weights_;
     std::vector<Request> requests_;

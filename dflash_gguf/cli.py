@@ -105,6 +105,7 @@ def _load(args: argparse.Namespace) -> Decoder:
             n_threads=None if args.threads == -1 else args.threads,
             device=args.device,
             n_gpu_layers=args.gpu_layers,
+            cpu_moe=args.cpu_moe,
             backend_module=args.backend_module,
             n_ubatch=args.ubatch_size,
             draft_window=args.draft_window,

@@ -93,7 +93,7 @@ def _add_model(p: argparse.ArgumentParser) -> None:
         "--n-gpu-layers",
         type=gpu_layers,
         metavar="N",
-        help="layers on the GPU, or auto (default)",
+        help="layers on the GPU, the last ones, the head included; auto: all (default)",
     )
     add_device(group)
     group.add_argument(
@@ -106,9 +106,12 @@ def _add_model(p: argparse.ArgumentParser) -> None:
 
 
 def add_device(group: argparse._ActionsContainer) -> None:
-    """--device and --backend-module."""
+    """Where a model lies: --device, --cpu-moe and --backend-module."""
     group.add_argument(
         "-dev", "--device", metavar="NAME", help="device of --gpu-layers (default: the first GPU)"
+    )
+    group.add_argument(
+        "-cmoe", "--cpu-moe", action="store_true", help="experts of all layers stay on the CPU"
     )
     group.add_argument(
         "--backend-module",

@@ -35,7 +35,8 @@ class LoadConfig:
     n_threads: CPU threads; None is chosen from the machine's cores.
     device: name of the device for layers that are not on the CPU, as `devices()` lists it; None is
         the first GPU.
-    n_gpu_layers: layers on that device, the head included; None is all, 0 is none.
+    n_gpu_layers: layers on that device, the last ones, the head included; None is all, 0 is none.
+    cpu_moe: the experts of every layer stay on the CPU.
     backend_module: file of a ggml backend (libggml-cuda.so) to load first, for a ggml that was
         built without it.
     n_ubatch: prompt tokens computed at once.
@@ -48,6 +49,7 @@ class LoadConfig:
     n_threads: int | None = None
     device: str | None = None
     n_gpu_layers: int | None = None
+    cpu_moe: bool = False
     backend_module: str | None = None
     n_ubatch: int = 512
     draft_window: int = 4096
@@ -63,6 +65,8 @@ class LoadConfig:
             _set(self, "n_threads", _integer("n_threads", self.n_threads, 1, MAX_THREADS))
         if self.n_gpu_layers is not None:
             _set(self, "n_gpu_layers", _integer("n_gpu_layers", self.n_gpu_layers, 0, 1 << 16))
+        if not isinstance(self.cpu_moe, bool):
+            raise ValueError(f"cpu_moe is {self.cpu_moe!r}, must be True or False")
         _set(self, "n_ubatch", _integer("n_ubatch", self.n_ubatch, 1, 1 << 16))
         _set(self, "draft_window", _integer("draft_window", self.draft_window, 1, MAX_N_CTX))
 

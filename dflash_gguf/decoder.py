@@ -36,6 +36,7 @@ def load(
     n_threads: int | None = None,
     device: str | None = None,
     n_gpu_layers: int | None = None,
+    cpu_moe: bool = False,
     backend_module: str | None = None,
     n_ubatch: int = 512,
     draft_window: int = 4096,
@@ -54,6 +55,7 @@ def load(
         n_threads=n_threads,
         device=device,
         n_gpu_layers=n_gpu_layers,
+        cpu_moe=cpu_moe,
         backend_module=backend_module,
         n_ubatch=n_ubatch,
         draft_window=draft_window,
@@ -64,7 +66,8 @@ def load(
         return Decoder(model, Session(model), tokenizer)
     loaded = Drafter(os.fspath(drafter), model, progress)
     session = Session(model, drafter=loaded, draft_window=draft_window)
-    settings = (model.backend, session.n_threads, cache_type_k, cache_type_v, str(n_gpu_layers))
+    place = (model.backend, str(n_gpu_layers), str(cpu_moe))
+    settings = (*place, session.n_threads, cache_type_k, cache_type_v)
     return Decoder(model, session, tokenizer, CostFile([model.path, loaded.path], *settings))
 
 

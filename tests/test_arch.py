@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import KINDS, VOCAB_SIZE
-from device import placement
+from device import DEVICE, placement
 from gguf_files import Parts, edited, make_gguf, reference_logits
 from numpy.typing import NDArray
 
@@ -111,7 +111,7 @@ def assert_close(
     error = np.abs(found - expected).max() / np.ptp(expected)
     print(f"{cache_type}, {len(found)} rows: {error:.1e}")
     assert error <= LIMITS[cache_type]
-    if cache_type == "f32":
+    if cache_type == "f32" and DEVICE is None:
         np.testing.assert_array_equal(found.argmax(-1), expected.argmax(-1))
 
 

@@ -96,10 +96,8 @@ def test_escapes_are_read_in_prompts_unless_told_otherwise(loader: Loader) -> No
 
 
 def test_flags_reach_the_load(loader: Loader) -> None:
-    flags = (
-        "-p x: -c 64 -t 3 -ngl 7 -ub 32 -ctk q8_0 -ctv f32 -md d.gguf --draft-window 9 -dev CUDA1"
-    )
-    flags += " --backend-module m.so"
+    flags = "-p x: -c 64 -t 3 -ngl 7 -ub 32 -ctk q8_0 -ctv f32 -md d.gguf --draft-window 9"
+    flags += " -dev CUDA1 -cmoe --backend-module m.so"
     run(loader, *shlex.split(flags))
     arguments = {key: loader.arguments[key] for key in loader.arguments if key != "progress"}
     assert arguments == {
@@ -110,6 +108,7 @@ def test_flags_reach_the_load(loader: Loader) -> None:
         "n_threads": 3,
         "device": "CUDA1",
         "n_gpu_layers": 7,
+        "cpu_moe": True,
         "backend_module": "m.so",
         "n_ubatch": 32,
         "cache_type_k": "q8_0",

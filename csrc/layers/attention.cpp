@@ -96,15 +96,15 @@ static ggml_tensor * as_rows(Build & b, ggml_tensor * x) {
 }
 
 void store_kv(Build & b, int il, ggml_tensor * k, ggml_tensor * v, ggml_tensor * cells) {
-    k = rotate(b, k, b.kv.rotation_k());
-    v = rotate(b, v, b.kv.rotation_v());
+    k = rotate(b, k, b.kv.rotation_k(il));
+    v = rotate(b, v, b.kv.rotation_v(il));
     ggml_build_forward_expand(b.graph, ggml_set_rows(b.ctx, b.kv.k(il), as_rows(b, k), cells));
     ggml_build_forward_expand(b.graph, ggml_set_rows(b.ctx, b.kv.v(il), as_rows(b, v), cells));
 }
 
 ggml_tensor * attend(Build & b, int il, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v) {
     const LayerShape & shape = b.hp.layers[il];
-    q = rotate(b, q, b.kv.rotation_k());
+    q = rotate(b, q, b.kv.rotation_k(il));
     ggml_build_forward_expand(b.graph, q);
     // Stored before the read below: ggml runs nodes in the order they were added.
     store_kv(b, il, k, v, b.in.cells);
@@ -116,7 +116,7 @@ ggml_tensor * attend(Build & b, int il, ggml_tensor * q, ggml_tensor * k, ggml_t
     if (b.weights.layers[il].attn.sinks != nullptr) {
         ggml_flash_attn_ext_add_sinks(out, b.weights.layers[il].attn.sinks);
     }
-    out = rotate(b, out, b.kv.rotation_v()); // [head_dim, n_head, n_rows]
+    out = rotate(b, out, b.kv.rotation_v(il)); // [head_dim, n_head, n_rows]
     return ggml_reshape_2d(b.ctx, out, out->ne[0] * out->ne[1], out->ne[2]);
 }
 

@@ -28,11 +28,13 @@ static void copy(Build & b, ggml_tensor * from, ggml_tensor * to) {
 
 // The convolution's inputs when verifying: the committed ones, then u [channels, rows], both in the
 // trace. [channels, before + rows].
-static ggml_tensor * traced_inputs(Build & b, int64_t index, ggml_tensor * u) {
+static ggml_tensor * traced_inputs(Build & b, int il, ggml_tensor * u) {
+    const RecurrentPart & part = b.recurrent.part_of(il);
+    const int64_t index = b.recurrent.index(il);
     const int64_t channels = u->ne[0], rows = u->ne[1], before = b.hp.recurrent.d_conv - 1;
-    ggml_tensor * trace = b.recurrent.conv_trace();
-    if (index == 0) { // of all layers at once
-        ggml_tensor * conv = b.recurrent.conv();
+    ggml_tensor * trace = part.conv_trace;
+    if (index == 0) { // of all layers of the device at once
+        ggml_tensor * conv = part.conv;
         ggml_tensor * past = ggml_view_2d(b.ctx, conv, conv->ne[0], conv->ne[2], conv->nb[2],
                                           b.shape.first_seq * conv->nb[1]);
         copy(b, past, ggml_view_2d(b.ctx, trace, conv->ne[0], conv->ne[2], trace->nb[2], 0));
@@ -63,16 +65,15 @@ static ggml_tensor * convolve_tree(Build & b, ggml_tensor * inputs, ggml_tensor 
 // verifying leaves it alone and traces u.
 static ggml_tensor * convolve(Build & b, int il, ggml_tensor * u) {
     const int64_t channels = u->ne[0], rows = u->ne[1], before = b.hp.recurrent.d_conv - 1;
-    const int64_t index = b.recurrent.index(il);
     ggml_tensor * kernel = b.weights.layers[il].delta.conv;
     ggml_tensor * inputs = nullptr; // [channels, before + rows, n_seqs]
     if (b.shape.kind == GraphKind::VERIFY) {
-        inputs = traced_inputs(b, index, u);
+        inputs = traced_inputs(b, il, u);
         if (b.shape.by_paths) {
             return ggml_silu(b.ctx, convolve_tree(b, inputs, kernel));
         }
     } else {
-        ggml_tensor * slot = slots(b, b.recurrent.conv(), index);
+        ggml_tensor * slot = slots(b, b.recurrent.part_of(il).conv, b.recurrent.index(il));
         ggml_tensor * past = ggml_reshape_3d(b.ctx, slot, channels, before, b.shape.n_seqs);
         inputs = ggml_concat(b.ctx, past, u, 1);
         copy(b,
@@ -99,12 +100,12 @@ static ggml_tensor * heads_of(Build & b, ggml_tensor * x, int64_t first, int64_t
                         first * d * x->nb[0]);
 }
 
-static void write_trace(Build & b, int64_t index, const RuleRows & in) {
+static void write_trace(Build & b, int il, const RuleRows & in) {
     const RecurrentShape & shape = b.hp.recurrent;
     const int64_t d = shape.d_state, n_k = shape.n_k_heads, n_v = shape.n_v_heads;
     const int64_t rows = in.heads->ne[1], key_values = d * (n_k + n_v);
     auto part = [&](int64_t at, int64_t n) {
-        return traced(b, b.recurrent.trace(), index, 0, at, n, rows);
+        return traced(b, b.recurrent.part_of(il).trace, b.recurrent.index(il), 0, at, n, rows);
     };
     copy(
         b,
@@ -115,7 +116,7 @@ static void write_trace(Build & b, int64_t index, const RuleRows & in) {
 }
 
 // ggml's own operation, row after row: [d, n_v * n_rows].
-static ggml_tensor * fused_rule(Build & b, int64_t index, const RuleRows & in) {
+static ggml_tensor * fused_rule(Build & b, int il, const RuleRows & in) {
     const RecurrentShape & shape = b.hp.recurrent;
     const int64_t d = shape.d_state, n_k = shape.n_k_heads, n_v = shape.n_v_heads;
     const int64_t rows = in.heads->ne[1], seqs = in.heads->ne[2];
@@ -126,7 +127,7 @@ static ggml_tensor * fused_rule(Build & b, int64_t index, const RuleRows & in) {
         return ggml_view_4d(b.ctx, qk, d, n_k, rows, seqs, qk->nb[1], qk->nb[2], qk->nb[3],
                             first * qk->nb[1]);
     };
-    ggml_tensor * slot = slots(b, b.recurrent.state(), index);
+    ggml_tensor * slot = slots(b, b.recurrent.part_of(il).state, b.recurrent.index(il));
     ggml_tensor * out =
         ggml_gated_delta_net(b.ctx, half(0), half(n_k), heads_of(b, in.heads, 2 * n_k, n_v),
                              ggml_reshape_4d(b.ctx, in.g, 1, n_v, rows, seqs),
@@ -143,15 +144,15 @@ static ggml_tensor * fused_rule(Build & b, int64_t index, const RuleRows & in) {
 }
 
 // The form for trees; an APPEND goes chunk by chunk. One sequence. [d, n_v * n_rows].
-static ggml_tensor * path_rule(Build & b, int64_t index, const RuleRows & in) {
+static ggml_tensor * path_rule(Build & b, int il, const RuleRows & in) {
     const RecurrentShape & shape = b.hp.recurrent;
     const int64_t d = shape.d_state, n_k = shape.n_k_heads, n_v = shape.n_v_heads;
     const int64_t rows = in.heads->ne[1];
     const bool verifies = b.shape.kind == GraphKind::VERIFY;
-    ggml_tensor * slot = slots(b, b.recurrent.state(), index);
-    ggml_tensor * gates =
-        verifies ? traced(b, b.recurrent.trace(), index, 0, d * (n_k + n_v), 2 * n_v, rows)
-                 : ggml_concat(b.ctx, in.g, in.beta, 0); // [2 * n_v, rows]
+    ggml_tensor * slot = slots(b, b.recurrent.part_of(il).state, b.recurrent.index(il));
+    ggml_tensor * gates = verifies ? traced(b, b.recurrent.part_of(il).trace, b.recurrent.index(il),
+                                            0, d * (n_k + n_v), 2 * n_v, rows)
+                                   : ggml_concat(b.ctx, in.g, in.beta, 0); // [2 * n_v, rows]
     DeltaRule done = {nullptr, ggml_reshape_3d(b.ctx, slot, d, d, n_v)};
     ggml_tensor * out = nullptr;
     const int64_t chunk = verifies ? rows : PATH_CHUNK;
@@ -184,7 +185,6 @@ ggml_tensor * delta_net(Build & b, int il, ggml_tensor * x) {
     const RecurrentShape & shape = b.hp.recurrent;
     const DeltaNetWeights & w = b.weights.layers[il].delta;
     const int64_t inner = shape.d_state * shape.n_v_heads;
-    const int64_t index = b.recurrent.index(il);
 
     ggml_tensor * qkv = linear(b, w.qkv, x);
     ggml_tensor * z = linear(b, w.gate, x); // [inner, n_rows]
@@ -196,9 +196,9 @@ ggml_tensor * delta_net(Build & b, int il, ggml_tensor * x) {
                           ggml_reshape_3d(b.ctx, qkv, shape.conv_channels(),
                                           b.shape.n_rows / b.shape.n_seqs, b.shape.n_seqs));
     if (b.shape.kind == GraphKind::VERIFY) {
-        write_trace(b, index, rows);
+        write_trace(b, il, rows);
     }
-    ggml_tensor * o = b.shape.by_paths ? path_rule(b, index, rows) : fused_rule(b, index, rows);
+    ggml_tensor * o = b.shape.by_paths ? path_rule(b, il, rows) : fused_rule(b, il, rows);
     o = rms_norm(b, o, w.norm);
     ggml_tensor * gated =
         ggml_swiglu_split(b.ctx, ggml_reshape_2d(b.ctx, z, o->ne[0], o->ne[1]), o);

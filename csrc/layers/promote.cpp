@@ -20,11 +20,12 @@ struct PathRows {
     }
 };
 
-static PathRows gather(Build & b, ggml_tensor * path, ggml_tensor * on_path) {
+static PathRows gather(Build & b, const RecurrentPart & part, ggml_tensor * path,
+                       ggml_tensor * on_path) {
     const RecurrentShape & shape = b.hp.recurrent;
     const int64_t n_v = shape.n_v_heads;
     PathRows rows;
-    rows.nodes = ggml_get_rows(b.ctx, b.recurrent.trace(), path);
+    rows.nodes = ggml_get_rows(b.ctx, part.trace, path);
     auto gate = [&](int64_t first) {
         ggml_tensor * values =
             ggml_view_3d(b.ctx, rows.nodes, n_v, path->ne[0], path->ne[1], rows.nodes->nb[1],
@@ -37,7 +38,7 @@ static PathRows gather(Build & b, ggml_tensor * path, ggml_tensor * on_path) {
 }
 
 // The fused operation once, with the layers as its sequences.
-static ggml_tensor * fused_states(Build & b, const PathRows & rows) {
+static ggml_tensor * fused_states(Build & b, const RecurrentPart & part, const PathRows & rows) {
     const RecurrentShape & shape = b.hp.recurrent;
     const int64_t d = shape.d_state, n_k = shape.n_k_heads, n_v = shape.n_v_heads;
     const int64_t n = rows.nodes->ne[1], layers = rows.nodes->ne[2];
@@ -47,12 +48,13 @@ static ggml_tensor * fused_states(Build & b, const PathRows & rows) {
     ggml_tensor * out = ggml_gated_delta_net(
         b.ctx, k, k, rows.heads(b, n_k, n_v), ggml_reshape_4d(b.ctx, rows.g, 1, n_v, n, layers),
         ggml_reshape_4d(b.ctx, rows.beta, 1, n_v, n, layers),
-        ggml_reshape_4d(b.ctx, b.recurrent.state(), d, d, n_v, layers), /*K =*/1);
-    return ggml_view_1d(b.ctx, out, ggml_nelements(b.recurrent.state()),
+        ggml_reshape_4d(b.ctx, part.state, d, d, n_v, layers), /*K =*/1);
+    return ggml_view_1d(b.ctx, out, ggml_nelements(part.state),
                         d * n_v * n * layers * sizeof(float));
 }
 
-static ggml_tensor * path_state(Build & b, const PathRows & rows, int64_t layer) {
+static ggml_tensor * path_state(Build & b, const RecurrentPart & part, const PathRows & rows,
+                                int64_t layer) {
     const RecurrentShape & shape = b.hp.recurrent;
     const int64_t d = shape.d_state, n_k = shape.n_k_heads, n_v = shape.n_v_heads;
     const int64_t n = rows.nodes->ne[1];
@@ -66,33 +68,41 @@ static ggml_tensor * path_state(Build & b, const PathRows & rows, int64_t layer)
         ggml_tensor * one = ggml_view_2d(b.ctx, x, n_v, n, x->nb[1], layer * x->nb[2]);
         return ggml_reshape_3d(b.ctx, ggml_cont(b.ctx, ggml_transpose(b.ctx, one)), n, 1, n_v);
     };
-    ggml_tensor * state = b.recurrent.state();
+    ggml_tensor * state = part.state;
     state = ggml_view_3d(b.ctx, state, d, d, n_v, d * state->nb[0], d * d * state->nb[0],
                          layer * state->nb[2]);
     ggml_tensor * qk = unit_queries_keys(b, ggml_repeat_4d(b.ctx, k, d, n, 2, n_k));
     return delta_rule(b, {qk, v, gate(rows.g), gate(rows.beta), state}).state;
 }
 
-static void promote_states(Build & b, const PathRows & rows) {
-    ggml_tensor * state = b.recurrent.state(); // [state_size, 1, layers]
+static void promote_states(Build & b, const RecurrentPart & part, const PathRows & rows) {
+    ggml_tensor * state = part.state; // [state_size, 1, layers]
     auto write = [&](ggml_tensor * from, int64_t layer, int64_t layers) {
         const int64_t n = layers * state->ne[0];
         ggml_tensor * to = ggml_view_1d(b.ctx, state, n, layer * state->nb[2]);
         ggml_build_forward_expand(b.graph, ggml_cpy(b.ctx, ggml_reshape_1d(b.ctx, from, n), to));
     };
     if (!b.shape.by_paths) {
-        write(fused_states(b, rows), 0, state->ne[2]);
+        write(fused_states(b, part, rows), 0, state->ne[2]);
         return;
     }
     for (int64_t layer = 0; layer < state->ne[2]; ++layer) {
-        write(path_state(b, rows, layer), layer, 1);
+        write(path_state(b, part, rows, layer), layer, 1);
     }
 }
 
-void promote(Build & b, ggml_tensor * path, ggml_tensor * on_path, ggml_tensor * conv_rows) {
-    promote_states(b, gather(b, path, on_path));
-    ggml_tensor * last = ggml_get_rows(b.ctx, b.recurrent.conv_trace(), conv_rows);
-    ggml_tensor * conv = b.recurrent.conv(); // [channels * (d_conv - 1), 1, layers]
+// Every layer has the same rows.
+static ggml_tensor * of_layers(Build & b, ggml_tensor * rows, int64_t n) {
+    return n == rows->ne[1] ? rows : ggml_view_2d(b.ctx, rows, rows->ne[0], n, rows->nb[1], 0);
+}
+
+void promote(Build & b, const RecurrentPart & part, ggml_tensor * path, ggml_tensor * on_path,
+             ggml_tensor * conv_rows) {
+    path = of_layers(b, path, part.n_layers);
+    conv_rows = of_layers(b, conv_rows, part.n_layers);
+    promote_states(b, part, gather(b, part, path, on_path));
+    ggml_tensor * last = ggml_get_rows(b.ctx, part.conv_trace, conv_rows);
+    ggml_tensor * conv = part.conv; // [channels * (d_conv - 1), 1, layers]
     ggml_build_forward_expand(
         b.graph,
         ggml_cpy(b.ctx, last, ggml_reshape_3d(b.ctx, conv, last->ne[0], last->ne[1], conv->ne[2])));

@@ -109,6 +109,7 @@ def _run(args: argparse.Namespace) -> int:
             n_threads=args.threads,
             device=args.device,
             n_gpu_layers=args.gpu_layers,
+            cpu_moe=args.cpu_moe,
             backend_module=args.backend_module,
         ) as decoder:
             pair = f"{Path(target).stem} + {Path(drafter).stem}"

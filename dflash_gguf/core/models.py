@@ -29,6 +29,7 @@ def _model_params(config: LoadConfig, progress: Progress | None) -> Iterator[Any
             {
                 "device": device,
                 "n_gpu_layers": -1 if layers is None else layers,
+                "cpu_experts": config.cpu_moe,
                 "excluded_buffer_types": excluded,
                 "progress": callback,
             },

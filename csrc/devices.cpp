@@ -1,0 +1,28 @@
+#include "devices.h"
+
+#include <cstdio>
+
+namespace dfl {
+
+Devices::Devices(ggml_backend_dev_t device, const Split & split, int n_threads,
+                 const std::vector<std::string> & excluded)
+    : split_(split), main_(device, n_threads, excluded) {
+    if (device != cpu_device()) {
+        cpu_ = std::make_unique<Backend>(cpu_device(), n_threads, excluded);
+    }
+}
+
+uint64_t Devices::bytes_read() const {
+    return main_.bytes_read() + (cpu_ ? cpu_->bytes_read() : 0);
+}
+
+Backend & Devices::of_weight(const std::string & name) {
+    int il = 0;
+    if (cpu_ == nullptr || std::sscanf(name.c_str(), "blk.%d.", &il) != 1) {
+        return main_;
+    }
+    const bool expert = name.find("_exps.") != std::string::npos;
+    return expert && split_.cpu_experts ? *cpu_ : of_layer(il);
+}
+
+} // namespace dfl

@@ -1,0 +1,222 @@
+// A ggml backend module for tests: devices whose memory the host must not touch, computing with
+// ggml's own CPU kernels, so that results equal the CPU's to the last bit. Outside of ggml's own
+// calls every page of a buffer is inaccessible: a host access is a segmentation fault.
+//
+// FAKE_DEVICES: how many (1). FAKE_DEVICE_MIB: memory of each (4096). FAKE_DEVICE_LACKS: names of
+// operations they do not have, separated by commas (GGML_OP names, as SOLVE_TRI).
+#include "ggml-backend-impl.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <set>
+#include <sstream>
+#include <string>
+#include <sys/mman.h>
+#include <vector>
+
+namespace {
+
+struct Memory {
+    void * base;
+    size_t size;
+};
+
+struct Device {
+    std::string name;
+    size_t total = 0;
+    size_t used = 0;
+    ggml_backend_buffer_type buft = {};
+    ggml_backend_device device = {};
+};
+
+std::mutex mutex;
+std::set<Memory *> memories;
+std::vector<Device> devices;
+std::set<std::string> lacking;
+
+// While one lives the host may touch the devices' memory, as a driver would.
+class Opened {
+  public:
+    Opened() : lock_(mutex) { protect(PROT_READ | PROT_WRITE); }
+    ~Opened() { protect(PROT_NONE); }
+
+  private:
+    static void protect(int how) {
+        for (const Memory * memory : memories) {
+            mprotect(memory->base, memory->size, how);
+        }
+    }
+    std::lock_guard<std::mutex> lock_;
+};
+
+Device & device_of(ggml_backend_dev_t dev) { return *static_cast<Device *>(dev->context); }
+Memory & memory_of(ggml_backend_buffer_t buffer) { return *static_cast<Memory *>(buffer->context); }
+
+// ---- buffers ----
+
+void free_buffer(ggml_backend_buffer_t buffer) {
+    Memory * memory = &memory_of(buffer);
+    std::lock_guard<std::mutex> lock(mutex);
+    device_of(buffer->buft->device).used -= memory->size;
+    memories.erase(memory);
+    munmap(memory->base, memory->size);
+    delete memory;
+}
+void * get_base(ggml_backend_buffer_t buffer) { return memory_of(buffer).base; }
+void memset_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, uint8_t value, size_t offset,
+                   size_t size) {
+    Opened opened;
+    std::memset(static_cast<char *>(tensor->data) + offset, value, size);
+}
+void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, size_t offset,
+                size_t size) {
+    Opened opened;
+    std::memcpy(static_cast<char *>(tensor->data) + offset, data, size);
+}
+void get_tensor(ggml_backend_buffer_t, const ggml_tensor * tensor, void * data, size_t offset,
+                size_t size) {
+    Opened opened;
+    std::memcpy(data, static_cast<const char *>(tensor->data) + offset, size);
+}
+void clear(ggml_backend_buffer_t buffer, uint8_t value) {
+    Opened opened;
+    std::memset(memory_of(buffer).base, value, buffer->size);
+}
+
+const char * buft_name(ggml_backend_buffer_type_t buft) {
+    return device_of(buft->device).name.c_str();
+}
+size_t alignment(ggml_backend_buffer_type_t) { return 64; }
+
+ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t buft, size_t size) {
+    constexpr size_t page = 4096;
+    const size_t whole = std::max(page, (size + page - 1) / page * page);
+    Device & device = device_of(buft->device);
+    std::lock_guard<std::mutex> lock(mutex);
+    if (device.used + whole > device.total) {
+        return nullptr;
+    }
+    void * base = mmap(nullptr, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (base == MAP_FAILED) {
+        return nullptr;
+    }
+    auto * memory = new Memory{base, whole};
+    memories.insert(memory);
+    device.used += whole;
+    ggml_backend_buffer_i iface = {};
+    iface.free_buffer = free_buffer;
+    iface.get_base = get_base;
+    iface.memset_tensor = memset_tensor;
+    iface.set_tensor = set_tensor;
+    iface.get_tensor = get_tensor;
+    iface.clear = clear;
+    return ggml_backend_buffer_init(buft, iface, memory, size);
+}
+
+// ---- the backend: a stream of work, done by the CPU's ----
+
+const char * backend_name(ggml_backend_t backend) {
+    return device_of(backend->device).name.c_str();
+}
+void free_backend(ggml_backend_t backend) {
+    ggml_backend_free(static_cast<ggml_backend_t>(backend->context));
+    delete backend;
+}
+ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
+    Opened opened;
+    return ggml_backend_graph_compute(static_cast<ggml_backend_t>(backend->context), graph);
+}
+
+ggml_backend_dev_t cpu() { return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU); }
+
+ggml_guid_t guid() {
+    static ggml_guid id = {0xfa, 0x4e, 0xde, 0xc1};
+    return &id;
+}
+
+ggml_backend_t init_backend(ggml_backend_dev_t dev, const char *) {
+    ggml_backend_t worker = ggml_backend_dev_init(cpu(), nullptr);
+    auto set_threads =
+        reinterpret_cast<ggml_backend_set_n_threads_t>(ggml_backend_reg_get_proc_address(
+            ggml_backend_dev_backend_reg(cpu()), "ggml_backend_set_n_threads"));
+    set_threads(worker, 1);
+    ggml_backend_i iface = {};
+    iface.get_name = backend_name;
+    iface.free = free_backend;
+    iface.graph_compute = graph_compute;
+    return new ggml_backend{guid(), iface, dev, worker};
+}
+
+// ---- devices ----
+
+const char * device_name(ggml_backend_dev_t dev) { return device_of(dev).name.c_str(); }
+const char * description(ggml_backend_dev_t) { return "memory out of the host's reach"; }
+void get_memory(ggml_backend_dev_t dev, size_t * free, size_t * total) {
+    *total = device_of(dev).total;
+    *free = *total - device_of(dev).used;
+}
+enum ggml_backend_dev_type type(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_GPU; }
+void get_props(ggml_backend_dev_t dev, ggml_backend_dev_props * props) {
+    *props = {};
+    props->name = device_name(dev);
+    props->description = description(dev);
+    get_memory(dev, &props->memory_free, &props->memory_total);
+    props->type = type(dev);
+}
+ggml_backend_buffer_type_t buffer_type(ggml_backend_dev_t dev) { return &device_of(dev).buft; }
+bool supports_op(ggml_backend_dev_t, const ggml_tensor * op) {
+    return lacking.count(ggml_op_name(op->op)) == 0 && op->op != GGML_OP_CUSTOM &&
+           ggml_backend_dev_supports_op(cpu(), op);
+}
+bool supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft) {
+    return buft == buffer_type(dev);
+}
+
+const char * reg_name(ggml_backend_reg_t) { return "Fake"; }
+size_t count(ggml_backend_reg_t) { return devices.size(); }
+ggml_backend_dev_t get_device(ggml_backend_reg_t, size_t index) { return &devices[index].device; }
+void * no_functions(ggml_backend_reg_t, const char *) { return nullptr; }
+
+ggml_backend_reg reg = {GGML_BACKEND_API_VERSION, {reg_name, count, get_device, no_functions}, nullptr};
+
+size_t number(const char * variable, size_t otherwise) {
+    const char * text = std::getenv(variable);
+    return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
+}
+
+} // namespace
+
+extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backend_init(void) {
+    if (!devices.empty()) {
+        return &reg;
+    }
+    const char * lacks = std::getenv("FAKE_DEVICE_LACKS");
+    std::stringstream names(lacks != nullptr ? lacks : "");
+    for (std::string name; std::getline(names, name, ',');) {
+        lacking.insert(name);
+    }
+    devices.resize(number("FAKE_DEVICES", 1));
+    for (size_t i = 0; i < devices.size(); ++i) {
+        Device & d = devices[i];
+        d.name = "Fake" + std::to_string(i);
+        d.total = number("FAKE_DEVICE_MIB", 4096) << 20;
+        d.buft.iface.get_name = buft_name;
+        d.buft.iface.alloc_buffer = alloc_buffer;
+        d.buft.iface.get_alignment = alignment;
+        d.buft.device = &d.device;
+        d.device.iface.get_name = device_name;
+        d.device.iface.get_description = description;
+        d.device.iface.get_memory = get_memory;
+        d.device.iface.get_type = type;
+        d.device.iface.get_props = get_props;
+        d.device.iface.init_backend = init_backend;
+        d.device.iface.get_buffer_type = buffer_type;
+        d.device.iface.supports_op = supports_op;
+        d.device.iface.supports_buft = supports_buft;
+        d.device.reg = &reg;
+        d.device.context = &d;
+    }
+    return &reg;
+}
