@@ -1,5 +1,6 @@
 #include "backend.h"
 
+#include "card.h"
 #include "error.h"
 
 #include <algorithm>
@@ -197,8 +198,11 @@ void probe_buffer_type(const std::string & name) {
     }
 }
 
-Backend::Backend(bool use_gpu, int n_threads, const std::vector<std::string> & excluded) {
-    device_ = use_gpu ? ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_GPU) : cpu_device();
+Backend::Backend(bool use_gpu, int n_threads, const std::vector<std::string> & excluded,
+                 dfl_measure measure)
+    : measure_(measure), imagined_(use_gpu && measure == DFL_MEASURE_CARD) {
+    device_ = use_gpu && !imagined_ ? ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_GPU)
+                                    : cpu_device();
     DFL_CHECK(device_ != nullptr, DFL_STATUS_UNSUPPORTED, "no %s device is registered with ggml",
               use_gpu ? "GPU" : "CPU");
     backend_.reset(ggml_backend_dev_init(device_, nullptr));
@@ -216,7 +220,19 @@ Backend::Backend(bool use_gpu, int n_threads, const std::vector<std::string> & e
     weights_.push_back(default_buffer_type());
 }
 
-bool Backend::is_host() const { return ggml_backend_buft_is_host(default_buffer_type()); }
+const char * Backend::name() const {
+    return imagined_ ? "an imagined CUDA card" : ggml_backend_dev_name(device_);
+}
+
+bool Backend::is_host() const {
+    return !imagined_ && ggml_backend_buft_is_host(default_buffer_type());
+}
+
+bool Backend::is_cuda() const { return imagined_ || std::strncmp(name(), "CUDA", 4) == 0; }
+
+bool Backend::runs(const ggml_tensor * node) const {
+    return imagined_ ? card::runs(node) : ggml_backend_dev_supports_op(device_, node);
+}
 
 ggml_backend_buffer_type_t Backend::default_buffer_type() const {
     return ggml_backend_dev_buffer_type(device_);
@@ -229,18 +245,34 @@ uint64_t Backend::free_bytes() const {
 }
 
 void Backend::check_fits(uint64_t bytes, const char * what) const {
+    if (measures()) {
+        return;
+    }
     const uint64_t free = free_bytes();
     DFL_CHECK(bytes <= free, DFL_STATUS_MEMORY, "%s needs %llu MiB, %s has %llu MiB free", what,
               (unsigned long long)(bytes >> 20), name(), (unsigned long long)(free >> 20));
 }
 
-ggml_backend_buffer_ptr Backend::allocate(ggml_context * ctx, const char * what) const {
-    uint64_t bytes = 0;
+Allocation Backend::count(ggml_context * ctx, ggml_backend_buffer_type_t buft) const {
+    Allocation counted;
+    counted.bytes = ggml_backend_alloc_ctx_tensors_from_buft_size(ctx, buft);
+    counted.buffer.reset(ggml_backend_buft_alloc_buffer(buft, 0));
     for (ggml_tensor * t = ggml_get_first_tensor(ctx); t; t = ggml_get_next_tensor(ctx, t)) {
-        bytes += ggml_nbytes(t);
+        if (t->buffer == nullptr) {
+            t->buffer = counted.buffer.get();
+        }
     }
+    return counted;
+}
+
+Allocation Backend::allocate(ggml_context * ctx, const char * what) const {
+    const uint64_t bytes =
+        ggml_backend_alloc_ctx_tensors_from_buft_size(ctx, default_buffer_type());
     if (bytes == 0) {
-        return nullptr;
+        return {};
+    }
+    if (measures()) {
+        return count(ctx, default_buffer_type());
     }
     check_fits(bytes, what);
     ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx, get()));
@@ -248,7 +280,7 @@ ggml_backend_buffer_ptr Backend::allocate(ggml_context * ctx, const char * what)
               name(), (unsigned long long)bytes, what);
     use_huge_pages(buffer.get());
     ggml_backend_buffer_clear(buffer.get(), 0);
-    return buffer;
+    return {std::move(buffer), bytes};
 }
 
 void Backend::use_huge_pages(ggml_backend_buffer_t buffer) const {

@@ -4,8 +4,9 @@
 
 namespace dfl {
 
-static bool use_gpu(const std::string & path, int n_gpu_layers, int64_t n_layer) {
-    if (n_gpu_layers == 0 || ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_GPU) == nullptr) {
+static bool use_gpu(const std::string & path, int n_gpu_layers, int64_t n_layer, bool imagined) {
+    if (n_gpu_layers == 0 ||
+        (!imagined && ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_GPU) == nullptr)) {
         return false;
     }
     DFL_CHECK(n_gpu_layers < 0 || n_gpu_layers > n_layer, DFL_STATUS_UNSUPPORTED,
@@ -16,10 +17,10 @@ static bool use_gpu(const std::string & path, int n_gpu_layers, int64_t n_layer)
 }
 
 Model::Model(const std::string & path, const ModelParams & params)
-    : file_(path), arch_(find_arch(file_)), hp_(arch_.read(file_)) {
+    : file_(path), arch_(find_arch(file_)), hp_(arch_.read(file_)), measure_(params.measure) {
     hp_.n_vocab = read_vocab_size(file_);
-    on_gpu_ = use_gpu(path, params.n_gpu_layers, hp_.n_layer());
-    Backend backend(on_gpu_, 1, params.excluded_buffer_types);
+    on_gpu_ = use_gpu(path, params.n_gpu_layers, hp_.n_layer(), measure_ == DFL_MEASURE_CARD);
+    Backend backend(on_gpu_, 1, params.excluded_buffer_types, measure_);
     device_name_ = backend.name();
     if (!backend.is_host() && hp_.n_recurrent() > 0) {
         const int64_t d = hp_.recurrent.d_state;

@@ -17,6 +17,7 @@ struct ModelParams {
     int n_gpu_layers = -1;
     std::vector<std::string> excluded_buffer_types;
     LoadProgress progress;
+    dfl_measure measure = DFL_MEASURE_NOTHING; // else weights are placed, and not loaded
 };
 
 class Model {
@@ -28,6 +29,7 @@ class Model {
     const Arch & arch() const { return arch_; }
     const Weights & weights() const { return *weights_; }
     bool on_gpu() const { return on_gpu_; }
+    dfl_measure measure() const { return measure_; }
     const char * device_name() const { return device_name_.c_str(); }
 
     // Converts embedding rows to float32: dst [n_embd, n].
@@ -38,6 +40,7 @@ class Model {
     const Arch & arch_;
     Hparams hp_;
     bool on_gpu_ = false;
+    dfl_measure measure_;
     std::string device_name_;
     std::unique_ptr<Weights> weights_;
 };
