@@ -81,6 +81,7 @@ dfl_status dfl_probe_buffer_type(const char * name, dfl_error * err) {
 
 static dfl::ModelParams model_params(const dfl_model_params * params) {
     dfl::ModelParams p;
+    p.device = params->device != nullptr ? params->device : "";
     p.n_gpu_layers = params->n_gpu_layers;
     DFL_CHECK(params->measure >= DFL_MEASURE_NOTHING && params->measure <= DFL_MEASURE_CARD,
               DFL_STATUS_ARGUMENT, "measure is %d, expected 0 to 2", params->measure);

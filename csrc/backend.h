@@ -1,24 +1,13 @@
-// ggml devices: list them, load modules, choose one, report memory, compute graphs.
+// A device in use: its memory, where weights lie best, computing graphs.
 #pragma once
 
-#include "dflash.h"
+#include "device.h"
 
-#include <functional>
 #include <ggml-cpp.h>
 #include <string>
 #include <vector>
 
 namespace dfl {
-
-// Version of ggml this library was compiled against.
-const char * ggml_build_version();
-
-void load_backend_module(const std::string & path);
-int32_t device_count();
-dfl_device_info device_info(int32_t index);
-
-// Physical cores this process may use.
-int default_threads();
 
 // CPU buffer types other than the plain one that are offered for weights: "AMX", "CPU_REPACK"...
 std::vector<std::string> extra_buffer_types();
@@ -36,10 +25,9 @@ struct Allocation {
 // One device a model runs on, its weight buffer types and its compute threads.
 class Backend {
   public:
-    // use_gpu: the first GPU (throws DFL_STATUS_UNSUPPORTED if there is none). excluded: names of
-    // extra buffer types whose kernels must not be used. measure: memory is not allocated but
-    // counted; of a card that is not there, the GPU is an imagined one.
-    Backend(bool use_gpu, int n_threads, const std::vector<std::string> & excluded,
+    // excluded: names of extra buffer types whose kernels must not be used. measure: memory is not
+    // allocated but counted, with DFL_MEASURE_CARD on an imagined card in the device's place.
+    Backend(ggml_backend_dev_t device, int n_threads, const std::vector<std::string> & excluded,
             dfl_measure measure = DFL_MEASURE_NOTHING);
 
     ggml_backend_t get() const { return backend_.get(); }
@@ -48,7 +36,7 @@ class Backend {
     int n_threads() const { return n_threads_; }
     bool is_host() const;
     bool measures() const { return measure_ != DFL_MEASURE_NOTHING; }
-    bool is_imagined() const { return imagined_; }
+    bool is_imagined() const { return measure_ == DFL_MEASURE_CARD; }
     // Whether its memory is managed by ggml's CUDA backend.
     bool is_cuda() const;
     bool runs(const ggml_tensor * node) const;
@@ -57,8 +45,6 @@ class Backend {
     // Candidates for a weight, best first; the plain type is last.
     const std::vector<ggml_backend_buffer_type_t> & weight_buffer_types() const { return weights_; }
 
-    // Bytes that can still be allocated.
-    uint64_t free_bytes() const;
     // Throws DFL_STATUS_MEMORY naming what, the bytes and what is free.
     void check_fits(uint64_t bytes, const char * what) const;
 
@@ -82,7 +68,6 @@ class Backend {
   private:
     ggml_backend_dev_t device_ = nullptr;
     dfl_measure measure_ = DFL_MEASURE_NOTHING;
-    bool imagined_ = false;
     ggml_backend_ptr backend_;
     int n_threads_ = 1;
     std::vector<ggml_backend_buffer_type_t> weights_;

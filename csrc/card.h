@@ -7,6 +7,8 @@
 
 namespace dfl::card {
 
+constexpr const char * NAME = "an imagined CUDA card";
+
 // Whether it runs a node; false for K/V types its attention does not take.
 bool runs(const ggml_tensor * node);
 

@@ -81,7 +81,8 @@ typedef enum {
 } dfl_measure;
 
 typedef struct {
-    int32_t n_gpu_layers;               /* < 0: all if there is a GPU; 0: none */
+    const char * device;                /* name of a device; NULL: the first GPU, else the CPU */
+    int32_t n_gpu_layers;               /* < 0: all, if the device is a GPU; 0: none */
     const char * excluded_buffer_types; /* separated by commas; may be NULL */
     dfl_progress progress;              /* bytes; may be NULL */
     void * user;

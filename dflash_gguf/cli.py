@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
@@ -14,7 +15,7 @@ from .cli_arguments import decode_config, load_config, parser, prompt_text, unes
 from .cli_plan import fitted, show_plan
 from .config import DecodeConfig, LoadConfig
 from .convert.schema import Key
-from .core import Error
+from .core import Error, devices, load_backend
 from .decoder import Decoder, load
 from .gguf_metadata import Metadata
 from .results import Result
@@ -26,7 +27,10 @@ INTERRUPTED = 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line; returns the exit code."""
     args = parser().parse_args(argv)
-    return guarded(lambda: _run(args))
+    code = guarded(lambda: _run(args))
+    if argv is None:  # the process ends here, and has no traceback for a second Ctrl-C
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return code
 
 
 def guarded(run: Callable[[], int]) -> int:
@@ -55,6 +59,8 @@ def _fail(sentence: str) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    if args.list_devices:
+        return _list_devices(args.backend_module)
     _choose_models(args)
     config = decode_config(args)
     settings = load_config(args, _training_context(args.model) if args.ctx_size == 0 else None)
@@ -71,6 +77,15 @@ def _run(args: argparse.Namespace) -> int:
         prompt = args.tokens if text is None else _prompt(decoder, args, text)
         result = _answer(decoder, args, prompt, config)
     return INTERRUPTED if result.stop_reason == "cancelled" else 0
+
+
+def _list_devices(module: str | None) -> int:
+    if module is not None:
+        load_backend(module)
+    for device in devices():
+        total, free = device.total_bytes >> 20, device.free_bytes >> 20
+        print(f"{device.name}: {device.description} ({total} MiB, {free} MiB free)")
+    return 0
 
 
 def _choose_models(args: argparse.Namespace) -> None:

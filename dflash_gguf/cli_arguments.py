@@ -51,6 +51,9 @@ def _add_prompt(p: argparse.ArgumentParser) -> None:
     source.add_argument("--tokens", type=token_ids, metavar="1,2,3", help="token ids of the prompt")
     source.add_argument("-i", "--interactive", action="store_true", help="chat; Ctrl-D ends it")
     source.add_argument(
+        "--list-devices", action="store_true", help="name what models can run on, and end"
+    )
+    source.add_argument(
         "--plan", action="store_true", help="show what goes where in memory, and load nothing"
     )
     group.add_argument("-sys", "--system-prompt", metavar="TEXT", help="first message of the chat")
@@ -96,6 +99,7 @@ def _add_model(p: argparse.ArgumentParser) -> None:
         metavar="N",
         help="layers on the GPU, or auto (default)",
     )
+    add_device(group)
     group.add_argument(
         "-ub",
         "--ubatch-size",
@@ -118,6 +122,18 @@ def _add_model(p: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="use so much of the GPU, like 24G; with --plan also of an NVIDIA card that is not "
         "there",
+    )
+
+
+def add_device(group: argparse._ActionsContainer) -> None:
+    """--device and --backend-module."""
+    group.add_argument(
+        "-dev", "--device", metavar="NAME", help="device of --gpu-layers (default: the first GPU)"
+    )
+    group.add_argument(
+        "--backend-module",
+        metavar="FILE",
+        help="load a ggml backend (libggml-cuda.so) first; so does GGML_BACKEND_PATH",
     )
 
 
@@ -223,7 +239,9 @@ def load_config(args: argparse.Namespace, n_ctx_train: int | None) -> LoadConfig
         "cache_type_k": args.cache_type_k,
         "cache_type_v": args.cache_type_v,
         "n_threads": None if args.threads == -1 else args.threads,
+        "device": args.device,
         "n_gpu_layers": args.gpu_layers,
+        "backend_module": args.backend_module,
         "n_ubatch": args.ubatch_size,
         "draft_window": args.draft_window,
     }

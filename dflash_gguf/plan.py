@@ -119,11 +119,11 @@ class Planner:
         vram: int | None = None,
     ) -> None:
         """Errors: Error for files that would not load."""
-        gpu = any(device.type == "gpu" for device in devices())
         self._vram = vram
         self.config = config
-        measure = "device" if vram is None or gpu else "card"
-        self.model = Model(os.fspath(path), config, measure=measure)
+        self.model = Model(os.fspath(path), config, measure="device")
+        if vram is not None and not self.model.on_gpu:
+            self.model = Model(os.fspath(path), config, measure="card")
         self._drafter = None if drafter is None else Drafter(os.fspath(drafter), self.model)
 
     @property

@@ -51,7 +51,8 @@ CPP_LAYERS = (
     ("cache", "weights"),
     ("hparams",),
     ("backend", "gguf_file", "quantize", "select", "tree"),
-    ("card",),
+    ("card", "device"),
+    ("cpu/",),
     (
         "error",
         "log_capture",
