@@ -1,6 +1,5 @@
 #include "cache.h"
 
-#include "backend.h"
 #include "error.h"
 
 #include <algorithm>
@@ -86,14 +85,14 @@ static bool pair_works(Backend & backend, const LayerShape & layer, ggml_type ty
     ggml_tensor * v = ggml_new_tensor_3d(c, type_v, layer.head_dim, n_kv, layer.n_head_kv);
     ggml_tensor * mask = ggml_new_tensor_2d(c, GGML_TYPE_F16, n_kv, n_rows);
     ggml_tensor * attended = ggml_flash_attn_ext(c, q, k, v, mask, 1.0f, 0.0f, 0.0f);
-    if (!ggml_backend_dev_supports_op(backend.device(), attended)) {
+    if (!backend.runs(attended)) {
         return false;
     }
     for (ggml_type type : {type_k, type_v}) {
         ggml_tensor * rows = ggml_new_tensor_2d(c, type, layer.head_dim * layer.n_head_kv, n_kv);
         ggml_tensor * from = ggml_new_tensor_2d(c, GGML_TYPE_F32, rows->ne[0], n_rows);
         ggml_tensor * ids = ggml_new_tensor_1d(c, GGML_TYPE_I64, n_rows);
-        if (!ggml_backend_dev_supports_op(backend.device(), ggml_set_rows(c, rows, from, ids))) {
+        if (!backend.runs(ggml_set_rows(c, rows, from, ids))) {
             return false;
         }
     }
@@ -179,10 +178,10 @@ KvCache::KvCache(const Hparams & hp, const LayerPlace & place, ggml_type type_k,
         };
         part.rotation_k = rotation(block_k);
         part.rotation_v = rotation(block_v);
-        part.buffer = backend->allocate(
+        part.memory = backend->allocate(
             part.ctx.get(), format("a K/V cache of %lld cells", (long long)n_cells).c_str());
         for (ggml_tensor * matrix : {part.rotation_k, part.rotation_v}) {
-            if (matrix != nullptr) {
+            if (matrix != nullptr && !backend->measures()) {
                 set_hadamard(matrix);
             }
         }
@@ -192,7 +191,7 @@ KvCache::KvCache(const Hparams & hp, const LayerPlace & place, ggml_type type_k,
 uint64_t KvCache::bytes() const {
     uint64_t sum = 0;
     for (const auto & [backend, part] : parts_) {
-        sum += ggml_backend_buffer_get_size(part.buffer.get());
+        sum += part.memory.bytes;
     }
     return sum;
 }
@@ -250,7 +249,7 @@ RecurrentCache::RecurrentCache(const Hparams & hp, const LayerPlace & place, int
         part->conv =
             ggml_new_tensor_3d(ctx, GGML_TYPE_F32, shape_.conv_channels() * (shape_.d_conv - 1),
                                n_sequences, part->n_layers);
-        part->buffer = part->backend->allocate(ctx, "the recurrent state");
+        part->memory = part->backend->allocate(ctx, "the recurrent state");
     }
 }
 
@@ -264,10 +263,10 @@ void RecurrentCache::reserve_trace(int64_t n) {
         to.trace = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, shape_.trace_size(), n, layers);
         to.conv_trace = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, shape_.conv_channels(),
                                            shape_.d_conv - 1 + n, layers);
-        to.trace_buffer = parts_[i]->backend->allocate(ctx, "the trace of a verify");
+        to.trace_memory = parts_[i]->backend->allocate(ctx, "the trace of a verify");
     }
     for (size_t i = 0; i < parts_.size(); ++i) {
-        parts_[i]->trace_buffer = std::move(fresh[i].trace_buffer);
+        parts_[i]->trace_memory = std::move(fresh[i].trace_memory);
         parts_[i]->trace_ctx = std::move(fresh[i].trace_ctx);
         parts_[i]->trace = fresh[i].trace;
         parts_[i]->conv_trace = fresh[i].conv_trace;
@@ -277,7 +276,7 @@ void RecurrentCache::reserve_trace(int64_t n) {
 uint64_t RecurrentCache::bytes() const {
     uint64_t sum = 0;
     for (const auto & part : parts_) {
-        sum += ggml_backend_buffer_get_size(part->buffer.get());
+        sum += part->memory.bytes;
     }
     return sum;
 }
@@ -285,7 +284,7 @@ uint64_t RecurrentCache::bytes() const {
 uint64_t RecurrentCache::trace_bytes() const {
     uint64_t sum = 0;
     for (const auto & part : parts_) {
-        sum += part->trace_buffer ? ggml_backend_buffer_get_size(part->trace_buffer.get()) : 0;
+        sum += part->trace_memory.bytes;
     }
     return sum;
 }

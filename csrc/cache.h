@@ -4,6 +4,7 @@
 // whose it is. Accepting or dropping rows changes the table, and on the CPU the order of the rows.
 #pragma once
 
+#include "backend.h"
 #include "hparams.h"
 
 #include <cstdint>
@@ -14,8 +15,6 @@
 #include <vector>
 
 namespace dfl {
-
-class Backend;
 
 // Host table: cell -> (sequence, position).
 class CellTable {
@@ -87,7 +86,7 @@ class KvCache {
     // What lies on one device.
     struct Part {
         ggml_context_ptr ctx;
-        ggml_backend_buffer_ptr buffer;
+        Allocation memory;
         ggml_tensor * rotation_k = nullptr;
         ggml_tensor * rotation_v = nullptr;
     };
@@ -102,7 +101,7 @@ struct RecurrentPart {
     Backend * backend = nullptr;
     int64_t n_layers = 0;
     ggml_context_ptr ctx, trace_ctx;
-    ggml_backend_buffer_ptr buffer, trace_buffer;
+    Allocation memory, trace_memory;
     // [state_size, n_sequences, n_layers] and [conv_channels * (d_conv - 1), n_sequences,
     // n_layers]; the newest convolution input lies last.
     ggml_tensor * state = nullptr;

@@ -19,8 +19,9 @@ struct Split {
 
 class Devices {
   public:
+    // measure: as for Backend; what an imagined card leaves to the CPU is counted as the CPU's.
     Devices(ggml_backend_dev_t device, const Split & split, int n_threads,
-            const std::vector<std::string> & excluded);
+            const std::vector<std::string> & excluded, dfl_measure measure = DFL_MEASURE_NOTHING);
 
     // The device of the head and of all layers that are not on the CPU; the CPU if it is the one.
     Backend & main() { return main_; }

@@ -1,5 +1,6 @@
 #include "graph.h"
 
+#include "card.h"
 #include "error.h"
 
 #include <algorithm>
@@ -70,7 +71,7 @@ int64_t padded_rows(int64_t n) { return n > 4 && n % 4 >= 2 ? (n + 3) / 4 * 4 : 
 GraphPool::GraphPool(Devices & devices, size_t max_nodes)
     : devices_(devices), backend_(devices.main()), max_nodes_(max_nodes),
       arena_(ggml_gallocr_new(backend_.default_buffer_type())) {
-    if (!devices.split().is_whole()) {
+    if (!devices.split().is_whole() && !backend_.measures()) {
         start_scheduling();
     }
 }
@@ -92,7 +93,19 @@ uint64_t GraphPool::arena_bytes() const {
         return ggml_backend_sched_get_buffer_size(scheduler_.get(), backend_.get()) +
                ggml_backend_sched_get_buffer_size(scheduler_.get(), devices_.cpu()->get());
     }
-    return ggml_gallocr_get_buffer_size(arena_.get(), 0);
+    if (!backend_.measures()) {
+        return ggml_gallocr_get_buffer_size(arena_.get(), 0);
+    }
+    uint64_t most = 0;
+    for (const auto & [kind, wanted] : wanted_) {
+        most = std::max(most, wanted);
+    }
+    return most;
+}
+
+uint64_t GraphPool::arena_bytes(GraphKind kind) const {
+    const auto found = wanted_.find(kind);
+    return found == wanted_.end() ? 0 : found->second;
 }
 
 // The buffer that holds a graph's results; views may lie in caches instead.
@@ -112,6 +125,28 @@ uint64_t GraphPool::arena_bytes_for(ggml_cgraph * graph) const {
     return size;
 }
 
+static std::string what_for(const BatchShape & shape) {
+    return format("the compute buffer of %lld rows over %lld cells", (long long)shape.n_rows,
+                  (long long)shape.n_kv);
+}
+
+void GraphPool::allocate(LiveGraph & fresh, uint64_t wanted) {
+    const std::string what = what_for(fresh.shape);
+    const uint64_t before = arena_bytes();
+    if (wanted > before) {
+        backend_.check_fits(wanted - before, what.c_str());
+    }
+    const bool allocated = ggml_gallocr_alloc_graph(arena_.get(), fresh.graph);
+    if (!allocated || arena_bytes() != before) {
+        live_.clear(); // they point into the arena that was just replaced
+    }
+    DFL_CHECK(allocated, DFL_STATUS_MEMORY, "device %s cannot allocate %llu bytes for %s",
+              backend_.name(), (unsigned long long)wanted, what.c_str());
+    if (arena_bytes() != before) {
+        backend_.use_huge_pages(arena_buffer(fresh.graph));
+    }
+}
+
 LiveGraph & GraphPool::get(const BatchShape & shape, const GraphBuilder & build) {
     for (auto it = live_.begin(); it != live_.end(); ++it) {
         if (it->shape == shape) {
@@ -120,7 +155,7 @@ LiveGraph & GraphPool::get(const BatchShape & shape, const GraphBuilder & build)
         }
     }
     LiveGraph fresh = built(shape, build);
-    if (!scheduler_ && needs_cpu(fresh.graph)) {
+    if (!scheduler_ && !backend_.measures() && needs_cpu(fresh.graph)) {
         start_scheduling();
     }
     LiveGraph & live =
@@ -158,11 +193,6 @@ bool GraphPool::needs_cpu(ggml_cgraph * graph) {
     return lacks;
 }
 
-static std::string what_for(const BatchShape & shape) {
-    return format("the compute buffer of %lld rows over %lld cells", (long long)shape.n_rows,
-                  (long long)shape.n_kv);
-}
-
 LiveGraph & GraphPool::get_scheduled(LiveGraph fresh) {
     live_.clear();
     live_.push_front(std::move(fresh));
@@ -174,24 +204,23 @@ LiveGraph & GraphPool::get_scheduled(LiveGraph fresh) {
                     format("devices %s and %s cannot allocate %s", backend_.name(),
                            devices_.cpu()->name(), what.c_str()));
     }
+    uint64_t & most = wanted_[live_.front().shape.kind];
+    most = std::max(most, arena_bytes());
     return live_.front();
 }
 
 LiveGraph & GraphPool::get_in_arena(LiveGraph fresh) {
-    const std::string what = what_for(fresh.shape);
-    const uint64_t before = arena_bytes();
+    if (backend_.is_imagined()) {
+        card::add_attention_copies(fresh.graph);
+    }
     const uint64_t wanted = arena_bytes_for(fresh.graph);
-    if (wanted > before) {
-        backend_.check_fits(wanted - before, what.c_str());
+    if (!backend_.measures()) {
+        allocate(fresh, wanted);
     }
-    const bool allocated = ggml_gallocr_alloc_graph(arena_.get(), fresh.graph);
-    if (!allocated || arena_bytes() != before) {
-        live_.clear(); // they point into the arena that was just replaced
-    }
-    DFL_CHECK(allocated, DFL_STATUS_MEMORY, "device %s cannot allocate %llu bytes for %s",
-              backend_.name(), (unsigned long long)wanted, what.c_str());
-    if (arena_bytes() != before) {
-        backend_.use_huge_pages(arena_buffer(fresh.graph));
+    uint64_t & most = wanted_[fresh.shape.kind];
+    most = std::max(most, wanted);
+    if (backend_.is_cuda()) {
+        pool_bytes_ = std::max(pool_bytes_, card::pool_bytes(fresh.graph));
     }
     live_.push_front(std::move(fresh));
     if (live_.size() > MAX_LIVE) {

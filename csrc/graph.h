@@ -8,6 +8,7 @@
 
 #include <functional>
 #include <list>
+#include <map>
 #include <set>
 #include <string>
 
@@ -91,6 +92,10 @@ class GraphPool {
     // Forgets all graphs: a tensor they use goes away.
     void clear() { live_.clear(); }
     uint64_t arena_bytes() const;
+    // What the largest graph of a kind needs of it.
+    uint64_t arena_bytes(GraphKind kind) const;
+    // What the device's own pool takes beside it; 0 where there is none.
+    uint64_t pool_bytes() const { return pool_bytes_; }
     // Graphs built so far: a round that builds none reuses what is there.
     int64_t n_built() const { return n_built_; }
 
@@ -101,6 +106,7 @@ class GraphPool {
     uint64_t arena_bytes_for(ggml_cgraph * graph) const;
     bool needs_cpu(ggml_cgraph * graph);
     void start_scheduling();
+    void allocate(LiveGraph & fresh, uint64_t wanted);
 
     Devices & devices_;
     Backend & backend_; // the main one
@@ -111,6 +117,8 @@ class GraphPool {
     ggml_gallocr_ptr arena_;
     std::list<LiveGraph> live_; // most recently used first
     int64_t n_built_ = 0;
+    std::map<GraphKind, uint64_t> wanted_; // arena of the largest graph
+    uint64_t pool_bytes_ = 0;
 };
 
 } // namespace dfl

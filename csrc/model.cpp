@@ -1,5 +1,6 @@
 #include "model.h"
 
+#include "card.h"
 #include "error.h"
 
 #include <algorithm>
@@ -8,30 +9,38 @@ namespace dfl {
 
 static ggml_backend_dev_t choose_device(const std::string & path, const ModelParams & params) {
     ggml_backend_dev_t device = find_device(params.device);
+    const bool imagined = params.measure == DFL_MEASURE_CARD;
     const int n = params.n_gpu_layers;
     if (n == 0 || (device == cpu_device() && n < 0)) {
         return cpu_device();
     }
-    DFL_CHECK(device != cpu_device(), DFL_STATUS_UNSUPPORTED,
+    DFL_CHECK(device != cpu_device() || imagined, DFL_STATUS_UNSUPPORTED,
               "%s: %d layers on a GPU: %s; a backend module may bring one", path.c_str(), n,
               params.device.empty() ? "ggml has no such device here"
                                     : "the device given is the CPU");
-    return device;
+    return imagined ? cpu_device() : device;
 }
 
 Model::Model(const std::string & path, const ModelParams & params)
-    : file_(path), arch_(find_arch(file_)), hp_(arch_.read(file_)) {
+    : file_(path), arch_(find_arch(file_)), hp_(arch_.read(file_)), measure_(params.measure) {
     hp_.n_vocab = read_vocab_size(file_);
     device_ = choose_device(path, params);
-    if (device_ != cpu_device()) {
+    if (measure_ == DFL_MEASURE_CARD && params.n_gpu_layers == 0) {
+        measure_ = DFL_MEASURE_DEVICE; // nothing is on the card
+    }
+    if (on_gpu()) {
         const int64_t n = params.n_gpu_layers;
         split_.first = n < 0 ? 0 : std::max<int64_t>(0, hp_.n_layer() + 1 - n);
         split_.cpu_experts = params.cpu_experts && hp_.experts.n_expert > 0;
     }
-    Devices devices(device_, split_, 1, params.excluded_buffer_types);
+    Devices devices(device_, split_, 1, params.excluded_buffer_types, measure_);
     WeightLoader loader(file_, hp_, devices);
     arch_.bind(loader);
     weights_ = loader.load(params.progress);
+}
+
+const char * Model::device_name() const {
+    return measure_ == DFL_MEASURE_CARD ? card::NAME : ggml_backend_dev_name(device_);
 }
 
 void Model::embed(const int32_t * tokens, int64_t n, float * dst) const {

@@ -16,9 +16,8 @@ bool has_fused_delta_rule(const RecurrentCache & cache, const RecurrentShape & s
     ggml_tensor * op =
         ggml_gated_delta_net(ctx.get(), heads(d, n_k, 2), heads(d, n_k, 2), heads(d, n_v, 2),
                              heads(1, n_v, 2), heads(1, n_v, 2), heads(d, d, n_v), /*K =*/1);
-    return std::all_of(cache.parts().begin(), cache.parts().end(), [&](const auto & part) {
-        return ggml_backend_dev_supports_op(part->backend->device(), op);
-    });
+    return std::all_of(cache.parts().begin(), cache.parts().end(),
+                       [&](const auto & part) { return part->backend->runs(op); });
 }
 
 void make_path_inputs(LiveGraph & live, const RecurrentShape & recurrent) {

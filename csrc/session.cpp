@@ -48,7 +48,7 @@ static ggml_type draft_cache_type(const SessionParams & params) {
 
 Session::Session(std::shared_ptr<const Model> model, const SessionParams & params)
     : model_(std::move(model)), params_(checked(params)),
-      devices_(model_->device(), model_->split(), params_.n_threads, {}),
+      devices_(model_->device(), model_->split(), params_.n_threads, {}, model_->measure()),
       recurs_(model_->hparams().n_recurrent() > 0),
       kv_(model_->hparams(), layer_place(), params_.type_k, params_.type_v,
           pad(params_.n_ctx, 256)),

@@ -81,7 +81,7 @@ ggml_context * WeightLoader::context_for(ggml_backend_buffer_type_t buft) {
     return found->second;
 }
 
-static bool op_runs(ggml_backend_dev_t device, ggml_backend_buffer_type_t buft,
+static bool op_runs(const Backend & backend, ggml_backend_buffer_type_t buft,
                     const ggml_tensor * meta, ggml_op op, int64_t n_expert_used) {
     ggml_context_ptr ctx(ggml_init({8 * ggml_tensor_overhead(), nullptr, true}));
     ggml_tensor * w = ggml_dup_tensor(ctx.get(), meta);
@@ -99,7 +99,7 @@ static bool op_runs(ggml_backend_dev_t device, ggml_backend_buffer_type_t buft,
     // A buffer of no bytes tells the device which type the weight would lie in.
     ggml_backend_buffer_ptr buffer(ggml_backend_buft_alloc_buffer(buft, 0));
     w->buffer = buffer.get();
-    const bool runs = ggml_backend_dev_supports_op(device, node);
+    const bool runs = backend.runs(node);
     w->buffer = nullptr;
     return runs;
 }
@@ -108,8 +108,7 @@ ggml_backend_buffer_type_t WeightLoader::choose(const ggml_tensor * meta, ggml_o
     Backend & backend = devices_.of_weight(meta->name);
     if (op == GGML_OP_MUL_MAT || op == GGML_OP_MUL_MAT_ID) {
         for (auto buft : backend.weight_buffer_types()) {
-            if (op_runs(backend.device(), buft, meta, op,
-                        std::max<int64_t>(1, hp_.experts.n_used))) {
+            if (op_runs(backend, buft, meta, op, std::max<int64_t>(1, hp_.experts.n_used))) {
                 return buft;
             }
         }
@@ -244,6 +243,7 @@ void WeightLoader::token_embeddings() {
               file_.path().c_str(), embd->name, ggml_type_name(embd->type));
     weights_.token_embd = file_.tensor_data(schema::TENSOR_TOKEN_EMBD);
     weights_.token_embd_type = embd->type;
+    weights_.embedding_bytes = ggml_nbytes(embd);
 }
 
 void WeightLoader::shared_tensors() {
@@ -362,6 +362,12 @@ void WeightLoader::allocate(ggml_backend_buffer_type_t buft, ggml_context * ctx)
     const ggml_backend_dev_t device = ggml_backend_buft_get_device(buft);
     const bool beside = devices_.cpu() != nullptr && device == devices_.cpu()->device();
     const Backend & backend = beside ? *devices_.cpu() : devices_.main();
+    if (backend.measures()) {
+        Allocation counted = backend.count(ctx, buft);
+        weights_.copied_bytes += counted.bytes;
+        weights_.buffers.push_back(std::move(counted.buffer));
+        return;
+    }
     backend.check_fits(bytes, format("weights of %s", file_.path().c_str()).c_str());
     // Mapped tensors of this context have their buffer already and are passed over.
     weights_.buffers.emplace_back(ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft));
@@ -370,7 +376,7 @@ void WeightLoader::allocate(ggml_backend_buffer_type_t buft, ggml_context * ctx)
               backend.name(), (unsigned long long)bytes);
     backend.use_huge_pages(weights_.buffers.back().get());
     ggml_backend_buffer_set_usage(weights_.buffers.back().get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
-    weights_.copied_bytes += bytes;
+    weights_.copied_bytes += ggml_backend_buffer_get_size(weights_.buffers.back().get());
 }
 
 void WeightLoader::fill(const Request & request) const {
@@ -411,6 +417,9 @@ std::unique_ptr<Weights> WeightLoader::load(const LoadProgress & progress) {
                 void * data = const_cast<void *>(file_.tensor_data(request.file_names[0]));
                 ggml_backend_tensor_alloc(buffer.get(), request.tensor, data);
                 weights_.mapped_bytes += ggml_nbytes(request.tensor);
+                if (data == weights_.token_embd) {
+                    weights_.embedding_bytes = 0;
+                }
             }
         }
         weights_.buffers.push_back(std::move(buffer));
@@ -419,6 +428,9 @@ std::unique_ptr<Weights> WeightLoader::load(const LoadProgress & progress) {
         allocate(buft, ctx);
     }
 
+    if (devices_.main().measures()) {
+        return std::move(owned_);
+    }
     uint64_t total = 0, done = 0;
     for (const Request & request : requests_) {
         total += ggml_nbytes(request.tensor);

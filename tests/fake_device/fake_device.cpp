@@ -179,7 +179,8 @@ size_t count(ggml_backend_reg_t) { return devices.size(); }
 ggml_backend_dev_t get_device(ggml_backend_reg_t, size_t index) { return &devices[index].device; }
 void * no_functions(ggml_backend_reg_t, const char *) { return nullptr; }
 
-ggml_backend_reg reg = {GGML_BACKEND_API_VERSION, {reg_name, count, get_device, no_functions}, nullptr};
+ggml_backend_reg reg = {
+    GGML_BACKEND_API_VERSION, {reg_name, count, get_device, no_functions}, nullptr};
 
 size_t number(const char * variable, size_t otherwise) {
     const char * text = std::getenv(variable);
