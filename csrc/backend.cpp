@@ -197,7 +197,8 @@ void probe_buffer_type(const std::string & name) {
     }
 }
 
-Backend::Backend(bool use_gpu, int n_threads, const std::vector<std::string> & excluded) {
+Backend::Backend(bool use_gpu, int n_threads, bool repack,
+                 const std::vector<std::string> & excluded) {
     device_ = use_gpu ? ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_GPU) : cpu_device();
     DFL_CHECK(device_ != nullptr, DFL_STATUS_UNSUPPORTED, "no %s device is registered with ggml",
               use_gpu ? "GPU" : "CPU");
@@ -205,7 +206,8 @@ Backend::Backend(bool use_gpu, int n_threads, const std::vector<std::string> & e
     DFL_CHECK(backend_ != nullptr, DFL_STATUS_COMPUTE, "device %s cannot be opened", name());
     n_threads_ = n_threads > 0 ? n_threads : default_threads();
     set_threads(get(), n_threads_);
-    if (!use_gpu) {
+    packs_weights_ = repack && !use_gpu;
+    if (packs_weights_) {
         for (auto type : cpu_extra_types()) {
             const char * type_name = ggml_backend_buft_name(type);
             if (std::find(excluded.begin(), excluded.end(), type_name) == excluded.end()) {

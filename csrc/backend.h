@@ -29,9 +29,11 @@ void probe_buffer_type(const std::string & name);
 // One device a model runs on, its weight buffer types and its compute threads.
 class Backend {
   public:
-    // use_gpu: the first GPU (throws DFL_STATUS_UNSUPPORTED if there is none). excluded: names of
-    // extra buffer types whose kernels must not be used.
-    Backend(bool use_gpu, int n_threads, const std::vector<std::string> & excluded);
+    // use_gpu: the first GPU (throws DFL_STATUS_UNSUPPORTED if there is none). repack: whether
+    // weights may be rearranged for the CPU's kernels, ours or ggml's; excluded: names of ggml's
+    // extra buffer types that must not be used.
+    Backend(bool use_gpu, int n_threads, bool repack = true,
+            const std::vector<std::string> & excluded = {});
 
     ggml_backend_t get() const { return backend_.get(); }
     ggml_backend_dev_t device() const { return device_; }
@@ -42,6 +44,8 @@ class Backend {
     ggml_backend_buffer_type_t default_buffer_type() const;
     // Candidates for a weight, best first; the plain type is last.
     const std::vector<ggml_backend_buffer_type_t> & weight_buffer_types() const { return weights_; }
+    // Whether weights are packed for our own kernels where there are some.
+    bool packs_weights() const { return packs_weights_; }
 
     // Bytes that can still be allocated.
     uint64_t free_bytes() const;
@@ -67,6 +71,7 @@ class Backend {
     ggml_backend_dev_t device_ = nullptr;
     ggml_backend_ptr backend_;
     int n_threads_ = 1;
+    bool packs_weights_ = false;
     std::vector<ggml_backend_buffer_type_t> weights_;
     mutable uint64_t bytes_read_ = 0;
 };

@@ -19,7 +19,7 @@ Model::Model(const std::string & path, const ModelParams & params)
     : file_(path), arch_(find_arch(file_)), hp_(arch_.read(file_)) {
     hp_.n_vocab = read_vocab_size(file_);
     on_gpu_ = use_gpu(path, params.n_gpu_layers, hp_.n_layer());
-    Backend backend(on_gpu_, 1, params.excluded_buffer_types);
+    Backend backend(on_gpu_, params.n_threads, params.repack, params.excluded_buffer_types);
     device_name_ = backend.name();
     if (!backend.is_host() && hp_.n_recurrent() > 0) {
         const int64_t d = hp_.recurrent.d_state;

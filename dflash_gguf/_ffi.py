@@ -15,7 +15,7 @@ from typing import Any
 
 from cffi import FFI
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 
 ffi: Any = FFI()
 

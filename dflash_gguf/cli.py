@@ -91,6 +91,7 @@ def _load(args: argparse.Namespace) -> Decoder:
             n_gpu_layers=args.gpu_layers,
             n_ubatch=args.ubatch_size,
             draft_window=args.draft_window,
+            repack=args.repack,
             progress=bar,
         )
     finally:

@@ -95,6 +95,13 @@ def _add_model(p: argparse.ArgumentParser) -> None:
     group.add_argument(
         "-ub", "--ubatch-size", type=int, default=512, metavar="N", help="prompt tokens at once"
     )
+    group.add_argument(
+        "--repack",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="rearrange weights for the CPU's faster kernels (default), or leave them in the file",
+    )
+    group.add_argument("-nr", dest="repack", action="store_false", help=argparse.SUPPRESS)
     for flag, name, what in (("-ctk", "--cache-type-k", "K"), ("-ctv", "--cache-type-v", "V")):
         group.add_argument(
             flag, name, choices=CACHE_TYPES, default="f16", help=f"type of the {what} cache"

@@ -163,10 +163,22 @@ def _model_params(config: LoadConfig, progress: Progress | None) -> Iterator[Any
             "dfl_model_params *",
             {
                 "n_gpu_layers": -1 if layers is None else layers,
+                "n_threads": config.n_threads or 0,
+                "repack": config.repack,
                 "excluded_buffer_types": excluded,
                 "progress": callback,
             },
         )
+
+
+def _placements(kind: str, handle: Any, n: int) -> dict[str, int]:
+    """Bytes of weights by the kernels that multiply with them, the most first."""
+    found = {}
+    placement = new("dfl_placement *")
+    for index in range(n):
+        call(f"{kind}_get_placement", handle, index, placement)
+        found[text(placement.kernels)] = int(placement.bytes)
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 class Model:
@@ -196,6 +208,7 @@ class Model:
         self.n_ctx_train = int(info.n_ctx_train)
         self.mapped_bytes = int(info.mapped_bytes)
         self.copied_bytes = int(info.copied_bytes)
+        self.kernels = _placements("model", self._handle, info.n_placements)
 
     @property
     def n_ctx(self) -> int:
@@ -235,6 +248,7 @@ class Drafter:
         self.block_size = int(info.block_size)
         self.mask_token = int(info.mask_token)
         self.n_taps = int(info.n_taps)
+        self.kernels = _placements("drafter", self.handle, info.n_placements)
 
 
 @dataclass(frozen=True, slots=True)

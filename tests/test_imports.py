@@ -44,9 +44,9 @@ CPP_LAYERS = (
     ("drafter", "graph"),
     ("model",),
     ("arch/",),
-    ("layers/",),
+    ("layers/", "weight_placement"),
     ("cache", "weights"),
-    ("hparams",),
+    ("hparams", "packed_matrix"),
     ("backend", "gguf_file", "quantize", "select", "tree"),
     (
         "error",
