@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
@@ -24,7 +25,10 @@ INTERRUPTED = 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line; returns the exit code."""
     args = parser().parse_args(argv)
-    return guarded(lambda: _run(args))
+    code = guarded(lambda: _run(args))
+    if argv is None:  # the process ends here, and has no traceback for a second Ctrl-C
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return code
 
 
 def guarded(run: Callable[[], int]) -> int:

@@ -349,3 +349,21 @@ def test_ctrl_c_ends_the_answer_and_prints_the_figures() -> None:
     assert process.returncode == 130
     assert b"ended by cancelled" in err
     assert b"Traceback" not in err
+
+
+def test_an_impatient_ctrl_c_gets_no_traceback() -> None:
+    """Again and again until the process has gone, with the package's own small pair."""
+    flags = ["-p", "def f(x):", "-n", "8000", "--ignore-eos"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "dflash_gguf", *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.read(4)
+        while process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.01)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"Traceback" not in err

@@ -15,6 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE, CONVERT, CSRC = ROOT / "dflash_gguf", ROOT / "convert", ROOT / "csrc"
+CORE = PACKAGE / "core"
 
 # From the outside in. `__init__` re-exports names and `_ffi` is core's alone: rules of their own.
 PYTHON_LAYERS = (
@@ -31,6 +32,7 @@ PYTHON_LAYERS = (
     ("machine_cache",),
     ("config", "gguf_metadata", "pair"),
 )
+CORE_LAYERS = (("__init__",), ("sessions",), ("models",), ("ggml", "progress"))
 NUMPY_ONLY = ("calibration", "config", "costs", "results", "sampling", "text_stream", "tree")
 SOLE_IMPORTERS = {"cffi": {"_ffi"}, "llama_cpp": {"text"}, "jinja2": {"chat"}}
 
@@ -48,6 +50,7 @@ CPP_LAYERS = (
     ("cache", "weights"),
     ("hparams", "packed_matrix"),
     ("backend", "gguf_file", "quantize", "select", "tree"),
+    ("cpu/",),
     (
         "error",
         "log_capture",
@@ -70,10 +73,14 @@ def imports(path: Path, root: Path, package: str) -> Iterator[str]:
 
 
 def package_imports() -> dict[str, set[str]]:
-    return {
+    """What each module of dflash_gguf imports; the folder of the core counts as one."""
+    found = {
         path.stem: set(imports(path, PACKAGE, "dflash_gguf"))
         for path in sorted(PACKAGE.glob("*.py"))
     }
+    core = (imports(path, PACKAGE, "dflash_gguf") for path in sorted(CORE.glob("*.py")))
+    inside = "dflash_gguf.core"
+    return found | {"core": {name for names in core for name in names if inside not in name}}
 
 
 def layer_of(name: str, layers: tuple[tuple[str, ...], ...]) -> int:
@@ -87,7 +94,7 @@ def layer_of(name: str, layers: tuple[tuple[str, ...], ...]) -> int:
 def siblings(names: set[str]) -> set[str]:
     """Modules of dflash_gguf among dotted names."""
     found = {name.split(".")[1] for name in names if name.startswith("dflash_gguf.")}
-    return {stem for stem in found if (PACKAGE / f"{stem}.py").is_file()}
+    return {stem for stem in found if (PACKAGE / f"{stem}.py").is_file() or stem == CORE.name}
 
 
 def test_the_package_points_one_way() -> None:
@@ -112,8 +119,20 @@ def test_the_benchmark_is_outermost() -> None:
 
 
 def test_every_module_has_a_layer() -> None:
-    found = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "_ffi"}
+    found = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "_ffi"} | {CORE.name}
     assert found == {name for members in PYTHON_LAYERS for name in members}
+
+
+def test_the_core_points_inwards() -> None:
+    for path in sorted(CORE.glob("*.py")):
+        names = set(imports(path, PACKAGE, "dflash_gguf"))
+        inside = {name.split(".")[2] for name in names if name.startswith("dflash_gguf.core.")}
+        ours = layer_of(path.stem, CORE_LAYERS)
+        assert all(
+            layer_of(other, CORE_LAYERS) > ours
+            for other in inside
+            if (CORE / f"{other}.py").is_file()
+        ), path
 
 
 def test_the_package_takes_only_names_from_convert() -> None:

@@ -1,254 +1,21 @@
-"""The compiled core in Python terms: numpy in, numpy out. No other module sees a C pointer."""
+"""Timelines: what a model has seen, and its passes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ._ffi import Error, call, create, ffi, ggml_library, lib, new, text
-from .config import MODEL_N_CTX_CAP, LoadConfig
-from .proof import proven_buffer_types
-from .proposer import Draft
-
-__all__ = [
-    "Checkpoint",
-    "Device",
-    "Drafter",
-    "Error",
-    "Model",
-    "Rows",
-    "Session",
-    "devices",
-    "ggml_version",
-    "load_backend",
-    "probe_buffer_type",
-    "quantize",
-]
-
-Progress = Callable[[int, int], None]
-"""Called with the part done and the whole. It may raise, to cancel."""
+from .._ffi import Error, call, create, ffi, lib, new
+from ..proposer import Draft
+from .models import Drafter, Model
+from .progress import Progress, c_callback
 
 MAX_VERIFY = 256
 """Rows a verify may be given room for, as in dflash.h."""
-
-_DEVICE_TYPES = ("cpu", "gpu", "other")
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """A ggml device. Memory in bytes, as the backend reports it."""
-
-    name: str
-    description: str
-    type: str
-    free_bytes: int
-    total_bytes: int
-
-
-def ggml_version() -> str:
-    """Version of the ggml in this process, for example "0.25.3"."""
-    return text(lib().dfl_ggml_version())
-
-
-def load_backend(path: str) -> None:
-    """Loads a ggml backend module; its devices join `devices()`."""
-    call("backend_load", str(path).encode())
-
-
-def devices() -> list[Device]:
-    """All devices of the registered ggml backends."""
-    found = []
-    info = new("dfl_device_info *")
-    for index in range(lib().dfl_device_count()):
-        call("device_get", index, info)
-        found.append(
-            Device(
-                name=text(info.name),
-                description=text(info.description),
-                type=_DEVICE_TYPES[info.type],
-                free_bytes=info.free_bytes,
-                total_bytes=info.total_bytes,
-            )
-        )
-    return found
-
-
-def quantize(values: NDArray[np.float32], type_name: str, n_threads: int = 0) -> NDArray[np.uint8]:
-    """Quantises rows with ggml's reference quantiser.
-
-    Args:
-        values: float32 [rows, cols], C-contiguous.
-        type_name: ggml's name of the type: "q8_0", "q4_K", "f16", ...
-        n_threads: rows are shared out over so many threads; 0: one per core.
-
-    Returns:
-        uint8 [rows, row_bytes].
-
-    Raises:
-        Error: unknown type, or cols is not a multiple of its block.
-    """
-    if values.ndim != 2 or values.dtype != np.float32 or not values.flags.c_contiguous:
-        raise ValueError(
-            f"values: need contiguous float32 [rows, cols], got {values.dtype} {list(values.shape)}"
-        )
-    rows, cols = values.shape
-    size = new("uint64_t *")
-    name = type_name.encode()
-    call("quantize_row_size", name, cols, size)
-    out = np.empty((rows, size[0]), dtype=np.uint8)
-    if rows:
-        src = ffi.from_buffer("float[]", values)
-        dst = ffi.from_buffer("uint8_t[]", out, require_writable=True)
-        call("quantize", name, src, rows, cols, dst, out.nbytes, n_threads)
-    return out
-
-
-def _extra_buffer_types() -> list[str]:
-    names = new("char[]", 1024)
-    call("extra_buffer_types", names, 1024)
-    return [name for name in text(names).split(",") if name]
-
-
-def probe_buffer_type(name: str) -> None:
-    """Tries one of the CPU's extra weight buffer types.
-
-    Kernels that cannot run here kill the process: for a child process only.
-
-    Raises:
-        Error: there is no such type, or its products are wrong.
-    """
-    call("probe_buffer_type", name.encode())
-
-
-@contextmanager
-def _callback(progress: Progress | None) -> Iterator[Any]:
-    """`progress` as a C callback; what it raises comes out of the with block instead of Error."""
-    if progress is None:
-        yield ffi.NULL
-        return
-    raised: list[BaseException] = []
-
-    def on_progress(_user: Any, done: int, total: int) -> int:
-        try:
-            progress(done, total)
-        except BaseException as error:  # C must not see it; it is raised below
-            raised.append(error)
-            return 1
-        return 0
-
-    lib()
-    try:
-        yield ffi.callback("dfl_progress", on_progress)
-    except Error:
-        if raised:
-            raise raised[0] from None
-        raise
-    if raised:  # raised at the very end, when there was nothing left to cancel
-        raise raised[0]
-
-
-@contextmanager
-def _model_params(config: LoadConfig, progress: Progress | None) -> Iterator[Any]:
-    extra = _extra_buffer_types()
-    proven = proven_buffer_types(extra, ggml_library())
-    excluded = new("char[]", ",".join(name for name in extra if name not in proven).encode())
-    layers = config.n_gpu_layers
-    with _callback(progress) as callback:
-        yield new(
-            "dfl_model_params *",
-            {
-                "n_gpu_layers": -1 if layers is None else layers,
-                "n_threads": config.n_threads or 0,
-                "repack": config.repack,
-                "excluded_buffer_types": excluded,
-                "progress": callback,
-            },
-        )
-
-
-def _placements(kind: str, handle: Any, n: int) -> dict[str, int]:
-    """Bytes of weights by the kernels that multiply with them, the most first."""
-    found = {}
-    placement = new("dfl_placement *")
-    for index in range(n):
-        call(f"{kind}_get_placement", handle, index, placement)
-        found[text(placement.kernels)] = int(placement.bytes)
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
-
-
-class Model:
-    """The weights of one GGUF file. Immutable; sessions in several threads may share it."""
-
-    def __init__(
-        self, path: str, config: LoadConfig | None = None, progress: Progress | None = None
-    ) -> None:
-        """Maps or copies the weights. progress: (bytes done, bytes in all).
-
-        Raises:
-            Error: the file is missing, damaged or not a target this build can run; out of memory.
-        """
-        self.config = config or LoadConfig()
-        self.path = str(path)
-        with _model_params(self.config, progress) as params:
-            self._handle = create("model", "model_load", self.path.encode(), params)
-        info = new("dfl_model_info *")
-        call("model_get_info", self._handle, info)
-        self.architecture = text(info.architecture)
-        self.name = text(info.name)
-        self.backend = text(info.device)
-        self.n_vocab = int(info.n_vocab)
-        self.n_embd = int(info.n_embd)
-        self.n_layer = int(info.n_layer)
-        self.n_recurrent = int(info.n_recurrent)
-        self.n_ctx_train = int(info.n_ctx_train)
-        self.mapped_bytes = int(info.mapped_bytes)
-        self.copied_bytes = int(info.copied_bytes)
-        self.kernels = _placements("model", self._handle, info.n_placements)
-
-    @property
-    def n_ctx(self) -> int:
-        """Tokens a session of this model holds."""
-        return self.config.n_ctx or min(self.n_ctx_train, MODEL_N_CTX_CAP)
-
-    @property
-    def handle(self) -> Any:
-        """The C handle; raises Error once closed."""
-        if self._handle is None:
-            raise Error(f"{self.path}: the model is closed")
-        return self._handle
-
-    def close(self) -> None:
-        """Gives up this reference; weights go when the last session of the model is closed too."""
-        self._handle = None
-
-
-class Drafter:
-    """The weights of a DFlash drafter, checked against its target. Immutable."""
-
-    def __init__(self, path: str, target: Model, progress: Progress | None = None) -> None:
-        """Maps or copies the weights to where the target's are. progress: (bytes done, in all).
-
-        Raises:
-            Error: as Model; also a drafter that does not fit the target, naming what differs.
-        """
-        self.path = str(path)
-        with _model_params(target.config, progress) as params:
-            self.handle = create(
-                "drafter", "drafter_load", self.path.encode(), target.handle, params
-            )
-        info = new("dfl_drafter_info *")
-        call("drafter_get_info", self.handle, info)
-        self.name = text(info.name)
-        self.n_layer = int(info.n_layer)
-        self.block_size = int(info.block_size)
-        self.mask_token = int(info.mask_token)
-        self.n_taps = int(info.n_taps)
-        self.kernels = _placements("drafter", self.handle, info.n_placements)
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,7 +144,7 @@ class Session:
         ids = self._ids(tokens)
         logits = ffi.NULL if out is None else ffi.from_buffer("float[]", out, True)
         self.n_passes += 1
-        with _callback(progress) as callback:
+        with c_callback(progress) as callback:
             call(
                 "session_prefill",
                 self.handle,

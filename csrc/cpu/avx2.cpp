@@ -1,0 +1,52 @@
+#include "instruction_sets.h"
+
+#if defined(__AVX2__)
+
+#include "q8_0.h"
+#include "vector256.h"
+
+namespace dfl::cpu {
+
+namespace {
+
+struct VectorAvx2 : Vector256 {
+    static constexpr int MAX_ROWS = 4;
+    static constexpr int32_t SIGNED_OFFSET = 0; // signed weights are stored as they are
+
+    // As Vector512's dot_signed. Pairs of products overflow 16 bits unless the unsigned factor is
+    // at most 128, so that is the weight's magnitude, and its sign goes to x.
+    template <int N, int R, class Weights>
+    static void dot_signed(I (&sum)[R], Weights weights, const Rows<R> & x, int64_t at) {
+#pragma GCC unroll 8
+        for (int k = 0; k < N; ++k) {
+            const I w = weights(k), magnitude = _mm256_abs_epi8(w);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) {
+                const I four = _mm256_sign_epi8(spread_four(x[r] + at + 4 * k), w);
+                const I pairs = _mm256_maddubs_epi16(magnitude, four);
+                const I fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+                sum[r] = _mm256_add_epi32(sum[r], fours);
+            }
+        }
+    }
+};
+
+constexpr PackedProduct LIST[] = {
+    product<VectorAvx2, Q8_0>("q8_0 avx2"),
+};
+
+} // namespace
+
+PackedProducts avx2_products() { return {LIST, sizeof LIST / sizeof LIST[0]}; }
+
+} // namespace dfl::cpu
+
+#else
+
+namespace dfl::cpu {
+
+PackedProducts avx2_products() { return {nullptr, 0}; }
+
+} // namespace dfl::cpu
+
+#endif

@@ -1,0 +1,18 @@
+// The products of each instruction set, a source file compiled for each. None where the compiler
+// or the machine built for lacks it; whether this CPU has it is packed_product()'s to ask.
+#pragma once
+
+#include "packed_product.h"
+
+namespace dfl::cpu {
+
+struct PackedProducts {
+    const PackedProduct * list;
+    int n;
+};
+
+PackedProducts avx512vnni_products();
+PackedProducts avxvnni_products();
+PackedProducts avx2_products();
+
+} // namespace dfl::cpu

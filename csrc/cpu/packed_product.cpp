@@ -1,0 +1,69 @@
+#include "packed_product.h"
+
+#include "instruction_sets.h"
+
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace dfl::cpu {
+
+namespace {
+
+struct InstructionSet {
+    const char * name;
+    bool (*here)();
+    PackedProducts (*products)();
+};
+
+#if defined(__x86_64__)
+bool has_avx2() {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); // and so F16C
+}
+
+bool has_avx512vnni() {
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512vnni");
+}
+
+// Not every compiler's __builtin_cpu_supports knows this one.
+bool has_avxvnni() {
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+    return has_avx2() && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax & 16) != 0;
+}
+#else
+bool has_avx2() { return false; }
+bool has_avx512vnni() { return false; }
+bool has_avxvnni() { return false; }
+#endif
+
+// Best first.
+constexpr InstructionSet SETS[] = {
+    {"avx512vnni", has_avx512vnni, avx512vnni_products},
+    {"avxvnni", has_avxvnni, avxvnni_products},
+    {"avx2", has_avx2, avx2_products},
+};
+
+} // namespace
+
+const PackedProduct * packed_product(ggml_type type, const char * at_most) {
+    bool allowed = at_most[0] == '\0';
+    for (const InstructionSet & set : SETS) {
+        allowed = allowed || std::strcmp(at_most, set.name) == 0;
+        if (!allowed || !set.here()) {
+            continue;
+        }
+        const PackedProducts products = set.products();
+        for (int i = 0; i < products.n; ++i) {
+            if (products.list[i].type == type) {
+                return &products.list[i];
+            }
+        }
+    }
+    return nullptr;
+}
+
+} // namespace dfl::cpu

@@ -1,0 +1,88 @@
+// Rows of x, all as long, and what is quantised in each. Everything in here has internal linkage:
+// each instruction set compiles its own, and none may stand in for another's.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <immintrin.h>
+
+namespace dfl::cpu {
+namespace {
+
+// Reads the place of one row out of R. One pointer for three rows: the others are reached by the
+// addressing modes of x86, so that 12 rows take 5 registers.
+template <int R>
+struct Rows {
+    const uint8_t * base[(R + 2) / 3];
+    int64_t stride;
+
+    Rows(const uint8_t * first, int64_t stride) : stride(stride) {
+        for (int i = 0; i < (R + 2) / 3; ++i) {
+            base[i] = first + 3 * i * stride;
+        }
+    }
+    const uint8_t * operator[](int r) const { return base[r / 3] + (r % 3) * stride; }
+    void advance(int64_t bytes) {
+        for (auto & pointer : base) {
+            pointer += bytes;
+        }
+    }
+};
+
+// 32 values of x: value = d * q. bias is what a sum over q starts from, to make up for weights that
+// are stored with an offset.
+struct Block32 {
+    int8_t q[32];
+    float d;
+    int32_t bias;
+};
+
+inline float half_to_float(uint16_t half) {
+    return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(half)));
+}
+
+inline __m256 absolute(__m256 x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
+
+inline float largest(__m256 x) {
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+}
+
+// 32 values times scale, to the nearest integers. Returns their sum.
+inline int32_t quantize_32(const float * x, float scale, int8_t * q) {
+    __m256i v[4];
+    for (int i = 0; i < 4; ++i) {
+        const __m256 scaled = _mm256_mul_ps(_mm256_loadu_ps(x + 8 * i), _mm256_set1_ps(scale));
+        v[i] = _mm256_cvtps_epi32(scaled);
+    }
+    const __m256i sum =
+        _mm256_add_epi32(_mm256_add_epi32(v[0], v[1]), _mm256_add_epi32(v[2], v[3]));
+    __m256i bytes =
+        _mm256_packs_epi16(_mm256_packs_epi32(v[0], v[1]), _mm256_packs_epi32(v[2], v[3]));
+    bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    _mm256_storeu_si256(reinterpret_cast<__m256i *>(q), bytes);
+    __m128i s = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
+    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1));
+    return _mm_cvtsi128_si32(s);
+}
+
+// A row in blocks of 32 as ggml's Q8_0 has them. offset: of the weights that it will multiply.
+inline void quantize_blocks_32(const float * x, int64_t n_in, int32_t offset, void * dst) {
+    auto * block = static_cast<Block32 *>(dst);
+    for (int64_t i = 0; i < n_in; i += 32, ++block) {
+        __m256 largest_of = absolute(_mm256_loadu_ps(x + i));
+        for (int j = 8; j < 32; j += 8) {
+            largest_of = _mm256_max_ps(largest_of, absolute(_mm256_loadu_ps(x + i + j)));
+        }
+        const float top = largest(largest_of);
+        const float scale = top != 0.0f ? 127.0f / top : 0.0f;
+        block->bias = -offset * quantize_32(x + i, scale, block->q);
+        block->d = half_to_float(_mm_extract_epi16(
+            _mm_cvtps_ph(_mm_set_ss(top / 127.0f), _MM_FROUND_TO_NEAREST_INT), 0));
+    }
+}
+
+} // namespace
+} // namespace dfl::cpu

@@ -1,0 +1,99 @@
+"""What ggml itself offers: devices, buffer types, quantisers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .._ffi import call, ffi, lib, new, text
+
+_DEVICE_TYPES = ("cpu", "gpu", "other")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A ggml device. Memory in bytes, as the backend reports it."""
+
+    name: str
+    description: str
+    type: str
+    free_bytes: int
+    total_bytes: int
+
+
+def ggml_version() -> str:
+    """Version of the ggml in this process, for example "0.25.3"."""
+    return text(lib().dfl_ggml_version())
+
+
+def load_backend(path: str) -> None:
+    """Loads a ggml backend module; its devices join `devices()`."""
+    call("backend_load", str(path).encode())
+
+
+def devices() -> list[Device]:
+    """All devices of the registered ggml backends."""
+    found = []
+    info = new("dfl_device_info *")
+    for index in range(lib().dfl_device_count()):
+        call("device_get", index, info)
+        found.append(
+            Device(
+                name=text(info.name),
+                description=text(info.description),
+                type=_DEVICE_TYPES[info.type],
+                free_bytes=info.free_bytes,
+                total_bytes=info.total_bytes,
+            )
+        )
+    return found
+
+
+def quantize(values: NDArray[np.float32], type_name: str, n_threads: int = 0) -> NDArray[np.uint8]:
+    """Quantises rows with ggml's reference quantiser.
+
+    Args:
+        values: float32 [rows, cols], C-contiguous.
+        type_name: ggml's name of the type: "q8_0", "q4_K", "f16", ...
+        n_threads: rows are shared out over so many threads; 0: one per core.
+
+    Returns:
+        uint8 [rows, row_bytes].
+
+    Raises:
+        Error: unknown type, or cols is not a multiple of its block.
+    """
+    if values.ndim != 2 or values.dtype != np.float32 or not values.flags.c_contiguous:
+        raise ValueError(
+            f"values: need contiguous float32 [rows, cols], got {values.dtype} {list(values.shape)}"
+        )
+    rows, cols = values.shape
+    size = new("uint64_t *")
+    name = type_name.encode()
+    call("quantize_row_size", name, cols, size)
+    out = np.empty((rows, size[0]), dtype=np.uint8)
+    if rows:
+        src = ffi.from_buffer("float[]", values)
+        dst = ffi.from_buffer("uint8_t[]", out, require_writable=True)
+        call("quantize", name, src, rows, cols, dst, out.nbytes, n_threads)
+    return out
+
+
+def extra_buffer_types() -> list[str]:
+    """Names of the CPU's extra weight buffer types."""
+    names = new("char[]", 1024)
+    call("extra_buffer_types", names, 1024)
+    return [name for name in text(names).split(",") if name]
+
+
+def probe_buffer_type(name: str) -> None:
+    """Tries one of the CPU's extra weight buffer types.
+
+    Kernels that cannot run here kill the process: for a child process only.
+
+    Raises:
+        Error: there is no such type, or its products are wrong.
+    """
+    call("probe_buffer_type", name.encode())

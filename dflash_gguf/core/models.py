@@ -1,0 +1,112 @@
+"""Weights: a target's and its drafter's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from .._ffi import Error, call, create, ggml_library, new, text
+from ..config import MODEL_N_CTX_CAP, LoadConfig
+from ..proof import proven_buffer_types
+from .ggml import extra_buffer_types
+from .progress import Progress, c_callback
+
+
+@contextmanager
+def _model_params(config: LoadConfig, progress: Progress | None) -> Iterator[Any]:
+    extra = extra_buffer_types()
+    proven = proven_buffer_types(extra, ggml_library())
+    excluded = new("char[]", ",".join(name for name in extra if name not in proven).encode())
+    layers = config.n_gpu_layers
+    with c_callback(progress) as callback:
+        yield new(
+            "dfl_model_params *",
+            {
+                "n_gpu_layers": -1 if layers is None else layers,
+                "n_threads": config.n_threads or 0,
+                "repack": config.repack,
+                "excluded_buffer_types": excluded,
+                "progress": callback,
+            },
+        )
+
+
+def _placements(kind: str, handle: Any, n: int) -> dict[str, int]:
+    """Bytes of weights by the kernels that multiply with them, the most first."""
+    found = {}
+    placement = new("dfl_placement *")
+    for index in range(n):
+        call(f"{kind}_get_placement", handle, index, placement)
+        found[text(placement.kernels)] = int(placement.bytes)
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+class Model:
+    """The weights of one GGUF file. Immutable; sessions in several threads may share it."""
+
+    def __init__(
+        self, path: str, config: LoadConfig | None = None, progress: Progress | None = None
+    ) -> None:
+        """Maps or copies the weights. progress: (bytes done, bytes in all).
+
+        Raises:
+            Error: the file is missing, damaged or not a target this build can run; out of memory.
+        """
+        self.config = config or LoadConfig()
+        self.path = str(path)
+        with _model_params(self.config, progress) as params:
+            self._handle = create("model", "model_load", self.path.encode(), params)
+        info = new("dfl_model_info *")
+        call("model_get_info", self._handle, info)
+        self.architecture = text(info.architecture)
+        self.name = text(info.name)
+        self.backend = text(info.device)
+        self.n_vocab = int(info.n_vocab)
+        self.n_embd = int(info.n_embd)
+        self.n_layer = int(info.n_layer)
+        self.n_recurrent = int(info.n_recurrent)
+        self.n_ctx_train = int(info.n_ctx_train)
+        self.mapped_bytes = int(info.mapped_bytes)
+        self.copied_bytes = int(info.copied_bytes)
+        self.kernels = _placements("model", self._handle, info.n_placements)
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens a session of this model holds."""
+        return self.config.n_ctx or min(self.n_ctx_train, MODEL_N_CTX_CAP)
+
+    @property
+    def handle(self) -> Any:
+        """The C handle; raises Error once closed."""
+        if self._handle is None:
+            raise Error(f"{self.path}: the model is closed")
+        return self._handle
+
+    def close(self) -> None:
+        """Gives up this reference; weights go when the last session of the model is closed too."""
+        self._handle = None
+
+
+class Drafter:
+    """The weights of a DFlash drafter, checked against its target. Immutable."""
+
+    def __init__(self, path: str, target: Model, progress: Progress | None = None) -> None:
+        """Maps or copies the weights to where the target's are. progress: (bytes done, in all).
+
+        Raises:
+            Error: as Model; also a drafter that does not fit the target, naming what differs.
+        """
+        self.path = str(path)
+        with _model_params(target.config, progress) as params:
+            self.handle = create(
+                "drafter", "drafter_load", self.path.encode(), target.handle, params
+            )
+        info = new("dfl_drafter_info *")
+        call("drafter_get_info", self.handle, info)
+        self.name = text(info.name)
+        self.n_layer = int(info.n_layer)
+        self.block_size = int(info.block_size)
+        self.mask_token = int(info.mask_token)
+        self.n_taps = int(info.n_taps)
+        self.kernels = _placements("drafter", self.handle, info.n_placements)
