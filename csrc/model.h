@@ -15,10 +15,10 @@ namespace dfl {
 struct ModelParams {
     // Negative: all on the GPU if there is one; 0: CPU; else so many layers on the GPU.
     int n_gpu_layers = -1;
-    int n_threads = 0; // that rearrange weights; 0: default_threads()
-    bool repack = true;
     std::vector<std::string> excluded_buffer_types;
     LoadProgress progress;
+    int n_threads = 0;  // that rearrange weights; 0: default_threads()
+    bool repack = true; // for the CPU's faster kernels, ours and ggml's
 };
 
 class Model {
