@@ -81,6 +81,7 @@ dfl_status dfl_probe_buffer_type(const char * name, dfl_error * err) {
 
 static dfl::ModelParams model_params(const dfl_model_params * params) {
     dfl::ModelParams p;
+    p.device = params->device != nullptr ? params->device : "";
     p.n_gpu_layers = params->n_gpu_layers;
     p.n_threads = params->n_threads;
     p.repack = params->repack != 0;
@@ -114,7 +115,7 @@ dfl_status dfl_model_get_info(const dfl_model * model, dfl_model_info * info, df
         *info = {};
         copy_text(info->architecture, m.file().arch());
         copy_text(info->name, m.file().text(dfl::schema::KEY_GENERAL_NAME).value_or(""));
-        copy_text(info->device, m.device_name());
+        copy_text(info->device, ggml_backend_dev_name(m.device()));
         info->n_vocab = hp.n_vocab;
         info->n_embd = hp.n_embd;
         info->n_layer = hp.n_layer();

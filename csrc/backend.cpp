@@ -4,100 +4,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <fstream>
 #include <ggml-backend.h>
 #include <random>
-#include <set>
-#include <sys/stat.h>
-#include <thread>
 
 #ifdef __linux__
-#include <sched.h>
 #include <sys/mman.h>
 #include <unistd.h>
 #endif
 
 namespace dfl {
-
-const char * ggml_build_version() { return DFL_GGML_BUILD_VERSION; }
-
-void load_backend_module(const std::string & path) {
-    struct stat st;
-    DFL_CHECK(stat(path.c_str(), &st) == 0 && S_ISREG(st.st_mode), DFL_STATUS_FILE,
-              "backend module %s: no such file", path.c_str());
-    DFL_CHECK(
-        ggml_backend_load(path.c_str()) != nullptr, DFL_STATUS_FILE,
-        "backend module %s: not a ggml backend of ggml %s, or one of its libraries is missing",
-        path.c_str(), ggml_build_version());
-}
-
-int32_t device_count() { return static_cast<int32_t>(ggml_backend_dev_count()); }
-
-// MemAvailable counts what the page cache gives back, which ggml's CPU device does not report.
-static uint64_t available_host_memory(uint64_t fallback) {
-    std::ifstream file("/proc/meminfo");
-    std::string name, unit;
-    uint64_t kib = 0;
-    while (file >> name >> kib >> unit) {
-        if (name == "MemAvailable:") {
-            return kib * 1024;
-        }
-    }
-    return fallback;
-}
-
-dfl_device_info device_info(int32_t index) {
-    DFL_CHECK(index >= 0 && index < device_count(), DFL_STATUS_ARGUMENT,
-              "device index %d: there are %d devices", index, device_count());
-    ggml_backend_dev_t dev = ggml_backend_dev_get(index);
-    ggml_backend_dev_props props;
-    ggml_backend_dev_get_props(dev, &props);
-
-    dfl_device_info info = {};
-    std::snprintf(info.name, sizeof info.name, "%s", props.name);
-    std::snprintf(info.description, sizeof info.description, "%s", props.description);
-    info.free_bytes = props.memory_free;
-    info.total_bytes = props.memory_total;
-    switch (props.type) {
-    case GGML_BACKEND_DEVICE_TYPE_CPU:
-        info.type = DFL_DEVICE_CPU;
-        info.free_bytes = available_host_memory(info.free_bytes);
-        break;
-    case GGML_BACKEND_DEVICE_TYPE_GPU:
-    case GGML_BACKEND_DEVICE_TYPE_IGPU:
-        info.type = DFL_DEVICE_GPU;
-        break;
-    default:
-        info.type = DFL_DEVICE_OTHER;
-    }
-    return info;
-}
-
-int default_threads() {
-    const int logical = std::max(1u, std::thread::hardware_concurrency());
-#ifdef __linux__
-    // Two threads of one core share its vector units, so ggml gains nothing from the second.
-    cpu_set_t allowed;
-    if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) {
-        std::set<std::string> cores;
-        for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-            if (CPU_ISSET(cpu, &allowed)) {
-                std::ifstream file(
-                    format("/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list", cpu));
-                std::string siblings;
-                cores.insert(file >> siblings ? siblings : std::to_string(cpu));
-            }
-        }
-        return std::max<int>(1, cores.size());
-    }
-#endif
-    return logical;
-}
-
-static ggml_backend_dev_t cpu_device() {
-    return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-}
 
 static std::vector<ggml_backend_buffer_type_t> cpu_extra_types() {
     std::vector<ggml_backend_buffer_type_t> types;
@@ -197,16 +112,14 @@ void probe_buffer_type(const std::string & name) {
     }
 }
 
-Backend::Backend(bool use_gpu, int n_threads, bool repack,
-                 const std::vector<std::string> & excluded) {
-    device_ = use_gpu ? ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_GPU) : cpu_device();
-    DFL_CHECK(device_ != nullptr, DFL_STATUS_UNSUPPORTED, "no %s device is registered with ggml",
-              use_gpu ? "GPU" : "CPU");
+Backend::Backend(ggml_backend_dev_t device, int n_threads, bool repack,
+                 const std::vector<std::string> & excluded)
+    : device_(device) {
     backend_.reset(ggml_backend_dev_init(device_, nullptr));
     DFL_CHECK(backend_ != nullptr, DFL_STATUS_COMPUTE, "device %s cannot be opened", name());
     n_threads_ = n_threads > 0 ? n_threads : default_threads();
     set_threads(get(), n_threads_);
-    packs_weights_ = repack && !use_gpu;
+    packs_weights_ = repack && device_ == cpu_device();
     if (packs_weights_) {
         for (auto type : cpu_extra_types()) {
             const char * type_name = ggml_backend_buft_name(type);
@@ -224,14 +137,8 @@ ggml_backend_buffer_type_t Backend::default_buffer_type() const {
     return ggml_backend_dev_buffer_type(device_);
 }
 
-uint64_t Backend::free_bytes() const {
-    size_t free = 0, total = 0;
-    ggml_backend_dev_memory(device_, &free, &total);
-    return is_host() ? available_host_memory(free) : free;
-}
-
 void Backend::check_fits(uint64_t bytes, const char * what) const {
-    const uint64_t free = free_bytes();
+    const uint64_t free = free_bytes(device_);
     DFL_CHECK(bytes <= free, DFL_STATUS_MEMORY, "%s needs %llu MiB, %s has %llu MiB free", what,
               (unsigned long long)(bytes >> 20), name(), (unsigned long long)(free >> 20));
 }

@@ -1,24 +1,13 @@
-// ggml devices: list them, load modules, choose one, report memory, compute graphs.
+// A device in use: its memory, where weights lie best, computing graphs.
 #pragma once
 
-#include "dflash.h"
+#include "device.h"
 
-#include <functional>
 #include <ggml-cpp.h>
 #include <string>
 #include <vector>
 
 namespace dfl {
-
-// Version of ggml this library was compiled against.
-const char * ggml_build_version();
-
-void load_backend_module(const std::string & path);
-int32_t device_count();
-dfl_device_info device_info(int32_t index);
-
-// Physical cores this process may use.
-int default_threads();
 
 // CPU buffer types other than the plain one that are offered for weights: "AMX", "CPU_REPACK"...
 std::vector<std::string> extra_buffer_types();
@@ -29,10 +18,9 @@ void probe_buffer_type(const std::string & name);
 // One device a model runs on, its weight buffer types and its compute threads.
 class Backend {
   public:
-    // use_gpu: the first GPU (throws DFL_STATUS_UNSUPPORTED if there is none). repack: whether
-    // weights may be rearranged for the CPU's kernels, ours or ggml's; excluded: names of ggml's
-    // extra buffer types that must not be used.
-    Backend(bool use_gpu, int n_threads, bool repack = true,
+    // repack: whether weights may be rearranged for the CPU's kernels, ours or ggml's; excluded:
+    // names of ggml's extra buffer types that must not be used.
+    Backend(ggml_backend_dev_t device, int n_threads, bool repack = true,
             const std::vector<std::string> & excluded = {});
 
     ggml_backend_t get() const { return backend_.get(); }
@@ -47,8 +35,6 @@ class Backend {
     // Whether weights are packed for our own kernels where there are some.
     bool packs_weights() const { return packs_weights_; }
 
-    // Bytes that can still be allocated.
-    uint64_t free_bytes() const;
     // Throws DFL_STATUS_MEMORY naming what, the bytes and what is free.
     void check_fits(uint64_t bytes, const char * what) const;
 

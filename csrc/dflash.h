@@ -14,7 +14,7 @@ extern "C" {
 
 #pragma GCC visibility push(default)
 
-enum { DFL_ABI_VERSION = 3 };
+enum { DFL_ABI_VERSION = 4 };
 
 typedef enum {
     DFL_STATUS_OK = 0,
@@ -73,7 +73,8 @@ typedef struct dfl_model dfl_model;
 typedef int32_t (*dfl_progress)(void * user, uint64_t done, uint64_t total);
 
 typedef struct {
-    int32_t n_gpu_layers;               /* < 0: all if there is a GPU; 0: none */
+    const char * device;                /* name of a device; NULL: the first GPU, else the CPU */
+    int32_t n_gpu_layers;               /* < 0: all, if the device is a GPU; 0: none */
     int32_t n_threads;                  /* that rearrange weights; 0: one per physical core */
     int32_t repack;                     /* 1: the CPU may rearrange weights for faster kernels; 0:
                                            they stay as in the file */

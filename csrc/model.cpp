@@ -4,23 +4,29 @@
 
 namespace dfl {
 
-static bool use_gpu(const std::string & path, int n_gpu_layers, int64_t n_layer) {
-    if (n_gpu_layers == 0 || ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_GPU) == nullptr) {
-        return false;
+static ggml_backend_dev_t choose_device(const std::string & path, const ModelParams & params,
+                                        int64_t n_layer) {
+    ggml_backend_dev_t device = find_device(params.device);
+    const int n = params.n_gpu_layers;
+    if (n == 0 || (device == cpu_device() && n < 0)) {
+        return cpu_device();
     }
-    DFL_CHECK(n_gpu_layers < 0 || n_gpu_layers > n_layer, DFL_STATUS_UNSUPPORTED,
+    DFL_CHECK(device != cpu_device(), DFL_STATUS_UNSUPPORTED,
+              "%s: %d layers on a GPU: %s; a backend module may bring one", path.c_str(), n,
+              params.device.empty() ? "ggml has no such device here"
+                                    : "the device given is the CPU");
+    DFL_CHECK(n < 0 || n > n_layer, DFL_STATUS_UNSUPPORTED,
               "%s: %d of %lld layers on the GPU: only none (0) or all (%lld, head included) can be "
               "placed",
-              path.c_str(), n_gpu_layers, (long long)n_layer, (long long)n_layer + 1);
-    return true;
+              path.c_str(), n, (long long)n_layer, (long long)n_layer + 1);
+    return device;
 }
 
 Model::Model(const std::string & path, const ModelParams & params)
     : file_(path), arch_(find_arch(file_)), hp_(arch_.read(file_)) {
     hp_.n_vocab = read_vocab_size(file_);
-    on_gpu_ = use_gpu(path, params.n_gpu_layers, hp_.n_layer());
-    Backend backend(on_gpu_, params.n_threads, params.repack, params.excluded_buffer_types);
-    device_name_ = backend.name();
+    device_ = choose_device(path, params, hp_.n_layer());
+    Backend backend(device_, params.n_threads, params.repack, params.excluded_buffer_types);
     if (!backend.is_host() && hp_.n_recurrent() > 0) {
         const int64_t d = hp_.recurrent.d_state;
         DFL_CHECK(d == 16 || d == 32 || d == 64 || d == 128, DFL_STATUS_UNSUPPORTED,

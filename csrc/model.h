@@ -13,12 +13,13 @@
 namespace dfl {
 
 struct ModelParams {
-    // Negative: all on the GPU if there is one; 0: CPU; else so many layers on the GPU.
+    // Negative: all of them, if there is such a device; 0: none.
     int n_gpu_layers = -1;
     std::vector<std::string> excluded_buffer_types;
     LoadProgress progress;
-    int n_threads = 0;  // that rearrange weights; 0: default_threads()
-    bool repack = true; // for the CPU's faster kernels, ours and ggml's
+    std::string device = ""; // of the layers that are not on the CPU; empty: the first GPU
+    int n_threads = 0;       // that rearrange weights; 0: default_threads()
+    bool repack = true;      // for the CPU's faster kernels, ours and ggml's
 };
 
 class Model {
@@ -29,8 +30,7 @@ class Model {
     const Hparams & hparams() const { return hp_; }
     const Arch & arch() const { return arch_; }
     const Weights & weights() const { return *weights_; }
-    bool on_gpu() const { return on_gpu_; }
-    const char * device_name() const { return device_name_.c_str(); }
+    ggml_backend_dev_t device() const { return device_; }
 
     // Converts embedding rows to float32: dst [n_embd, n].
     void embed(const int32_t * tokens, int64_t n, float * dst) const;
@@ -39,8 +39,7 @@ class Model {
     GgufFile file_;
     const Arch & arch_;
     Hparams hp_;
-    bool on_gpu_ = false;
-    std::string device_name_;
+    ggml_backend_dev_t device_ = nullptr;
     std::unique_ptr<Weights> weights_;
 };
 

@@ -13,7 +13,7 @@ from . import pair
 from .cli_arguments import decode_config, parser, prompt_text, unescaped
 from .config import DecodeConfig
 from .convert.schema import Key
-from .core import Error
+from .core import Error, devices, load_backend
 from .decoder import Decoder, load
 from .gguf_metadata import Metadata
 from .results import Result
@@ -57,6 +57,8 @@ def _fail(sentence: str) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    if args.list_devices:
+        return _list_devices(args.backend_module)
     _choose_models(args)
     config = decode_config(args)
     text = None if args.interactive or args.tokens is not None else prompt_text(args)
@@ -66,6 +68,15 @@ def _run(args: argparse.Namespace) -> int:
         prompt = args.tokens if text is None else _prompt(decoder, args, text)
         result = _answer(decoder, args, prompt, config)
     return INTERRUPTED if result.stop_reason == "cancelled" else 0
+
+
+def _list_devices(module: str | None) -> int:
+    if module is not None:
+        load_backend(module)
+    for device in devices():
+        total, free = device.total_bytes >> 20, device.free_bytes >> 20
+        print(f"{device.name}: {device.description} ({total} MiB, {free} MiB free)")
+    return 0
 
 
 def _choose_models(args: argparse.Namespace) -> None:
@@ -92,7 +103,9 @@ def _load(args: argparse.Namespace) -> Decoder:
             cache_type_k=args.cache_type_k,
             cache_type_v=args.cache_type_v,
             n_threads=None if args.threads == -1 else args.threads,
+            device=args.device,
             n_gpu_layers=args.gpu_layers,
+            backend_module=args.backend_module,
             n_ubatch=args.ubatch_size,
             draft_window=args.draft_window,
             repack=args.repack,

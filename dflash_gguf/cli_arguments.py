@@ -49,6 +49,9 @@ def _add_prompt(p: argparse.ArgumentParser) -> None:
     source.add_argument("-f", "--file", metavar="FILE", help="file with the prompt, UTF-8")
     source.add_argument("--tokens", type=token_ids, metavar="1,2,3", help="token ids of the prompt")
     source.add_argument("-i", "--interactive", action="store_true", help="chat; Ctrl-D ends it")
+    source.add_argument(
+        "--list-devices", action="store_true", help="name what models can run on, and end"
+    )
     group.add_argument("-sys", "--system-prompt", metavar="TEXT", help="first message of the chat")
     group.add_argument(
         "-cnv",
@@ -92,6 +95,7 @@ def _add_model(p: argparse.ArgumentParser) -> None:
         metavar="N",
         help="layers on the GPU, or auto (default)",
     )
+    add_device(group)
     group.add_argument(
         "-ub", "--ubatch-size", type=int, default=512, metavar="N", help="prompt tokens at once"
     )
@@ -106,6 +110,18 @@ def _add_model(p: argparse.ArgumentParser) -> None:
         group.add_argument(
             flag, name, choices=CACHE_TYPES, default="f16", help=f"type of the {what} cache"
         )
+
+
+def add_device(group: argparse._ActionsContainer) -> None:
+    """--device and --backend-module."""
+    group.add_argument(
+        "-dev", "--device", metavar="NAME", help="device of --gpu-layers (default: the first GPU)"
+    )
+    group.add_argument(
+        "--backend-module",
+        metavar="FILE",
+        help="load a ggml backend (libggml-cuda.so) first; so does GGML_BACKEND_PATH",
+    )
 
 
 def _add_drafting(p: argparse.ArgumentParser) -> None:

@@ -33,7 +33,11 @@ class LoadConfig:
     n_ctx: positions the context holds; None is the model's training context, at most 4096.
     cache_type_k, cache_type_v: one of CACHE_TYPES.
     n_threads: CPU threads; None is chosen from the machine's cores.
-    n_gpu_layers: layers on the accelerator; None is all that fit, 0 is none.
+    device: name of the device for layers that are not on the CPU, as `devices()` lists it; None is
+        the first GPU.
+    n_gpu_layers: layers on that device, the head included; None is all, 0 is none.
+    backend_module: file of a ggml backend (libggml-cuda.so) to load first, for a ggml that was
+        built without it.
     n_ubatch: prompt tokens computed at once.
     draft_window: positions before the present one that a drafter sees.
     repack: the CPU may rearrange weights for faster kernels, in memory of their own; without, they
@@ -44,7 +48,9 @@ class LoadConfig:
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
     n_threads: int | None = None
+    device: str | None = None
     n_gpu_layers: int | None = None
+    backend_module: str | None = None
     n_ubatch: int = 512
     draft_window: int = 4096
     repack: bool = True

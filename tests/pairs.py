@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from checkpoints import PRE_OF_KIND, VOCAB_SIZE, make_drafter, make_target
+from device import placement
 from dflash.model import DFlashDraftModel, extract_context_feature
 from dflash_gguf.convert.arch import Options
 from dflash_gguf.convert.conversion import prepare
@@ -63,7 +64,7 @@ def load_target(path: Path, n_ubatch: int = N_UBATCH) -> Model:
         n_ctx=N_CTX,
         n_ubatch=n_ubatch,
         n_threads=1,
-        n_gpu_layers=0,
+        **placement(),
         cache_type_k="f32",
         cache_type_v="f32",
     )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import KINDS, VOCAB_SIZE
+from device import placement
 from gguf_files import Parts, edited, make_gguf, reference_logits
 from numpy.typing import NDArray
 
@@ -97,7 +98,7 @@ def session_of(path: Path, cache_type: str = "f32", n_ubatch: int = N_UBATCH) ->
         n_ctx=128,
         n_ubatch=n_ubatch,
         n_threads=1,  # what a second thread would gain on such a model, waiting for it costs more
-        n_gpu_layers=0,
+        **placement(),
         cache_type_k=cache_type,
         cache_type_v=cache_type,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import re
 import shlex
 import signal
 import subprocess
@@ -95,7 +96,10 @@ def test_escapes_are_read_in_prompts_unless_told_otherwise(loader: Loader) -> No
 
 
 def test_flags_reach_the_load(loader: Loader) -> None:
-    flags = "-p x: -c 64 -t 3 -ngl 7 -ub 32 -ctk q8_0 -ctv f32 -md d.gguf --draft-window 9 -nr"
+    flags = (
+        "-p x: -c 64 -t 3 -ngl 7 -ub 32 -ctk q8_0 -ctv f32 -md d.gguf --draft-window 9 -dev CUDA1"
+    )
+    flags += " --backend-module m.so -nr"
     run(loader, *shlex.split(flags))
     arguments = {key: loader.arguments[key] for key in loader.arguments if key != "progress"}
     assert arguments == {
@@ -104,7 +108,9 @@ def test_flags_reach_the_load(loader: Loader) -> None:
         "draft_window": 9,
         "n_ctx": 64,
         "n_threads": 3,
+        "device": "CUDA1",
         "n_gpu_layers": 7,
+        "backend_module": "m.so",
         "n_ubatch": 32,
         "cache_type_k": "q8_0",
         "cache_type_v": "f32",
@@ -112,7 +118,15 @@ def test_flags_reach_the_load(loader: Loader) -> None:
     }
     run(loader, *shlex.split("-p x: -c 0 -t -1 -ngl all"))
     assert loader.arguments["n_ctx"] == 77
-    assert loader.arguments["n_threads"] is loader.arguments["n_gpu_layers"] is None
+    for name in ("n_threads", "n_gpu_layers", "device", "backend_module"):
+        assert loader.arguments[name] is None
+
+
+def test_devices_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--list-devices"]) == 0
+    assert re.search(r"^CPU: .+ \(\d+ MiB, \d+ MiB free\)$", capsys.readouterr().out, re.MULTILINE)
+    assert cli.main(["--list-devices", "--backend-module", "absent.so"]) == 1
+    assert capsys.readouterr().err == "error: backend module absent.so: no such file\n"
 
 
 def test_sampling_flags_reach_the_config() -> None:

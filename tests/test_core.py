@@ -169,6 +169,21 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path: Path, tiny_gguf: Tiny, ca
 # --- sessions ------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"device": "Tofu7"}, "device Tofu7: ggml has no such device, only .*CPU"),
+        ({"device": "cpu", "n_gpu_layers": 2}, "2 layers on a GPU: the device given is the CPU"),
+        ({"backend_module": "/absent.so"}, "backend module /absent.so: no such file"),
+    ],
+)
+def test_a_device_that_is_not_there_is_named(
+    tiny_gguf: Tiny, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(Error, match=message):
+        Model(str(tiny_gguf("llama")), LoadConfig(**settings))
+
+
 def test_a_context_larger_than_memory_is_refused(tmp_path: Path) -> None:
     path = make_gguf(tmp_path, "llama", num_hidden_layers=64, hidden_size=32, intermediate_size=32)
     model = load(path, n_ctx=1 << 24, cache_type_k="f32", cache_type_v="f32")

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 
@@ -103,3 +104,12 @@ def test_threads_that_come_first_together_open_the_library_once():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_module_of_the_environment_is_loaded_or_named(tmp_path):
+    code = "from dflash_gguf import core\ntry: core.devices()\nexcept core.Error as e: print(e)"
+    environment = {**os.environ, "GGML_BACKEND_PATH": str(tmp_path / "absent.so")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment
+    )
+    assert "absent.so: no such file" in done.stdout, done.stderr

@@ -50,6 +50,7 @@ CPP_LAYERS = (
     ("cache", "weights"),
     ("hparams", "packed_matrix"),
     ("backend", "gguf_file", "quantize", "select", "tree"),
+    ("device",),
     ("cpu/",),
     (
         "error",

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from dflash_gguf import core
+from dflash_gguf._ffi import ABI_VERSION
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -85,8 +86,8 @@ def test_an_install_works_from_any_folder(installed: Path, source: Path, tmp_pat
 @pytest.mark.parametrize(
     ("abi", "ggml", "message"),
     [
-        (2, "0.0.1", "libdflash was built with ggml 0.0.1; reinstall it"),
-        (99, "0.0.1", "libdflash has ABI version 99, this package needs 2"),
+        (ABI_VERSION, "0.0.1", "libdflash was built with ggml 0.0.1; reinstall it"),
+        (99, "0.0.1", f"libdflash has ABI version 99, this package needs {ABI_VERSION}"),
     ],
 )
 def test_a_core_of_other_versions_is_refused(

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from checkpoints import VOCAB_SIZE
+from device import placement
 from gguf_files import Parts, edited, make_gguf
 from llama import llama_logits
 from numpy.typing import NDArray
@@ -42,7 +43,7 @@ def logits(path: Path, type_k: str, type_v: str) -> NDArray[np.float32]:
         n_ctx=64,
         n_ubatch=64,
         n_threads=1,
-        n_gpu_layers=0,
+        **placement(),
         cache_type_k=type_k,
         cache_type_v=type_v,
     )

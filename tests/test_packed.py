@@ -52,7 +52,7 @@ def test_without_repacking_weights_stay_in_the_file() -> None:
 def test_packed_weights_are_those_of_the_file(packed: Model) -> None:
     ours, plain = (serial_logits(model, TOKENS[:24]) for model in (packed, load(repack=False)))
     # Both quantise the inputs of a product to 8 bits; rounding the other way at one place moves
-    # all that follows: 1 % of the range was observed. A row out of place moves a logit by all of it.
+    # all that follows: 1 % of the range was seen. A row out of place moves a logit by all of it.
     assert np.abs(ours - plain).max() <= 0.03 * np.ptp(plain)
 
 

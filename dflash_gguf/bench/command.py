@@ -12,6 +12,7 @@ from typing import Any
 
 from ..budget import SIZES
 from ..cli import guarded
+from ..cli_arguments import add_device
 from ..config import AUTO_TREE_BUDGET, DecodeConfig
 from ..decoder import Decoder, load
 from ..gains import ladder
@@ -72,6 +73,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("-c", "--ctx-size", type=int, metavar="N", help="context in tokens")
     p.add_argument("-t", "--threads", type=int, metavar="N", help="CPU threads")
     p.add_argument("-ngl", "--gpu-layers", type=int, metavar="N", help="layers on the GPU")
+    add_device(p)
     p.add_argument("--replay", action="store_true", help='hold "auto" against fixed settings')
     p.add_argument("--plot", metavar="FILE", help="write the curve of the sweep as a PNG")
     return p
@@ -105,7 +107,9 @@ def _run(args: argparse.Namespace) -> int:
             drafter=drafter,
             n_ctx=args.ctx_size,
             n_threads=args.threads,
+            device=args.device,
             n_gpu_layers=args.gpu_layers,
+            backend_module=args.backend_module,
         ) as decoder:
             pair = f"{Path(target).stem} + {Path(drafter).stem}"
             ids = [(prompt.name, prompt.ids(decoder, args.chat)) for prompt in prompts]

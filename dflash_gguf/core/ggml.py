@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,12 +31,24 @@ def ggml_version() -> str:
 
 
 def load_backend(path: str) -> None:
-    """Loads a ggml backend module; its devices join `devices()`."""
-    call("backend_load", str(path).encode())
+    """Loads a ggml backend module; its devices join `devices()`. Loading one twice is harmless.
+
+    Raises:
+        Error: no such file, not a backend of this ggml, or one of its libraries is missing.
+    """
+    call("backend_load", os.fsencode(path))
+
+
+@lru_cache(maxsize=1)
+def load_backend_of_environment() -> None:
+    """Loads the module that GGML_BACKEND_PATH names, as ggml's own programs do. Raises Error."""
+    if path := os.environ.get("GGML_BACKEND_PATH"):
+        load_backend(path)
 
 
 def devices() -> list[Device]:
     """All devices of the registered ggml backends."""
+    load_backend_of_environment()
     found = []
     info = new("dfl_device_info *")
     for index in range(lib().dfl_device_count()):

@@ -6,23 +6,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .._ffi import Error, call, create, ggml_library, new, text
+from .._ffi import Error, call, create, ffi, ggml_library, new, text
 from ..config import MODEL_N_CTX_CAP, LoadConfig
 from ..proof import proven_buffer_types
-from .ggml import extra_buffer_types
+from .ggml import extra_buffer_types, load_backend, load_backend_of_environment
 from .progress import Progress, c_callback
 
 
 @contextmanager
 def _model_params(config: LoadConfig, progress: Progress | None) -> Iterator[Any]:
+    load_backend_of_environment()
+    if config.backend_module is not None:
+        load_backend(config.backend_module)
     extra = extra_buffer_types()
     proven = proven_buffer_types(extra, ggml_library())
     excluded = new("char[]", ",".join(name for name in extra if name not in proven).encode())
+    device = ffi.NULL if config.device is None else new("char[]", config.device.encode())
     layers = config.n_gpu_layers
     with c_callback(progress) as callback:
         yield new(
             "dfl_model_params *",
             {
+                "device": device,
                 "n_gpu_layers": -1 if layers is None else layers,
                 "n_threads": config.n_threads or 0,
                 "repack": config.repack,

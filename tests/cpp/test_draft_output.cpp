@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t N_VOCAB = 777, N_DRAFT = 5;
 
 Draft select(const std::vector<float> & logits, int64_t k, bool on_device, bool log_sum_exp) {
-    Backend backend(/*use_gpu =*/false, 1, {});
+    Backend backend(cpu_device(), 1, {});
     LiveGraph live;
     live.shape.n_top = on_device ? k : 0;
     live.shape.log_sum_exp = log_sum_exp;

@@ -1,0 +1,190 @@
+"""Builds a ggml backend (Vulkan, CUDA) as one loadable module for the installed llama-cpp-python.
+
+The wheel's ggml loads such a module as it is: `dflash-run --backend-module PATH` or
+`GGML_BACKEND_PATH=PATH`. Only the module is compiled, from the very sources the wheel was built
+from, and kept in the cache folder; an interrupted build goes on where it stopped. Prints the
+module's path as the last line.
+
+vulkan needs libvulkan-dev, glslc and spirv-headers (Debian's names): three minutes on two cores.
+cuda needs nvcc, and cuBLAS from a toolkit or from the nvidia-cublas package: an hour on two cores,
+under five minutes on sixteen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from fetch_llama_cpp import DEFAULT_CACHE, fetch, installed_version
+
+KINDS = ("vulkan", "cuda")
+VULKAN_COMPAT = Path(__file__).parent / "vulkan_compat.h"
+# ggml's folder alone is no project: its own top-level needs files that the sdist leaves out.
+PARENT = """\
+cmake_minimum_required(VERSION 3.18)
+project(ggml_module C CXX)
+add_subdirectory({sources} ggml)
+"""
+# What the module takes of the driver. A stub with these names is linked where no driver is.
+DRIVER_FUNCTIONS = [
+    "DeviceGet",
+    "DeviceGetAttribute",
+    "GetErrorString",
+    "MemAddressFree",
+    "MemAddressReserve",
+    "MemCreate",
+    "MemGetAllocationGranularity",
+    "MemMap",
+    "MemRelease",
+    "MemSetAccess",
+    "MemUnmap",
+]
+
+
+def build(kind: str, cache: Path = DEFAULT_CACHE, *, jobs: int = 0, arch: str = "") -> Path:
+    """Path of the module, built if it is not there. SystemExit names what is missing.
+
+    arch: CUDA architectures, "" for those of the cards in this machine.
+    """
+    home = cache / f"backend-{kind}-{installed_version()}{'-' + arch if arch else ''}"
+    module = home / f"libggml-{kind}.so"
+    if module.is_file():
+        return module
+    folder = home / "build"
+    folder.mkdir(parents=True, exist_ok=True)
+    sources = fetch(cache) / "ggml"
+    (folder / "CMakeLists.txt").write_text(PARENT.format(sources=sources), encoding="utf-8")
+    configure = [
+        "cmake",
+        "-S",
+        str(folder),
+        "-B",
+        str(folder / "out"),
+        "-DCMAKE_BUILD_TYPE=Release",
+    ]
+    configure += ["-DGGML_BACKEND_DL=ON", "-DGGML_CPU=OFF", "-DGGML_NATIVE=OFF"]
+    configure += ["-DGGML_CCACHE=OFF", f"-DGGML_{kind.upper()}=ON"]
+    if shutil.which("ninja"):
+        configure += ["-G", "Ninja"]
+    if kind == "cuda":
+        configure += cuda_options(folder, arch)
+    else:
+        configure += [f"-DCMAKE_CXX_FLAGS=-include {VULKAN_COMPAT}"]
+    target = ["--target", f"ggml-{kind}", "--parallel", str(jobs or os.cpu_count() or 1)]
+    _run(configure)
+    _run(["cmake", "--build", str(folder / "out"), *target])
+    (built,) = (folder / "out").rglob(module.name)
+    _run(["strip", "--strip-unneeded", str(built)])
+    os.replace(built, module)
+    shutil.rmtree(folder)
+    return module
+
+
+def cuda_options(folder: Path, arch: str) -> list[str]:
+    """CMake's options for CUDA. SystemExit where nvcc or cuBLAS is missing."""
+    nvcc = os.environ.get("CUDACXX") or shutil.which("nvcc")
+    if nvcc is None:
+        raise SystemExit("nvcc is not on the PATH: install the CUDA toolkit, or set CUDACXX")
+    homes = _cuda_homes(nvcc)
+    headers = _first(homes, "include/cublas_v2.h")
+    library = _first(homes, "lib64/libcublas.so*", "lib/libcublas.so*")
+    driver = _driver() or _driver_stub(folder)
+    options = [
+        f"-DCMAKE_CUDA_COMPILER={nvcc}",
+        "-DGGML_CUDA_GRAPHS=ON",
+        "-DGGML_CUDA_NCCL=OFF",
+        f"-DCMAKE_CUDA_FLAGS=-I{headers.parent}",
+        f"-DCUDA_cublas_LIBRARY={library}",
+        f"-DCUDA_cuda_driver_LIBRARY={driver}",
+        "-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON",
+        f"-DCMAKE_INSTALL_RPATH={library.parent}:$ORIGIN",
+    ]
+    return [*options, f"-DCMAKE_CUDA_ARCHITECTURES={arch or _architectures()}"]
+
+
+def _cuda_homes(nvcc: str) -> list[Path]:
+    """Folders with include/ and lib/: nvcc's toolkit, then the packages from an index."""
+    dry = subprocess.run(
+        [nvcc, "--dryrun", "-x", "cu", os.devnull], capture_output=True, text=True
+    ).stderr
+    top = re.search(r"^#\$ TOP=(.+)$", dry, re.MULTILINE)
+    homes = [Path(top[1])] if top else [Path(nvcc).resolve().parent.parent]
+    spec = importlib.util.find_spec("nvidia")
+    for folder in spec.submodule_search_locations or [] if spec else []:
+        homes += sorted(Path(folder).glob("cu[0-9]*"))
+        homes += sorted(Path(folder).glob("cublas"))
+    return homes
+
+
+def _first(homes: list[Path], *patterns: str) -> Path:
+    for home in homes:
+        for pattern in patterns:
+            found = sorted(home.glob(pattern))
+            if found:
+                return found[0]
+    raise SystemExit(f"no {patterns[0]} under {', '.join(map(str, homes))}: install nvidia-cublas")
+
+
+def _driver() -> Path | None:
+    """libcuda.so.1 as the loader finds it."""
+    listed = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True).stdout
+    found = re.search(r"libcuda\.so\.1 .*=> (.+)$", listed, re.MULTILINE)
+    return Path(found[1]) if found else None
+
+
+def _driver_stub(folder: Path) -> Path:
+    """A library that satisfies the linker on a machine without a driver; it is never loaded."""
+    stub = folder / "libcuda.so"
+    source = "".join(f"int cu{name}(void) {{ return 100; }}\n" for name in DRIVER_FUNCTIONS)
+    (folder / "stub.c").write_text(source, encoding="utf-8")
+    name = "-Wl,-soname,libcuda.so.1"
+    _run(["cc", "-shared", "-fPIC", name, str(folder / "stub.c"), "-o", str(stub)])
+    return stub
+
+
+def _architectures() -> str:
+    """Compute capabilities of the cards here, as CMake wants them: "86-real;90-real"."""
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+        )
+    except FileNotFoundError:
+        raise SystemExit(
+            "no card to build for (nvidia-smi is missing): name it, --arch 86"
+        ) from None
+    if done.returncode:
+        raise SystemExit(f"nvidia-smi failed, name the architecture with --arch: {done.stderr}")
+    found = sorted({line.replace(".", "") for line in done.stdout.split()})
+    return ";".join(f"{capability}-real" for capability in found)
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="default: %(default)s")
+    parser.add_argument("--jobs", type=int, default=0, help="default: one a core")
+    parser.add_argument("--arch", default="", help="CUDA architectures, such as 86-real;89-real")
+    arguments = parser.parse_args()
+    print(build(arguments.kind, arguments.cache, jobs=arguments.jobs, arch=arguments.arch))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
