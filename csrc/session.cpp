@@ -44,7 +44,8 @@ static ggml_type draft_cache_type(const SessionParams & params) {
 
 Session::Session(std::shared_ptr<const Model> model, const SessionParams & params)
     : model_(std::move(model)), params_(checked(params)),
-      backend_(model_->device(), params_.n_threads), recurs_(model_->hparams().n_recurrent() > 0),
+      backend_(model_->device(), params_.n_threads, {}, model_->measure()),
+      recurs_(model_->hparams().n_recurrent() > 0),
       fused_(recurs_ && !params_.stock_delta_rule &&
              has_fused_delta_rule(backend_, model_->hparams().recurrent)),
       kv_(model_->hparams(), backend_, params_.type_k, params_.type_v, pad(params_.n_ctx, 256)),

@@ -22,7 +22,7 @@ ggml_context * WeightLoader::context_for(ggml_backend_buffer_type_t buft) {
     return found->second;
 }
 
-static bool op_runs(ggml_backend_dev_t device, ggml_backend_buffer_type_t buft,
+static bool op_runs(const Backend & backend, ggml_backend_buffer_type_t buft,
                     const ggml_tensor * meta, ggml_op op, int64_t n_expert_used) {
     ggml_context_ptr ctx(ggml_init({8 * ggml_tensor_overhead(), nullptr, true}));
     ggml_tensor * w = ggml_dup_tensor(ctx.get(), meta);
@@ -40,7 +40,7 @@ static bool op_runs(ggml_backend_dev_t device, ggml_backend_buffer_type_t buft,
     // A buffer of no bytes tells the device which type the weight would lie in.
     ggml_backend_buffer_ptr buffer(ggml_backend_buft_alloc_buffer(buft, 0));
     w->buffer = buffer.get();
-    const bool runs = ggml_backend_dev_supports_op(device, node);
+    const bool runs = backend.runs(node);
     w->buffer = nullptr;
     return runs;
 }
@@ -48,8 +48,7 @@ static bool op_runs(ggml_backend_dev_t device, ggml_backend_buffer_type_t buft,
 ggml_backend_buffer_type_t WeightLoader::choose(const ggml_tensor * meta, ggml_op op) const {
     if (op == GGML_OP_MUL_MAT || op == GGML_OP_MUL_MAT_ID) {
         for (auto buft : backend_.weight_buffer_types()) {
-            if (op_runs(backend_.device(), buft, meta, op,
-                        std::max<int64_t>(1, hp_.experts.n_used))) {
+            if (op_runs(backend_, buft, meta, op, std::max<int64_t>(1, hp_.experts.n_used))) {
                 return buft;
             }
         }
@@ -129,6 +128,9 @@ void WeightLoader::map_in_place() {
             void * data = const_cast<void *>(file_.tensor_data(request.file_names[0]));
             ggml_backend_tensor_alloc(buffer.get(), request.tensor, data);
             weights_.mapped_bytes += ggml_nbytes(request.tensor);
+            if (data == weights_.token_embd) {
+                weights_.embedding_bytes = 0;
+            }
         }
     }
     weights_.buffers.push_back(std::move(buffer));
@@ -145,6 +147,12 @@ void WeightLoader::allocate(ggml_backend_buffer_type_t buft, ggml_context * ctx)
     if (bytes == 0) {
         return;
     }
+    if (backend_.measures()) {
+        Allocation counted = backend_.count(ctx, buft);
+        weights_.copied_bytes += counted.bytes;
+        weights_.buffers.push_back(std::move(counted.buffer));
+        return;
+    }
     backend_.check_fits(bytes, format("weights of %s", file_.path().c_str()).c_str());
     // Mapped tensors of this context have their buffer already and are passed over.
     weights_.buffers.emplace_back(ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft));
@@ -153,7 +161,7 @@ void WeightLoader::allocate(ggml_backend_buffer_type_t buft, ggml_context * ctx)
               backend_.name(), (unsigned long long)bytes);
     backend_.use_huge_pages(weights_.buffers.back().get());
     ggml_backend_buffer_set_usage(weights_.buffers.back().get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
-    weights_.copied_bytes += bytes;
+    weights_.copied_bytes += ggml_backend_buffer_get_size(weights_.buffers.back().get());
 }
 
 void WeightLoader::allocate_packed() {
@@ -162,7 +170,8 @@ void WeightLoader::allocate_packed() {
     for (const PackedMatrix & matrix : weights_.packed) {
         bytes += GGML_PAD(matrix.bytes(), alignment);
     }
-    if (bytes == 0) {
+    weights_.copied_bytes += bytes;
+    if (bytes == 0 || backend_.measures()) {
         return;
     }
     backend_.check_fits(bytes, format("rearranging the weights of %s (--no-repack leaves them in "
@@ -180,7 +189,6 @@ void WeightLoader::allocate_packed() {
     for (PackedMatrix & matrix : weights_.packed) {
         matrix.data = next;
         next += GGML_PAD(matrix.bytes(), alignment);
-        weights_.copied_bytes += matrix.bytes();
     }
 }
 
@@ -227,7 +235,9 @@ std::unique_ptr<Weights> WeightLoader::load(const LoadProgress & progress) {
         allocate(buft, ctx);
     }
     allocate_packed();
-
+    if (backend_.measures()) {
+        return std::move(owned_);
+    }
     uint64_t total = 0, done = 0;
     for (const Request & request : requests_) {
         total += file_bytes(request);

@@ -181,6 +181,7 @@ void WeightLoader::token_embeddings() {
               file_.path().c_str(), embd->name, ggml_type_name(embd->type));
     weights_.token_embd = file_.tensor_data(schema::TENSOR_TOKEN_EMBD);
     weights_.token_embd_type = embd->type;
+    weights_.embedding_bytes = ggml_nbytes(embd);
 }
 
 void WeightLoader::shared_tensors() {

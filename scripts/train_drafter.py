@@ -21,7 +21,7 @@ from train import prompts
 from train.acceptance import measure, prompt_lookup, repeated_share
 from train.answers import Answer, generate, load_answers, save_answers, without_loops
 from train.curve import draw
-from train.drafter import BlockModel, new_drafter
+from train.drafter import BlockModel, even_start, new_drafter
 from train.fit import Fit, History, Recipe
 from train.memory import CPU_PIECE_BYTES, free_bytes, piece_size
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -58,6 +58,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--sequences", type=int, default=32, help="answers of an update")
     add("--blocks", type=int, default=16, help="blocks of an answer in an update")
     add("--decay", type=float, default=None, help="of the loss over places (default: block / 2)")
+    add("--words", type=int, default=8192, help="words a step tells apart, 0: all the target has")
     add("--seed", type=int, default=1)
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--threads", type=int, default=torch.get_num_threads(), help="on a CPU")
@@ -195,6 +196,7 @@ def prepare(args: argparse.Namespace) -> tuple[BlockModel, cached.Features, cach
         found.append(cached.Features(path, answers, width))
     embeddings = target.get_input_embeddings().weight.detach().float()
     head = target.get_output_embeddings().weight.detach().float()
+    even_start(drafter, head)
     return BlockModel(drafter, embeddings, head), found[0], found[1]
 
 
@@ -235,15 +237,16 @@ def run(args: argparse.Namespace) -> None:
     free = free_bytes(device)
     if device.type == "cpu":
         free = min(free, CPU_PIECE_BYTES * n_threads)
-    n_vocab = model.head.shape[0]
+    n_words = min(args.words or model.head.shape[0], model.head.shape[0])
     recipe = Recipe(
         n_steps=args.steps,
         n_sequences=args.sequences,
         n_blocks=args.blocks,
         decay=args.decay or args.block / 2,
         falling=args.falling,
+        n_words=args.words,
         seed=args.seed,
-        piece=piece_size(args.blocks * args.block, n_vocab, args.sequences, free, n_threads),
+        piece=piece_size(args.blocks * args.block, n_words, args.sequences, free, n_threads),
         n_threads=n_threads,
     )
     fit = Fit(model, data, held_out, recipe, args.out, device)

@@ -14,11 +14,12 @@ from train.blocks import draw_anchors, make_blocks, place_weights
 from train.checkpoint import pick
 from train.corpus import functions, prompts, standard_library
 from train.delta_rule import chunked_delta_rule, shifted_conv
-from train.drafter import BlockModel, new_drafter
+from train.drafter import BlockModel, even_start, new_drafter
 from train.memory import piece_size
 from train.parallel import Workers
 from train.prompts import chat_frame, from_file
 from train.schedule import Optimizers
+from train.words import Words
 from transformers import Qwen3Config
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
@@ -97,6 +98,45 @@ def test_blocks_in_one_pass_are_the_references_one_by_one() -> None:
             alone = hidden[0, 1:] @ model.head.T
             torch.testing.assert_close(logits[row, n], alone, rtol=1e-4, atol=1e-4)
             assert blocks.wanted[row, n].tolist() == tokens[row, place + 1 : place + size].tolist()
+
+
+def test_a_new_drafter_starts_near_even_chances() -> None:
+    """Rows of the head are hundreds long; without care the loss begins in the hundreds."""
+    model = block_model()
+    model.head *= 100
+    even_start(model.drafter, model.head)
+    blocks = make_blocks(torch.randint(0, 30, (2, 23)), torch.tensor([[4], [9]]), 5, MASK)
+    with torch.no_grad():
+        logits = model(blocks, torch.randn(2, 23, 64))
+    assert 0.3 < float(logits.std()) < 3
+
+
+def test_a_steps_words_stand_for_the_whole_vocabulary() -> None:
+    """What a softmax divides by, the sum of exponentials, is the whole's over many draws."""
+    torch.manual_seed(0)
+    head, hidden = torch.randn(300, 8), torch.randn(8)
+    words = Words([[5, 5, 5, 7, 7, 9], [5, 200]], 300, 40)
+    wanted = torch.tensor([[250, 5], [7, 299]])
+    sums, generator = [], torch.Generator().manual_seed(1)
+    for _ in range(400):
+        softmax = words.draw(wanted, generator).to(torch.device("cpu"), head)
+        assert softmax.head is not None
+        assert torch.equal(softmax.ids[softmax.places(wanted)], wanted)
+        assert torch.equal(softmax.head, head[softmax.ids])
+        assert {5, 7, 9, 200} <= set(softmax.ids.tolist())
+        sums.append((softmax.head @ hidden + softmax.shift).exp().sum())
+    assert len(softmax.ids) == len(set(softmax.ids.tolist())) == 4 + 36 + 2
+    expected = (head @ hidden).exp().sum()
+    assert float(torch.stack(sums).mean() / expected) == pytest.approx(1.0, abs=0.1)
+
+
+@pytest.mark.parametrize("n_words", [0, 31, 40])
+def test_all_words_are_the_whole_vocabulary(n_words: int) -> None:
+    head = torch.randn(31, 4)
+    softmax = Words([[1, 2]], 31, n_words).draw(torch.tensor([30]), torch.Generator())
+    assert softmax.ids.tolist() == list(range(31))
+    assert softmax.to(torch.device("cpu"), head).head is head
+    assert not softmax.shift.any()
 
 
 def test_anchors_leave_their_blocks_inside_the_answer() -> None:

@@ -51,18 +51,30 @@ def new_drafter(
     )
 
 
+def even_start(drafter: DFlashDraftModel, head: Tensor) -> None:
+    """Makes a new drafter's first logits about one apart, whatever the scale of its target's head.
+
+    head: [n_vocab, hidden]. Else hundreds of steps go by before they are.
+    """
+    drafter.norm.weight.data.fill_(1.0 / float(head.float().norm(dim=1).mean()))
+
+
 class BlockModel(torch.nn.Module):
     """A drafter with its target's embeddings and head, which it borrows and never changes."""
 
     def __init__(self, drafter: DFlashDraftModel, embeddings: Tensor, head: Tensor) -> None:
-        """embeddings, head: [n_vocab, hidden]."""
+        """embeddings, head: [n_vocab, hidden]. The head may be stored in 16 bits."""
         super().__init__()
         self.drafter = drafter
         self.register_buffer("embeddings", embeddings, persistent=False)
         self.register_buffer("head", head, persistent=False)
 
-    def forward(self, blocks: Blocks, features: Tensor) -> Tensor:
-        """Logits of every place behind an anchor, [sequences, blocks, size - 1, n_vocab]."""
+    def forward(self, blocks: Blocks, features: Tensor, head: Tensor | None = None) -> Tensor:
+        """Logits of every place behind an anchor, [sequences, blocks, size - 1, n_vocab].
+
+        head: some rows of the target's, for the logits of these words only.
+        """
+        rows = self.head if head is None else head
         hidden = self.drafter(
             target_hidden=features,
             noise_embedding=torch.nn.functional.embedding(blocks.tokens, self.embeddings),
@@ -72,6 +84,6 @@ class BlockModel(torch.nn.Module):
         size = self.drafter.block_size
         hidden = hidden.view(hidden.shape[0], -1, size, hidden.shape[-1])[:, :, 1:]
         logits: Tensor = self.drafter.compute_logits(
-            hidden, lambda x: torch.nn.functional.linear(x, self.head)
+            hidden, lambda x: torch.nn.functional.linear(x, rows)
         )
         return logits

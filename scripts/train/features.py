@@ -25,14 +25,20 @@ class Features:
         stored = torch.from_file(str(path), shared=True, size=size, dtype=torch.bfloat16)
         self.rows = stored.view(-1, width)
 
-    def batch(self, chosen: Sequence[int], room: int = 0) -> tuple[Tensor, Tensor]:
-        """Tokens [answers, longest + room] and their features [..., width], zero behind the end."""
+    def tokens(self, chosen: Sequence[int], room: int = 0) -> Tensor:
+        """Tokens [answers, longest + room], zero behind the end."""
         longest = max(len(self.answers[i].tokens) for i in chosen) + room
         tokens = torch.zeros(len(chosen), longest, dtype=torch.int64)
-        features = torch.zeros(len(chosen), longest, self.rows.shape[1])
+        for row, i in enumerate(chosen):
+            tokens[row, : len(self.answers[i].tokens)] = torch.tensor(self.answers[i].tokens)
+        return tokens
+
+    def batch(self, chosen: Sequence[int], room: int = 0) -> tuple[Tensor, Tensor]:
+        """Tokens, and their features [answers, longest + room, width], zero behind the end."""
+        tokens = self.tokens(chosen, room)
+        features = torch.zeros(*tokens.shape, self.rows.shape[1])
         for row, i in enumerate(chosen):
             n = len(self.answers[i].tokens)
-            tokens[row, :n] = torch.tensor(self.answers[i].tokens)
             features[row, :n] = self.rows[self.offsets[i] : self.offsets[i] + n]
         return tokens, features
 

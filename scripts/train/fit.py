@@ -13,29 +13,33 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .acceptance import Acceptance, measure
-from .blocks import draw_anchors, make_blocks, place_weights
+from .blocks import Blocks, draw_anchors, make_blocks, place_weights
 from .checkpoint import load_state, pick, save_state
 from .drafter import BlockModel
 from .features import Features
 from .parallel import Workers, precision
 from .schedule import Optimizers
+from .words import Softmax, Words
 
 SAVE_SECONDS = 120.0
 LOG_STEPS = 20
+# Answers, and blocks of them.
+Piece = tuple[list[int], Blocks]
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """How to train. A batch is `n_sequences` answers with `n_blocks` blocks each.
 
-    decay: of the loss over a block's places, see place_weights. piece: answers that one thread
-    computes at a time.
+    decay: of the loss over a block's places, see place_weights. n_words: of a step's softmax, 0 for
+    the whole vocabulary. piece: answers that one thread computes at a time.
     """
 
     n_steps: int
     n_sequences: int = 32
     n_blocks: int = 16
     decay: float = 4.0
+    n_words: int = 0
     warmup: int = 50
     falling: int = 300
     muon_rate: float = 5e-3
@@ -80,6 +84,9 @@ class Fit:
         if not self.usable:
             raise ValueError(f"no answer is as long as a block of {self.size} tokens")
         self.weights = place_weights(self.size, recipe.decay).to(device)
+        self.words = Words(
+            (a.tokens[a.n_prompt :] for a in data.answers), model.head.shape[0], recipe.n_words
+        )
         self.workers = Workers(model.drafter, recipe.n_threads)
         self.optimizers = Optimizers(
             model.drafter,
@@ -152,34 +159,37 @@ class Fit:
             (self.usable[i] for i in order), key=lambda i: len(self.data.answers[i].tokens)
         )
         pieces = [chosen[i : i + recipe.piece] for i in range(0, len(chosen), recipe.piece)]
-        anchors = [self._anchors(piece, generator) for piece in pieces]
+        batch = [self._piece(piece, generator) for piece in pieces]
+        wanted = torch.cat([blocks.wanted.flatten() for _, blocks in batch])
+        softmax = self.words.draw(wanted, generator).to(self.device, self.model.head)
         n_blocks = recipe.n_sequences * recipe.n_blocks
         scale = 1 / (n_blocks * float(self.weights.sum()))
-        logs = self.workers.gradients(list(zip(pieces, anchors, strict=True)), self._loss, scale)
+        logs = self.workers.gradients(batch, lambda piece: self._loss(piece, softmax), scale)
         if not math.isfinite(float(logs[0])):
             raise ArithmeticError(f"the loss is {float(logs[0])} at step {self.step + 1}")
         torch.nn.utils.clip_grad_norm_(self.model.drafter.parameters(), 1.0)
-        self.optimizers.step(self.step)
+        self.workers.alone(lambda: self.optimizers.step(self.step))
         return torch.cat([logs[:1] * scale, logs[1:] / n_blocks]).cpu()
 
-    def _anchors(self, piece: Sequence[int], generator: torch.Generator) -> Tensor:
-        answers = [self.data.answers[i] for i in piece]
+    def _piece(self, chosen: list[int], generator: torch.Generator) -> Piece:
+        answers = [self.data.answers[i] for i in chosen]
         first = torch.tensor([a.n_prompt for a in answers])
         last = torch.tensor([len(a.tokens) - 1 for a in answers])
-        return draw_anchors(first, last, self.recipe.n_blocks, self.size, generator)
+        anchors = draw_anchors(first, last, self.recipe.n_blocks, self.size, generator)
+        tokens = self.data.tokens(chosen)
+        return chosen, make_blocks(tokens, anchors, self.size, self.model.drafter.mask_token_id)
 
-    def _loss(self, piece: tuple[list[int], Tensor]) -> tuple[Tensor, Tensor]:
-        chosen, anchors = piece
-        tokens, features = self.data.batch(chosen)
-        blocks = make_blocks(tokens, anchors, self.size, self.model.drafter.mask_token_id)
-        blocks = blocks.to(self.device)
+    def _loss(self, piece: Piece, softmax: Softmax) -> tuple[Tensor, Tensor]:
+        chosen, blocks = piece[0], piece[1].to(self.device)
+        features = self.data.batch(chosen)[1].to(self.device)
         with precision(self.device):
-            logits = self.model(blocks, features.to(self.device))
+            logits = self.model(blocks, features, softmax.head)
+        wanted = softmax.places(blocks.wanted)
         losses = F.cross_entropy(
-            logits.float().flatten(0, 2), blocks.wanted.flatten(), reduction="none"
-        ).view(blocks.wanted.shape)
+            (logits.float() + softmax.shift).flatten(0, 2), wanted.flatten(), reduction="none"
+        ).view(wanted.shape)
         value = (losses * self.weights).sum()
-        right = (logits.detach().argmax(-1) == blocks.wanted).float().sum((0, 1))
+        right = (logits.detach().argmax(-1) == wanted).float().sum((0, 1))
         return value, torch.cat([value.detach()[None], right])
 
     def _log(self, means: list[float]) -> None:

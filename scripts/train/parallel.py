@@ -36,6 +36,13 @@ class Workers:
         self.n_threads = n_threads
         self.pool = ThreadPoolExecutor(n_threads)
 
+    def alone(self, work: Callable[[], None]) -> None:
+        """Runs something that has all the threads to itself, inside its operations."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(max(before, self.n_threads))
+        work()
+        torch.set_num_threads(before)
+
     def gradients(self, pieces: Sequence[Piece], loss: Loss[Piece], scale: float) -> Tensor:
         """Puts the gradient of the summed losses times `scale` into `.grad`; returns the logs."""
 
