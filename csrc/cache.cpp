@@ -196,6 +196,14 @@ uint64_t KvCache::bytes() const {
     return sum;
 }
 
+uint64_t KvCache::bytes_on(const Backend * backend) const {
+    uint64_t sum = 0;
+    for (const auto & [place, part] : parts_) {
+        sum += place == backend ? part.memory.bytes : 0;
+    }
+    return sum;
+}
+
 bool KvCache::is_host() const {
     return std::all_of(parts_.begin(), parts_.end(),
                        [](const auto & part) { return part.first->is_host(); });
@@ -285,6 +293,22 @@ uint64_t RecurrentCache::trace_bytes() const {
     uint64_t sum = 0;
     for (const auto & part : parts_) {
         sum += part->trace_memory.bytes;
+    }
+    return sum;
+}
+
+uint64_t RecurrentCache::bytes_on(const Backend * backend) const {
+    uint64_t sum = 0;
+    for (const auto & part : parts_) {
+        sum += part->backend == backend ? part->memory.bytes : 0;
+    }
+    return sum;
+}
+
+uint64_t RecurrentCache::trace_bytes_on(const Backend * backend) const {
+    uint64_t sum = 0;
+    for (const auto & part : parts_) {
+        sum += part->backend == backend ? part->trace_memory.bytes : 0;
     }
     return sum;
 }

@@ -75,6 +75,7 @@ class KvCache {
     CellTable & cells() { return cells_; }
     const CellTable & cells() const { return cells_; }
     uint64_t bytes() const;
+    uint64_t bytes_on(const Backend * backend) const;
     // Whether all of it lies in host memory.
     bool is_host() const;
     // Copies a cell's rows of every layer into another cell. Host memory only.
@@ -134,6 +135,8 @@ class RecurrentCache {
     void load(int32_t sequence, const std::vector<uint8_t> & bytes);
     uint64_t bytes() const;
     uint64_t trace_bytes() const;
+    uint64_t bytes_on(const Backend * backend) const;
+    uint64_t trace_bytes_on(const Backend * backend) const;
 
   private:
     template <typename Visit>

@@ -5,11 +5,11 @@
 namespace dfl {
 
 Devices::Devices(ggml_backend_dev_t device, const Split & split, int n_threads,
-                 const std::vector<std::string> & excluded, dfl_measure measure)
-    : split_(split), main_(device, n_threads, excluded, measure) {
+                 const std::vector<std::string> & excluded, dfl_measure measure, bool repack)
+    : split_(split), main_(device, n_threads, excluded, measure, repack) {
     if (device != cpu_device() || !split.is_whole()) {
         measure = measure == DFL_MEASURE_CARD ? DFL_MEASURE_DEVICE : measure;
-        cpu_ = std::make_unique<Backend>(cpu_device(), n_threads, excluded, measure);
+        cpu_ = std::make_unique<Backend>(cpu_device(), n_threads, excluded, measure, repack);
     }
 }
 

@@ -21,13 +21,17 @@ class Devices {
   public:
     // measure: as for Backend; what an imagined card leaves to the CPU is counted as the CPU's.
     Devices(ggml_backend_dev_t device, const Split & split, int n_threads,
-            const std::vector<std::string> & excluded, dfl_measure measure = DFL_MEASURE_NOTHING);
+            const std::vector<std::string> & excluded, dfl_measure measure = DFL_MEASURE_NOTHING,
+            bool repack = true);
 
     // The device of the head and of all layers that are not on the CPU; the CPU if it is the one.
     Backend & main() { return main_; }
     const Backend & main() const { return main_; }
     // The CPU beside another device, which also does what that device cannot; NULL without another.
     Backend * cpu() { return cpu_.get(); }
+    const Backend * cpu() const { return cpu_.get(); }
+    // The CPU, whichever it is.
+    Backend & host() { return cpu_ ? *cpu_ : main_; }
     const Split & split() const { return split_; }
 
     Backend & of_layer(int64_t il) { return cpu_ && il < split_.first ? *cpu_ : main_; }

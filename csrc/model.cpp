@@ -33,7 +33,8 @@ Model::Model(const std::string & path, const ModelParams & params)
         split_.first = n < 0 ? 0 : std::max<int64_t>(0, hp_.n_layer() + 1 - n);
         split_.cpu_experts = params.cpu_experts && hp_.experts.n_expert > 0;
     }
-    Devices devices(device_, split_, 1, params.excluded_buffer_types, measure_);
+    Devices devices(device_, split_, params.n_threads, params.excluded_buffer_types, measure_,
+                    params.repack);
     WeightLoader loader(file_, hp_, devices);
     arch_.bind(loader);
     weights_ = loader.load(params.progress);

@@ -94,6 +94,10 @@ class Session {
 
     uint64_t kv_bytes() const { return kv_.bytes(); }
     uint64_t recurrent_bytes() const { return recurrent_.bytes(); }
+    // Of these, on the CPU beside another device.
+    uint64_t kv_beside_bytes() const { return kv_.bytes_on(devices_.cpu()); }
+    uint64_t recurrent_beside_bytes() const { return recurrent_.bytes_on(devices_.cpu()); }
+    uint64_t trace_beside_bytes() const { return recurrent_.trace_bytes_on(devices_.cpu()); }
     uint64_t arena_bytes() const { return graphs_.arena_bytes(); }
     // What the largest graph of a kind needs of it.
     uint64_t arena_bytes(GraphKind kind) const { return graphs_.arena_bytes(kind); }

@@ -43,6 +43,8 @@ class LoadConfig:
         built without it.
     n_ubatch: prompt tokens computed at once.
     draft_window: positions before the present one that a drafter sees.
+    repack: the CPU may rearrange weights for faster kernels, in memory of their own; without, they
+        stay as they are in the file.
     """
 
     n_ctx: int | None = None
@@ -55,6 +57,7 @@ class LoadConfig:
     backend_module: str | None = None
     n_ubatch: int = 512
     draft_window: int = 4096
+    repack: bool = True
 
     def __post_init__(self) -> None:
         if self.n_ctx is not None:
@@ -71,6 +74,7 @@ class LoadConfig:
             raise ValueError(f"cpu_moe is {self.cpu_moe!r}, must be True or False")
         _set(self, "n_ubatch", _integer("n_ubatch", self.n_ubatch, 1, 1 << 16))
         _set(self, "draft_window", _integer("draft_window", self.draft_window, 1, MAX_N_CTX))
+        _check_flag("repack", self.repack)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +132,7 @@ class DecodeConfig:
             _set(self, "seed", _integer("seed", self.seed, SEED_MIN, SEED_MAX))
         _set(self, "stop", _stop_texts(self.stop))
         for name in ("ignore_eos", "tree_spine"):
-            value = getattr(self, name)
-            if not isinstance(value, bool):
-                raise ValueError(f"{name} is {value!r}, must be True or False")
+            _check_flag(name, getattr(self, name))
         if self.draft not in DRAFT_KINDS:
             raise ValueError(f"draft is {self.draft!r}, must be one of {', '.join(DRAFT_KINDS)}")
         _set(self, "draft_min", _integer("draft_min", self.draft_min, 0, MAX_DRAFT))
@@ -161,6 +163,11 @@ class DecodeConfig:
 
 def _set(config: object, name: str, value: object) -> None:
     object.__setattr__(config, name, value)
+
+
+def _check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} is {value!r}, must be True or False")
 
 
 def _integer(name: str, value: object, low: int, high: int) -> int:

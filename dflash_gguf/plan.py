@@ -179,15 +179,20 @@ def plan_of(
 
 def _items(model: Model, drafter: Drafter | None, session: Session) -> Iterator[Item]:
     place, info = "device" if model.on_gpu else "host", session.info()
-    yield Item("target weights", model.copied_bytes, place)
+    yield Item("target weights", model.copied_bytes - model.beside_bytes, place)
+    yield Item("target weights", model.beside_bytes, "host")
     yield Item("target weights", model.mapped_bytes, "file")
     yield Item("token embeddings", model.embedding_bytes, "file")
     if drafter is not None:
         yield Item("drafter weights", drafter.copied_bytes, place)
         yield Item("drafter weights", drafter.mapped_bytes, "file")
-    yield Item("K/V cache", info.kv_bytes, place)
-    yield Item("recurrent state", info.recurrent_bytes, place)
-    yield Item(f"trace of {info.verify_rows} rows", info.trace_bytes, place)
+    for name, size, beside in (
+        ("K/V cache", info.kv_bytes, info.kv_beside_bytes),
+        ("recurrent state", info.recurrent_bytes, info.recurrent_beside_bytes),
+        (f"trace of {info.verify_rows} rows", info.trace_bytes, info.trace_beside_bytes),
+    ):
+        yield Item(name, size - beside, place)
+        yield Item(name, beside, "host")
     yield Item("drafter's K/V and features", info.draft_bytes, place)
     yield Item(f"compute buffer ({_largest(info)})", info.arena_bytes, place)
     yield Item("device library's pool, about", info.pool_bytes, place)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .._ffi import Error, call, create, ffi, lib, new
+from .._ffi import Error, call, create, ffi, lib, new, text
 from ..config import LoadConfig
 from ..proposer import Draft
 from .models import Drafter, Model
