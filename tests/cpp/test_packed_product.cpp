@@ -151,7 +151,8 @@ void check_product(const PackedProduct & product) {
 
 int main() {
     CHECK(packed_product(GGML_TYPE_F32) == nullptr);
-    for (const ggml_type type : {GGML_TYPE_Q8_0}) {
+    for (const ggml_type type :
+         {GGML_TYPE_Q4_0, GGML_TYPE_Q8_0, GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K}) {
         CHECK(packed_product(type, "none") == nullptr);
         const PackedProduct * last = nullptr;
         for (const char * at_most : {"avx512vnni", "avxvnni", "avx2"}) {
