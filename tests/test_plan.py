@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 from checkpoints import KINDS
+from gguf_files import make_gguf
 from pairs import Pair, make_pair
+from synthetic_gguf import write_model
+from synthetic_shapes import PRESETS
 
 from dflash_gguf.cli import main
 from dflash_gguf.config import LoadConfig
@@ -51,6 +54,44 @@ def test_a_plan_counts_what_loading_allocates(
             real_plan(pair, config, drafts, rows)
         return
     assert plan.items == real_plan(pair, config, drafts, rows).items
+
+
+@pytest.mark.parametrize("outtype", ["q8_0", "q4_0"])
+@pytest.mark.parametrize("repack", [True, False])
+@pytest.mark.parametrize("kind", ["llama", "qwen35moe"])
+def test_a_plan_knows_where_weights_are_copied(
+    tmp_path: Path, kind: str, repack: bool, outtype: str
+) -> None:
+    path = make_gguf(tmp_path, kind, outtype=outtype)
+    config = replace(CONFIG, repack=repack)
+    model = Model(str(path), config)
+    real = plan_of(model, None, Session(model), config, 1 << 40)
+    assert Planner(path, None, config).plan().items == real.items
+    assert any(x.name == "target weights" and x.where == "file" for x in real.items) or repack
+
+
+@pytest.mark.parametrize("name", [name for name, shape in PRESETS.items() if not shape.taps])
+def test_files_of_true_sizes_are_planned_without_their_tensors(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    write_model(path, PRESETS[name], name, "q4_k_m", 1, header_only=True)
+    assert path.stat().st_blocks * 512 < 32 << 20
+    config = LoadConfig(n_ctx=131072, cache_type_k="q4_0", cache_type_v="q4_0")
+    plan = Planner(path, None, config, CARD).plan()
+    sizes = {x.name: x.bytes for x in plan.items}
+    # a tied head lies on the card, and its embeddings are read from the file too
+    weights = sizes["target weights"] + (0 if PRESETS[name].tied else sizes["token embeddings"])
+    assert weights == pytest.approx(path.stat().st_size, rel=0.02)
+
+
+def test_a_27b_hybrid_with_its_drafter_and_128k_tokens_fits_into_24_gb(tmp_path: Path) -> None:
+    files = [tmp_path / "target.gguf", tmp_path / "drafter.gguf"]
+    for path, name in zip(files, ("qwen35-27b", "qwen35-27b-dflash"), strict=True):
+        write_model(path, PRESETS[name], name, "q4_k_m", 1, header_only=True)
+    config = LoadConfig(n_ctx=131072, cache_type_k="q4_0", cache_type_v="q4_0")
+    plan = Planner(*files, config, CARD).plan(verify_rows=64)
+    assert plan.needed_bytes < 22.5 * (1 << 30)
+    copies = 2 * 131072 * 4 * 256 * 2  # K and V of a layer in float16
+    assert next(x.bytes for x in plan.items if x.name.startswith("compute")) > copies
 
 
 def test_a_card_that_is_not_there_has_all_but_the_embeddings(pair: Pair) -> None:
