@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from . import pair
 from .cli_arguments import decode_config, parser, prompt_text, unescaped
@@ -80,17 +81,17 @@ def _list_devices(module: str | None) -> int:
 
 
 def _choose_models(args: argparse.Namespace) -> None:
-    """Without -m, the pair that comes with the package. ValueError for a drafter by itself."""
-    if args.model is not None:
-        return
-    if args.model_draft is not None:
+    """Files in place of a model's name, and of no -m. ValueError for a drafter by itself."""
+    if args.model is None and args.model_draft is not None:
         raise ValueError(f"-md {args.model_draft} is a drafter for a model: give that one with -m")
-    args.model, args.model_draft = str(pair.TARGET), str(pair.DRAFTER)
-    print(
-        f"no -m: {pair.TARGET.name} with {pair.DRAFTER.name}, small models of Python code that "
-        "come with the package",
-        file=sys.stderr,
-    )
+    if args.model is not None and not pair.is_name(args.model):
+        return
+    found = pair.find(args.model or pair.DEFAULT)
+    drafter = found.drafter if args.model_draft is None else Path(args.model_draft)
+    args.model = str(found.target)
+    args.model_draft = None if drafter is None else str(drafter)
+    given = "without a drafter, so plainly" if drafter is None else f"with {drafter.name}"
+    print(f"{found.target.name} {given}: {found.about}", file=sys.stderr)
 
 
 def _load(args: argparse.Namespace) -> Decoder:

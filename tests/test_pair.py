@@ -68,7 +68,7 @@ def test_dflash_run_needs_no_model() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
     first, figures = done.stderr.splitlines()
-    assert first.startswith(f"no -m: {pair.TARGET.name} with {pair.DRAFTER.name}")
+    assert first.startswith(f"{pair.TARGET.name} with {pair.DRAFTER.name}: ")
     assert "tokens a round" in figures
 
 
