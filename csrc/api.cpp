@@ -83,6 +83,9 @@ static dfl::ModelParams model_params(const dfl_model_params * params) {
     dfl::ModelParams p;
     p.device = params->device != nullptr ? params->device : "";
     p.n_gpu_layers = params->n_gpu_layers;
+    DFL_CHECK(params->measure >= DFL_MEASURE_NOTHING && params->measure <= DFL_MEASURE_CARD,
+              DFL_STATUS_ARGUMENT, "measure is %d, expected 0 to 2", params->measure);
+    p.measure = static_cast<dfl_measure>(params->measure);
     std::stringstream names(params->excluded_buffer_types ? params->excluded_buffer_types : "");
     for (std::string name; std::getline(names, name, ',');) {
         p.excluded_buffer_types.push_back(name);
@@ -113,7 +116,7 @@ dfl_status dfl_model_get_info(const dfl_model * model, dfl_model_info * info, df
         *info = {};
         copy_text(info->architecture, m.file().arch());
         copy_text(info->name, m.file().text(dfl::schema::KEY_GENERAL_NAME).value_or(""));
-        copy_text(info->device, ggml_backend_dev_name(m.device()));
+        copy_text(info->device, m.device_name());
         info->n_vocab = hp.n_vocab;
         info->n_embd = hp.n_embd;
         info->n_layer = hp.n_layer();
@@ -121,6 +124,8 @@ dfl_status dfl_model_get_info(const dfl_model * model, dfl_model_info * info, df
         info->n_ctx_train = hp.n_ctx_train;
         info->mapped_bytes = m.weights().mapped_bytes;
         info->copied_bytes = m.weights().copied_bytes;
+        info->embedding_bytes = m.weights().embedding_bytes;
+        info->on_gpu = m.on_gpu();
     });
 }
 
@@ -179,10 +184,31 @@ dfl_status dfl_session_get_info(const dfl_session * session, dfl_session_info * 
     return guard(err, [&] {
         need(session, info);
         const dfl::Session & s = session->session;
-        *info = {s.n_ctx(),       s.position(),        s.n_threads(),   s.n_graphs_built(),
-                 s.kv_bytes(),    s.recurrent_bytes(), s.arena_bytes(), s.draft_bytes(),
-                 s.trace_bytes(), s.verify_rows(),     s.n_passes(),    s.bytes_read()};
+        *info = {s.n_ctx(),
+                 s.position(),
+                 s.n_threads(),
+                 s.n_graphs_built(),
+                 s.kv_bytes(),
+                 s.recurrent_bytes(),
+                 s.arena_bytes(),
+                 s.draft_bytes(),
+                 s.trace_bytes(),
+                 s.verify_rows(),
+                 s.arena_bytes(dfl::GraphKind::APPEND),
+                 s.arena_bytes(dfl::GraphKind::VERIFY),
+                 s.arena_bytes(dfl::GraphKind::DRAFT),
+                 s.pool_bytes(),
+                 s.n_passes(),
+                 s.bytes_read()};
     });
+}
+
+// A session that has memory to run in.
+template <typename Handle>
+static auto & running(Handle * session) {
+    DFL_CHECK(session->session.model().measure() == DFL_MEASURE_NOTHING, DFL_STATUS_ARGUMENT,
+              "the session was only measured: it has no memory to run in");
+    return session->session;
 }
 
 dfl_status dfl_session_prefill(dfl_session * session, const int32_t * tokens, int64_t n,
@@ -194,7 +220,7 @@ dfl_status dfl_session_prefill(dfl_session * session, const int32_t * tokens, in
         if (progress != nullptr) {
             watch = [=](int64_t done, int64_t total) { return progress(user, done, total) != 0; };
         }
-        session->session.prefill(tokens, n, all_logits, watch);
+        running(session).prefill(tokens, n, all_logits, watch);
     });
 }
 
@@ -202,7 +228,7 @@ dfl_status dfl_session_argmax(const dfl_session * session, int64_t row, int32_t 
                               dfl_error * err) {
     return guard(err, [&] {
         need(session, token);
-        *token = session->session.argmax(row);
+        *token = running(session).argmax(row);
     });
 }
 
@@ -210,7 +236,7 @@ dfl_status dfl_session_logits(const dfl_session * session, int64_t row, float * 
                               dfl_error * err) {
     return guard(err, [&] {
         need(session, logits);
-        session->session.logits(row, logits);
+        running(session).logits(row, logits);
     });
 }
 
@@ -220,7 +246,7 @@ dfl_status dfl_session_draft(dfl_session * session, int32_t last_token, int64_t 
     return guard(err, [&] {
         need(session, tokens);
         const dfl::Draft draft =
-            session->session.draft(last_token, n_draft, k, log_sum_exp != nullptr);
+            running(session).draft(last_token, n_draft, k, log_sum_exp != nullptr);
         for (size_t i = 0; i < draft.best.size(); ++i) {
             tokens[i] = draft.best[i].token;
             if (logits != nullptr) {
@@ -242,7 +268,7 @@ dfl_status dfl_session_verify(dfl_session * session, const int32_t * tokens, int
                               dfl_error * err) {
     return guard(err, [&] {
         need(session, tokens);
-        session->session.verify(tokens, nullptr, n);
+        running(session).verify(tokens, nullptr, n);
     });
 }
 
@@ -250,14 +276,14 @@ dfl_status dfl_session_verify_tree(dfl_session * session, const int32_t * tokens
                                    const int32_t * parents, int64_t n, dfl_error * err) {
     return guard(err, [&] {
         need(session, tokens, parents);
-        session->session.verify(tokens, parents, n);
+        running(session).verify(tokens, parents, n);
     });
 }
 
 dfl_status dfl_session_commit(dfl_session * session, int64_t n, dfl_error * err) {
     return guard(err, [&] {
         need(session);
-        session->session.commit(n);
+        running(session).commit(n);
     });
 }
 
@@ -265,21 +291,21 @@ dfl_status dfl_session_commit_path(dfl_session * session, const int32_t * nodes,
                                    dfl_error * err) {
     return guard(err, [&] {
         need(session, nodes);
-        session->session.commit_path(nodes, n);
+        running(session).commit_path(nodes, n);
     });
 }
 
 dfl_status dfl_session_reset(dfl_session * session, dfl_error * err) {
     return guard(err, [&] {
         need(session);
-        session->session.reset();
+        running(session).reset();
     });
 }
 
 dfl_status dfl_session_truncate(dfl_session * session, int64_t position, dfl_error * err) {
     return guard(err, [&] {
         need(session);
-        session->session.truncate(position);
+        running(session).truncate(position);
     });
 }
 
@@ -287,7 +313,7 @@ dfl_status dfl_checkpoint_take(const dfl_session * session, dfl_checkpoint ** ch
                                dfl_error * err) {
     return guard(err, [&] {
         need(session, checkpoint);
-        *checkpoint = new dfl_checkpoint{session->session.take()};
+        *checkpoint = new dfl_checkpoint{running(session).take()};
     });
 }
 
@@ -295,7 +321,7 @@ dfl_status dfl_checkpoint_restore(dfl_session * session, const dfl_checkpoint * 
                                   dfl_error * err) {
     return guard(err, [&] {
         need(session, checkpoint);
-        session->session.restore(checkpoint->checkpoint);
+        running(session).restore(checkpoint->checkpoint);
     });
 }
 

@@ -1,9 +1,11 @@
 #include "backend.h"
 
+#include "card.h"
 #include "error.h"
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <ggml-backend.h>
 #include <random>
 
@@ -113,13 +115,13 @@ void probe_buffer_type(const std::string & name) {
 }
 
 Backend::Backend(ggml_backend_dev_t device, int n_threads,
-                 const std::vector<std::string> & excluded)
-    : device_(device) {
+                 const std::vector<std::string> & excluded, dfl_measure measure)
+    : device_(device), measure_(measure) {
     backend_.reset(ggml_backend_dev_init(device_, nullptr));
     DFL_CHECK(backend_ != nullptr, DFL_STATUS_COMPUTE, "device %s cannot be opened", name());
     n_threads_ = n_threads > 0 ? n_threads : default_threads();
     set_threads(get(), n_threads_);
-    if (device_ == cpu_device()) {
+    if (device_ == cpu_device() && !is_imagined()) {
         for (auto type : cpu_extra_types()) {
             const char * type_name = ggml_backend_buft_name(type);
             if (std::find(excluded.begin(), excluded.end(), type_name) == excluded.end()) {
@@ -130,25 +132,53 @@ Backend::Backend(ggml_backend_dev_t device, int n_threads,
     weights_.push_back(default_buffer_type());
 }
 
-bool Backend::is_host() const { return ggml_backend_buft_is_host(default_buffer_type()); }
+const char * Backend::name() const {
+    return is_imagined() ? card::NAME : ggml_backend_dev_name(device_);
+}
+
+bool Backend::is_host() const {
+    return !is_imagined() && ggml_backend_buft_is_host(default_buffer_type());
+}
+
+bool Backend::is_cuda() const { return is_imagined() || std::strncmp(name(), "CUDA", 4) == 0; }
+
+bool Backend::runs(const ggml_tensor * node) const {
+    return is_imagined() ? card::runs(node) : ggml_backend_dev_supports_op(device_, node);
+}
 
 ggml_backend_buffer_type_t Backend::default_buffer_type() const {
     return ggml_backend_dev_buffer_type(device_);
 }
 
 void Backend::check_fits(uint64_t bytes, const char * what) const {
+    if (measures()) {
+        return;
+    }
     const uint64_t free = free_bytes(device_);
     DFL_CHECK(bytes <= free, DFL_STATUS_MEMORY, "%s needs %llu MiB, %s has %llu MiB free", what,
               (unsigned long long)(bytes >> 20), name(), (unsigned long long)(free >> 20));
 }
 
-ggml_backend_buffer_ptr Backend::allocate(ggml_context * ctx, const char * what) const {
-    uint64_t bytes = 0;
+Allocation Backend::count(ggml_context * ctx, ggml_backend_buffer_type_t buft) const {
+    Allocation counted;
+    counted.bytes = ggml_backend_alloc_ctx_tensors_from_buft_size(ctx, buft);
+    counted.buffer.reset(ggml_backend_buft_alloc_buffer(buft, 0));
     for (ggml_tensor * t = ggml_get_first_tensor(ctx); t; t = ggml_get_next_tensor(ctx, t)) {
-        bytes += ggml_nbytes(t);
+        if (t->buffer == nullptr) {
+            t->buffer = counted.buffer.get();
+        }
     }
+    return counted;
+}
+
+Allocation Backend::allocate(ggml_context * ctx, const char * what) const {
+    const uint64_t bytes =
+        ggml_backend_alloc_ctx_tensors_from_buft_size(ctx, default_buffer_type());
     if (bytes == 0) {
-        return nullptr;
+        return {};
+    }
+    if (measures()) {
+        return count(ctx, default_buffer_type());
     }
     check_fits(bytes, what);
     ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx, get()));
@@ -156,7 +186,7 @@ ggml_backend_buffer_ptr Backend::allocate(ggml_context * ctx, const char * what)
               name(), (unsigned long long)bytes, what);
     use_huge_pages(buffer.get());
     ggml_backend_buffer_clear(buffer.get(), 0);
-    return buffer;
+    return {std::move(buffer), bytes};
 }
 
 void Backend::use_huge_pages(ggml_backend_buffer_t buffer) const {

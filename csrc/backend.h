@@ -15,17 +15,31 @@ std::vector<std::string> extra_buffer_types();
 // a wrong result; where the kernels cannot run the process dies, so call it in a child process.
 void probe_buffer_type(const std::string & name);
 
+// Device memory for the tensors of a context. Without a buffer where nothing is allocated but
+// counted.
+struct Allocation {
+    ggml_backend_buffer_ptr buffer;
+    uint64_t bytes = 0;
+};
+
 // One device a model runs on, its weight buffer types and its compute threads.
 class Backend {
   public:
-    // excluded: names of extra buffer types whose kernels must not be used.
-    Backend(ggml_backend_dev_t device, int n_threads, const std::vector<std::string> & excluded);
+    // excluded: names of extra buffer types whose kernels must not be used. measure: memory is not
+    // allocated but counted, with DFL_MEASURE_CARD on an imagined card in the device's place.
+    Backend(ggml_backend_dev_t device, int n_threads, const std::vector<std::string> & excluded,
+            dfl_measure measure = DFL_MEASURE_NOTHING);
 
     ggml_backend_t get() const { return backend_.get(); }
     ggml_backend_dev_t device() const { return device_; }
-    const char * name() const { return ggml_backend_dev_name(device_); }
+    const char * name() const;
     int n_threads() const { return n_threads_; }
     bool is_host() const;
+    bool measures() const { return measure_ != DFL_MEASURE_NOTHING; }
+    bool is_imagined() const { return measure_ == DFL_MEASURE_CARD; }
+    // Whether its memory is managed by ggml's CUDA backend.
+    bool is_cuda() const;
+    bool runs(const ggml_tensor * node) const;
 
     ggml_backend_buffer_type_t default_buffer_type() const;
     // Candidates for a weight, best first; the plain type is last.
@@ -37,7 +51,9 @@ class Backend {
     // A zeroed buffer for all tensors of a context, NULL if it has none. Zeroed, since a NaN in a
     // place nobody may see still poisons the masked sums of some kernels. Throws DFL_STATUS_MEMORY
     // naming what and the bytes.
-    ggml_backend_buffer_ptr allocate(ggml_context * ctx, const char * what) const;
+    Allocation allocate(ggml_context * ctx, const char * what) const;
+    // Bytes that all tensors of a context would take in a buffer, which they are told they have.
+    Allocation count(ggml_context * ctx, ggml_backend_buffer_type_t buft) const;
     // Asks the operating system for large pages behind a buffer that nothing has been written to
     // yet; only host memory has any. It may refuse.
     void use_huge_pages(ggml_backend_buffer_t buffer) const;
@@ -51,6 +67,7 @@ class Backend {
 
   private:
     ggml_backend_dev_t device_ = nullptr;
+    dfl_measure measure_ = DFL_MEASURE_NOTHING;
     ggml_backend_ptr backend_;
     int n_threads_ = 1;
     std::vector<ggml_backend_buffer_type_t> weights_;

@@ -1,6 +1,5 @@
 #include "cache.h"
 
-#include "backend.h"
 #include "error.h"
 
 #include <algorithm>
@@ -86,14 +85,14 @@ static bool pair_works(Backend & backend, const LayerShape & layer, ggml_type ty
     ggml_tensor * v = ggml_new_tensor_3d(c, type_v, layer.head_dim, n_kv, layer.n_head_kv);
     ggml_tensor * mask = ggml_new_tensor_2d(c, GGML_TYPE_F16, n_kv, n_rows);
     ggml_tensor * attended = ggml_flash_attn_ext(c, q, k, v, mask, 1.0f, 0.0f, 0.0f);
-    if (!ggml_backend_dev_supports_op(backend.device(), attended)) {
+    if (!backend.runs(attended)) {
         return false;
     }
     for (ggml_type type : {type_k, type_v}) {
         ggml_tensor * rows = ggml_new_tensor_2d(c, type, layer.head_dim * layer.n_head_kv, n_kv);
         ggml_tensor * from = ggml_new_tensor_2d(c, GGML_TYPE_F32, rows->ne[0], n_rows);
         ggml_tensor * ids = ggml_new_tensor_1d(c, GGML_TYPE_I64, n_rows);
-        if (!ggml_backend_dev_supports_op(backend.device(), ggml_set_rows(c, rows, from, ids))) {
+        if (!backend.runs(ggml_set_rows(c, rows, from, ids))) {
             return false;
         }
     }
@@ -172,10 +171,10 @@ KvCache::KvCache(const Hparams & hp, Backend & backend, ggml_type type_k, ggml_t
     if (block_v >= 64) {
         rotation_v_ = ggml_new_tensor_2d(ctx_.get(), GGML_TYPE_F32, block_v, block_v);
     }
-    buffer_ = backend.allocate(ctx_.get(),
+    memory_ = backend.allocate(ctx_.get(),
                                format("a K/V cache of %lld cells", (long long)n_cells).c_str());
     for (ggml_tensor * rotation : {rotation_k_, rotation_v_}) {
-        if (rotation != nullptr) {
+        if (rotation != nullptr && !backend.measures()) {
             set_hadamard(rotation);
         }
     }
@@ -221,7 +220,7 @@ RecurrentCache::RecurrentCache(const Hparams & hp, Backend & backend, int64_t n_
         ggml_new_tensor_3d(ctx_.get(), GGML_TYPE_F32, shape_.state_size(), n_sequences, n_layers);
     conv_ = ggml_new_tensor_3d(ctx_.get(), GGML_TYPE_F32,
                                shape_.conv_channels() * (shape_.d_conv - 1), n_sequences, n_layers);
-    buffer_ = backend_.allocate(ctx_.get(), "the recurrent state");
+    memory_ = backend_.allocate(ctx_.get(), "the recurrent state");
 }
 
 void RecurrentCache::reserve_trace(int64_t n) {
@@ -234,7 +233,7 @@ void RecurrentCache::reserve_trace(int64_t n) {
         ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, shape_.trace_size(), n, n_layers);
     ggml_tensor * conv_trace = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, shape_.conv_channels(),
                                                   shape_.d_conv - 1 + n, n_layers);
-    trace_buffer_ = backend_.allocate(ctx.get(), "the trace of a verify");
+    trace_memory_ = backend_.allocate(ctx.get(), "the trace of a verify");
     trace_ctx_ = std::move(ctx);
     trace_ = trace;
     conv_trace_ = conv_trace;

@@ -4,6 +4,7 @@
 // whose it is. Accepting or dropping rows changes the table, and on the CPU the order of the rows.
 #pragma once
 
+#include "backend.h"
 #include "hparams.h"
 
 #include <cstdint>
@@ -11,8 +12,6 @@
 #include <vector>
 
 namespace dfl {
-
-class Backend;
 
 // Host table: cell -> (sequence, position).
 class CellTable {
@@ -69,7 +68,7 @@ class KvCache {
 
     CellTable & cells() { return cells_; }
     const CellTable & cells() const { return cells_; }
-    uint64_t bytes() const { return buffer_ ? ggml_backend_buffer_get_size(buffer_.get()) : 0; }
+    uint64_t bytes() const { return memory_.bytes; }
     // Copies a cell's rows of every layer into another cell. Host memory only.
     void copy_row(int64_t from, int64_t to);
     // Zeroes what is stored; the table stays.
@@ -77,7 +76,7 @@ class KvCache {
 
   private:
     ggml_context_ptr ctx_;
-    ggml_backend_buffer_ptr buffer_;
+    Allocation memory_;
     std::vector<ggml_tensor *> k_, v_; // NULL for recurrent layers
     ggml_tensor * rotation_k_ = nullptr;
     ggml_tensor * rotation_v_ = nullptr;
@@ -109,10 +108,8 @@ class RecurrentCache {
     // A sequence's state as bytes, layer by layer, and back.
     std::vector<uint8_t> save(int32_t sequence, const Backend & backend) const;
     void load(int32_t sequence, const std::vector<uint8_t> & bytes);
-    uint64_t bytes() const { return buffer_ ? ggml_backend_buffer_get_size(buffer_.get()) : 0; }
-    uint64_t trace_bytes() const {
-        return trace_buffer_ ? ggml_backend_buffer_get_size(trace_buffer_.get()) : 0;
-    }
+    uint64_t bytes() const { return memory_.bytes; }
+    uint64_t trace_bytes() const { return trace_memory_.bytes; }
 
   private:
     template <typename Visit>
@@ -121,7 +118,7 @@ class RecurrentCache {
     Backend & backend_;
     RecurrentShape shape_;
     ggml_context_ptr ctx_, trace_ctx_;
-    ggml_backend_buffer_ptr buffer_, trace_buffer_;
+    Allocation memory_, trace_memory_;
     ggml_tensor * state_ = nullptr;
     ggml_tensor * conv_ = nullptr;
     ggml_tensor * trace_ = nullptr;

@@ -72,12 +72,21 @@ typedef struct dfl_model dfl_model;
  * returns DFL_STATUS_CANCELLED. */
 typedef int32_t (*dfl_progress)(void * user, uint64_t done, uint64_t total);
 
+/* A model, its drafter and its sessions can be measured: weights are placed and not read, memory is
+ * counted and not allocated, and only infos can be asked for. */
+typedef enum {
+    DFL_MEASURE_NOTHING = 0,
+    DFL_MEASURE_DEVICE = 1, /* where it would be loaded */
+    DFL_MEASURE_CARD = 2    /* on an NVIDIA card that is not there */
+} dfl_measure;
+
 typedef struct {
     const char * device;                /* name of a device; NULL: the first GPU, else the CPU */
     int32_t n_gpu_layers;               /* < 0: all, if the device is a GPU; 0: none */
     const char * excluded_buffer_types; /* separated by commas; may be NULL */
     dfl_progress progress;              /* bytes; may be NULL */
     void * user;
+    int32_t measure; /* dfl_measure; a drafter's is its target's */
 } dfl_model_params;
 
 typedef struct {
@@ -89,8 +98,10 @@ typedef struct {
     int64_t n_layer;     /* executed layers: MTP blocks are not */
     int64_t n_recurrent; /* of them, layers with a recurrent state */
     int64_t n_ctx_train;
-    uint64_t mapped_bytes; /* weights used where they lie in the file */
-    uint64_t copied_bytes; /* weights in buffers of their own */
+    uint64_t mapped_bytes;    /* weights used where they lie in the file */
+    uint64_t copied_bytes;    /* weights in buffers of their own */
+    uint64_t embedding_bytes; /* token embeddings read from the file, if not mapped as the head */
+    int32_t on_gpu;
 } dfl_model_info;
 
 /* Errors: DFL_STATUS_FILE, DFL_STATUS_UNSUPPORTED, DFL_STATUS_MEMORY, DFL_STATUS_CANCELLED. */
@@ -150,8 +161,12 @@ typedef struct {
     uint64_t draft_bytes; /* the drafter's cache and features */
     uint64_t trace_bytes; /* what a verify keeps of its rows for recurrent layers */
     int64_t verify_rows;  /* most rows of a verify: a drafter's block, or what was reserved */
-    int64_t n_passes;     /* forward passes of the target so far */
-    uint64_t bytes_read;  /* copied from device tensors to the caller so far */
+    uint64_t prefill_arena_bytes; /* of arena_bytes, which one graph at a time uses */
+    uint64_t verify_arena_bytes;
+    uint64_t draft_arena_bytes;
+    uint64_t pool_bytes; /* about what the device's library takes beside the arena */
+    int64_t n_passes;    /* forward passes of the target so far */
+    uint64_t bytes_read; /* copied from device tensors to the caller so far */
 } dfl_session_info;
 
 /* The session keeps the model alive. Not for use by two threads at once.

@@ -104,7 +104,7 @@ bool selects_on_device(const Backend & backend, int64_t n, int64_t k) {
     ggml_context_ptr ctx(ggml_init({8 * ggml_tensor_overhead(), nullptr, true}));
     ggml_tensor * logits = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, n, 1);
     ggml_tensor * top = ggml_top_k(ctx.get(), logits, static_cast<int>(k));
-    return ggml_backend_dev_supports_op(backend.device(), top);
+    return backend.runs(top);
 }
 
 } // namespace dfl

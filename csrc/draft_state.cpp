@@ -32,9 +32,9 @@ void DraftState::allocate_features(int64_t n_verify) {
     ggml_tensor * features =
         ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, drafter_->draft().n_features(),
                            MAX_PENDING + n_verify + n_ubatch_);
-    ggml_backend_buffer_ptr buffer = backend_.allocate(ctx.get(), "the drafter's features");
+    Allocation memory = backend_.allocate(ctx.get(), "the drafter's features");
     ctx_ = std::move(ctx);
-    buffer_ = std::move(buffer);
+    memory_ = std::move(memory);
     features_ = features;
     ring_ = MAX_PENDING + n_verify;
 }
@@ -228,6 +228,9 @@ void DraftState::reserve(GraphPool & graphs) {
     largest.n_out = largest.n_rows - 1;
     largest.n_inject = row_bucket(ring_);
     largest.log_sum_exp = true;
+    const int64_t n_choices = drafter_->head(target_).weight->ne[1];
+    const int64_t n_top = std::min<int64_t>(n_choices, 64);
+    largest.n_top = selects_on_device(backend_, n_choices, n_top) ? n_top : 0;
     graphs.get(largest, [&](LiveGraph & fresh) { build_draft(fresh); });
 }
 
@@ -298,7 +301,7 @@ void DraftState::release(const std::vector<int64_t> & cells) {
 void DraftState::clear() {
     truncate(0);
     kv_.clear();
-    ggml_backend_buffer_clear(buffer_.get(), 0);
+    ggml_backend_buffer_clear(memory_.buffer.get(), 0);
 }
 
 void DraftState::truncate(int32_t position) {

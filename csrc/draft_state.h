@@ -30,7 +30,7 @@ class DraftState {
     void grow(int64_t n_verify, GraphPool & graphs);
     int64_t window() const { return window_; }
     int64_t n_pending() const { return (int64_t)pending_.size(); }
-    uint64_t bytes() const { return kv_.bytes() + ggml_backend_buffer_get_size(buffer_.get()); }
+    uint64_t bytes() const { return kv_.bytes() + memory_.bytes; }
 
     // Makes b write the taps of its rows into the feature rows given by live.draft.feature_rows.
     void add_taps(LiveGraph & live, Build & b);
@@ -88,7 +88,7 @@ class DraftState {
     KvCache kv_;
     RecurrentCache no_recurrent_;
     ggml_context_ptr ctx_;
-    ggml_backend_buffer_ptr buffer_;
+    Allocation memory_;
     int64_t n_ubatch_;
     int64_t max_block_;
     int64_t ring_ = 0;                 // feature rows that verifies and single tokens share

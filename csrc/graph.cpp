@@ -1,5 +1,6 @@
 #include "graph.h"
 
+#include "card.h"
 #include "error.h"
 
 #include <algorithm>
@@ -71,7 +72,21 @@ GraphPool::GraphPool(Backend & backend, size_t max_nodes)
     : backend_(backend), max_nodes_(max_nodes),
       arena_(ggml_gallocr_new(backend.default_buffer_type())) {}
 
-uint64_t GraphPool::arena_bytes() const { return ggml_gallocr_get_buffer_size(arena_.get(), 0); }
+uint64_t GraphPool::arena_bytes() const {
+    if (!backend_.measures()) {
+        return ggml_gallocr_get_buffer_size(arena_.get(), 0);
+    }
+    uint64_t most = 0;
+    for (const auto & [kind, wanted] : wanted_) {
+        most = std::max(most, wanted);
+    }
+    return most;
+}
+
+uint64_t GraphPool::arena_bytes(GraphKind kind) const {
+    const auto found = wanted_.find(kind);
+    return found == wanted_.end() ? 0 : found->second;
+}
 
 // The buffer that holds a graph's results; views may lie in caches instead.
 static ggml_backend_buffer_t arena_buffer(ggml_cgraph * graph) {
@@ -90,6 +105,24 @@ uint64_t GraphPool::arena_bytes_for(ggml_cgraph * graph) const {
     return size;
 }
 
+void GraphPool::allocate(LiveGraph & fresh, uint64_t wanted) {
+    const std::string what = format("the compute buffer of %lld rows over %lld cells",
+                                    (long long)fresh.shape.n_rows, (long long)fresh.shape.n_kv);
+    const uint64_t before = arena_bytes();
+    if (wanted > before) {
+        backend_.check_fits(wanted - before, what.c_str());
+    }
+    const bool allocated = ggml_gallocr_alloc_graph(arena_.get(), fresh.graph);
+    if (!allocated || arena_bytes() != before) {
+        live_.clear(); // they point into the arena that was just replaced
+    }
+    DFL_CHECK(allocated, DFL_STATUS_MEMORY, "device %s cannot allocate %llu bytes for %s",
+              backend_.name(), (unsigned long long)wanted, what.c_str());
+    if (arena_bytes() != before) {
+        backend_.use_huge_pages(arena_buffer(fresh.graph));
+    }
+}
+
 LiveGraph & GraphPool::get(const BatchShape & shape, const GraphBuilder & build) {
     for (auto it = live_.begin(); it != live_.end(); ++it) {
         if (it->shape == shape) {
@@ -106,21 +139,16 @@ LiveGraph & GraphPool::get(const BatchShape & shape, const GraphBuilder & build)
     fresh.graph = ggml_new_graph_custom(fresh.ctx.get(), max_nodes_, false);
     build(fresh);
 
-    const std::string what = format("the compute buffer of %lld rows over %lld cells",
-                                    (long long)shape.n_rows, (long long)shape.n_kv);
-    const uint64_t before = arena_bytes();
+    if (backend_.is_imagined()) {
+        card::add_attention_copies(fresh.graph);
+    }
     const uint64_t wanted = arena_bytes_for(fresh.graph);
-    if (wanted > before) {
-        backend_.check_fits(wanted - before, what.c_str());
+    if (!backend_.measures()) {
+        allocate(fresh, wanted);
     }
-    const bool allocated = ggml_gallocr_alloc_graph(arena_.get(), fresh.graph);
-    if (!allocated || arena_bytes() != before) {
-        live_.clear(); // they point into the arena that was just replaced
-    }
-    DFL_CHECK(allocated, DFL_STATUS_MEMORY, "device %s cannot allocate %llu bytes for %s",
-              backend_.name(), (unsigned long long)wanted, what.c_str());
-    if (arena_bytes() != before) {
-        backend_.use_huge_pages(arena_buffer(fresh.graph));
+    wanted_[shape.kind] = std::max(wanted_[shape.kind], wanted);
+    if (backend_.is_cuda()) {
+        pool_bytes_ = std::max(pool_bytes_, card::pool_bytes(fresh.graph));
     }
     ++n_built_;
     live_.push_front(std::move(fresh));

@@ -8,6 +8,7 @@
 
 #include <functional>
 #include <list>
+#include <map>
 
 namespace dfl {
 
@@ -85,17 +86,24 @@ class GraphPool {
     // Forgets all graphs: a tensor they use goes away.
     void clear() { live_.clear(); }
     uint64_t arena_bytes() const;
+    // What the largest graph of a kind needs of it.
+    uint64_t arena_bytes(GraphKind kind) const;
+    // What the device's own pool takes beside it; 0 where there is none.
+    uint64_t pool_bytes() const { return pool_bytes_; }
     // Graphs built so far: a round that builds none reuses what is there.
     int64_t n_built() const { return n_built_; }
 
   private:
     uint64_t arena_bytes_for(ggml_cgraph * graph) const;
+    void allocate(LiveGraph & fresh, uint64_t wanted);
 
     Backend & backend_;
     size_t max_nodes_;
     ggml_gallocr_ptr arena_;
     std::list<LiveGraph> live_; // most recently used first
     int64_t n_built_ = 0;
+    std::map<GraphKind, uint64_t> wanted_; // arena of the largest graph
+    uint64_t pool_bytes_ = 0;
 };
 
 } // namespace dfl

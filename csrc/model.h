@@ -18,6 +18,7 @@ struct ModelParams {
     int n_gpu_layers = -1;
     std::vector<std::string> excluded_buffer_types;
     LoadProgress progress;
+    dfl_measure measure = DFL_MEASURE_NOTHING; // else weights are placed, and not loaded
 };
 
 class Model {
@@ -28,7 +29,11 @@ class Model {
     const Hparams & hparams() const { return hp_; }
     const Arch & arch() const { return arch_; }
     const Weights & weights() const { return *weights_; }
+    // The device whose memory the weights are in; the CPU's for an imagined card.
     ggml_backend_dev_t device() const { return device_; }
+    dfl_measure measure() const { return measure_; }
+    const char * device_name() const;
+    bool on_gpu() const { return measure_ == DFL_MEASURE_CARD || device_ != cpu_device(); }
 
     // Converts embedding rows to float32: dst [n_embd, n].
     void embed(const int32_t * tokens, int64_t n, float * dst) const;
@@ -37,6 +42,7 @@ class Model {
     GgufFile file_;
     const Arch & arch_;
     Hparams hp_;
+    dfl_measure measure_;
     ggml_backend_dev_t device_ = nullptr;
     std::unique_ptr<Weights> weights_;
 };

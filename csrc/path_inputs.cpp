@@ -16,7 +16,7 @@ bool has_fused_delta_rule(const Backend & backend, const RecurrentShape & shape)
     ggml_tensor * op =
         ggml_gated_delta_net(ctx.get(), heads(d, n_k, 2), heads(d, n_k, 2), heads(d, n_v, 2),
                              heads(1, n_v, 2), heads(1, n_v, 2), heads(d, d, n_v), /*K =*/1);
-    return ggml_backend_dev_supports_op(backend.device(), op);
+    return backend.runs(op);
 }
 
 void make_path_inputs(LiveGraph & live, const RecurrentShape & recurrent) {

@@ -44,7 +44,7 @@ static ggml_type draft_cache_type(const SessionParams & params) {
 
 Session::Session(std::shared_ptr<const Model> model, const SessionParams & params)
     : model_(std::move(model)), params_(checked(params)),
-      backend_(model_->device(), params_.n_threads, {}),
+      backend_(model_->device(), params_.n_threads, {}, model_->measure()),
       recurs_(model_->hparams().n_recurrent() > 0),
       fused_(recurs_ && !params_.stock_delta_rule &&
              has_fused_delta_rule(backend_, model_->hparams().recurrent)),

@@ -93,6 +93,9 @@ class Session {
     uint64_t kv_bytes() const { return kv_.bytes(); }
     uint64_t recurrent_bytes() const { return recurrent_.bytes(); }
     uint64_t arena_bytes() const { return graphs_.arena_bytes(); }
+    // What the largest graph of a kind needs of it.
+    uint64_t arena_bytes(GraphKind kind) const { return graphs_.arena_bytes(kind); }
+    uint64_t pool_bytes() const { return graphs_.pool_bytes(); }
     uint64_t draft_bytes() const { return draft_ ? draft_->bytes() : 0; }
     uint64_t trace_bytes() const { return recurrent_.trace_bytes(); }
     // Most rows of a verify now.

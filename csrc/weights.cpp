@@ -81,7 +81,7 @@ ggml_context * WeightLoader::context_for(ggml_backend_buffer_type_t buft) {
     return found->second;
 }
 
-static bool op_runs(ggml_backend_dev_t device, ggml_backend_buffer_type_t buft,
+static bool op_runs(const Backend & backend, ggml_backend_buffer_type_t buft,
                     const ggml_tensor * meta, ggml_op op, int64_t n_expert_used) {
     ggml_context_ptr ctx(ggml_init({8 * ggml_tensor_overhead(), nullptr, true}));
     ggml_tensor * w = ggml_dup_tensor(ctx.get(), meta);
@@ -99,7 +99,7 @@ static bool op_runs(ggml_backend_dev_t device, ggml_backend_buffer_type_t buft,
     // A buffer of no bytes tells the device which type the weight would lie in.
     ggml_backend_buffer_ptr buffer(ggml_backend_buft_alloc_buffer(buft, 0));
     w->buffer = buffer.get();
-    const bool runs = ggml_backend_dev_supports_op(device, node);
+    const bool runs = backend.runs(node);
     w->buffer = nullptr;
     return runs;
 }
@@ -107,8 +107,7 @@ static bool op_runs(ggml_backend_dev_t device, ggml_backend_buffer_type_t buft,
 ggml_backend_buffer_type_t WeightLoader::choose(const ggml_tensor * meta, ggml_op op) const {
     if (op == GGML_OP_MUL_MAT || op == GGML_OP_MUL_MAT_ID) {
         for (auto buft : backend_.weight_buffer_types()) {
-            if (op_runs(backend_.device(), buft, meta, op,
-                        std::max<int64_t>(1, hp_.experts.n_used))) {
+            if (op_runs(backend_, buft, meta, op, std::max<int64_t>(1, hp_.experts.n_used))) {
                 return buft;
             }
         }
@@ -242,6 +241,7 @@ void WeightLoader::token_embeddings() {
               file_.path().c_str(), embd->name, ggml_type_name(embd->type));
     weights_.token_embd = file_.tensor_data(schema::TENSOR_TOKEN_EMBD);
     weights_.token_embd_type = embd->type;
+    weights_.embedding_bytes = ggml_nbytes(embd);
 }
 
 void WeightLoader::shared_tensors() {
@@ -357,6 +357,12 @@ void WeightLoader::allocate(ggml_backend_buffer_type_t buft, ggml_context * ctx)
     if (bytes == 0) {
         return;
     }
+    if (backend_.measures()) {
+        Allocation counted = backend_.count(ctx, buft);
+        weights_.copied_bytes += counted.bytes;
+        weights_.buffers.push_back(std::move(counted.buffer));
+        return;
+    }
     backend_.check_fits(bytes, format("weights of %s", file_.path().c_str()).c_str());
     // Mapped tensors of this context have their buffer already and are passed over.
     weights_.buffers.emplace_back(ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft));
@@ -365,7 +371,7 @@ void WeightLoader::allocate(ggml_backend_buffer_type_t buft, ggml_context * ctx)
               backend_.name(), (unsigned long long)bytes);
     backend_.use_huge_pages(weights_.buffers.back().get());
     ggml_backend_buffer_set_usage(weights_.buffers.back().get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
-    weights_.copied_bytes += bytes;
+    weights_.copied_bytes += ggml_backend_buffer_get_size(weights_.buffers.back().get());
 }
 
 void WeightLoader::fill(const Request & request) const {
@@ -406,6 +412,9 @@ std::unique_ptr<Weights> WeightLoader::load(const LoadProgress & progress) {
                 void * data = const_cast<void *>(file_.tensor_data(request.file_names[0]));
                 ggml_backend_tensor_alloc(buffer.get(), request.tensor, data);
                 weights_.mapped_bytes += ggml_nbytes(request.tensor);
+                if (data == weights_.token_embd) {
+                    weights_.embedding_bytes = 0;
+                }
             }
         }
         weights_.buffers.push_back(std::move(buffer));
@@ -414,6 +423,9 @@ std::unique_ptr<Weights> WeightLoader::load(const LoadProgress & progress) {
         allocate(buft, ctx);
     }
 
+    if (backend_.measures()) {
+        return std::move(owned_);
+    }
     uint64_t total = 0, done = 0;
     for (const Request & request : requests_) {
         total += ggml_nbytes(request.tensor);

@@ -89,8 +89,9 @@ struct Weights {
 
     std::vector<ggml_context_ptr> contexts;
     std::vector<ggml_backend_buffer_ptr> buffers;
-    uint64_t mapped_bytes = 0; // used where they lie in the file
-    uint64_t copied_bytes = 0; // in buffers of their own
+    uint64_t mapped_bytes = 0;    // used where they lie in the file
+    uint64_t copied_bytes = 0;    // in buffers of their own
+    uint64_t embedding_bytes = 0; // of token_embd, unless mapped_bytes has it as the head
 };
 
 // Converts embedding rows to float32: dst [n_embd, n].

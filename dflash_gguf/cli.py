@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import os
 import signal
 import sys
@@ -11,8 +12,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from . import pair
-from .cli_arguments import decode_config, parser, prompt_text, unescaped
-from .config import DecodeConfig
+from .cli_arguments import decode_config, load_config, parser, prompt_text, unescaped
+from .cli_plan import fitted, show_plan
+from .config import DecodeConfig, LoadConfig
 from .convert.schema import Key
 from .core import Error, devices, load_backend
 from .decoder import Decoder, load
@@ -62,8 +64,15 @@ def _run(args: argparse.Namespace) -> int:
         return _list_devices(args.backend_module)
     _choose_models(args)
     config = decode_config(args)
+    settings = load_config(args, _training_context(args.model) if args.ctx_size == 0 else None)
+    if args.plan:
+        return show_plan(args, settings, config)
+    if args.fit:
+        settings = fitted(args, settings, config)
+    elif args.vram is not None:
+        raise ValueError("--vram goes with --fit or --plan")
     text = None if args.interactive or args.tokens is not None else prompt_text(args)
-    with _load(args) as decoder:
+    with _load(args, settings) as decoder:
         if args.interactive:
             return _chat(decoder, args, config)
         prompt = args.tokens if text is None else _prompt(decoder, args, text)
@@ -94,22 +103,14 @@ def _choose_models(args: argparse.Namespace) -> None:
     print(f"{found.target.name} {given}: {found.about}", file=sys.stderr)
 
 
-def _load(args: argparse.Namespace) -> Decoder:
+def _load(args: argparse.Namespace, settings: LoadConfig) -> Decoder:
     bar = Bar("loading")
     try:
         return load(
             args.model,
             drafter=args.model_draft,
-            n_ctx=_training_context(args.model) if args.ctx_size == 0 else args.ctx_size,
-            cache_type_k=args.cache_type_k,
-            cache_type_v=args.cache_type_v,
-            n_threads=None if args.threads == -1 else args.threads,
-            device=args.device,
-            n_gpu_layers=args.gpu_layers,
-            backend_module=args.backend_module,
-            n_ubatch=args.ubatch_size,
-            draft_window=args.draft_window,
             progress=bar,
+            **dataclasses.asdict(settings),
         )
     finally:
         bar.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from .config import CACHE_TYPES, DRAFT_KINDS, TREE_BUDGET, DecodeConfig, LoadConfig
@@ -44,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_prompt(p: argparse.ArgumentParser) -> None:
-    group = p.add_argument_group("prompt (one of -p, -f, --tokens, -i)")
+    group = p.add_argument_group("prompt (one of -p, -f, --tokens, -i, or --plan)")
     source = group.add_mutually_exclusive_group(required=True)
     source.add_argument("-p", "--prompt", metavar="TEXT", help="the prompt")
     source.add_argument("-f", "--file", metavar="FILE", help="file with the prompt, UTF-8")
@@ -52,6 +53,9 @@ def _add_prompt(p: argparse.ArgumentParser) -> None:
     source.add_argument("-i", "--interactive", action="store_true", help="chat; Ctrl-D ends it")
     source.add_argument(
         "--list-devices", action="store_true", help="name what models can run on, and end"
+    )
+    source.add_argument(
+        "--plan", action="store_true", help="show what goes where in memory, and load nothing"
     )
     group.add_argument("-sys", "--system-prompt", metavar="TEXT", help="first message of the chat")
     group.add_argument(
@@ -98,12 +102,28 @@ def _add_model(p: argparse.ArgumentParser) -> None:
     )
     add_device(group)
     group.add_argument(
-        "-ub", "--ubatch-size", type=int, default=512, metavar="N", help="prompt tokens at once"
+        "-ub",
+        "--ubatch-size",
+        type=int,
+        metavar="N",
+        help=f"prompt tokens at once (default: {LoadConfig().n_ubatch})",
     )
     for flag, name, what in (("-ctk", "--cache-type-k", "K"), ("-ctv", "--cache-type-v", "V")):
         group.add_argument(
-            flag, name, choices=CACHE_TYPES, default="f16", help=f"type of the {what} cache"
+            flag, name, choices=CACHE_TYPES, help=f"type of the {what} cache (default: f16)"
         )
+    group.add_argument(
+        "--fit",
+        action="store_true",
+        help="choose what is not given of -c, -ctk, -ctv, -ub and --draft-window so that it fits",
+    )
+    group.add_argument(
+        "--vram",
+        type=byte_size,
+        metavar="SIZE",
+        help="use so much of the GPU, like 24G; with --plan also of an NVIDIA card that is not "
+        "there",
+    )
 
 
 def add_device(group: argparse._ActionsContainer) -> None:
@@ -163,7 +183,6 @@ def _add_drafting(p: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--draft-window",
         type=int,
-        default=LoadConfig().draft_window,
         metavar="N",
         help=f"positions the drafter looks back (default: {LoadConfig().draft_window})",
     )
@@ -208,6 +227,26 @@ def _add_sampling(p: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--ignore-eos", action="store_true", help="never draw a token that ends the answer"
     )
+
+
+def load_config(args: argparse.Namespace, n_ctx_train: int | None) -> LoadConfig:
+    """The flags of the model as a LoadConfig. ValueError names a bad value.
+
+    n_ctx_train: for -c 0.
+    """
+    default = LoadConfig()
+    given = {
+        "n_ctx": n_ctx_train if args.ctx_size == 0 else args.ctx_size,
+        "cache_type_k": args.cache_type_k,
+        "cache_type_v": args.cache_type_v,
+        "n_threads": None if args.threads == -1 else args.threads,
+        "device": args.device,
+        "n_gpu_layers": args.gpu_layers,
+        "backend_module": args.backend_module,
+        "n_ubatch": args.ubatch_size,
+        "draft_window": args.draft_window,
+    }
+    return replace(default, **{name: value for name, value in given.items() if value is not None})
 
 
 def decode_config(args: argparse.Namespace) -> DecodeConfig:
@@ -266,6 +305,14 @@ def gpu_layers(text: str) -> int | None:
         return int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a number, auto or all") from None
+
+
+def byte_size(text: str) -> int:
+    """The bytes of "24G" or "512M"; K, M, G and T are powers of 1024, as card makers count."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", text, re.IGNORECASE)
+    if not found or not float(found[1]):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a size like 24G")
+    return int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " "))
 
 
 def unescaped(text: str, escape: bool) -> str:

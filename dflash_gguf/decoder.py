@@ -12,18 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .chat import Message
-from .config import DecodeConfig, LoadConfig
+from .config import N_CHECKPOINTS, DecodeConfig, LoadConfig
 from .core import Checkpoint, Drafter, Model, Session
 from .cost_file import CostFile
 from .decode import Generation, Progress, check_prompt
 from .drafting import Drafting
+from .plan import Planner, check_fits
 from .results import Result, Step
 from .text import Tokenizer
 
 Prompt = str | Sequence[int] | NDArray[np.integer[Any]]
-
-N_CHECKPOINTS = 2
-"""Prompt ends that a model with recurrent layers can go back to; at 27B each holds 150 MB."""
 
 
 def load(
@@ -58,6 +56,7 @@ def load(
         n_ubatch=n_ubatch,
         draft_window=draft_window,
     )
+    check_fits(Planner(path, drafter, config).plan())
     tokenizer = Tokenizer.from_file(path)
     model = Model(os.fspath(path), config, progress)
     if drafter is None:

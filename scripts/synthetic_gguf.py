@@ -5,13 +5,18 @@
 
 For measurements, where only shapes and types matter. Quantised blocks are random but valid, and
 their scales keep the activations finite. A target has an invented vocabulary; a drafter has its
-target's, and shares its embeddings and head. llama.cpp loads both too.
+target's, and shares its embeddings and head. llama.cpp loads both too. --header-only leaves a hole
+where the tensors would be: the file has its full length and takes no room on the disk, which is
+enough for `dflash-run --plan`.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import os
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +29,15 @@ from synthetic_weights import Pools, small_values
 
 
 def write_model(
-    path: Path, shape: Shape, name: str, outtype: str, seed: int, target: Path | None = None
+    path: Path,
+    shape: Shape,
+    name: str,
+    outtype: str,
+    seed: int,
+    target: Path | None = None,
+    header_only: bool = False,
 ) -> None:
-    """Writes the file, or nothing. target: of a drafter."""
+    """Writes the file, or nothing. target: of a drafter. header_only: a hole for the tensors."""
     meta = metadata(shape, name, outtype)
     if target is None:
         invented_vocabulary(meta, shape.n_vocab)
@@ -34,10 +45,12 @@ def write_model(
         copied_vocabulary(meta, target)
     plans = [
         # zeros without memory: a plan wants a view of its rows, which nobody reads
-        TensorPlan(n, s, (np.broadcast_to(np.float32(0), (s[0] if len(s) > 1 else 1, s[-1])),))
+        TensorPlan(n, s, (np.broadcast_to(np.float32(0), (math.prod(s[:-1]), s[-1])),))
         for n, s in tensors(shape)
     ]
-    types = choose_types(plans, outtype, shape.arch, shape.n_layer, 0)
+    types = choose_types(
+        plans, outtype, shape.arch, shape.n_layer, shape.experts.n if shape.experts else 0
+    )
     random = np.random.default_rng(seed)
     pools = Pools(random)
     temporary = path.with_name(f".{path.name}.part")
@@ -46,6 +59,9 @@ def write_model(
             file.write(header_bytes(meta, plans, types))
             for plan in plans:
                 n_bytes = tensor_bytes(plan, types[plan.name])
+                if header_only:
+                    file.truncate(file.seek(n_bytes + -n_bytes % ALIGNMENT, os.SEEK_CUR))
+                    continue
                 if types[plan.name] == "f32" and n_bytes < 1 << 22:
                     file.write(small_values(plan.name, plan.shape, random))
                 else:
@@ -64,12 +80,26 @@ def main() -> None:
     parser.add_argument("--outtype", choices=sorted(FILE_TYPES), default="q8_0")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--target", type=Path, metavar="TARGET.gguf", help="whose a drafter is")
+    parser.add_argument(
+        "--header-only", action="store_true", help="a hole in place of the tensors, for plans"
+    )
     args = parser.parse_args()
     shape = PRESETS[args.preset]
     if bool(shape.taps) != (args.target is not None):
         parser.error(f"{args.preset}: --target goes with drafters, and with them only")
     try:
-        write_model(args.outfile, shape, args.preset, args.outtype, args.seed, args.target)
+        started = time.perf_counter()
+        write_model(
+            args.outfile,
+            shape,
+            args.preset,
+            args.outtype,
+            args.seed,
+            args.target,
+            args.header_only,
+        )
+        seconds, size = time.perf_counter() - started, args.outfile.stat().st_size
+        print(f"{args.outfile}: {size / 1e9:.2f} GB in {seconds:.1f} s")
     except OSError as error:
         sys.exit(f"error: {args.outfile}: cannot be written: {error.strerror or error}")
 

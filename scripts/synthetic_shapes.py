@@ -11,6 +11,16 @@ from dflash_gguf.convert.types import FILE_TYPES
 
 
 @dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture: n_ff of one expert; n_ff_shared of the one that is always asked, 0 for none."""
+
+    n: int
+    n_used: int
+    n_ff: int
+    n_ff_shared: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Shape:
     """Sizes of a model. n_k_heads, n_v_heads: of linear attention; 0 where there is none.
 
@@ -37,14 +47,34 @@ class Shape:
     attention_interval: int = 4
     taps: tuple[int, ...] = ()
     multi_rope: bool = False
+    experts: Experts | None = None
 
 
-# Sizes as in the config.json of SmolLM2-135M, Qwen3-8B, Qwen3.5-0.8B and Qwen3.5-27B. Drafters have
-# five layers like z-lab's, of their target's width and with Qwen3's heads.
+# Sizes as in the models' config.json. Drafters have five layers like z-lab's, their target's width
+# and Qwen3's heads.
 PRESETS = {
     "smollm2": Shape(Arch.LLAMA, 30, 576, 1536, 9, 3, 64, 49152, 8192, 1e5, 1e-5, True, 64),
+    "llama-8b": Shape(
+        Arch.LLAMA, 32, 4096, 14336, 32, 8, 128, 128256, 131072, 5e5, 1e-5, False, 128
+    ),
     "qwen3-8b": Shape(
         Arch.QWEN3, 36, 4096, 12288, 32, 8, 128, 151936, 40960, 1e6, 1e-6, False, 128
+    ),
+    "qwen3-30b-a3b": Shape(
+        Arch.QWEN3MOE,
+        48,
+        2048,
+        6144,
+        32,
+        4,
+        128,
+        151936,
+        262144,
+        1e7,
+        1e-6,
+        False,
+        128,
+        experts=Experts(128, 8, 768),
     ),
     "qwen35-0.8b": Shape(
         Arch.QWEN35, 24, 1024, 3584, 8, 2, 256, 248320, 262144, 1e7, 1e-6, True, 64, 16, 16
@@ -52,57 +82,59 @@ PRESETS = {
     "qwen35-27b": Shape(
         Arch.QWEN35, 64, 5120, 17408, 24, 4, 256, 248320, 262144, 1e7, 1e-6, False, 64, 16, 48
     ),
-    "smollm2-dflash": Shape(
-        Arch.DFLASH,
-        5,
-        576,
-        1536,
-        9,
-        3,
-        64,
-        49152,
-        8192,
-        1e5,
-        1e-5,
-        True,
-        64,
-        taps=(2, 8, 15, 21, 28),
-    ),
-    "qwen35-0.8b-dflash": Shape(
-        Arch.DFLASH,
-        5,
-        1024,
-        3584,
+    "qwen35-35b-a3b": Shape(
+        Arch.QWEN35MOE,
+        40,
+        2048,
+        512,
         16,
-        8,
-        128,
+        2,
+        256,
         248320,
         262144,
         1e7,
         1e-6,
-        True,
-        128,
-        taps=(2, 7, 12, 17, 22),
-        multi_rope=True,
-    ),
-    "qwen35-27b-dflash": Shape(
-        Arch.DFLASH,
-        5,
-        5120,
-        17408,
+        False,
+        64,
+        16,
         32,
-        8,
-        128,
-        248320,
-        262144,
-        1e7,
-        1e-6,
-        True,
-        128,
-        taps=(2, 17, 32, 47, 62),
-        multi_rope=True,
+        experts=Experts(256, 8, 512, 512),
     ),
 }
+TAPS = {
+    "smollm2": (2, 8, 15, 21, 28),
+    "llama-8b": (2, 9, 16, 22, 29),
+    "qwen3-8b": (2, 10, 18, 26, 34),
+    "qwen3-30b-a3b": (2, 13, 24, 35, 46),
+    "qwen35-0.8b": (2, 7, 12, 17, 22),
+    "qwen35-27b": (2, 17, 32, 47, 62),
+    "qwen35-35b-a3b": (2, 11, 20, 29, 38),
+}
+
+
+def _drafter(target: Shape, taps: tuple[int, ...]) -> Shape:
+    small = target.arch == Arch.LLAMA and target.n_embd < 1024
+    heads = (target.n_head, target.n_head_kv, target.head_dim) if small else (32, 8, 128)
+    if target.n_embd == 1024:
+        heads = (16, 8, 128)
+    return Shape(
+        Arch.DFLASH,
+        5,
+        target.n_embd,
+        6144 if target.experts else target.n_ff,
+        *heads,
+        target.n_vocab,
+        target.n_ctx,
+        target.rope_base,
+        target.eps,
+        tied=True,
+        rope_dims=heads[2],
+        taps=taps,
+        multi_rope=target.n_v_heads > 0,
+    )
+
+
+PRESETS |= {f"{name}-dflash": _drafter(PRESETS[name], taps) for name, taps in TAPS.items()}
 BLOCK_SIZE = 16
 
 
@@ -133,6 +165,12 @@ def metadata(shape: Shape, name: str, outtype: str) -> Metadata:
         meta.uint32(Key.SSM_GROUP_COUNT, shape.n_k_heads)
         meta.uint32(Key.SSM_TIME_STEP_RANK, shape.n_v_heads)
         meta.uint32(Key.SSM_INNER_SIZE, shape.d_state * shape.n_v_heads)
+    if shape.experts:
+        meta.uint32(Key.EXPERT_COUNT, shape.experts.n)
+        meta.uint32(Key.EXPERT_USED_COUNT, shape.experts.n_used)
+        meta.uint32(Key.EXPERT_FEED_FORWARD_LENGTH, shape.experts.n_ff)
+        if shape.experts.n_ff_shared:
+            meta.uint32(Key.EXPERT_SHARED_FEED_FORWARD_LENGTH, shape.experts.n_ff_shared)
     if shape.taps:
         meta.array(Key.TARGET_LAYERS, list(shape.taps))
         meta.uint32(Key.BLOCK_SIZE, BLOCK_SIZE)
@@ -145,7 +183,7 @@ def _attention(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
     width = shape.head_dim * shape.n_head
     kv_width = shape.head_dim * shape.n_head_kv
     # Qwen3.5 gates its attention: a head has a query and a gate.
-    yield Tensor.ATTN_Q, ((2 if shape.arch == Arch.QWEN35 else 1) * width, shape.n_embd)
+    yield Tensor.ATTN_Q, ((2 if shape.n_v_heads else 1) * width, shape.n_embd)
     yield Tensor.ATTN_K, (kv_width, shape.n_embd)
     yield Tensor.ATTN_V, (kv_width, shape.n_embd)
     yield Tensor.ATTN_OUTPUT, (shape.n_embd, width)
@@ -168,6 +206,24 @@ def _delta_net(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield Tensor.SSM_OUT, (shape.n_embd, inner)
 
 
+def _feed_forward(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
+    if shape.experts is None:
+        yield Tensor.FFN_GATE, (shape.n_ff, shape.n_embd)
+        yield Tensor.FFN_UP, (shape.n_ff, shape.n_embd)
+        yield Tensor.FFN_DOWN, (shape.n_embd, shape.n_ff)
+        return
+    n, n_ff, n_shared = shape.experts.n, shape.experts.n_ff, shape.experts.n_ff_shared
+    yield Tensor.FFN_GATE_INP, (n, shape.n_embd)
+    yield Tensor.FFN_GATE_EXPS, (n, n_ff, shape.n_embd)
+    yield Tensor.FFN_UP_EXPS, (n, n_ff, shape.n_embd)
+    yield Tensor.FFN_DOWN_EXPS, (n, shape.n_embd, n_ff)
+    if n_shared:
+        yield Tensor.FFN_GATE_INP_SHEXP, (shape.n_embd,)
+        yield Tensor.FFN_GATE_SHEXP, (n_shared, shape.n_embd)
+        yield Tensor.FFN_UP_SHEXP, (n_shared, shape.n_embd)
+        yield Tensor.FFN_DOWN_SHEXP, (shape.n_embd, n_shared)
+
+
 def tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and row-major shapes in file order."""
     if shape.taps:
@@ -176,16 +232,14 @@ def tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
     else:
         yield Tensor.TOKEN_EMBD, (shape.n_vocab, shape.n_embd)
     yield Tensor.OUTPUT_NORM, (shape.n_embd,)
-    if not shape.tied:
+    if not shape.tied and not shape.taps:
         yield Tensor.OUTPUT, (shape.n_vocab, shape.n_embd)
-    hybrid = shape.arch == Arch.QWEN35
+    hybrid = shape.n_v_heads > 0
     for bid in range(shape.n_layer):
         recurrent = hybrid and (bid + 1) % shape.attention_interval != 0
         layer = [(Tensor.ATTN_NORM, (shape.n_embd,))]
         layer += _delta_net(shape) if recurrent else _attention(shape)
         layer.append((Tensor.POST_ATTENTION_NORM if hybrid else Tensor.FFN_NORM, (shape.n_embd,)))
-        layer.append((Tensor.FFN_GATE, (shape.n_ff, shape.n_embd)))
-        layer.append((Tensor.FFN_UP, (shape.n_ff, shape.n_embd)))
-        layer.append((Tensor.FFN_DOWN, (shape.n_embd, shape.n_ff)))
+        layer += _feed_forward(shape)
         for name, sizes in layer:
             yield name.replace("{bid}", str(bid)), sizes

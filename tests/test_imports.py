@@ -21,9 +21,10 @@ CORE = PACKAGE / "core"
 PYTHON_LAYERS = (
     ("__main__",),
     ("cli",),
-    ("cli_arguments", "terminal"),
+    ("cli_arguments", "cli_plan", "terminal"),
     ("decoder",),
-    ("drafting",),
+    ("fit",),
+    ("plan", "drafting"),
     ("decode", "text", "core"),
     ("account", "answer", "budget", "proposer", "rules"),
     ("cost_file", "gains"),
@@ -50,7 +51,7 @@ CPP_LAYERS = (
     ("cache", "weights"),
     ("hparams",),
     ("backend", "gguf_file", "quantize", "select", "tree"),
-    ("device",),
+    ("card", "device"),
     ("cpu/",),
     (
         "error",

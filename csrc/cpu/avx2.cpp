@@ -2,6 +2,9 @@
 
 #if defined(__AVX2__)
 
+#include "q4_0.h"
+#include "q4_k.h"
+#include "q6_k.h"
 #include "q8_0.h"
 #include "vector256.h"
 
@@ -12,6 +15,27 @@ namespace {
 struct VectorAvx2 : Vector256 {
     static constexpr int MAX_ROWS = 4;
     static constexpr int32_t SIGNED_OFFSET = 0; // signed weights are stored as they are
+
+    // As Vector512's. Products of pairs are added in 16 bits for as long as they fit.
+    template <int N, int LARGEST, int R, class Weights>
+    static void dot(I (&sum)[R], Weights weights, const Rows<R> & x, int64_t at) {
+        constexpr int FIT = 32767 / (LARGEST * 254);
+        static_assert(FIT > 0, "two products overflow 16 bits");
+        I pairs[R];
+#pragma GCC unroll 8
+        for (int k = 0; k < N; ++k) {
+            const I w = weights(k);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) {
+                const I two = _mm256_maddubs_epi16(w, spread_four(x[r] + at + 4 * k));
+                pairs[r] = k % FIT == 0 ? two : _mm256_add_epi16(pairs[r], two);
+                if (k % FIT == FIT - 1 || k == N - 1) {
+                    const I fours = _mm256_madd_epi16(pairs[r], _mm256_set1_epi16(1));
+                    sum[r] = _mm256_add_epi32(sum[r], fours);
+                }
+            }
+        }
+    }
 
     // As Vector512's dot_signed. Pairs of products overflow 16 bits unless the unsigned factor is
     // at most 128, so that is the weight's magnitude, and its sign goes to x.
@@ -32,7 +56,11 @@ struct VectorAvx2 : Vector256 {
 };
 
 constexpr PackedProduct LIST[] = {
-    product<VectorAvx2, Q8_0>("q8_0 avx2"),
+    product<Blocks32<VectorAvx2, Q4_0>>("q4_0 avx2"),
+    product<Blocks32<VectorAvx2, Q8_0>>("q8_0 avx2"),
+    product<Q4_K<VectorAvx2>>("q4_k avx2"),
+    product<Q5_K<VectorAvx2>>("q5_k avx2"),
+    product<Q6_K<VectorAvx2>>("q6_k avx2"),
 };
 
 } // namespace

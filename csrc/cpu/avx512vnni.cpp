@@ -7,6 +7,9 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 
+#include "q4_0.h"
+#include "q4_k.h"
+#include "q6_k.h"
 #include "q8_0.h"
 #include "vector512.h"
 
@@ -15,7 +18,11 @@ namespace dfl::cpu {
 namespace {
 
 constexpr PackedProduct LIST[] = {
-    product<Vector512, Q8_0>("q8_0 avx512vnni"),
+    product<Blocks32<Vector512, Q4_0>>("q4_0 avx512vnni"),
+    product<Blocks32<Vector512, Q8_0>>("q8_0 avx512vnni"),
+    product<Q4_K<Vector512>>("q4_k avx512vnni"),
+    product<Q5_K<Vector512>>("q5_k avx512vnni"),
+    product<Q6_K<Vector512>>("q6_k avx512vnni"),
 };
 
 } // namespace

@@ -2,6 +2,9 @@
 
 #if defined(__AVXVNNI__)
 
+#include "q4_0.h"
+#include "q4_k.h"
+#include "q6_k.h"
 #include "q8_0.h"
 #include "vector256.h"
 
@@ -14,7 +17,7 @@ struct VectorVnni : Vector256 {
     static constexpr int32_t SIGNED_OFFSET = 128; // signed weights are stored plus this
 
     // As Vector512's.
-    template <int N, int R, class Weights>
+    template <int N, int LARGEST, int R, class Weights>
     static void dot(I (&sum)[R], Weights weights, const Rows<R> & x, int64_t at) {
 #pragma GCC unroll 8
         for (int k = 0; k < N; ++k) {
@@ -27,12 +30,16 @@ struct VectorVnni : Vector256 {
     }
     template <int N, int R, class Weights>
     static void dot_signed(I (&sum)[R], Weights weights, const Rows<R> & x, int64_t at) {
-        dot<N>(sum, weights, x, at);
+        dot<N, 255>(sum, weights, x, at);
     }
 };
 
 constexpr PackedProduct LIST[] = {
-    product<VectorVnni, Q8_0>("q8_0 avxvnni"),
+    product<Blocks32<VectorVnni, Q4_0>>("q4_0 avxvnni"),
+    product<Blocks32<VectorVnni, Q8_0>>("q8_0 avxvnni"),
+    product<Q4_K<VectorVnni>>("q4_k avxvnni"),
+    product<Q5_K<VectorVnni>>("q5_k avxvnni"),
+    product<Q6_K<VectorVnni>>("q6_k avxvnni"),
 };
 
 } // namespace

@@ -37,6 +37,15 @@ struct Block32 {
     int32_t bias;
 };
 
+// 256 values of x: value = d * q. sums: of each 32 q. biases: -32 times the sums of each 16 q, what
+// sums over weights that are stored plus 32 start from.
+struct Block256 {
+    int8_t q[256];
+    float d;
+    int32_t biases[16];
+    int16_t sums[8];
+};
+
 inline float half_to_float(uint16_t half) {
     return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(half)));
 }
@@ -81,6 +90,43 @@ inline void quantize_blocks_32(const float * x, int64_t n_in, int32_t offset, vo
         block->bias = -offset * quantize_32(x + i, scale, block->q);
         block->d = half_to_float(_mm_extract_epi16(
             _mm_cvtps_ph(_mm_set_ss(top / 127.0f), _MM_FROUND_TO_NEAREST_INT), 0));
+    }
+}
+
+// The first value whose magnitude no other of the 256 exceeds.
+inline float first_largest_256(const float * x) {
+    __m256 all = _mm256_setzero_ps();
+    for (int i = 0; i < 256; i += 8) {
+        all = _mm256_max_ps(all, absolute(_mm256_loadu_ps(x + i)));
+    }
+    const __m256 top = _mm256_set1_ps(largest(all));
+    for (int i = 0; i < 256; i += 8) {
+        const __m256 same = _mm256_cmp_ps(absolute(_mm256_loadu_ps(x + i)), top, _CMP_EQ_OQ);
+        const int mask = _mm256_movemask_ps(same);
+        if (mask != 0) {
+            return x[i + __builtin_ctz(mask)];
+        }
+    }
+    return 0.0f;
+}
+
+// A row in blocks of 256 as ggml's Q8_K has them.
+inline void quantize_blocks_256(const float * x, int64_t n_in, void * dst) {
+    auto * block = static_cast<Block256 *>(dst);
+    for (int64_t i = 0; i < n_in; i += 256, ++block) {
+        const float top = first_largest_256(x + i);
+        const float scale = top != 0.0f ? -127.0f / top : 0.0f;
+        for (int j = 0; j < 8; ++j) {
+            const int32_t sum = quantize_32(x + i + 32 * j, scale, block->q + 32 * j);
+            int32_t first = 0;
+            for (int k = 0; k < 16; ++k) {
+                first += block->q[32 * j + k];
+            }
+            block->sums[j] = static_cast<int16_t>(sum);
+            block->biases[2 * j] = -32 * first;
+            block->biases[2 * j + 1] = -32 * (sum - first);
+        }
+        block->d = top != 0.0f ? 1.0f / scale : 0.0f;
     }
 }
 

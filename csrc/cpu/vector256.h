@@ -30,8 +30,34 @@ struct Vector256 {
         _mm256_storeu_ps(all, v);
         std::memcpy(dst, all, n * sizeof(float));
     }
-    // 4 inputs of a row of x, in every place.
-    static I spread_four(const uint8_t * x) {
+    static F mul_sub(F a, F b, F c) { return _mm256_fnmadd_ps(a, b, c); } // c - a * b
+    static F unsigned_bytes(const void * p) {
+        return to_float(_mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i *>(p))));
+    }
+    static F signed_bytes(const void * p) {
+        return to_float(_mm256_cvtepi8_epi32(_mm_loadl_epi64(static_cast<const __m128i *>(p))));
+    }
+
+    // 2 * T bytes to int16, two in each place.
+    static I pairs(const void * p) {
+        return _mm256_cvtepu8_epi16(_mm_loadu_si128(static_cast<const __m128i *>(p)));
+    }
+    static I dot_pairs(I sum, I pairs, const void * x) {
+        return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, spread_four(x)));
+    }
+
+    static void store_bytes(void * p, I v) { _mm256_storeu_si256(static_cast<I *>(p), v); }
+    static I both(I a, I b) { return _mm256_or_si256(a, b); }
+    // Bits of every byte, moved right by N or left by -N. mask must not keep a neighbour's bits.
+    template <int N>
+    static I bits(I v, uint8_t mask) {
+        const I moved =
+            N >= 0 ? _mm256_srli_epi16(v, N >= 0 ? N : 0) : _mm256_slli_epi16(v, N >= 0 ? 0 : -N);
+        return _mm256_and_si256(moved, _mm256_set1_epi8(static_cast<char>(mask)));
+    }
+
+    // 4 bytes of x, in every place.
+    static I spread_four(const void * x) {
         int32_t four;
         std::memcpy(&four, x, 4);
         return _mm256_set1_epi32(four);

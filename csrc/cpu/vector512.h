@@ -27,24 +27,55 @@ struct Vector512 {
         _mm512_mask_storeu_ps(dst, static_cast<__mmask16>((1u << n) - 1), v);
     }
 
-    // sum[r] += the products of 4 * N inputs. weights(k): 4 inputs of every output, unsigned.
-    // x[r] + at: that row's inputs.
-    template <int N, int R, class Weights>
+    static F mul_sub(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); } // c - a * b
+    static F unsigned_bytes(const void * p) {
+        return to_float(_mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i *>(p))));
+    }
+    static F signed_bytes(const void * p) {
+        return to_float(_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i *>(p))));
+    }
+
+    // 2 * T bytes to int16, two in each place.
+    static I pairs(const void * p) {
+        return _mm512_cvtepu8_epi16(_mm256_loadu_si256(static_cast<const __m256i *>(p)));
+    }
+    static I dot_pairs(I sum, I pairs, const void * x) {
+        return _mm512_dpwssd_epi32(sum, pairs, spread_four(x));
+    }
+
+    static void store_bytes(void * p, I v) { _mm512_storeu_si512(p, v); }
+    static I both(I a, I b) { return _mm512_or_si512(a, b); }
+    // Bits of every byte, moved right by N or left by -N. mask must not keep a neighbour's bits.
+    template <int N>
+    static I bits(I v, uint8_t mask) {
+        const I moved =
+            N >= 0 ? _mm512_srli_epi16(v, N >= 0 ? N : 0) : _mm512_slli_epi16(v, N >= 0 ? 0 : -N);
+        return _mm512_and_si512(moved, _mm512_set1_epi8(static_cast<char>(mask)));
+    }
+
+    // 4 bytes of x, in every place.
+    static I spread_four(const void * x) {
+        int32_t four;
+        std::memcpy(&four, x, 4);
+        return _mm512_set1_epi32(four);
+    }
+
+    // sum[r] += the products of 4 * N inputs. weights(k): 4 inputs of every output, unsigned and at
+    // most LARGEST. x[r] + at: that row's inputs.
+    template <int N, int LARGEST, int R, class Weights>
     static void dot(I (&sum)[R], Weights weights, const Rows<R> & x, int64_t at) {
 #pragma GCC unroll 8
         for (int k = 0; k < N; ++k) {
             const I w = weights(k);
 #pragma GCC unroll 16
             for (int r = 0; r < R; ++r) {
-                int32_t four;
-                std::memcpy(&four, x[r] + at + 4 * k, 4);
-                sum[r] = _mm512_dpbusd_epi32(sum[r], w, _mm512_set1_epi32(four));
+                sum[r] = _mm512_dpbusd_epi32(sum[r], w, spread_four(x[r] + at + 4 * k));
             }
         }
     }
     template <int N, int R, class Weights>
     static void dot_signed(I (&sum)[R], Weights weights, const Rows<R> & x, int64_t at) {
-        dot<N>(sum, weights, x, at);
+        dot<N, 255>(sum, weights, x, at);
     }
 };
 

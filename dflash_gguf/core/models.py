@@ -12,9 +12,15 @@ from ..proof import proven_buffer_types
 from .ggml import extra_buffer_types, load_backend, load_backend_of_environment
 from .progress import Progress, c_callback
 
+MEASURES = (None, "device", "card")
+"""What a model is loaded for: to run, or to be measured where it would run, or on an NVIDIA card
+that is not there. What is measured has no memory to run in."""
+
 
 @contextmanager
-def _model_params(config: LoadConfig, progress: Progress | None) -> Iterator[Any]:
+def _model_params(
+    config: LoadConfig, progress: Progress | None, measure: str | None = None
+) -> Iterator[Any]:
     load_backend_of_environment()
     if config.backend_module is not None:
         load_backend(config.backend_module)
@@ -31,6 +37,7 @@ def _model_params(config: LoadConfig, progress: Progress | None) -> Iterator[Any
                 "n_gpu_layers": -1 if layers is None else layers,
                 "excluded_buffer_types": excluded,
                 "progress": callback,
+                "measure": MEASURES.index(measure),
             },
         )
 
@@ -39,16 +46,20 @@ class Model:
     """The weights of one GGUF file. Immutable; sessions in several threads may share it."""
 
     def __init__(
-        self, path: str, config: LoadConfig | None = None, progress: Progress | None = None
+        self,
+        path: str,
+        config: LoadConfig | None = None,
+        progress: Progress | None = None,
+        measure: str | None = None,
     ) -> None:
-        """Maps or copies the weights. progress: (bytes done, bytes in all).
+        """Maps or copies the weights. progress: (bytes done, bytes in all). measure: of MEASURES.
 
         Raises:
             Error: the file is missing, damaged or not a target this build can run; out of memory.
         """
         self.config = config or LoadConfig()
         self.path = str(path)
-        with _model_params(self.config, progress) as params:
+        with _model_params(self.config, progress, measure) as params:
             self._handle = create("model", "model_load", self.path.encode(), params)
         info = new("dfl_model_info *")
         call("model_get_info", self._handle, info)
@@ -62,6 +73,9 @@ class Model:
         self.n_ctx_train = int(info.n_ctx_train)
         self.mapped_bytes = int(info.mapped_bytes)
         self.copied_bytes = int(info.copied_bytes)
+        self.embedding_bytes = int(info.embedding_bytes)
+        self.on_gpu = bool(info.on_gpu)
+        self.is_imagined = measure == "card" and self.on_gpu
 
     @property
     def n_ctx(self) -> int:
@@ -101,3 +115,5 @@ class Drafter:
         self.block_size = int(info.block_size)
         self.mask_token = int(info.mask_token)
         self.n_taps = int(info.n_taps)
+        self.mapped_bytes = int(info.mapped_bytes)
+        self.copied_bytes = int(info.copied_bytes)

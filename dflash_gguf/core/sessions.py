@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._ffi import Error, call, create, ffi, lib, new
+from ..config import LoadConfig
 from ..proposer import Draft
 from .models import Drafter, Model
 from .progress import Progress, c_callback
@@ -75,15 +76,16 @@ class Session:
         n_ctx: int | None = None,
         drafter: Drafter | None = None,
         draft_window: int = 4096,
+        config: LoadConfig | None = None,
     ) -> None:
         """Allocates the caches and the compute buffer.
 
-        draft_window: target positions the drafter sees.
+        draft_window: target positions the drafter sees. config: in place of the model's.
 
         Raises:
             Error: out of memory, or the cache types do not work on the model's device.
         """
-        config = model.config
+        config = config or model.config
         type_k, type_v = (
             new("char[]", x.encode()) for x in (config.cache_type_k, config.cache_type_v)
         )

@@ -46,7 +46,7 @@ bool try_model(const std::string & path) {
         params.n_ctx = 32;
         params.n_ubatch = 3;
         params.n_threads = 1;
-        Session session(std::make_shared<Model>(path, ModelParams{0, {}, nullptr}), params);
+        Session session(std::make_shared<Model>(path, on_cpu()), params);
         const int32_t tokens[] = {0, 1, 2, 3};
         session.prefill(tokens, 4, nullptr, nullptr);
         session.argmax(0);

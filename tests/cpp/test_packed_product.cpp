@@ -34,7 +34,7 @@ std::vector<uint8_t> quantized(ggml_type type, const std::vector<float> & values
 // ggml's product on its CPU backend. [n_out, n_rows]
 std::vector<float> product_of_ggml(ggml_type type, const std::vector<uint8_t> & weights,
                                    int64_t n_in, int64_t n_out, const std::vector<float> & x) {
-    dfl::Backend backend(/*use_gpu =*/false, 1, {});
+    dfl::Backend backend(dfl::cpu_device(), 1, {});
     const int64_t n_rows = static_cast<int64_t>(x.size()) / n_in;
     ggml_context_ptr ctx(
         ggml_init({8 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true}));
@@ -151,7 +151,8 @@ void check_product(const PackedProduct & product) {
 
 int main() {
     CHECK(packed_product(GGML_TYPE_F32) == nullptr);
-    for (const ggml_type type : {GGML_TYPE_Q8_0}) {
+    for (const ggml_type type :
+         {GGML_TYPE_Q4_0, GGML_TYPE_Q8_0, GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K}) {
         CHECK(packed_product(type, "none") == nullptr);
         const PackedProduct * last = nullptr;
         for (const char * at_most : {"avx512vnni", "avxvnni", "avx2"}) {

@@ -120,7 +120,7 @@ int main() {
     const std::string path = folder.file("tiny.gguf");
     for (auto write : {write_tiny_llama, write_tiny_qwen35}) {
         write(path);
-        const auto model = std::make_shared<const Model>(path, ModelParams{0, {}, nullptr});
+        const auto model = std::make_shared<const Model>(path, on_cpu());
         micro_batches_change_nothing(model);
         checkpoints_go_back(model);
         cancelled_between_micro_batches(model);

@@ -219,7 +219,7 @@ int main() {
     const std::string path = folder.file("tiny.gguf");
     for (auto write : {write_tiny_llama, write_tiny_qwen35}) {
         write(path);
-        const auto model = std::make_shared<const Model>(path, ModelParams{0, {}, nullptr});
+        const auto model = std::make_shared<const Model>(path, on_cpu());
         every_size(model, false);
         the_last_cells(model);
         if (model->hparams().n_recurrent() > 0) {
@@ -228,5 +228,5 @@ int main() {
         }
     }
     write_lasting_qwen35(path);
-    states_do_not_drift(std::make_shared<const Model>(path, ModelParams{0, {}, nullptr}));
+    states_do_not_drift(std::make_shared<const Model>(path, on_cpu()));
 }

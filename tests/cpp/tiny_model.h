@@ -1,9 +1,17 @@
 // Random small models written with ggml's own GGUF writer, so that no reader here is its own judge.
 #pragma once
 
+#include "model.h"
+
 #include <string>
 
 constexpr int TINY_VOCAB = 50;
+
+inline dfl::ModelParams on_cpu() {
+    dfl::ModelParams params;
+    params.n_gpu_layers = 0;
+    return params;
+}
 
 // A folder of its own, removed with what is in it.
 class TemporaryFolder {

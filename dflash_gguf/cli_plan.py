@@ -1,0 +1,74 @@
+"""dflash-run --plan and --fit: what a pair takes, and the settings that a device has room for."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+
+from .config import AUTO_TREE_BUDGET, TREE_BUDGET, DecodeConfig, LoadConfig
+from .core import Error
+from .fit import Fit, Wish, fit
+from .plan import Planner, gib
+
+
+def show_plan(args: argparse.Namespace, load: LoadConfig, decode: DecodeConfig) -> int:
+    """Prints the plan of the settings, or of those that --fit chose; returns the exit code.
+
+    0 if all fits, else 1.
+    """
+    planner = Planner(args.model, args.model_draft, load, args.vram)
+    if args.fit:
+        plan = _announced(planner, _wish(args, planner, decode)).plan
+    else:
+        plan = planner.plan(load, verify_rows(planner.block_size, decode))
+    print(plan.to_json() if args.json else plan.table())
+    return 1 if plan.missing_bytes else 0
+
+
+def fitted(args: argparse.Namespace, load: LoadConfig, decode: DecodeConfig) -> LoadConfig:
+    """The settings that fit the device here; a line on stderr says which, and why.
+
+    Errors: Error if nothing fits.
+    """
+    planner = Planner(args.model, args.model_draft, load, args.vram)
+    if planner.model.is_imagined:
+        raise ValueError("--vram without --plan limits a GPU, and there is none")
+    found = _announced(planner, _wish(args, planner, decode)).config
+    return replace(load, **{name: getattr(found, name) for name in _CHOSEN})
+
+
+_CHOSEN = ("n_ctx", "cache_type_k", "cache_type_v", "n_ubatch", "draft_window")
+
+
+def verify_rows(block_size: int, decode: DecodeConfig) -> int:
+    """Rows a round may verify with a drafter of this block; 0 for none."""
+    if not block_size or decode.draft == "none":
+        return 0
+    if decode.draft == "chain":
+        return min(block_size, (decode.draft_max or block_size) + 1)
+    usual = TREE_BUDGET if decode.draft == "tree" else AUTO_TREE_BUDGET
+    return (decode.tree_budget or usual) + 1
+
+
+def _wish(args: argparse.Namespace, planner: Planner, decode: DecodeConfig) -> Wish:
+    return Wish(
+        n_ctx_train=planner.model.n_ctx_train,
+        n_ctx=planner.config.n_ctx,
+        cache_types=(args.cache_type_k, args.cache_type_v),
+        n_ubatch=args.ubatch_size,
+        draft_window=args.draft_window,
+        n_rows=verify_rows(planner.block_size, decode),
+    )
+
+
+def _announced(planner: Planner, wish: Wish) -> Fit:
+    found = fit(planner.plan, wish)
+    if found is None:
+        least = planner.plan(replace(planner.config, n_ctx=256, n_ubatch=128, draft_window=256))
+        raise Error(
+            f"{least.device}: nothing fits into {gib(least.free_bytes)}: weights and the shortest "
+            f"context need {gib(least.needed_bytes)}"
+        )
+    print(f"--fit on {found.plan.device}: {found.reason}", file=sys.stderr)
+    return found

@@ -1,0 +1,203 @@
+"""The memory plan: what it counts before loading is what a real load allocates."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from checkpoints import KINDS
+from pairs import Pair, make_pair
+
+from dflash_gguf.cli import main
+from dflash_gguf.config import LoadConfig
+from dflash_gguf.core import Drafter, Error, Model, Session
+from dflash_gguf.fit import Planning, Wish, candidates, fit
+from dflash_gguf.plan import Item, Plan, Planner, check_fits, plan_of
+
+CONFIG = LoadConfig(n_ctx=512, n_ubatch=64, n_threads=1, n_gpu_layers=0, draft_window=128)
+CARD = 24 << 30
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return make_pair(tmp_path_factory.mktemp("plan"), request.param)
+
+
+def real_plan(pair: Pair, config: LoadConfig, drafts: bool, verify_rows: int) -> Plan:
+    """What a real load amounts to, by the sizes of its buffers."""
+    model = Model(str(pair.target), config)
+    drafter = Drafter(str(pair.drafter), model) if drafts else None
+    session = Session(model, None, drafter, config.draft_window)
+    if verify_rows:
+        session.reserve_verify(verify_rows)
+    return plan_of(model, drafter, session, config, 1 << 40)
+
+
+@pytest.mark.parametrize("types", [("f16", "f16"), ("f32", "f32"), ("q8_0", "q4_0")])
+@pytest.mark.parametrize("drafts", [False, True])
+def test_a_plan_counts_what_loading_allocates(
+    pair: Pair, drafts: bool, types: tuple[str, str]
+) -> None:
+    config = replace(CONFIG, cache_type_k=types[0], cache_type_v=types[1])
+    rows = 40 if drafts else 0
+    planner = Planner(str(pair.target), str(pair.drafter) if drafts else None, config)
+    try:
+        plan = planner.plan(verify_rows=rows)
+    except Error as error:
+        assert "cache types" in str(error)  # heads too small for blocks of 32
+        with pytest.raises(Error, match="cache types"):
+            real_plan(pair, config, drafts, rows)
+        return
+    assert plan.items == real_plan(pair, config, drafts, rows).items
+
+
+def test_a_card_that_is_not_there_has_all_but_the_embeddings(pair: Pair) -> None:
+    config = replace(CONFIG, n_gpu_layers=None)
+    planner = Planner(str(pair.target), str(pair.drafter), config, vram=CARD)
+    plan = planner.plan()
+    assert (plan.on_gpu, plan.free_bytes, plan.missing_bytes) == (True, CARD, 0)
+    assert {item.name for item in plan.items if item.where == "file"} == {"token embeddings"}
+    here = {x.name: x.bytes for x in real_plan(pair, CONFIG, True, 0).items}
+    there = {x.name: x.bytes for x in plan.items}
+    for name in ("K/V cache", "drafter's K/V and features"):
+        assert there[name] == here[name]
+    assert there["target weights"] > here["target weights"] - here.get("token embeddings", 0)
+
+
+def test_a_card_keeps_float16_copies_of_quantised_keys(tmp_path: Path) -> None:
+    pair = make_pair(tmp_path, "llama", {"head_dim": 64})
+    config = LoadConfig(n_ctx=4096, n_ubatch=2)
+
+    def compute_buffer(type_name: str) -> int:
+        both = replace(config, cache_type_k=type_name, cache_type_v=type_name)
+        plan = Planner(str(pair.target), None, both, vram=CARD).plan()
+        return next(x.bytes for x in plan.items if x.name.startswith("compute buffer"))
+
+    n_values = 4096 * 64 * 2  # of K or V in one layer: cells, head_dim, heads
+    copies = compute_buffer("q8_0") - compute_buffer("f16")
+    assert copies == pytest.approx(2 * 2 * n_values, rel=0.03)
+
+
+def test_iq4_nl_is_refused_on_a_card(tmp_path: Path) -> None:
+    pair = make_pair(tmp_path, "llama", {"head_dim": 64})
+    config = LoadConfig(n_ctx=256, cache_type_k="iq4_nl", cache_type_v="iq4_nl")
+    with pytest.raises(Error, match="iq4_nl/iq4_nl do not work on an imagined CUDA card"):
+        Planner(str(pair.target), None, config, vram=CARD).plan()
+
+
+def test_a_measured_session_does_not_run(pair: Pair) -> None:
+    session = Session(Model(str(pair.target), CONFIG, measure="device"))
+    for call in (lambda: session.prefill([1, 2]), session.reset, session.take):
+        with pytest.raises(Error, match="only measured"):
+            call()
+
+
+def test_a_load_that_does_not_fit_names_the_missing_bytes(pair: Pair) -> None:
+    plan = replace(Planner(str(pair.target), None, CONFIG).plan(), free_bytes=1000)
+    with pytest.raises(Error, match=f"{plan.needed_bytes - 1000} bytes short"):
+        check_fits(plan)
+
+
+def test_the_table_and_the_json_say_the_same(
+    pair: Pair, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["-m", str(pair.target), "-md", str(pair.drafter), "-c", "256", "--plan"]
+    assert main([*command, "--vram", "1G"]) == 0
+    table = capsys.readouterr().out
+    assert main([*command, "--vram", "1G", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert f"{plan['needed_bytes'] / (1 << 20):.1f}" in table
+    assert {item["name"] for item in plan["items"]} <= {
+        line.rsplit("  ", 1)[0].strip() for line in table.splitlines()
+    }
+    assert main([*command, "--vram", "2M"]) == 1
+    assert "does not fit" in capsys.readouterr().out
+
+
+# A 27B hybrid's sizes: weights, and bytes of a cell and of what else the settings decide.
+WEIGHTS, CELL = 16_000 << 20, {"f16": 65536, "q8_0": 34816, "q4_0": 18432}
+N_TRAIN = 262144
+
+
+def shaped(free: int, weights: int = WEIGHTS) -> tuple[list[Plan], Planning]:
+    """A planner of one shape by formula, and the plans it was asked for."""
+    asked: list[Plan] = []
+
+    def plan(config: LoadConfig, n_rows: int) -> Plan:
+        assert config.n_ctx is not None
+        sizes = (
+            weights,
+            (CELL[config.cache_type_k] + CELL[config.cache_type_v]) // 2 * config.n_ctx,
+            config.n_ubatch * (1 << 20) + config.draft_window * 20480 + n_rows * (4 << 20),
+        )
+        items = tuple(Item(str(i), size, "device") for i, size in enumerate(sizes))
+        asked.append(
+            Plan(
+                "card",
+                True,
+                free,
+                config.n_ctx,
+                config.cache_type_k,
+                config.cache_type_v,
+                config.n_ubatch,
+                config.draft_window,
+                n_rows,
+                items,
+            )
+        )
+        return asked[-1]
+
+    return asked, plan
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "weights", "wish", "expected"),
+    [
+        # a large card gives up nothing
+        (80, WEIGHTS, Wish(N_TRAIN, n_rows=64), (N_TRAIN, "f16", 512)),
+        # the wished context decides the type
+        (24, WEIGHTS, Wish(N_TRAIN, 131072, n_rows=64), (131072, "q8_0", 512)),
+        (20, WEIGHTS, Wish(N_TRAIN, 131072, n_rows=64), (131072, "q4_0", 512)),
+        # a given type is kept, and the context shortened
+        (24, WEIGHTS, Wish(N_TRAIN, N_TRAIN, ("f16", "f16"), n_rows=64), (134144, "f16", 128)),
+        # without a wish, the least loss that reaches 32K tokens
+        (19, WEIGHTS, Wish(N_TRAIN, n_rows=64), (40960, "f16", 512)),
+        (16, 6000 << 20, Wish(N_TRAIN, n_rows=64), (152576, "f16", 512)),
+        (12, 8000 << 20, Wish(N_TRAIN, n_rows=64), (54272, "f16", 512)),
+        (8, 6000 << 20, Wish(N_TRAIN, n_rows=64), (39936, "q8_0", 512)),
+    ],
+)
+def test_fit_by_shape(
+    gigabytes: int, weights: int, wish: Wish, expected: tuple[int, str, int]
+) -> None:
+    _, plan = shaped(gigabytes << 30, weights)
+    found = fit(plan, wish)
+    assert found is not None
+    assert not found.plan.missing_bytes
+    config = found.config
+    assert (config.n_ctx, config.cache_type_k, config.n_ubatch) == expected
+    assert str(config.n_ctx) in found.reason
+
+
+def test_a_context_that_fit_found_is_the_longest() -> None:
+    asked, plan = shaped(24 << 30)
+    found = fit(plan, Wish(N_TRAIN, n_rows=64))
+    assert found is not None and found.config.n_ctx is not None
+    longer = plan(replace(found.config, n_ctx=found.config.n_ctx + 1024), found.n_rows)
+    assert longer.missing_bytes
+    assert len(asked) < 40
+
+
+def test_nothing_fits() -> None:
+    _, plan = shaped(8 << 30)
+    assert fit(plan, Wish(N_TRAIN)) is None
+    assert fit(plan, Wish(N_TRAIN, 4096)) is None
+
+
+def test_what_is_given_is_kept() -> None:
+    wish = Wish(N_TRAIN, cache_types=("q5_0", None), n_ubatch=64, draft_window=100, n_rows=8)
+    for config, n_rows in candidates(wish):
+        assert (config.cache_type_k, config.n_ubatch, config.draft_window) == ("q5_0", 64, 100)
+        assert n_rows <= 8
