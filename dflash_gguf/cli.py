@@ -20,7 +20,7 @@ from .core import Error, devices, load_backend
 from .decoder import Decoder, load
 from .gguf_metadata import Metadata
 from .results import Result
-from .terminal import Bar, figures
+from .terminal import Bar, comparison, figures
 
 INTERRUPTED = 130
 
@@ -62,6 +62,8 @@ def _fail(sentence: str) -> int:
 def _run(args: argparse.Namespace) -> int:
     if args.list_devices:
         return _list_devices(args.backend_module)
+    if args.compare and args.interactive:
+        raise ValueError("--compare is for one prompt, not for a chat (-i)")
     _choose_models(args)
     config = decode_config(args)
     settings = load_config(args, _training_context(args.model) if args.ctx_size == 0 else None)
@@ -77,6 +79,8 @@ def _run(args: argparse.Namespace) -> int:
             return _chat(decoder, args, config)
         prompt = args.tokens if text is None else _prompt(decoder, args, text)
         result = _answer(decoder, args, prompt, config)
+        if args.compare and result.stop_reason != "cancelled":
+            print(_beside_plain(decoder, prompt, config, result), file=sys.stderr)
     return INTERRUPTED if result.stop_reason == "cancelled" else 0
 
 
@@ -167,6 +171,21 @@ def _answer(
     if not args.no_perf:
         print(figures(result), file=sys.stderr)
     return result
+
+
+def _beside_plain(
+    decoder: Decoder, prompt: list[int], config: DecodeConfig, drafted: Result
+) -> str:
+    """Answers once more with the same draft and then without one; says how the two compare.
+
+    The first answer built graphs and measured costs, which only a first answer has to do.
+    """
+    settings = dataclasses.replace(config, seed=drafted.seed)
+    results = []
+    for draft in (config.draft, "none"):
+        decoder.reset()
+        results.append(decoder.generate(prompt, settings, draft=draft))
+    return comparison(*results)
 
 
 def _chat(decoder: Decoder, args: argparse.Namespace, config: DecodeConfig) -> int:

@@ -40,6 +40,11 @@ def parser() -> argparse.ArgumentParser:
     _add_sampling(p)
     out = p.add_argument_group("output")
     out.add_argument("--json", action="store_true", help="print one JSON object, at the end")
+    out.add_argument(
+        "--compare",
+        action="store_true",
+        help="then answer twice more, with drafts and without; both speeds on stderr",
+    )
     out.add_argument("--no-perf", action="store_true", help="no line of figures on stderr")
     return p
 

@@ -21,7 +21,8 @@ from vocabularies import CHAT_TEMPLATE, byte_level, smollm2_file, write
 from dflash_gguf import cli, pair
 from dflash_gguf.cli_arguments import gpu_layers, parser, token_ids, unescaped
 from dflash_gguf.decoder import Decoder
-from dflash_gguf.terminal import Bar
+from dflash_gguf.results import Result
+from dflash_gguf.terminal import Bar, comparison
 from dflash_gguf.text import Tokenizer
 
 
@@ -280,6 +281,29 @@ def test_names_that_lead_nowhere(
     assert capsys.readouterr().err == f"error: {sentence}\n"
 
 
+@pytest.mark.parametrize("flags", [["-s", "-1"], ["--temp", "0.8"]])
+def test_an_answer_is_compared_with_the_plain_one(
+    loader: Loader, capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    loader.block_size = 4
+    arguments = ["-md", "d.gguf", "--draft", "chain", "--compare", "-p", "abc:"]
+    assert run(loader, *arguments, *flags) == 0
+    last = capsys.readouterr().err.splitlines()[-1]
+    found = r"again at [\d.]+/s \| plainly at [\d.]+/s \| [\d.]+ times as fast \| "
+    assert re.fullmatch(found + r"[\d.]+ tokens a round \| the same tokens", last), last
+
+
+def test_a_comparison_says_where_texts_part() -> None:
+    tokens = dict.fromkeys(
+        ("n_prompt", "n_prefilled", "n_decoded", "rounds", "prefill_s", "decode_s", "seed"), 1
+    )
+    one, other = (
+        Result(ids, "", stop_reason="length", draft="none", **tokens)
+        for ids in ((1, 2, 3), (1, 2, 4))
+    )
+    assert comparison(one, other).endswith(" | other tokens from number 3")
+
+
 def test_a_drafter_alone_is_no_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["-p", "abc:", "-md", "d.gguf"]) == 1
     assert capsys.readouterr().err == (
@@ -294,6 +318,7 @@ def test_a_drafter_alone_is_no_model(capsys: pytest.CaptureFixture[str]) -> None
         (["-p", "a", "--draft", "chain"], "draft is 'chain', which needs a drafter"),
         (["-p", "a", "--draft-max", "0"], "draft_max is 0, must be at least 1"),
         (["-p", "a", "--top-p", "2"], "top_p is 2, must be at most 1"),
+        (["-i", "--compare"], "--compare is for one prompt, not for a chat (-i)"),
         (["-p", ""], "the prompt is empty"),
         (["--tokens", "1,9999"], "token id 9999 is outside the vocabulary of 263"),
         (["-p", "x" * 200], "the prompt has 200 tokens, the context holds 128"),

@@ -44,7 +44,7 @@ def test_drafting_changes_nothing(
     plain = dflash_gguf.DecodeConfig(max_tokens=64, seed=3, draft="none", **SETTINGS[name])
     rounds = tokens = 0
     for prompt in prompts:
-        for kind in ("chain", "auto"):
+        for kind in ("chain", "tree", "auto"):
             margins, result = margins_at_differences(decoder, prompt, plain, draft=kind)
             assert all(margin < NOISE for margin in margins), margins
             if kind == "chain":
