@@ -113,6 +113,13 @@ def _add_model(p: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"prompt tokens at once (default: {LoadConfig().n_ubatch})",
     )
+    group.add_argument(
+        "--repack",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="rearrange weights for the CPU's faster kernels (default), or leave them in the file",
+    )
+    group.add_argument("-nr", dest="repack", action="store_false", help=argparse.SUPPRESS)
     for flag, name, what in (("-ctk", "--cache-type-k", "K"), ("-ctv", "--cache-type-v", "V")):
         group.add_argument(
             flag, name, choices=CACHE_TYPES, help=f"type of the {what} cache (default: f16)"
@@ -250,6 +257,7 @@ def load_config(args: argparse.Namespace, n_ctx_train: int | None) -> LoadConfig
         "backend_module": args.backend_module,
         "n_ubatch": args.ubatch_size,
         "draft_window": args.draft_window,
+        "repack": args.repack,
     }
     return replace(default, **{name: value for name, value in given.items() if value is not None})
 

@@ -100,7 +100,7 @@ def test_flags_reach_the_load(loader: Loader) -> None:
     flags = (
         "-p x: -c 64 -t 3 -ngl 7 -ub 32 -ctk q8_0 -ctv f32 -md d.gguf --draft-window 9 -dev CUDA1"
     )
-    flags += " --backend-module m.so"
+    flags += " --backend-module m.so -nr"
     run(loader, *shlex.split(flags))
     arguments = {key: loader.arguments[key] for key in loader.arguments if key != "progress"}
     assert arguments == {
@@ -115,6 +115,7 @@ def test_flags_reach_the_load(loader: Loader) -> None:
         "n_ubatch": 32,
         "cache_type_k": "q8_0",
         "cache_type_v": "f32",
+        "repack": False,
     }
     run(loader, *shlex.split("-p x: -c 0 -t -1 -ngl all"))
     assert loader.arguments["n_ctx"] == 77
