@@ -68,6 +68,19 @@ def figures(result: Result) -> str:
     return " | ".join(parts)
 
 
+def comparison(drafted: Result, plain: Result) -> str:
+    """One line about the same answer with and without drafts."""
+    pairs = zip(drafted.tokens, plain.tokens, strict=False)
+    n_same = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+    parts = [f"again{_rate(drafted.tokens_per_s)}", f"plainly{_rate(plain.tokens_per_s)}"]
+    if drafted.tokens_per_s and plain.tokens_per_s:
+        parts.append(f"{drafted.tokens_per_s / plain.tokens_per_s:.2f} times as fast")
+    if drafted.tau is not None:
+        parts.append(f"{drafted.tau:.2f} tokens a round")
+    parts.append("the same tokens" if n_same is None else f"other tokens from number {n_same + 1}")
+    return " | ".join(parts)
+
+
 def _rate(rate: float | None) -> str:
     return "" if rate is None else f" at {rate:.1f}/s"
 
