@@ -83,6 +83,8 @@ static dfl::ModelParams model_params(const dfl_model_params * params) {
     dfl::ModelParams p;
     p.device = params->device != nullptr ? params->device : "";
     p.n_gpu_layers = params->n_gpu_layers;
+    p.n_threads = params->n_threads;
+    p.repack = params->repack != 0;
     DFL_CHECK(params->measure >= DFL_MEASURE_NOTHING && params->measure <= DFL_MEASURE_CARD,
               DFL_STATUS_ARGUMENT, "measure is %d, expected 0 to 2", params->measure);
     p.measure = static_cast<dfl_measure>(params->measure);
@@ -124,8 +126,26 @@ dfl_status dfl_model_get_info(const dfl_model * model, dfl_model_info * info, df
         info->n_ctx_train = hp.n_ctx_train;
         info->mapped_bytes = m.weights().mapped_bytes;
         info->copied_bytes = m.weights().copied_bytes;
+        info->n_placements = static_cast<int32_t>(m.weights().placements.size());
         info->embedding_bytes = m.weights().embedding_bytes;
         info->on_gpu = m.on_gpu();
+    });
+}
+
+static void copy_placement(const dfl::Weights & weights, int32_t index, dfl_placement * to) {
+    const auto n = static_cast<int32_t>(weights.placements.size());
+    DFL_CHECK(index >= 0 && index < n, DFL_STATUS_ARGUMENT,
+              "placement %d: the weights have %d placements", index, n);
+    *to = {};
+    copy_text(to->kernels, weights.placements[index].kernels);
+    to->bytes = weights.placements[index].bytes;
+}
+
+dfl_status dfl_model_get_placement(const dfl_model * model, int32_t index,
+                                   dfl_placement * placement, dfl_error * err) {
+    return guard(err, [&] {
+        need(model, placement);
+        copy_placement(model->model->weights(), index, placement);
     });
 }
 
@@ -155,6 +175,15 @@ dfl_status dfl_drafter_get_info(const dfl_drafter * drafter, dfl_drafter_info * 
         info->n_taps = static_cast<int32_t>(d.draft().target_layers.size());
         info->mapped_bytes = d.weights().mapped_bytes;
         info->copied_bytes = d.weights().copied_bytes;
+        info->n_placements = static_cast<int32_t>(d.weights().placements.size());
+    });
+}
+
+dfl_status dfl_drafter_get_placement(const dfl_drafter * drafter, int32_t index,
+                                     dfl_placement * placement, dfl_error * err) {
+    return guard(err, [&] {
+        need(drafter, placement);
+        copy_placement(drafter->drafter->weights(), index, placement);
     });
 }
 

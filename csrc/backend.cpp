@@ -115,13 +115,14 @@ void probe_buffer_type(const std::string & name) {
 }
 
 Backend::Backend(ggml_backend_dev_t device, int n_threads,
-                 const std::vector<std::string> & excluded, dfl_measure measure)
+                 const std::vector<std::string> & excluded, dfl_measure measure, bool repack)
     : device_(device), measure_(measure) {
     backend_.reset(ggml_backend_dev_init(device_, nullptr));
     DFL_CHECK(backend_ != nullptr, DFL_STATUS_COMPUTE, "device %s cannot be opened", name());
     n_threads_ = n_threads > 0 ? n_threads : default_threads();
     set_threads(get(), n_threads_);
-    if (device_ == cpu_device() && !is_imagined()) {
+    packs_weights_ = repack && device_ == cpu_device() && !is_imagined();
+    if (packs_weights_) {
         for (auto type : cpu_extra_types()) {
             const char * type_name = ggml_backend_buft_name(type);
             if (std::find(excluded.begin(), excluded.end(), type_name) == excluded.end()) {

@@ -27,8 +27,10 @@ class Backend {
   public:
     // excluded: names of extra buffer types whose kernels must not be used. measure: memory is not
     // allocated but counted, with DFL_MEASURE_CARD on an imagined card in the device's place.
-    Backend(ggml_backend_dev_t device, int n_threads, const std::vector<std::string> & excluded,
-            dfl_measure measure = DFL_MEASURE_NOTHING);
+    // repack: whether weights may be rearranged for the CPU's kernels, ours or ggml's.
+    Backend(ggml_backend_dev_t device, int n_threads,
+            const std::vector<std::string> & excluded = {},
+            dfl_measure measure = DFL_MEASURE_NOTHING, bool repack = true);
 
     ggml_backend_t get() const { return backend_.get(); }
     ggml_backend_dev_t device() const { return device_; }
@@ -44,6 +46,8 @@ class Backend {
     ggml_backend_buffer_type_t default_buffer_type() const;
     // Candidates for a weight, best first; the plain type is last.
     const std::vector<ggml_backend_buffer_type_t> & weight_buffer_types() const { return weights_; }
+    // Whether weights are packed for our own kernels where there are some.
+    bool packs_weights() const { return packs_weights_; }
 
     // Throws DFL_STATUS_MEMORY naming what, the bytes and what is free.
     void check_fits(uint64_t bytes, const char * what) const;
@@ -70,6 +74,7 @@ class Backend {
     dfl_measure measure_ = DFL_MEASURE_NOTHING;
     ggml_backend_ptr backend_;
     int n_threads_ = 1;
+    bool packs_weights_ = false;
     std::vector<ggml_backend_buffer_type_t> weights_;
     mutable uint64_t bytes_read_ = 0;
 };

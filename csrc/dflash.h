@@ -14,7 +14,7 @@ extern "C" {
 
 #pragma GCC visibility push(default)
 
-enum { DFL_ABI_VERSION = 3 };
+enum { DFL_ABI_VERSION = 4 };
 
 typedef enum {
     DFL_STATUS_OK = 0,
@@ -83,6 +83,9 @@ typedef enum {
 typedef struct {
     const char * device;                /* name of a device; NULL: the first GPU, else the CPU */
     int32_t n_gpu_layers;               /* < 0: all, if the device is a GPU; 0: none */
+    int32_t n_threads;                  /* that rearrange weights; 0: one per physical core */
+    int32_t repack;                     /* 1: the CPU may rearrange weights for faster kernels; 0:
+                                           they stay as in the file */
     const char * excluded_buffer_types; /* separated by commas; may be NULL */
     dfl_progress progress;              /* bytes; may be NULL */
     void * user;
@@ -102,13 +105,23 @@ typedef struct {
     uint64_t copied_bytes;    /* weights in buffers of their own */
     uint64_t embedding_bytes; /* token embeddings read from the file, if not mapped as the head */
     int32_t on_gpu;
+    int32_t n_placements;
 } dfl_model_info;
+
+/* Weights that one kind of kernels multiplies with. */
+typedef struct {
+    char kernels[64]; /* of ours ("q8_0 avx512vnni"), or the ggml buffer type whose they are */
+    uint64_t bytes;
+} dfl_placement;
 
 /* Errors: DFL_STATUS_FILE, DFL_STATUS_UNSUPPORTED, DFL_STATUS_MEMORY, DFL_STATUS_CANCELLED. */
 dfl_status dfl_model_load(const char * path, const dfl_model_params * params, dfl_model ** model,
                           dfl_error * err);
 void dfl_model_free(dfl_model * model);
 dfl_status dfl_model_get_info(const dfl_model * model, dfl_model_info * info, dfl_error * err);
+/* index: 0 to n_placements - 1. Errors: ARGUMENT. */
+dfl_status dfl_model_get_placement(const dfl_model * model, int32_t index,
+                                   dfl_placement * placement, dfl_error * err);
 
 /* ---- drafter: a DFlash drafter's weights, checked against a target ---- */
 
@@ -123,6 +136,7 @@ typedef struct {
     int32_t n_taps; /* target layers it reads */
     uint64_t mapped_bytes;
     uint64_t copied_bytes;
+    int32_t n_placements;
 } dfl_drafter_info;
 
 /* A tap is the residual stream entering a target layer: "target_layers" counts layer inputs.
@@ -134,6 +148,8 @@ dfl_status dfl_drafter_load(const char * path, const dfl_model * target,
 void dfl_drafter_free(dfl_drafter * drafter);
 dfl_status dfl_drafter_get_info(const dfl_drafter * drafter, dfl_drafter_info * info,
                                 dfl_error * err);
+dfl_status dfl_drafter_get_placement(const dfl_drafter * drafter, int32_t index,
+                                     dfl_placement * placement, dfl_error * err);
 
 /* ---- session: one mutable decode timeline with its caches and cursor ---- */
 

@@ -61,9 +61,9 @@ void DraftState::add_taps(LiveGraph & live, Build & b) {
 }
 
 Build DraftState::make_build(LiveGraph & live) const {
-    return {live.ctx.get(),      live.graph, drafter_->hparams(),
-            drafter_->weights(), kv_,        no_recurrent_,
-            live.shape,          live.in};
+    return {live.ctx.get(),      live.graph,          live.cpu_nodes,
+            drafter_->hparams(), drafter_->weights(), kv_,
+            no_recurrent_,       live.shape,          live.in};
 }
 
 void DraftState::make_injection_inputs(LiveGraph & live) const {
@@ -228,7 +228,7 @@ void DraftState::reserve(GraphPool & graphs) {
     largest.n_out = largest.n_rows - 1;
     largest.n_inject = row_bucket(ring_);
     largest.log_sum_exp = true;
-    const int64_t n_choices = drafter_->head(target_).weight->ne[1];
+    const int64_t n_choices = drafter_->head(target_).n_out();
     const int64_t n_top = std::min<int64_t>(n_choices, 64);
     largest.n_top = selects_on_device(backend_, n_choices, n_top) ? n_top : 0;
     graphs.get(largest, [&](LiveGraph & fresh) { build_draft(fresh); });
@@ -271,7 +271,7 @@ Draft DraftState::run_block(GraphPool & graphs, int32_t last_token, int32_t posi
     shape.n_kv = pad(table.high(), 256);
     shape.n_out = n_draft;
     shape.n_inject = row_bucket(n_pending());
-    const int64_t n_choices = drafter_->head(target_).weight->ne[1];
+    const int64_t n_choices = drafter_->head(target_).n_out();
     shape.n_top = selects_on_device(backend_, n_choices, k) ? k : 0;
     shape.log_sum_exp = log_sum_exp;
     LiveGraph * live = nullptr;

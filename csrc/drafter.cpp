@@ -36,7 +36,8 @@ Drafter::Drafter(const std::string & path, const std::shared_ptr<const Model> & 
               draft_.mask_token, (long long)hp.n_vocab);
     check_tokenizers(file_, target.file());
 
-    Backend backend(target.device(), 1, params.excluded_buffer_types, target.measure());
+    Backend backend(target.device(), params.n_threads, params.excluded_buffer_types,
+                    target.measure(), params.repack);
     WeightLoader loader(file_, draft_.hp, backend);
     bind_drafter(loader, draft_);
     weights_ = loader.load(params.progress);

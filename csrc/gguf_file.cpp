@@ -37,6 +37,21 @@ FileMapping::~FileMapping() {
     }
 }
 
+void FileMapping::release(const void * first, uint64_t bytes) const {
+#ifdef __linux__
+    // A mapping of a file: the pages stay in the page cache as long as there is room.
+    const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+    const auto begin = (reinterpret_cast<uintptr_t>(first) + page - 1) / page * page;
+    const auto end = (reinterpret_cast<uintptr_t>(first) + bytes) / page * page;
+    if (begin < end) {
+        madvise(reinterpret_cast<void *>(begin), end - begin, MADV_DONTNEED);
+    }
+#else
+    (void)first;
+    (void)bytes;
+#endif
+}
+
 GgufFile::GgufFile(const std::string & path) : path_(path), mapping_(path) {
     DFL_CHECK(mapping_.size() >= 24 && std::memcmp(mapping_.data(), GGUF_MAGIC, 4) == 0,
               DFL_STATUS_FILE, "%s: not a GGUF file (it does not begin with \"GGUF\")",
@@ -260,6 +275,16 @@ const void * GgufFile::tensor_data(const std::string & name) const {
     const int64_t id = gguf_find_tensor(gguf_.get(), name.c_str());
     return mapping_.data() + gguf_get_data_offset(gguf_.get()) +
            gguf_get_tensor_offset(gguf_.get(), id);
+}
+
+bool GgufFile::are_adjacent(const std::vector<std::string> & names) const {
+    for (size_t i = 1; i < names.size(); ++i) {
+        const auto * before = static_cast<const char *>(tensor_data(names[i - 1]));
+        if (before + ggml_nbytes(tensor(names[i - 1])) != tensor_data(names[i])) {
+            return false;
+        }
+    }
+    return true;
 }
 
 } // namespace dfl

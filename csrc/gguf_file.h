@@ -20,6 +20,8 @@ class FileMapping {
 
     char * data() const { return data_; }
     uint64_t size() const { return size_; }
+    // Gives back the memory of pages that lie in these bytes; they can still be read.
+    void release(const void * first, uint64_t bytes) const;
 
   private:
     char * data_ = nullptr;
@@ -62,6 +64,8 @@ class GgufFile {
     // Type and shape of a tensor; NULL if the file has none of this name.
     const ggml_tensor * tensor(const std::string & name) const;
     const void * tensor_data(const std::string & name) const;
+    // Whether each tensor's bytes begin where those of the one before end.
+    bool are_adjacent(const std::vector<std::string> & names) const;
     int64_t tensor_count() const { return gguf_get_n_tensors(gguf_.get()); }
     std::string tensor_name(int64_t index) const {
         return gguf_get_tensor_name(gguf_.get(), index);

@@ -34,6 +34,7 @@ struct LiveGraph {
     BatchShape shape;
     ggml_context_ptr ctx;
     ggml_cgraph * graph = nullptr;
+    CpuNodes cpu_nodes;
     GraphInputs in;
     DraftInputs draft;
     TopOutputs top;

@@ -31,7 +31,8 @@ Model::Model(const std::string & path, const ModelParams & params)
     if (measure_ == DFL_MEASURE_CARD && params.n_gpu_layers == 0) {
         measure_ = DFL_MEASURE_DEVICE; // nothing is on the card
     }
-    Backend backend(device_, 1, params.excluded_buffer_types, measure_);
+    Backend backend(device_, params.n_threads, params.excluded_buffer_types, measure_,
+                    params.repack);
     if (!backend.is_host() && hp_.n_recurrent() > 0) {
         const int64_t d = hp_.recurrent.d_state;
         DFL_CHECK(d == 16 || d == 32 || d == 64 || d == 128, DFL_STATUS_UNSUPPORTED,

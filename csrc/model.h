@@ -13,11 +13,13 @@
 namespace dfl {
 
 struct ModelParams {
-    std::string device; // of the layers that are not on the CPU; empty: the first GPU
     // Negative: all of them, if there is such a device; 0: none.
     int n_gpu_layers = -1;
     std::vector<std::string> excluded_buffer_types;
     LoadProgress progress;
+    std::string device = ""; // of the layers that are not on the CPU; empty: the first GPU
+    int n_threads = 0;       // that rearrange weights; 0: default_threads()
+    bool repack = true;      // for the CPU's faster kernels, ours and ggml's
     dfl_measure measure = DFL_MEASURE_NOTHING; // else weights are placed, and not loaded
 };
 

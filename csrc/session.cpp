@@ -102,8 +102,9 @@ void Session::build_forward(LiveGraph & live, bool taps) {
     if (live.shape.by_paths) {
         make_path_inputs(live, model_->hparams().recurrent);
     }
-    Build b = {live.ctx.get(), live.graph, model_->hparams(), model_->weights(), kv_, recurrent_,
-               live.shape,     live.in};
+    Build b = {live.ctx.get(),    live.graph,        live.cpu_nodes,
+               model_->hparams(), model_->weights(), kv_,
+               recurrent_,        live.shape,        live.in};
     if (taps) {
         draft_->add_taps(live, b);
     }

@@ -22,7 +22,7 @@ Draft Session::draft(int32_t last_token, int64_t n_draft, int64_t k, bool log_su
     DFL_CHECK(n_draft >= 1 && n_draft <= most, DFL_STATUS_ARGUMENT,
               "%lld drafted tokens: the drafter gives 1 to %lld", (long long)n_draft,
               (long long)most);
-    const int64_t n_choices = drafter.head(*model_).weight->ne[1];
+    const int64_t n_choices = drafter.head(*model_).n_out();
     DFL_CHECK(k >= 1 && k <= n_choices, DFL_STATUS_ARGUMENT,
               "%lld candidates: the drafter chooses among %lld tokens", (long long)k,
               (long long)n_choices);
@@ -161,8 +161,8 @@ void Session::promote_state(const int32_t * nodes, int64_t n_accepted) {
         if (shape.by_paths) {
             make_path_inputs(fresh, model_->hparams().recurrent);
         }
-        Build b = {ctx,        fresh.graph, model_->hparams(), model_->weights(), kv_,
-                   recurrent_, shape,       fresh.in};
+        Build b = {ctx, fresh.graph, fresh.cpu_nodes, model_->hparams(), model_->weights(),
+                   kv_, recurrent_,  shape,           fresh.in};
         promote(b, fresh.draft.path, fresh.draft.on_path, fresh.draft.conv_rows);
     });
     write_input<int32_t>(live.draft.path, [&](int32_t * data) {

@@ -3,20 +3,12 @@
 #include "backend.h"
 #include "error.h"
 #include "gguf_schema.h"
-#include "log_capture.h"
 
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
-#include <set>
 
 namespace dfl {
-
-struct WeightLoader::Request {
-    std::vector<std::string> file_names; // several: their rows one after the other
-    ggml_tensor * tensor;
-    bool mapped; // used where it lies in the file
-};
 
 static std::string name_of(const char * pattern, int il) {
     char name[GGML_MAX_NAME * 2];
@@ -70,55 +62,6 @@ WeightLoader::WeightLoader(const GgufFile & file, const Hparams & hp, Backend & 
 
 WeightLoader::~WeightLoader() = default;
 
-ggml_context * WeightLoader::context_for(ggml_backend_buffer_type_t buft) {
-    auto found = contexts_.find(buft);
-    if (found == contexts_.end()) {
-        // Every tensor of the file, and the head once more where it is tied to the embeddings.
-        const size_t size = (file_.tensor_count() + 1) * ggml_tensor_overhead();
-        weights_.contexts.emplace_back(ggml_init({size, nullptr, true}));
-        found = contexts_.emplace(buft, weights_.contexts.back().get()).first;
-    }
-    return found->second;
-}
-
-static bool op_runs(const Backend & backend, ggml_backend_buffer_type_t buft,
-                    const ggml_tensor * meta, ggml_op op, int64_t n_expert_used) {
-    ggml_context_ptr ctx(ggml_init({8 * ggml_tensor_overhead(), nullptr, true}));
-    ggml_tensor * w = ggml_dup_tensor(ctx.get(), meta);
-    constexpr int64_t rows = 512;
-    ggml_tensor * node = nullptr;
-    if (op == GGML_OP_MUL_MAT_ID) {
-        ggml_tensor * x =
-            ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, w->ne[0], n_expert_used, rows);
-        ggml_tensor * ids = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_I32, n_expert_used, rows);
-        node = ggml_mul_mat_id(ctx.get(), w, x, ids);
-    } else {
-        ggml_tensor * x = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, w->ne[0], rows);
-        node = ggml_mul_mat(ctx.get(), w, x);
-    }
-    // A buffer of no bytes tells the device which type the weight would lie in.
-    ggml_backend_buffer_ptr buffer(ggml_backend_buft_alloc_buffer(buft, 0));
-    w->buffer = buffer.get();
-    const bool runs = backend.runs(node);
-    w->buffer = nullptr;
-    return runs;
-}
-
-ggml_backend_buffer_type_t WeightLoader::choose(const ggml_tensor * meta, ggml_op op) const {
-    if (op == GGML_OP_MUL_MAT || op == GGML_OP_MUL_MAT_ID) {
-        for (auto buft : backend_.weight_buffer_types()) {
-            if (op_runs(backend_, buft, meta, op, std::max<int64_t>(1, hp_.experts.n_used))) {
-                return buft;
-            }
-        }
-        throw Error(DFL_STATUS_UNSUPPORTED,
-                    format("%s: device %s cannot multiply with tensor %s of type %s",
-                           file_.path().c_str(), backend_.name(), meta->name,
-                           ggml_type_name(meta->type)));
-    }
-    return backend_.default_buffer_type();
-}
-
 const ggml_tensor * WeightLoader::checked(const std::string & name, const std::vector<int64_t> & ne,
                                           ggml_op op) const {
     const ggml_tensor * meta = file_.tensor(name);
@@ -139,31 +82,17 @@ const ggml_tensor * WeightLoader::checked(const std::string & name, const std::v
     return meta;
 }
 
-// Mapped pages serve the CPU as they are; ggml's kernels want their usual alignment.
-bool WeightLoader::can_map(const std::string & name, ggml_backend_buffer_type_t buft) const {
-    const auto address = reinterpret_cast<uintptr_t>(file_.tensor_data(name));
-    return backend_.is_host() && buft == backend_.default_buffer_type() &&
-           address % ggml_backend_buft_get_alignment(buft) == 0;
-}
-
 ggml_tensor * WeightLoader::request(const std::string & name, std::vector<int64_t> ne, ggml_op op) {
     const ggml_tensor * meta = checked(name, ne, op);
     const auto buft = choose(meta, op);
     ggml_tensor * tensor = ggml_dup_tensor(context_for(buft), meta);
     ggml_set_name(tensor, name.c_str());
-    requests_.push_back({{name}, tensor, can_map(name, buft)});
+    Request request;
+    request.file_names = {name};
+    request.tensor = tensor;
+    request.mapped = can_map(name, buft);
+    requests_.push_back(request);
     return tensor;
-}
-
-// Whether each tensor's bytes begin where those of the one before end.
-static bool are_adjacent(const GgufFile & file, const std::vector<std::string> & names) {
-    for (size_t i = 1; i < names.size(); ++i) {
-        const auto * before = static_cast<const char *>(file.tensor_data(names[i - 1]));
-        if (before + ggml_nbytes(file.tensor(names[i - 1])) != file.tensor_data(names[i])) {
-            return false;
-        }
-    }
-    return true;
 }
 
 Linear WeightLoader::stacked(const std::vector<Part> & parts, int il, int64_t n_in) {
@@ -181,15 +110,22 @@ Linear WeightLoader::stacked(const std::vector<Part> & parts, int il, int64_t n_
         whole = *meta;
         whole.ne[1] += rows;
     }
+    Linear linear;
+    linear.packed = packed(names, whole.type, n_in, whole.ne[1]);
+    if (linear.packed != nullptr) {
+        return linear;
+    }
     const auto buft = choose(&whole, GGML_OP_MUL_MAT);
-    const bool mapped = can_map(names[0], buft);
-    if (mapped && !are_adjacent(file_, names)) {
+    Request request;
+    request.mapped = can_map(names[0], buft);
+    if (request.mapped && !file_.are_adjacent(names)) {
         return {}; // a copy would cost the memory that mapping saves
     }
-    Linear linear;
     linear.weight = ggml_new_tensor_2d(context_for(buft), whole.type, n_in, whole.ne[1]);
     ggml_set_name(linear.weight, names[0].c_str());
-    requests_.push_back({std::move(names), linear.weight, mapped});
+    request.tensor = linear.weight;
+    request.file_names = std::move(names);
+    requests_.push_back(request);
     return linear;
 }
 
@@ -219,7 +155,11 @@ Linear WeightLoader::linear(const char * pattern, int il, int64_t n_in, int64_t 
     if (n_expert > 0) {
         linear.weight = request(name, {n_in, n_out, n_expert}, GGML_OP_MUL_MAT_ID);
     } else {
-        linear.weight = request(name, {n_in, n_out}, GGML_OP_MUL_MAT);
+        const ggml_tensor * meta = checked(name, {n_in, n_out}, GGML_OP_MUL_MAT);
+        linear.packed = packed({name}, meta->type, n_in, n_out);
+        if (linear.packed == nullptr) {
+            linear.weight = request(name, {n_in, n_out}, GGML_OP_MUL_MAT);
+        }
         if (file_.tensor(bias) != nullptr) {
             linear.bias = request(bias, {n_out}, GGML_OP_ADD);
         }
@@ -329,116 +269,6 @@ void WeightLoader::experts(int il) {
         experts.shared.down =
             linear(schema::TENSOR_FFN_DOWN_SHEXP, il, shape.n_ff_shared, hp_.n_embd);
     }
-}
-
-// A tensor nobody asked for would be a part of the model left out in silence.
-static void check_nothing_left(const GgufFile & file, const std::set<std::string> & used,
-                               int64_t n_layer) {
-    for (int64_t i = 0; i < file.tensor_count(); ++i) {
-        const std::string name = file.tensor_name(i);
-        int block = -1;
-        const bool mtp = std::sscanf(name.c_str(), "blk.%d.", &block) == 1 && block >= n_layer;
-        const bool hint =
-            name.size() > 12 && name.compare(name.size() - 12, 12, ".input_scale") == 0;
-        DFL_CHECK(mtp || hint || name == schema::TENSOR_TOKEN_EMBD || used.count(name) != 0,
-                  DFL_STATUS_UNSUPPORTED,
-                  "%s: tensor %s is not part of architecture %s as known here", file.path().c_str(),
-                  name.c_str(), file.arch().c_str());
-    }
-}
-
-void WeightLoader::allocate(ggml_backend_buffer_type_t buft, ggml_context * ctx) {
-    uint64_t bytes = 0;
-    for (const Request & request : requests_) {
-        if (!request.mapped && ggml_get_tensor(ctx, request.tensor->name) == request.tensor) {
-            bytes += ggml_backend_buft_get_alloc_size(buft, request.tensor);
-        }
-    }
-    if (bytes == 0) {
-        return;
-    }
-    if (backend_.measures()) {
-        Allocation counted = backend_.count(ctx, buft);
-        weights_.copied_bytes += counted.bytes;
-        weights_.buffers.push_back(std::move(counted.buffer));
-        return;
-    }
-    backend_.check_fits(bytes, format("weights of %s", file_.path().c_str()).c_str());
-    // Mapped tensors of this context have their buffer already and are passed over.
-    weights_.buffers.emplace_back(ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft));
-    DFL_CHECK(weights_.buffers.back() != nullptr, DFL_STATUS_MEMORY,
-              "%s: device %s cannot allocate %llu bytes for weights", file_.path().c_str(),
-              backend_.name(), (unsigned long long)bytes);
-    backend_.use_huge_pages(weights_.buffers.back().get());
-    ggml_backend_buffer_set_usage(weights_.buffers.back().get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
-    weights_.copied_bytes += ggml_backend_buffer_get_size(weights_.buffers.back().get());
-}
-
-void WeightLoader::fill(const Request & request) const {
-    const size_t size = ggml_nbytes(request.tensor);
-    if (are_adjacent(file_, request.file_names)) {
-        ggml_backend_tensor_set(request.tensor, file_.tensor_data(request.file_names[0]), 0, size);
-        return;
-    }
-    // Buffer types that rearrange weights take a tensor only whole.
-    std::vector<char> whole;
-    whole.reserve(size);
-    for (const std::string & name : request.file_names) {
-        const auto * data = static_cast<const char *>(file_.tensor_data(name));
-        whole.insert(whole.end(), data, data + ggml_nbytes(file_.tensor(name)));
-    }
-    ggml_backend_tensor_set(request.tensor, whole.data(), 0, size);
-}
-
-std::unique_ptr<Weights> WeightLoader::load(const LoadProgress & progress) {
-    LogCapture quiet; // repacking logs a line for each tensor
-    std::set<std::string> used = read_directly_;
-    bool any_mapped = false;
-    for (const Request & request : requests_) {
-        used.insert(request.file_names.begin(), request.file_names.end());
-        any_mapped = any_mapped || request.mapped;
-    }
-    check_nothing_left(file_, used, hp_.n_layer());
-
-    if (any_mapped) {
-        const FileMapping & map = file_.mapping();
-        ggml_backend_buffer_ptr buffer(ggml_backend_dev_buffer_from_host_ptr(
-            backend_.device(), map.data(), map.size(), map.size()));
-        DFL_CHECK(buffer != nullptr, DFL_STATUS_MEMORY, "%s: device %s cannot use mapped memory",
-                  file_.path().c_str(), backend_.name());
-        ggml_backend_buffer_set_usage(buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
-        for (const Request & request : requests_) {
-            if (request.mapped) {
-                void * data = const_cast<void *>(file_.tensor_data(request.file_names[0]));
-                ggml_backend_tensor_alloc(buffer.get(), request.tensor, data);
-                weights_.mapped_bytes += ggml_nbytes(request.tensor);
-                if (data == weights_.token_embd) {
-                    weights_.embedding_bytes = 0;
-                }
-            }
-        }
-        weights_.buffers.push_back(std::move(buffer));
-    }
-    for (auto [buft, ctx] : contexts_) {
-        allocate(buft, ctx);
-    }
-
-    if (backend_.measures()) {
-        return std::move(owned_);
-    }
-    uint64_t total = 0, done = 0;
-    for (const Request & request : requests_) {
-        total += ggml_nbytes(request.tensor);
-    }
-    for (const Request & request : requests_) {
-        if (!request.mapped) {
-            fill(request);
-        }
-        done += ggml_nbytes(request.tensor);
-        DFL_CHECK(!progress || !progress(done, total), DFL_STATUS_CANCELLED,
-                  "loading %s was cancelled", file_.path().c_str());
-    }
-    return std::move(owned_);
 }
 
 } // namespace dfl

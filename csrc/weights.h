@@ -4,7 +4,9 @@
 
 #include "gguf_file.h"
 #include "hparams.h"
+#include "packed_matrix.h"
 
+#include <deque>
 #include <functional>
 #include <initializer_list>
 #include <map>
@@ -19,11 +21,13 @@ class Backend;
 
 // y = (weight x) * scale + bias; scale and bias are optional companions in the file.
 struct Linear {
-    ggml_tensor * weight = nullptr; // [n_in, n_out]
-    ggml_tensor * scale = nullptr;  // [1]
-    ggml_tensor * bias = nullptr;   // [n_out]
+    ggml_tensor * weight = nullptr;        // [n_in, n_out]; or
+    const PackedMatrix * packed = nullptr; // for our own kernels
+    ggml_tensor * scale = nullptr;         // [1]
+    ggml_tensor * bias = nullptr;          // [n_out]
 
-    explicit operator bool() const { return weight != nullptr; }
+    explicit operator bool() const { return weight != nullptr || packed != nullptr; }
+    int64_t n_out() const { return packed != nullptr ? packed->n_out : weight->ne[1]; }
 };
 
 struct AttentionWeights {
@@ -69,6 +73,12 @@ struct LayerWeights {
     ggml_tensor * output_scale = nullptr;   // [1], on what leaves the layer
 };
 
+// Bytes of weights that one kind of kernels multiplies with.
+struct Placement {
+    std::string kernels; // "q8_0 avx512vnni" of our own, or the name of a ggml buffer type
+    uint64_t bytes;
+};
+
 struct Weights {
     ggml_tensor * rope_freqs = nullptr;  // [n_rot / 2]
     ggml_tensor * output_norm = nullptr; // [n_embd]
@@ -87,8 +97,10 @@ struct Weights {
     const void * token_embd = nullptr;
     ggml_type token_embd_type = GGML_TYPE_F32;
 
+    std::deque<PackedMatrix> packed; // Linear points to them
     std::vector<ggml_context_ptr> contexts;
     std::vector<ggml_backend_buffer_ptr> buffers;
+    std::vector<Placement> placements;
     uint64_t mapped_bytes = 0;    // used where they lie in the file
     uint64_t copied_bytes = 0;    // in buffers of their own
     uint64_t embedding_bytes = 0; // of token_embd, unless mapped_bytes has it as the head
@@ -145,15 +157,30 @@ class WeightLoader {
     std::unique_ptr<Weights> load(const LoadProgress & progress);
 
   private:
-    struct Request;
+    // A tensor or a packed matrix, and what fills it.
+    struct Request {
+        std::vector<std::string> file_names; // several: their rows one after the other
+        ggml_tensor * tensor = nullptr;
+        PackedMatrix * packed = nullptr;
+        bool mapped = false; // used where it lies in the file
+    };
+
     ggml_tensor * request(const std::string & name, std::vector<int64_t> ne, ggml_op op);
     const ggml_tensor * checked(const std::string & name, const std::vector<int64_t> & ne,
                                 ggml_op op) const;
+    // The matrix of these tensors' rows for our own kernels; NULL where they have none for it.
+    const PackedMatrix * packed(const std::vector<std::string> & names, ggml_type type,
+                                int64_t n_in, int64_t n_out);
     bool can_map(const std::string & name, ggml_backend_buffer_type_t buft) const;
-    void fill(const Request & request) const;
     ggml_backend_buffer_type_t choose(const ggml_tensor * meta, ggml_op op) const;
-    void allocate(ggml_backend_buffer_type_t buft, ggml_context * ctx);
     ggml_context * context_for(ggml_backend_buffer_type_t buft);
+    void check_nothing_left() const;
+    uint64_t file_bytes(const Request & request) const;
+    void map_in_place();
+    void allocate(ggml_backend_buffer_type_t buft, ggml_context * ctx);
+    void allocate_packed();
+    void note_placement(const Request & request);
+    void fill(const Request & request) const;
 
     const GgufFile & file_;
     const Hparams & hp_;

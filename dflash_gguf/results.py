@@ -43,6 +43,7 @@ class Result:
         draft; tree, the choice of candidates; verify and commit; sample, the choice of tokens, and
         host, all else.
     stop_reason: "token", "text", "length", "context" or "cancelled".
+    kernels, drafter_kernels: bytes of weights by the kernels that multiply with them.
     """
 
     tokens: tuple[int, ...]
@@ -63,6 +64,8 @@ class Result:
     model: str | None = None
     drafter: str | None = None
     backend: str | None = None
+    kernels: Mapping[str, int] | None = None
+    drafter_kernels: Mapping[str, int] | None = None
     threads: int | None = None
 
     @property
@@ -117,6 +120,10 @@ class Result:
             "model": self.model,
             "drafter": self.drafter,
             "backend": self.backend,
+            "kernels": None if self.kernels is None else dict(self.kernels),
+            "drafter_kernels": (
+                None if self.drafter_kernels is None else dict(self.drafter_kernels)
+            ),
             "threads": self.threads,
             "stop_reason": self.stop_reason,
         }

@@ -20,6 +20,7 @@ class FakeModel:
     def __init__(self, n_recurrent: int = 0, n_vocab: int = N_VOCAB) -> None:
         self.path = "/models/fake.gguf"
         self.backend = "FAKE"
+        self.kernels = {"FAKE": 1}
         self.n_recurrent = n_recurrent
         self.n_vocab = n_vocab
         self.n_ctx_train = 128
@@ -46,6 +47,7 @@ class FakeRows:
 class FakeDrafter:
     def __init__(self, block_size: int) -> None:
         self.path = "/models/fake-drafter.gguf"
+        self.kernels = {"FAKE": 1}
         self.block_size = block_size
 
 

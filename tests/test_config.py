@@ -51,6 +51,7 @@ LOAD_REFUSALS = [
     ({"n_threads": 0}, "n_threads is 0, must be at least 1"),
     ({"n_gpu_layers": -1}, "n_gpu_layers is -1, must be at least 0"),
     ({"n_ubatch": 0}, "n_ubatch is 0, must be at least 1"),
+    ({"repack": 1}, "repack is 1, must be True or False"),
     ({"draft_window": 0}, "draft_window is 0, must be at least 1"),
 ]
 

@@ -25,6 +25,8 @@ FIELDS = [
     "model",
     "drafter",
     "backend",
+    "kernels",
+    "drafter_kernels",
     "threads",
     "stop_reason",
 ]
@@ -58,18 +60,19 @@ def test_rates_come_from_counts_and_seconds() -> None:
 def test_what_does_not_apply_is_null() -> None:
     report = json.loads(plain_result(n_decoded=0, rounds=0, decode_s=0.0).to_json())
     assert list(report) == FIELDS
-    for name in ("tokens_per_s", "tau", "accept_histogram", "drafter", "backend", "threads"):
+    for name in ("tokens_per_s", "tau", "accept_histogram", "drafter", "kernels", "threads"):
         assert report[name] is None
 
 
 def test_report_is_one_line_of_json_with_all_fields() -> None:
-    line = plain_result(model="m.gguf", threads=2, backend="CPU").to_json()
+    line = plain_result(model="m.gguf", threads=2, backend="CPU", kernels={"own": 5}).to_json()
     assert "\n" not in line
     report = json.loads(line)
     assert list(report) == FIELDS
     assert report["text"] == "fünf\n"
     assert report["phase_ms"] == {"prefill": 500.0, "decode": 200.0}
     assert (report["model"], report["threads"], report["backend"]) == ("m.gguf", 2, "CPU")
+    assert report["kernels"] == {"own": 5}
 
 
 def test_tau_counts_the_targets_own_token() -> None:

@@ -4,6 +4,7 @@
 
 #include "cache.h"
 #include "hparams.h"
+#include "layers/cpu_node.h"
 #include "weights.h"
 
 #include <functional>
@@ -83,10 +84,18 @@ struct GraphInputs {
     ggml_tensor * conv_taps = nullptr;
 };
 
+// Rows of x as packed products take them; products of the same x share them.
+struct QuantizedInput {
+    const ggml_tensor * x;
+    void (*quantize_row)(const float * x, int64_t n_in, void * dst);
+    ggml_tensor * rows;
+};
+
 // A builder only adds nodes to ctx and graph: it computes nothing and moves no cursor.
 struct Build {
     ggml_context * ctx;
     ggml_cgraph * graph;
+    CpuNodes & cpu_nodes;
     const Hparams & hp;
     const Weights & weights;
     const KvCache & kv;
@@ -94,6 +103,7 @@ struct Build {
     BatchShape shape;
     GraphInputs in;
     std::vector<PathMasks> path_masks = {};
+    std::vector<QuantizedInput> quantized = {};
     // Called with the residual stream [n_embd, n_rows] that enters layer il; may be empty.
     std::function<void(int il, ggml_tensor * x)> tap = {};
 };

@@ -1,5 +1,7 @@
 #include "layers/common.h"
 
+#include "layers/packed_linear.h"
+
 namespace dfl {
 
 ggml_tensor * rms_norm(Build & b, ggml_tensor * x, ggml_tensor * weight) {
@@ -7,7 +9,8 @@ ggml_tensor * rms_norm(Build & b, ggml_tensor * x, ggml_tensor * weight) {
 }
 
 ggml_tensor * linear(Build & b, const Linear & l, ggml_tensor * x) {
-    ggml_tensor * y = ggml_mul_mat(b.ctx, l.weight, x);
+    ggml_tensor * y =
+        l.packed != nullptr ? packed_linear(b, *l.packed, x) : ggml_mul_mat(b.ctx, l.weight, x);
     if (l.scale != nullptr) {
         y = ggml_mul(b.ctx, y, l.scale);
     }
@@ -22,7 +25,7 @@ ggml_tensor * linear(Build & b, const Linear & l, ggml_tensor * x) {
 bool is_faster_apart(const Linear & stacked, const ggml_tensor * x) {
     constexpr int64_t many_rows = 64;
     return x->ne[1] >= many_rows && stacked.scale == nullptr && stacked.bias == nullptr &&
-           ggml_backend_buffer_is_host(stacked.weight->buffer);
+           stacked.packed == nullptr && ggml_backend_buffer_is_host(stacked.weight->buffer);
 }
 
 Linear part_of(Build & b, const Linear & stacked, int64_t first, int64_t n_out) {
@@ -45,7 +48,7 @@ ggml_tensor * feed_forward(Build & b, const FeedForwardWeights & w, ggml_tensor 
             ggml_tensor * both = linear(b, w.gate_up, x);
             return linear(b, w.down, w.gelu ? ggml_geglu(b.ctx, both) : ggml_swiglu(b.ctx, both));
         }
-        const int64_t n_ff = w.gate_up.weight->ne[1] / 2;
+        const int64_t n_ff = w.gate_up.n_out() / 2;
         gate = part_of(b, w.gate_up, 0, n_ff);
         up = part_of(b, w.gate_up, n_ff, n_ff);
     }

@@ -35,11 +35,23 @@ def _model_params(
             {
                 "device": device,
                 "n_gpu_layers": -1 if layers is None else layers,
+                "n_threads": config.n_threads or 0,
+                "repack": config.repack,
                 "excluded_buffer_types": excluded,
                 "progress": callback,
                 "measure": MEASURES.index(measure),
             },
         )
+
+
+def _placements(kind: str, handle: Any, n: int) -> dict[str, int]:
+    """Bytes of weights by the kernels that multiply with them, the most first."""
+    found = {}
+    placement = new("dfl_placement *")
+    for index in range(n):
+        call(f"{kind}_get_placement", handle, index, placement)
+        found[text(placement.kernels)] = int(placement.bytes)
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 class Model:
@@ -76,6 +88,7 @@ class Model:
         self.embedding_bytes = int(info.embedding_bytes)
         self.on_gpu = bool(info.on_gpu)
         self.is_imagined = measure == "card" and self.on_gpu
+        self.kernels = _placements("model", self._handle, info.n_placements)
 
     @property
     def n_ctx(self) -> int:
@@ -117,3 +130,4 @@ class Drafter:
         self.n_taps = int(info.n_taps)
         self.mapped_bytes = int(info.mapped_bytes)
         self.copied_bytes = int(info.copied_bytes)
+        self.kernels = _placements("drafter", self.handle, info.n_placements)

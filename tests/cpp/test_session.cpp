@@ -113,6 +113,38 @@ void bad_arguments_change_nothing(const std::shared_ptr<const Model> & model) {
     CHECK(contains(error_of([&] { make(model, 8, GGML_TYPE_Q8_0); }), "valid (K/V): f32/f32"));
 }
 
+// Packed weights: a row has the same bits alone and among others, on two threads and on one.
+void rows_of_packed_weights_are_equal(const std::string & path) {
+    const auto model = std::make_shared<const Model>(path, ModelParams{0, {}, nullptr});
+    if (cpu::packed_product(GGML_TYPE_Q8_0) == nullptr) {
+        return;
+    }
+    CHECK(model->weights().packed.size() >= 7);
+    const std::vector<int32_t> tokens = prompt();
+    Session serial = make(model, 8);
+    serial.prefill(tokens.data(), 10, nullptr, nullptr);
+    std::vector<Logits> expected;
+    for (int i = 10; i < 26; ++i) {
+        expected.push_back(next(serial, tokens[i]));
+    }
+    SessionParams params;
+    params.n_ctx = 40;
+    params.n_threads = 2;
+    params.type_k = params.type_v = GGML_TYPE_F32;
+    Session session(model, params);
+    session.reserve_verify(16);
+    session.prefill(tokens.data(), 10, nullptr, nullptr);
+    for (int n : {16, 13, 4, 2, 1}) {
+        session.verify(tokens.data() + 10, nullptr, n);
+        Logits row(TINY_VOCAB);
+        for (int i = 0; i < n; ++i) {
+            session.logits(i, row.data());
+            CHECK(row == expected[i]);
+        }
+        session.commit(0);
+    }
+}
+
 } // namespace
 
 int main() {
@@ -126,4 +158,6 @@ int main() {
         cancelled_between_micro_batches(model);
         bad_arguments_change_nothing(model);
     }
+    write_quantized_qwen35(path);
+    rows_of_packed_weights_are_equal(path);
 }

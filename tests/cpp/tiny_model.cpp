@@ -3,11 +3,13 @@
 #include "check.h"
 #include "gguf_schema.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <ggml-cpp.h>
 #include <gguf.h>
 #include <initializer_list>
 #include <random>
+#include <vector>
 
 using namespace dfl;
 
@@ -27,8 +29,10 @@ constexpr int64_t D_STATE = 16, N_K_HEADS = 1, N_V_HEADS = 2, D_CONV = 4;
 // A GGUF file in the making.
 class Writer {
   public:
-    explicit Writer(const char * arch)
-        : arch_(arch), gguf_(gguf_init_empty()), ctx_(ggml_init({1 << 22, nullptr, false})) {
+    // type: of matrices that its blocks fit.
+    explicit Writer(const char * arch, ggml_type type = GGML_TYPE_F32)
+        : arch_(arch), type_(type), gguf_(gguf_init_empty()),
+          ctx_(ggml_init({1 << 22, nullptr, false})) {
         gguf_set_val_str(gguf_.get(), schema::KEY_GENERAL_ARCHITECTURE, arch);
     }
 
@@ -49,16 +53,17 @@ class Writer {
 
     // Values around `mean`, spread by one over the root of a row's length.
     void tensor(const char * pattern, int il, std::initializer_list<int64_t> ne, float mean = 0) {
-        ggml_tensor * t =
-            ggml_new_tensor(ctx_.get(), GGML_TYPE_F32, static_cast<int>(ne.size()), ne.begin());
+        const bool fits = ne.size() > 1 && *ne.begin() % ggml_blck_size(type_) == 0;
+        ggml_tensor * t = ggml_new_tensor(ctx_.get(), fits ? type_ : GGML_TYPE_F32,
+                                          static_cast<int>(ne.size()), ne.begin());
         std::string name = pattern;
         const size_t at = name.find("%d");
         ggml_set_name(t, at == std::string::npos ? pattern
                                                  : name.replace(at, 2, std::to_string(il)).c_str());
         std::normal_distribution<float> noise(mean, 1.0f / std::sqrt(float(*ne.begin())));
-        for (int64_t i = 0; i < ggml_nelements(t); ++i) {
-            static_cast<float *>(t->data)[i] = noise(random_);
-        }
+        std::vector<float> values(ggml_nelements(t));
+        std::generate(values.begin(), values.end(), [&] { return noise(random_); });
+        ggml_quantize_chunk(t->type, values.data(), t->data, 0, ggml_nrows(t), t->ne[0], nullptr);
         gguf_add_tensor(gguf_.get(), t);
     }
     void save(const std::string & path) const {
@@ -67,6 +72,7 @@ class Writer {
 
   private:
     std::string arch_;
+    ggml_type type_;
     gguf_context_ptr gguf_;
     ggml_context_ptr ctx_;
     std::mt19937 random_{11};
@@ -125,8 +131,8 @@ void write_tiny_llama(const std::string & path) {
     w.save(path);
 }
 
-static void write_hybrid(const std::string & path, float dt_bias) {
-    Writer w(schema::ARCH_QWEN35);
+static void write_hybrid(const std::string & path, float dt_bias, ggml_type type = GGML_TYPE_F32) {
+    Writer w(schema::ARCH_QWEN35, type);
     common(w);
     w.integer(schema::KEY_FULL_ATTENTION_INTERVAL, 2);
     w.integer(schema::KEY_ROPE_DIMENSION_COUNT, 8);
@@ -154,3 +160,5 @@ static void write_hybrid(const std::string & path, float dt_bias) {
 void write_tiny_qwen35(const std::string & path) { write_hybrid(path, 0); }
 
 void write_lasting_qwen35(const std::string & path) { write_hybrid(path, -7); }
+
+void write_quantized_qwen35(const std::string & path) { write_hybrid(path, 0, GGML_TYPE_Q8_0); }

@@ -1,0 +1,19 @@
+// A matrix of weights in the form that our own CPU kernels multiply with.
+#pragma once
+
+#include "cpu/packed_product.h"
+
+namespace dfl {
+
+struct PackedMatrix {
+    const cpu::PackedProduct * product = nullptr;
+    int64_t n_in = 0, n_out = 0;
+    char * data = nullptr; // bytes() of them
+
+    size_t bytes() const { return product->packed_size(n_in, n_out); }
+    int64_t n_tiles() const { return (n_out + product->tile - 1) / product->tile; }
+    // rows: n_out rows as ggml stores them.
+    void pack(const void * rows, int n_threads) const;
+};
+
+} // namespace dfl
