@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from . import pair
 from .cli_arguments import decode_config, load_config, parser, prompt_text, unescaped
@@ -19,7 +20,7 @@ from .core import Error, devices, load_backend
 from .decoder import Decoder, load
 from .gguf_metadata import Metadata
 from .results import Result
-from .terminal import Bar, figures
+from .terminal import Bar, comparison, figures
 
 INTERRUPTED = 130
 
@@ -61,6 +62,8 @@ def _fail(sentence: str) -> int:
 def _run(args: argparse.Namespace) -> int:
     if args.list_devices:
         return _list_devices(args.backend_module)
+    if args.compare and args.interactive:
+        raise ValueError("--compare is for one prompt, not for a chat (-i)")
     _choose_models(args)
     config = decode_config(args)
     settings = load_config(args, _training_context(args.model) if args.ctx_size == 0 else None)
@@ -76,6 +79,8 @@ def _run(args: argparse.Namespace) -> int:
             return _chat(decoder, args, config)
         prompt = args.tokens if text is None else _prompt(decoder, args, text)
         result = _answer(decoder, args, prompt, config)
+        if args.compare and result.stop_reason != "cancelled":
+            print(_beside_plain(decoder, prompt, config, result), file=sys.stderr)
     return INTERRUPTED if result.stop_reason == "cancelled" else 0
 
 
@@ -89,17 +94,17 @@ def _list_devices(module: str | None) -> int:
 
 
 def _choose_models(args: argparse.Namespace) -> None:
-    """Without -m, the pair that comes with the package. ValueError for a drafter by itself."""
-    if args.model is not None:
-        return
-    if args.model_draft is not None:
+    """Files in place of a model's name, and of no -m. ValueError for a drafter by itself."""
+    if args.model is None and args.model_draft is not None:
         raise ValueError(f"-md {args.model_draft} is a drafter for a model: give that one with -m")
-    args.model, args.model_draft = str(pair.TARGET), str(pair.DRAFTER)
-    print(
-        f"no -m: {pair.TARGET.name} with {pair.DRAFTER.name}, small models of Python code that "
-        "come with the package",
-        file=sys.stderr,
-    )
+    if args.model is not None and not pair.is_name(args.model):
+        return
+    found = pair.find(args.model or pair.DEFAULT)
+    drafter = found.drafter if args.model_draft is None else Path(args.model_draft)
+    args.model = str(found.target)
+    args.model_draft = None if drafter is None else str(drafter)
+    given = "without a drafter, so plainly" if drafter is None else f"with {drafter.name}"
+    print(f"{found.target.name} {given}: {found.about}", file=sys.stderr)
 
 
 def _load(args: argparse.Namespace, settings: LoadConfig) -> Decoder:
@@ -148,7 +153,7 @@ def _answer(
     decoder: Decoder, args: argparse.Namespace, prompt: list[int], config: DecodeConfig
 ) -> Result:
     """Prints an answer while it is made. Ctrl-C ends the answer, not the program."""
-    bar = Bar("prompt")
+    bar = Bar("prompt", unit="tokens")
     stream = decoder.stream(prompt, config, on_prefill=bar)
     try:
         with contextlib.suppress(KeyboardInterrupt):
@@ -166,6 +171,21 @@ def _answer(
     if not args.no_perf:
         print(figures(result), file=sys.stderr)
     return result
+
+
+def _beside_plain(
+    decoder: Decoder, prompt: list[int], config: DecodeConfig, drafted: Result
+) -> str:
+    """Answers once more with the same draft and then without one; says how the two compare.
+
+    The first answer built graphs and measured costs, which only a first answer has to do.
+    """
+    settings = dataclasses.replace(config, seed=drafted.seed)
+    results = []
+    for draft in (config.draft, "none"):
+        decoder.reset()
+        results.append(decoder.generate(prompt, settings, draft=draft))
+    return comparison(*results)
 
 
 def _chat(decoder: Decoder, args: argparse.Namespace, config: DecodeConfig) -> int:

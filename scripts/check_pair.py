@@ -1,10 +1,11 @@
 """Runs the shipped pair, or another one of Python code, on held-out prompts; last line JSON.
 
     python scripts/check_pair.py [-m MODEL.gguf -md DRAFTER.gguf] [--prompts 50]
+    python scripts/check_pair.py --list prompts.jsonl   # the prompts, for dflash-bench -f
 
-For every prompt: the plain answer, one with chains of the drafter's whole block, and one with
---draft auto, greedy and sampled. It counts answers that differ from the plain one and compares
-speeds; prompt lookup is what its acceptance would be on the same greedy answers.
+For every prompt: the plain answer, one with chains of the drafter's whole block, one with trees,
+and one with --draft auto, greedy and sampled. It counts answers that differ from the plain one and
+compares speeds; prompt lookup is what its acceptance would be on the same greedy answers.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from train.prompts import from_python
 import dflash_gguf
 from dflash_gguf import pair
 
-KINDS = ("none", "chain", "auto")
+KINDS = ("none", "chain", "tree", "auto")
 
 
 def parse() -> argparse.Namespace:
@@ -33,6 +34,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=192, help="of an answer at most")
     parser.add_argument("--temperature", type=float, default=0.7, help="of the sampled answers")
     parser.add_argument("-t", "--threads", type=int)
+    parser.add_argument(
+        "--list", type=Path, metavar="FILE", help="write the prompts as JSON lines and stop"
+    )
     return parser.parse_args()
 
 
@@ -96,6 +100,10 @@ def main() -> None:
         max_tokens=args.tokens, seed=1, temperature=args.temperature, top_k=0, top_p=1.0, min_p=0.0
     )
     _, texts = from_python(seed=1)
+    if args.list is not None:
+        lines = (json.dumps({"prompt": text}) for text in texts[: args.prompts])
+        args.list.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return
     with dflash_gguf.load(args.model, drafter=args.model_draft, n_threads=args.threads) as decoder:
         prompts = [decoder.tokenize(text) for text in texts[: args.prompts]]
         decoder.generate(prompts[0], config)  # graphs and clocks warm up

