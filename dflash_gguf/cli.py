@@ -153,7 +153,7 @@ def _answer(
     decoder: Decoder, args: argparse.Namespace, prompt: list[int], config: DecodeConfig
 ) -> Result:
     """Prints an answer while it is made. Ctrl-C ends the answer, not the program."""
-    bar = Bar("prompt")
+    bar = Bar("prompt", unit="tokens")
     stream = decoder.stream(prompt, config, on_prefill=bar)
     try:
         with contextlib.suppress(KeyboardInterrupt):

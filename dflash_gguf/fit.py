@@ -10,6 +10,8 @@ from .plan import Plan, gib
 
 USEFUL_CONTEXT = 32768
 """Without a wish for a context, K/V are quantised further only to reach so many tokens."""
+USABLE = 0.98
+"""Of what is free: other programs breathe, and allocators round up."""
 STEP = 1024
 """Contexts are chosen by so many tokens."""
 
@@ -81,18 +83,23 @@ def candidates(wish: Wish) -> Iterator[tuple[LoadConfig, int]]:
                 )
 
 
+def fits(plan: Plan) -> bool:
+    """Whether a plan fits with room to spare."""
+    return plan.needed_bytes <= USABLE * plan.free_bytes
+
+
 def longest_context(planning: Planning, config: LoadConfig, n_rows: int, most: int) -> int:
     """The longest context up to `most` that fits, a multiple of STEP or `most`; 0 if none does."""
 
-    def fits(n_ctx: int) -> bool:
-        return not planning(replace(config, n_ctx=n_ctx), n_rows).missing_bytes
+    def holds(n_ctx: int) -> bool:
+        return fits(planning(replace(config, n_ctx=n_ctx), n_rows))
 
-    if fits(most):
+    if holds(most):
         return most
-    low, high = 0, (most - 1) // STEP + 1  # in steps: low fits or is 0, high does not
+    low, high = 0, (most - 1) // STEP + 1  # in steps: low holds or is 0, high does not
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle * STEP) else (low, middle)
+        low, high = (middle, high) if holds(middle * STEP) else (low, middle)
     return low * STEP
 
 
@@ -105,7 +112,7 @@ def fit(planning: Planning, wish: Wish) -> Fit | None:
     enough = wish.n_ctx or min(most, USEFUL_CONTEXT)
     best: tuple[int, LoadConfig, int] = (0, LoadConfig(), 0)
     for config, n_rows in candidates(wish):
-        if wish.n_ctx and planning(replace(config, n_ctx=most), n_rows).missing_bytes:
+        if wish.n_ctx and not fits(planning(replace(config, n_ctx=most), n_rows)):
             continue
         n_ctx = most if wish.n_ctx else longest_context(planning, config, n_rows, most)
         if n_ctx > best[0]:
@@ -132,7 +139,7 @@ def _reason(planning: Planning, wish: Wish, plan: Plan) -> str:
         chosen += f", window {plan.draft_window}, {plan.verify_rows} rows a verify"
     first, n_rows = next(candidates(wish))
     ideal = planning(replace(first, n_ctx=wish.n_ctx or wish.n_ctx_train), n_rows)
-    if not ideal.missing_bytes:
+    if fits(ideal):
         return f"{chosen}: {used}, nothing had to give"
     return (
         f"{chosen}: {used}; {ideal.n_ctx} tokens with {ideal.cache_type_k}/{ideal.cache_type_v} "

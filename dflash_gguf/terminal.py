@@ -19,11 +19,14 @@ DELAY_S = 0.3
 class Bar:
     """A progress bar on stderr, silent where that is not a terminal. Use as a progress callback."""
 
-    def __init__(self, what: str, stream: TextIO | None = None) -> None:
+    def __init__(self, what: str, stream: TextIO | None = None, unit: str | None = None) -> None:
+        """unit: of what is done, to show how many of it a second."""
         self._what = what
+        self._unit = unit
+        self._started = time.monotonic()
         self._stream = stream or sys.stderr
         self._is_terminal = self._stream.isatty()
-        self._drawn = time.monotonic() + DELAY_S - REDRAW_S
+        self._drawn = self._started + DELAY_S - REDRAW_S
         self._is_visible = False
 
     def __call__(self, done: int, total: int) -> None:
@@ -34,7 +37,10 @@ class Bar:
         self._drawn, self._is_visible = now, True
         cells = BAR_CELLS * done // total
         bar = "#" * cells + "." * (BAR_CELLS - cells)
-        self._stream.write(f"\r{self._what} [{bar}] {100 * done // total:3d} %")
+        rate = ""
+        if self._unit is not None:
+            rate = f", {done / (now - self._started):.0f} {self._unit}/s"
+        self._stream.write(f"\r{self._what} [{bar}] {100 * done // total:3d} %{rate}  ")
         self._stream.flush()
 
     def clear(self) -> None:

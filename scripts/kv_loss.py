@@ -1,12 +1,14 @@
 """What a K/V cache type costs: divergence from f16 K/V on real text, beside llama.cpp's own loss.
 
-    scripts/kv_loss.py MODEL.gguf [--pairs q8_0/q8_0 ...] [--chunks 8] [--text FILE]
+    scripts/kv_loss.py MODEL.gguf [--pairs q8_0/q8_0 ...] [--chunks 8] [--text FILE] [-md DRAFTER]
 
 The text (HumanEval's prompts and solutions, or a file) is cut into chunks of 512 tokens; the second
 half of each is scored. For every pair of K and V types: the mean Kullback-Leibler divergence from
 the same engine with f16 K/V, and how often both put the same token first. Both engines rotate what
 they quantise by a Hadamard transform, so their losses should agree; LLAMA_ATTN_ROT_DISABLE=1 in the
-environment takes it from llama.cpp, which shows what it is worth. The last line is one JSON object.
+environment takes it from llama.cpp, which shows what it is worth. With a drafter: tokens a round of
+the text's first chunks continued by 64 tokens, greedily, a whole block drafted each time. The last
+line is one JSON object.
 """
 
 from __future__ import annotations
@@ -22,11 +24,12 @@ import numpy as np
 from next_token import Engine, Ours, Theirs, divergence
 from numpy.typing import NDArray
 
-from dflash_gguf import core
+from dflash_gguf import core, load
 from dflash_gguf.config import CACHE_TYPES
 from dflash_gguf.text import Tokenizer
 
 CHUNK = 512
+N_CONTINUED = 64
 PAIRS = ("q8_0/q8_0", "q8_0/q4_0", "q5_1/q5_1", "q5_0/q4_0", "q4_0/q4_0")
 
 MakeEngine = Callable[[str, str], Engine]
@@ -68,6 +71,22 @@ def losses(make: MakeEngine, pair: str, chunks: list[list[int]]) -> dict[str, fl
     return {"kl_mean": kl, "same_top": same_top}
 
 
+def tokens_a_round(path: Path, drafter: Path, pair: str, chunks: list[list[int]]) -> float:
+    """Mean tokens a round of continuations of half a chunk each."""
+    type_k, type_v = pair.split("/")
+    n_tokens = n_rounds = 0
+    with load(
+        path, drafter=drafter, n_ctx=CHUNK, cache_type_k=type_k, cache_type_v=type_v
+    ) as decoder:
+        for chunk in chunks:
+            result = decoder.generate(
+                chunk[: CHUNK // 2], max_tokens=N_CONTINUED, ignore_eos=True, draft="chain"
+            )
+            n_tokens += result.n_tokens - 1  # the first comes from the prompt
+            n_rounds += result.rounds
+    return n_tokens / n_rounds
+
+
 def measure(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     """All pairs, printed as they are done."""
     text = humaneval_text() if args.text is None else args.text.read_text(encoding="utf-8")
@@ -78,7 +97,7 @@ def measure(path: Path, args: argparse.Namespace) -> dict[str, Any]:
         "llama.cpp": lambda k, v: Theirs(path, CHUNK, n_threads, k, v),
     }
     print(f"{'K/V':12} {'KL ours':>10} {'llama.cpp':>10} {'same top ours':>14} {'llama.cpp':>10}")
-    results = []
+    results: list[dict[str, Any]] = []
     for pair in args.pairs:
         found = {name: losses(make, pair, chunks) for name, make in engines.items()}
         ours, theirs = found.values()
@@ -88,6 +107,12 @@ def measure(path: Path, args: argparse.Namespace) -> dict[str, Any]:
             flush=True,
         )
         results.append({"pair": pair, **found})
+    if args.model_draft is not None:
+        results.insert(0, {"pair": "f16/f16"})
+        for row in results:
+            tau = tokens_a_round(path, args.model_draft, str(row["pair"]), chunks)
+            print(f"{row['pair']:12} {tau:.3f} tokens a round", flush=True)
+            row["tau"] = tau
     return {"positions": len(chunks) * CHUNK // 2, "results": results}
 
 
@@ -106,6 +131,7 @@ def main() -> None:
     parser.add_argument("model", type=Path, metavar="MODEL.gguf")
     parser.add_argument("--pairs", nargs="+", type=cache_pair, default=PAIRS, metavar="K/V")
     parser.add_argument("--chunks", type=int, default=8, help=f"chunks of {CHUNK} tokens")
+    parser.add_argument("-md", "--model-draft", type=Path, metavar="DRAFTER.gguf")
     parser.add_argument("--text", type=Path, help="a text file instead of HumanEval")
     parser.add_argument("-t", "--threads", type=int, help="default: one per physical core")
     args = parser.parse_args()

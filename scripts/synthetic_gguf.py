@@ -17,6 +17,7 @@ import math
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +81,7 @@ def main() -> None:
     parser.add_argument("--outtype", choices=sorted(FILE_TYPES), default="q8_0")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--target", type=Path, metavar="TARGET.gguf", help="whose a drafter is")
+    parser.add_argument("--layers", type=int, metavar="N", help="only the first N layers")
     parser.add_argument(
         "--header-only", action="store_true", help="a hole in place of the tensors, for plans"
     )
@@ -87,6 +89,12 @@ def main() -> None:
     shape = PRESETS[args.preset]
     if bool(shape.taps) != (args.target is not None):
         parser.error(f"{args.preset}: --target goes with drafters, and with them only")
+    if args.layers is not None:
+        if shape.taps or not 1 <= args.layers <= shape.n_layer:
+            parser.error(
+                f"--layers {args.layers}: {args.preset} is a target of 1 to {shape.n_layer}"
+            )
+        shape = replace(shape, n_layer=args.layers)
     try:
         started = time.perf_counter()
         write_model(

@@ -374,11 +374,12 @@ def test_bars_are_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("dflash_gguf.terminal.time.monotonic", lambda: now[0])
     for stream, expected in ((Terminal(), True), (io.StringIO(), False)):
-        bar = Bar("loading", stream)
+        bar = Bar("loading", stream, "tokens")
         for done in range(11):
             bar(done, 10)
             now[0] += 0.2
         assert ("loading [###" in stream.getvalue()) is expected
+        assert (", 5 tokens/s" in stream.getvalue()) is expected
         bar.clear()
         assert stream.getvalue().endswith("\x1b[K") is expected
 

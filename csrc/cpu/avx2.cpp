@@ -2,7 +2,7 @@
 
 #if defined(__AVX2__)
 
-#include "q4_0.h"
+#include "nibbles_32.h"
 #include "q4_k.h"
 #include "q6_k.h"
 #include "q8_0.h"
@@ -22,27 +22,26 @@ struct VectorAvx2 : Vector256 {
         constexpr int FIT = 32767 / (LARGEST * 254);
         static_assert(FIT > 0, "two products overflow 16 bits");
         I pairs[R];
-#pragma GCC unroll 8
-        for (int k = 0; k < N; ++k) {
+        for_each<N>([&](auto k) {
+            constexpr int NTH = decltype(k)::value % FIT;
             const I w = weights(k);
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r) {
                 const I two = _mm256_maddubs_epi16(w, spread_four(x[r] + at + 4 * k));
-                pairs[r] = k % FIT == 0 ? two : _mm256_add_epi16(pairs[r], two);
-                if (k % FIT == FIT - 1 || k == N - 1) {
+                pairs[r] = NTH == 0 ? two : _mm256_add_epi16(pairs[r], two);
+                if constexpr (NTH == FIT - 1 || k == N - 1) {
                     const I fours = _mm256_madd_epi16(pairs[r], _mm256_set1_epi16(1));
                     sum[r] = _mm256_add_epi32(sum[r], fours);
                 }
             }
-        }
+        });
     }
 
     // As Vector512's dot_signed. Pairs of products overflow 16 bits unless the unsigned factor is
     // at most 128, so that is the weight's magnitude, and its sign goes to x.
     template <int N, int R, class Weights>
     static void dot_signed(I (&sum)[R], Weights weights, const Rows<R> & x, int64_t at) {
-#pragma GCC unroll 8
-        for (int k = 0; k < N; ++k) {
+        for_each<N>([&](auto k) {
             const I w = weights(k), magnitude = _mm256_abs_epi8(w);
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r) {
@@ -51,12 +50,15 @@ struct VectorAvx2 : Vector256 {
                 const I fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
                 sum[r] = _mm256_add_epi32(sum[r], fours);
             }
-        }
+        });
     }
 };
 
 constexpr PackedProduct LIST[] = {
     product<Blocks32<VectorAvx2, Q4_0>>("q4_0 avx2"),
+    product<Blocks32<VectorAvx2, Q4_1>>("q4_1 avx2"),
+    product<Blocks32<VectorAvx2, Q5_0>>("q5_0 avx2"),
+    product<Blocks32<VectorAvx2, Q5_1>>("q5_1 avx2"),
     product<Blocks32<VectorAvx2, Q8_0>>("q8_0 avx2"),
     product<Q4_K<VectorAvx2>>("q4_k avx2"),
     product<Q5_K<VectorAvx2>>("q5_k avx2"),

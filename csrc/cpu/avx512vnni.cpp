@@ -7,7 +7,7 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 
-#include "q4_0.h"
+#include "nibbles_32.h"
 #include "q4_k.h"
 #include "q6_k.h"
 #include "q8_0.h"
@@ -19,6 +19,9 @@ namespace {
 
 constexpr PackedProduct LIST[] = {
     product<Blocks32<Vector512, Q4_0>>("q4_0 avx512vnni"),
+    product<Blocks32<Vector512, Q4_1>>("q4_1 avx512vnni"),
+    product<Blocks32<Vector512, Q5_0>>("q5_0 avx512vnni"),
+    product<Blocks32<Vector512, Q5_1>>("q5_1 avx512vnni"),
     product<Blocks32<Vector512, Q8_0>>("q8_0 avx512vnni"),
     product<Q4_K<Vector512>>("q4_k avx512vnni"),
     product<Q5_K<Vector512>>("q5_k avx512vnni"),

@@ -2,7 +2,7 @@
 
 #if defined(__AVXVNNI__)
 
-#include "q4_0.h"
+#include "nibbles_32.h"
 #include "q4_k.h"
 #include "q6_k.h"
 #include "q8_0.h"
@@ -19,14 +19,13 @@ struct VectorVnni : Vector256 {
     // As Vector512's.
     template <int N, int LARGEST, int R, class Weights>
     static void dot(I (&sum)[R], Weights weights, const Rows<R> & x, int64_t at) {
-#pragma GCC unroll 8
-        for (int k = 0; k < N; ++k) {
+        for_each<N>([&](auto k) {
             const I w = weights(k);
 #pragma GCC unroll 16
             for (int r = 0; r < R; ++r) {
                 sum[r] = _mm256_dpbusd_avx_epi32(sum[r], w, spread_four(x[r] + at + 4 * k));
             }
-        }
+        });
     }
     template <int N, int R, class Weights>
     static void dot_signed(I (&sum)[R], Weights weights, const Rows<R> & x, int64_t at) {
@@ -36,6 +35,9 @@ struct VectorVnni : Vector256 {
 
 constexpr PackedProduct LIST[] = {
     product<Blocks32<VectorVnni, Q4_0>>("q4_0 avxvnni"),
+    product<Blocks32<VectorVnni, Q4_1>>("q4_1 avxvnni"),
+    product<Blocks32<VectorVnni, Q5_0>>("q5_0 avxvnni"),
+    product<Blocks32<VectorVnni, Q5_1>>("q5_1 avxvnni"),
     product<Blocks32<VectorVnni, Q8_0>>("q8_0 avxvnni"),
     product<Q4_K<VectorVnni>>("q4_k avxvnni"),
     product<Q5_K<VectorVnni>>("q5_k avxvnni"),

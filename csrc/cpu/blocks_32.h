@@ -1,43 +1,55 @@
-// Types in blocks of 32 weights with one scale, which ggml stores before them.
+// Types in blocks of 32 weights. ggml stores a scale, for some types a minimum, and the weights; a
+// tile is its weights, [n_in / 32], then its scales and minima, [n_in / 32][1 or 2][T].
 #pragma once
 
 #include "tiles.h"
+
+#include <type_traits>
 
 namespace dfl::cpu {
 namespace {
 
 template <class V, template <class> class Weights>
 struct Blocks32 {
-    using W = Weights<V>;
     using Vector = V;
+    using W = Weights<V>;
+    using BlockX = std::conditional_t<W::MINIMA, Block32Sum, Block32>;
     static constexpr ggml_type TYPE = W::TYPE;
     static constexpr int BLOCK = 32, T = V::T, MAX_ROWS = V::MAX_ROWS;
-    static constexpr int ROW_BLOCK = 2 + 4 * W::FOURS; // bytes of a block of one row
-    static constexpr int TILE_BLOCK =
-        4 * W::FOURS * T; // bytes of a block of a tile, without scales
+    static constexpr int SCALES = W::MINIMA ? 2 : 1;
+    static constexpr int ROW_BLOCK = 2 * SCALES + 4 * W::FOURS; // bytes of a block of one row
+    static constexpr int TILE_BLOCK = 4 * W::FOURS * T;         // and of a tile, without scales
 
     static size_t tile_size(int64_t n_in) { return n_in / 32 * (ROW_BLOCK * T); }
     static int64_t scales_at(int64_t n_in) { return n_in / 32 * TILE_BLOCK; }
 
     static void pack_row(const uint8_t * row, int64_t n_in, int lane, uint8_t * tile) {
-        uint8_t * scales = tile + scales_at(n_in);
+        uint8_t * scales = tile + scales_at(n_in) + 2 * lane;
         for (int64_t b = 0; b < n_in / 32; ++b, row += ROW_BLOCK) {
-            std::memcpy(scales + (b * T + lane) * 2, row, 2);
-            copy_fours(row + 2, 4, tile + b * TILE_BLOCK + 4 * lane, 4 * T, W::FOURS, W::FLIP);
+            for (int i = 0; i < SCALES; ++i) {
+                std::memcpy(scales + (b * SCALES + i) * 2 * T, row + 2 * i, 2);
+            }
+            W::pack(row + 2 * SCALES, tile + b * TILE_BLOCK + 4 * lane);
         }
     }
 
     static void unpack_row(const uint8_t * tile, int64_t n_in, int lane, uint8_t * row) {
-        const uint8_t * scales = tile + scales_at(n_in);
+        const uint8_t * scales = tile + scales_at(n_in) + 2 * lane;
         for (int64_t b = 0; b < n_in / 32; ++b, row += ROW_BLOCK) {
-            std::memcpy(row, scales + (b * T + lane) * 2, 2);
-            copy_fours(tile + b * TILE_BLOCK + 4 * lane, 4 * T, row + 2, 4, W::FOURS, W::FLIP);
+            for (int i = 0; i < SCALES; ++i) {
+                std::memcpy(row + 2 * i, scales + (b * SCALES + i) * 2 * T, 2);
+            }
+            W::unpack(tile + b * TILE_BLOCK + 4 * lane, row + 2 * SCALES);
         }
     }
 
-    static size_t quantized_row_size(int64_t n_in) { return n_in / 32 * sizeof(Block32); }
+    static size_t quantized_row_size(int64_t n_in) { return n_in / 32 * sizeof(BlockX); }
     static void quantize_row(const float * x, int64_t n_in, void * dst) {
-        quantize_blocks_32(x, n_in, W::OFFSET, dst);
+        if constexpr (W::MINIMA) {
+            quantize_blocks_32_sum(x, n_in, dst);
+        } else {
+            quantize_blocks_32(x, n_in, W::OFFSET, dst);
+        }
     }
 
     template <int R>
@@ -45,26 +57,37 @@ struct Blocks32 {
         const uint8_t * scales = tile + scales_at(n_in);
         for (int64_t b = 0; b < n_in / 32; ++b) {
             prefetch<TILE_BLOCK>(tile);
-            prefetch<2 * T>(scales);
+            prefetch<2 * SCALES * T>(scales);
             typename V::I sum[R];
             for (int r = 0; r < R; ++r) {
-                sum[r] = V::spread(block_32(x[r])->bias);
+                sum[r] = V::spread(start(x[r]));
             }
             W::template dot<R>(sum, tile, x);
             const auto d = V::halves(scales);
             for (int r = 0; r < R; ++r) {
-                const auto both = V::mul(d, V::spread(block_32(x[r])->d));
+                const auto both = V::mul(d, V::spread(block_of(x[r])->d));
                 acc[r] = V::mul_add(V::to_float(sum[r]), both, acc[r]);
+                if constexpr (W::MINIMA) {
+                    const auto minima = V::halves(scales + 2 * T);
+                    acc[r] = V::mul_add(minima, V::spread(block_of(x[r])->sum), acc[r]);
+                }
             }
             tile += TILE_BLOCK;
-            scales += 2 * T;
-            x.advance(sizeof(Block32));
+            scales += 2 * SCALES * T;
+            x.advance(sizeof(BlockX));
         }
     }
 
   private:
-    static const Block32 * block_32(const uint8_t * x) {
-        return reinterpret_cast<const Block32 *>(x);
+    static const BlockX * block_of(const uint8_t * x) {
+        return reinterpret_cast<const BlockX *>(x);
+    }
+    static int32_t start(const uint8_t * x) {
+        if constexpr (W::MINIMA) {
+            return 0;
+        } else {
+            return block_of(x)->bias;
+        }
     }
 };
 

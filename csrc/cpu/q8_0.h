@@ -1,5 +1,4 @@
-// Q8_0: 32 signed bytes and a scale. A tile is its bytes, [n_in / 32][8][T][4], then its scales,
-// [n_in / 32][T].
+// Q8_0: 32 signed bytes, [8][T][4].
 #pragma once
 
 #include "blocks_32.h"
@@ -12,7 +11,15 @@ struct Q8_0 {
     static constexpr ggml_type TYPE = GGML_TYPE_Q8_0;
     static constexpr int FOURS = 8;
     static constexpr int32_t OFFSET = V::SIGNED_OFFSET;
+    static constexpr bool MINIMA = false;
     static constexpr uint8_t FLIP = V::SIGNED_OFFSET; // the top bit: adds 128 to a signed byte
+
+    static void pack(const uint8_t * row, uint8_t * tile) {
+        copy_fours(row, 4, tile, 4 * V::T, FOURS, FLIP);
+    }
+    static void unpack(const uint8_t * tile, uint8_t * row) {
+        copy_fours(tile, 4 * V::T, row, 4, FOURS, FLIP);
+    }
 
     template <int R>
     static void dot(typename V::I (&sum)[R], const uint8_t * block, const Rows<R> & x) {

@@ -5,9 +5,20 @@
 #include <cstdint>
 #include <cstring>
 #include <immintrin.h>
+#include <utility>
 
 namespace dfl::cpu {
 namespace {
+
+template <class Body, int... I>
+inline void for_each(std::integer_sequence<int, I...>, Body && body) {
+    (body(std::integral_constant<int, I>()), ...);
+}
+// body(0) to body(N - 1), with arguments that are constants.
+template <int N, class Body>
+inline void for_each(Body && body) {
+    for_each(std::make_integer_sequence<int, N>(), body);
+}
 
 // Reads the place of one row out of R. One pointer for three rows: the others are reached by the
 // addressing modes of x86, so that 12 rows take 5 registers.
@@ -37,6 +48,13 @@ struct Block32 {
     int32_t bias;
 };
 
+// The same for weights with minima, which are multiplied with the sum of the values.
+struct Block32Sum {
+    int8_t q[32];
+    float d;
+    float sum;
+};
+
 // 256 values of x: value = d * q. sums: of each 32 q. biases: -32 times the sums of each 16 q, what
 // sums over weights that are stored plus 32 start from.
 struct Block256 {
@@ -48,6 +66,12 @@ struct Block256 {
 
 inline float half_to_float(uint16_t half) {
     return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(half)));
+}
+
+// As ggml keeps it.
+inline float through_half(float x) {
+    const __m128i half = _mm_cvtps_ph(_mm_set_ss(x), _MM_FROUND_TO_NEAREST_INT);
+    return half_to_float(static_cast<uint16_t>(_mm_extract_epi16(half, 0)));
 }
 
 inline __m256 absolute(__m256 x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
@@ -77,19 +101,35 @@ inline int32_t quantize_32(const float * x, float scale, int8_t * q) {
     return _mm_cvtsi128_si32(s);
 }
 
-// A row in blocks of 32 as ggml's Q8_0 has them. offset: of the weights that it will multiply.
+// Quantises 32 values; *d is their scale before it is rounded to a half. Returns the sum of q.
+inline int32_t quantize_block_32(const float * x, int8_t * q, float * d) {
+    __m256 all = absolute(_mm256_loadu_ps(x));
+    for (int i = 8; i < 32; i += 8) {
+        all = _mm256_max_ps(all, absolute(_mm256_loadu_ps(x + i)));
+    }
+    const float top = largest(all);
+    *d = top / 127.0f;
+    return quantize_32(x, top != 0.0f ? 127.0f / top : 0.0f, q);
+}
+
+// A row as ggml's Q8_0 has it. offset: of the weights that it will multiply.
 inline void quantize_blocks_32(const float * x, int64_t n_in, int32_t offset, void * dst) {
     auto * block = static_cast<Block32 *>(dst);
     for (int64_t i = 0; i < n_in; i += 32, ++block) {
-        __m256 largest_of = absolute(_mm256_loadu_ps(x + i));
-        for (int j = 8; j < 32; j += 8) {
-            largest_of = _mm256_max_ps(largest_of, absolute(_mm256_loadu_ps(x + i + j)));
-        }
-        const float top = largest(largest_of);
-        const float scale = top != 0.0f ? 127.0f / top : 0.0f;
-        block->bias = -offset * quantize_32(x + i, scale, block->q);
-        block->d = half_to_float(_mm_extract_epi16(
-            _mm_cvtps_ph(_mm_set_ss(top / 127.0f), _MM_FROUND_TO_NEAREST_INT), 0));
+        float d;
+        block->bias = -offset * quantize_block_32(x + i, block->q, &d);
+        block->d = through_half(d);
+    }
+}
+
+// A row as ggml's Q8_1 has it.
+inline void quantize_blocks_32_sum(const float * x, int64_t n_in, void * dst) {
+    auto * block = static_cast<Block32Sum *>(dst);
+    for (int64_t i = 0; i < n_in; i += 32, ++block) {
+        float d;
+        const auto sum = static_cast<float>(quantize_block_32(x + i, block->q, &d));
+        block->sum = through_half(d * sum);
+        block->d = through_half(d);
     }
 }
 

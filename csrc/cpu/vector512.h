@@ -64,14 +64,13 @@ struct Vector512 {
     // most LARGEST. x[r] + at: that row's inputs.
     template <int N, int LARGEST, int R, class Weights>
     static void dot(I (&sum)[R], Weights weights, const Rows<R> & x, int64_t at) {
-#pragma GCC unroll 8
-        for (int k = 0; k < N; ++k) {
+        for_each<N>([&](auto k) {
             const I w = weights(k);
 #pragma GCC unroll 16
             for (int r = 0; r < R; ++r) {
                 sum[r] = _mm512_dpbusd_epi32(sum[r], w, spread_four(x[r] + at + 4 * k));
             }
-        }
+        });
     }
     template <int N, int R, class Weights>
     static void dot_signed(I (&sum)[R], Weights weights, const Rows<R> & x, int64_t at) {

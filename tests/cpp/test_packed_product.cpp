@@ -147,13 +147,22 @@ void check_product(const PackedProduct & product) {
     }
 }
 
+bool has_products() {
+#if defined(__x86_64__)
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#else
+    return false;
+#endif
+}
+
 } // namespace
 
 int main() {
     CHECK(packed_product(GGML_TYPE_F32) == nullptr);
-    for (const ggml_type type :
-         {GGML_TYPE_Q4_0, GGML_TYPE_Q8_0, GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K}) {
+    for (const ggml_type type : {GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1,
+                                 GGML_TYPE_Q8_0, GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K}) {
         CHECK(packed_product(type, "none") == nullptr);
+        CHECK((packed_product(type) != nullptr) == has_products());
         const PackedProduct * last = nullptr;
         for (const char * at_most : {"avx512vnni", "avxvnni", "avx2"}) {
             const PackedProduct * product = packed_product(type, at_most);
