@@ -121,7 +121,7 @@ Backend::Backend(ggml_backend_dev_t device, int n_threads,
     DFL_CHECK(backend_ != nullptr, DFL_STATUS_COMPUTE, "device %s cannot be opened", name());
     n_threads_ = n_threads > 0 ? n_threads : default_threads();
     set_threads(get(), n_threads_);
-    packs_weights_ = repack && device_ == cpu_device() && !is_imagined();
+    packs_weights_ = repack && runs_cpu_nodes();
     if (packs_weights_) {
         for (auto type : cpu_extra_types()) {
             const char * type_name = ggml_backend_buft_name(type);
@@ -140,6 +140,8 @@ const char * Backend::name() const {
 bool Backend::is_host() const {
     return !is_imagined() && ggml_backend_buft_is_host(default_buffer_type());
 }
+
+bool Backend::runs_cpu_nodes() const { return device_ == cpu_device() && !is_imagined(); }
 
 bool Backend::is_cuda() const { return is_imagined() || std::strncmp(name(), "CUDA", 4) == 0; }
 

@@ -37,6 +37,8 @@ class Backend {
     const char * name() const;
     int n_threads() const { return n_threads_; }
     bool is_host() const;
+    // Whether its graphs may hold nodes of our own code.
+    bool runs_cpu_nodes() const;
     bool measures() const { return measure_ != DFL_MEASURE_NOTHING; }
     bool is_imagined() const { return measure_ == DFL_MEASURE_CARD; }
     // Whether its memory is managed by ggml's CUDA backend.

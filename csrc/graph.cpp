@@ -66,7 +66,9 @@ int64_t row_bucket(int64_t n) {
     return n == 0 ? 0 : size >= 4 && between >= n ? between : size;
 }
 
-int64_t padded_rows(int64_t n) { return n > 4 && n % 4 >= 2 ? (n + 3) / 4 * 4 : n; }
+int64_t padded_rows(int64_t n, const Weights & weights) {
+    return weights.packed.empty() && n > 4 && n % 4 >= 2 ? (n + 3) / 4 * 4 : n;
+}
 
 GraphPool::GraphPool(Backend & backend, size_t max_nodes)
     : backend_(backend), max_nodes_(max_nodes),
@@ -132,6 +134,7 @@ LiveGraph & GraphPool::get(const BatchShape & shape, const GraphBuilder & build)
     }
     LiveGraph fresh;
     fresh.shape = shape;
+    fresh.cpu_nodes.n_threads = backend_.runs_cpu_nodes() ? backend_.n_threads() : 0;
     // Views and leaves count as tensors too, though not as nodes.
     fresh.ctx.reset(ggml_init(
         {2 * max_nodes_ * ggml_tensor_overhead() + ggml_graph_overhead_custom(max_nodes_, false),

@@ -72,10 +72,10 @@ void finish_logits(LiveGraph & live, ggml_tensor * logits, const Backend & backe
 // 12, 16, 24...
 int64_t row_bucket(int64_t n);
 
-// Rows a verify of n is run with. The CPU's kernels for quantised weights take rows by four and the
-// rest one by one: a rest of three costs more than four, one of two as much. At most four rows, one
-// more costs what it saves.
-int64_t padded_rows(int64_t n);
+// Rows a verify of n is run with. ggml's CPU kernels for quantised weights take rows by four and
+// the rest one by one: a rest of three costs more than four, one of two as much. At most four rows,
+// one more costs what it saves. Ours take any number.
+int64_t padded_rows(int64_t n, const Weights & weights);
 
 class GraphPool {
   public:

@@ -57,7 +57,7 @@ Session::Session(std::shared_ptr<const Model> model, const SessionParams & param
                   "%s was loaded for another model than %s", params_.drafter->file().path().c_str(),
                   model_->file().path().c_str());
         verify_rows_ = std::min(params_.drafter->draft().block_size, MAX_VERIFY);
-        recurrent_.reserve_trace(padded_rows(verify_rows_));
+        recurrent_.reserve_trace(padded_rows(verify_rows_, model_->weights()));
         draft_ = std::make_unique<DraftState>(
             params_.drafter, *model_, backend_, draft_cache_type(params_), params_.draft_window,
             params_.n_ubatch, verify_rows_, /*max_block =*/verify_rows_);

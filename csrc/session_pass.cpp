@@ -26,8 +26,9 @@ Session::Pass Session::plan_verify(const Tree & tree) const {
         pass.positions.push_back(static_cast<int32_t>(position()) + tree.depth(i));
     }
     if (kv_.cells().n_free() > pass.n) { // padding needs a cell to write to
-        pass.tokens.resize(padded_rows(pass.n), tree.token(0));
-        pass.positions.resize(padded_rows(pass.n), static_cast<int32_t>(position()));
+        const int64_t n_rows = padded_rows(pass.n, model_->weights());
+        pass.tokens.resize(n_rows, tree.token(0));
+        pass.positions.resize(n_rows, static_cast<int32_t>(position()));
     }
     return pass;
 }

@@ -49,7 +49,7 @@ Draft Session::draft(int32_t last_token, int64_t n_draft, int64_t k, bool log_su
 void Session::reserve_verify_graphs(int64_t n) {
     BatchShape largest;
     largest.kind = GraphKind::VERIFY;
-    largest.n_rows = largest.n_out = padded_rows(n);
+    largest.n_rows = largest.n_out = padded_rows(n, model_->weights());
     largest.n_kv = kv_.cells().size();
     largest.by_paths = recurs_;
     graphs_.get(largest, [&](LiveGraph & live) { build_forward(live, draft_ != nullptr); });
@@ -67,7 +67,7 @@ void Session::reserve_verify(int64_t n) {
     if (draft_) {
         draft_->grow(n, graphs_);
     }
-    recurrent_.reserve_trace(padded_rows(n));
+    recurrent_.reserve_trace(padded_rows(n, model_->weights()));
     graphs_.clear(); // they use the features and the trace that were replaced
     reserve_verify_graphs(n);
     if (draft_) {

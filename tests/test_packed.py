@@ -71,6 +71,26 @@ def test_a_row_is_the_same_bits_in_every_pass(packed: Model, n_threads: int) -> 
         done += n
 
 
+@pytest.mark.usefixtures("packed")
+def test_a_tree_beyond_many_cells_is_the_same_bits() -> None:
+    """Attention sums over the cells as they lie, and a node's ancestors have gaps between them."""
+    prompt = (TOKENS * 7)[:600]
+    model = load(n_ctx=700)
+    serial = Session(model)
+    serial.prefill(prompt)
+    session = Session(model)
+    session.reserve_verify(16)
+    session.prefill(prompt)
+    tokens, parents, path = [TOKENS[0]], [-1], [0]
+    for token in TOKENS[1:6]:
+        parents += [path[-1]] * 2
+        tokens += [token + 1, token]
+        path.append(len(tokens) - 1)
+    rows = session.verify_tree(tokens, parents)
+    for i, node in enumerate(path):
+        np.testing.assert_array_equal(rows.logits(node), serial.decode(TOKENS[i]).logits())
+
+
 def test_a_placement_that_is_not_there_is_an_error(packed: Model) -> None:
     from dflash_gguf._ffi import call, new
 

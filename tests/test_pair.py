@@ -50,7 +50,7 @@ def test_drafting_changes_nothing(
             if kind == "chain":
                 rounds += result.rounds
                 tokens += result.n_decoded
-    assert tokens > 1.3 * rounds  # drafts are accepted, so the law was put to the test
+    assert tokens > 1.2 * rounds  # drafts are accepted, so the law was put to the test
 
 
 def test_llama_cpp_computes_the_same_target(decoder: dflash_gguf.Decoder) -> None:

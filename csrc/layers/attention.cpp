@@ -1,6 +1,7 @@
 #include "layers/attention.h"
 
 #include "layers/common.h"
+#include "layers/few_row_attention.h"
 
 namespace dfl {
 
@@ -102,20 +103,31 @@ void store_kv(Build & b, int il, ggml_tensor * k, ggml_tensor * v, ggml_tensor *
     ggml_build_forward_expand(b.graph, ggml_set_rows(b.ctx, b.kv.v(il), as_rows(b, v), cells));
 }
 
-ggml_tensor * attend(Build & b, int il, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v) {
+// q: [head_dim, n_head, n_rows] -> same, over what is stored.
+static ggml_tensor * few_or_many(Build & b, int il, ggml_tensor * q) {
     const LayerShape & shape = b.hp.layers[il];
+    ggml_tensor * k = cached(b, shape, b.kv.k(il));
+    ggml_tensor * v = cached(b, shape, b.kv.v(il));
+    ggml_tensor * sinks = b.weights.layers[il].attn.sinks;
+    if (sinks == nullptr && attends_few_rows(b, q, k, v)) {
+        return few_row_attention(b, q, k, v, mask_of(b, shape), shape.attn_scale);
+    }
+    ggml_tensor * out = ggml_flash_attn_ext(b.ctx, ggml_permute(b.ctx, q, 0, 2, 1, 3), k, v,
+                                            mask_of(b, shape), shape.attn_scale, 0.0f, 0.0f);
+    ggml_prec_set_acc(out, GGML_PREC_F32);
+    if (sinks != nullptr) {
+        ggml_flash_attn_ext_add_sinks(out, sinks);
+    }
+    return out;
+}
+
+ggml_tensor * attend(Build & b, int il, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v) {
     q = rotate(b, q, b.kv.rotation_k());
     ggml_build_forward_expand(b.graph, q);
     // Stored before the read below: ggml runs nodes in the order they were added.
     store_kv(b, il, k, v, b.in.cells);
 
-    ggml_tensor * out = ggml_flash_attn_ext(
-        b.ctx, ggml_permute(b.ctx, q, 0, 2, 1, 3), cached(b, shape, b.kv.k(il)),
-        cached(b, shape, b.kv.v(il)), mask_of(b, shape), shape.attn_scale, 0.0f, 0.0f);
-    ggml_prec_set_acc(out, GGML_PREC_F32);
-    if (b.weights.layers[il].attn.sinks != nullptr) {
-        ggml_flash_attn_ext_add_sinks(out, b.weights.layers[il].attn.sinks);
-    }
+    ggml_tensor * out = few_or_many(b, il, q);
     out = rotate(b, out, b.kv.rotation_v()); // [head_dim, n_head, n_rows]
     return ggml_reshape_2d(b.ctx, out, out->ne[0] * out->ne[1], out->ne[2]);
 }

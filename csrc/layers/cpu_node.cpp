@@ -15,7 +15,7 @@ ggml_tensor * add_cpu_node(Build & b, ggml_type type, int64_t ne0, int64_t ne1,
     ggml_tensor * tensor =
         ggml_custom_4d(b.ctx, type, ne0, ne1, 1, 1, list.data(), static_cast<int>(list.size()), run,
                        GGML_N_TASKS_MAX, node.get());
-    b.cpu_nodes.push_back(std::move(node));
+    b.cpu_nodes.list.push_back(std::move(node));
     return tensor;
 }
 

@@ -3,7 +3,6 @@
 #include "error.h"
 
 #include <algorithm>
-#include <atomic>
 
 namespace dfl {
 
@@ -25,22 +24,6 @@ class Quantize : public CpuNode {
 
   private:
     const cpu::PackedProduct & product_;
-};
-
-// Hands out the parts of one run to whichever thread comes for the next, so that a core that is
-// slow or busy elsewhere holds nobody up. Every thread of a run must come until it gets none.
-class Shares {
-  public:
-    // The next of n parts, or n: there is none.
-    int64_t next(int64_t n, int nth) {
-        // Each run takes n tickets that are parts and one a thread that is none, so it leaves a
-        // multiple of their number behind.
-        const int64_t run = n + nth;
-        return std::min(n, taken_.fetch_add(1, std::memory_order_relaxed) % run);
-    }
-
-  private:
-    std::atomic<int64_t> taken_{0};
 };
 
 // src: quantised rows -> f32 [n_out, rows].
