@@ -17,10 +17,10 @@ def show_plan(args: argparse.Namespace, load: LoadConfig, decode: DecodeConfig) 
 
     0 if all fits, else 1.
     """
-    planner = Planner(args.model, args.model_draft, load, args.vram)
     if args.fit:
-        plan = _announced(planner, _wish(args, planner, decode)).plan
+        plan = _fit(args, load, decode)[1].plan
     else:
+        planner = Planner(args.model, args.model_draft, load, args.vram)
         plan = planner.plan(load, verify_rows(planner.block_size, decode))
     print(plan.to_json() if args.json else plan.table())
     return 1 if plan.missing_bytes else 0
@@ -31,14 +31,18 @@ def fitted(args: argparse.Namespace, load: LoadConfig, decode: DecodeConfig) -> 
 
     Errors: Error if nothing fits.
     """
-    planner = Planner(args.model, args.model_draft, load, args.vram)
+    planner, found = _fit(args, load, decode)
     if planner.model.is_imagined:
         raise ValueError("--vram without --plan limits a GPU, and there is none")
-    found = _announced(planner, _wish(args, planner, decode)).config
-    return replace(load, **{name: getattr(found, name) for name in _CHOSEN})
-
-
-_CHOSEN = ("n_ctx", "cache_type_k", "cache_type_v", "n_ubatch", "draft_window")
+    return replace(
+        load,
+        n_gpu_layers=planner.config.n_gpu_layers,
+        n_ctx=found.config.n_ctx,
+        cache_type_k=found.config.cache_type_k,
+        cache_type_v=found.config.cache_type_v,
+        n_ubatch=found.config.n_ubatch,
+        draft_window=found.config.draft_window,
+    )
 
 
 def verify_rows(block_size: int, decode: DecodeConfig) -> int:
@@ -62,13 +66,24 @@ def _wish(args: argparse.Namespace, planner: Planner, decode: DecodeConfig) -> W
     )
 
 
-def _announced(planner: Planner, wish: Wish) -> Fit:
-    found = fit(planner.plan, wish)
-    if found is None:
-        least = planner.plan(replace(planner.config, n_ctx=256, n_ubatch=128, draft_window=256))
-        raise Error(
-            f"{least.device}: nothing fits into {gib(least.free_bytes)}: weights and the shortest "
-            f"context need {gib(least.needed_bytes)}"
-        )
-    print(f"--fit on {found.plan.device}: {found.reason}", file=sys.stderr)
-    return found
+def _fit(args: argparse.Namespace, load: LoadConfig, decode: DecodeConfig) -> tuple[Planner, Fit]:
+    """What fits on the GPU, or without one if -ngl does not ask for it; announced on stderr."""
+    first = Planner(args.model, args.model_draft, load, args.vram)
+    planners = [first]
+    if first.model.on_gpu and load.n_gpu_layers is None:
+        planners.append(Planner(args.model, args.model_draft, replace(load, n_gpu_layers=0)))
+    for planner in planners:
+        found = fit(planner.plan, _wish(args, planner, decode))
+        if found is not None:
+            left = "" if planner is first else f"{_too_large(first)}, so all stays on the CPU; "
+            print(f"--fit on {found.plan.device}: {left}{found.reason}", file=sys.stderr)
+            return planner, found
+    raise Error(f"--fit: {_too_large(planners[-1])}")
+
+
+def _too_large(planner: Planner) -> str:
+    least = planner.plan(replace(planner.config, n_ctx=256, n_ubatch=128, draft_window=256))
+    return (
+        f"weights and the shortest context need {gib(least.needed_bytes)}, "
+        f"{least.device} has {gib(least.free_bytes)}"
+    )

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from next_token import Engine, Ours, Theirs, divergence
-from numpy.typing import NDArray
+from next_token import Engine, Logits, Ours, Theirs, divergence
 
 from dflash_gguf import core, load
 from dflash_gguf.config import CACHE_TYPES
@@ -54,21 +53,19 @@ def humaneval_text() -> str:
     return "\n".join(x["prompt"] + x["canonical_solution"] for x in read_problems().values())
 
 
-def loss(engine: Engine, reference: Engine, chunks: list[list[int]]) -> tuple[float, float]:
-    """Mean divergence from the reference, and the share of positions with the same first token."""
-    divergences: list[NDArray[Any]] = []
-    same: list[NDArray[Any]] = []
-    for chunk in chunks:
-        expected, found = (x.rows(chunk, CHUNK // 2) for x in (reference, engine))
-        divergences.append(divergence(expected, found))
-        same.append(expected.argmax(-1) == found.argmax(-1))
-    return float(np.concatenate(divergences).mean()), float(np.concatenate(same).mean())
+def scored_rows(engine: Engine, chunks: list[list[int]]) -> list[Logits]:
+    """Logits of the second half of each chunk."""
+    return [engine.rows(chunk, CHUNK // 2) for chunk in chunks]
 
 
-def losses(make: MakeEngine, pair: str, chunks: list[list[int]]) -> dict[str, float]:
-    """Figures of one engine with one pair of types."""
-    kl, same_top = loss(make(*pair.split("/")), make("f16", "f16"), chunks)
-    return {"kl_mean": kl, "same_top": same_top}
+def losses(expected: list[Logits], found: list[Logits]) -> dict[str, float]:
+    """Mean divergence from what f16 K/V give, and the share of positions with the same first."""
+    divergences = [divergence(a, b) for a, b in zip(expected, found, strict=True)]
+    same = [a.argmax(-1) == b.argmax(-1) for a, b in zip(expected, found, strict=True)]
+    return {
+        "kl_mean": float(np.concatenate(divergences).mean()),
+        "same_top": float(np.concatenate(same).mean()),
+    }
 
 
 def tokens_a_round(path: Path, drafter: Path, pair: str, chunks: list[list[int]]) -> float:
@@ -96,10 +93,14 @@ def measure(path: Path, args: argparse.Namespace) -> dict[str, Any]:
         "ours": lambda k, v: Ours(path, CHUNK, n_threads, k, v),
         "llama.cpp": lambda k, v: Theirs(path, CHUNK, n_threads, k, v),
     }
+    expected = {name: scored_rows(make("f16", "f16"), chunks) for name, make in engines.items()}
     print(f"{'K/V':12} {'KL ours':>10} {'llama.cpp':>10} {'same top ours':>14} {'llama.cpp':>10}")
     results: list[dict[str, Any]] = []
     for pair in args.pairs:
-        found = {name: losses(make, pair, chunks) for name, make in engines.items()}
+        found = {
+            name: losses(expected[name], scored_rows(make(*pair.split("/")), chunks))
+            for name, make in engines.items()
+        }
         ours, theirs = found.values()
         print(
             f"{pair:12} {ours['kl_mean']:10.2e} {theirs['kl_mean']:10.2e} "

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import gguf
 from dflash_gguf.convert.plan import Metadata
 from dflash_gguf.convert.schema import Key
 
+from dflash_gguf.gguf_metadata import Metadata as TargetMetadata
+
 NORMAL, CONTROL = 1, 3  # llama.h, enum llama_token_type
-ELEMENT_KINDS = {
-    gguf.GGUFValueType.UINT32: Metadata.uint32,
-    gguf.GGUFValueType.FLOAT32: Metadata.float32,
-    gguf.GGUFValueType.BOOL: Metadata.boolean,
-    gguf.GGUFValueType.STRING: Metadata.string,
-}
 
 
 def invented_vocabulary(meta: Metadata, n_vocab: int) -> None:
@@ -35,13 +30,21 @@ def invented_vocabulary(meta: Metadata, n_vocab: int) -> None:
 
 def copied_vocabulary(meta: Metadata, target: Path) -> None:
     """The target's; where it has no mask token, its last token becomes that."""
-    reader = gguf.GGUFReader(target)
-    for name, field in reader.fields.items():
-        if name.startswith("tokenizer.") and name != Key.TOKENIZER_CHAT_TEMPLATE:
-            if field.types[0] == gguf.GGUFValueType.ARRAY:
-                meta.array(name, field.contents())
+    with TargetMetadata(target) as file:
+        for name, entry in file.entries.items():
+            if not name.startswith("tokenizer.") or name == Key.TOKENIZER_CHAT_TEMPLATE:
+                continue
+            if entry.type_name == "array of string":
+                meta.array(name, [text.decode() for text in file.texts(name) or []])
+            elif entry.type_name == "array of int32":
+                meta.array(name, file.array(name, "int32").tolist())
+            elif entry.type_name == "array of float32":
+                meta.array(name, file.array(name, "float32").tolist())
+            elif entry.type_name == "string":
+                meta.string(name, file.text(name) or "")
+            elif entry.type_name == "bool":
+                meta.boolean(name, bool(file.boolean(name)))
             else:
-                ELEMENT_KINDS[field.types[0]](meta, name, field.contents())
-    if Key.TOKENIZER_MASK_ID not in meta.values:
-        n_tokens = len(reader.fields[Key.TOKENIZER_TOKENS].contents())
-        meta.uint32(Key.TOKENIZER_MASK_ID, n_tokens - 1)
+                meta.uint32(name, file.integer(name) or 0)
+        if Key.TOKENIZER_MASK_ID not in meta.values:
+            meta.uint32(Key.TOKENIZER_MASK_ID, file.entries[Key.TOKENIZER_TOKENS].count - 1)

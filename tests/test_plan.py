@@ -157,6 +157,36 @@ def test_the_table_and_the_json_say_the_same(
     assert "does not fit" in capsys.readouterr().out
 
 
+def test_fit_leaves_a_card_that_is_too_small(
+    pair: Pair, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["-m", str(pair.target), "-md", str(pair.drafter), "--plan", "--fit", "--json"]
+    assert main([*command, "--vram", "1M"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["device"] == "CPU"
+    assert "an imagined CUDA card has 0.00 GiB, so all stays on the CPU" in err
+    assert main([*command, "--vram", "1M", "-ngl", "all"]) == 0
+    capsys.readouterr()
+    assert main([*command, "--vram", "1G"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["device"] == "an imagined CUDA card"
+
+
+def test_fit_chooses_what_a_run_takes(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["-m", str(pair.target), "-md", str(pair.drafter), "--tokens", "1,2,3", "-n", "4"]
+    command += ["-t", "1", "-ngl", "0", "--draft", "chain", "--json"]
+    assert main([*command, "-c", "256"]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert main([*command, "-c", "256", "--fit"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["tokens"] == plain["tokens"]
+    assert "--fit on CPU: context 256, K/V f16/f16" in err
+    assert main([*command, "--vram", "1G"]) == 1
+    assert "--vram goes with --fit or --plan" in capsys.readouterr().err
+    assert main([*command, "--vram", "1G", "--fit", "-ngl", "all"]) == 1
+    assert "there is none" in capsys.readouterr().err
+
+
 # A 27B hybrid's sizes: weights, and bytes of a cell and of what else the settings decide.
 WEIGHTS, CELL = 16_000 << 20, {"f16": 65536, "q8_0": 34816, "q4_0": 18432}
 N_TRAIN = 262144
