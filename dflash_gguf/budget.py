@@ -32,8 +32,9 @@ PROBE_AHEAD = 128
 """Plain rounds whose share may be spent at once: on the first look, or after long without one."""
 PROBE_SAVED = 1024
 """Plain rounds whose share can be saved for a look that costs more than that."""
-PAUSE, HOPELESS = 8, 0.1
-"""Rounds after which plain decoding is reconsidered, where all else loses so many tokens."""
+MOST_PAUSED = 64
+"""Rounds after which plain decoding is reconsidered at the latest. Deciding takes time as well: a
+tenth of a millisecond, which counts where a plain round takes two of them."""
 REFRESH = 4
 """Rounds after which the costs of passes are looked up again; those of a new shape at once."""
 N_RATE_STEPS = 2
@@ -75,9 +76,12 @@ class Budget:
         """
         return self._since_plain * PROBE_SHARE >= advantage
 
-    def pause(self, n_rounds: int) -> None:
-        """Leaves plain decoding alone for some rounds."""
-        self._n_paused = n_rounds
+    def pause(self, seconds: float, position: int) -> None:
+        """Leaves plain decoding alone until a look that costs so much is affordable."""
+        plain_s = self.costs.plain_s(position)
+        missing_s = self._lost_s + seconds - PROBE_SHARE * PROBE_AHEAD * plain_s
+        n_rounds = missing_s / max(PROBE_SHARE * plain_s, 1e-12)
+        self._n_paused = int(min(max(n_rounds, REFRESH), MOST_PAUSED))
 
     def is_paused(self) -> bool:
         """Whether this round is one of them."""
@@ -95,10 +99,16 @@ class Budget:
         self._lost_s = max(self._lost_s, -least if self.costs.knows_plain else 0.0)
 
     def _warm_s(self, done: Round) -> float:
-        """Seconds of a round without what a first run costs extra."""
+        """Seconds of a round without what a first run costs extra.
+
+        Building its graph may take as long as a hundred rounds, but only once: what it takes more
+        than a look may is no loss to be made up for.
+        """
         if self.costs.is_warm(done) or not self.costs.knows_plain:
             return done.seconds
-        return min(done.seconds, self.costs.round_s(done))
+        plain_s = self.costs.plain_s(done.position)
+        most_s = (done.n_tokens + PROBE_SHARE * PROBE_AHEAD) * plain_s
+        return min(done.seconds, self.costs.round_s(done), most_s)
 
 
 class BudgetedRule:
@@ -113,7 +123,7 @@ class BudgetedRule:
         self._budget, self._costs, self._gains = budget, budget.costs, gains
         self._lengths, self._sizes, self._least = lengths, np.array(sizes), least
         self._position, self._rate = 0, 0.0
-        self._is_probe = False
+        self._is_probe, self._again = False, 0
         self._n_old, self._more = REFRESH, np.empty(0)
 
     @property
@@ -125,10 +135,15 @@ class BudgetedRule:
         """The most profitable length or 0; now and then one that only might be."""
         self._position, self._is_probe = position, False
         budget, costs = self._budget, self._costs
+        if 0 < self._again <= limit:
+            self._is_probe = True
+            return self._again
+        if not costs.knows_plain or budget.is_paused():
+            return 0
         # A step of the ladder at a time: costs far beyond what was measured are guesses.
         n_open = sum(n <= costs.most_positions for n in self._lengths) + 1
         lengths = [n for n in self._lengths[:n_open] if self._least <= n <= limit]
-        if not lengths or not costs.knows_plain or budget.is_paused():
+        if not lengths:
             return 0
         plain_s = costs.plain_s(position)
         rate = max(self._rate, 1.0 / max(plain_s, 1e-9))
@@ -156,7 +171,7 @@ class BudgetedRule:
         if budget.may_lose(loss_s, position, may_save=True):
             self._is_probe = True
             return lengths[best]
-        budget.pause(PAUSE if advantage < -HOPELESS else REFRESH)
+        budget.pause(loss_s, position)
         return 0
 
     def pick(self, root: int, candidates: Candidates, limit: int) -> Tree:
@@ -176,7 +191,9 @@ class BudgetedRule:
         return tree.first(n) if kind else chain(root, candidates, n)
 
     def observe(self, done: Round) -> None:
-        """Passes the round on."""
+        """Passes the round on. A first run says little of the next ones: it is repeated once."""
+        is_first = not self._again and not self._costs.knows_draft(done.n_positions)
+        self._again = done.n_positions if is_first else 0
         self._n_old = self._n_old + 1 if self._costs.is_warm(done) else REFRESH
         if done.n_drafted:
             self._gains.observe(done.n_expected, done.n_accepted)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from bisect import bisect
 from collections import deque
 from collections.abc import Sequence
@@ -67,12 +66,14 @@ class Costs:
         self._chains: dict[int, dict[int, Median]] = {}
         self._trees: dict[int, dict[int, Median]] = {}
         self._sample = Median()
+        self._knows_plain = False
         self._curves: dict[tuple[bool, int], list[tuple[int, float, bool]]] = {}
 
     @property
     def knows_plain(self) -> bool:
         """Whether plain rounds were measured more than once."""
-        return self.knows_pass(1)
+        self._knows_plain = self._knows_plain or self.knows_pass(1)
+        return self._knows_plain
 
     @property
     def most_positions(self) -> int:
@@ -92,6 +93,8 @@ class Costs:
 
     def is_warm(self, done: Round) -> bool:
         """Whether rounds like this one have been through their first run."""
+        if not done.n_positions and not done.n_drafted:
+            return self.knows_plain
         is_drafted = not done.n_positions or self.knows_draft(done.n_positions)
         return is_drafted and self.knows_pass(done.n_drafted + 1, done.is_tree)
 
@@ -143,7 +146,9 @@ class Costs:
 
     def plain_s(self, position: int) -> float:
         """A plain round."""
-        return self.pass_s(position, 1) + self.sample_s
+        if 1 not in self._chains:
+            return self.pass_s(position, 1) + self.sample_s
+        return _nearest(self._chains[1], _bucket(position))[1].value + self.sample_s
 
     def _curve(self, bucket: int, is_tree: bool) -> list[tuple[int, float, bool]]:
         """Rows, seconds, and whether that is more than a first time, ascending by rows.
@@ -230,8 +235,10 @@ class Median:
             self._times.clear()
         self._times.append(seconds)
         # Noise only adds; what looks dear by a single accident would never be tried again.
-        of_few = len(self._times) < N_FEW
-        self.value = min(self._times) if of_few else statistics.median(self._times)
+        times = sorted(self._times)
+        at = len(times) // 2
+        middle = times[at] if len(times) % 2 else (times[at - 1] + times[at]) / 2
+        self.value = times[0] if len(times) < N_FEW else middle
 
 
 def _count(value: Any) -> int:

@@ -108,6 +108,32 @@ def test_looks_that_cost_several_rounds_are_saved_for() -> None:
     assert looks[-1] > 3000
 
 
+def tiny() -> Machine:
+    """A model so small that building a graph takes as long as many of its passes."""
+    return Machine(lambda rows: 0.3 + 0.04 * (rows - 1), lambda _: 0.3, tree=2.5, warm_up=15.0)
+
+
+def test_first_runs_do_not_keep_it_from_drafting() -> None:
+    """A draft of one loses, and the one that pays is reached by looks at shorter ones."""
+    text = Text(0.8)
+    best = min(fixed_ms(tiny, text, FixedChain(n)) for n in (5, 7, 11, 15))
+    assert best < 0.8 * 512 * tiny().plain
+    machine, budget = tiny(), Budget()
+    automatic(machine, lambda _: text, budget, n_tokens=768)
+    found = [automatic(machine, lambda _: text, budget, seed=seed)[0] for seed in range(1, 4)]
+    print(f"tiny: {best / np.mean(found):.3f} of the best")
+    assert best / np.mean(found) > 0.9
+
+
+def test_first_runs_are_not_made_for_nothing() -> None:
+    """Looking costs two graphs, here 30 passes, and nothing that grows with the answers."""
+    machine, budget = tiny(), Budget()
+    ms = 0.0
+    for seed in range(8):
+        ms += automatic(machine, lambda _: Text(0.0, sure=0.9), budget, seed=seed)[0]
+    assert (ms / machine.plain - 8 * 512) < 40 + 0.02 * 8 * 512
+
+
 def test_drafting_that_ceases_to_pay_is_given_up() -> None:
     _, rounds = automatic(
         slow(), lambda done: Text(0.98 if done < 600 else 0.0), Budget(), n_tokens=1200

@@ -11,7 +11,7 @@ import pytest
 
 from dflash_gguf import machine_cache, proof
 from dflash_gguf._ffi import ggml_library
-from dflash_gguf.core import _extra_buffer_types
+from dflash_gguf.core.ggml import extra_buffer_types
 from dflash_gguf.proof import proven_buffer_types
 
 
@@ -126,7 +126,7 @@ def test_without_a_place_to_remember_it_is_tried_each_time(
 
 
 def test_the_real_trial_settles_every_type_of_this_machine() -> None:
-    names = _extra_buffer_types()
+    names = extra_buffer_types()
     proven = proven_buffer_types(names, ggml_library())
     runs = json.loads((machine_cache.cache_folder() / "buffer-types.json").read_text())["value"]
     assert [name for name in names if runs[name]] == proven

@@ -69,7 +69,7 @@ def test_a_random_drafter_runs_in_both_engines(tmp_path: Path) -> None:
 
 @pytest.mark.model
 def test_the_shipped_pair_drafts_in_llama_cpp_what_it_drafts_here(tmp_path: Path) -> None:
-    """Acceptance within 2 %. Observed over 50 prompts: all rounds but those at ties are equal."""
+    """Acceptance within 2 %."""
     file = tmp_path / "prompts.jsonl"
     lister = start("check_pair.py", "--list", str(file), "--prompts", "6")
     _, errors = lister.communicate(timeout=600)

@@ -36,6 +36,11 @@ template <class Format>
 struct Tiles {
     using V = typename Format::Vector;
     static constexpr int T = Format::T;
+#if defined(DFL_FEW_ROWS)
+    static constexpr int MAX_ROWS = 3;
+#else
+    static constexpr int MAX_ROWS = Format::MAX_ROWS;
+#endif
     // Of x, in bytes: rows that stay in a core's second cache while tile after tile passes.
     static constexpr int64_t CHUNK = 256 * 1024;
 
@@ -93,7 +98,7 @@ struct Tiles {
     static void multiply(const void * packed, int64_t n_in, int64_t n_out, const void * x,
                          int64_t n_rows, int64_t first_tile, int64_t last_tile, float * dst,
                          int64_t dst_stride) {
-        const int64_t x_size = Format::quantized_row_size(n_in), most = Format::MAX_ROWS;
+        const int64_t x_size = Format::quantized_row_size(n_in), most = MAX_ROWS;
         const int64_t chunk = std::max<int64_t>(CHUNK / x_size / most, 1) * most;
         for (int64_t first = 0; first < n_rows; first += chunk) {
             const int64_t n = std::min(chunk, n_rows - first);
@@ -108,16 +113,15 @@ struct Tiles {
                               int64_t n_rows, int64_t first_tile, int64_t last_tile, float * dst,
                               int64_t dst_stride) {
         const int64_t size = tile_size(n_in), x_size = Format::quantized_row_size(n_in);
-        const int64_t n_groups = (n_rows + Format::MAX_ROWS - 1) / Format::MAX_ROWS;
+        const int64_t n_groups = (n_rows + MAX_ROWS - 1) / MAX_ROWS;
         for (int64_t t = first_tile; t < last_tile; ++t) {
             const auto * tile = static_cast<const uint8_t *>(packed) + t * size;
             const int n = static_cast<int>(std::min<int64_t>(T, n_out - t * T));
             int64_t row = 0;
             for (int64_t group = 0; group < n_groups; ++group) {
                 const int64_t end = n_rows * (group + 1) / n_groups;
-                const auto function =
-                    multiply_tile_of(static_cast<int>(end - row),
-                                     std::make_integer_sequence<int, Format::MAX_ROWS>());
+                const auto function = multiply_tile_of(static_cast<int>(end - row),
+                                                       std::make_integer_sequence<int, MAX_ROWS>());
                 function(tile, n_in, x + row * x_size, x_size, dst + row * dst_stride + t * T,
                          dst_stride, n);
                 row = end;
