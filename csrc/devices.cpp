@@ -22,8 +22,8 @@ Backend & Devices::of_weight(const std::string & name) {
     if (cpu_ == nullptr || std::sscanf(name.c_str(), "blk.%d.", &il) != 1) {
         return main_;
     }
-    const bool expert = name.find("_exps.") != std::string::npos;
-    return expert && split_.cpu_experts ? *cpu_ : of_layer(il);
+    const bool is_expert = name.find("_exps.") != std::string::npos;
+    return is_expert && il < split_.first_experts ? *cpu_ : of_layer(il);
 }
 
 } // namespace dfl

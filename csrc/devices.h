@@ -12,14 +12,14 @@ namespace dfl {
 
 struct Split {
     int64_t first = 0; // layers before it stay on the CPU; the head counts as the layer after all
-    bool cpu_experts = false; // so do the experts of every layer
+    int64_t first_experts = 0; // so do the experts of layers before this one
 
-    bool is_whole() const { return first == 0 && !cpu_experts; }
+    bool is_whole() const { return first == 0 && first_experts == 0; }
 };
 
 class Devices {
   public:
-    // measure: as for Backend; what an imagined card leaves to the CPU is counted as the CPU's.
+    // measure, repack: as for Backend; the CPU beside an imagined card is not imagined.
     Devices(ggml_backend_dev_t device, const Split & split, int n_threads,
             const std::vector<std::string> & excluded, dfl_measure measure = DFL_MEASURE_NOTHING,
             bool repack = true);

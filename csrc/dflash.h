@@ -14,7 +14,7 @@ extern "C" {
 
 #pragma GCC visibility push(default)
 
-enum { DFL_ABI_VERSION = 4 };
+enum { DFL_ABI_VERSION = 5 };
 
 typedef enum {
     DFL_STATUS_OK = 0,
@@ -84,7 +84,7 @@ typedef struct {
     const char * device;                /* name of a device; NULL: the first GPU, else the CPU */
     int32_t n_gpu_layers;               /* the last so many, the head included; < 0: all, if the
                                            device is a GPU; 0: none */
-    int32_t cpu_experts;                /* 1: experts stay on the CPU */
+    int32_t n_cpu_experts;              /* first layers whose experts stay on the CPU */
     int32_t n_threads;                  /* that rearrange weights; 0: one per physical core */
     int32_t repack;                     /* 1: the CPU may rearrange weights for faster kernels; 0:
                                             they stay as in the file */
@@ -189,6 +189,7 @@ typedef struct {
     uint64_t kv_beside_bytes; /* of kv_bytes and so on, on the CPU beside another device */
     uint64_t recurrent_beside_bytes;
     uint64_t trace_beside_bytes;
+    uint64_t arena_beside_bytes;
     char cpu_operations[128]; /* that the device lacks and the CPU does, separated by commas */
 } dfl_session_info;
 

@@ -72,42 +72,23 @@ int64_t padded_rows(int64_t n, const Weights & weights) {
 
 GraphPool::GraphPool(Devices & devices, size_t max_nodes)
     : devices_(devices), backend_(devices.main()), max_nodes_(max_nodes),
-      arena_(ggml_gallocr_new(backend_.default_buffer_type())) {
-    if (!devices.split().is_whole() && !backend_.measures()) {
-        start_scheduling();
-    }
-}
+      arena_(ggml_gallocr_new(backend_.default_buffer_type())) {}
 
-void GraphPool::start_scheduling() {
-    live_.clear();
-    arena_.reset();
-    ggml_backend_t backends[] = {backend_.get(), devices_.cpu()->get()};
-    ggml_backend_buffer_type_t pinned = ggml_backend_dev_host_buffer_type(backend_.device());
-    ggml_backend_buffer_type_t types[] = {
-        backend_.default_buffer_type(),
-        pinned != nullptr ? pinned : devices_.cpu()->default_buffer_type()};
-    scheduler_.reset(ggml_backend_sched_new(backends, types, 2, 2 * max_nodes_,
-                                            /*parallel =*/false, /*op_offload =*/true));
-}
-
-uint64_t GraphPool::arena_bytes() const {
-    if (scheduler_) {
-        return ggml_backend_sched_get_buffer_size(scheduler_.get(), backend_.get()) +
-               ggml_backend_sched_get_buffer_size(scheduler_.get(), devices_.cpu()->get());
-    }
+ArenaBytes GraphPool::arena_bytes() const {
     if (!backend_.measures()) {
-        return ggml_gallocr_get_buffer_size(arena_.get(), 0);
+        return scheduler_ ? scheduler_->bytes()
+                          : ArenaBytes{ggml_gallocr_get_buffer_size(arena_.get(), 0), 0};
     }
-    uint64_t most = 0;
+    ArenaBytes most;
     for (const auto & [kind, wanted] : wanted_) {
-        most = std::max(most, wanted);
+        most = most_of(most, wanted);
     }
     return most;
 }
 
 uint64_t GraphPool::arena_bytes(GraphKind kind) const {
     const auto found = wanted_.find(kind);
-    return found == wanted_.end() ? 0 : found->second;
+    return found == wanted_.end() ? 0 : found->second.main;
 }
 
 // The buffer that holds a graph's results; views may lie in caches instead.
@@ -134,17 +115,18 @@ static std::string what_for(const BatchShape & shape) {
 
 void GraphPool::allocate(LiveGraph & fresh, uint64_t wanted) {
     const std::string what = what_for(fresh.shape);
-    const uint64_t before = arena_bytes();
+    const uint64_t before = arena_bytes().main;
     if (wanted > before) {
         backend_.check_fits(wanted - before, what.c_str());
     }
     const bool allocated = ggml_gallocr_alloc_graph(arena_.get(), fresh.graph);
-    if (!allocated || arena_bytes() != before) {
+    const bool moved = arena_bytes().main != before;
+    if (!allocated || moved) {
         live_.clear(); // they point into the arena that was just replaced
     }
     DFL_CHECK(allocated, DFL_STATUS_MEMORY, "device %s cannot allocate %llu bytes for %s",
               backend_.name(), (unsigned long long)wanted, what.c_str());
-    if (arena_bytes() != before) {
+    if (moved) {
         backend_.use_huge_pages(arena_buffer(fresh.graph));
     }
 }
@@ -157,11 +139,8 @@ LiveGraph & GraphPool::get(const BatchShape & shape, const GraphBuilder & build)
         }
     }
     LiveGraph fresh = built(shape, build);
-    if (!scheduler_ && !backend_.measures() && needs_cpu(fresh.graph)) {
-        start_scheduling();
-    }
-    LiveGraph & live =
-        scheduler_ ? get_scheduled(std::move(fresh)) : get_in_arena(std::move(fresh));
+    LiveGraph & live = wants_scheduler(fresh.graph) ? get_scheduled(std::move(fresh), build)
+                                                    : get_in_arena(std::move(fresh));
     ++n_built_;
     return live;
 }
@@ -179,36 +158,45 @@ LiveGraph GraphPool::built(const BatchShape & shape, const GraphBuilder & build)
     return fresh;
 }
 
-// Whether the device lacks an operation, which is noted.
-bool GraphPool::needs_cpu(ggml_cgraph * graph) {
-    bool lacks = false;
-    for (int i = 0; devices_.cpu() != nullptr && i < ggml_graph_n_nodes(graph); ++i) {
-        const ggml_tensor * node = ggml_graph_node(graph, i);
-        if (ggml_backend_supports_op(backend_.get(), node)) {
-            continue;
-        }
-        DFL_CHECK(node->view_src == nullptr || node->view_src->buffer == nullptr,
-                  DFL_STATUS_UNSUPPORTED, "device %s cannot write to its caches: it lacks %s",
-                  backend_.name(), ggml_op_desc(node));
-        cpu_operations_.insert(ggml_op_desc(node));
-        lacks = true;
+bool GraphPool::wants_scheduler(ggml_cgraph * graph) {
+    if (devices_.cpu() == nullptr || backend_.is_imagined()) {
+        return false;
     }
-    return lacks;
+    const std::set<std::string> lacking = lacking_operations(backend_, graph);
+    cpu_operations_.insert(lacking.begin(), lacking.end());
+    if (!scheduler_ && (!lacking.empty() || !devices_.split().is_whole())) {
+        live_.clear();
+        arena_.reset();
+        scheduler_ = std::make_unique<Scheduler>(devices_, max_nodes_);
+    }
+    return scheduler_ != nullptr;
 }
 
-LiveGraph & GraphPool::get_scheduled(LiveGraph fresh) {
-    live_.clear();
-    live_.push_front(std::move(fresh));
-    ggml_backend_sched_reset(scheduler_.get());
-    if (!ggml_backend_sched_alloc_graph(scheduler_.get(), live_.front().graph)) {
-        const std::string what = what_for(live_.front().shape);
-        live_.clear();
-        throw Error(DFL_STATUS_MEMORY,
-                    format("devices %s and %s cannot allocate %s", backend_.name(),
-                           devices_.cpu()->name(), what.c_str()));
+void GraphPool::note_size(const LiveGraph & live, const ArenaBytes & wanted) {
+    ArenaBytes & most = wanted_[live.shape.kind];
+    most = most_of(most, wanted);
+    if (backend_.is_cuda()) {
+        pool_bytes_ = std::max(pool_bytes_, card::pool_bytes(live.graph));
     }
-    uint64_t & most = wanted_[live_.front().shape.kind];
-    most = std::max(most, arena_bytes());
+}
+
+LiveGraph & GraphPool::get_scheduled(LiveGraph fresh, const GraphBuilder & build) {
+    live_.clear();
+    const uint64_t before = arena_bytes().main;
+    if (backend_.measures()) {
+        note_size(fresh, scheduler_->measure(fresh.graph));
+    } else if (scheduler_->hold(fresh.graph)) {
+        const ArenaBytes now = arena_bytes();
+        note_size(fresh, now.main > before ? now : ArenaBytes{}); // else a larger graph was here
+    } else {
+        const ArenaBytes wanted = scheduler_->measure(built(fresh.shape, build).graph);
+        throw Error(DFL_STATUS_MEMORY,
+                    format("%s needs %llu MiB on %s and %llu MiB on %s, which there are not",
+                           what_for(fresh.shape).c_str(), (unsigned long long)(wanted.main >> 20),
+                           backend_.name(), (unsigned long long)(wanted.beside >> 20),
+                           devices_.cpu()->name()));
+    }
+    live_.push_front(std::move(fresh));
     return live_.front();
 }
 
@@ -220,11 +208,8 @@ LiveGraph & GraphPool::get_in_arena(LiveGraph fresh) {
     if (!backend_.measures()) {
         allocate(fresh, wanted);
     }
-    uint64_t & most = wanted_[fresh.shape.kind];
-    most = std::max(most, wanted);
-    if (backend_.is_cuda()) {
-        pool_bytes_ = std::max(pool_bytes_, card::pool_bytes(fresh.graph));
-    }
+    // An imagined card with the CPU beside it: each has at most the results of the whole graph.
+    note_size(fresh, {wanted, devices_.split().is_whole() ? 0 : wanted});
     live_.push_front(std::move(fresh));
     if (live_.size() > MAX_LIVE) {
         live_.pop_back();
@@ -233,11 +218,11 @@ LiveGraph & GraphPool::get_in_arena(LiveGraph fresh) {
 }
 
 void GraphPool::compute(LiveGraph & live) {
-    if (!scheduler_) {
+    if (scheduler_) {
+        scheduler_->compute(live.graph);
+    } else {
         backend_.compute(live.graph);
-        return;
     }
-    backend_.check(ggml_backend_sched_graph_compute(scheduler_.get(), live.graph));
 }
 
 } // namespace dfl

@@ -3,12 +3,13 @@
 #pragma once
 
 #include "cache.h"
-#include "devices.h"
 #include "layers/build.h"
+#include "scheduler.h"
 
 #include <functional>
 #include <list>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 
@@ -90,10 +91,13 @@ class GraphPool {
     void compute(LiveGraph & live);
     // Names of operations that the device lacks and the CPU does.
     const std::set<std::string> & cpu_operations() const { return cpu_operations_; }
+    // Whether graphs go over two devices.
+    bool is_split() const { return scheduler_ != nullptr; }
     // Forgets all graphs: a tensor they use goes away.
     void clear() { live_.clear(); }
-    uint64_t arena_bytes() const;
-    // What the largest graph of a kind needs of it.
+    // Of the memory for all results. Of an imagined card that has the CPU beside it: at most.
+    ArenaBytes arena_bytes() const;
+    // What the largest graph of a kind needs of it on the main device.
     uint64_t arena_bytes(GraphKind kind) const;
     // What the device's own pool takes beside it; 0 where there is none.
     uint64_t pool_bytes() const { return pool_bytes_; }
@@ -102,23 +106,23 @@ class GraphPool {
 
   private:
     LiveGraph built(const BatchShape & shape, const GraphBuilder & build) const;
+    // Whether the scheduler is to run a graph, as it runs all from the first one on.
+    bool wants_scheduler(ggml_cgraph * graph);
     LiveGraph & get_in_arena(LiveGraph fresh);
-    LiveGraph & get_scheduled(LiveGraph fresh);
+    LiveGraph & get_scheduled(LiveGraph fresh, const GraphBuilder & build);
     uint64_t arena_bytes_for(ggml_cgraph * graph) const;
-    bool needs_cpu(ggml_cgraph * graph);
-    void start_scheduling();
     void allocate(LiveGraph & fresh, uint64_t wanted);
+    void note_size(const LiveGraph & live, const ArenaBytes & wanted);
 
     Devices & devices_;
     Backend & backend_; // the main one
     size_t max_nodes_;
-    // Of graphs that run on two devices: it holds one at a time. Empty as long as all run on one.
-    ggml_backend_sched_ptr scheduler_;
+    std::unique_ptr<Scheduler> scheduler_; // NULL as long as every graph runs on one device
     std::set<std::string> cpu_operations_;
     ggml_gallocr_ptr arena_;
     std::list<LiveGraph> live_; // most recently used first
     int64_t n_built_ = 0;
-    std::map<GraphKind, uint64_t> wanted_; // arena of the largest graph
+    std::map<GraphKind, ArenaBytes> wanted_; // by the largest graph
     uint64_t pool_bytes_ = 0;
 };
 

@@ -31,7 +31,9 @@ Model::Model(const std::string & path, const ModelParams & params)
     if (on_gpu()) {
         const int64_t n = params.n_gpu_layers;
         split_.first = n < 0 ? 0 : std::max<int64_t>(0, hp_.n_layer() + 1 - n);
-        split_.cpu_experts = params.cpu_experts && hp_.experts.n_expert > 0;
+        if (hp_.experts.n_expert > 0) {
+            split_.first_experts = std::min<int64_t>(params.n_cpu_experts, hp_.n_layer());
+        }
     }
     Devices devices(device_, split_, params.n_threads, params.excluded_buffer_types, measure_,
                     params.repack);

@@ -16,7 +16,7 @@ struct ModelParams {
     // Negative: all of them, if there is such a device; 0: none; else the last so many, of which
     // the head is one.
     int n_gpu_layers = -1;
-    bool cpu_experts = false;
+    int n_cpu_experts = 0; // first layers whose experts stay on the CPU
     std::vector<std::string> excluded_buffer_types;
     LoadProgress progress;
     std::string device = ""; // of the layers that are not on the CPU; empty: the first GPU

@@ -98,8 +98,8 @@ class Session {
     uint64_t kv_beside_bytes() const { return kv_.bytes_on(devices_.cpu()); }
     uint64_t recurrent_beside_bytes() const { return recurrent_.bytes_on(devices_.cpu()); }
     uint64_t trace_beside_bytes() const { return recurrent_.trace_bytes_on(devices_.cpu()); }
-    uint64_t arena_bytes() const { return graphs_.arena_bytes(); }
-    // What the largest graph of a kind needs of it.
+    ArenaBytes arena_bytes() const { return graphs_.arena_bytes(); }
+    // What the largest graph of a kind needs of it on the main device.
     uint64_t arena_bytes(GraphKind kind) const { return graphs_.arena_bytes(kind); }
     uint64_t pool_bytes() const { return graphs_.pool_bytes(); }
     uint64_t draft_bytes() const { return draft_ ? draft_->bytes() : 0; }
@@ -139,6 +139,7 @@ class Session {
     void set_inputs(LiveGraph & live, const Pass & pass);
     void set_mask(const Mask & mask, int64_t n_kv, const Pass & pass) const;
     void append(const int32_t * tokens, int64_t n, int64_t n_out, bool inject);
+    void reserve_graphs();
     void reserve_verify_graphs(int64_t n);
     void promote_state(const int32_t * nodes, int64_t n);
     void check_no_open_verify() const;

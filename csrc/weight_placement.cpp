@@ -11,13 +11,13 @@
 
 namespace dfl {
 
-ggml_context * WeightLoader::context_for(ggml_backend_buffer_type_t buft) {
-    auto found = contexts_.find(buft);
+ggml_context * WeightLoader::context_for(const Place & place) {
+    auto found = contexts_.find(place);
     if (found == contexts_.end()) {
         // Every tensor of the file, and the head once more where it is tied to the embeddings.
         const size_t size = (file_.tensor_count() + 1) * ggml_tensor_overhead();
         weights_.contexts.emplace_back(ggml_init({size, nullptr, true}));
-        found = contexts_.emplace(buft, weights_.contexts.back().get()).first;
+        found = contexts_.emplace(place, weights_.contexts.back().get()).first;
     }
     return found->second;
 }
@@ -45,12 +45,12 @@ static bool op_runs(const Backend & backend, ggml_backend_buffer_type_t buft,
     return runs;
 }
 
-ggml_backend_buffer_type_t WeightLoader::choose(const ggml_tensor * meta, ggml_op op) const {
-    Backend & backend = devices_.of_weight(meta->name);
+WeightLoader::Place WeightLoader::choose(const ggml_tensor * meta, ggml_op op) const {
+    const Backend & backend = devices_.of_weight(meta->name);
     if (op == GGML_OP_MUL_MAT || op == GGML_OP_MUL_MAT_ID) {
         for (auto buft : backend.weight_buffer_types()) {
             if (op_runs(backend, buft, meta, op, std::max<int64_t>(1, hp_.experts.n_used))) {
-                return buft;
+                return {&backend, buft};
             }
         }
         throw Error(DFL_STATUS_UNSUPPORTED,
@@ -58,15 +58,14 @@ ggml_backend_buffer_type_t WeightLoader::choose(const ggml_tensor * meta, ggml_o
                            file_.path().c_str(), backend.name(), meta->name,
                            ggml_type_name(meta->type)));
     }
-    return backend.default_buffer_type();
+    return {&backend, backend.default_buffer_type()};
 }
 
 // Mapped pages serve the CPU as they are; ggml's kernels want their usual alignment.
-bool WeightLoader::can_map(const std::string & name, ggml_backend_buffer_type_t buft) const {
+bool WeightLoader::can_map(const std::string & name, const Place & place) const {
     const auto address = reinterpret_cast<uintptr_t>(file_.tensor_data(name));
-    const Backend & backend = devices_.of_weight(name);
-    return backend.is_host() && buft == backend.default_buffer_type() &&
-           address % ggml_backend_buft_get_alignment(buft) == 0;
+    return place.backend->is_host() && place.type == place.backend->default_buffer_type() &&
+           address % ggml_backend_buft_get_alignment(place.type) == 0;
 }
 
 const PackedMatrix * WeightLoader::packed(const std::vector<std::string> & names, ggml_type type,
@@ -139,38 +138,40 @@ void WeightLoader::map_in_place() {
     weights_.buffers.push_back(std::move(buffer));
 }
 
-void WeightLoader::allocate(ggml_backend_buffer_type_t buft, ggml_context * ctx) {
+void WeightLoader::count_copied(const Backend & backend, uint64_t bytes) {
+    weights_.copied_bytes += bytes;
+    weights_.beside_bytes += &backend == devices_.cpu() ? bytes : 0;
+}
+
+void WeightLoader::allocate(const Place & place, ggml_context * ctx) {
     uint64_t bytes = 0;
     for (const Request & request : requests_) {
         if (request.tensor != nullptr && !request.mapped &&
             ggml_get_tensor(ctx, request.tensor->name) == request.tensor) {
-            bytes += ggml_backend_buft_get_alloc_size(buft, request.tensor);
+            bytes += ggml_backend_buft_get_alloc_size(place.type, request.tensor);
         }
     }
     if (bytes == 0) {
         return;
     }
-    const ggml_backend_dev_t device = ggml_backend_buft_get_device(buft);
-    const Backend & backend =
-        device == devices_.main().device() ? devices_.main() : devices_.host();
+    const Backend & backend = *place.backend;
+    ggml_backend_buffer_ptr buffer;
     if (backend.measures()) {
-        Allocation counted = backend.count(ctx, buft);
-        weights_.copied_bytes += counted.bytes;
-        weights_.beside_bytes += &backend == devices_.cpu() ? counted.bytes : 0;
-        weights_.buffers.push_back(std::move(counted.buffer));
-        return;
+        Allocation counted = backend.count(ctx, place.type);
+        count_copied(backend, counted.bytes);
+        buffer = std::move(counted.buffer);
+    } else {
+        backend.check_fits(bytes, format("weights of %s", file_.path().c_str()).c_str());
+        // Mapped tensors of this context have their buffer already and are passed over.
+        buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(ctx, place.type));
+        DFL_CHECK(buffer != nullptr, DFL_STATUS_MEMORY,
+                  "%s: device %s cannot allocate %llu bytes for weights", file_.path().c_str(),
+                  backend.name(), (unsigned long long)bytes);
+        backend.use_huge_pages(buffer.get());
+        count_copied(backend, ggml_backend_buffer_get_size(buffer.get()));
     }
-    backend.check_fits(bytes, format("weights of %s", file_.path().c_str()).c_str());
-    // Mapped tensors of this context have their buffer already and are passed over.
-    weights_.buffers.emplace_back(ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft));
-    DFL_CHECK(weights_.buffers.back() != nullptr, DFL_STATUS_MEMORY,
-              "%s: device %s cannot allocate %llu bytes for weights", file_.path().c_str(),
-              backend.name(), (unsigned long long)bytes);
-    backend.use_huge_pages(weights_.buffers.back().get());
-    ggml_backend_buffer_set_usage(weights_.buffers.back().get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
-    const uint64_t size = ggml_backend_buffer_get_size(weights_.buffers.back().get());
-    weights_.copied_bytes += size;
-    weights_.beside_bytes += &backend == devices_.cpu() ? size : 0;
+    ggml_backend_buffer_set_usage(buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    weights_.buffers.push_back(std::move(buffer));
 }
 
 void WeightLoader::allocate_packed() {
@@ -180,8 +181,7 @@ void WeightLoader::allocate_packed() {
     for (const PackedMatrix & matrix : weights_.packed) {
         bytes += GGML_PAD(matrix.bytes(), alignment);
     }
-    weights_.copied_bytes += bytes;
-    weights_.beside_bytes += &backend == devices_.cpu() ? bytes : 0;
+    count_copied(backend, bytes);
     if (bytes == 0 || backend.measures()) {
         return;
     }
@@ -242,8 +242,8 @@ std::unique_ptr<Weights> WeightLoader::load(const LoadProgress & progress) {
     LogCapture quiet; // repacking logs a line for each tensor
     check_nothing_left();
     map_in_place();
-    for (auto [buft, ctx] : contexts_) {
-        allocate(buft, ctx);
+    for (auto [place, ctx] : contexts_) {
+        allocate(place, ctx);
     }
     allocate_packed();
     if (devices_.main().measures()) {

@@ -84,13 +84,13 @@ const ggml_tensor * WeightLoader::checked(const std::string & name, const std::v
 
 ggml_tensor * WeightLoader::request(const std::string & name, std::vector<int64_t> ne, ggml_op op) {
     const ggml_tensor * meta = checked(name, ne, op);
-    const auto buft = choose(meta, op);
-    ggml_tensor * tensor = ggml_dup_tensor(context_for(buft), meta);
+    const Place place = choose(meta, op);
+    ggml_tensor * tensor = ggml_dup_tensor(context_for(place), meta);
     ggml_set_name(tensor, name.c_str());
     Request request;
     request.file_names = {name};
     request.tensor = tensor;
-    request.mapped = can_map(name, buft);
+    request.mapped = can_map(name, place);
     requests_.push_back(request);
     return tensor;
 }
@@ -115,13 +115,13 @@ Linear WeightLoader::stacked(const std::vector<Part> & parts, int il, int64_t n_
     if (linear.packed != nullptr) {
         return linear;
     }
-    const auto buft = choose(&whole, GGML_OP_MUL_MAT);
+    const Place place = choose(&whole, GGML_OP_MUL_MAT);
     Request request;
-    request.mapped = can_map(names[0], buft);
+    request.mapped = can_map(names[0], place);
     if (request.mapped && !file_.are_adjacent(names)) {
         return {}; // a copy would cost the memory that mapping saves
     }
-    linear.weight = ggml_new_tensor_2d(context_for(buft), whole.type, n_in, whole.ne[1]);
+    linear.weight = ggml_new_tensor_2d(context_for(place), whole.type, n_in, whole.ne[1]);
     ggml_set_name(linear.weight, names[0].c_str());
     request.tensor = linear.weight;
     request.file_names = std::move(names);

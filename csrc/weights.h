@@ -13,10 +13,12 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 namespace dfl {
 
+class Backend;
 class Devices;
 
 // y = (weight x) * scale + bias; scale and bias are optional companions in the file.
@@ -172,13 +174,23 @@ class WeightLoader {
     // The matrix of these tensors' rows for our own kernels; NULL where they have none for it.
     const PackedMatrix * packed(const std::vector<std::string> & names, ggml_type type,
                                 int64_t n_in, int64_t n_out);
-    bool can_map(const std::string & name, ggml_backend_buffer_type_t buft) const;
-    ggml_backend_buffer_type_t choose(const ggml_tensor * meta, ggml_op op) const;
-    ggml_context * context_for(ggml_backend_buffer_type_t buft);
+    // Where tensors of one kind of buffer go.
+    struct Place {
+        const Backend * backend;
+        ggml_backend_buffer_type_t type;
+
+        bool operator<(const Place & o) const {
+            return std::tie(backend, type) < std::tie(o.backend, o.type);
+        }
+    };
+    Place choose(const ggml_tensor * meta, ggml_op op) const;
+    bool can_map(const std::string & name, const Place & place) const;
+    ggml_context * context_for(const Place & place);
     void check_nothing_left() const;
     uint64_t file_bytes(const Request & request) const;
     void map_in_place();
-    void allocate(ggml_backend_buffer_type_t buft, ggml_context * ctx);
+    void allocate(const Place & place, ggml_context * ctx);
+    void count_copied(const Backend & backend, uint64_t bytes);
     void allocate_packed();
     void note_placement(const Request & request);
     void fill(const Request & request) const;
@@ -189,7 +201,7 @@ class WeightLoader {
     std::unique_ptr<Weights> owned_;
     Weights & weights_;
     std::vector<Request> requests_;
-    std::map<ggml_backend_buffer_type_t, ggml_context *> contexts_;
+    std::map<Place, ggml_context *> contexts_;
     std::set<std::string> read_directly_; // tensors nobody computes with
 };
 

@@ -12,13 +12,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from . import pair
-from .cli_arguments import decode_config, load_config, parser, prompt_text, unescaped
+from .cli_arguments import decode_config, parser, prompt_text, unescaped
 from .cli_plan import fitted, show_plan
 from .config import DecodeConfig, LoadConfig
 from .convert.schema import Key
 from .core import Error, devices, load_backend
 from .decoder import Decoder, load
 from .gguf_metadata import Metadata
+from .model_arguments import load_config
 from .results import Result
 from .terminal import Bar, comparison, figures
 
@@ -54,6 +55,13 @@ def guarded(run: Callable[[], int]) -> int:
         return _fail(str(error) or "out of memory")
 
 
+def tell_detours(decoder: Decoder) -> None:
+    """One line on stderr if the CPU computes what the device cannot."""
+    if lacking := decoder.session.cpu_operations:
+        names = ", ".join(lacking)
+        print(f"{decoder.model.backend} lacks {names}: the CPU computes that", file=sys.stderr)
+
+
 def _fail(sentence: str) -> int:
     print(f"error: {sentence}", file=sys.stderr)
     return 1
@@ -75,6 +83,7 @@ def _run(args: argparse.Namespace) -> int:
         raise ValueError("--vram goes with --fit or --plan")
     text = None if args.interactive or args.tokens is not None else prompt_text(args)
     with _load(args, settings) as decoder:
+        tell_detours(decoder)
         if args.interactive:
             return _chat(decoder, args, config)
         prompt = args.tokens if text is None else _prompt(decoder, args, text)

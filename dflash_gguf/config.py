@@ -21,6 +21,7 @@ AUTO_TREE_BUDGET = 63
 
 MAX_N_CTX = 1 << 30
 MAX_DRAFT = 1 << 16
+MAX_LAYERS = 1 << 16
 MAX_THREADS = 512
 SEED_MIN, SEED_MAX = -(1 << 63), (1 << 64) - 1
 MODEL_N_CTX_CAP = 4096
@@ -38,7 +39,7 @@ class LoadConfig:
     device: name of the device for layers that are not on the CPU, as `devices()` lists it; None is
         the first GPU.
     n_gpu_layers: layers on that device, the last ones, the head included; None is all, 0 is none.
-    cpu_moe: the experts of every layer stay on the CPU.
+    n_cpu_moe: first layers whose experts stay on the CPU.
     backend_module: file of a ggml backend (libggml-cuda.so) to load first, for a ggml that was
         built without it.
     n_ubatch: prompt tokens computed at once.
@@ -53,7 +54,7 @@ class LoadConfig:
     n_threads: int | None = None
     device: str | None = None
     n_gpu_layers: int | None = None
-    cpu_moe: bool = False
+    n_cpu_moe: int = 0
     backend_module: str | None = None
     n_ubatch: int = 512
     draft_window: int = 4096
@@ -69,9 +70,8 @@ class LoadConfig:
         if self.n_threads is not None:
             _set(self, "n_threads", _integer("n_threads", self.n_threads, 1, MAX_THREADS))
         if self.n_gpu_layers is not None:
-            _set(self, "n_gpu_layers", _integer("n_gpu_layers", self.n_gpu_layers, 0, 1 << 16))
-        if not isinstance(self.cpu_moe, bool):
-            raise ValueError(f"cpu_moe is {self.cpu_moe!r}, must be True or False")
+            _set(self, "n_gpu_layers", _integer("n_gpu_layers", self.n_gpu_layers, 0, MAX_LAYERS))
+        _set(self, "n_cpu_moe", _integer("n_cpu_moe", self.n_cpu_moe, 0, MAX_LAYERS))
         _set(self, "n_ubatch", _integer("n_ubatch", self.n_ubatch, 1, 1 << 16))
         _set(self, "draft_window", _integer("draft_window", self.draft_window, 1, MAX_N_CTX))
         _check_flag("repack", self.repack)

@@ -34,7 +34,7 @@ def load(
     n_threads: int | None = None,
     device: str | None = None,
     n_gpu_layers: int | None = None,
-    cpu_moe: bool = False,
+    n_cpu_moe: int = 0,
     backend_module: str | None = None,
     n_ubatch: int = 512,
     draft_window: int = 4096,
@@ -54,7 +54,7 @@ def load(
         n_threads=n_threads,
         device=device,
         n_gpu_layers=n_gpu_layers,
-        cpu_moe=cpu_moe,
+        n_cpu_moe=n_cpu_moe,
         backend_module=backend_module,
         n_ubatch=n_ubatch,
         draft_window=draft_window,
@@ -67,7 +67,7 @@ def load(
         return Decoder(model, Session(model), tokenizer)
     loaded = Drafter(os.fspath(drafter), model, progress)
     session = Session(model, drafter=loaded, draft_window=draft_window)
-    place = (model.backend, str(n_gpu_layers), str(cpu_moe))
+    place = (model.backend, str(n_gpu_layers), str(n_cpu_moe))
     settings = (*place, session.n_threads, cache_type_k, cache_type_v)
     kernels = [*sorted(model.kernels), *sorted(loaded.kernels)]
     costs = CostFile([model.path, loaded.path], *settings, *kernels)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from .config import N_CHECKPOINTS, LoadConfig
-from .core import Drafter, Error, Model, Session, devices
+from .core import Drafter, Error, Model, Session, devices, load_backend
 
 CONTEXT_BYTES = 512 << 20
 """About what the driver and ggml's kernels take of a card that is not there to be asked."""
@@ -64,9 +64,9 @@ class Plan:
         """The items in MiB, a column for each place."""
         places = [x for x in ("device", "host", "file") if self.total(x)]
         rows = [("MiB", *(self._heading(place) for place in places))]
-        for item in self.items:
-            cells = (_mib(item.bytes) if item.where == place else "" for place in places)
-            rows.append((item.name, *cells))
+        for name in dict.fromkeys(item.name for item in self.items):
+            found = {item.where: _mib(item.bytes) for item in self.items if item.name == name}
+            rows.append((name, *(found.get(place, "") for place in places)))
         rows.append(("in all", *(_mib(self.total(place)) for place in places)))
         widths = [max(len(row[i]) for row in rows) for i in range(len(places) + 1)]
         lines = [
@@ -121,9 +121,8 @@ class Planner:
         """Errors: Error for files that would not load."""
         self._vram = vram
         self.config = config
-        self.model = Model(os.fspath(path), config, measure="device")
-        if vram is not None and not self.model.on_gpu:
-            self.model = Model(os.fspath(path), config, measure="card")
+        imagined = vram is not None and not _has_gpu(config)
+        self.model = Model(os.fspath(path), config, measure="card" if imagined else "device")
         self._drafter = None if drafter is None else Drafter(os.fspath(drafter), self.model)
 
     @property
@@ -152,6 +151,13 @@ class Planner:
         if not self.model.on_gpu or self._vram is None:
             return free
         return self._vram if self.model.is_imagined else min(self._vram, free)
+
+
+def _has_gpu(config: LoadConfig) -> bool:
+    if config.backend_module is not None:
+        load_backend(config.backend_module)
+    wanted = (config.device or "").lower()
+    return any(x.type == "gpu" and wanted in ("", x.name.lower()) for x in devices())
 
 
 def free_bytes(device: str) -> int:
@@ -194,7 +200,10 @@ def _items(model: Model, drafter: Drafter | None, session: Session) -> Iterator[
         yield Item(name, size - beside, place)
         yield Item(name, beside, "host")
     yield Item("drafter's K/V and features", info.draft_bytes, place)
-    yield Item(f"compute buffer ({_largest(info)})", info.arena_bytes, place)
+    at_most = ", at most" if model.is_imagined and info.arena_beside_bytes else ""
+    compute = f"compute buffer ({_largest(info)}){at_most}"
+    yield Item(compute, info.arena_bytes - info.arena_beside_bytes, place)
+    yield Item(compute, info.arena_beside_bytes, "host")
     yield Item("device library's pool, about", info.pool_bytes, place)
     if model.is_imagined:
         yield Item("driver and kernels, about", CONTEXT_BYTES, place)

@@ -68,6 +68,7 @@ class FakeSession:
     ) -> None:
         self.model, self.script, self.mark, self.n_ctx = model, script, mark, n_ctx
         self.n_threads = 2
+        self.cpu_operations: list[str] = []
         self.tokens: list[int] = []
         self.fed: list[int] = []
         self.interrupt_at: int | None = None

@@ -19,8 +19,9 @@ from fakes import FakeModel, FakeSession
 from vocabularies import CHAT_TEMPLATE, byte_level, smollm2_file, write
 
 from dflash_gguf import cli, pair
-from dflash_gguf.cli_arguments import gpu_layers, parser, token_ids, unescaped
+from dflash_gguf.cli_arguments import parser, token_ids, unescaped
 from dflash_gguf.decoder import Decoder
+from dflash_gguf.model_arguments import gpu_layers
 from dflash_gguf.results import Result
 from dflash_gguf.terminal import Bar, comparison
 from dflash_gguf.text import Tokenizer
@@ -98,7 +99,7 @@ def test_escapes_are_read_in_prompts_unless_told_otherwise(loader: Loader) -> No
 
 def test_flags_reach_the_load(loader: Loader) -> None:
     flags = "-p x: -c 64 -t 3 -ngl 7 -ub 32 -ctk q8_0 -ctv f32 -md d.gguf --draft-window 9"
-    flags += " -dev CUDA1 -cmoe --backend-module m.so -nr"
+    flags += " -dev CUDA1 -ncmoe 5 --backend-module m.so -nr"
     run(loader, *shlex.split(flags))
     arguments = {key: loader.arguments[key] for key in loader.arguments if key != "progress"}
     assert arguments == {
@@ -109,7 +110,7 @@ def test_flags_reach_the_load(loader: Loader) -> None:
         "n_threads": 3,
         "device": "CUDA1",
         "n_gpu_layers": 7,
-        "cpu_moe": True,
+        "n_cpu_moe": 5,
         "backend_module": "m.so",
         "n_ubatch": 32,
         "cache_type_k": "q8_0",

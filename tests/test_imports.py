@@ -23,7 +23,7 @@ PYTHON_LAYERS = (
     ("cli",),
     ("cli_arguments", "cli_plan", "terminal"),
     ("decoder",),
-    ("fit",),
+    ("fit", "model_arguments"),
     ("plan", "drafting"),
     ("decode", "text", "core"),
     ("account", "answer", "budget", "proposer", "rules"),
@@ -39,7 +39,8 @@ SOLE_IMPORTERS = {"cffi": {"_ffi"}, "llama_cpp": {"text"}, "jinja2": {"chat"}}
 
 # Stems of csrc, a header and its source being one piece; a folder's files may include each other.
 CPP_LAYERS = (
-    ("api",),
+    ("api", "api_model", "api_session"),
+    ("api_handles",),
     ("session_pass", "session_round"),
     ("session",),
     ("draft_state",),
@@ -49,6 +50,7 @@ CPP_LAYERS = (
     ("arch/",),
     ("layers/", "weight_placement"),
     ("cache", "weights"),
+    ("scheduler",),
     ("devices",),
     ("hparams", "packed_matrix"),
     ("backend", "gguf_file", "quantize", "select", "tree"),

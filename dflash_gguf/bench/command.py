@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ..budget import SIZES
-from ..cli import guarded
-from ..cli_arguments import add_device
+from ..cli import guarded, tell_detours
 from ..config import AUTO_TREE_BUDGET, DecodeConfig
 from ..decoder import Decoder, load
 from ..gains import ladder
+from ..model_arguments import add_device
 from . import plot, replay
 from .measure import measure
 from .prompts import read_prompts
@@ -109,9 +109,10 @@ def _run(args: argparse.Namespace) -> int:
             n_threads=args.threads,
             device=args.device,
             n_gpu_layers=args.gpu_layers,
-            cpu_moe=args.cpu_moe,
+            n_cpu_moe=args.n_cpu_moe,
             backend_module=args.backend_module,
         ) as decoder:
+            tell_detours(decoder)
             pair = f"{Path(target).stem} + {Path(drafter).stem}"
             ids = [(prompt.name, prompt.ids(decoder, args.chat)) for prompt in prompts]
             settings = parse_settings(args.settings, decoder.session.max_draft)

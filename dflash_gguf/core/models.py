@@ -35,7 +35,7 @@ def _model_params(
             {
                 "device": device,
                 "n_gpu_layers": -1 if layers is None else layers,
-                "cpu_experts": config.cpu_moe,
+                "n_cpu_experts": config.n_cpu_moe,
                 "n_threads": config.n_threads or 0,
                 "repack": config.repack,
                 "excluded_buffer_types": excluded,

@@ -1,9 +1,9 @@
-// A ggml backend module for tests: devices whose memory the host must not touch, computing with
+// A ggml backend module for tests: a device whose memory the host must not touch, computing with
 // ggml's own CPU kernels, so that results equal the CPU's to the last bit. Outside of ggml's own
 // calls every page of a buffer is inaccessible: a host access is a segmentation fault.
 //
-// FAKE_DEVICES: how many (1). FAKE_DEVICE_MIB: memory of each (4096). FAKE_DEVICE_LACKS: names of
-// operations they do not have, separated by commas (GGML_OP names, as SOLVE_TRI).
+// Read whenever asked: FAKE_DEVICE_MIB, its memory (4096), and FAKE_DEVICE_LACKS, operations it
+// does not have, separated by commas (GGML_OP names, as SOLVE_TRI).
 #include "ggml-backend-impl.h"
 
 #include <algorithm>
@@ -14,7 +14,6 @@
 #include <sstream>
 #include <string>
 #include <sys/mman.h>
-#include <vector>
 
 namespace {
 
@@ -24,8 +23,6 @@ struct Memory {
 };
 
 struct Device {
-    std::string name;
-    size_t total = 0;
     size_t used = 0;
     ggml_backend_buffer_type buft = {};
     ggml_backend_device device = {};
@@ -33,10 +30,26 @@ struct Device {
 
 std::mutex mutex;
 std::set<Memory *> memories;
-std::vector<Device> devices;
-std::set<std::string> lacking;
+Device fake;
 
-// While one lives the host may touch the devices' memory, as a driver would.
+// Of the device now.
+size_t total() {
+    const char * mib = std::getenv("FAKE_DEVICE_MIB");
+    return (mib != nullptr ? std::strtoull(mib, nullptr, 10) : 4096) << 20;
+}
+
+bool lacks(const char * operation) {
+    const char * list = std::getenv("FAKE_DEVICE_LACKS");
+    std::stringstream names(list != nullptr ? list : "");
+    for (std::string name; std::getline(names, name, ',');) {
+        if (name == operation) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// While one lives the host may touch the device's memory, as a driver would.
 class Opened {
   public:
     Opened() : lock_(mutex) { protect(PROT_READ | PROT_WRITE); }
@@ -51,7 +64,6 @@ class Opened {
     std::lock_guard<std::mutex> lock_;
 };
 
-Device & device_of(ggml_backend_dev_t dev) { return *static_cast<Device *>(dev->context); }
 Memory & memory_of(ggml_backend_buffer_t buffer) { return *static_cast<Memory *>(buffer->context); }
 
 // ---- buffers ----
@@ -59,7 +71,7 @@ Memory & memory_of(ggml_backend_buffer_t buffer) { return *static_cast<Memory *>
 void free_buffer(ggml_backend_buffer_t buffer) {
     Memory * memory = &memory_of(buffer);
     std::lock_guard<std::mutex> lock(mutex);
-    device_of(buffer->buft->device).used -= memory->size;
+    fake.used -= memory->size;
     memories.erase(memory);
     munmap(memory->base, memory->size);
     delete memory;
@@ -85,17 +97,14 @@ void clear(ggml_backend_buffer_t buffer, uint8_t value) {
     std::memset(memory_of(buffer).base, value, buffer->size);
 }
 
-const char * buft_name(ggml_backend_buffer_type_t buft) {
-    return device_of(buft->device).name.c_str();
-}
+const char * buft_name(ggml_backend_buffer_type_t) { return "Fake0"; }
 size_t alignment(ggml_backend_buffer_type_t) { return 64; }
 
 ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t buft, size_t size) {
     constexpr size_t page = 4096;
     const size_t whole = std::max(page, (size + page - 1) / page * page);
-    Device & device = device_of(buft->device);
     std::lock_guard<std::mutex> lock(mutex);
-    if (device.used + whole > device.total) {
+    if (fake.used + whole > total()) {
         return nullptr;
     }
     void * base = mmap(nullptr, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -104,7 +113,7 @@ ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t buft, size_t size)
     }
     auto * memory = new Memory{base, whole};
     memories.insert(memory);
-    device.used += whole;
+    fake.used += whole;
     ggml_backend_buffer_i iface = {};
     iface.free_buffer = free_buffer;
     iface.get_base = get_base;
@@ -117,9 +126,7 @@ ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t buft, size_t size)
 
 // ---- the backend: a stream of work, done by the CPU's ----
 
-const char * backend_name(ggml_backend_t backend) {
-    return device_of(backend->device).name.c_str();
-}
+const char * backend_name(ggml_backend_t) { return "Fake0"; }
 void free_backend(ggml_backend_t backend) {
     ggml_backend_free(static_cast<ggml_backend_t>(backend->context));
     delete backend;
@@ -151,11 +158,11 @@ ggml_backend_t init_backend(ggml_backend_dev_t dev, const char *) {
 
 // ---- devices ----
 
-const char * device_name(ggml_backend_dev_t dev) { return device_of(dev).name.c_str(); }
+const char * device_name(ggml_backend_dev_t) { return "Fake0"; }
 const char * description(ggml_backend_dev_t) { return "memory out of the host's reach"; }
-void get_memory(ggml_backend_dev_t dev, size_t * free, size_t * total) {
-    *total = device_of(dev).total;
-    *free = *total - device_of(dev).used;
+void get_memory(ggml_backend_dev_t, size_t * free, size_t * all) {
+    *all = total();
+    *free = *all - std::min(*all, fake.used);
 }
 enum ggml_backend_dev_type type(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_GPU; }
 void get_props(ggml_backend_dev_t dev, ggml_backend_dev_props * props) {
@@ -165,9 +172,9 @@ void get_props(ggml_backend_dev_t dev, ggml_backend_dev_props * props) {
     get_memory(dev, &props->memory_free, &props->memory_total);
     props->type = type(dev);
 }
-ggml_backend_buffer_type_t buffer_type(ggml_backend_dev_t dev) { return &device_of(dev).buft; }
+ggml_backend_buffer_type_t buffer_type(ggml_backend_dev_t) { return &fake.buft; }
 bool supports_op(ggml_backend_dev_t, const ggml_tensor * op) {
-    return lacking.count(ggml_op_name(op->op)) == 0 && op->op != GGML_OP_CUSTOM &&
+    return !lacks(ggml_op_name(op->op)) && op->op != GGML_OP_CUSTOM &&
            ggml_backend_dev_supports_op(cpu(), op);
 }
 bool supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft) {
@@ -175,49 +182,29 @@ bool supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft) {
 }
 
 const char * reg_name(ggml_backend_reg_t) { return "Fake"; }
-size_t count(ggml_backend_reg_t) { return devices.size(); }
-ggml_backend_dev_t get_device(ggml_backend_reg_t, size_t index) { return &devices[index].device; }
+size_t count(ggml_backend_reg_t) { return 1; }
+ggml_backend_dev_t get_device(ggml_backend_reg_t, size_t) { return &fake.device; }
 void * no_functions(ggml_backend_reg_t, const char *) { return nullptr; }
 
 ggml_backend_reg reg = {
     GGML_BACKEND_API_VERSION, {reg_name, count, get_device, no_functions}, nullptr};
 
-size_t number(const char * variable, size_t otherwise) {
-    const char * text = std::getenv(variable);
-    return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
-}
-
 } // namespace
 
 extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backend_init(void) {
-    if (!devices.empty()) {
-        return &reg;
-    }
-    const char * lacks = std::getenv("FAKE_DEVICE_LACKS");
-    std::stringstream names(lacks != nullptr ? lacks : "");
-    for (std::string name; std::getline(names, name, ',');) {
-        lacking.insert(name);
-    }
-    devices.resize(number("FAKE_DEVICES", 1));
-    for (size_t i = 0; i < devices.size(); ++i) {
-        Device & d = devices[i];
-        d.name = "Fake" + std::to_string(i);
-        d.total = number("FAKE_DEVICE_MIB", 4096) << 20;
-        d.buft.iface.get_name = buft_name;
-        d.buft.iface.alloc_buffer = alloc_buffer;
-        d.buft.iface.get_alignment = alignment;
-        d.buft.device = &d.device;
-        d.device.iface.get_name = device_name;
-        d.device.iface.get_description = description;
-        d.device.iface.get_memory = get_memory;
-        d.device.iface.get_type = type;
-        d.device.iface.get_props = get_props;
-        d.device.iface.init_backend = init_backend;
-        d.device.iface.get_buffer_type = buffer_type;
-        d.device.iface.supports_op = supports_op;
-        d.device.iface.supports_buft = supports_buft;
-        d.device.reg = &reg;
-        d.device.context = &d;
-    }
+    fake.buft.iface.get_name = buft_name;
+    fake.buft.iface.alloc_buffer = alloc_buffer;
+    fake.buft.iface.get_alignment = alignment;
+    fake.buft.device = &fake.device;
+    fake.device.iface.get_name = device_name;
+    fake.device.iface.get_description = description;
+    fake.device.iface.get_memory = get_memory;
+    fake.device.iface.get_type = type;
+    fake.device.iface.get_props = get_props;
+    fake.device.iface.init_backend = init_backend;
+    fake.device.iface.get_buffer_type = buffer_type;
+    fake.device.iface.supports_op = supports_op;
+    fake.device.iface.supports_buft = supports_buft;
+    fake.device.reg = &reg;
     return &reg;
 }

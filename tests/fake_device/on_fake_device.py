@@ -1,0 +1,194 @@
+"""What test_devices.py runs in a process that has the device of fake_device.cpp.
+
+It computes with the CPU's kernels, so what holds on the CPU holds there to the last bit, and a
+host access to its memory ends the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pairs import Pair, make_pair, random_tokens
+from scripted import HalfRight
+from synthetic_gguf import write_model
+from synthetic_shapes import PRESETS
+
+from dflash_gguf.cli import main
+from dflash_gguf.config import LoadConfig
+from dflash_gguf.core import Drafter, Error, Model, Session
+from dflash_gguf.decoder import Decoder
+from dflash_gguf.plan import Planner, plan_of
+
+KINDS = ("llama", "qwen3moe", "qwen35")
+N_TOKENS = 30
+PROMPT = random_tokens(37)
+CPU: dict[str, Any] = {"n_gpu_layers": 0}
+LACKING = {
+    "llama": ("GLU,RMS_NORM", ["RMS_NORM", "SWIGLU"]),
+    "qwen3moe": ("MUL_MAT_ID,TOP_K,ARGMAX", ["ARGMAX"]),
+    "qwen35": ("GATED_DELTA_NET,SOLVE_TRI,SSM_CONV", ["SOLVE_TRI", "SSM_CONV"]),
+}
+"""Operations taken away, and those of them that are wanted from the CPU: others have another form,
+and experts would be refused a place."""
+
+
+@pytest.fixture(scope="module")
+def pair_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
+    made: dict[str, Pair] = {}
+
+    def of_kind(kind: str) -> Pair:
+        if kind not in made:
+            made[kind] = make_pair(tmp_path_factory.mktemp(kind), kind, block_size=8)
+        return made[kind]
+
+    return of_kind
+
+
+def places(n_layer: int, experts: bool) -> list[dict[str, Any]]:
+    """Every split of the layers and of the experts."""
+    layers = [{"n_gpu_layers": n} for n in range(1, n_layer + 2)]
+    stay = [{"n_cpu_moe": n} for n in range(1, n_layer + 1)] if experts else []
+    return [*layers, *stay, *([{"n_gpu_layers": 2, "n_cpu_moe": n_layer}] if experts else [])]
+
+
+def config_of(place: dict[str, Any]) -> LoadConfig:
+    exact = {"cache_type_k": "f32", "cache_type_v": "f32"}
+    sizes = {"n_ctx": 256, "n_ubatch": 16, "draft_window": 30}
+    return LoadConfig(n_threads=1, **sizes, **exact, **place)
+
+
+def open_decoder(pair: Pair, place: dict[str, Any]) -> Decoder:
+    config = config_of(place)
+    model = Model(str(pair.target), config)
+    session = Session(model, None, Drafter(str(pair.drafter), model), config.draft_window)
+    return Decoder(model, session, None)
+
+
+def plain(decoder: Decoder) -> list[int]:
+    return list(decoder.generate(PROMPT, draft="none", max_tokens=N_TOKENS).tokens)
+
+
+def check_law(decoder: Decoder, expected: list[int], patch: pytest.MonkeyPatch) -> None:
+    """Plainly, and with chains and trees of the drafter and of one that half knows the answer."""
+    assert plain(decoder) == expected
+    known = HalfRight(
+        expected,
+        len(PROMPT),
+        lambda r: 1 + 3 * r % 7,
+        width=2,
+        rank=lambda i: i // 3 % 2,
+        n_vocab=decoder.model.n_vocab,
+    )
+    for draft, proposer in (("chain", None), ("tree", None), ("chain", known), ("tree", known)):
+        with patch.context() as patched:
+            if proposer is not None:
+                patched.setattr(decoder._drafting, "proposer", proposer)
+            found = decoder.generate(PROMPT, draft=draft, max_tokens=N_TOKENS)
+        assert list(found.tokens) == expected
+        assert proposer is None or found.rounds < N_TOKENS - 5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_split(
+    pair_of: Callable[[str], Pair], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_decoder(pair_of(kind), CPU) as decoder:
+        expected, logits = plain(decoder), decoder.logits(PROMPT)
+        n_layer = decoder.model.n_layer
+    on_device = []
+    for place in places(n_layer, kind == "qwen3moe"):
+        with open_decoder(pair_of(kind), place) as decoder:
+            assert decoder.model.backend == "Fake0"
+            np.testing.assert_array_equal(decoder.logits(PROMPT), logits)
+            check_law(decoder, expected, monkeypatch)
+            assert decoder.session.cpu_operations == []
+            on_device.append(decoder.model.copied_bytes - decoder.model.beside_bytes)
+    by_layers, by_experts = on_device[: n_layer + 1], on_device[n_layer + 1 :]
+    assert sorted(set(by_layers)) == by_layers
+    assert all(x < by_layers[-1] for x in by_experts)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_plan_counts_what_a_split_allocates(pair_of: Callable[[str], Pair], kind: str) -> None:
+    pair = pair_of(kind)
+    for place in ({}, {"n_gpu_layers": 2}, {"n_cpu_moe": 1}):
+        config = config_of(place)
+        planned = Planner(pair.target, pair.drafter, config).plan(verify_rows=40)
+        with open_decoder(pair, place) as decoder:
+            session = decoder.session
+            session.reserve_verify(40)
+            real = plan_of(decoder.model, session.drafter, session, config, planned.free_bytes)
+            rounds = decoder.generate(PROMPT, draft="tree", tree_budget=39, max_tokens=N_TOKENS)
+            after = plan_of(decoder.model, session.drafter, session, config, planned.free_bytes)
+        assert planned.items == real.items
+        assert after == real, "decoding took more"
+        assert rounds.n_drafted
+        assert planned.total("host") > 0 or "n_gpu_layers" not in place
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_it_lacks_the_cpu_computes(
+    pair_of: Callable[[str], Pair], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lacks, by_cpu = LACKING[kind]
+    place = {"n_cpu_moe": 9}
+    with open_decoder(pair_of(kind), CPU) as decoder:
+        expected = plain(decoder)
+    monkeypatch.setenv("FAKE_DEVICE_LACKS", lacks)
+    with open_decoder(pair_of(kind), place) as decoder:
+        check_law(decoder, expected, monkeypatch)
+        assert decoder.session.cpu_operations == by_cpu
+
+
+def test_it_is_said_once(
+    pair_of: Callable[[str], Pair],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = ["-m", str(pair_of("llama").target), "--tokens", "1,2,3", "-n", "2", "--no-perf"]
+    assert main(command) == 0
+    assert "lacks" not in capsys.readouterr().err
+    monkeypatch.setenv("FAKE_DEVICE_LACKS", "GLU")
+    assert main(command) == 0
+    assert capsys.readouterr().err.count("Fake0 lacks SWIGLU: the CPU computes that\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "sentence"),
+    [
+        ("FAKE_DEVICE_LACKS", "SET_ROWS", "do not work on Fake0"),
+        ("FAKE_DEVICE_LACKS", "MUL_MAT", "device Fake0 cannot multiply with tensor"),
+        ("FAKE_DEVICE_MIB", "0", "Fake0 has 0 MiB free"),
+    ],
+)
+def test_what_it_cannot_do_without_is_said(
+    pair_of: Callable[[str], Pair],
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    value: str,
+    sentence: str,
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(Error, match=sentence):
+        open_decoder(pair_of("llama"), {})
+
+
+def test_an_imagined_card_takes_about_as_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside one that is there, for a 27B hybrid of which half the layers stay on the CPU."""
+    monkeypatch.setenv("FAKE_DEVICE_MIB", str(64 << 10))
+    path = tmp_path / "x.gguf"
+    write_model(path, PRESETS["qwen35-27b"], "x", "q4_k_m", 1, header_only=True)
+    config = LoadConfig(n_ctx=32768, n_gpu_layers=33)
+    here = Planner(path, None, config).plan()
+    monkeypatch.setenv("FAKE_DEVICE_MIB", "0")
+    config = LoadConfig(n_ctx=32768, n_gpu_layers=33, device="CPU")
+    there = Planner(path, None, config, vram=64 << 30).plan()
+    assert (here.device, there.device) == ("Fake0", "an imagined CUDA card")
+    estimates = sum(x.bytes for x in there.items if x.name.endswith(", about"))
+    assert there.needed_bytes - estimates == pytest.approx(here.needed_bytes, rel=0.03)
