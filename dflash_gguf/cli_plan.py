@@ -6,9 +6,9 @@ import argparse
 import sys
 from dataclasses import replace
 
-from .config import AUTO_TREE_BUDGET, TREE_BUDGET, DecodeConfig, LoadConfig
+from .config import AUTO_TREE_BUDGET, MAX_LAYERS, TREE_BUDGET, DecodeConfig, LoadConfig
 from .core import Error
-from .fit import Fit, Wish, fit
+from .fit import Fit, Wish, fit, fit_part
 from .plan import Planner, gib
 
 
@@ -37,6 +37,7 @@ def fitted(args: argparse.Namespace, load: LoadConfig, decode: DecodeConfig) -> 
     return replace(
         load,
         n_gpu_layers=planner.config.n_gpu_layers,
+        n_cpu_moe=planner.config.n_cpu_moe,
         n_ctx=found.config.n_ctx,
         cache_type_k=found.config.cache_type_k,
         cache_type_v=found.config.cache_type_v,
@@ -67,18 +68,43 @@ def _wish(args: argparse.Namespace, planner: Planner, decode: DecodeConfig) -> W
 
 
 def _fit(args: argparse.Namespace, load: LoadConfig, decode: DecodeConfig) -> tuple[Planner, Fit]:
-    """What fits on the GPU, or without one if -ngl does not ask for it; announced on stderr."""
-    first = Planner(args.model, args.model_draft, load, args.vram)
-    planners = [first]
-    if first.model.on_gpu and load.n_gpu_layers is None:
-        planners.append(Planner(args.model, args.model_draft, replace(load, n_gpu_layers=0)))
-    for planner in planners:
-        found = fit(planner.plan, _wish(args, planner, decode))
-        if found is not None:
-            left = "" if planner is first else f"{_too_large(first)}, so all stays on the CPU; "
-            print(f"--fit on {found.plan.device}: {left}{found.reason}", file=sys.stderr)
-            return planner, found
-    raise Error(f"--fit: {_too_large(planners[-1])}")
+    """What fits on the GPU; unless -ngl is given, else a part of it, else nothing of it.
+
+    Announced on stderr.
+    """
+
+    def planner_of(layers: int | None, without_experts: int) -> Planner:
+        place = replace(load, n_gpu_layers=layers, n_cpu_moe=without_experts)
+        return Planner(args.model, args.model_draft, place, args.vram)
+
+    first = planner_of(load.n_gpu_layers, load.n_cpu_moe)
+    wish = _wish(args, first, decode)
+    planner, found = first, fit(first.plan, wish)
+    left = ""
+    if found is None and first.model.on_gpu and load.n_gpu_layers is None:
+        left = f"{_too_large(first)}"
+        experts = load.n_cpu_moe == 0 and _has_experts(first, planner_of(None, MAX_LAYERS))
+        part = fit_part(
+            lambda layers, without: planner_of(layers, without or load.n_cpu_moe).plan,
+            wish,
+            first.model.n_layer,
+            experts,
+        )
+        if part is not None:
+            left += "; "
+            planner, found = planner_of(part.n_gpu_layers, part.n_cpu_moe), part.fit
+        else:
+            left += ", so all stays on the CPU; "
+            planner = planner_of(0, 0)
+            found = fit(planner.plan, wish)
+    if found is None:
+        raise Error(f"--fit: {_too_large(planner)}")
+    print(f"--fit on {found.plan.device}: {left}{found.reason}", file=sys.stderr)
+    return planner, found
+
+
+def _has_experts(whole: Planner, without: Planner) -> bool:
+    return without.model.device_bytes < whole.model.device_bytes
 
 
 def _too_large(planner: Planner) -> str:

@@ -1,4 +1,4 @@
-"""--fit: context, K/V types, micro-batch and draft that a device has room for."""
+"""--fit: context, K/V types, micro-batch and draft that a device has room for, or a part of it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ USEFUL_CONTEXT = 32768
 """Without a wish for a context, K/V are quantised further only to reach so many tokens."""
 USABLE = 0.98
 """Of what is free: other programs breathe, and allocators round up."""
+PART_CONTEXT = 8192
+"""Without a wish for a context, that of a model of which a part stays on the CPU."""
 STEP = 1024
 """Contexts are chosen by so many tokens."""
 
@@ -46,6 +48,15 @@ class Fit:
     n_rows: int
     plan: Plan
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A split that fits: layers on the device with the head, first layers without their experts."""
+
+    n_gpu_layers: int
+    n_cpu_moe: int
+    fit: Fit
 
 
 def _small_parts(wish: Wish) -> Iterator[tuple[int, int, int]]:
@@ -94,13 +105,16 @@ def longest_context(planning: Planning, config: LoadConfig, n_rows: int, most: i
     def holds(n_ctx: int) -> bool:
         return fits(planning(replace(config, n_ctx=n_ctx), n_rows))
 
-    if holds(most):
-        return most
-    low, high = 0, (most - 1) // STEP + 1  # in steps: low holds or is 0, high does not
+    return most if holds(most) else _largest(lambda n: holds(n * STEP), (most - 1) // STEP) * STEP
+
+
+def _largest(holds: Callable[[int], bool], most: int) -> int:
+    """The largest number up to `most` that holds, as all below it do; 0 if none does."""
+    low, high = 0, most + 1  # low holds or is 0, high does not
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle * STEP) else (low, middle)
-    return low * STEP
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
 
 
 def fit(planning: Planning, wish: Wish) -> Fit | None:
@@ -109,6 +123,9 @@ def fit(planning: Planning, wish: Wish) -> Fit | None:
     A wished context is kept as long as K/V types allow it, then shortened.
     """
     most = wish.n_ctx or wish.n_ctx_train
+    *_, (least, n_least) = candidates(wish)
+    if not fits(planning(replace(least, n_ctx=min(most, STEP)), n_least)):
+        return None
     enough = wish.n_ctx or min(most, USEFUL_CONTEXT)
     best: tuple[int, LoadConfig, int] = (0, LoadConfig(), 0)
     for config, n_rows in candidates(wish):
@@ -129,14 +146,50 @@ def fit(planning: Planning, wish: Wish) -> Fit | None:
     return Fit(config, best[2], plan, _reason(planning, wish, plan))
 
 
-def _reason(planning: Planning, wish: Wish, plan: Plan) -> str:
-    used = f"{gib(plan.needed_bytes)} of {gib(plan.free_bytes)}"
+def fit_part(
+    planning_of: Callable[[int, int], Planning], wish: Wish, n_layer: int, has_experts: bool
+) -> Part | None:
+    """The largest part of a model that fits with settings that lose nothing, or None.
+
+    Experts stay on the CPU before layers do, as a token touches few of them. planning_of: plans
+    with so many layers on the device and so many without their experts.
+    """
+    config, n_rows = next(candidates(wish))
+    config = replace(config, n_ctx=wish.n_ctx or min(wish.n_ctx_train, PART_CONTEXT))
+
+    def holds(layers: int, without_experts: int) -> bool:
+        return fits(planning_of(layers, without_experts)(config, n_rows))
+
+    layers, without = n_layer + 1, n_layer if has_experts else 0
+    if has_experts and holds(layers, n_layer):
+        without -= _largest(lambda n: holds(layers, n_layer - n), n_layer)
+        place = f"all layers, of which the first {without} without their experts"
+    else:
+        layers = _largest(lambda n: holds(n, without), n_layer)
+        place = f"{layers} of {n_layer + 1} layers{' without experts' if has_experts else ''}"
+    if not layers:
+        return None
+    plan = planning_of(layers, without)(config, n_rows)
+    reason = f"{place}, {_chosen(plan)}: {_used(plan)}, the rest stays on the CPU"
+    return Part(layers, without, Fit(config, n_rows, plan, reason))
+
+
+def _used(plan: Plan) -> str:
+    return f"{gib(plan.needed_bytes)} of {gib(plan.free_bytes)}"
+
+
+def _chosen(plan: Plan) -> str:
     chosen = (
         f"context {plan.n_ctx}, K/V {plan.cache_type_k}/{plan.cache_type_v}, "
         f"micro-batch {plan.n_ubatch}"
     )
     if plan.verify_rows:
         chosen += f", window {plan.draft_window}, {plan.verify_rows} rows a verify"
+    return chosen
+
+
+def _reason(planning: Planning, wish: Wish, plan: Plan) -> str:
+    chosen, used = _chosen(plan), _used(plan)
     first, n_rows = next(candidates(wish))
     ideal = planning(replace(first, n_ctx=wish.n_ctx or wish.n_ctx_train), n_rows)
     if fits(ideal):

@@ -185,7 +185,7 @@ def plan_of(
 
 def _items(model: Model, drafter: Drafter | None, session: Session) -> Iterator[Item]:
     place, info = "device" if model.on_gpu else "host", session.info()
-    yield Item("target weights", model.copied_bytes - model.beside_bytes, place)
+    yield Item("target weights", model.device_bytes, place)
     yield Item("target weights", model.beside_bytes, "host")
     yield Item("target weights", model.mapped_bytes, "file")
     yield Item("token embeddings", model.embedding_bytes, "file")

@@ -93,6 +93,11 @@ class Model:
         self.kernels = _placements("model", self._handle, info.n_placements)
 
     @property
+    def device_bytes(self) -> int:
+        """Weights in buffers of the device; the CPU beside it has the rest."""
+        return self.copied_bytes - self.beside_bytes
+
+    @property
     def n_ctx(self) -> int:
         """Tokens a session of this model holds."""
         return self.config.n_ctx or min(self.n_ctx_train, MODEL_N_CTX_CAP)

@@ -106,7 +106,7 @@ def test_every_split(
             np.testing.assert_array_equal(decoder.logits(PROMPT), logits)
             check_law(decoder, expected, monkeypatch)
             assert decoder.session.cpu_operations == []
-            on_device.append(decoder.model.copied_bytes - decoder.model.beside_bytes)
+            on_device.append(decoder.model.device_bytes)
     by_layers, by_experts = on_device[: n_layer + 1], on_device[n_layer + 1 :]
     assert sorted(set(by_layers)) == by_layers
     assert all(x < by_layers[-1] for x in by_experts)
