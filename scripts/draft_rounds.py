@@ -102,8 +102,10 @@ class Ours:
         return 1e3 * np.array(rows)
 
     def bare_draft_ms(self, last_token: int, n_draft: int, n_runs: int = 25) -> float:
-        """Median of a draft for which nothing new is taken up, each after a verify as in a round:
-        drafts in a row would find the drafter's weights in the cache."""
+        """Median of a draft for which nothing new is taken up, each after a verify as in a round.
+
+        Drafts in a row would find the drafter's weights in the cache.
+        """
         times = []
         for _ in range(n_runs):
             self.session.verify([last_token] * (n_draft + 1))
