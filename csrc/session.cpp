@@ -3,6 +3,7 @@
 #include "error.h"
 #include "layers/delta_net.h"
 #include "layers/delta_rule.h"
+#include "layers/walked_delta_net.h"
 #include "path_inputs.h"
 
 #include <algorithm>
@@ -53,8 +54,10 @@ Session::Session(std::shared_ptr<const Model> model, const SessionParams & param
       kv_(model_->hparams(), layer_place(), params_.type_k, params_.type_v,
           pad(params_.n_ctx, 256)),
       recurrent_(model_->hparams(), layer_place(), 1),
-      fused_(recurs_ && !params_.stock_delta_rule &&
-             has_fused_delta_rule(recurrent_, model_->hparams().recurrent)),
+      walks_(recurs_ && params_.delta_form == DeltaForm::OWN && devices_.main().runs_cpu_nodes() &&
+             walks_delta_net(model_->hparams().recurrent)),
+      fused_(walks_ || (recurs_ && params_.delta_form != DeltaForm::STOCK &&
+                        has_fused_delta_rule(recurrent_, model_->hparams().recurrent))),
       graphs_(devices_, max_nodes(*model_, params_.drafter.get(), fused_ ? 0 : params_.n_ubatch)) {
     tokens_.reserve(params_.n_ctx);
     if (params_.drafter) {
@@ -81,6 +84,7 @@ void Session::reserve_graphs() {
     largest.n_kv = kv_.cells().size();
     largest.n_out = 1;
     largest.n_inject = draft_ && params_.n_ubatch > 1 ? params_.n_ubatch : 0;
+    largest.walks = walks_;
     largest.by_paths = recurs_ && !fused_;
     graphs_.get(largest, [&](LiveGraph & live) { build_forward(live, largest.n_inject > 0); });
     if (draft_) {

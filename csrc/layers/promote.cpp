@@ -1,6 +1,7 @@
 #include "layers/promote.h"
 
 #include "layers/delta_rule.h"
+#include "layers/walked_delta_net.h"
 
 #include <cmath>
 
@@ -100,6 +101,10 @@ void promote(Build & b, const RecurrentPart & part, ggml_tensor * path, ggml_ten
              ggml_tensor * conv_rows) {
     path = of_layers(b, path, part.n_layers);
     conv_rows = of_layers(b, conv_rows, part.n_layers);
+    if (b.shape.walks) {
+        walked_promote(b, part, path, on_path, conv_rows);
+        return;
+    }
     promote_states(b, part, gather(b, part, path, on_path));
     ggml_tensor * last = ggml_get_rows(b.ctx, part.conv_trace, conv_rows);
     ggml_tensor * conv = part.conv; // [channels * (d_conv - 1), 1, layers]
