@@ -16,13 +16,13 @@ struct ModelParams {
     // Negative: all of them, if there is such a device; 0: none; else the last so many, of which
     // the head is one.
     int n_gpu_layers = -1;
-    int n_cpu_experts = 0; // first layers whose experts stay on the CPU
     std::vector<std::string> excluded_buffer_types;
     LoadProgress progress;
     std::string device = ""; // of the layers that are not on the CPU; empty: the first GPU
     int n_threads = 0;       // that rearrange weights; 0: default_threads()
     bool repack = true;      // for the CPU's faster kernels, ours and ggml's
     dfl_measure measure = DFL_MEASURE_NOTHING; // else weights are placed, and not loaded
+    int n_cpu_experts = 0;                     // first layers whose experts stay on the CPU
 };
 
 class Model {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from synthetic_shapes import PRESETS
 from dflash_gguf.cli import main
 from dflash_gguf.config import LoadConfig
 from dflash_gguf.core import Drafter, Error, Model, Session
-from dflash_gguf.fit import Planning, Wish, candidates, fit, fits
+from dflash_gguf.fit import Planning, Wish, candidates, fit, fit_part, fits
 from dflash_gguf.plan import Item, Plan, Planner, check_fits, plan_of
 
 CONFIG = LoadConfig(n_ctx=512, n_ubatch=64, n_threads=1, n_gpu_layers=0, draft_window=128)
@@ -172,6 +173,25 @@ def test_fit_leaves_a_card_that_is_too_small(
     assert json.loads(out)["device"] == "an imagined CUDA card"
 
 
+def test_fit_puts_a_part_on_a_card_too_small_for_the_whole(
+    pair: Pair, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dflash_gguf.plan.CONTEXT_BYTES", 0)
+    settings = ["-c", "256", "-ub", "16", "--draft-window", "32", "--draft", "none"]
+    command = ["-m", str(pair.target), "-md", str(pair.drafter), *settings, "--plan", "--json"]
+    assert main([*command, "-ctk", "q8_0", "-ctv", "q8_0", "--vram", "1G"]) == 0
+    whole = json.loads(capsys.readouterr().out)
+    assert main([*command, "--fit", "--vram", str(int(whole["needed_bytes"] * 0.9))]) == 0
+    out, err = capsys.readouterr()
+    part = json.loads(out)
+    assert part["device"] == "an imagined CUDA card"
+    assert "the rest stays on the CPU" in err
+    place = {(x["name"], x["where"]) for x in part["items"]}
+    assert ("target weights", "device") in place
+    assert {("target weights", "host"), ("target weights", "file")} & place
+    assert part["needed_bytes"] < whole["needed_bytes"]
+
+
 def test_fit_chooses_what_a_run_takes(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["-m", str(pair.target), "-md", str(pair.drafter), "--tokens", "1,2,3", "-n", "4"]
     command += ["-t", "1", "-ngl", "0", "--draft", "chain", "--json"]
@@ -265,6 +285,29 @@ def test_nothing_fits() -> None:
     _, plan = shaped(8 << 30)
     assert fit(plan, Wish(N_TRAIN)) is None
     assert fit(plan, Wish(N_TRAIN, 4096)) is None
+
+
+def of_part(free: int, experts: int) -> Callable[[int, int], Planning]:
+    """Plans of a model of 10 layers and a head, each of 1000 MiB, `experts` of them its experts."""
+
+    def planning(layers: int, without: int) -> Planning:
+        with_experts = min(layers - 1, 10 - without)
+        return shaped(free, layers * (1000 - experts) + with_experts * experts << 20)[1]
+
+    return planning
+
+
+@pytest.mark.parametrize(
+    ("gibibytes", "experts", "expected"),
+    [(8, 0, (6, 0)), (8, 900, (11, 4)), (2, 900, (6, 10)), (1, 900, None)],
+)
+def test_fit_part_by_shape(gibibytes: int, experts: int, expected: tuple[int, int] | None) -> None:
+    wish = Wish(N_TRAIN, n_rows=64)
+    part = fit_part(of_part(gibibytes << 30, experts), wish, 10, experts > 0)
+    assert (part and (part.n_gpu_layers, part.n_cpu_moe)) == expected
+    if part is not None:
+        assert (part.fit.config.n_ctx, part.fit.config.cache_type_k) == (8192, "f16")
+        assert fits(part.fit.plan)
 
 
 def test_what_is_given_is_kept() -> None:

@@ -1,7 +1,6 @@
 """What test_devices.py runs in a process that has the device of fake_device.cpp.
 
-It computes with the CPU's kernels, so what holds on the CPU holds there to the last bit, and a
-host access to its memory ends the process.
+It computes with ggml's CPU kernels, and a host access to its memory ends the process.
 """
 
 from __future__ import annotations
@@ -26,6 +25,8 @@ from dflash_gguf.plan import Planner, plan_of
 KINDS = ("llama", "qwen3moe", "qwen35")
 N_TOKENS = 30
 PROMPT = random_tokens(37)
+CLOSE = 1e-5 * 6
+"""Of logits from -3 to 3; a wrong layer moves them by more than 0.1."""
 CPU: dict[str, Any] = {"n_gpu_layers": 0}
 LACKING = {
     "llama": ("GLU,RMS_NORM", ["RMS_NORM", "SWIGLU"]),
@@ -103,7 +104,8 @@ def test_every_split(
     for place in places(n_layer, kind == "qwen3moe"):
         with open_decoder(pair_of(kind), place) as decoder:
             assert decoder.model.backend == "Fake0"
-            np.testing.assert_array_equal(decoder.logits(PROMPT), logits)
+            # Off by 3e-6 where the CPU has own code for recurrent layers, else by nothing.
+            np.testing.assert_allclose(decoder.logits(PROMPT), logits, rtol=0, atol=CLOSE)
             check_law(decoder, expected, monkeypatch)
             assert decoder.session.cpu_operations == []
             on_device.append(decoder.model.device_bytes)
