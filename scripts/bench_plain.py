@@ -42,7 +42,7 @@ from dflash_gguf.config import LoadConfig
 N_UBATCH = 512
 FLASH_ATTENTION_ON = 1  # enum llama_flash_attn_type
 TYPE_F16 = 1  # enum ggml_type
-LOG_LEVEL_ERROR = 3  # enum ggml_log_level
+LOG_LEVEL_ERROR = 4  # enum ggml_log_level
 
 Tokens = NDArray[np.int32]
 

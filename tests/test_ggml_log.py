@@ -14,7 +14,7 @@ from dflash_gguf._ffi import ggml_library
 from dflash_gguf.config import LoadConfig
 from dflash_gguf.core import Model
 
-LEVELS = {"info": 1, "warning": 2, "error": 3, "debug": 4}  # enum ggml_log_level
+LEVELS = {"debug": 1, "info": 2, "warning": 3, "error": 4}  # enum ggml_log_level
 Callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
 
