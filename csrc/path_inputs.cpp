@@ -24,7 +24,10 @@ void make_path_inputs(LiveGraph & live, const RecurrentShape & recurrent) {
     const BatchShape & shape = live.shape;
     GraphInputs & in = live.in;
     std::vector<int64_t> sizes = {shape.n_rows};
-    if (shape.kind == GraphKind::APPEND) {
+    if (shape.walks) {
+        sizes.clear();
+        in.parents = make_input(ctx, GGML_TYPE_I32, shape.n_rows, 1, "parents");
+    } else if (shape.kind == GraphKind::APPEND) {
         sizes = {std::min(shape.n_rows, PATH_CHUNK), shape.n_rows % PATH_CHUNK};
     }
     for (const int64_t n : sizes) {
@@ -93,6 +96,10 @@ void write_path_inputs(const GraphInputs & in, const RecurrentShape & recurrent,
             std::fill(data + n * recurrent.d_state, data + 2 * n * recurrent.d_state,
                       1.0f / std::sqrt(d));
         });
+    }
+    if (in.parents != nullptr) {
+        write_input<int32_t>(
+            in.parents, [&](int32_t * data) { std::copy(parents.begin(), parents.end(), data); });
     }
     if (in.conv_taps != nullptr) {
         write_conv_taps(in.conv_taps, recurrent, parents);

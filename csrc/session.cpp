@@ -3,6 +3,7 @@
 #include "error.h"
 #include "layers/delta_net.h"
 #include "layers/delta_rule.h"
+#include "layers/walked_delta_net.h"
 #include "path_inputs.h"
 
 #include <algorithm>
@@ -46,8 +47,10 @@ Session::Session(std::shared_ptr<const Model> model, const SessionParams & param
     : model_(std::move(model)), params_(checked(params)),
       backend_(model_->device(), params_.n_threads, {}, model_->measure()),
       recurs_(model_->hparams().n_recurrent() > 0),
-      fused_(recurs_ && !params_.stock_delta_rule &&
-             has_fused_delta_rule(backend_, model_->hparams().recurrent)),
+      walks_(recurs_ && params_.delta_form == DeltaForm::OWN && backend_.runs_cpu_nodes() &&
+             walks_delta_net(model_->hparams().recurrent)),
+      fused_(walks_ || (recurs_ && params_.delta_form != DeltaForm::STOCK &&
+                        has_fused_delta_rule(backend_, model_->hparams().recurrent))),
       kv_(model_->hparams(), backend_, params_.type_k, params_.type_v, pad(params_.n_ctx, 256)),
       recurrent_(model_->hparams(), backend_, 1),
       graphs_(backend_, max_nodes(*model_, params_.drafter.get(), fused_ ? 0 : params_.n_ubatch)) {
@@ -68,6 +71,7 @@ Session::Session(std::shared_ptr<const Model> model, const SessionParams & param
     largest.n_kv = kv_.cells().size();
     largest.n_out = 1;
     largest.n_inject = draft_ && params_.n_ubatch > 1 ? params_.n_ubatch : 0;
+    largest.walks = walks_;
     largest.by_paths = recurs_ && !fused_;
     graphs_.get(largest, [&](LiveGraph & live) { build_forward(live, largest.n_inject > 0); });
     if (draft_) {

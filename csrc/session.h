@@ -17,6 +17,10 @@ namespace dfl {
 constexpr int32_t SEQUENCE = 0;
 constexpr int32_t OPEN_VERIFY = 1;
 
+// How recurrent layers run: in our own code (the CPU has some), or by ggml's operation for chains
+// and its stock operations for trees, or by its stock operations alone.
+enum class DeltaForm { OWN, FUSED, STOCK };
+
 struct SessionParams {
     int64_t n_ctx = 4096;   // tokens the timeline can hold
     int64_t n_ubatch = 512; // most rows of one pass
@@ -25,7 +29,7 @@ struct SessionParams {
     ggml_type type_v = GGML_TYPE_F16;
     std::shared_ptr<const Drafter> drafter; // may be empty
     int64_t draft_window = 4096;            // target positions the drafter sees
-    bool stock_delta_rule = false;          // even where the device has a fused one
+    DeltaForm delta_form = DeltaForm::OWN;  // the first that works, from this one on
 };
 
 // Everything a prefix leaves behind, kept and dropped together. Attention rows stay where they are
@@ -141,7 +145,8 @@ class Session {
     SessionParams params_;
     Backend backend_;
     bool recurs_; // the model has recurrent layers
-    bool fused_;  // and the device an operation for chains of them
+    bool walks_;  // and our own code runs them
+    bool fused_;  // and a chain of them is one operation
     KvCache kv_;
     RecurrentCache recurrent_;
     GraphPool graphs_;

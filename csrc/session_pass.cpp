@@ -135,6 +135,7 @@ LiveGraph & Session::run(Pass & pass, int64_t n_out, bool inject) {
         shape.first_seq = SEQUENCE;
         shape.n_kv = bucket(kv_.cells().high());
         shape.n_out = n_out;
+        shape.walks = walks_;
         shape.by_paths = recurs_ && !(fused_ && pass.tree.is_chain());
         shape.n_inject = !to_ring && inject ? pass.n : 0;
         LiveGraph & live = graphs_.get(

@@ -51,6 +51,7 @@ void Session::reserve_verify_graphs(int64_t n) {
     largest.kind = GraphKind::VERIFY;
     largest.n_rows = largest.n_out = padded_rows(n, model_->weights());
     largest.n_kv = kv_.cells().size();
+    largest.walks = walks_;
     largest.by_paths = recurs_;
     graphs_.get(largest, [&](LiveGraph & live) { build_forward(live, draft_ != nullptr); });
 }
@@ -152,6 +153,7 @@ void Session::promote_state(const int32_t * nodes, int64_t n_accepted) {
     // are spared it.
     constexpr int64_t usual = 16;
     shape.n_rows = n_accepted <= usual ? n_accepted : row_bucket(n_accepted);
+    shape.walks = walks_;
     shape.by_paths = !fused_;
     LiveGraph & live = graphs_.get(shape, [&](LiveGraph & fresh) {
         ggml_context * ctx = fresh.ctx.get();

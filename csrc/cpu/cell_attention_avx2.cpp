@@ -3,67 +3,9 @@
 #if defined(__AVX2__)
 
 #include "cell_attention_tiles.h"
-
-#include <immintrin.h>
+#include "floats256.h"
 
 namespace dfl::cpu {
-
-namespace {
-
-struct Floats256 {
-    static constexpr int T = 8;
-    static constexpr int WIDE = 2; // vectors of values summed at once
-    using F = __m256;
-
-    static F zero() { return _mm256_setzero_ps(); }
-    static F spread(float x) { return _mm256_set1_ps(x); }
-    static F load(const float * p) { return _mm256_loadu_ps(p); }
-    static void store(float * p, F x) { _mm256_storeu_ps(p, x); }
-    static F halves(const uint16_t * p) {
-        return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
-    }
-    static F add(F a, F b) { return _mm256_add_ps(a, b); }
-    static F sub(F a, F b) { return _mm256_sub_ps(a, b); }
-    static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
-    static F divide(F a, F b) { return _mm256_div_ps(a, b); }
-    static F max(F a, F b) { return _mm256_max_ps(a, b); }
-    static F mul_add(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
-    static F round(F x) {
-        return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    }
-    static F times_power_of_two(F x, F n) {
-        const __m256i exponent = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
-        return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), exponent));
-    }
-    static F zero_below(F x, float limit, F y) {
-        return _mm256_and_ps(_mm256_cmp_ps(x, spread(limit), _CMP_GE_OQ), y);
-    }
-    static F exp(F x);
-
-    static void transpose(F (&r)[8]) {
-        F t[8];
-        for (int i = 0; i < 8; i += 2) {
-            t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
-            t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
-        }
-        for (int i = 0; i < 8; i += 4) {
-            r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
-            r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
-            r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
-            r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
-        }
-        // r[4 i + j]: in 128-bit lane l, column 4 l + j of rows 4 i to 4 i + 3.
-        for (int j = 0; j < 4; ++j) {
-            t[j] = _mm256_permute2f128_ps(r[j], r[4 + j], 0x20);
-            t[4 + j] = _mm256_permute2f128_ps(r[j], r[4 + j], 0x31);
-        }
-        std::copy(t, t + 8, r);
-    }
-};
-
-Floats256::F Floats256::exp(F x) { return exp_lanes<Floats256>(x); }
-
-} // namespace
 
 const CellAttentionKernel * cell_attention_avx2() { return &CellAttentionTiles<Floats256>::KERNEL; }
 

@@ -2,80 +2,10 @@
 
 #if defined(__AVX512F__)
 
-#if !defined(__clang__)
-// GCC 12 warns of its own intrinsics (its bug 105593).
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
-
 #include "cell_attention_tiles.h"
-
-#include <immintrin.h>
+#include "floats512.h"
 
 namespace dfl::cpu {
-
-namespace {
-
-struct Floats512 {
-    static constexpr int T = 16;
-    static constexpr int WIDE = 4; // vectors of values summed at once
-    using F = __m512;
-
-    static F zero() { return _mm512_setzero_ps(); }
-    static F spread(float x) { return _mm512_set1_ps(x); }
-    static F load(const float * p) { return _mm512_loadu_ps(p); }
-    static void store(float * p, F x) { _mm512_storeu_ps(p, x); }
-    static F halves(const uint16_t * p) {
-        return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
-    }
-    static F add(F a, F b) { return _mm512_add_ps(a, b); }
-    static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
-    static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
-    static F divide(F a, F b) { return _mm512_div_ps(a, b); }
-    static F max(F a, F b) { return _mm512_max_ps(a, b); }
-    static F mul_add(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
-    static F round(F x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT); }
-    static F times_power_of_two(F x, F n) { return _mm512_scalef_ps(x, n); }
-    static F zero_below(F x, float limit, F y) {
-        return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, spread(limit), _CMP_GE_OQ), y);
-    }
-    static F exp(F x);
-
-    static void transpose(F (&r)[16]) {
-        F t[16];
-        for (int i = 0; i < 16; i += 2) {
-            t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
-            t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
-        }
-        const auto low = [](F a, F b) {
-            return _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)));
-        };
-        const auto high = [](F a, F b) {
-            return _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)));
-        };
-        for (int i = 0; i < 16; i += 4) {
-            r[i] = low(t[i], t[i + 2]);
-            r[i + 1] = high(t[i], t[i + 2]);
-            r[i + 2] = low(t[i + 1], t[i + 3]);
-            r[i + 3] = high(t[i + 1], t[i + 3]);
-        }
-        // r[4 i + j]: in 128-bit lane l, column 4 l + j of rows 4 i to 4 i + 3.
-        for (int j = 0; j < 4; ++j) {
-            const F even0 = _mm512_shuffle_f32x4(r[j], r[4 + j], 0x88);
-            const F even1 = _mm512_shuffle_f32x4(r[8 + j], r[12 + j], 0x88);
-            const F odd0 = _mm512_shuffle_f32x4(r[j], r[4 + j], 0xdd);
-            const F odd1 = _mm512_shuffle_f32x4(r[8 + j], r[12 + j], 0xdd);
-            t[j] = _mm512_shuffle_f32x4(even0, even1, 0x88);
-            t[8 + j] = _mm512_shuffle_f32x4(even0, even1, 0xdd);
-            t[4 + j] = _mm512_shuffle_f32x4(odd0, odd1, 0x88);
-            t[12 + j] = _mm512_shuffle_f32x4(odd0, odd1, 0xdd);
-        }
-        std::copy(t, t + 16, r);
-    }
-};
-
-Floats512::F Floats512::exp(F x) { return exp_lanes<Floats512>(x); }
-
-} // namespace
 
 const CellAttentionKernel * cell_attention_avx512() {
     return &CellAttentionTiles<Floats512>::KERNEL;

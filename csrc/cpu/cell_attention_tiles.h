@@ -204,21 +204,5 @@ struct CellAttentionTiles {
     static constexpr CellAttentionKernel KERNEL = {T, scratch_size, attend};
 };
 
-// exp(x) for x <= 0 in lanes; 0 below the smallest normal number. Largest relative error about
-// 2e-7.
-template <class V>
-typename V::F exp_lanes(typename V::F x) {
-    using F = typename V::F;
-    const F low = V::max(x, V::spread(-87.0f));
-    const F n = V::round(V::mul(low, V::spread(1.44269504f)));
-    F r = V::mul_add(n, V::spread(-0.693359375f), low);
-    r = V::mul_add(n, V::spread(2.12194440e-4f), r);
-    F p = V::spread(1.0f / 720);
-    for (const float c : {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) {
-        p = V::mul_add(p, r, V::spread(c));
-    }
-    return V::zero_below(x, -87.0f, V::times_power_of_two(p, n));
-}
-
 } // namespace
 } // namespace dfl::cpu

@@ -29,6 +29,7 @@ struct BatchShape {
     int64_t first_seq = 0; // their recurrent slots are first_seq .. first_seq + n_seqs - 1
     int64_t n_kv = 0;      // cells attention reads
     int64_t n_out = 0;     // rows that get logits; 0: none
+    bool walks = false;    // recurrent layers run in our own code
     bool by_paths = false; // recurrent layers take the form for trees
     int64_t n_inject = 0;  // feature rows projected into the drafter's cache
     int64_t n_top = 0;     // candidates of a draft picked on the device
@@ -36,7 +37,7 @@ struct BatchShape {
 
     bool operator==(const BatchShape & o) const {
         return kind == o.kind && n_rows == o.n_rows && n_seqs == o.n_seqs &&
-               first_seq == o.first_seq && n_kv == o.n_kv && n_out == o.n_out &&
+               first_seq == o.first_seq && n_kv == o.n_kv && n_out == o.n_out && walks == o.walks &&
                by_paths == o.by_paths && n_inject == o.n_inject && n_top == o.n_top &&
                log_sum_exp == o.log_sum_exp;
     }
@@ -82,6 +83,7 @@ struct GraphInputs {
     std::vector<PathInputs> paths; // of every n the recurrent layers need
     // i32 [d_conv * n_rows], tap by tap: rows of (committed ++ new) convolution inputs; trees only.
     ggml_tensor * conv_taps = nullptr;
+    ggml_tensor * parents = nullptr; // i32 [n_rows]: -1, or an earlier row; trees of our own code
 };
 
 // Rows of x as packed products take them; products of the same x share them.

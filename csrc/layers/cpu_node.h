@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <atomic>
 #include <ggml.h>
-#include <initializer_list>
 #include <memory>
 #include <vector>
 
@@ -44,7 +43,6 @@ class Shares {
 
 // A node of shape [ne0, ne1] that reads args.
 ggml_tensor * add_cpu_node(Build & b, ggml_type type, int64_t ne0, int64_t ne1,
-                           std::initializer_list<ggml_tensor *> args,
-                           std::unique_ptr<CpuNode> node);
+                           const std::vector<ggml_tensor *> & args, std::unique_ptr<CpuNode> node);
 
 } // namespace dfl

@@ -2,6 +2,7 @@
 
 #include "layers/common.h"
 #include "layers/delta_rule.h"
+#include "layers/walked_delta_net.h"
 
 #include <algorithm>
 #include <cmath>
@@ -188,9 +189,14 @@ ggml_tensor * delta_net(Build & b, int il, ggml_tensor * x) {
 
     ggml_tensor * qkv = linear(b, w.qkv, x);
     ggml_tensor * z = linear(b, w.gate, x); // [inner, n_rows]
+    ggml_tensor * beta = linear(b, w.beta, x);
+    ggml_tensor * alpha = linear(b, w.alpha, x);
+    if (b.shape.walks) {
+        return linear(b, w.output, walked_delta_net(b, il, {qkv, z, beta, alpha}));
+    }
     RuleRows rows;
-    rows.beta = ggml_sigmoid(b.ctx, linear(b, w.beta, x));
-    rows.g = ggml_softplus(b.ctx, ggml_add(b.ctx, linear(b, w.alpha, x), w.dt_bias));
+    rows.beta = ggml_sigmoid(b.ctx, beta);
+    rows.g = ggml_softplus(b.ctx, ggml_add(b.ctx, alpha, w.dt_bias));
     rows.g = ggml_mul(b.ctx, rows.g, w.a);
     rows.heads = convolve(b, il,
                           ggml_reshape_3d(b.ctx, qkv, shape.conv_channels(),

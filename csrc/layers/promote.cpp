@@ -1,6 +1,7 @@
 #include "layers/promote.h"
 
 #include "layers/delta_rule.h"
+#include "layers/walked_delta_net.h"
 
 #include <cmath>
 
@@ -90,6 +91,10 @@ static void promote_states(Build & b, const PathRows & rows) {
 }
 
 void promote(Build & b, ggml_tensor * path, ggml_tensor * on_path, ggml_tensor * conv_rows) {
+    if (b.shape.walks) {
+        walked_promote(b, path, on_path, conv_rows);
+        return;
+    }
     promote_states(b, gather(b, path, on_path));
     ggml_tensor * last = ggml_get_rows(b.ctx, b.recurrent.conv_trace(), conv_rows);
     ggml_tensor * conv = b.recurrent.conv(); // [channels * (d_conv - 1), 1, layers]

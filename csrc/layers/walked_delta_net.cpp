@@ -1,0 +1,320 @@
+#include "layers/walked_delta_net.h"
+
+#include "cpu/delta_head.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace dfl {
+
+namespace {
+
+float * row_of(const ggml_tensor * x, int64_t row, int64_t layer = 0) {
+    return reinterpret_cast<float *>(static_cast<char *>(x->data) + row * x->nb[1] +
+                                     layer * x->nb[2]);
+}
+
+int64_t stride(const ggml_tensor * x) { return static_cast<int64_t>(x->nb[1] / sizeof(float)); }
+
+// One layer's cache, weights and sizes.
+struct DeltaLayer {
+    const DeltaNetWeights & w;
+    const RecurrentCache & cache;
+    RecurrentShape shape;
+    BatchShape batch;
+    int64_t index;
+    float eps;
+
+    int64_t rows() const { return batch.n_rows / batch.n_seqs; }
+    bool verifies() const { return batch.kind == GraphKind::VERIFY; }
+    // The committed convolution inputs of a sequence, [conv_channels] at d_conv - 1 rows.
+    float * past(int64_t seq) const { return row_of(cache.conv(), batch.first_seq + seq, index); }
+    float * state(int64_t seq, int64_t head) const {
+        return row_of(cache.state(), batch.first_seq + seq, index) +
+               head * shape.d_state * shape.d_state;
+    }
+};
+
+// The rows of a layer as its rule takes them: unit q, unit k, v, exp(g), beta.
+// src: qkv, beta, alpha, and for trees the convolution's taps.
+class Prepare : public CpuNode {
+  public:
+    Prepare(const cpu::DeltaHeadKernel & kernel, const DeltaLayer & layer)
+        : kernel_(kernel), layer_(layer) {}
+
+    void compute(ggml_tensor * dst, int ith, int nth) override {
+        (void)ith;
+        const RecurrentShape & shape = layer_.shape;
+        const int64_t heads = 2 * shape.n_k_heads + shape.n_v_heads;
+        const int64_t parts = heads * layer_.batch.n_seqs;
+        for (int64_t part; (part = shares_.next(parts, nth)) < parts;) {
+            prepare(dst, part / heads, part % heads);
+        }
+    }
+
+  private:
+    void prepare(ggml_tensor * dst, int64_t seq, int64_t head) {
+        const RecurrentShape & shape = layer_.shape;
+        const int64_t d = shape.d_state, n_k = shape.n_k_heads, n = layer_.rows();
+        const ggml_tensor *qkv = dst->src[0], *taps = dst->src[3];
+        cpu::DeltaConvolution work;
+        work.d = d;
+        work.n = n;
+        work.d_conv = shape.d_conv;
+        work.past = layer_.past(seq) + head * d;
+        work.past_row = shape.conv_channels();
+        work.u = row_of(qkv, seq * n) + head * d;
+        work.u_row = stride(qkv);
+        work.taps = taps != nullptr ? static_cast<const int32_t *>(taps->data) : nullptr;
+        work.kernel = static_cast<const float *>(layer_.w.conv->data) + head * d * shape.d_conv;
+        work.out = row_of(dst, seq * n) + head * d;
+        work.out_row = stride(dst);
+        kernel_.convolve(work);
+        if (layer_.verifies()) {
+            trace(work, head);
+        } else {
+            advance(work, layer_.past(seq) + head * d);
+        }
+        if (head >= 2 * n_k) {
+            set_gates(dst, seq, head - 2 * n_k);
+            return;
+        }
+        const float length = head < n_k ? 1.0f / std::sqrt(static_cast<float>(d)) : 1.0f;
+        for (int64_t i = 0; i < n; ++i) {
+            float * x = work.out + i * work.out_row;
+            kernel_.scale(x, d, length, layer_.eps, x);
+        }
+    }
+
+    // The last inputs become the committed ones; a row never moves up.
+    void advance(const cpu::DeltaConvolution & work, float * past) const {
+        const int64_t before = work.d_conv - 1;
+        for (int64_t row = 0; row < before; ++row) {
+            const int64_t from = work.n + row;
+            std::memcpy(past + row * work.past_row,
+                        from < before ? past + from * work.past_row
+                                      : work.u + (from - before) * work.u_row,
+                        work.d * sizeof(float));
+        }
+    }
+
+    void trace(const cpu::DeltaConvolution & work, int64_t head) const {
+        const int64_t d = work.d, before = work.d_conv - 1, n_k = layer_.shape.n_k_heads;
+        const size_t bytes = d * sizeof(float);
+        for (int64_t row = 0; row < before + work.n; ++row) {
+            std::memcpy(row_of(layer_.cache.conv_trace(), row, layer_.index) + head * d,
+                        row < before ? work.past + row * work.past_row
+                                     : work.u + (row - before) * work.u_row,
+                        bytes);
+        }
+        for (int64_t i = 0; i < work.n && head >= n_k; ++i) { // no promotion needs the queries
+            std::memcpy(row_of(layer_.cache.trace(), i, layer_.index) + (head - n_k) * d,
+                        work.out + i * work.out_row, bytes);
+        }
+    }
+
+    void set_gates(ggml_tensor * dst, int64_t seq, int64_t head) const {
+        const RecurrentShape & shape = layer_.shape;
+        const int64_t n = layer_.rows(), n_v = shape.n_v_heads;
+        const float a = static_cast<const float *>(layer_.w.a->data)[head];
+        const float bias = static_cast<const float *>(layer_.w.dt_bias->data)[head];
+        for (int64_t i = 0; i < n; ++i) {
+            const int64_t row = seq * n + i;
+            const float x = row_of(dst->src[2], row)[head] + bias;
+            const float g = a * (x > 20.0f ? x : std::log1p(std::exp(x)));
+            const float beta = 1.0f / (1.0f + std::exp(-row_of(dst->src[1], row)[head]));
+            float * gates = row_of(dst, row) + shape.conv_channels();
+            gates[head] = std::exp(g);
+            gates[n_v + head] = beta;
+            if (layer_.verifies()) {
+                float * kept = row_of(layer_.cache.trace(), i, layer_.index) +
+                               shape.d_state * (shape.n_k_heads + n_v);
+                kept[head] = g;
+                kept[n_v + head] = beta;
+            }
+        }
+    }
+
+    const cpu::DeltaHeadKernel & kernel_;
+    DeltaLayer layer_;
+    Shares shares_;
+};
+
+// The rule, the norm and the gate. src: rows of Prepare, the gates before their silu, and for trees
+// the rows' parents. dst: the result, then scratch for each thread.
+class Walk : public CpuNode {
+  public:
+    Walk(const cpu::DeltaHeadKernel & kernel, const DeltaLayer & layer)
+        : kernel_(kernel), layer_(layer) {}
+
+    static int64_t scratch_size(const cpu::DeltaHeadKernel & kernel, const DeltaLayer & layer) {
+        const int64_t n = layer.rows();
+        return n + (layer.batch.by_paths ? kernel.scratch_size(layer.shape.d_state, n) : 0);
+    }
+
+    void compute(ggml_tensor * dst, int ith, int nth) override {
+        const RecurrentShape & shape = layer_.shape;
+        const int64_t n_v = shape.n_v_heads, parts = n_v * layer_.batch.n_seqs;
+        auto * out = static_cast<float *>(dst->data);
+        float * scratch =
+            out + shape.d_state * n_v * layer_.batch.n_rows + ith * scratch_size(kernel_, layer_);
+        for (int64_t part; (part = shares_.next(parts, nth)) < parts;) {
+            walk(dst, part / n_v, part % n_v, out, scratch);
+        }
+    }
+
+  private:
+    // Rows of an APPEND walked at once: their queries and keys stay in the nearest cache.
+    static constexpr int64_t CHUNK = 32;
+
+    void walk(const ggml_tensor * dst, int64_t seq, int64_t head, float * out,
+              float * scratch) const {
+        const RecurrentShape & shape = layer_.shape;
+        const int64_t d = shape.d_state, n_k = shape.n_k_heads, n_v = shape.n_v_heads;
+        const int64_t n = layer_.rows(), inner = d * n_v;
+        const ggml_tensor *rows = dst->src[0], *gate = dst->src[1], *parents = dst->src[2];
+        float * qk = scratch;
+        cpu::DeltaWalk work;
+        work.d = d;
+        work.qk_row = work.v_row = work.gate_row = stride(rows);
+        work.parents = parents != nullptr ? static_cast<const int32_t *>(parents->data) : nullptr;
+        work.out_row = inner;
+        const int64_t chunk = layer_.verifies() ? n : CHUNK; // a chunk goes on from the kept state
+        for (int64_t first = 0; first < n; first += chunk) {
+            const float * row = row_of(rows, seq * n + first);
+            work.n = std::min(chunk, n - first);
+            work.q = row + head % n_k * d;
+            work.k = work.q + n_k * d;
+            work.v = row + (2 * n_k + head) * d;
+            work.decay = row + shape.conv_channels() + head;
+            work.beta = work.decay + n_v;
+            for (int64_t i = 0; i < work.n; ++i) {
+                qk[i] = kernel_.dot(work.q + i * work.qk_row, work.k + i * work.qk_row, d);
+            }
+            work.qk = qk;
+            work.state = layer_.state(seq, head);
+            work.last_state = layer_.verifies() ? nullptr : layer_.state(seq, head);
+            work.out = out + (seq * n + first) * inner + head * d;
+            kernel_.walk(work, scratch + n);
+        }
+        for (int64_t i = seq * n; i < (seq + 1) * n; ++i) {
+            kernel_.gate({d, static_cast<const float *>(layer_.w.norm->data),
+                          row_of(gate, i) + head * d, layer_.eps, out + i * inner + head * d});
+        }
+    }
+
+    const cpu::DeltaHeadKernel & kernel_;
+    DeltaLayer layer_;
+    Shares shares_;
+};
+
+// All layers' states along a path of their trace. src: path, on_path, conv_rows. dst: scratch for
+// each thread.
+class Promote : public CpuNode {
+  public:
+    Promote(const cpu::DeltaHeadKernel & kernel, const Build & b)
+        : kernel_(kernel), cache_(b.recurrent), shape_(b.hp.recurrent), eps_(b.hp.eps) {}
+
+    // Keys, values, exp(g) and beta of n rows.
+    static int64_t scratch_size(const RecurrentShape & shape, int64_t n) {
+        return n * (2 * shape.d_state + 2);
+    }
+
+    void compute(ggml_tensor * dst, int ith, int nth) override {
+        const ggml_tensor *path = dst->src[0], *on_path = dst->src[1], *conv_rows = dst->src[2];
+        const auto * there = static_cast<const float *>(on_path->data);
+        const int64_t n = std::find(there, there + path->ne[0], 0.0f) - there;
+        const int64_t heads = shape_.n_v_heads, parts = heads * path->ne[1];
+        float * scratch = static_cast<float *>(dst->data) + ith * scratch_size(shape_, path->ne[0]);
+        for (int64_t part; (part = shares_.next(parts, nth)) < parts;) {
+            const int64_t layer = part / heads, head = part % heads;
+            if (head == 0) {
+                promote_inputs(layer, static_cast<const int32_t *>(conv_rows->data));
+            }
+            promote_state(layer, head, static_cast<const int32_t *>(path->data), n, scratch);
+        }
+    }
+
+  private:
+    void promote_inputs(int64_t layer, const int32_t * from) const {
+        const int64_t channels = shape_.conv_channels();
+        for (int64_t row = 0; row < shape_.d_conv - 1; ++row) {
+            std::memcpy(row_of(cache_.conv(), 0, layer) + row * channels,
+                        row_of(cache_.conv_trace(), from[row], layer), channels * sizeof(float));
+        }
+    }
+
+    void promote_state(int64_t layer, int64_t head, const int32_t * path, int64_t n,
+                       float * scratch) const {
+        const int64_t d = shape_.d_state, n_k = shape_.n_k_heads, n_v = shape_.n_v_heads;
+        float *k = scratch, *v = k + n * d, *decay = v + n * d, *beta = decay + n;
+        for (int64_t i = 0; i < n; ++i) {
+            const float * node = row_of(cache_.trace(), path[i], layer);
+            kernel_.scale(node + head % n_k * d, d, 1.0f, eps_, k + i * d);
+            std::copy_n(node + (n_k + head) * d, d, v + i * d);
+            const float * gates = node + (n_k + n_v) * d + head;
+            decay[i] = std::exp(gates[0]);
+            beta[i] = gates[n_v];
+        }
+        float * state = row_of(cache_.state(), 0, layer) + head * d * d;
+        cpu::DeltaWalk work = {};
+        work.d = d;
+        work.n = n;
+        work.k = k;
+        work.v = v;
+        work.qk_row = work.v_row = d;
+        work.decay = decay;
+        work.beta = beta;
+        work.gate_row = 1;
+        work.state = work.last_state = state;
+        kernel_.walk(work, nullptr);
+    }
+
+    const cpu::DeltaHeadKernel & kernel_;
+    const RecurrentCache & cache_;
+    RecurrentShape shape_;
+    float eps_;
+    Shares shares_;
+};
+
+} // namespace
+
+bool walks_delta_net(const RecurrentShape & shape) {
+    const cpu::DeltaHeadKernel * kernel = cpu::delta_head();
+    return kernel != nullptr && kernel->serves(shape.d_state) &&
+           shape.d_conv <= cpu::MAX_DELTA_TAPS;
+}
+
+ggml_tensor * walked_delta_net(Build & b, int il, const DeltaNetProducts & in) {
+    const cpu::DeltaHeadKernel & kernel = *cpu::delta_head();
+    const RecurrentShape & shape = b.hp.recurrent;
+    const DeltaLayer layer = {b.weights.layers[il].delta, b.recurrent, shape, b.shape,
+                              b.recurrent.index(il),      b.hp.eps};
+    const int64_t inner = shape.d_state * shape.n_v_heads, n = b.shape.n_rows;
+    std::vector<ggml_tensor *> products = {in.qkv, in.beta, in.alpha};
+    if (b.in.conv_taps != nullptr) {
+        products.push_back(b.in.conv_taps);
+    }
+    ggml_tensor * rows = add_cpu_node(b, GGML_TYPE_F32, shape.conv_channels() + 2 * shape.n_v_heads,
+                                      n, products, std::make_unique<Prepare>(kernel, layer));
+    std::vector<ggml_tensor *> walked = {rows, in.gate};
+    if (b.in.parents != nullptr) {
+        walked.push_back(b.in.parents);
+    }
+    const int64_t scratch = b.cpu_nodes.n_threads * Walk::scratch_size(kernel, layer);
+    ggml_tensor * all = add_cpu_node(b, GGML_TYPE_F32, inner * n + scratch, 1, walked,
+                                     std::make_unique<Walk>(kernel, layer));
+    ggml_build_forward_expand(b.graph, all); // the state moves on even where no row gets logits
+    return ggml_view_2d(b.ctx, all, inner, n, inner * sizeof(float), 0);
+}
+
+void walked_promote(Build & b, ggml_tensor * path, ggml_tensor * on_path, ggml_tensor * conv_rows) {
+    const int64_t scratch =
+        b.cpu_nodes.n_threads * Promote::scratch_size(b.hp.recurrent, path->ne[0]);
+    ggml_build_forward_expand(b.graph,
+                              add_cpu_node(b, GGML_TYPE_F32, scratch, 1, {path, on_path, conv_rows},
+                                           std::make_unique<Promote>(*cpu::delta_head(), b)));
+}
+
+} // namespace dfl
