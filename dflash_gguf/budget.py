@@ -36,7 +36,9 @@ MOST_PAUSED = 64
 """Rounds after which plain decoding is reconsidered at the latest. Deciding takes time as well: a
 tenth of a millisecond, which counts where a plain round takes two of them."""
 REFRESH = 4
-"""Rounds after which the costs of passes are looked up again; those of a new shape at once."""
+"""Rounds after which the costs of passes are looked up again, those of a new shape at once; and
+rounds for which a length that pays, or chains where trees did not pay, are kept without comparing
+anew: comparing takes a third of a millisecond, which fast models feel."""
 N_RATE_STEPS = 2
 """Steps towards the best rate in a round; the next one goes on from there."""
 SIZES = (1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63, 95, 127, 191, 255)
@@ -124,7 +126,9 @@ class BudgetedRule:
         self._lengths, self._sizes, self._least = lengths, np.array(sizes), least
         self._position, self._rate = 0, 0.0
         self._is_probe, self._again = False, 0
-        self._n_old, self._more = REFRESH, np.empty(0)
+        self._n_old, self._more, self._knows = REFRESH, np.empty(0), np.empty(0, bool)
+        self._kept, self._n_kept, self._advantage = 0, 0, 0.0
+        self._n_chains = 0
 
     @property
     def n_rows(self) -> int:
@@ -140,6 +144,9 @@ class BudgetedRule:
             return self._again
         if not costs.knows_plain or budget.is_paused():
             return 0
+        if self._n_kept and self._kept <= limit:
+            self._n_kept -= 1
+            return 0 if budget.needs_plain(self._advantage) else self._kept
         # A step of the ladder at a time: costs far beyond what was measured are guesses.
         n_open = sum(n <= costs.most_positions for n in self._lengths) + 1
         lengths = [n for n in self._lengths[:n_open] if self._least <= n <= limit]
@@ -164,6 +171,8 @@ class BudgetedRule:
         if advantage > 0.0:
             unknown = np.array([not costs.knows_draft(n) for n in lengths])
             best = self._try(worth, unknown)
+            if self._gains.is_proven and not unknown[best]:
+                self._kept, self._n_kept, self._advantage = lengths[best], REFRESH - 1, advantage
             return 0 if budget.needs_plain(advantage) else lengths[best]
         worth, _ = outlook.at(rate, must_verify=True)
         best = int(worth.argmax())
@@ -176,9 +185,11 @@ class BudgetedRule:
 
     def pick(self, root: int, candidates: Candidates, limit: int) -> Tree:
         """The nodes that are worth their cost; a probe verifies one at least."""
+        if self._n_chains and not self._is_probe:
+            self._n_chains -= 1
+            return self._pick_chain(root, candidates, limit)
         tree = grow(root, candidates, min(limit, self.n_rows - 1))
-        gains = self._gains.of(candidates, tree)
-        values = _values(gains, self._more_s()[:, 0], self._rate, self._costs.sample_s)
+        values = self._values(self._gains.of(candidates, tree), slice(None))
         values[:, (self._sizes > limit) | (self._sizes < self._least)] = -np.inf
         values[0, self._sizes > len(candidates)] = -np.inf
         ends = np.minimum(self._sizes, tree.n_drafted)
@@ -186,9 +197,19 @@ class BudgetedRule:
         best = float(values.max())
         if best == -np.inf or (best <= 0.0 and not self._is_probe):
             return chain(root, candidates, 0)
-        kind, size = divmod(self._try(values.ravel(), ~self._known().ravel()), len(self._sizes))
+        kind, size = divmod(self._try(values.ravel(), ~self._knows.ravel()), len(self._sizes))
         n = int(self._sizes[size])
+        if not kind and self._gains.is_proven and not self._is_probe:
+            self._n_chains = REFRESH - 1
         return tree.first(n) if kind else chain(root, candidates, n)
+
+    def _pick_chain(self, root: int, candidates: Candidates, limit: int) -> Tree:
+        """The chain that is worth its cost most; none if none is."""
+        values = self._values(self._gains.of_chain(candidates), 0)
+        most = min(limit, len(candidates))
+        values[(self._sizes > most) | (self._sizes < self._least)] = -np.inf
+        at = int(values.argmax())
+        return chain(root, candidates, int(self._sizes[at]) if values[at] > 0.0 else 0)
 
     def observe(self, done: Round) -> None:
         """Passes the round on. A first run says little of the next ones: it is repeated once."""
@@ -212,11 +233,9 @@ class BudgetedRule:
         loss_s = float(values[best] - news[way]) / self._rate
         return way if self._budget.may_lose(loss_s, self._position) else best
 
-    def _known(self) -> NDArray[np.bool_]:
-        """Whether passes were run more than once, [kind, size]."""
-        rows = [int(n) + 1 for n in self._sizes]
-        knows = self._costs.knows_pass
-        return np.array([[knows(n) for n in rows], [knows(n, is_tree=True) for n in rows]])
+    def _values(self, gains: Floats, kind: int | slice) -> Floats:
+        """What verifying is worth, [size] or [kind, size]."""
+        return _values(gains, self._more_s()[kind, 0], self._rate, self._costs.sample_s)
 
     def _n_open(self) -> int:
         """Sizes of the ladder that are looked at: one step beyond the largest pass that was run."""
@@ -224,11 +243,16 @@ class BudgetedRule:
         return min(known + 1, len(self._sizes))
 
     def _more_s(self) -> Floats:
-        """Seconds that verifying costs more than a plain pass, [kind, 1, size]; inf: not open."""
+        """Seconds that verifying costs more than a plain pass, [kind, 1, size]; inf: not open.
+
+        Also looks up which passes were run more than once, [kind, size].
+        """
         if self._n_old < REFRESH:
             return self._more
         self._n_old = 0
         costs, position = self._costs, self._position
+        rows_of = [int(n) + 1 for n in self._sizes]
+        self._knows = np.array([[costs.knows_pass(n, t) for n in rows_of] for t in (False, True)])
         self._more = np.full((2, 1, len(self._sizes)), np.inf)
         plain_s = costs.pass_s(position, 1)
         for at in range(self._n_open()):

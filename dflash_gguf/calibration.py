@@ -54,7 +54,8 @@ class Calibration:
 
     def log_chances(self, features: Features) -> Floats:
         """Of every candidate that the target takes it, given its path; float64 [n, k]."""
-        found: Floats = self._log_chances(features.values, self.weights(len(features)))[:, :-1]
+        features.log_chances = self._log_chances(features.values, self.weights(len(features)))
+        found: Floats = features.log_chances[:, :-1]
         return found
 
     def observe(self, features: Features, places: Sequence[int]) -> None:
@@ -69,7 +70,10 @@ class Calibration:
             self._weights = np.vstack([self._weights, last])
             self._information = np.concatenate([self._information, [np.diag(PRIOR_WEIGHTS)]])
         weights = self._weights[:n]
-        chances = np.exp(self._log_chances(values, weights))
+        log_chances = features.log_chances
+        if log_chances is None:
+            log_chances = self._log_chances(values, weights)
+        chances = np.exp(log_chances[:n])
         weighted = chances[:, :, None] * values
         mean = weighted.sum(axis=1)
         spread = np.matmul(weighted.transpose(0, 2, 1), values) - mean[:, :, None] * mean[:, None]
@@ -118,6 +122,7 @@ class Features:
         noise: [n, k], of the target's draw. is_cut: [n, k]. None if it is greedy.
         """
         n, k = log_q.shape
+        self.log_chances: Floats | None = None  # what these were last taken to mean, [n, k + 1]
         self.values = np.zeros((n, k + 1, 5))
         rest = 1.0 - np.exp(log_q).sum(axis=1)
         self.values[:, :k, 0] = np.maximum(log_q, LEAST_LOG)

@@ -65,6 +65,13 @@ class Gains:
         found: Floats = self.trust * self._drafts[-1][:, min(at, len(self._lengths) - 1)]
         return found
 
+    def of_chain(self, candidates: Candidates) -> Floats:
+        """The same of its chains alone, float64 [size]; does not remember it."""
+        chances = np.exp(np.cumsum(candidates.log_chances[:, 0]))
+        chain = np.concatenate([[0.0], np.cumsum(chances)])
+        found: Floats = self.trust * chain[np.minimum(self._sizes, len(chances))]
+        return found
+
     def observe(self, n_expected: float, n_accepted: int) -> None:
         """Compares what was expected of a round with what came."""
         keep = 1.0 - 1.0 / TRUST_MEMORY

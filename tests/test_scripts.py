@@ -91,3 +91,11 @@ def test_our_converter_is_no_slower_and_no_bigger_than_the_peers() -> None:
     result = json.loads(output.splitlines()[-1])
     assert result["speedup"] >= 1
     assert result["memory_ratio"] <= 1
+
+
+def test_the_loop_beside_a_simulated_model_takes_a_part_of_a_round() -> None:
+    found = last_line("bench_host.py", "--tokens", "300")["settings"]
+    assert isinstance(found, dict)
+    assert set(found) == {"none", "chain", "tree", "auto"}
+    assert found["tree"]["tokens_a_round"] > found["chain"]["tokens_a_round"] > 3
+    assert all(0 < row["host_share"] < 1 for row in found.values())
