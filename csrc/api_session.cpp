@@ -53,6 +53,8 @@ dfl_status dfl_session_get_info(const dfl_session * session, dfl_session_info * 
         info->pool_bytes = s.pool_bytes();
         info->n_passes = s.n_passes();
         info->bytes_read = s.bytes_read();
+        info->submit_ns = s.submit_ns();
+        info->wait_ns = s.wait_ns();
         info->kv_beside_bytes = s.kv_beside_bytes();
         info->recurrent_beside_bytes = s.recurrent_beside_bytes();
         info->trace_beside_bytes = s.trace_beside_bytes();

@@ -63,7 +63,9 @@ bool Scheduler::hold(ggml_cgraph * graph) {
 }
 
 void Scheduler::compute(ggml_cgraph * graph) {
-    devices_.main().check(ggml_backend_sched_graph_compute(scheduler_.get(), graph));
+    devices_.main().compute(
+        [&] { return ggml_backend_sched_graph_compute_async(scheduler_.get(), graph); },
+        [&] { ggml_backend_sched_synchronize(scheduler_.get()); });
 }
 
 ArenaBytes Scheduler::bytes() const {

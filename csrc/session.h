@@ -116,6 +116,8 @@ class Session {
     uint64_t bytes_read() const { return devices_.bytes_read(); }
     // Names of operations that the device lacks and the CPU does.
     const std::set<std::string> & cpu_operations() const { return graphs_.cpu_operations(); }
+    uint64_t submit_ns() const { return devices_.main().submit_ns(); }
+    uint64_t wait_ns() const { return devices_.main().wait_ns(); }
 
   private:
     LayerPlace layer_place();

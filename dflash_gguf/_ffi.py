@@ -15,7 +15,7 @@ from typing import Any
 
 from cffi import FFI
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 
 ffi: Any = FFI()
 

@@ -24,7 +24,8 @@ tokens, 2 seeds, 7 drafted:
     shared x 5           1.379    1.329
 
 So sharing beats noise of its own by far, but a weak drafter, whose scores are flatter than its
-target's, ranks too much by the noise: how much the noise tells is to be learned for each pair.
+target's, ranks too much by the noise: how much the noise tells is learned for each pair. The same
+prompts decoded with what was learned (dflash-bench --settings "chain 7" --temp T): 1.40 and 1.36.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Trains a DFlash drafter for a target, on answers of the target itself.
 
-    python scripts/train_drafter.py TARGET_DIR OUT_DIR --prompts prompts.jsonl
+    python scripts/train_drafter.py TARGET OUT_DIR --prompts prompts.jsonl
 
-TARGET_DIR is a Hugging Face folder. OUT_DIR becomes one as well, for convert-hf-to-gguf
---target-model-dir TARGET_DIR. Run the same command again after an interruption and it continues.
-docs/train-a-drafter.md takes you through it.
+TARGET is a Hugging Face folder, or a GGUF that transformers can load. OUT_DIR becomes a folder for
+convert-hf-to-gguf --target-model-dir TARGET; in place of a GGUF it takes OUT_DIR/target. Run the
+same command again after an interruption and it continues. docs/train-a-drafter.md takes you through
+it.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from typing import Any
 
 import torch
 from train import features as cached
-from train import prompts
 from train.acceptance import measure, prompt_lookup, repeated_share
-from train.answers import Answer, generate, load_answers, save_answers, without_loops
+from train.answers import Answer, load_answers
+from train.ask import make_answers
 from train.curve import draw
+from train.delta_rule import fast_delta_rule
 from train.drafter import BlockModel, even_start, new_drafter
 from train.fit import Fit, History, Recipe
 from train.memory import CPU_PIECE_BYTES, free_bytes, piece_size
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from train.target import load_target
 
 # Other values of these may come with every run; of the rest they make it another training.
 FREE = ("steps", "falling", "threads", "device")
@@ -36,7 +38,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     add = parser.add_argument
-    add("target", type=Path, metavar="TARGET_DIR", help="Hugging Face folder of the target")
+    add("target", type=Path, metavar="TARGET", help="a Hugging Face folder or a GGUF")
     add("out", type=Path, metavar="OUT_DIR", help="becomes the drafter's folder")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompts", type=Path, metavar="FILE", help="a prompt a line, or .jsonl")
@@ -47,9 +49,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--held-out", type=int, default=64, help="answers to measure tau on")
     add("--prompt-tokens", type=int, default=256, help="of a prompt at most")
     add("--new-tokens", type=int, default=256, help="of an answer at most")
+    add("--instruction", metavar="TEXT", help="stands before every prompt, and an empty line")
     add("--temperature", type=float, default=0.0, help="of the answers trained on")
+    add("--sampled", type=float, default=1.0, help="share of answers drawn at --temperature")
     add("--batch", type=int, default=64, help="answers generated at a time")
     add("--layers", type=int, default=3, help="of the drafter")
+    add("--ffn", type=int, help="width of the drafter's feed-forward (default: the target's)")
     add("--taps", type=int, default=5, help="target layers the drafter reads")
     add("--block", type=int, default=16, help="tokens of a block, the anchor included")
     add("--mask-token", metavar="TEXT", help="a token the target never writes (default: <|mask|>)")
@@ -98,101 +103,38 @@ def mask_token_of(tokenizer: Any, text: str | None) -> int:
     return int(vocabulary[wanted])
 
 
-def texts_of(args: argparse.Namespace, target: Any, tokenizer: Any) -> tuple[list[str], list[str]]:
-    """Prompts to train on and prompts held out.
-
-    Raises:
-        ValueError: there are too few, or the chat template does not serve.
-    """
-    if args.python:
-        training, held_out = prompts.from_python(args.seed)
-    else:
-        found = (
-            prompts.from_file(args.prompts)
-            if args.prompts
-            else prompts.from_chat(
-                target, tokenizer, args.answers + args.held_out, args.prompt_tokens // 2, args.seed
-            )
-        )
-        held_out, training = found[: args.held_out], found[args.held_out :]
-    if not training or len(held_out) < args.held_out:
-        raise ValueError(
-            f"{len(training)} prompts to train on and {len(held_out)} held out: "
-            f"at least 1 and {args.held_out} are needed"
-        )
-    if not args.plain and getattr(tokenizer, "chat_template", None):
-        before, after = prompts.chat_frame(tokenizer)
-        training = [before + text + after for text in training]
-        held_out = [before + text + after for text in held_out]
-    return training[: args.answers], held_out[: args.held_out]
-
-
-def make_answers(args: argparse.Namespace, target: Any, tokenizer: Any) -> None:
-    """The target's answers, greedy where they are held out, into two files.
-
-    Of longer plain prompts the end is kept; longer conversations are left out.
-
-    Raises:
-        ValueError: no prompt is left, or as in texts_of.
-    """
-    texts = texts_of(args, target, tokenizer)
-    stop = {tokenizer.eos_token_id}
-    configured = target.generation_config.eos_token_id
-    stop |= set(configured if isinstance(configured, list) else [configured])
-    for name, group, temperature in zip(
-        ("answers", "held-out"), texts, (args.temperature, 0.0), strict=True
-    ):
-        ids = [tokenizer(text, add_special_tokens=args.plain).input_ids for text in group]
-        if args.plain:
-            ids = [row[-args.prompt_tokens :] for row in ids if row]
-        else:  # a turn must stay whole
-            ids = [row for row in ids if 0 < len(row) <= args.prompt_tokens]
-        if not ids:
-            raise ValueError(f"no prompt has at most {args.prompt_tokens} tokens")
-        found = generate(
-            target,
-            ids,
-            n_new=args.new_tokens,
-            n_batch=args.batch,
-            stop_tokens=stop - {None},
-            pad_token=tokenizer.eos_token_id,
-            temperature=temperature,
-            seed=args.seed,
-            n_threads=args.threads if args.device == "cpu" else 1,
-        )
-        if name == "answers":
-            found = [without_loops(answer) for answer in found]
-        save_answers(args.out / f"{name}.json", found)
-
-
-def load_target(args: argparse.Namespace) -> Any:
-    """The target; in bfloat16 on a GPU."""
-    kind = torch.float32 if args.device == "cpu" else torch.bfloat16
-    return AutoModelForCausalLM.from_pretrained(args.target, dtype=kind).to(args.device).eval()
-
-
 def prepare(args: argparse.Namespace) -> tuple[BlockModel, cached.Features, cached.Features]:
     """Answers, their features and a new drafter: made now, or found in the folder."""
-    target = load_target(args)
-    tokenizer = AutoTokenizer.from_pretrained(args.target)
+    target, tokenizer = load_target(args.target, args.device, args.out / "target")
     mask_token = mask_token_of(tokenizer, args.mask_token)
     drafter = new_drafter(
         target.config,
         n_layers=args.layers,
         n_taps=args.taps,
+        n_ff=args.ffn,
         block_size=args.block,
         mask_token=mask_token,
         seed=args.seed,
     )
     if not (args.out / "held-out.json").exists():
-        make_answers(args, target, tokenizer)
+        with fast_delta_rule():
+            make_answers(args, target, tokenizer)
     width = len(drafter.target_layer_ids) * drafter.config.hidden_size
     found = []
     for name in ("answers", "held-out"):
         answers: list[Answer] = load_answers(args.out / f"{name}.json")
         path = args.out / f"{name}.features"
         if not path.exists():
-            cached.write(path, target, answers, drafter.target_layer_ids, n_batch=args.batch)
+            n_threads = args.threads if args.device == "cpu" else 1
+            with fast_delta_rule():
+                cached.write(
+                    path,
+                    target,
+                    answers,
+                    drafter.target_layer_ids,
+                    n_batch=args.batch,
+                    n_threads=n_threads,
+                )
         found.append(cached.Features(path, answers, width))
     embeddings = target.get_input_embeddings().weight.detach().float()
     head = target.get_output_embeddings().weight.detach().float()
@@ -227,6 +169,8 @@ def run(args: argparse.Namespace) -> None:
     Raises:
         ValueError, OSError: what a user gave does not serve.
     """
+    if not 0 <= args.sampled <= 1:
+        raise ValueError(f"--sampled {args.sampled}: a share lies between 0 and 1")
     args.out.mkdir(parents=True, exist_ok=True)
     remember(args)
     # Threads work on pieces of a batch; see parallel.py.

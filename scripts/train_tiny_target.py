@@ -10,6 +10,7 @@ after an interruption and it continues. Same arguments, same Python, same thread
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import platform
@@ -38,17 +39,19 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path, metavar="OUT_DIR")
-    parser.add_argument("--steps", type=int, default=1200, help="updates")
-    parser.add_argument("--decay", type=int, default=300, help="at the end, with a falling rate")
+    parser.add_argument("--steps", type=int, default=500, help="updates")
+    parser.add_argument("--decay", type=int, default=140, help="at the end, with a falling rate")
     parser.add_argument("--sequences", type=int, default=16, help="of an update")
     parser.add_argument("--tokens", type=int, default=512, help="of a sequence")
     parser.add_argument("--modules", type=int, help="train on only so many modules, for a trial")
     parser.add_argument("--vocab", type=int, default=4096)
-    parser.add_argument("--hidden", type=int, default=192)
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--ffn", type=int, default=512)
-    parser.add_argument("--muon-rate", type=float, default=5e-3)
-    parser.add_argument("--adam-rate", type=float, default=3e-3)
+    parser.add_argument("--hidden", type=int, default=768)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--ffn", type=int, default=1280)
+    parser.add_argument("--heads", type=int, default=8, help="of attention, 64 wide")
+    parser.add_argument("--value-heads", type=int, default=8, help="of DeltaNet; half as many keys")
+    parser.add_argument("--muon-rate", type=float, default=3e-3)
+    parser.add_argument("--adam-rate", type=float, default=1.5e-3)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     return parser.parse_args(arguments)
@@ -61,11 +64,11 @@ def new_model(args: argparse.Namespace) -> Qwen3_5ForCausalLM:
         hidden_size=args.hidden,
         num_hidden_layers=args.layers,
         intermediate_size=args.ffn,
-        num_attention_heads=args.hidden // 64,
+        num_attention_heads=args.heads,
         num_key_value_heads=1,
         head_dim=64,
-        linear_num_key_heads=2,
-        linear_num_value_heads=4,
+        linear_num_key_heads=max(1, args.value_heads // 2),
+        linear_num_value_heads=args.value_heads,
         linear_key_head_dim=64,
         linear_value_head_dim=64,
         max_position_embeddings=2048,
@@ -198,7 +201,7 @@ def train(args: argparse.Namespace, model: Qwen3_5ForCausalLM, data: Tensor) -> 
         if not math.isfinite(log[-1]):
             raise ArithmeticError(f"the loss is {log[-1]} at step {step + 1}")
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizers.step(step)
+        workers.alone(functools.partial(optimizers.step, step))
         if step % 10 == 9:
             recent = sum(log[-10:]) / 10
             print(f"{time.strftime('%H:%M:%S')} step {step + 1} loss {recent:.3f}", flush=True)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from train.acceptance import Acceptance, measure, prompt_lookup, repeated_share
 from train.answers import Answer, load_answers, save_answers, without_loops
+from train.ask import spread, texts_of
 from train.blocks import draw_anchors, make_blocks, place_weights
 from train.checkpoint import pick
 from train.corpus import functions, prompts, standard_library
@@ -279,3 +280,44 @@ def test_taps_must_fit_the_target() -> None:
     config = Qwen3Config(num_hidden_layers=4)
     with pytest.raises(ValueError, match="5 taps do not fit into a target of 4 layers"):
         new_drafter(config, n_layers=1, n_taps=5, block_size=4, mask_token=1, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("n_layers", "n_taps", "expected"),
+    [(8, 3, [1, 3, 5]), (30, 5, [1, 8, 14, 20, 27]), (4, 3, [0, 1, 2]), (4, 2, [0, 2])],
+)
+def test_taps_are_the_references_where_it_has_any(
+    n_layers: int, n_taps: int, expected: list[int]
+) -> None:
+    config = Qwen3Config(num_hidden_layers=n_layers, hidden_size=32, intermediate_size=48)
+    drafter = new_drafter(
+        config, n_layers=1, n_taps=n_taps, block_size=4, mask_token=1, seed=1, n_ff=24
+    )
+    assert drafter.target_layer_ids == expected
+    assert drafter.layers[0].mlp.up_proj.weight.shape == (24, 32)
+
+
+def asked(tmp_path: Path, **values: Any) -> Any:
+    """Arguments of train_drafter.py, and prompts in a file."""
+    (tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
+    defaults = {"python": False, "prompts": tmp_path / "a.txt", "held_out": 1, "answers": 2}
+    return SimpleNamespace(**{**defaults, "plain": False, "instruction": None, **values})
+
+
+def test_an_instruction_stands_before_every_prompt(tmp_path: Path) -> None:
+    def apply(messages: Any, **_: Any) -> str:
+        return f"<user>{messages[0]['content']}</user><bot>"
+
+    tokenizer = SimpleNamespace(chat_template="x", apply_chat_template=apply)
+    training, held_out = texts_of(asked(tmp_path, instruction="Say:"), None, tokenizer)
+    assert held_out == ["<user>Say:\n\none</user><bot>"]
+    assert training == [f"<user>Say:\n\n{text}</user><bot>" for text in ("two", "three")]
+    training, _ = texts_of(asked(tmp_path, plain=True), None, tokenizer)
+    assert training == ["two", "three"]
+
+
+def test_a_share_is_spread_evenly() -> None:
+    assert spread(8, 0.25) == [3, 7]
+    assert spread(3, 1.0) == [0, 1, 2]
+    assert spread(100, 0.0) == []
+    assert len(spread(2000, 0.3)) == 600

@@ -16,15 +16,19 @@ import train_drafter
 import train_tiny_target
 from checkpoints import make_target
 from dflash.model import DFlashDraftModel, dflash_generate
+from gguf_files import make_gguf
 from pairs import Pair, Reference, convert_drafter, draft_logits, open_pair
 from train.answers import load_answers
+from train.gguf_tokenizer import read_tokenizer
 from train.vocabulary import PRE
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import dflash_gguf
+from dflash_gguf.text import Tokenizer
 
-TARGET = "--modules 60 --vocab 400 --hidden 64 --layers 4 --ffn 128 --threads 1"
-TARGET_STEPS = "--steps 30 --decay 10 --sequences 8 --tokens 128"
+TARGET = "--modules 60 --vocab 400 --hidden 64 --layers 4 --ffn 128 --heads 1 --value-heads 4"
+RATES = "--muon-rate 5e-3 --adam-rate 3e-3"  # a narrow model bears more
+TARGET_STEPS = f"{RATES} --threads 1 --steps 30 --decay 10 --sequences 8 --tokens 128"
 DRAFTER = "--python --plain --answers 48 --held-out 6 --prompt-tokens 24 --new-tokens 48"
 DRAFTER_STEPS = "--layers 1 --taps 1 --block 6 --steps 80 --falling 20 --sequences 8 --threads 1"
 
@@ -87,9 +91,10 @@ def test_the_course_is_drawn(trained: Trained) -> None:
 def test_a_chat_model_draws_its_own_user_turns(tmp_path: Path) -> None:
     """A random target of another architecture, with a chat template."""
     target = make_target(tmp_path / "target", "qwen3", num_hidden_layers=4)
-    flags = "--chat --answers 6 --held-out 2 --prompt-tokens 200 --new-tokens 16 --taps 1"
+    flags = "--chat --instruction Hi! --answers 6 --held-out 2 --new-tokens 16 --taps 1"
     steps = "--layers 1 --block 4 --steps 4 --falling 1 --sequences 2 --threads 1 --device cpu"
     arguments = [str(target), str(tmp_path / "out"), "--mask-token", "<tool_call>"]
+    arguments += ["--prompt-tokens", "200"]
     assert train_drafter.main([*arguments, *flags.split(), *steps.split()]) == 0
     answers = load_answers(tmp_path / "out" / "answers.json")
     start, end = (
@@ -100,6 +105,46 @@ def test_a_chat_model_draws_its_own_user_turns(tmp_path: Path) -> None:
         prompt = answer.tokens[: answer.n_prompt]
         assert (prompt.count(start), prompt.count(end)) == (2, 1)
     convert_drafter(tmp_path / "out", target, tmp_path / "drafter.gguf", "qwen3")
+
+
+def test_a_gguf_is_a_target(tmp_path: Path) -> None:
+    """Of random weights: what counts is that the drafter's file fits the target's."""
+    target = make_gguf(tmp_path, "llama", num_hidden_layers=4)
+    flags = (
+        "--answers 6 --held-out 2 --new-tokens 16 --taps 1 --plain --temperature 1 --sampled 0.5"
+    )
+    steps = "--layers 1 --block 4 --steps 4 --falling 1 --sequences 2 --threads 1 --device cpu"
+    (tmp_path / "prompts.txt").write_text("one fox\ntwo dogs\nadd 345\nit's\ndef f():\n" * 2)
+    arguments = [str(target), str(tmp_path / "out"), "--mask-token", "<tool_call>"]
+    arguments += ["--prompts", str(tmp_path / "prompts.txt"), *flags.split(), *steps.split()]
+    assert train_drafter.main(arguments) == 0
+    drafter = convert_drafter(
+        tmp_path / "out", tmp_path / "out" / "target", tmp_path / "drafter.gguf", "llama"
+    )
+    with dflash_gguf.load(target, drafter=drafter, n_ctx=64, n_threads=1) as decoder:
+        for answer in load_answers(tmp_path / "out" / "held-out.json"):
+            prompt = answer.tokens[: answer.n_prompt]
+            result = decoder.generate(prompt, max_tokens=16, draft="chain")
+            assert result.tokens == answer.tokens[answer.n_prompt :]
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen35"])
+def test_the_tokenizer_of_a_gguf_is_llama_cpps(tmp_path: Path, kind: str) -> None:
+    path = make_gguf(tmp_path, kind)
+    mine, theirs = read_tokenizer(path), Tokenizer.from_file(path)
+    assert theirs is not None
+    for text in ("it's 12345 Größe\n\n  def f(x):\r\n\t", "a<|im_end|>b<tool_call>c", " IT'S  "):
+        assert mine(text).input_ids == theirs.tokenize(text, parse_special=True)
+    assert mine.eos_token == "<|im_end|>"
+    assert mine.chat_template
+
+
+def test_other_ggufs_are_refused_in_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = make_gguf(tmp_path, "qwen35")
+    assert train_drafter.main([str(path), str(tmp_path / "out"), "--python"]) == 1
+    assert f"error: {path}: transformers cannot load it: " in capsys.readouterr().err
 
 
 def test_drafts_are_the_references(trained: Trained) -> None:
@@ -198,6 +243,7 @@ def test_an_interrupted_training_ends_the_same(
         ("--prompts {tmp}/none.txt", "{tmp}/none.txt"),
         ("--python --mask-token <nothing>", "has no token '<nothing>'"),
         ("--python --taps 9", "9 taps do not fit into a target of 4 layers"),
+        ("--python --sampled 1.5", "--sampled 1.5: a share lies between 0 and 1"),
         ("--python --held-out 4000", "held out: at least"),
         ("--chat --held-out 2", "the target has no chat template"),
     ],

@@ -4,6 +4,7 @@
 #include "gguf_schema.h"
 #include "layers/attention.h"
 #include "layers/common.h"
+#include "layers/packed_linear.h"
 
 #include <algorithm>
 #include <cmath>
@@ -238,10 +239,10 @@ ggml_tensor * build_block(Build & b, const DraftHparams & draft, const Linear & 
             y = ggml_scale(b.ctx, y, draft.value_scale);
         }
         y = layer.post_attn_norm != nullptr ? rms_norm(b, y, layer.post_attn_norm) : y;
-        x = ggml_add(b.ctx, y, x);
+        x = add_residual(b, y, x);
         y = feed_forward(b, layer.ffn, rms_norm(b, x, layer.ffn_norm));
         y = layer.post_ffn_norm != nullptr ? rms_norm(b, y, layer.post_ffn_norm) : y;
-        x = ggml_add(b.ctx, y, x);
+        x = add_residual(b, y, x);
         x = layer.output_scale != nullptr ? ggml_mul(b.ctx, x, layer.output_scale) : x;
     }
     // The first row holds the last token itself; what follows it is read from the masks.

@@ -106,6 +106,7 @@ struct Build {
     GraphInputs in;
     std::vector<PathMasks> path_masks = {};
     std::vector<QuantizedInput> quantized = {};
+    ggml_tensor * last_product = nullptr; // of packed weights; nothing reads it yet
     // Called with the residual stream [n_embd, n_rows] that enters layer il; may be empty.
     std::function<void(int il, ggml_tensor * x)> tap = {};
 };

@@ -74,8 +74,8 @@ ggml_tensor * build_decoder(Build & b, const SubLayer & attention, const SubLaye
                 x = ggml_get_rows(b.ctx, x, b.in.out_rows);
             }
         }
-        x = ggml_add(b.ctx, y, x);
-        x = ggml_add(b.ctx, ffn(b, il, rms_norm(b, x, layer.ffn_norm)), x);
+        x = add_residual(b, y, x);
+        x = add_residual(b, ffn(b, il, rms_norm(b, x, layer.ffn_norm)), x);
     }
     ggml_tensor * logits = linear(b, b.weights.output, rms_norm(b, x, b.weights.output_norm));
     ggml_build_forward_expand(b.graph, logits);

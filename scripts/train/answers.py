@@ -68,13 +68,17 @@ def generate(
 
     answers: dict[int, Answer] = {}
     reported = time.monotonic()
-    # Draws come from one generator, whose order threads would change.
-    with ThreadPoolExecutor(1 if temperature > 0 else n_threads) as pool:
+    inside = torch.get_num_threads()
+    # Draws come from one generator, whose order several calls at a time would change.
+    at_a_time = 1 if temperature > 0 else n_threads
+    torch.set_num_threads(max(inside, n_threads // at_a_time))
+    with ThreadPoolExecutor(at_a_time) as pool:
         for found in pool.map(run, batches):
             answers.update(found)
             if time.monotonic() - reported > LOG_EVERY_S:
                 print(f"answers: {len(answers)} of {len(prompts)}", flush=True)
                 reported = time.monotonic()
+    torch.set_num_threads(inside)
     return [answers[i] for i in range(len(prompts))]
 
 

@@ -13,18 +13,25 @@ from .blocks import Blocks
 
 
 def new_drafter(
-    target_config: Any, *, n_layers: int, n_taps: int, block_size: int, mask_token: int, seed: int
+    target_config: Any,
+    *,
+    n_layers: int,
+    n_taps: int,
+    block_size: int,
+    mask_token: int,
+    seed: int,
+    n_ff: int | None = None,
 ) -> DFlashDraftModel:
     """A random drafter of the target's width; its taps are spread as in the reference.
+
+    n_ff: width of its feed-forward, the target's if not given.
 
     Raises:
         ValueError: the target has too few layers for so many taps.
     """
     config = target_config.get_text_config()
     n_target = config.num_hidden_layers
-    taps = sorted(set(build_target_layer_ids(n_target, n_taps)))
-    if len(taps) != n_taps or taps[0] < 0 or taps[-1] > n_target - 2:
-        raise ValueError(f"{n_taps} taps do not fit into a target of {n_target} layers")
+    taps = _taps(n_target, n_taps)
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     rope = getattr(config, "rope_parameters", None) or {}
@@ -33,7 +40,7 @@ def new_drafter(
         Qwen3Config(
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
+            intermediate_size=n_ff or config.intermediate_size,
             num_hidden_layers=n_layers,
             num_attention_heads=heads,
             num_key_value_heads=config.num_key_value_heads,
@@ -49,6 +56,20 @@ def new_drafter(
             dflash_config={"mask_token_id": mask_token, "target_layer_ids": taps},
         )
     )
+
+
+def _taps(n_target: int, n_taps: int) -> list[int]:
+    """Layers whose outputs the drafter reads; the last one's cannot be read.
+
+    The reference leaves out some of the first and last layers. A target of few layers has none to
+    spare, and all of them are used.
+    """
+    if not 1 <= n_taps < n_target:
+        raise ValueError(f"{n_taps} taps do not fit into a target of {n_target} layers")
+    taps = sorted(set(build_target_layer_ids(n_target, n_taps)))
+    if len(taps) == n_taps and taps[0] >= 0 and taps[-1] <= n_target - 2:
+        return [int(tap) for tap in taps]
+    return [i * (n_target - 2) // max(1, n_taps - 1) for i in range(n_taps)]
 
 
 def even_start(drafter: DFlashDraftModel, head: Tensor) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ def write(
     layer_ids: Sequence[int],
     *,
     n_batch: int,
+    n_threads: int = 1,
     log_every_s: float = 30.0,
 ) -> None:
     """Runs the target over the answers and stores what its layers `layer_ids` put out.
@@ -72,9 +74,9 @@ def write(
         str(beside), shared=True, size=starts[-1] * width, dtype=torch.bfloat16
     ).view(-1, width)
     order = sorted(range(len(answers)), key=lambda i: len(answers[i].tokens))
-    reported = time.monotonic()
-    for begin in range(0, len(order), n_batch):
-        chosen = order[begin : begin + n_batch]
+    batches = [order[begin : begin + n_batch] for begin in range(0, len(order), n_batch)]
+
+    def run(chosen: list[int]) -> int:
         longest = max(len(answers[i].tokens) for i in chosen)
         tokens = torch.zeros(len(chosen), longest, dtype=torch.int64)
         for row, i in enumerate(chosen):
@@ -88,8 +90,13 @@ def write(
         for row, i in enumerate(chosen):
             n = len(answers[i].tokens)
             rows[starts[i] : starts[i] + n] = taps[row, :n]
-        if time.monotonic() - reported > log_every_s:
-            print(f"features: {begin + len(chosen)} of {len(answers)} answers", flush=True)
-            reported = time.monotonic()
-    del rows
+        return len(chosen)
+
+    done, reported = 0, time.monotonic()
+    with ThreadPoolExecutor(n_threads) as pool:
+        for n in pool.map(run, batches):
+            done += n
+            if time.monotonic() - reported > log_every_s:
+                print(f"features: {done} of {len(answers)} answers", flush=True)
+                reported = time.monotonic()
     beside.replace(path)

@@ -6,11 +6,14 @@ It computes with ggml's CPU kernels, and a host access to its memory ends the pr
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from checkpoints import PRE_OF_KIND
+from gguf_files import convert
 from pairs import Pair, make_pair, random_tokens
 from scripted import HalfRight
 from synthetic_gguf import write_model
@@ -112,6 +115,18 @@ def test_every_split(
     by_layers, by_experts = on_device[: n_layer + 1], on_device[n_layer + 1 :]
     assert sorted(set(by_layers)) == by_layers
     assert all(x < by_layers[-1] for x in by_experts)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen35"])
+def test_quantised_layers_beside_it(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The CPU's are packed for our own kernels, which have nodes of their own in the graph."""
+    whole = make_pair(tmp_path, kind, {"hidden_size": 128, "intermediate_size": 256}, block_size=8)
+    target = convert(whole.target_dir, tmp_path / "q8_0.gguf", "q8_0", PRE_OF_KIND[kind])
+    with open_decoder(replace(whole, target=target), {"n_gpu_layers": 2}) as decoder:
+        assert {"Fake0"} < set(decoder.model.kernels)
+        check_law(decoder, plain(decoder), monkeypatch)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,0 +1,107 @@
+"""Prompts as a training's arguments name them, and the target's answers to them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from . import prompts
+from .answers import Answer, generate, save_answers, without_loops
+from .target import for_answers
+
+
+def texts_of(args: argparse.Namespace, target: Any, tokenizer: Any) -> tuple[list[str], list[str]]:
+    """Prompts to train on and prompts held out.
+
+    Raises:
+        ValueError: there are too few, or the chat template does not serve.
+    """
+    if args.python:
+        training, held_out = prompts.from_python(args.seed)
+    else:
+        found = (
+            prompts.from_file(args.prompts)
+            if args.prompts
+            else prompts.from_chat(
+                target, tokenizer, args.answers + args.held_out, args.prompt_tokens // 2, args.seed
+            )
+        )
+        held_out, training = found[: args.held_out], found[args.held_out :]
+    if not training or len(held_out) < args.held_out:
+        raise ValueError(
+            f"{len(training)} prompts to train on and {len(held_out)} held out: "
+            f"at least 1 and {args.held_out} are needed"
+        )
+    before, after = "", ""
+    if not args.plain and getattr(tokenizer, "chat_template", None):
+        before, after = prompts.chat_frame(tokenizer)
+    if args.instruction:
+        before += args.instruction + "\n\n"
+    training, held_out = (
+        [before + text + after for text in texts] for texts in (training, held_out)
+    )
+    return training[: args.answers], held_out[: args.held_out]
+
+
+def make_answers(args: argparse.Namespace, target: Any, tokenizer: Any) -> None:
+    """The target's answers, greedy where they are held out, into two files.
+
+    Of longer plain prompts the end is kept; longer conversations are left out.
+
+    Raises:
+        ValueError: no prompt is left, or as in texts_of.
+    """
+    training, held_out = (
+        _ids(args, tokenizer, texts) for texts in texts_of(args, target, tokenizer)
+    )
+    drawn = spread(len(training), args.sampled if args.temperature > 0 else 0.0)
+    greedy = sorted(set(range(len(training))).difference(drawn))
+    fast = for_answers(target)
+    answers: dict[int, Answer] = {}
+    for chosen, temperature in ((greedy, 0.0), (drawn, args.temperature)):
+        ids = [training[i] for i in chosen]
+        found = _answers(args, fast, tokenizer, ids, temperature)
+        answers.update(zip(chosen, found, strict=True))
+    in_order = [without_loops(answers[i]) for i in range(len(training))]
+    save_answers(args.out / "answers.json", in_order)
+    save_answers(args.out / "held-out.json", _answers(args, target, tokenizer, held_out, 0.0))
+
+
+def spread(n: int, share: float) -> list[int]:
+    """A share of 0..n-1, evenly among them."""
+    return [i for i in range(n) if int((i + 1) * share) > int(i * share)]
+
+
+def _ids(args: argparse.Namespace, tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+    ids = [tokenizer(text, add_special_tokens=args.plain).input_ids for text in texts]
+    if args.plain:
+        ids = [row[-args.prompt_tokens :] for row in ids if row]
+    else:  # a turn must stay whole
+        ids = [row for row in ids if 0 < len(row) <= args.prompt_tokens]
+    if not ids:
+        raise ValueError(f"no prompt has at most {args.prompt_tokens} tokens")
+    return ids
+
+
+def _answers(
+    args: argparse.Namespace,
+    target: Any,
+    tokenizer: Any,
+    ids: Sequence[Sequence[int]],
+    temperature: float,
+) -> list[Answer]:
+    stop = {tokenizer.eos_token_id}
+    configured = target.generation_config.eos_token_id
+    stop |= set(configured if isinstance(configured, list) else [configured])
+    return generate(
+        target,
+        ids,
+        n_new=args.new_tokens,
+        n_batch=args.batch,
+        stop_tokens=stop - {None},
+        pad_token=tokenizer.eos_token_id,
+        temperature=temperature,
+        seed=args.seed,
+        n_threads=args.threads if args.device == "cpu" else 1,
+    )

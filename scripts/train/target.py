@@ -1,0 +1,46 @@
+"""The target of a training: a Hugging Face folder, or a GGUF that transformers can load."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from .gguf_tokenizer import read_tokenizer
+
+
+def load_target(path: Path, device: str, folder: Path) -> tuple[Any, Any]:
+    """Model and tokenizer; float32 on a CPU, bfloat16 on a GPU.
+
+    folder: where config and tokenizer of a GGUF go, as convert-hf-to-gguf's --target-model-dir.
+
+    Raises:
+        ValueError, OSError: there is no such target, or none that transformers can load.
+    """
+    kind = torch.float32 if device == "cpu" else torch.bfloat16
+    if path.suffix != ".gguf":
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=kind)
+        return model.to(device).eval(), AutoTokenizer.from_pretrained(path)
+    tokenizer = read_tokenizer(path)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=kind)
+    except (ValueError, KeyError, RuntimeError, ImportError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"{path}: transformers cannot load it: {reason}") from None
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model.to(device).eval(), tokenizer
+
+
+def for_answers(target: Any) -> Any:
+    """The target in the type that generates fastest: a copy in bfloat16 where a CPU has that.
+
+    Its greedy answers are no longer exactly the target's, which matters to no training.
+    """
+    if target.device.type == "cpu" and torch.cpu._is_avx512_bf16_supported():
+        return deepcopy(target).to(torch.bfloat16)
+    return target
