@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from checkpoints import PRE_OF_KIND
 from gguf_files import convert
+from half_right import HalfRight
 from pairs import Pair, make_pair, random_tokens
-from scripted import HalfRight
 from synthetic_gguf import write_model
 from synthetic_shapes import PRESETS
 
