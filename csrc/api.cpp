@@ -228,7 +228,9 @@ dfl_status dfl_session_get_info(const dfl_session * session, dfl_session_info * 
                  s.arena_bytes(dfl::GraphKind::DRAFT),
                  s.pool_bytes(),
                  s.n_passes(),
-                 s.bytes_read()};
+                 s.bytes_read(),
+                 s.submit_ns(),
+                 s.wait_ns()};
     });
 }
 

@@ -2,8 +2,10 @@
 
 #include "card.h"
 #include "error.h"
+#include "log_capture.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <ggml-backend.h>
@@ -117,6 +119,7 @@ void probe_buffer_type(const std::string & name) {
 Backend::Backend(ggml_backend_dev_t device, int n_threads,
                  const std::vector<std::string> & excluded, dfl_measure measure, bool repack)
     : device_(device), measure_(measure) {
+    quiet_log();
     backend_.reset(ggml_backend_dev_init(device_, nullptr));
     DFL_CHECK(backend_ != nullptr, DFL_STATUS_COMPUTE, "device %s cannot be opened", name());
     n_threads_ = n_threads > 0 ? n_threads : default_threads();
@@ -210,7 +213,12 @@ void Backend::use_huge_pages(ggml_backend_buffer_t buffer) const {
 }
 
 void Backend::compute(ggml_cgraph * graph) {
-    const ggml_status status = ggml_backend_graph_compute(get(), graph);
+    const auto began = std::chrono::steady_clock::now();
+    const ggml_status status = ggml_backend_graph_compute_async(get(), graph);
+    const auto submitted = std::chrono::steady_clock::now();
+    ggml_backend_synchronize(get());
+    submit_ns_ += std::chrono::nanoseconds(submitted - began).count();
+    wait_ns_ += std::chrono::nanoseconds(std::chrono::steady_clock::now() - submitted).count();
     DFL_CHECK(status != GGML_STATUS_ALLOC_FAILED, DFL_STATUS_MEMORY, "device %s: out of memory",
               name());
     DFL_CHECK(status == GGML_STATUS_SUCCESS, DFL_STATUS_COMPUTE,

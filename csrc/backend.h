@@ -66,6 +66,10 @@ class Backend {
 
     // Throws DFL_STATUS_COMPUTE or DFL_STATUS_MEMORY.
     void compute(ggml_cgraph * graph);
+    // Time spent in compute(): until the device had its work, and then until it was done. Devices
+    // that compute while they are given work have all of it in the first.
+    uint64_t submit_ns() const { return submit_ns_; }
+    uint64_t wait_ns() const { return wait_ns_; }
 
     // Copies a tensor's bytes to the host, and counts them.
     void read(const ggml_tensor * tensor, void * dst, size_t offset, size_t size) const;
@@ -79,6 +83,7 @@ class Backend {
     bool packs_weights_ = false;
     std::vector<ggml_backend_buffer_type_t> weights_;
     mutable uint64_t bytes_read_ = 0;
+    uint64_t submit_ns_ = 0, wait_ns_ = 0;
 };
 
 } // namespace dfl

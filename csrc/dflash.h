@@ -14,7 +14,7 @@ extern "C" {
 
 #pragma GCC visibility push(default)
 
-enum { DFL_ABI_VERSION = 4 };
+enum { DFL_ABI_VERSION = 5 };
 
 typedef enum {
     DFL_STATUS_OK = 0,
@@ -183,6 +183,8 @@ typedef struct {
     uint64_t pool_bytes; /* about what the device's library takes beside the arena */
     int64_t n_passes;    /* forward passes of the target so far */
     uint64_t bytes_read; /* copied from device tensors to the caller so far */
+    uint64_t submit_ns;  /* spent handing graphs to the device; a CPU computes meanwhile */
+    uint64_t wait_ns;    /* spent waiting until the device was done with them */
 } dfl_session_info;
 
 /* The session keeps the model alive. Not for use by two threads at once.

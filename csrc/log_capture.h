@@ -25,11 +25,13 @@ class LogCapture {
         return colon == std::string::npos ? line : line.substr(colon + 2);
     }
 
-  private:
+    // Held by whoever changes the callback.
     static std::recursive_mutex & mutex() {
         static std::recursive_mutex one; // a progress callback may load another file
         return one;
     }
+
+  private:
     static void collect(ggml_log_level, const char * text, void * data) {
         static_cast<std::string *>(data)->append(text);
     }
@@ -39,5 +41,9 @@ class LogCapture {
     void * old_data_ = nullptr;
     std::string text_;
 };
+
+// Keeps what ggml logs of its work from the terminal, warnings and errors aside; some devices have
+// a line for every graph they compute. A callback that somebody has set stays.
+void quiet_log();
 
 } // namespace dfl

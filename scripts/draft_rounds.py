@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+from bench_plain import median_interval
 from numpy.typing import NDArray
 from peer_rounds import Peer
 
@@ -71,6 +72,23 @@ def _table(phases: Mapping[str, NDArray[np.float64]], total: NDArray[np.float64]
     """Times [n_rounds] as a table; the host has what the other phases leave."""
     known = [phases[name] for name in PHASES[:4]]
     return np.stack([*known, total - sum(known), total], axis=1)
+
+
+def equal_work(tables: Sequence[Sequence[Milliseconds]]) -> dict[str, Any]:
+    """Median milliseconds of ours and theirs by phase, and the ratio of their rounds.
+
+    tables: a list of runs for each engine, run i of one beside run i of the other.
+    """
+    medians = [np.median(np.concatenate(side), axis=0) for side in tables]
+    by_pair = [np.array([np.median(run[:, -1]) for run in side]) for side in tables]
+    median, low, high = median_interval(by_pair[0] / by_pair[1])
+    rows = [dict(zip(PHASES, np.round(row, 3).tolist(), strict=True)) for row in medians]
+    return {
+        "ours": rows[0],
+        "llama.cpp": rows[1],
+        "ratio": round(median, 4),
+        "interval": [round(low, 4), round(high, 4)],
+    }
 
 
 class Ours:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -29,13 +30,33 @@ class Peer:
     """A pair loaded in llama.cpp."""
 
     def __init__(
-        self, target: Path, drafter: Path, *, n_draft: int, n_ctx: int, options: Sequence[str] = ()
+        self,
+        target: Path,
+        drafter: Path,
+        *,
+        n_draft: int,
+        n_ctx: int,
+        options: Sequence[str] = (),
+        tools: Path | None = None,
+        device: str | None = None,
+        module: str | None = None,
     ) -> None:
-        """n_draft: tokens drafted each round. options: more arguments of llama.cpp."""
-        command = [str(build([OURS]) / OURS), "-m", str(target), "-md", str(drafter)]
+        """n_draft: tokens drafted each round. options: more arguments of llama.cpp.
+
+        tools: folder of the program, None to build it. device: ggml's name of where all layers go;
+        None is the CPU. module: the backend that brings the device.
+        """
+        place = ["-ngl", "0", "-ngld", "0"]
+        if device is not None:
+            # the program looks for modules only where a device is named
+            place = ["--device", device, "-devd", device, "-ngl", "99", "-ngld", "99"]
+            place += ["--fit", "off"]
+        program = (tools or build([OURS])) / OURS
+        command = [str(program), "-m", str(target), "-md", str(drafter)]
         command += ["--spec-type", "draft-dflash", "--spec-draft-n-max", str(n_draft)]
-        command += ["-c", str(n_ctx), "-b", "512", "-fa", "on", "-ngl", "0", "-ngld", "0"]
+        command += ["-c", str(n_ctx), "-b", "512", "-fa", "on", *place]
         command += [*GREEDY, "--log-disable", *options]
+        environment = os.environ | ({"GGML_BACKEND_PATH": module} if module else {})
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
             command,
@@ -43,6 +64,7 @@ class Peer:
             stdout=subprocess.PIPE,
             stderr=self._stderr,
             text=True,
+            env=environment,
         )
 
     def __enter__(self) -> Peer:

@@ -1,4 +1,4 @@
-"""Writes a GGUF of a published model's shape with random weights, as fast as the disk takes it.
+"""Writes a GGUF of a published model's shape with random weights, as fast as memory takes it.
 
     scripts/synthetic_gguf.py qwen35-27b TARGET.gguf --outtype q4_k_m
     scripts/synthetic_gguf.py qwen35-27b-dflash DRAFTER.gguf --target TARGET.gguf
@@ -13,10 +13,15 @@ enough for `dflash-run --plan`.
 from __future__ import annotations
 
 import argparse
+import errno
 import math
+import mmap
 import os
+import shutil
 import sys
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,9 +29,13 @@ import numpy as np
 from dflash_gguf.convert.plan import TensorPlan
 from dflash_gguf.convert.types import FILE_TYPES, choose_types
 from dflash_gguf.convert.write import ALIGNMENT, header_bytes, tensor_bytes
+from numpy.typing import NDArray
 from synthetic_shapes import PRESETS, Shape, metadata, tensors
 from synthetic_vocabulary import copied_vocabulary, invented_vocabulary
-from synthetic_weights import Pools, small_values
+from synthetic_weights import Pools, is_small, small_values
+
+Piece = tuple[int, NDArray[np.uint8]]
+"""Bytes of tensors, and where in the file they go."""
 
 
 def write_model(
@@ -52,25 +61,55 @@ def write_model(
     types = choose_types(
         plans, outtype, shape.arch, shape.n_layer, shape.experts.n if shape.experts else 0
     )
-    random = np.random.default_rng(seed)
-    pools = Pools(random)
+    header = header_bytes(meta, plans, types)
+    starts = [len(header)]
+    for plan in plans:
+        n_bytes = tensor_bytes(plan, types[plan.name])
+        starts.append(starts[-1] + n_bytes + -n_bytes % ALIGNMENT)
     temporary = path.with_name(f".{path.name}.part")
     try:
-        with temporary.open("wb") as file:
-            file.write(header_bytes(meta, plans, types))
-            for plan in plans:
-                n_bytes = tensor_bytes(plan, types[plan.name])
-                if header_only:
-                    file.truncate(file.seek(n_bytes + -n_bytes % ALIGNMENT, os.SEEK_CUR))
-                    continue
-                if types[plan.name] == "f32" and n_bytes < 1 << 22:
-                    file.write(small_values(plan.name, plan.shape, random))
-                else:
-                    pools.write(file.write, types[plan.name], n_bytes)
-                file.write(b"\0" * (-n_bytes % ALIGNMENT))
+        with temporary.open("w+b") as file:
+            file.write(header)
+            file.truncate(starts[-1])
+            if not header_only:
+                # what is written through a map cannot say that the disk is full
+                if shutil.disk_usage(path.parent).free < starts[-1]:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                file.flush()
+                _fill(file.fileno(), _pieces(plans, types, starts, np.random.default_rng(seed)))
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _pieces(
+    plans: Sequence[TensorPlan],
+    types: Mapping[str, str],
+    starts: Sequence[int],
+    random: np.random.Generator,
+) -> Iterator[Piece]:
+    pools = Pools(random)
+    for plan, start in zip(plans, starts, strict=False):  # the last start is the file's end
+        kind = types[plan.name]
+        if kind == "f32" and is_small(plan.name, plan.shape):
+            yield start, small_values(plan.name, plan.shape, random)
+            continue
+        for piece in pools.pieces(kind, tensor_bytes(plan, kind)):
+            yield start, piece
+            start += len(piece)
+
+
+def _fill(descriptor: int, pieces: Iterator[Piece]) -> None:
+    """Writes pieces on all cores. Through a map, since writes to one file wait for each other."""
+    with mmap.mmap(descriptor, 0) as mapped, ThreadPoolExecutor(os.cpu_count()) as threads:
+        whole = np.frombuffer(mapped, np.uint8)
+        copies = [
+            threads.submit(np.copyto, whole[start : start + len(values)], values)
+            for start, values in pieces
+        ]
+        for copy in copies:
+            copy.result()
+        del whole, copies, copy  # they hold the map open
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dflash_gguf.convert.plan import Metadata
 from dflash_gguf.convert.schema import Arch, Key, Tensor
@@ -101,7 +101,31 @@ PRESETS = {
         experts=Experts(256, 8, 512, 512),
     ),
 }
-TAPS = {
+
+# Three or four layers of each architecture, for tests of a device: rows are whole blocks of every
+# type, and attention and delta rule have heads of their published sizes.
+TINY = Shape(Arch.LLAMA, 3, 256, 512, 4, 2, 64, 512, 8192, 1e5, 1e-5, False, 64)
+TINY_HYBRID = replace(
+    TINY,
+    arch=Arch.QWEN35,
+    n_layer=4,
+    n_head=6,
+    n_head_kv=1,
+    head_dim=256,
+    n_k_heads=4,
+    n_v_heads=12,
+)
+PRESETS |= {
+    "tiny-llama": TINY,
+    "tiny-qwen3": replace(TINY, arch=Arch.QWEN3),
+    "tiny-qwen3moe": replace(TINY, arch=Arch.QWEN3MOE, experts=Experts(8, 2, 256)),
+    "tiny-qwen35": TINY_HYBRID,
+    "tiny-qwen35moe": replace(
+        TINY_HYBRID, arch=Arch.QWEN35MOE, n_k_heads=2, n_v_heads=4, experts=Experts(8, 2, 256, 256)
+    ),
+}
+TINY_NAMES = tuple(name for name in PRESETS if name.startswith("tiny-"))
+TAPS = dict.fromkeys(TINY_NAMES, (1, 2)) | {
     "smollm2": (2, 8, 15, 21, 28),
     "llama-8b": (2, 9, 16, 22, 29),
     "qwen3-8b": (2, 10, 18, 26, 34),
@@ -113,7 +137,7 @@ TAPS = {
 
 
 def _drafter(target: Shape, taps: tuple[int, ...]) -> Shape:
-    small = target.arch == Arch.LLAMA and target.n_embd < 1024
+    small = target.n_embd < 1024
     heads = (target.n_head, target.n_head_kv, target.head_dim) if small else (32, 8, 128)
     if target.n_embd == 1024:
         heads = (16, 8, 128)
@@ -121,7 +145,7 @@ def _drafter(target: Shape, taps: tuple[int, ...]) -> Shape:
         Arch.DFLASH,
         5,
         target.n_embd,
-        6144 if target.experts else target.n_ff,
+        6144 if target.experts and not small else target.n_ff,
         *heads,
         target.n_vocab,
         target.n_ctx,

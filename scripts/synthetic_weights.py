@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import numpy as np
 from dflash_gguf.convert.types import BLOCKS
@@ -42,7 +42,14 @@ def random_pool(type_name: str, random: np.random.Generator) -> NDArray[np.uint8
     return values.astype(type_name.replace("f", "float")).view(np.uint8).reshape(-1, size)
 
 
-def small_values(name: str, sizes: tuple[int, ...], random: np.random.Generator) -> bytes:
+def is_small(name: str, sizes: tuple[int, ...]) -> bool:
+    """Whether a float32 tensor has values of its own: vectors, convolution kernels, routers."""
+    return len(sizes) == 1 or name.endswith(("ssm_conv1d.weight", "ffn_gate_inp.weight"))
+
+
+def small_values(
+    name: str, sizes: tuple[int, ...], random: np.random.Generator
+) -> NDArray[np.uint8]:
     """Values of a float32 tensor: norms near 1, decays negative, the rest random."""
     if name.endswith("norm.weight"):
         values = random.uniform(0.9, 1.1, sizes)
@@ -50,7 +57,7 @@ def small_values(name: str, sizes: tuple[int, ...], random: np.random.Generator)
         values = -random.uniform(0.5, 4.0, sizes)
     else:
         values = random.standard_normal(sizes) * 0.3
-    return values.astype(np.float32).tobytes()
+    return values.astype(np.float32).reshape(-1).view(np.uint8)
 
 
 class Pools:
@@ -59,16 +66,16 @@ class Pools:
     def __init__(self, random: np.random.Generator) -> None:
         """`random` draws blocks and offsets."""
         self._random = random
-        self._pools: dict[str, memoryview] = {}
+        self._pools: dict[str, NDArray[np.uint8]] = {}
 
-    def write(self, put: Callable[[memoryview], object], type_name: str, n_bytes: int) -> None:
-        """Writes n_bytes of blocks, beginning anywhere in the pool."""
+    def pieces(self, type_name: str, n_bytes: int) -> Iterator[NDArray[np.uint8]]:
+        """n_bytes of blocks in pieces, beginning anywhere in the pool."""
         if type_name not in self._pools:
-            self._pools[type_name] = memoryview(random_pool(type_name, self._random)).cast("B")
+            self._pools[type_name] = random_pool(type_name, self._random).reshape(-1)
         pool, size = self._pools[type_name], BLOCKS[type_name][1]
         at = int(self._random.integers(len(pool) // size)) * size
         while n_bytes > 0:
             piece = pool[at : at + n_bytes]
-            put(piece)
+            yield piece
             n_bytes -= len(piece)
             at = 0

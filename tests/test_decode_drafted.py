@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from scripted import STOP, Bytes, HalfRight, Scripted
+from half_right import HalfRight
+from scripted import STOP, Bytes, Scripted
 
 from dflash_gguf.budget import Budget
 from dflash_gguf.config import DecodeConfig

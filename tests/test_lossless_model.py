@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gate import margins_at_differences
-from scripted import HalfRight
+from half_right import HalfRight
 from vocabularies import smollm2_file
 
 import dflash_gguf

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from checkpoints import KINDS
+from half_right import HalfRight
 from pairs import N_CTX, Pair, make_pair, open_pair, random_tokens
-from scripted import HalfRight
 
 from dflash_gguf.decoder import Decoder
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from chains import run_round
-from checkpoints import KINDS
+from checkpoints import KINDS, VOCAB_SIZE
 from gguf_files import make_gguf
 from pairs import Pair, load_target, make_pair, open_pair, random_tokens
 from trees import bushy, comb, cousins, deep, path_to, scattered, serial_logits, star, tokens_for
@@ -59,7 +59,7 @@ def test_a_node_sees_its_path_and_nothing_else(pair_of: Callable[[str], Pair], k
     serial.prefill(prompt)
     closest, worst = np.inf, 0.0
     for parents in shapes(random):
-        tokens = tokens_for(parents, random)
+        tokens = tokens_for(parents, random, VOCAB_SIZE)
         start = serial.take()
         expected = serial_logits(serial, start, tokens, parents)
         rows = session.verify_tree(tokens, parents)
@@ -88,7 +88,7 @@ def test_a_cancelled_tree_leaves_no_trace(pair_of: Callable[[str], Pair], kind: 
     for each in (session, fresh):
         each.prefill(random_tokens(20))
     parents = comb(16)
-    tokens = tokens_for(parents, np.random.default_rng(1))
+    tokens = tokens_for(parents, np.random.default_rng(1), VOCAB_SIZE)
     expected = fresh.draft(7, 15, 3)
     for way_out in (
         lambda: session.commit(0),
@@ -112,7 +112,7 @@ def test_the_drafter_sees_the_accepted_rows(pair_of: Callable[[str], Pair], kind
         each.prefill(random_tokens(20))
     for _ in range(4):
         parents = scattered(16, random)
-        tokens = tokens_for(parents, random)
+        tokens = tokens_for(parents, random, VOCAB_SIZE)
         path = path_to(parents, 15)
         session.verify_tree(tokens, parents)
         session.commit_path(path)
@@ -226,7 +226,7 @@ def test_the_largest_tree_of_a_deep_hybrid(tmp_path: Path) -> None:
     for each in (session, serial):
         each.prefill(random_tokens(20))
     parents = scattered(256, random)
-    tokens = tokens_for(parents, random)
+    tokens = tokens_for(parents, random, VOCAB_SIZE)
     rows = session.verify_tree(tokens, parents)
     path = path_to(parents, 255)
     expected = serial.logits([tokens[x] for x in path])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from checkpoints import VOCAB_SIZE
 from numpy.typing import NDArray
 
 from dflash_gguf.core import Checkpoint, Session
@@ -45,13 +44,13 @@ def path_to(parents: list[int], node: int) -> list[int]:
     return path[::-1]
 
 
-def tokens_for(parents: list[int], random: np.random.Generator) -> list[int]:
+def tokens_for(parents: list[int], random: np.random.Generator, n_vocab: int) -> list[int]:
     """Random tokens, different among siblings."""
-    tokens = [int(random.integers(VOCAB_SIZE))]
+    tokens = [int(random.integers(n_vocab))]
     for node in range(1, len(parents)):
         taken = {tokens[x] for x in range(1, node) if parents[x] == parents[node]}
         few = [x for x in range(10, 10 + N_CHOICES) if x not in taken]
-        many = [x for x in range(20, VOCAB_SIZE) if x not in taken]
+        many = [x for x in range(20, n_vocab) if x not in taken]
         tokens.append(int(random.choice(few or many)))
     return tokens
 

@@ -1,0 +1,1 @@
+"""Parts of bench_gpu.py, one a file: each yields its figures as it has them."""

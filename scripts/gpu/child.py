@@ -1,0 +1,88 @@
+"""A process that prints lines, under a time limit; what it says last is its error."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import re
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+ERROR = re.compile(r"GGML_ASSERT|error", re.IGNORECASE)
+"""Lines of ggml that name what went wrong."""
+
+
+class Child:
+    """Starts at once, in a session of its own so that what it starts ends with it."""
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], limit_s: float
+    ) -> None:
+        self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self._limit_s, self._started = limit_s, time.monotonic()
+        self._process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self.error: str | None = None
+        self.seconds = 0.0
+
+    def _read(self) -> None:
+        if self._process.stdout is not None:
+            with self._process.stdout as output:
+                for line in output:
+                    self._lines.put(line.rstrip("\n"))
+        self._lines.put(None)
+
+    def lines(self) -> Iterator[str]:
+        """What it prints, until it ends or is ended; then `error` and `seconds` are known."""
+        is_late = False
+        while True:
+            left = self._started + self._limit_s - time.monotonic()
+            try:
+                line = self._lines.get(timeout=max(left, 0.0))
+            except queue.Empty:
+                if is_late:
+                    break
+                is_late = True
+                self._kill()
+                self._limit_s += 5.0  # for what it had printed
+                continue
+            if line is None:
+                break
+            yield line
+        self._kill()
+        status = self._process.wait()
+        self._reader.join()
+        self.seconds = time.monotonic() - self._started
+        if is_late:
+            self.error = f"stopped after {self.seconds:.0f} s"
+        elif status != 0:
+            self.error = self._reason(status)
+        self._stderr.close()
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _reason(self, status: int) -> str:
+        self._stderr.seek(0)
+        lines = [line.strip() for line in self._stderr if line.strip()]
+        if not lines:
+            return f"ended with status {status} and said nothing"
+        of_ours = next((line for line in lines if line.startswith("error: ")), None)
+        if of_ours is not None or lines[0].startswith("Traceback"):
+            return (of_ours or lines[-1]).removeprefix("error: ")
+        return next((line for line in lines if ERROR.search(line)), lines[-1])

@@ -1,0 +1,58 @@
+"""The device: its name, its memory, what the driver takes of it, and its bandwidth."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+
+from bench_plain import commit, cpu_name
+
+from dflash_gguf import core
+from gpu.ggml_device import copied_gb_per_s
+from gpu.setting import Figures, Setting
+
+QUERY = ("name", "driver_version", "memory.used", "memory.total", "clocks.sm", "clocks.mem")
+
+
+def nvidia(device: str) -> dict[str, str]:
+    """What nvidia-smi says of a CUDA device; nothing of another, or without the program."""
+    found = re.fullmatch(r"CUDA(\d+)", device, re.IGNORECASE)
+    if found is None:
+        return {}
+    command = ["nvidia-smi", "-i", found[1], f"--query-gpu={','.join(QUERY)}"]
+    try:
+        done = subprocess.run(
+            [*command, "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=20
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    values = [value.strip() for value in done.stdout.strip().split(",")]
+    return dict(zip(QUERY, values, strict=True)) if len(values) == len(QUERY) else {}
+
+
+def used_bytes(device: str) -> int | None:
+    """Memory of a CUDA device that is in use by anybody; None where it cannot be known."""
+    text = nvidia(device).get("memory.used", "")
+    return int(text) << 20 if text.isdigit() else None
+
+
+def measure(setting: Setting) -> Iterator[Figures]:
+    """context_bytes: what the driver takes for a process that has allocated nothing."""
+    before = used_bytes(setting.device or "CUDA0")
+    device = setting.found_device()
+    after = used_bytes(device.name)
+    known = before is not None and after is not None
+    bandwidth = copied_gb_per_s(device.name, setting.sizes.copied_bytes)
+    yield {
+        "device": device.name,
+        "description": device.description,
+        "total_bytes": device.total_bytes,
+        "free_bytes": device.free_bytes,
+        "context_bytes": after - before if known else None,
+        "copied_gb_per_s": round(bandwidth, 1),
+        "nvidia_smi": nvidia(device.name),
+        "cpu": cpu_name(),
+        "ggml": core.ggml_version(),
+        "commit": commit(),
+    }

@@ -1,0 +1,105 @@
+"""ggml's own library, called directly: what a device copies a second, and what its backend logs."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections import Counter
+from typing import Any
+
+from dflash_gguf import core
+from dflash_gguf._ffi import ggml_library
+
+GRAPH_LINES = {
+    "CUDA graph warmup complete": "captured",
+    "reused": "replayed",
+    "CUDA graph warmup reset": "changed",
+    "CUDA graph update failed": "failed",
+    "disabling CUDA graphs": "disabled",
+}
+"""What ggml's CUDA backend logs of its graphs (ggml-cuda.cu, of 0.25.3), and our names for it."""
+
+TYPE_F32 = 0  # enum ggml_type
+_LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+
+
+class _InitParams(ctypes.Structure):
+    _fields_ = (
+        ("mem_size", ctypes.c_size_t),
+        ("mem_buffer", ctypes.c_void_p),
+        ("no_alloc", ctypes.c_bool),
+    )
+
+
+def _library() -> Any:
+    library = ctypes.CDLL(str(ggml_library()))
+    pointers = (
+        "ggml_init ggml_new_tensor_1d ggml_new_graph ggml_cpy ggml_backend_dev_by_name "
+        "ggml_backend_dev_init ggml_backend_alloc_ctx_tensors"
+    )
+    for name in pointers.split():
+        getattr(library, name).restype = ctypes.c_void_p
+    library.ggml_new_tensor_1d.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int64]
+    library.ggml_init.argtypes = [_InitParams]
+    library.ggml_log_set.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    return library
+
+
+def copied_gb_per_s(device: str, n_bytes: int, n_runs: int = 9) -> float:
+    """Most bytes a second that a device reads and writes in a copy of n_bytes, in GB.
+
+    Raises Error where there is no memory for twice the bytes.
+    """
+    lib = _library()
+    pointer = ctypes.c_void_p
+    context = pointer(lib.ggml_init(_InitParams(1 << 20, None, True)))
+    backend = pointer(
+        lib.ggml_backend_dev_init(pointer(lib.ggml_backend_dev_by_name(device.encode())), None)
+    )
+    a, b = (pointer(lib.ggml_new_tensor_1d(context, TYPE_F32, n_bytes // 4)) for _ in range(2))
+    copy = pointer(lib.ggml_cpy(context, a, b))
+    graph = pointer(lib.ggml_new_graph(context))
+    lib.ggml_build_forward_expand(graph, copy)
+    buffer = pointer(lib.ggml_backend_alloc_ctx_tensors(context, backend))
+    try:
+        if not buffer:
+            raise core.Error(f"{device}: no memory for a copy of {n_bytes} bytes")
+        lib.ggml_backend_buffer_clear(buffer, 0)
+        seconds = []
+        for _ in range(n_runs + 2):
+            started = time.perf_counter()
+            if lib.ggml_backend_graph_compute(backend, graph) != 0:
+                raise core.Error(f"{device}: a copy of {n_bytes} bytes failed")
+            seconds.append(time.perf_counter() - started)
+    finally:
+        lib.ggml_backend_buffer_free(buffer)
+        lib.ggml_backend_free(backend)
+        lib.ggml_free(context)
+    return 2 * n_bytes / min(seconds[2:]) / 1e9  # the first runs warm up
+
+
+class GraphCounter:
+    """Counts what the device's backend says of captured graphs while it is entered.
+
+    Backends other than CUDA say nothing: all counts are then 0.
+    """
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._library = _library()
+        self._callback = _LOG(self._line)
+
+    def _line(self, _level: int, text: bytes, _user: object) -> None:
+        for part, name in GRAPH_LINES.items():
+            if part.encode() in text:
+                self.counts[name] += 1
+
+    def __enter__(self) -> Counter[str]:
+        old, data = ctypes.c_void_p(), ctypes.c_void_p()
+        self._library.ggml_log_get(ctypes.byref(old), ctypes.byref(data))
+        self._before = old, data
+        self._library.ggml_log_set(ctypes.cast(self._callback, ctypes.c_void_p), None)
+        return self.counts
+
+    def __exit__(self, *_: object) -> None:
+        self._library.ggml_log_set(*self._before)

@@ -1,0 +1,123 @@
+"""A long context, filled: what the device holds then, the plan for it, and rounds there."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+from check_plan import anonymous_bytes
+
+from dflash_gguf import core
+from dflash_gguf.plan import Planner, plan_of
+from gpu.facts import used_bytes
+from gpu.files import OUTTYPE, write_pair
+from gpu.ggml_device import copied_gb_per_s
+from gpu.setting import Figures, Setting
+from gpu.speed import Driver, measure_rounds, most_tokens, open_pair, random_tokens
+
+CACHE_TYPE = "q4_0"
+KINDS = (("plain", 0), ("chain", 15), ("tree", 22))
+N_WARM, N_ROUNDS = 4, 8
+MOST_ROWS = 23
+KERNELS_OF = "tiny-qwen35"
+
+
+def measure(setting: Setting) -> Iterator[Figures]:
+    """The plan; the prefill; rounds of each kind; what was allocated in the end.
+
+    context_bytes: what the driver takes for this process. held_bytes: by how much less of the
+    device is free than before the load, but after the kernels that it needs were loaded for a small
+    pair. On the CPU: by how much the process grew.
+    """
+    sizes = replace(setting.sizes, n_warm=N_WARM, n_rounds=N_ROUNDS)
+    at_first = used_bytes(setting.device or "CUDA0")
+    device = setting.found_device()
+    bandwidth = copied_gb_per_s(device.name, sizes.copied_bytes)
+    config = setting.load_config(
+        n_ctx=sizes.n_long, cache_type_k=CACHE_TYPE, cache_type_v=CACHE_TYPE
+    )
+    plan = Planner(setting.target, setting.drafter, config).plan(verify_rows=MOST_ROWS)
+    yield {"planned_bytes": plan.needed_bytes, "items": _items(plan.items)}
+    used = used_bytes(device.name)
+    _load_kernels(setting)
+    known = at_first is not None and used is not None
+    yield {"context_bytes": used - at_first if known else None}
+    before = _Held(device)
+    session = open_pair(setting, sizes.n_long, CACHE_TYPE)
+    session.reserve_verify(MOST_ROWS)
+    yield {"loaded_bytes": before.more()}
+    yield _fill(session, sizes.n_long - most_tokens(sizes) * len(KINDS) - MOST_ROWS)
+    for kind, size in KINDS:
+        yield measure_rounds(Driver(session, kind, size), sizes, bandwidth)
+    held = before.more()
+    real = plan_of(session.model, session.drafter, session, config, plan.free_bytes)
+    yield {
+        "position": session.position,
+        "n_ctx": session.n_ctx,
+        "cache_type": CACHE_TYPE,
+        "allocated_bytes": real.needed_bytes,
+        "held_bytes": held,
+        "held_gib": round(held / (1 << 30), 3),
+        "planned_over_held": round(plan.needed_bytes / held, 4) if held else None,
+    }
+
+
+def _load_kernels(setting: Setting) -> None:
+    """Rounds of a small pair of the same kind, which is gone afterwards."""
+    with tempfile.TemporaryDirectory() as folder:
+        target, drafter = write_pair(Path(folder), KERNELS_OF, OUTTYPE)
+        small = replace(setting, target_file=target, drafter_file=drafter)
+        session = open_pair(small, 1024, CACHE_TYPE)
+        session.prefill(random_tokens(session, 600, seed=1))
+        for kind, size in KINDS:
+            Driver(session, kind, size).run(3)
+        session.close()
+        session.model.close()
+
+
+class _Held:
+    """Memory of the device, or of this process where it is the CPU, from now on."""
+
+    def __init__(self, device: core.Device) -> None:
+        self._device = device
+        self._at_first = self._held()
+
+    def _held(self) -> int:
+        if self._device.type == "cpu":
+            return anonymous_bytes()
+        return -next(x.free_bytes for x in core.devices() if x.name == self._device.name)
+
+    def more(self) -> int:
+        """Bytes that are held beyond those at first."""
+        return self._held() - self._at_first
+
+
+def _items(items: object) -> dict[str, int]:
+    return {f"{x.name} ({x.where})": x.bytes for x in items}  # type: ignore[attr-defined]
+
+
+def _fill(session: core.Session, n: int) -> Figures:
+    """A real prefill, and how fast it was at its beginning and at its end."""
+    marks: list[tuple[int, float]] = []
+    started = perf_counter()
+
+    def progress(done: int, _total: int) -> None:
+        marks.append((done, perf_counter() - started))
+
+    session.prefill(random_tokens(session, n, seed=1), progress)
+    seconds = perf_counter() - started
+    done, at = (np.array(values) for values in zip(*marks, strict=True))
+    tenth = max(1, len(done) // 10)
+    first = done[tenth - 1] / at[tenth - 1]
+    last = (done[-1] - done[-1 - tenth]) / (at[-1] - at[-1 - tenth]) if len(done) > 1 else first
+    return {
+        "filled": n,
+        "seconds": round(seconds, 2),
+        "tokens_per_s": round(n / seconds, 1),
+        "first_tenth_tokens_per_s": round(float(first), 1),
+        "last_tenth_tokens_per_s": round(float(last), 1),
+    }

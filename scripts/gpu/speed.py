@@ -1,0 +1,136 @@
+"""Rounds of our engine, timed by phase: plain steps, chains and trees of forced acceptance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dflash_gguf import core
+from dflash_gguf.proposer import N_RANKED
+from gpu import acceptance
+from gpu.ggml_device import GraphCounter
+from gpu.limits import Moved, share_of_limit
+from gpu.setting import Figures, Setting, Sizes
+
+PHASES = ("draft", "tree", "verify", "choose", "commit", "round")
+"""tree: building it on the host. choose: the target's tokens along the path."""
+N_WATCHED = 4
+"""Rounds in which the device's captured graphs are counted."""
+
+Milliseconds = NDArray[np.float64]
+
+
+def open_pair(setting: Setting, n_ctx: int, cache_type: str = "f16") -> core.Session:
+    """A session that drafts, everything on the device."""
+    config = setting.load_config(n_ctx=n_ctx, cache_type_k=cache_type, cache_type_v=cache_type)
+    model = core.Model(str(setting.target), config)
+    return core.Session(model, drafter=core.Drafter(str(setting.drafter), model))
+
+
+def random_tokens(session: core.Session, n: int, seed: int) -> list[int]:
+    """Ids without a meaning of their own."""
+    ids = np.random.default_rng(seed).integers(acceptance.FIRST_ID, session.model.n_vocab, n)
+    return [int(x) for x in ids]
+
+
+class Driver:
+    """Drives a session through rounds of one kind."""
+
+    def __init__(self, session: core.Session, kind: str, size: int = 0) -> None:
+        """kind: "plain", "chain" or "tree"; size: candidates."""
+        self.session, self.kind, self.size = session, kind, size
+        self._random = np.random.default_rng(2)
+        self._last = acceptance.FIRST_ID
+        if size:
+            session.reserve_verify(size + 1)
+
+    def run(self, n_rounds: int) -> Milliseconds:
+        """Times of rounds, [n_rounds, len(PHASES)]."""
+        step = self._plain if self.kind == "plain" else self._drafted
+        return 1e3 * np.array([step() for _ in range(n_rounds)])
+
+    def _plain(self) -> list[float]:
+        started = perf_counter()
+        rows = self.session.decode(self._last)
+        computed = perf_counter()
+        self._last = rows.argmax()
+        ended = perf_counter()
+        return [0.0, 0.0, computed - started, ended - computed, 0.0, ended - started]
+
+    def _drafted(self) -> list[float]:
+        session, is_tree = self.session, self.kind == "tree"
+        length = min(self.size, session.max_draft)
+        candidates = acceptance.draw(self._random, session.model.n_vocab)
+        times = [perf_counter()]
+        session.draft(self._last, length, N_RANKED if is_tree else 1)
+        times.append(perf_counter())
+        tree = acceptance.shape(candidates, self.kind, self.size, self._last)
+        times.append(perf_counter())
+        rows = session.verify_tree(tree.tokens, tree.parents)
+        times.append(perf_counter())
+        path = acceptance.accepted(tree, candidates, self._random)
+        chosen_from = perf_counter()
+        for node in path:
+            self._last = rows.argmax(node)
+        times.append(times[-1] + perf_counter() - chosen_from)  # drawing the path is not our work
+        committed_from = perf_counter()
+        session.commit_path(path)
+        times.append(times[-1] + perf_counter() - committed_from)
+        return [*np.diff(times), times[-1] - times[0]]
+
+
+def most_tokens(sizes: Sizes) -> int:
+    """Positions that the rounds of one `measure_rounds` may take."""
+    return (sizes.n_warm + sizes.n_rounds + N_WATCHED) * (acceptance.N_POSITIONS + 1)
+
+
+def measure_rounds(driver: Driver, sizes: Sizes, gb_per_s: float) -> Figures:
+    """Mean milliseconds of a round by phase, and what else a round takes and leaves.
+
+    outside_ms: without the calls that compute. submit_ms, wait_ms: in them, until the device had
+    its work and until it was done; the first is the host's on a device that replays captured
+    graphs. built: graphs made meanwhile. read_bytes: copied to the host.
+    """
+    session, n_rounds = driver.session, sizes.n_rounds
+    driver.run(sizes.n_warm)
+    before = session.info()
+    times = driver.run(n_rounds)
+    after = session.info()
+    phases = dict(zip(PHASES, times.mean(axis=0), strict=True))
+    submit, wait = ((getattr(after, x) - getattr(before, x)) / n_rounds / 1e6 for x in _CLOCKS)
+    moved = Moved.of(session)
+    is_plain = driver.kind == "plain"
+    n_bytes = moved.plain if is_plain else moved.drafted(driver.size + 1)
+    tokens = 1.0 if is_plain else acceptance.tokens_a_round(driver.kind, driver.size)
+    with GraphCounter() as counts:
+        driver.run(N_WATCHED)
+    return {
+        "kind": driver.kind,
+        "size": driver.size,
+        "position": session.position,
+        "ms": {name: round(float(value), 4) for name, value in phases.items()},
+        "median_ms": round(float(np.median(times[:, -1])), 4),
+        "outside_ms": round(float(phases["round"]) - submit - wait, 4),
+        "submit_ms": round(submit, 4),
+        "wait_ms": round(wait, 4),
+        "built": after.n_graphs_built - before.n_graphs_built,
+        "arena_grew_bytes": after.arena_bytes - before.arena_bytes,
+        "read_bytes": (after.bytes_read - before.bytes_read) // n_rounds,
+        "captured_graphs_in_4_rounds": dict(counts),
+        "tokens_a_round": round(tokens, 3),
+        "tokens_per_s": round(1e3 * tokens / float(phases["round"]), 2),
+        "bytes": n_bytes,
+        "share_of_limit": round(share_of_limit(n_bytes, gb_per_s, float(phases["round"])), 4),
+    }
+
+
+_CLOCKS = ("submit_ns", "wait_ns")
+
+
+def settings_of(setting: Setting, budgets: Sequence[int]) -> list[tuple[str, int]]:
+    """Kinds and sizes of a sweep."""
+    chains = [("chain", n) for n in setting.sizes.chains]
+    return [("plain", 0), *chains, *(("tree", n) for n in budgets)]

@@ -1,0 +1,39 @@
+"""Plain steps, chains and trees of every size at the acceptance of published ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from gpu.ggml_device import copied_gb_per_s
+from gpu.setting import Figures, Setting
+from gpu.speed import Driver, measure_rounds, most_tokens, open_pair, random_tokens, settings_of
+
+
+def measure(setting: Setting) -> Iterator[Figures]:
+    """A line for each size."""
+    sizes = setting.sizes
+    bandwidth = copied_gb_per_s(setting.found_device().name, sizes.copied_bytes)
+    n_ctx = sizes.n_prompt + most_tokens(sizes) + max(sizes.budgets) + 1
+    session = open_pair(setting, n_ctx)
+    for kind, size in settings_of(setting, sizes.budgets):
+        session.reset()
+        session.prefill(random_tokens(session, sizes.n_prompt, seed=1))
+        yield measure_rounds(Driver(session, kind, size), sizes, bandwidth)
+
+
+def draw_curve(lines: list[Figures], path: Path, title: str) -> None:
+    """Tokens a second and a round against candidates as an image."""
+    from dflash_gguf.bench.plot import draw
+
+    names = {"plain": "none"}
+    entries = [
+        {
+            "pair": title,
+            "setting": names.get(x["kind"], f"{x['kind']} {x['size']}"),
+            "tokens_per_s": x["tokens_per_s"],
+            "tau": x["tokens_a_round"],
+        }
+        for x in lines
+    ]
+    draw(entries, str(path))

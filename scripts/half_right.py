@@ -1,0 +1,56 @@
+"""A proposer that half knows an answer, for tests and measurements of drafting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from dflash_gguf.sampling import Sampler
+from dflash_gguf.tree import Candidates
+
+
+class HalfRight:
+    """Proposes a known continuation; in round r the candidate `wrong(r)` is another token.
+
+    The right token of position i is the `rank(i)`-th of `width` candidates, all others are wrong.
+    """
+
+    def __init__(
+        self,
+        tokens: Sequence[int],
+        n_prompt: int,
+        wrong: Callable[[int], int],
+        max_draft: int = 15,
+        *,
+        width: int = 1,
+        rank: Callable[[int], int] = lambda _: 0,
+        n_vocab: int = 300,
+    ) -> None:
+        self.max_draft = max_draft
+        self.observed: list[int] = []
+        self._tokens, self._n_prompt, self._wrong = list(tokens), n_prompt, wrong
+        self._width, self._rank, self._n_vocab = width, rank, n_vocab
+        self._n_rounds = 0
+
+    def propose(
+        self,
+        seen: Sequence[int],
+        n: int,
+        sampler: Sampler,  # noqa: ARG002
+        *,
+        is_narrow: bool,  # noqa: ARG002
+    ) -> Candidates:
+        start = len(seen) - self._n_prompt
+        path = (self._tokens[start : start + n] + [7] * n)[:n]
+        wrong = self._wrong(self._n_rounds)
+        self._n_rounds += 1
+        tokens = np.empty((n, self._width), dtype=np.int64)
+        for depth, token in enumerate(path):
+            first = token - self._rank(start + depth) if depth != wrong else token + 1
+            tokens[depth] = (first + np.arange(self._width)) % self._n_vocab
+        chances = np.log(0.9 / self._width - 0.01 * np.arange(self._width) / self._width)
+        return Candidates(tokens, np.tile(chances, (n, 1)))
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        self.observed += tokens

@@ -1,0 +1,166 @@
+"""The script for graphics cards, tried on the CPU with tiny shapes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu import acceptance, agreement
+from gpu.child import Child
+from gpu.files import write_pair
+from gpu.ggml_device import copied_gb_per_s
+from gpu.limits import Moved, head_bytes
+from gpu.setting import QUICK, Setting
+
+from dflash_gguf import core
+from dflash_gguf.config import LoadConfig
+
+SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "bench_gpu.py"
+
+
+def run(folder: Path, *arguments: str) -> list[dict[str, Any]]:
+    flags = ["--device", "CPU", "--quick", "-t", "1", "--folder", str(folder), *arguments]
+    command = [sys.executable, str(SCRIPT), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def of_part(lines: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    """A part's lines without the closing one, which must report no error."""
+    *found, end = (line for line in lines if line["part"] == name)
+    assert set(end) == {"part", "seconds_in_all"}, end
+    return found
+
+
+def test_every_part_measures(tmp_path: Path) -> None:
+    out = tmp_path / "lines.jsonl"
+    lines = run(tmp_path, "--parts", "files,device,plain,sweep,memory,prefill", "--out", str(out))
+    assert [json.loads(line) for line in out.read_text().splitlines()] == lines
+    (device,) = of_part(lines, "device")
+    assert device["device"] == "CPU"
+    assert device["copied_gb_per_s"] > 0.1
+    (written,) = of_part(lines, "files")
+    assert written["bytes"] == sum((tmp_path / name).stat().st_size for name in written["written"])
+    (plain,) = of_part(lines, "plain")
+    assert plain["ratio"] > 0
+    sweep = of_part(lines, "sweep")
+    sizes = [("chain", n) for n in QUICK.chains] + [("tree", n) for n in QUICK.budgets]
+    assert [(x["kind"], x["size"]) for x in sweep] == [("plain", 0), *sizes]
+    for line in sweep:
+        inside = line["submit_ms"] + line["wait_ms"]
+        assert 0 < line["outside_ms"] < line["ms"]["round"]
+        assert inside + line["outside_ms"] == pytest.approx(line["ms"]["round"], abs=0.01)
+        assert line["arena_grew_bytes"] == line["read_bytes"] == 0  # host memory is not copied
+    *_, last = memory = of_part(lines, "memory")
+    assert memory[0]["planned_bytes"] == last["allocated_bytes"]
+    assert last["position"] <= last["n_ctx"] == QUICK.n_long
+    assert last["position"] > QUICK.n_long / 4  # rounds may end long before the room for them
+    assert [x["tokens"] for x in of_part(lines, "prefill")] == list(QUICK.prompts)
+
+
+def test_the_device_agrees_with_the_cpu_where_it_is_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agreement, "TINY_NAMES", ("tiny-qwen3moe", "tiny-qwen35moe"))
+    lines = list(agreement.measure(Setting("CPU", None, tmp_path, QUICK, threads=1)))
+    assert [x["architecture"] for x in lines] == ["qwen3moe", "qwen35moe"]
+    for line in lines:
+        assert max(line[x] for x in ("prompt", "serial", "chain", "tree", "after_trees")) < 1e-5
+        assert line["cousins"] > 20
+        assert line["mistaken_cousins"] == 0
+        assert line["closest_cousin"] > 1e-3
+        assert line["drafter_same_of_8"] == 8
+        for way in ("greedy_chain", "greedy_tree", "sampled_chain", "sampled_tree"):
+            assert line[way]["differences"] == 0
+            assert line[way]["tokens_a_round"] > 2
+
+
+def test_a_part_that_fails_costs_only_itself(tmp_path: Path) -> None:
+    missing = ["-m", str(tmp_path / "missing.gguf"), "-md", str(tmp_path / "none.gguf")]
+    lines = run(tmp_path, *missing, "--parts", "device,plain,sweep")
+    errors = {line["part"]: line["error"] for line in lines if "error" in line}
+    assert set(errors) == {"plain", "sweep"}
+    assert all("missing.gguf" in error for error in errors.values())
+    assert of_part(lines, "device")
+
+
+def test_an_unknown_device_is_named(tmp_path: Path) -> None:
+    setting = Setting("CUDA7", None, tmp_path, QUICK)
+    with pytest.raises(core.Error, match="no device CUDA7 among CPU"):
+        setting.found_device()
+    with pytest.raises(core.Error, match="no GPU among CPU"):
+        Setting(None, None, tmp_path, QUICK).found_device()
+
+
+def python(code: str, limit_s: float) -> Child:
+    return Child([sys.executable, "-c", code], {}, limit_s)
+
+
+def test_a_process_that_hangs_is_stopped_after_what_it_printed() -> None:
+    child = python("import time; print(1, flush=True); time.sleep(60)", 3.0)
+    started = time.monotonic()
+    assert list(child.lines()) == ["1"]
+    assert time.monotonic() - started < 20
+    assert child.error == "stopped after 3 s"
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("import sys; sys.exit('error: no such thing')", "no such thing"),
+        ("raise KeyError('x')", "KeyError: 'x'"),
+        (
+            "import os; os.write(2, b'CUDA error: out of memory\\n  at x.cu:1\\n'); os.abort()",
+            "CUDA error: out of memory",
+        ),
+        ("import os; os.abort()", "ended with status -6 and said nothing"),
+    ],
+)
+def test_the_error_of_a_process_is_one_sentence(code: str, error: str) -> None:
+    child = python(code, 60)
+    assert list(child.lines()) == []
+    assert child.error == error
+
+
+def test_acceptance_is_the_published_one() -> None:
+    for name, tokens in acceptance.PUBLISHED.items():
+        kind, size = name.split()
+        assert acceptance.tokens_a_round(kind, int(size)) == pytest.approx(tokens, abs=0.06)
+
+
+def test_paths_are_as_long_as_promised() -> None:
+    random = np.random.default_rng(3)
+    lengths = []
+    for _ in range(1500):
+        draft = acceptance.draw(random, 5000)
+        tree = acceptance.shape(draft, "tree", 22)
+        path = acceptance.accepted(tree, draft, random)
+        assert [tree.parents[x] for x in path] == [-1, *path[:-1]]
+        lengths.append(len(path))
+    # The mean of 1500 rounds of up to 16 tokens has a standard error of about 0.13.
+    assert np.mean(lengths) == pytest.approx(acceptance.tokens_a_round("tree", 22), abs=0.5)
+
+
+def test_a_copy_moves_more_than_it_could_if_it_were_not_timed() -> None:
+    assert 0.1 < copied_gb_per_s("CPU", 8 << 20, n_runs=3) < 1e4
+
+
+def test_bytes_of_a_round_are_those_of_its_tensors(tmp_path: Path) -> None:
+    target, drafter = write_pair(tmp_path, "tiny-qwen35", "q8_0")
+    assert head_bytes(str(target), tied=False) == 512 * 256 * 34 // 32
+    assert head_bytes(str(drafter), tied=False) == 0
+    model = core.Model(str(target), LoadConfig(n_ctx=512, n_gpu_layers=0, draft_window=512))
+    session = core.Session(model, drafter=core.Drafter(str(drafter), model), draft_window=512)
+    session.prefill(list(range(300, 428)))
+    moved = Moved.of(session)
+    assert moved.cache == session.info().kv_bytes // 4
+    assert moved.plain == moved.weights + moved.cache + 2 * session.info().recurrent_bytes
+    assert moved.drafted(8) - moved.drafted(7) == 2 * moved.trace > 0
+    assert moved.draft > drafter.stat().st_size * 0.9
