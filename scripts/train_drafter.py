@@ -23,7 +23,7 @@ from train.answers import Answer, load_answers
 from train.ask import make_answers
 from train.curve import draw
 from train.delta_rule import fast_delta_rule
-from train.drafter import BlockModel, even_start, new_drafter
+from train.drafter import BlockModel, even_start, new_drafter, take_weights
 from train.fit import Fit, History, Recipe
 from train.memory import CPU_PIECE_BYTES, free_bytes, piece_size
 from train.target import load_target
@@ -64,6 +64,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--blocks", type=int, default=16, help="blocks of an answer in an update")
     add("--decay", type=float, default=None, help="of the loss over places (default: block / 2)")
     add("--words", type=int, default=8192, help="words a step tells apart, 0: all the target has")
+    add("--begin", type=Path, metavar="DIR", help="a drafter of the same sizes to go on from")
     add("--seed", type=int, default=1)
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--threads", type=int, default=torch.get_num_threads(), help="on a CPU")
@@ -138,7 +139,10 @@ def prepare(args: argparse.Namespace) -> tuple[BlockModel, cached.Features, cach
         found.append(cached.Features(path, answers, width))
     embeddings = target.get_input_embeddings().weight.detach().float()
     head = target.get_output_embeddings().weight.detach().float()
-    even_start(drafter, head)
+    if args.begin is None:
+        even_start(drafter, head)
+    else:
+        take_weights(drafter, args.begin)
     return BlockModel(drafter, embeddings, head), found[0], found[1]
 
 

@@ -15,7 +15,7 @@ from train.blocks import draw_anchors, make_blocks, place_weights
 from train.checkpoint import pick
 from train.corpus import functions, prompts, standard_library
 from train.delta_rule import chunked_delta_rule, shifted_conv
-from train.drafter import BlockModel, even_start, new_drafter
+from train.drafter import BlockModel, even_start, new_drafter, take_weights
 from train.memory import piece_size
 from train.parallel import Workers
 from train.prompts import chat_frame, from_file
@@ -295,6 +295,29 @@ def test_taps_are_the_references_where_it_has_any(
     )
     assert drafter.target_layer_ids == expected
     assert drafter.layers[0].mlp.up_proj.weight.shape == (24, 32)
+
+
+def test_a_training_goes_on_from_another(tmp_path: Path) -> None:
+    first = block_model().drafter
+    first.save_pretrained(tmp_path)
+    config = Qwen3Config(
+        vocab_size=31,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=8,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+    )
+    same = {"n_layers": 2, "n_taps": 2, "block_size": 5, "mask_token": MASK, "seed": 9}
+    second = new_drafter(config, **same)
+    take_weights(second, tmp_path)
+    for name, value in first.state_dict().items():
+        assert torch.equal(value, second.state_dict()[name])
+    with pytest.raises(ValueError, match=r"mlp.* is not \[24, 32\]"):
+        take_weights(new_drafter(config, **same, n_ff=24), tmp_path)
+    with pytest.raises(ValueError, match="has other layers"):
+        take_weights(new_drafter(config, **{**same, "n_layers": 1}), tmp_path)
 
 
 def asked(tmp_path: Path, **values: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -78,6 +79,22 @@ def even_start(drafter: DFlashDraftModel, head: Tensor) -> None:
     head: [n_vocab, hidden]. Else hundreds of steps go by before they are.
     """
     drafter.norm.weight.data.fill_(1.0 / float(head.float().norm(dim=1).mean()))
+
+
+def take_weights(drafter: DFlashDraftModel, folder: Path) -> None:
+    """Gives a new drafter the weights of one that was trained before.
+
+    Raises:
+        ValueError, OSError: there is none, or it has other sizes.
+    """
+    trained = DFlashDraftModel.from_pretrained(folder, dtype=torch.float32)
+    weights, mine = trained.state_dict(), drafter.state_dict()
+    for name, weight in mine.items():
+        if name not in weights or weights[name].shape != weight.shape:
+            raise ValueError(f"{folder}: its {name} is not {list(weight.shape)} as is needed here")
+    if len(weights) != len(mine) or trained.target_layer_ids != drafter.target_layer_ids:
+        raise ValueError(f"{folder}: has other layers, or reads others of its target")
+    drafter.load_state_dict(weights)
 
 
 class BlockModel(torch.nn.Module):
