@@ -26,6 +26,7 @@ ACCEPTED = (2, 4, 8)
 N_DRAFT = 15
 N_RUNS = 5
 N_UBATCH = 512
+LONG_PROMPT = 8192
 
 
 def plain(setting: Setting) -> Iterator[Figures]:
@@ -50,12 +51,13 @@ def plain(setting: Setting) -> Iterator[Figures]:
 
 
 def prefill(setting: Setting) -> Iterator[Figures]:
-    """Prompts of several lengths, each engine's median of three runs."""
+    """Prompts of several lengths, each engine's median of three runs, two of long ones."""
     lengths = setting.sizes.prompts
 
     def speeds(engine: Engine) -> list[float]:
         engine.prefill(_random(setting, min(lengths), 1))  # warms up
-        return [rates({"": engine}, _random(setting, n, 1), n_runs=3)[""] for n in lengths]
+        n_runs = {n: 3 if n <= LONG_PROMPT else 2 for n in lengths}
+        return [rates({"": engine}, _random(setting, n, 1), n_runs[n])[""] for n in lengths]
 
     opens = _engines(setting, max(lengths))
     found = {name: _with(open_, speeds) for name, open_ in opens.items()}

@@ -34,16 +34,17 @@ class Child:
             start_new_session=True,
         )
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
         self.error: str | None = None
         self.seconds = 0.0
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
         if self._process.stdout is not None:
             with self._process.stdout as output:
                 for line in output:
                     self._lines.put(line.rstrip("\n"))
+        self.seconds = time.monotonic() - self._started
         self._lines.put(None)
 
     def lines(self) -> Iterator[str]:
@@ -66,7 +67,6 @@ class Child:
         self._kill()
         status = self._process.wait()
         self._reader.join()
-        self.seconds = time.monotonic() - self._started
         if is_late:
             self.error = f"stopped after {self.seconds:.0f} s"
         elif status != 0:
