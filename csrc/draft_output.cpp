@@ -6,7 +6,7 @@
 namespace dfl {
 
 static ggml_tensor * wanted(LiveGraph & live, ggml_tensor * tensor) {
-    ggml_set_output(tensor);
+    keep_output(tensor);
     ggml_build_forward_expand(live.graph, tensor);
     return tensor;
 }

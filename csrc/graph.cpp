@@ -44,12 +44,19 @@ GraphInputs make_inputs(ggml_context * ctx, const Hparams & hp, const BatchShape
     return in;
 }
 
+void keep_output(ggml_tensor * tensor) {
+    ggml_set_output(tensor);
+    if (tensor->view_src != nullptr) { // whose memory it is
+        ggml_set_output(tensor->view_src);
+    }
+}
+
 void finish_logits(LiveGraph & live, ggml_tensor * logits, const Backend & backend) {
     live.logits = logits;
     if (logits == nullptr) {
         return;
     }
-    ggml_set_output(logits);
+    keep_output(logits);
     if (!backend.is_host()) {
         live.argmax = ggml_argmax(live.ctx.get(), logits);
         ggml_set_output(live.argmax);

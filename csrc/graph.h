@@ -68,6 +68,8 @@ using GraphBuilder = std::function<void(LiveGraph & live)>;
 GraphInputs make_inputs(ggml_context * ctx, const Hparams & hp, const BatchShape & shape);
 ggml_tensor * make_input(ggml_context * ctx, ggml_type type, int64_t ne0, int64_t ne1,
                          const char * name);
+// Nothing else may lie in this result's memory until the next run.
+void keep_output(ggml_tensor * tensor);
 // Marks logits as wanted and, where they are not in host memory, adds their argmax.
 void finish_logits(LiveGraph & live, ggml_tensor * logits, const Backend & backend);
 

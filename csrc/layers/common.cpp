@@ -20,6 +20,25 @@ ggml_tensor * linear(Build & b, const Linear & l, ggml_tensor * x) {
     return y;
 }
 
+std::vector<ggml_tensor *> linears(Build & b, const std::vector<const Linear *> & weights,
+                                   ggml_tensor * x) {
+    std::vector<const PackedMatrix *> packed;
+    for (const Linear * l : weights) {
+        if (l->packed != nullptr && l->scale == nullptr && l->bias == nullptr) {
+            packed.push_back(l->packed);
+        }
+    }
+    const std::vector<ggml_tensor *> joint = packed_linears(b, packed, x);
+    std::vector<ggml_tensor *> found;
+    size_t next = 0;
+    for (const Linear * l : weights) {
+        const bool joins = next < joint.size() && l->packed == packed[next] &&
+                           l->scale == nullptr && l->bias == nullptr;
+        found.push_back(joins ? joint[next++] : linear(b, *l, x));
+    }
+    return found;
+}
+
 // One product of few rows starts fewer kernels and quantises x once. For many rows ggml's CPU
 // kernel walks a smaller matrix faster. Weights it has rearranged cannot be cut.
 bool is_faster_apart(const Linear & stacked, const ggml_tensor * x) {
