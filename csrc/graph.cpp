@@ -214,6 +214,7 @@ LiveGraph & GraphPool::get_in_arena(LiveGraph fresh) {
     const uint64_t wanted = arena_bytes_for(fresh.graph);
     if (!backend_.measures()) {
         allocate(fresh, wanted);
+        join_neighbours(fresh.graph, fresh.cpu_nodes);
     }
     // An imagined card with the CPU beside it: each has at most the results of the whole graph.
     note_size(fresh, {wanted, devices_.split().is_whole() ? 0 : wanted});

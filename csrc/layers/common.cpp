@@ -1,6 +1,7 @@
 #include "layers/common.h"
 
 #include "layers/packed_linear.h"
+#include "layers/row_copies.h"
 
 namespace dfl {
 
@@ -89,8 +90,8 @@ ggml_tensor * build_decoder(Build & b, const SubLayer & attention, const SubLaye
                 return nullptr; // the cache writes are in the graph; nobody reads the rest
             }
             if (b.in.out_rows != nullptr) {
-                y = ggml_get_rows(b.ctx, y, b.in.out_rows);
-                x = ggml_get_rows(b.ctx, x, b.in.out_rows);
+                y = pick_rows(b, y, b.in.out_rows);
+                x = pick_rows(b, x, b.in.out_rows);
             }
         }
         x = add_residual(b, y, x);

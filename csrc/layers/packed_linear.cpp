@@ -69,9 +69,9 @@ class Multiply : public CpuNode {
         const char * x = quantises_ ? quantized(dst, ith) : static_cast<char *>(dst->src[0]->data);
         auto * to = static_cast<float *>(dst->data);
         const int64_t parts = n_parts(nth);
-        for (int64_t part; (part = shares_.next(parts, nth)) < parts;) {
+        shares_.share_out(parts, is_long(), ith, nth, [&](int64_t part) {
             multiply(dst, x, part * n_tiles_ / parts, (part + 1) * n_tiles_ / parts, to);
-        }
+        });
     }
 
   private:
@@ -123,13 +123,16 @@ class Multiply : public CpuNode {
         }
     }
 
-    // Enough for an even end, and each long enough to be worth fetching.
+    // Threads that take turns fetching parts of less have spent as long on fetching.
+    bool is_long() const { return bytes_ >= 1 << 20; }
+
+    // Enough for an even end.
     int64_t n_parts(int nth) const {
-        constexpr int64_t parts_per_thread = 16, least_bytes = 1 << 15;
-        const int64_t most = std::min<int64_t>(parts_per_thread * nth, n_tiles_);
-        return nth == 1
-                   ? 1
-                   : std::clamp<int64_t>(bytes_ / least_bytes, std::min<int64_t>(nth, most), most);
+        constexpr int64_t parts_per_thread = 16, least_bytes = 1 << 16;
+        if (nth == 1 || !is_long()) {
+            return std::min<int64_t>(nth, n_tiles_);
+        }
+        return std::min({parts_per_thread * nth, bytes_ / least_bytes, n_tiles_});
     }
 
     std::vector<const PackedMatrix *> weights_;
