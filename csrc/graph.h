@@ -31,6 +31,7 @@ struct TopOutputs {
     ggml_tensor * rows = nullptr;          // i32 [n_top, n_draft], in any order
     ggml_tensor * logits = nullptr;        // f32 [1, n_top, n_draft], of these rows
     ggml_tensor * probabilities = nullptr; // f32, the same; or [n_vocab, n_draft] where n_top is 0
+    ggml_tensor * log_sum_exp = nullptr;   // f32 [n_draft], in their place where own code sums
 };
 
 struct LiveGraph {

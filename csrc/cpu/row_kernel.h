@@ -19,7 +19,7 @@ struct HeadTurn {
 };
 
 struct RowKernel {
-    int lanes; // n of every row is a multiple of it
+    int lanes; // n of every row is a multiple of it, where not said otherwise
     // to <- x / sqrt(mean(x^2) + eps) * weight
     void (*norm)(const float * x, int64_t n, const float * weight, float eps, float * to);
     // to <- gate * sigmoid(gate) * up
@@ -28,6 +28,10 @@ struct RowKernel {
     void (*gated)(const float * x, const float * gate, int64_t n, float * to);
     void (*turn)(const HeadTurn & work, float * to);
     void (*to_half)(const float * x, int64_t n, uint16_t * to);
+    // These two take any n. Index of the first largest; n if there is none, as among NaNs.
+    int64_t (*first_largest)(const float * x, int64_t n);
+    // ln sum exp(x); NaN if that of the largest value is not finite.
+    float (*log_sum_exp)(const float * x, int64_t n);
 };
 
 // Most values of a head that turn() takes.

@@ -85,7 +85,60 @@ struct RowTiles {
         }
     }
 
-    static constexpr RowKernel KERNEL = {T, norm, swiglu, gated, turn, to_half};
+    // The largest of [x, x + n), n a multiple of T; minus infinity among NaNs.
+    static float largest(const float * x, int64_t n) {
+        F most = V::spread(-INFINITY);
+        for (int64_t i = 0; i < n; i += T) {
+            most = V::max(V::load(x + i), most);
+        }
+        float lanes[T];
+        V::store(lanes, most);
+        return *std::max_element(lanes, lanes + T);
+    }
+
+    static int64_t first_largest(const float * x, int64_t n) {
+        constexpr int64_t block = 32 * T;
+        float most = -INFINITY;
+        int64_t at = 0, size = 0; // the first block that holds it
+        for (int64_t i = 0; i < n; i += block) {
+            const int64_t here = std::min(block, n - i), whole = here / T * T;
+            float top = largest(x + i, whole);
+            for (int64_t j = whole; j < here; ++j) {
+                top = x[i + j] > top ? x[i + j] : top;
+            }
+            if (top > most || size == 0) {
+                most = top;
+                at = i;
+                size = here;
+            }
+        }
+        const float * found = std::find(x + at, x + at + size, most);
+        return found == x + at + size ? n : found - x;
+    }
+
+    static float log_sum_exp(const float * x, int64_t n) {
+        const int64_t at = first_largest(x, n);
+        if (at == n || !std::isfinite(x[at])) {
+            return NAN;
+        }
+        const float most = x[at];
+        const int64_t whole = n / T * T;
+        F sum[4] = {V::zero(), V::zero(), V::zero(), V::zero()};
+        for (int64_t i = 0; i < whole; i += T) {
+            F & to = sum[i / T % 4];
+            to = V::add(to, V::exp(V::sub(V::load(x + i), V::spread(most))));
+        }
+        float sums[4];
+        V::sums(sum, sums);
+        float total = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+        for (int64_t i = whole; i < n; ++i) {
+            total += std::exp(x[i] - most);
+        }
+        return most + std::log(total);
+    }
+
+    static constexpr RowKernel KERNEL = {T,    norm,    swiglu,        gated,
+                                         turn, to_half, first_largest, log_sum_exp};
 };
 
 } // namespace

@@ -34,17 +34,23 @@ static void run(ggml_tensor * dst, int ith, int nth, void * data) {
     }
 }
 
-ggml_tensor * add_cpu_node(Build & b, ggml_type type, int64_t ne0, int64_t ne1,
-                           const std::vector<ggml_tensor *> & args, std::unique_ptr<CpuNode> node) {
+ggml_tensor * add_cpu_node(ggml_context * ctx, CpuNodes & nodes, ggml_type type, int64_t ne0,
+                           int64_t ne1, const std::vector<ggml_tensor *> & args,
+                           std::unique_ptr<CpuNode> node) {
     std::vector<ggml_tensor *> list = args; // ggml takes them as not const
     auto step = std::make_unique<CpuStep>();
     ggml_tensor * tensor =
-        ggml_custom_4d(b.ctx, type, ne0, ne1, 1, 1, list.data(), static_cast<int>(list.size()), run,
+        ggml_custom_4d(ctx, type, ne0, ne1, 1, 1, list.data(), static_cast<int>(list.size()), run,
                        GGML_N_TASKS_MAX, step.get());
     step->node = std::move(node);
     step->dst = tensor;
-    b.cpu_nodes.list.push_back(std::move(step));
+    nodes.list.push_back(std::move(step));
     return tensor;
+}
+
+ggml_tensor * add_cpu_node(Build & b, ggml_type type, int64_t ne0, int64_t ne1,
+                           const std::vector<ggml_tensor *> & args, std::unique_ptr<CpuNode> node) {
+    return add_cpu_node(b.ctx, b.cpu_nodes, type, ne0, ne1, args, std::move(node));
 }
 
 static bool computes_nothing(const ggml_tensor * node) {

@@ -93,6 +93,9 @@ class Shares {
 };
 
 // A node of shape [ne0, ne1] that reads args.
+ggml_tensor * add_cpu_node(ggml_context * ctx, CpuNodes & nodes, ggml_type type, int64_t ne0,
+                           int64_t ne1, const std::vector<ggml_tensor *> & args,
+                           std::unique_ptr<CpuNode> node);
 ggml_tensor * add_cpu_node(Build & b, ggml_type type, int64_t ne0, int64_t ne1,
                            const std::vector<ggml_tensor *> & args, std::unique_ptr<CpuNode> node);
 
