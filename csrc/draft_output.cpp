@@ -1,22 +1,41 @@
 #include "draft_output.h"
 
+#include "cpu/row_kernel.h"
+#include "layers/float_rows.h"
+
 #include <algorithm>
 #include <cmath>
 
 namespace dfl {
 
 static ggml_tensor * wanted(LiveGraph & live, ggml_tensor * tensor) {
-    ggml_set_output(tensor);
+    keep_output(tensor);
     ggml_build_forward_expand(live.graph, tensor);
     return tensor;
 }
+
+// src: logits. dst: of each row ln sum exp.
+class LogSumExp : public CpuNode {
+  public:
+    void compute(ggml_tensor * dst, int ith, int nth) override {
+        const ggml_tensor * logits = dst->src[0];
+        for (int64_t row = ith; row < dst->ne[0]; row += nth) {
+            static_cast<float *>(dst->data)[row] =
+                cpu::row_kernel()->log_sum_exp(row_of(logits, row), logits->ne[0]);
+        }
+    }
+};
 
 void add_draft_output(LiveGraph & live, ggml_tensor * logits) {
     ggml_context * ctx = live.ctx.get();
     live.logits = wanted(live, logits);
     const int64_t n = logits->ne[0], n_draft = logits->ne[1], k = live.shape.n_top;
     ggml_tensor * probabilities = nullptr;
-    if (live.shape.log_sum_exp) {
+    if (live.shape.log_sum_exp && live.cpu_nodes.n_threads > 0 && cpu::row_kernel() != nullptr) {
+        live.top.log_sum_exp =
+            wanted(live, add_cpu_node(ctx, live.cpu_nodes, GGML_TYPE_F32, n_draft, 1, {logits},
+                                      std::make_unique<LogSumExp>()));
+    } else if (live.shape.log_sum_exp) {
         // One probability and its logit give the sum: ln sum exp = logit - ln p. The best one's p
         // is at least 1 / n, so nothing is lost.
         probabilities = wanted(live, ggml_soft_max(ctx, logits));
@@ -74,7 +93,7 @@ Draft read_draft(const LiveGraph & live, int64_t k, const Backend & backend) {
     std::vector<float> fetched, fetched_probabilities;
     const auto * logits = static_cast<const float *>(live.logits->data);
     const float * probabilities = nullptr;
-    if (live.shape.log_sum_exp) {
+    if (live.top.probabilities != nullptr) {
         probabilities = static_cast<const float *>(live.top.probabilities->data);
     }
     if (!backend.is_host()) {
@@ -87,6 +106,10 @@ Draft read_draft(const LiveGraph & live, int64_t k, const Backend & backend) {
     }
     const int64_t n = live.logits->ne[0];
     Draft draft;
+    if (live.top.log_sum_exp != nullptr) {
+        const auto * sums = static_cast<const float *>(live.top.log_sum_exp->data);
+        draft.log_sum_exp.assign(sums, sums + live.logits->ne[1]);
+    }
     for (int64_t i = 0; i < live.logits->ne[1]; ++i) {
         append_best(logits + i * n, n, k, draft.best);
         if (probabilities != nullptr) {

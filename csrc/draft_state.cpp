@@ -1,6 +1,7 @@
 #include "draft_state.h"
 
 #include "error.h"
+#include "layers/row_copies.h"
 
 #include <algorithm>
 #include <numeric>
@@ -57,7 +58,7 @@ void DraftState::add_taps(LiveGraph & live, Build & b) {
             if (layers[i] == il) {
                 ggml_tensor * part = ggml_view_2d(b.ctx, features_, x->ne[0], features_->ne[1],
                                                   features_->nb[1], i * x->ne[0] * sizeof(float));
-                ggml_build_forward_expand(b.graph, ggml_set_rows(b.ctx, part, x, rows));
+                put_rows(b, part, x, rows);
             }
         }
     };
@@ -181,8 +182,8 @@ void DraftState::set_injection(LiveGraph & live, const std::vector<int64_t> & ce
 static void add_pending_injection(LiveGraph & live, Build & b, ggml_tensor * features) {
     live.draft.inject_rows =
         make_input(live.ctx.get(), GGML_TYPE_I32, live.shape.n_inject, 1, "inject_rows");
-    build_injection(b, ggml_get_rows(b.ctx, features, live.draft.inject_rows),
-                    live.draft.inject_positions, live.draft.inject_cells);
+    build_injection(b, pick_rows(b, features, live.draft.inject_rows), live.draft.inject_positions,
+                    live.draft.inject_cells);
 }
 
 void DraftState::flush(GraphPool & graphs) {

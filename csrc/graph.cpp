@@ -36,12 +36,19 @@ GraphInputs make_inputs(ggml_context * ctx, const Hparams & hp, const CellMasks 
     return in;
 }
 
+void keep_output(ggml_tensor * tensor) {
+    ggml_set_output(tensor);
+    if (tensor->view_src != nullptr) { // whose memory it is
+        ggml_set_output(tensor->view_src);
+    }
+}
+
 void finish_logits(LiveGraph & live, ggml_tensor * logits, const Backend & backend) {
     live.logits = logits;
     if (logits == nullptr) {
         return;
     }
-    ggml_set_output(logits);
+    keep_output(logits);
     if (!backend.is_host()) {
         live.argmax = ggml_argmax(live.ctx.get(), logits);
         ggml_set_output(live.argmax);
@@ -199,6 +206,7 @@ LiveGraph & GraphPool::get_in_arena(LiveGraph fresh) {
     const uint64_t wanted = arena_bytes_for(fresh.graph);
     if (!backend_.measures()) {
         allocate(fresh, wanted);
+        join_neighbours(fresh.graph, fresh.cpu_nodes);
     }
     // An imagined card with the CPU beside it: each has at most the results of the whole graph.
     note_size(fresh, {wanted, devices_.split().is_whole() ? 0 : wanted});

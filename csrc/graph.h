@@ -31,6 +31,7 @@ struct TopOutputs {
     ggml_tensor * rows = nullptr;          // i32 [n_top, n_draft], in any order
     ggml_tensor * logits = nullptr;        // f32 [1, n_top, n_draft], of these rows
     ggml_tensor * probabilities = nullptr; // f32, the same; or [n_vocab, n_draft] where n_top is 0
+    ggml_tensor * log_sum_exp = nullptr;   // f32 [n_draft], in their place where own code sums
 };
 
 struct LiveGraph {
@@ -69,6 +70,8 @@ GraphInputs make_inputs(ggml_context * ctx, const Hparams & hp, const CellMasks 
                         const BatchShape & shape);
 ggml_tensor * make_input(ggml_context * ctx, ggml_type type, int64_t ne0, int64_t ne1,
                          const char * name);
+// Nothing else may lie in this result's memory until the next run.
+void keep_output(ggml_tensor * tensor);
 // Marks logits as wanted and, where they are not in host memory, adds their argmax.
 void finish_logits(LiveGraph & live, ggml_tensor * logits, const Backend & backend);
 

@@ -51,6 +51,12 @@ RopeShape read_rope(const GgufFile & file, int rope_type, int64_t head_dim, int6
 
 int64_t RopeShape::n_position_ids() const { return (type & GGML_ROPE_TYPE_MROPE) != 0 ? 4 : 1; }
 
+bool RopeShape::operator==(const RopeShape & o) const {
+    return type == o.type && n_dims == o.n_dims && std::equal(sections, sections + 4, o.sections) &&
+           n_ctx_orig == o.n_ctx_orig && freq_base == o.freq_base && freq_scale == o.freq_scale &&
+           ext_factor == o.ext_factor && attn_factor == o.attn_factor;
+}
+
 int64_t Hparams::n_recurrent() const {
     return std::count_if(layers.begin(), layers.end(),
                          [](auto & layer) { return layer.recurrent; });

@@ -22,6 +22,7 @@ struct RopeShape {
 
     // Position ids a row needs: M-RoPE takes time, height, width and a fourth.
     int64_t n_position_ids() const;
+    bool operator==(const RopeShape & o) const;
 };
 
 struct LayerShape {

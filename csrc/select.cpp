@@ -1,12 +1,17 @@
 #include "select.h"
 
+#include "cpu/row_kernel.h"
+
 #include <algorithm>
 #include <cmath>
 
 namespace dfl {
 
-// Sixteen running maxima let the compiler use vector registers.
 int64_t first_largest(const float * x, int64_t n) {
+    if (const cpu::RowKernel * kernel = cpu::row_kernel()) {
+        return kernel->first_largest(x, n);
+    }
+    // Sixteen running maxima let the compiler use vector registers.
     constexpr int64_t lanes = 16;
     float best[lanes];
     std::fill(best, best + lanes, -INFINITY);

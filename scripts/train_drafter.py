@@ -28,6 +28,8 @@ from train.fit import Fit, History, Recipe
 from train.memory import CPU_PIECE_BYTES, free_bytes, piece_size
 from train.target import load_target
 
+import dflash_gguf
+
 # Other values of these may come with every run; of the rest they make it another training.
 FREE = ("steps", "falling", "threads", "device")
 
@@ -52,6 +54,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--instruction", metavar="TEXT", help="stands before every prompt, and an empty line")
     add("--temperature", type=float, default=0.0, help="of the answers trained on")
     add("--sampled", type=float, default=1.0, help="share of answers drawn at --temperature")
+    add("--gguf", type=Path, metavar="FILE", help="the target as it will run: it draws the answers")
     add("--batch", type=int, default=64, help="answers generated at a time")
     add("--layers", type=int, default=3, help="of the drafter")
     add("--ffn", type=int, help="width of the drafter's feed-forward (default: the target's)")
@@ -216,7 +219,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs one command line; returns the exit code."""
     try:
         run(parse(arguments))
-    except (ValueError, OSError, ArithmeticError) as error:
+    except (ValueError, OSError, ArithmeticError, dflash_gguf.Error) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

@@ -217,10 +217,11 @@ void build_injection(Build & b, ggml_tensor * features, ggml_tensor * positions,
                      ggml_tensor * cells) {
     // The same for every layer; it does not pass the layer's own norm.
     ggml_tensor * fused = rms_norm(b, linear(b, b.weights.fusion, features), b.weights.fusion_norm);
+    const std::vector<KeyValue> projected = project_kv(b, fused);
     for (int il = 0; il < b.hp.n_layer(); ++il) {
-        const KeyValue kv = project_kv(b, il, fused);
-        ggml_tensor * k = rms_norm(b, kv.k, b.weights.layers[il].attn.k_norm);
-        store_kv(b, il, rope(b, il, k, positions), kv.v, cells);
+        const KeyValue & kv = projected[il];
+        ggml_tensor * k_norm = b.weights.layers[il].attn.k_norm;
+        store_kv(b, il, {nullptr, kv.k, kv.v, nullptr, k_norm, positions, cells});
     }
 }
 
@@ -260,7 +261,6 @@ ggml_tensor * build_block(Build & b, const DraftHparams & draft, const Linear & 
         logits = ggml_scale(b.ctx, logits, draft.logit_softcap);
     }
     if (!skips_first) {
-        ggml_set_output(logits); // what a view of it shows must stay
         logits = ggml_view_2d(b.ctx, logits, logits->ne[0], logits->ne[1] - 1, logits->nb[1],
                               logits->nb[1]);
     }

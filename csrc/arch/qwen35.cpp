@@ -119,10 +119,9 @@ static ggml_tensor * gated_attention(Build & b, int il, ggml_tensor * x) {
     auto half = [&](int64_t first) {
         return ggml_view_3d(b.ctx, p.q, d, shape.n_head, rows, 2 * d * e, p.q->nb[1], first * e);
     };
-    ggml_tensor * q = rope(b, il, rms_norm(b, half(0), w.q_norm), b.in.positions);
-    ggml_tensor * k = rope(b, il, rms_norm(b, p.k, w.k_norm), b.in.positions);
     ggml_tensor * gate = ggml_cont_2d(b.ctx, half(d), d * shape.n_head, rows);
-    ggml_tensor * attended = attend(b, il, q, k, p.v);
+    ggml_tensor * attended =
+        attend(b, il, {half(0), p.k, p.v, w.q_norm, w.k_norm, b.in.positions, b.in.cells});
     return linear(b, w.output, ggml_mul(b.ctx, attended, ggml_sigmoid(b.ctx, gate)));
 }
 

@@ -10,12 +10,13 @@ namespace dfl::cpu {
 namespace {
 
 // For heads of N vectors: rows of the state (the keys' weights in one value) do not touch each
-// other, so a few of them walk the whole tree in registers.
-template <class V, int N>
+// other, so a few of them walk the whole tree, in registers as far as these go. What happens to a
+// row waits for what happened to it before, so of several nodes two groups of rows go side by side.
+template <class V, int N, int G>
 struct DeltaWalkTiles {
     using F = typename V::F;
     static constexpr int D = N * V::T;
-    static constexpr int R = N <= 4 ? 4 : 2; // state rows at once
+    static constexpr int R = N <= 4 ? 4 : 2; // state rows of a group
     using Rows = F[R][N];
 
     static void load(Rows & m, const float * from) {
@@ -54,51 +55,65 @@ struct DeltaWalkTiles {
         }
     }
 
-    // Rows [row, row + R) of the state. seen: room for R rows of every node's.
+    // Node i on the rows of a group, the first of which is `row`.
+    template <bool ANSWERS>
+    static void step(const DeltaWalk & work, int64_t i, int64_t row, Rows & m) {
+        const float * k = work.k + i * work.qk_row;
+        const float * v = work.v + i * work.v_row + row;
+        const float decay = work.decay[i * work.gate_row];
+        const float beta = work.beta[i * work.gate_row];
+        float on_key[4], on_query[4];
+        products(m, k, on_key);
+        if (ANSWERS) {
+            products(m, work.q + i * work.qk_row, on_query);
+        }
+        F change[R];
+        for (int r = 0; r < R; ++r) {
+            const float delta = (v[r] - decay * on_key[r]) * beta;
+            change[r] = V::spread(delta);
+            if (ANSWERS) {
+                work.out[i * work.out_row + row + r] = decay * on_query[r] + delta * work.qk[i];
+            }
+        }
+        const F kept = V::spread(decay);
+        for (int j = 0; j < N; ++j) {
+            const F key = V::load(k + j * V::T);
+            for (int r = 0; r < R; ++r) {
+                m[r][j] = V::mul_add(change[r], key, V::mul(kept, m[r][j]));
+            }
+        }
+    }
+
+    // Rows [row, row + G * R) of the state. seen: room for as many of every node's.
     template <bool ANSWERS>
     static void walk_rows(const DeltaWalk & work, int64_t row, float * seen) {
-        Rows m;
-        load(m, work.state + row * D);
-        float on_key[4], on_query[4];
+        constexpr int64_t group = R * D;
+        const float * state = work.state + row * D;
+        Rows m[G];
+        for (int g = 0; g < G; ++g) {
+            load(m[g], state + g * group);
+        }
         for (int64_t i = 0; i < work.n; ++i) {
             if (work.parents != nullptr && work.parents[i] != i - 1) {
                 const int64_t parent = work.parents[i];
-                load(m, parent < 0 ? work.state + row * D : seen + parent * R * D);
-            }
-            const float * k = work.k + i * work.qk_row;
-            const float * v = work.v + i * work.v_row + row;
-            const float decay = work.decay[i * work.gate_row];
-            const float beta = work.beta[i * work.gate_row];
-            products(m, k, on_key);
-            if (ANSWERS) {
-                products(m, work.q + i * work.qk_row, on_query);
-            }
-            F change[R];
-            for (int r = 0; r < R; ++r) {
-                const float delta = (v[r] - decay * on_key[r]) * beta;
-                change[r] = V::spread(delta);
-                if (ANSWERS) {
-                    work.out[i * work.out_row + row + r] = decay * on_query[r] + delta * work.qk[i];
+                for (int g = 0; g < G; ++g) {
+                    load(m[g], (parent < 0 ? state : seen + parent * G * group) + g * group);
                 }
             }
-            const F kept = V::spread(decay);
-            for (int j = 0; j < N; ++j) {
-                const F key = V::load(k + j * V::T);
-                for (int r = 0; r < R; ++r) {
-                    m[r][j] = V::mul_add(change[r], key, V::mul(kept, m[r][j]));
-                }
+            for (int g = 0; g < G; ++g) {
+                step<ANSWERS>(work, i, row + g * R, m[g]);
             }
-            if (work.parents != nullptr) {
-                store(m, seen + i * R * D);
+            for (int g = 0; g < G && work.parents != nullptr; ++g) {
+                store(m[g], seen + (i * G + g) * group);
             }
         }
-        if (work.last_state != nullptr) {
-            store(m, work.last_state + row * D);
+        for (int g = 0; g < G && work.last_state != nullptr; ++g) {
+            store(m[g], work.last_state + row * D + g * group);
         }
     }
 
     static void walk(const DeltaWalk & work, float * seen) {
-        for (int64_t row = 0; row < D; row += R) {
+        for (int64_t row = 0; row < D; row += G * R) {
             if (work.q != nullptr) {
                 walk_rows<true>(work, row, seen);
             } else {
@@ -178,22 +193,31 @@ struct DeltaHeadTiles {
     }
 
     static int64_t scratch_size(int64_t d, int64_t n) {
-        constexpr int64_t most_rows = 4;
+        constexpr int64_t most_rows = 8;
         return most_rows * d * n;
+    }
+
+    template <int N>
+    static void walk_heads(const DeltaWalk & work, float * scratch) {
+        if (work.n == 1) {
+            DeltaWalkTiles<V, N, 1>::walk(work, scratch);
+        } else {
+            DeltaWalkTiles<V, N, 2>::walk(work, scratch);
+        }
     }
 
     static void walk(const DeltaWalk & work, float * scratch) {
         switch (work.d / T) {
         case 1:
-            return DeltaWalkTiles<V, 1>::walk(work, scratch);
+            return walk_heads<1>(work, scratch);
         case 2:
-            return DeltaWalkTiles<V, 2>::walk(work, scratch);
+            return walk_heads<2>(work, scratch);
         case 4:
-            return DeltaWalkTiles<V, 4>::walk(work, scratch);
+            return walk_heads<4>(work, scratch);
         case 8:
-            return DeltaWalkTiles<V, 8>::walk(work, scratch);
+            return walk_heads<8>(work, scratch);
         default:
-            return DeltaWalkTiles<V, 16>::walk(work, scratch);
+            return walk_heads<16>(work, scratch);
         }
     }
 

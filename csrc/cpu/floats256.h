@@ -22,6 +22,10 @@ struct Floats256 {
     static F halves(const uint16_t * p) {
         return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
     }
+    static void store_halves(uint16_t * p, F x) {
+        _mm_storeu_si128(reinterpret_cast<__m128i *>(p),
+                         _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+    }
     static F add(F a, F b) { return _mm256_add_ps(a, b); }
     static F sub(F a, F b) { return _mm256_sub_ps(a, b); }
     static F mul(F a, F b) { return _mm256_mul_ps(a, b); }

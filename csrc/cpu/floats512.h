@@ -28,6 +28,10 @@ struct Floats512 {
     static F halves(const uint16_t * p) {
         return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
     }
+    static void store_halves(uint16_t * p, F x) {
+        _mm256_storeu_si256(reinterpret_cast<__m256i *>(p),
+                            _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+    }
     static F add(F a, F b) { return _mm512_add_ps(a, b); }
     static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
     static F mul(F a, F b) { return _mm512_mul_ps(a, b); }

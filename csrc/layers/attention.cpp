@@ -5,14 +5,31 @@
 
 namespace dfl {
 
-KeyValue project_kv(Build & b, int il, ggml_tensor * x) {
-    const LayerShape & shape = b.hp.layers[il];
-    const AttentionWeights & w = b.weights.layers[il].attn;
-    auto heads = [&](ggml_tensor * y) {
-        return ggml_reshape_3d(b.ctx, y, shape.head_dim, shape.n_head_kv, x->ne[1]);
-    };
-    ggml_tensor * k = heads(linear(b, w.k, x));
-    return {k, w.v ? heads(linear(b, w.v, x)) : ggml_rms_norm(b.ctx, k, b.hp.eps)};
+// Rows of a product as [head_dim, n_head_kv, n_rows].
+static ggml_tensor * kv_heads(Build & b, const LayerShape & shape, ggml_tensor * y) {
+    const size_t head = shape.head_dim * ggml_element_size(y);
+    return ggml_view_3d(b.ctx, y, shape.head_dim, shape.n_head_kv, y->ne[1], head, y->nb[1], 0);
+}
+
+std::vector<KeyValue> project_kv(Build & b, ggml_tensor * x) {
+    std::vector<const Linear *> weights;
+    for (int il = 0; il < b.hp.n_layer(); ++il) {
+        const AttentionWeights & w = b.weights.layers[il].attn;
+        weights.push_back(&w.k);
+        if (w.v) {
+            weights.push_back(&w.v);
+        }
+    }
+    const std::vector<ggml_tensor *> products = linears(b, weights, x);
+    std::vector<KeyValue> found;
+    size_t next = 0;
+    for (int il = 0; il < b.hp.n_layer(); ++il) {
+        const LayerShape & shape = b.hp.layers[il];
+        ggml_tensor * k = kv_heads(b, shape, products[next++]);
+        found.push_back({k, b.weights.layers[il].attn.v ? kv_heads(b, shape, products[next++])
+                                                        : ggml_rms_norm(b.ctx, k, b.hp.eps)});
+    }
+    return found;
 }
 
 Projections project_qkv(Build & b, int il, ggml_tensor * x, int64_t q_width) {
@@ -22,8 +39,14 @@ Projections project_qkv(Build & b, int il, ggml_tensor * x, int64_t q_width) {
     const int64_t n_kv = shape.n_head_kv;
     const int64_t rows = x->ne[1];
     if (!w.qkv) {
-        const KeyValue kv = project_kv(b, il, x);
-        return {linear(b, w.q, x), kv.k, kv.v};
+        std::vector<const Linear *> weights = {&w.q, &w.k};
+        if (w.v) {
+            weights.push_back(&w.v);
+        }
+        const std::vector<ggml_tensor *> products = linears(b, weights, x);
+        ggml_tensor * k = kv_heads(b, shape, products[1]);
+        return {products[0], k,
+                w.v ? kv_heads(b, shape, products[2]) : ggml_rms_norm(b.ctx, k, b.hp.eps)};
     }
     if (is_faster_apart(w.qkv, x)) {
         auto part = [&](int64_t first, int64_t n) {
@@ -87,11 +110,26 @@ static ggml_tensor * as_rows(Build & b, ggml_tensor * x) {
     return ggml_view_2d(b.ctx, x, x->ne[0] * x->ne[1], x->ne[2], x->nb[2], 0);
 }
 
-void store_kv(Build & b, int il, ggml_tensor * k, ggml_tensor * v, ggml_tensor * cells) {
-    k = rotate(b, k, b.kv.rotation_k(il));
-    v = rotate(b, v, b.kv.rotation_v(il));
-    ggml_build_forward_expand(b.graph, ggml_set_rows(b.ctx, b.kv.k(il), as_rows(b, k), cells));
-    ggml_build_forward_expand(b.graph, ggml_set_rows(b.ctx, b.kv.v(il), as_rows(b, v), cells));
+static ggml_tensor * normed(Build & b, ggml_tensor * x, ggml_tensor * weight) {
+    return weight != nullptr ? rms_norm(b, x, weight) : x;
+}
+
+static void store(Build & b, ggml_tensor * cache, ggml_tensor * x, ggml_tensor * rotation,
+                  ggml_tensor * cells) {
+    x = as_rows(b, rotate(b, x, rotation));
+    ggml_build_forward_expand(b.graph, ggml_set_rows(b.ctx, cache, x, cells));
+}
+
+void store_kv(Build & b, int il, const HeadRows & rows) {
+    HeadRows stored = rows;
+    stored.q = nullptr;
+    if (turns_heads(b, il, stored)) {
+        turn_heads(b, il, stored);
+        return;
+    }
+    ggml_tensor * k = rope(b, il, normed(b, rows.k, rows.k_norm), rows.positions);
+    store(b, b.kv.k(il), k, b.kv.rotation_k(il), rows.cells);
+    store(b, b.kv.v(il), rows.v, b.kv.rotation_v(il), rows.cells);
 }
 
 // q: [head_dim, n_head, n_rows] -> same, over what is stored.
@@ -113,12 +151,17 @@ static ggml_tensor * few_or_many(Build & b, int il, ggml_tensor * q) {
     return out;
 }
 
-ggml_tensor * attend(Build & b, int il, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v) {
-    q = rotate(b, q, b.kv.rotation_k(il));
-    ggml_build_forward_expand(b.graph, q);
-    // Stored before the read below: ggml runs nodes in the order they were added.
-    store_kv(b, il, k, v, b.in.cells);
-
+ggml_tensor * attend(Build & b, int il, const HeadRows & rows) {
+    ggml_tensor * q = nullptr;
+    if (turns_heads(b, il, rows)) {
+        q = turn_heads(b, il, rows);
+    } else {
+        q = rope(b, il, normed(b, rows.q, rows.q_norm), rows.positions);
+        q = rotate(b, q, b.kv.rotation_k(il));
+        ggml_build_forward_expand(b.graph, q);
+        // Stored before the read below: ggml runs nodes in the order they were added.
+        store_kv(b, il, rows);
+    }
     ggml_tensor * out = few_or_many(b, il, q);
     out = rotate(b, out, b.kv.rotation_v(il)); // [head_dim, n_head, n_rows]
     return ggml_reshape_2d(b.ctx, out, out->ne[0] * out->ne[1], out->ne[2]);
@@ -127,17 +170,11 @@ ggml_tensor * attend(Build & b, int il, ggml_tensor * q, ggml_tensor * k, ggml_t
 ggml_tensor * self_attention(Build & b, int il, ggml_tensor * x) {
     const LayerShape & shape = b.hp.layers[il];
     const AttentionWeights & w = b.weights.layers[il].attn;
-    Projections p = project_qkv(b, il, x, shape.head_dim * shape.n_head);
+    const Projections p = project_qkv(b, il, x, shape.head_dim * shape.n_head);
     ggml_tensor * q = ggml_view_3d(b.ctx, p.q, shape.head_dim, shape.n_head, x->ne[1],
                                    ggml_row_size(p.q->type, shape.head_dim), p.q->nb[1], 0);
-    ggml_tensor * k = p.k;
-    if (w.q_norm != nullptr) {
-        q = rms_norm(b, q, w.q_norm);
-        k = rms_norm(b, k, w.k_norm);
-    }
-    return linear(
-        b, w.output,
-        attend(b, il, rope(b, il, q, b.in.positions), rope(b, il, k, b.in.positions), p.v));
+    return linear(b, w.output,
+                  attend(b, il, {q, p.k, p.v, w.q_norm, w.k_norm, b.in.positions, b.in.cells}));
 }
 
 } // namespace dfl

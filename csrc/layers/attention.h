@@ -1,7 +1,7 @@
 // Softmax attention over cells. Everything that differs between layers comes from LayerShape.
 #pragma once
 
-#include "layers/build.h"
+#include "layers/head_rows.h"
 
 namespace dfl {
 
@@ -10,8 +10,8 @@ struct KeyValue {
     ggml_tensor * v; // same
 };
 
-// Separate key and value projections of x [n_embd, n_rows].
-KeyValue project_kv(Build & b, int il, ggml_tensor * x);
+// Every layer's key and value projections of the same x [n_embd, n_rows].
+std::vector<KeyValue> project_kv(Build & b, ggml_tensor * x);
 
 struct Projections {
     ggml_tensor * q; // [q_width, n_rows]; rows may be further apart than their width
@@ -25,12 +25,12 @@ Projections project_qkv(Build & b, int il, ggml_tensor * x, int64_t q_width);
 // x: [head_dim, n_heads, n_rows] -> same, rotated by positions: i32 [n_rows], or [4 * n_rows].
 ggml_tensor * rope(Build & b, int il, ggml_tensor * x, ggml_tensor * positions);
 
-// Writes k and v [head_dim, n_head_kv, n_rows] into cells: i64 [n_rows].
-void store_kv(Build & b, int il, ggml_tensor * k, ggml_tensor * v, ggml_tensor * cells);
+// Writes the keys, normed and turned, and the values into their cells.
+void store_kv(Build & b, int il, const HeadRows & rows);
 
-// Writes k and v into the batch's cells and attends over the cells the mask shows.
-// q: [head_dim, n_head, n_rows] -> [head_dim * n_head, n_rows].
-ggml_tensor * attend(Build & b, int il, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v);
+// The same, and lets the queries, normed and turned, attend over the cells the mask shows
+// -> [head_dim * n_head, n_rows].
+ggml_tensor * attend(Build & b, int il, const HeadRows & rows);
 
 // The whole sublayer of llama and qwen3: project, norm heads where there are norms, rope, attend,
 // output projection. x: [n_embd, n_rows] -> same.

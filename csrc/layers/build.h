@@ -80,6 +80,21 @@ struct QuantizedInput {
     ggml_tensor * rows;
 };
 
+// Pairs (1, 0) turned by rope at some positions; see head_rows.h.
+struct TurnedUnits {
+    RopeShape rope;
+    const ggml_tensor * positions;
+    ggml_tensor * units;
+};
+
+// A product of packed weights: what readers take, the node that it is or lies in, and how many
+// sources that has.
+struct Product {
+    ggml_tensor * result = nullptr;
+    ggml_tensor * node = nullptr;
+    int n_src = 0;
+};
+
 // A builder only adds nodes to ctx and graph: it computes nothing and moves no cursor.
 struct Build {
     ggml_context * ctx;
@@ -93,7 +108,8 @@ struct Build {
     GraphInputs in;
     std::vector<PathMasks> path_masks = {};
     std::vector<QuantizedInput> quantized = {};
-    ggml_tensor * last_product = nullptr; // of packed weights; nothing reads it yet
+    std::vector<TurnedUnits> turned_units = {};
+    Product last_product = {}; // nothing reads it yet
     // Called with the residual stream [n_embd, n_rows] that enters layer il; may be empty.
     std::function<void(int il, ggml_tensor * x)> tap = {};
 };

@@ -1,6 +1,7 @@
 #include "layers/common.h"
 
 #include "layers/packed_linear.h"
+#include "layers/row_copies.h"
 
 namespace dfl {
 
@@ -18,6 +19,25 @@ ggml_tensor * linear(Build & b, const Linear & l, ggml_tensor * x) {
         y = ggml_add(b.ctx, y, l.bias);
     }
     return y;
+}
+
+std::vector<ggml_tensor *> linears(Build & b, const std::vector<const Linear *> & weights,
+                                   ggml_tensor * x) {
+    std::vector<const PackedMatrix *> packed;
+    for (const Linear * l : weights) {
+        if (l->packed != nullptr && l->scale == nullptr && l->bias == nullptr) {
+            packed.push_back(l->packed);
+        }
+    }
+    const std::vector<ggml_tensor *> joint = packed_linears(b, packed, x);
+    std::vector<ggml_tensor *> found;
+    size_t next = 0;
+    for (const Linear * l : weights) {
+        const bool joins = next < joint.size() && l->packed == packed[next] &&
+                           l->scale == nullptr && l->bias == nullptr;
+        found.push_back(joins ? joint[next++] : linear(b, *l, x));
+    }
+    return found;
 }
 
 // One product of few rows starts fewer kernels and quantises x once. For many rows ggml's CPU
@@ -70,8 +90,8 @@ ggml_tensor * build_decoder(Build & b, const SubLayer & attention, const SubLaye
                 return nullptr; // the cache writes are in the graph; nobody reads the rest
             }
             if (b.in.out_rows != nullptr) {
-                y = ggml_get_rows(b.ctx, y, b.in.out_rows);
-                x = ggml_get_rows(b.ctx, x, b.in.out_rows);
+                y = pick_rows(b, y, b.in.out_rows);
+                x = pick_rows(b, x, b.in.out_rows);
             }
         }
         x = add_residual(b, y, x);

@@ -13,6 +13,11 @@ ggml_tensor * rms_norm(Build & b, ggml_tensor * x, ggml_tensor * weight);
 // weight: [n_in, n_out], x: [n_in, n_rows] -> [n_out, n_rows].
 ggml_tensor * linear(Build & b, const Linear & l, ggml_tensor * x);
 
+// The same for several weights and one x. Where one node computes some of them, their rows do not
+// follow each other without a gap.
+std::vector<ggml_tensor *> linears(Build & b, const std::vector<const Linear *> & weights,
+                                   ggml_tensor * x);
+
 // Whether a product of stacked weights with x is better taken part by part.
 bool is_faster_apart(const Linear & stacked, const ggml_tensor * x);
 // Rows first .. first + n_out - 1 of stacked weights, for which is_faster_apart() holds.

@@ -187,13 +187,14 @@ ggml_tensor * delta_net(Build & b, int il, ggml_tensor * x) {
     const DeltaNetWeights & w = b.weights.layers[il].delta;
     const int64_t inner = shape.d_state * shape.n_v_heads;
 
+    if (b.shape.walks) {
+        const auto in = linears(b, {&w.qkv, &w.gate, &w.beta, &w.alpha}, x);
+        return linear(b, w.output, walked_delta_net(b, il, {in[0], in[1], in[2], in[3]}));
+    }
     ggml_tensor * qkv = linear(b, w.qkv, x);
     ggml_tensor * z = linear(b, w.gate, x); // [inner, n_rows]
     ggml_tensor * beta = linear(b, w.beta, x);
     ggml_tensor * alpha = linear(b, w.alpha, x);
-    if (b.shape.walks) {
-        return linear(b, w.output, walked_delta_net(b, il, {qkv, z, beta, alpha}));
-    }
     RuleRows rows;
     rows.beta = ggml_sigmoid(b.ctx, beta);
     rows.g = ggml_softplus(b.ctx, ggml_add(b.ctx, alpha, w.dt_bias));

@@ -35,16 +35,17 @@ class Attend : public CpuNode {
         work.out_row = d * n_head;
 
         const int64_t n_queries = work.n_group * n_rows;
-        const int64_t step = queries_at_once(n_queries * n_head_kv, nth);
+        const bool is_long = n_queries * n_head_kv * n_cells * d >= LONG;
+        const int64_t step = queries_at_once(n_queries * n_head_kv, is_long ? 2 * nth : nth);
         const int64_t parts = (n_queries + step - 1) / step;
-        for (int64_t part; (part = shares_.next(parts * n_head_kv, nth)) < parts * n_head_kv;) {
+        shares_.share_out(parts * n_head_kv, is_long, ith, nth, [&](int64_t part) {
             const int64_t head = part / parts, first = part % parts * step;
             work.q = static_cast<const float *>(q->data) + head * work.n_group * work.q_head;
             work.k = at(k, head);
             work.v = at(v, head);
             work.out = out + head * work.n_group * d;
             kernel_.attend(work, first, std::min(step, n_queries - first), scratch);
-        }
+        });
     }
 
   private:
@@ -53,10 +54,13 @@ class Attend : public CpuNode {
                                                   head * cells->nb[2]);
     }
 
+    // Products of a query's value with a key's, from which on parts are worth fetching.
+    static constexpr int64_t LONG = 1 << 20;
+
     // Each call rearranges its keys anew, so few queries are worth it only for an even end.
-    static int64_t queries_at_once(int64_t n, int nth) {
-        constexpr int64_t least = 4, calls_per_thread = 2;
-        return std::clamp<int64_t>(n / (calls_per_thread * nth), least, cpu::MAX_QUERIES);
+    static int64_t queries_at_once(int64_t n, int64_t n_calls) {
+        constexpr int64_t least = 4;
+        return std::clamp<int64_t>((n + n_calls - 1) / n_calls, least, cpu::MAX_QUERIES);
     }
 
     const cpu::CellAttentionKernel & kernel_;

@@ -1,13 +1,20 @@
-// Products with packed weights: x is quantised once for all of them, then each is one node. A norm
-// before it is part of the first, a residual added to it part of the second.
+// Products with packed weights. What makes the rows of x (packed_rows.h) is part of them, and so is
+// a residual that is added.
 #pragma once
 
 #include "layers/build.h"
+
+#include <vector>
 
 namespace dfl {
 
 // x: f32 [n_in, n_rows] -> [n_out, n_rows].
 ggml_tensor * packed_linear(Build & b, const PackedMatrix & weight, ggml_tensor * x);
+
+// Several products with the same x as one node, if they take x quantised alike; else empty. Their
+// results are columns of one tensor: rows do not follow each other without a gap.
+std::vector<ggml_tensor *>
+packed_linears(Build & b, const std::vector<const PackedMatrix *> & weights, ggml_tensor * x);
 
 // y + x. y: what was built last, read by nothing yet. It may be changed.
 ggml_tensor * add_residual(Build & b, ggml_tensor * y, ggml_tensor * x);

@@ -38,16 +38,22 @@ class Prepare : public CpuNode {
         : kernel_(kernel), layer_(layer) {}
 
     void compute(ggml_tensor * dst, int ith, int nth) override {
-        (void)ith;
         const RecurrentShape & shape = layer_.shape;
-        const int64_t heads = 2 * shape.n_k_heads + shape.n_v_heads;
-        const int64_t parts = heads * layer_.batch.n_seqs;
-        for (int64_t part; (part = shares_.next(parts, nth)) < parts;) {
-            prepare(dst, part / heads, part % heads);
-        }
+        const int64_t heads = 2 * shape.n_k_heads + shape.n_v_heads, n = layer_.batch.n_rows;
+        const bool is_long = heads * shape.d_state * n >= LONG_ROWS;
+        shares_.share_out(heads * layer_.batch.n_seqs, is_long, ith, nth,
+                          [&](int64_t part) { prepare(dst, part / heads, head_at(part % heads)); });
     }
 
   private:
+    static constexpr int64_t LONG_ROWS = 1 << 17; // values
+
+    // In the order in which Walk takes them: a key's query, the key, and its values' heads.
+    int64_t head_at(int64_t i) const {
+        const int64_t n_k = layer_.shape.n_k_heads, of_key = 2 + layer_.shape.n_v_heads / n_k;
+        return i % of_key * n_k + i / of_key;
+    }
+
     void prepare(ggml_tensor * dst, int64_t seq, int64_t head) {
         const RecurrentShape & shape = layer_.shape;
         const int64_t d = shape.d_state, n_k = shape.n_k_heads, n = layer_.rows();
@@ -153,12 +159,21 @@ class Walk : public CpuNode {
         auto * out = static_cast<float *>(dst->data);
         float * scratch =
             out + shape.d_state * n_v * layer_.batch.n_rows + ith * scratch_size(kernel_, layer_);
-        for (int64_t part; (part = shares_.next(parts, nth)) < parts;) {
-            walk(dst, part / n_v, part % n_v, out, scratch);
-        }
+        const bool is_long = parts * shape.d_state * shape.d_state * layer_.rows() >= LONG_WALK;
+        shares_.share_out(parts, is_long, ith, nth, [&](int64_t part) {
+            walk(dst, part / n_v, head_at(part % n_v), out, scratch);
+        });
     }
 
   private:
+    static constexpr int64_t LONG_WALK = 1 << 21; // changes of a state's value
+
+    // Those that share a key are neighbours, so that a core finds what it has prepared.
+    int64_t head_at(int64_t i) const {
+        const int64_t n_k = layer_.shape.n_k_heads, of_key = layer_.shape.n_v_heads / n_k;
+        return i % of_key * n_k + i / of_key;
+    }
+
     // Rows of an APPEND walked at once: their queries and keys stay in the nearest cache.
     static constexpr int64_t CHUNK = 32;
 

@@ -28,13 +28,15 @@ class Promote : public CpuNode {
         const int64_t n = std::find(there, there + path->ne[0], 0.0f) - there;
         const int64_t heads = shape_.n_v_heads, parts = heads * path->ne[1];
         float * scratch = static_cast<float *>(dst->data) + ith * scratch_size(shape_, path->ne[0]);
-        for (int64_t part; (part = shares_.next(parts, nth)) < parts;) {
+        constexpr int64_t long_walk = 1 << 21; // changes of a state's value
+        const bool is_long = parts * shape_.d_state * shape_.d_state * n >= long_walk;
+        shares_.share_out(parts, is_long, ith, nth, [&](int64_t part) {
             const int64_t layer = part / heads, head = part % heads;
             if (head == 0) {
                 promote_inputs(layer, static_cast<const int32_t *>(conv_rows->data));
             }
             promote_state(layer, head, static_cast<const int32_t *>(path->data), n, scratch);
-        }
+        });
     }
 
   private:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from . import prompts
+from . import engine, prompts
 from .answers import Answer, generate, save_answers, without_loops
 from .target import for_answers
 
@@ -91,6 +91,15 @@ def _answers(
     ids: Sequence[Sequence[int]],
     temperature: float,
 ) -> list[Answer]:
+    if args.gguf is not None:
+        return engine.generate(
+            args.gguf,
+            ids,
+            n_new=args.new_tokens,
+            temperature=temperature,
+            seed=args.seed,
+            n_threads=args.threads,
+        )
     stop = {tokenizer.eos_token_id}
     configured = target.generation_config.eos_token_id
     stop |= set(configured if isinstance(configured, list) else [configured])

@@ -13,11 +13,14 @@ namespace {
 
 constexpr int64_t N_VOCAB = 777, N_DRAFT = 5;
 
-Draft select(const std::vector<float> & logits, int64_t k, bool on_device, bool log_sum_exp) {
+// n_threads: of own code that sums; 0: ggml does.
+Draft select(const std::vector<float> & logits, int64_t k, bool on_device, bool log_sum_exp,
+             int n_threads = 0) {
     Backend backend(cpu_device(), 1, {});
     LiveGraph live;
     live.shape.n_top = on_device ? k : 0;
     live.shape.log_sum_exp = log_sum_exp;
+    live.cpu_nodes.n_threads = n_threads;
     live.ctx.reset(ggml_init({32 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true}));
     live.graph = ggml_new_graph(live.ctx.get());
     ggml_tensor * input = make_input(live.ctx.get(), GGML_TYPE_F32, N_VOCAB, N_DRAFT, "logits");
@@ -29,8 +32,8 @@ Draft select(const std::vector<float> & logits, int64_t k, bool on_device, bool 
     return read_draft(live, k, backend);
 }
 
-void check_same(const std::vector<float> & logits, int64_t k, bool on_device) {
-    const Draft draft = select(logits, k, on_device, true);
+void check_same(const std::vector<float> & logits, int64_t k, bool on_device, int n_threads = 0) {
+    const Draft draft = select(logits, k, on_device, true, n_threads);
     CHECK(static_cast<int64_t>(draft.best.size()) == k * N_DRAFT);
     CHECK(static_cast<int64_t>(draft.log_sum_exp.size()) == N_DRAFT);
     for (int64_t i = 0; i < N_DRAFT; ++i) {
@@ -61,6 +64,7 @@ int main() {
     logits[2 * N_VOCAB + 500] = 60; // nearly all of its row
     for (const int64_t k : {1, 2, 32, 776}) {
         check_same(logits, k, /*on_device =*/false);
+        check_same(logits, k, /*on_device =*/false, /*n_threads =*/1);
         check_same(logits, k, /*on_device =*/true);
     }
 }

@@ -1,0 +1,46 @@
+// What is done with rows of floats on their way into a product or a cache. A row's result has the
+// same bits whatever other rows there are.
+#pragma once
+
+#include <cstdint>
+
+namespace dfl::cpu {
+
+// One head: normed, its first values turned by the angles of a position.
+struct HeadTurn {
+    const float * x;      // [d]
+    int64_t d;            // a multiple of RowKernel::lanes
+    const float * weight; // [d] of the norm before; NULL: there is none
+    float eps;
+    // [n_turned]: cosines and sines as the halves, or pairs, of a turned (1, 0)
+    const float * turned;
+    int64_t n_turned;
+    bool pairs; // values 2 i and 2 i + 1 turn together, else i and i + n_turned / 2
+};
+
+struct RowKernel {
+    int lanes; // n of every row is a multiple of it, where not said otherwise
+    // to <- x / sqrt(mean(x^2) + eps) * weight
+    void (*norm)(const float * x, int64_t n, const float * weight, float eps, float * to);
+    // to <- gate * sigmoid(gate) * up
+    void (*swiglu)(const float * gate, const float * up, int64_t n, float * to);
+    // to <- x * sigmoid(gate)
+    void (*gated)(const float * x, const float * gate, int64_t n, float * to);
+    void (*turn)(const HeadTurn & work, float * to);
+    void (*to_half)(const float * x, int64_t n, uint16_t * to);
+    // These two take any n. Index of the first largest; n if there is none, as among NaNs.
+    int64_t (*first_largest)(const float * x, int64_t n);
+    // ln sum exp(x); NaN if that of the largest value is not finite.
+    float (*log_sum_exp)(const float * x, int64_t n);
+};
+
+// Most values of a head that turn() takes.
+constexpr int64_t MAX_TURNED_HEAD = 512;
+
+// The best one for this CPU, or NULL.
+const RowKernel * row_kernel();
+// Those of each instruction set; NULL where the compiler lacks it.
+const RowKernel * row_kernel_avx512();
+const RowKernel * row_kernel_avx2();
+
+} // namespace dfl::cpu

@@ -1,0 +1,22 @@
+#include "row_kernel.h"
+
+#if defined(__AVX2__)
+
+#include "floats256.h"
+#include "row_kernel_tiles.h"
+
+namespace dfl::cpu {
+
+const RowKernel * row_kernel_avx2() { return &RowTiles<Floats256>::KERNEL; }
+
+} // namespace dfl::cpu
+
+#else
+
+namespace dfl::cpu {
+
+const RowKernel * row_kernel_avx2() { return nullptr; }
+
+} // namespace dfl::cpu
+
+#endif

@@ -1,0 +1,145 @@
+// The loops of RowKernel over vectors of V::T floats.
+#pragma once
+
+#include "row_kernel.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace dfl::cpu {
+namespace {
+
+template <class V>
+struct RowTiles {
+    using F = typename V::F;
+    static constexpr int T = V::T;
+
+    static float sum_of_squares(const float * x, int64_t n) {
+        F sum[4] = {V::zero(), V::zero(), V::zero(), V::zero()}; // that do not wait for each other
+        for (int64_t i = 0; i < n; i += T) {
+            const F value = V::load(x + i);
+            F & at = sum[i / T % 4];
+            at = V::mul_add(value, value, at);
+        }
+        float total[4];
+        V::sums(sum, total);
+        return (total[0] + total[1]) + (total[2] + total[3]);
+    }
+
+    static void norm(const float * x, int64_t n, const float * weight, float eps, float * to) {
+        const float mean = sum_of_squares(x, n) / static_cast<float>(n);
+        const F by = V::spread(1.0f / std::sqrt(mean + eps));
+        for (int64_t i = 0; i < n; i += T) {
+            V::store(to + i, V::mul(V::mul(by, V::load(x + i)), V::load(weight + i)));
+        }
+    }
+
+    static F sigmoid(F x) {
+        const F e = V::exp(V::where_negative(x, x, V::sub(V::zero(), x))); // exp(-|x|)
+        const F one = V::spread(1.0f);
+        return V::divide(V::where_negative(x, e, one), V::add(one, e));
+    }
+
+    static void swiglu(const float * gate, const float * up, int64_t n, float * to) {
+        for (int64_t i = 0; i < n; i += T) {
+            const F x = V::load(gate + i);
+            V::store(to + i, V::mul(V::mul(x, sigmoid(x)), V::load(up + i)));
+        }
+    }
+
+    static void gated(const float * x, const float * gate, int64_t n, float * to) {
+        for (int64_t i = 0; i < n; i += T) {
+            V::store(to + i, V::mul(V::load(x + i), sigmoid(V::load(gate + i))));
+        }
+    }
+
+    static void turn(const HeadTurn & work, float * to) {
+        if (work.weight != nullptr) {
+            norm(work.x, work.d, work.weight, work.eps, to);
+        } else {
+            std::copy_n(work.x, work.d, to);
+        }
+        const int64_t half = work.n_turned / 2;
+        if (!work.pairs && half % T == 0) {
+            for (int64_t i = 0; i < half; i += T) {
+                const F a = V::load(to + i), b = V::load(to + half + i);
+                const F cosine = V::load(work.turned + i), sine = V::load(work.turned + half + i);
+                V::store(to + i, V::sub(V::mul(a, cosine), V::mul(b, sine)));
+                V::store(to + half + i, V::add(V::mul(a, sine), V::mul(b, cosine)));
+            }
+            return;
+        }
+        const int64_t step = work.pairs ? 2 : 1, apart = work.pairs ? 1 : half;
+        for (int64_t i = 0; i < half; ++i) {
+            float &a = to[step * i], &b = to[step * i + apart];
+            const float cosine = work.turned[step * i], sine = work.turned[step * i + apart];
+            const float first = a * cosine - b * sine;
+            b = a * sine + b * cosine;
+            a = first;
+        }
+    }
+
+    static void to_half(const float * x, int64_t n, uint16_t * to) {
+        for (int64_t i = 0; i < n; i += T) {
+            V::store_halves(to + i, V::load(x + i));
+        }
+    }
+
+    // The largest of [x, x + n), n a multiple of T; minus infinity among NaNs.
+    static float largest(const float * x, int64_t n) {
+        F most = V::spread(-INFINITY);
+        for (int64_t i = 0; i < n; i += T) {
+            most = V::max(V::load(x + i), most);
+        }
+        float lanes[T];
+        V::store(lanes, most);
+        return *std::max_element(lanes, lanes + T);
+    }
+
+    static int64_t first_largest(const float * x, int64_t n) {
+        constexpr int64_t block = 32 * T;
+        float most = -INFINITY;
+        int64_t at = 0, size = 0; // the first block that holds it
+        for (int64_t i = 0; i < n; i += block) {
+            const int64_t here = std::min(block, n - i), whole = here / T * T;
+            float top = largest(x + i, whole);
+            for (int64_t j = whole; j < here; ++j) {
+                top = x[i + j] > top ? x[i + j] : top;
+            }
+            if (top > most || size == 0) {
+                most = top;
+                at = i;
+                size = here;
+            }
+        }
+        const float * found = std::find(x + at, x + at + size, most);
+        return found == x + at + size ? n : found - x;
+    }
+
+    static float log_sum_exp(const float * x, int64_t n) {
+        const int64_t at = first_largest(x, n);
+        if (at == n || !std::isfinite(x[at])) {
+            return NAN;
+        }
+        const float most = x[at];
+        const int64_t whole = n / T * T;
+        F sum[4] = {V::zero(), V::zero(), V::zero(), V::zero()};
+        for (int64_t i = 0; i < whole; i += T) {
+            F & to = sum[i / T % 4];
+            to = V::add(to, V::exp(V::sub(V::load(x + i), V::spread(most))));
+        }
+        float sums[4];
+        V::sums(sum, sums);
+        float total = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+        for (int64_t i = whole; i < n; ++i) {
+            total += std::exp(x[i] - most);
+        }
+        return most + std::log(total);
+    }
+
+    static constexpr RowKernel KERNEL = {T,    norm,    swiglu,        gated,
+                                         turn, to_half, first_largest, log_sum_exp};
+};
+
+} // namespace
+} // namespace dfl::cpu

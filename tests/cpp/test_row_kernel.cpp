@@ -1,0 +1,130 @@
+// What is done with rows of floats, against double precision.
+#include "cpu/row_kernel.h"
+
+#include "check.h"
+#include "ggml.h"
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <vector>
+
+using namespace dfl;
+
+namespace {
+
+using Floats = std::vector<float>;
+
+std::mt19937 random_bits(5);
+
+Floats values(int64_t n, float width = 3.0f) {
+    std::normal_distribution<float> normal(0, width);
+    Floats x(n);
+    std::generate(x.begin(), x.end(), [&] { return normal(random_bits); });
+    return x;
+}
+
+bool close(double a, double b) { return std::fabs(a - b) <= 2e-6 * (1.0 + std::fabs(b)); }
+
+double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
+
+double norm_of(const Floats & x, double eps) {
+    double sum = 0;
+    for (const float v : x) {
+        sum += static_cast<double>(v) * v;
+    }
+    return 1.0 / std::sqrt(sum / static_cast<double>(x.size()) + eps);
+}
+
+void check_rows(const cpu::RowKernel & kernel, int64_t n) {
+    const Floats x = values(n), y = values(n, 30.0f);
+    Floats to(n);
+    kernel.norm(x.data(), n, y.data(), 1e-5f, to.data());
+    for (int64_t i = 0; i < n; ++i) {
+        CHECK(close(to[i], x[i] * norm_of(x, 1e-5) * y[i]));
+    }
+    kernel.swiglu(y.data(), x.data(), n, to.data());
+    for (int64_t i = 0; i < n; ++i) {
+        CHECK(close(to[i], y[i] * sigmoid(y[i]) * x[i]));
+    }
+    kernel.gated(x.data(), y.data(), n, to.data());
+    for (int64_t i = 0; i < n; ++i) {
+        CHECK(close(to[i], x[i] * sigmoid(y[i])));
+    }
+    std::vector<uint16_t> halves(n);
+    kernel.to_half(x.data(), n, halves.data());
+    for (int64_t i = 0; i < n; ++i) {
+        CHECK(halves[i] == ggml_fp32_to_fp16(x[i]));
+    }
+}
+
+void check_turns(const cpu::RowKernel & kernel, int64_t d, int64_t n_turned, bool pairs,
+                 bool normed) {
+    const Floats x = values(d), weight = values(d), angles = values(n_turned / 2);
+    Floats turned(n_turned), to(d);
+    std::vector<double> wanted(d);
+    for (int64_t i = 0; i < d; ++i) {
+        wanted[i] = normed ? x[i] * norm_of(x, 1e-6) * weight[i] : x[i];
+    }
+    for (int64_t i = 0; i < n_turned / 2; ++i) {
+        const int64_t a = pairs ? 2 * i : i, b = pairs ? 2 * i + 1 : i + n_turned / 2;
+        turned[a] = std::cos(angles[i]);
+        turned[b] = std::sin(angles[i]);
+        const double first = wanted[a], second = wanted[b];
+        wanted[a] = first * turned[a] - second * turned[b];
+        wanted[b] = first * turned[b] + second * turned[a];
+    }
+    kernel.turn(
+        {x.data(), d, normed ? weight.data() : nullptr, 1e-6f, turned.data(), n_turned, pairs},
+        to.data());
+    for (int64_t i = 0; i < d; ++i) {
+        CHECK(close(to[i], wanted[i]));
+    }
+}
+
+void check_choices(const cpu::RowKernel & kernel, int64_t n) {
+    Floats x = values(n);
+    const int64_t best = std::max_element(x.begin(), x.end()) - x.begin();
+    CHECK(kernel.first_largest(x.data(), n) == best);
+    double sum = 0;
+    for (const float v : x) {
+        sum += std::exp(static_cast<double>(v));
+    }
+    CHECK(close(kernel.log_sum_exp(x.data(), n), std::log(sum)));
+    // Equal ones: the first. Numbers that are none do not hide it.
+    x[n / 2] = x[n - 1] = 99.0f;
+    x[0] = n > 2 ? NAN : x[0];
+    CHECK(kernel.first_largest(x.data(), n) == n / 2);
+    std::fill(x.begin(), x.end(), NAN);
+    CHECK(kernel.first_largest(x.data(), n) == n);
+    CHECK(std::isnan(kernel.log_sum_exp(x.data(), n)));
+    std::fill(x.begin(), x.end(), -INFINITY);
+    CHECK(kernel.first_largest(x.data(), n) == 0);
+    CHECK(std::isnan(kernel.log_sum_exp(x.data(), n)));
+}
+
+void check_kernel(const cpu::RowKernel & kernel) {
+    for (const int64_t n : {16, 32, 64, 96, 1536}) {
+        check_rows(kernel, n);
+    }
+    for (const bool pairs : {false, true}) {
+        for (const bool normed : {false, true}) {
+            check_turns(kernel, 64, 64, pairs, normed);
+            check_turns(kernel, 64, 20, pairs, normed);
+            check_turns(kernel, 256, 64, pairs, normed);
+        }
+    }
+    for (const int64_t n : {1, 7, 16, 511, 512, 513, 4096, 10007}) {
+        check_choices(kernel, n);
+    }
+}
+
+} // namespace
+
+int main() {
+    if (cpu::row_kernel() == nullptr) {
+        return 0; // nothing that this CPU would run
+    }
+    check_kernel(*cpu::row_kernel());
+    check_kernel(*cpu::row_kernel_avx2());
+}
