@@ -79,8 +79,12 @@ static ggml_tensor * solve(Build & b, ggml_tensor * a, ggml_tensor * r, PathMask
         const int64_t n = std::min(SOLVE_BLOCK, a->ne[0] - first);
         ggml_tensor * below = rows(b, a, first, n);
         ggml_tensor * rest = columns(b, r, first, n);
+        // ggml's Vulkan backend rounds float32 factors with gaps between their rows to half.
         if (first > 0) {
-            rest = ggml_sub(c, rest, ggml_mul_mat(c, columns(b, below, 0, first), w));
+            ggml_tensor * known = ggml_cont(c, columns(b, below, 0, first));
+            rest = ggml_sub(c, rest, ggml_mul_mat(c, known, w));
+        } else if (n < a->ne[0]) {
+            rest = ggml_cont(c, rest);
         }
         ggml_tensor * eye = identity(b, masks, n);
         ggml_tensor * block = ggml_add(c, columns(b, below, first, n), eye);
