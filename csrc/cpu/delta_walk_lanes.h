@@ -164,6 +164,9 @@ struct DeltaWalkLanes {
         alignas(64) float slice[SLICE];
         for (int64_t value = 0; value < D; value += T) {
             load(work.state + value * D, slice);
+            for (int64_t i = 0; i < SLICE && value + T < D; i += 16) {
+                __builtin_prefetch(work.state + (value + T) * D + i);
+            }
             if (work.parents != nullptr) {
                 work.q != nullptr ? walk_tree<true>(work, value, slice, seen)
                                   : walk_tree<false>(work, value, slice, seen);

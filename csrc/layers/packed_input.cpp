@@ -1,8 +1,15 @@
 #include "layers/packed_input.h"
 
+#include "layers/float_rows.h"
+
+#include <algorithm>
+
 namespace dfl {
 
 namespace {
+
+// Bytes of quantised rows that stay in the nearest cache beside what is done with them.
+constexpr int64_t MOST_FETCHED = 1 << 14;
 
 // Bytes in which a thread makes a row.
 int64_t row_scratch(const PackedRows & rows) {
@@ -77,10 +84,16 @@ int64_t PackedInput::scratch_size() const {
 }
 
 const char * PackedInput::quantized(const ggml_tensor * dst, char * scratch) const {
-    if (!alone_) {
-        return static_cast<const char *>(dst->src[0]->data);
-    }
+    const ggml_tensor * x = dst->src[0];
     const auto size = static_cast<int64_t>(product_->quantized_row_size(width_));
+    if (!alone_) {
+        fetch_early(static_cast<const float *>(x->data),
+                    std::min(n_rows_ * size, MOST_FETCHED) / static_cast<int64_t>(sizeof(float)));
+        return static_cast<const char *>(x->data);
+    }
+    for (int64_t row = 0; row < n_rows_; ++row) {
+        fetch_early(row_of(x, row), x->ne[0]);
+    }
     auto * values = reinterpret_cast<float *>(scratch + whole_lines(n_rows_ * size));
     for (int64_t row = 0; row < n_rows_; ++row) {
         product_->quantize_row(make_row(rows_, dst->src[0], dst->src[1], row, values), width_,

@@ -30,6 +30,9 @@ struct DeltaLayer {
     }
 };
 
+// Rows that are asked for before the first is used.
+constexpr int64_t FETCHED_ROWS = 16;
+
 // The rows of a layer as its rule takes them: unit q, unit k, v, exp(g), beta.
 // src: qkv, beta, alpha, and for trees the convolution's taps.
 class Prepare : public CpuNode {
@@ -66,6 +69,9 @@ class Prepare : public CpuNode {
         work.past_row = shape.conv_channels();
         work.u = row_of(qkv, seq * n) + head * d;
         work.u_row = stride(qkv);
+        for (int64_t i = 0; i < std::min(n, FETCHED_ROWS); ++i) {
+            fetch_early(work.u + i * work.u_row, d);
+        }
         work.taps = taps != nullptr ? static_cast<const int32_t *>(taps->data) : nullptr;
         work.kernel = static_cast<const float *>(layer_.w.conv->data) + head * d * shape.d_conv;
         work.out = row_of(dst, seq * n) + head * d;
@@ -199,6 +205,9 @@ class Walk : public CpuNode {
         work.qk_row = work.v_row = work.gate_row = stride(rows);
         work.parents = parents != nullptr ? static_cast<const int32_t *>(parents->data) : nullptr;
         work.out_row = inner;
+        for (int64_t i = 0; i < std::min(n, FETCHED_ROWS); ++i) {
+            fetch_early(row_of(gate, seq * n + i) + head * d, d);
+        }
         const int64_t chunk = layer_.verifies() ? n : CHUNK; // a chunk goes on from the kept state
         for (int64_t first = 0; first < n; first += chunk) {
             const float * row = row_of(rows, seq * n + first);
