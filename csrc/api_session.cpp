@@ -59,6 +59,9 @@ dfl_status dfl_session_get_info(const dfl_session * session, dfl_session_info * 
         info->recurrent_beside_bytes = s.recurrent_beside_bytes();
         info->trace_beside_bytes = s.trace_beside_bytes();
         info->arena_beside_bytes = arena.beside;
+        info->mask_bytes = s.mask_bytes();
+        info->mask_beside_bytes = s.mask_beside_bytes();
+        info->mask_bytes_written = s.mask_bytes_written();
         std::string names;
         for (const std::string & name : s.cpu_operations()) {
             names += (names.empty() ? "" : ",") + name;

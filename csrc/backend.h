@@ -89,4 +89,7 @@ class Backend {
     uint64_t submit_ns_ = 0, wait_ns_ = 0;
 };
 
+// The backend of each layer.
+using LayerPlace = std::function<Backend &(int64_t il)>;
+
 } // namespace dfl

@@ -8,72 +8,6 @@
 
 namespace dfl {
 
-std::vector<int64_t> CellTable::find_free(int64_t n) const {
-    DFL_CHECK(n <= n_free(), DFL_STATUS_ARGUMENT,
-              "%lld rows do not fit: %lld of %lld cells are free", (long long)n,
-              (long long)n_free(), (long long)size());
-    std::vector<int64_t> cells;
-    cells.reserve(n);
-    for (int64_t cell = first_free_; static_cast<int64_t>(cells.size()) < n; ++cell) {
-        if (sequence_[cell] == FREE) {
-            cells.push_back(cell);
-        }
-    }
-    if (n > 0) {
-        first_free_ = cells.front();
-    }
-    return cells;
-}
-
-void CellTable::own(int64_t cell, int32_t sequence, int32_t position) {
-    n_used_ += sequence_[cell] == FREE;
-    sequence_[cell] = sequence;
-    position_[cell] = position;
-    high_ = std::max(high_, cell + 1);
-}
-
-void CellTable::release(int64_t cell) {
-    n_used_ -= sequence_[cell] != FREE;
-    sequence_[cell] = FREE;
-    position_[cell] = FREE;
-    first_free_ = std::min(first_free_, cell);
-    while (high_ > 0 && sequence_[high_ - 1] == FREE) {
-        --high_;
-    }
-}
-
-void CellTable::release_from(int32_t sequence, int32_t position) {
-    for (int64_t cell = high_ - 1; cell >= 0; --cell) {
-        if (sequence_[cell] == sequence && position_[cell] >= position) {
-            release(cell);
-        }
-    }
-}
-
-void CellTable::release_before(int32_t sequence, int32_t position) {
-    for (int64_t cell = high_ - 1; cell >= 0; --cell) {
-        if (sequence_[cell] == sequence && position_[cell] < position) {
-            release(cell);
-        }
-    }
-}
-
-void CellTable::mask_row(int32_t sequence, int32_t position, int64_t window, bool causal,
-                         ggml_fp16_t * row, int64_t n) const {
-    static const ggml_fp16_t hidden = ggml_fp32_to_fp16(-INFINITY);
-    static const ggml_fp16_t visible = ggml_fp32_to_fp16(0.0f);
-    const int32_t * seq = sequence_.data();
-    const int32_t * pos = position_.data();
-    const int64_t reach = window > 0 ? window - 1 : INT32_MAX;
-    const auto oldest = static_cast<int32_t>(std::max<int64_t>(0, position - reach));
-    const auto newest =
-        causal ? position : static_cast<int32_t>(std::min<int64_t>(INT32_MAX, position + reach));
-    for (int64_t cell = 0; cell < n; ++cell) {
-        const bool sees = seq[cell] == sequence && pos[cell] >= oldest && pos[cell] <= newest;
-        row[cell] = sees ? visible : hidden;
-    }
-}
-
 // Whether the device can attend one head shape with this pair of types, and write both.
 static bool pair_works(Backend & backend, const LayerShape & layer, ggml_type type_k,
                        ggml_type type_v) {
@@ -146,9 +80,9 @@ static void set_hadamard(ggml_tensor * matrix) {
 }
 
 KvCache::KvCache(const Hparams & hp, const LayerPlace & place, ggml_type type_k, ggml_type type_v,
-                 int64_t n_cells)
+                 int64_t n_cells, int64_t n_rows)
     : part_(hp.n_layer(), nullptr), k_(hp.n_layer(), nullptr), v_(hp.n_layer(), nullptr),
-      cells_(n_cells) {
+      cells_(n_cells), masks_(hp, place, n_cells, n_rows) {
     // Block sizes of the rotations are those llama.cpp uses: the largest power of two that divides
     // every K head, 64 for V; none where a head is not a multiple of 64.
     int64_t block_k = ggml_is_quantized(type_k) ? int64_t(1) << 20 : 0;

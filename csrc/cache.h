@@ -1,14 +1,11 @@
 // What a session remembers: K/V rows in cells, and the recurrent state of linear-attention layers.
 //
-// A K or V row is position-free once rope is applied, so it may lie in any cell; the table says
-// whose it is. Accepting or dropping rows changes the table, and on the CPU the order of the rows.
+// Accepting or dropping K/V rows changes the table of cells, and on the CPU the order of the rows.
 #pragma once
 
-#include "backend.h"
-#include "hparams.h"
+#include "cell_masks.h"
 
 #include <cstdint>
-#include <functional>
 #include <ggml-cpp.h>
 #include <map>
 #include <memory>
@@ -16,55 +13,13 @@
 
 namespace dfl {
 
-// Host table: cell -> (sequence, position).
-class CellTable {
-  public:
-    static constexpr int32_t FREE = -1;
-
-    explicit CellTable(int64_t n_cells) : sequence_(n_cells, FREE), position_(n_cells, FREE) {}
-
-    int64_t size() const { return static_cast<int64_t>(sequence_.size()) - n_reserved_; }
-    // Takes the last cell out of use: padding may write there, and nobody sees it.
-    void reserve_last() { n_reserved_ = 1; }
-    int64_t n_free() const { return size() - n_used_; }
-    // One past the highest used cell.
-    int64_t high() const { return high_; }
-
-    // The n lowest free cells; throws DFL_STATUS_ARGUMENT if there are fewer.
-    std::vector<int64_t> find_free(int64_t n) const;
-    void own(int64_t cell, int32_t sequence, int32_t position);
-    void release(int64_t cell);
-    // Frees the cells of a sequence from a position on.
-    void release_from(int32_t sequence, int32_t position);
-
-    // Frees the cells of a sequence before a position.
-    void release_before(int32_t sequence, int32_t position);
-
-    // Additive mask of one row, float16 [n]: 0 where (sequence, position) may look, else -inf.
-    // window: keys a row may see, itself included; 0: all. causal false: also later positions,
-    // as far as the window reaches.
-    void mask_row(int32_t sequence, int32_t position, int64_t window, bool causal,
-                  ggml_fp16_t * row, int64_t n) const;
-
-  private:
-    std::vector<int32_t> sequence_;
-    std::vector<int32_t> position_;
-    int64_t n_used_ = 0;
-    int64_t high_ = 0;
-    int64_t n_reserved_ = 0;
-    mutable int64_t first_free_ = 0; // no free cell lies below
-};
-
-// The backend of each layer.
-using LayerPlace = std::function<Backend &(int64_t il)>;
-
 // K and V of every attention layer, where the layer lies: [head_dim * n_head_kv, n_cells] each.
 class KvCache {
   public:
-    // Throws DFL_STATUS_UNSUPPORTED for a pair of types a device cannot attend with, and
-    // DFL_STATUS_MEMORY naming the bytes.
+    // n_rows: most rows of a pass, for the masks. Throws DFL_STATUS_UNSUPPORTED for a pair of types
+    // a device cannot attend with, and DFL_STATUS_MEMORY naming the bytes.
     KvCache(const Hparams & hp, const LayerPlace & place, ggml_type type_k, ggml_type type_v,
-            int64_t n_cells);
+            int64_t n_cells, int64_t n_rows);
 
     ggml_tensor * k(int64_t il) const { return k_[il]; }
     ggml_tensor * v(int64_t il) const { return v_[il]; }
@@ -74,6 +29,9 @@ class KvCache {
 
     CellTable & cells() { return cells_; }
     const CellTable & cells() const { return cells_; }
+    CellMasks & masks() { return masks_; }
+    const CellMasks & masks() const { return masks_; }
+    // Of K and V alone.
     uint64_t bytes() const;
     uint64_t bytes_on(const Backend * backend) const;
     // Whether all of it lies in host memory.
@@ -95,6 +53,7 @@ class KvCache {
     std::vector<Backend *> part_;      // of each layer; NULL for recurrent ones
     std::vector<ggml_tensor *> k_, v_; // NULL for recurrent layers
     CellTable cells_;
+    CellMasks masks_;
 };
 
 // What the recurrent layers of one device remember.

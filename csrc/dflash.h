@@ -14,7 +14,7 @@ extern "C" {
 
 #pragma GCC visibility push(default)
 
-enum { DFL_ABI_VERSION = 6 };
+enum { DFL_ABI_VERSION = 7 };
 
 typedef enum {
     DFL_STATUS_OK = 0,
@@ -192,7 +192,10 @@ typedef struct {
     uint64_t recurrent_beside_bytes;
     uint64_t trace_beside_bytes;
     uint64_t arena_beside_bytes;
-    char cpu_operations[128]; /* that the device lacks and the CPU does, separated by commas */
+    uint64_t mask_bytes; /* attention masks of the target */
+    uint64_t mask_beside_bytes;
+    uint64_t mask_bytes_written; /* of all masks so far, the drafter's too */
+    char cpu_operations[128];    /* that the device lacks and the CPU does, separated by commas */
 } dfl_session_info;
 
 /* The session keeps the model alive. Not for use by two threads at once.

@@ -8,7 +8,6 @@
 
 namespace dfl {
 
-static constexpr int32_t SEQUENCE = 0;
 static int64_t pad(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 // The window, one pass or block beside it, and one cell that padding writes to.
@@ -25,7 +24,7 @@ DraftState::DraftState(std::shared_ptr<const Drafter> drafter, const Model & tar
                        int64_t n_verify, int64_t max_block)
     : drafter_(std::move(drafter)), target_(target), backend_(devices.main()), window_(window),
       kv_(drafter_->hparams(), on(backend_), cache_type, cache_type,
-          cells_wanted(window, n_ubatch, max_block)),
+          cells_wanted(window, n_ubatch, max_block), max_block),
       no_recurrent_(drafter_->hparams(), on(backend_), 1), n_ubatch_(n_ubatch),
       max_block_(max_block), junk_cell_(kv_.cells().size() - 1) {
     kv_.cells().reserve_last();
@@ -214,7 +213,7 @@ void DraftState::flush(GraphPool & graphs) {
 void DraftState::build_draft(LiveGraph & live) const {
     BatchShape inputs = live.shape;
     inputs.n_out = inputs.n_rows; // the rows read are a view, not a selection
-    live.in = make_inputs(live.ctx.get(), drafter_->hparams(), inputs);
+    live.in = make_inputs(live.ctx.get(), drafter_->hparams(), kv_.masks(), inputs);
     if (live.shape.n_inject > 0) {
         make_injection_inputs(live);
     }
@@ -240,7 +239,7 @@ void DraftState::reserve(GraphPool & graphs) {
 }
 
 void DraftState::set_block(LiveGraph & live, int32_t last_token, int32_t position,
-                           const std::vector<int64_t> & cells) const {
+                           const std::vector<int64_t> & cells) {
     const int64_t n = live.shape.n_rows;
     std::vector<int32_t> tokens(n, drafter_->draft().mask_token);
     tokens[0] = last_token;
@@ -251,14 +250,7 @@ void DraftState::set_block(LiveGraph & live, int32_t last_token, int32_t positio
     write_positions(live.in.positions, positions);
     write_input<int64_t>(live.in.cells,
                          [&](int64_t * data) { std::copy(cells.begin(), cells.end(), data); });
-    for (const Mask & mask : live.in.masks) {
-        write_input<ggml_fp16_t>(mask.tensor, [&](ggml_fp16_t * data) {
-            for (int64_t i = 0; i < n; ++i) {
-                kv_.cells().mask_row(SEQUENCE, positions[i], mask.rule.window, mask.rule.causal,
-                                     data + i * live.shape.n_kv, live.shape.n_kv);
-            }
-        });
-    }
+    kv_.masks().update(kv_.cells(), {positions, cells, nullptr}, live.shape.n_kv);
 }
 
 Draft DraftState::run_block(GraphPool & graphs, int32_t last_token, int32_t position,

@@ -30,7 +30,9 @@ class DraftState {
     void grow(int64_t n_verify, GraphPool & graphs);
     int64_t window() const { return window_; }
     int64_t n_pending() const { return (int64_t)pending_.size(); }
-    uint64_t bytes() const { return kv_.bytes() + memory_.bytes; }
+    uint64_t bytes() const { return kv_.bytes() + kv_.masks().bytes() + memory_.bytes; }
+
+    uint64_t mask_bytes_written() const { return kv_.masks().bytes_written(); }
 
     // Makes b write the taps of its rows into the feature rows given by live.draft.feature_rows.
     void add_taps(LiveGraph & live, Build & b);
@@ -72,7 +74,7 @@ class DraftState {
     void make_injection_inputs(LiveGraph & live) const;
     void build_draft(LiveGraph & live) const;
     void set_block(LiveGraph & live, int32_t last_token, int32_t position,
-                   const std::vector<int64_t> & cells) const;
+                   const std::vector<int64_t> & cells);
     // Pending features as inputs of a graph that injects.
     void set_injection(LiveGraph & live, const std::vector<int64_t> & cells);
     // Forgets what a draft after `position` committed tokens does not see.

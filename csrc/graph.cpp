@@ -18,26 +18,18 @@ ggml_tensor * make_input(ggml_context * ctx, ggml_type type, int64_t ne0, int64_
     return tensor;
 }
 
-GraphInputs make_inputs(ggml_context * ctx, const Hparams & hp, const BatchShape & shape) {
+GraphInputs make_inputs(ggml_context * ctx, const Hparams & hp, const CellMasks & masks,
+                        const BatchShape & shape) {
     GraphInputs in;
     in.embd = make_input(ctx, GGML_TYPE_F32, hp.n_embd, shape.n_rows, "embd");
-    for (const LayerShape & layer : hp.layers) {
-        if (layer.recurrent) {
-            continue;
-        }
-        if (in.positions == nullptr) {
-            const int64_t n = layer.rope.n_position_ids() * shape.n_rows;
-            in.positions = make_input(ctx, GGML_TYPE_I32, n, 1, "positions");
-            in.cells = make_input(ctx, GGML_TYPE_I64, shape.n_rows, 1, "cells");
-        }
-        const MaskRule rule = {layer.window, layer.causal};
-        const bool known = std::any_of(in.masks.begin(), in.masks.end(),
-                                       [&](const Mask & mask) { return mask.rule == rule; });
-        if (!known) {
-            in.masks.push_back(
-                {rule, make_input(ctx, GGML_TYPE_F16, shape.n_kv, shape.n_rows, "mask")});
-        }
+    const auto attends = std::find_if(hp.layers.begin(), hp.layers.end(),
+                                      [](const LayerShape & layer) { return !layer.recurrent; });
+    if (attends != hp.layers.end()) {
+        const int64_t n = attends->rope.n_position_ids() * shape.n_rows;
+        in.positions = make_input(ctx, GGML_TYPE_I32, n, 1, "positions");
+        in.cells = make_input(ctx, GGML_TYPE_I64, shape.n_rows, 1, "cells");
     }
+    in.masks = masks.views(ctx, shape.n_kv, shape.n_rows);
     if (shape.n_out > 0 && shape.n_out < shape.n_rows) {
         in.out_rows = make_input(ctx, GGML_TYPE_I32, shape.n_out, 1, "out_rows");
     }

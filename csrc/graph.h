@@ -47,7 +47,7 @@ struct LiveGraph {
 };
 
 // Writes an input tensor: directly where it lies in host memory, else through a staging copy. One
-// that no node reads has no memory: where no row wants logits, the last layer's mask is idle.
+// that no node reads has no memory.
 template <typename T>
 void write_input(ggml_tensor * tensor, const std::function<void(T * data)> & fill) {
     if (tensor->buffer == nullptr) {
@@ -65,8 +65,9 @@ void write_input(ggml_tensor * tensor, const std::function<void(T * data)> & fil
 // Adds the nodes of live.shape to live.graph and its inputs to live.
 using GraphBuilder = std::function<void(LiveGraph & live)>;
 
-// Inputs of a forward pass for these layers.
-GraphInputs make_inputs(ggml_context * ctx, const Hparams & hp, const BatchShape & shape);
+// Inputs of a forward pass for these layers, masks being those of the cells.
+GraphInputs make_inputs(ggml_context * ctx, const Hparams & hp, const CellMasks & masks,
+                        const BatchShape & shape);
 ggml_tensor * make_input(ggml_context * ctx, ggml_type type, int64_t ne0, int64_t ne1,
                          const char * name);
 // Nothing else may lie in this result's memory until the next run.

@@ -51,8 +51,8 @@ Session::Session(std::shared_ptr<const Model> model, const SessionParams & param
     : model_(std::move(model)), params_(checked(params)),
       devices_(model_->device(), model_->split(), params_.n_threads, {}, model_->measure()),
       recurs_(model_->hparams().n_recurrent() > 0),
-      kv_(model_->hparams(), layer_place(), params_.type_k, params_.type_v,
-          pad(params_.n_ctx, 256)),
+      kv_(model_->hparams(), layer_place(), params_.type_k, params_.type_v, pad(params_.n_ctx, 256),
+          params_.n_ubatch),
       recurrent_(model_->hparams(), layer_place(), 1),
       walks_(recurs_ && params_.delta_form == DeltaForm::OWN && devices_.main().runs_cpu_nodes() &&
              walks_delta_net(model_->hparams().recurrent)),
@@ -66,6 +66,7 @@ Session::Session(std::shared_ptr<const Model> model, const SessionParams & param
                   model_->file().path().c_str());
         verify_rows_ = std::min(params_.drafter->draft().block_size, MAX_VERIFY);
         recurrent_.reserve_trace(padded_rows(verify_rows_, model_->weights()));
+        kv_.masks().reserve(padded_rows(verify_rows_, model_->weights()));
         draft_ = std::make_unique<DraftState>(
             params_.drafter, *model_, devices_, draft_cache_type(params_), params_.draft_window,
             params_.n_ubatch, verify_rows_, /*max_block =*/verify_rows_);
@@ -115,7 +116,7 @@ int64_t Session::bucket(int64_t cells) const {
 }
 
 void Session::build_forward(LiveGraph & live, bool taps) {
-    live.in = make_inputs(live.ctx.get(), model_->hparams(), live.shape);
+    live.in = make_inputs(live.ctx.get(), model_->hparams(), kv_.masks(), live.shape);
     if (live.shape.by_paths) {
         make_path_inputs(live, model_->hparams().recurrent);
     }

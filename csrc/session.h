@@ -15,8 +15,7 @@
 
 namespace dfl {
 
-// Names in the cell table: the timeline, and the rows of a verify that waits for its commit.
-constexpr int32_t SEQUENCE = 0;
+// In the cell table: the rows of a verify that waits for its commit.
 constexpr int32_t OPEN_VERIFY = 1;
 
 // How recurrent layers run: in our own code (the CPU has some), or by ggml's operation for chains
@@ -106,6 +105,11 @@ class Session {
     // What the largest graph of a kind needs of it on the main device.
     uint64_t arena_bytes(GraphKind kind) const { return graphs_.arena_bytes(kind); }
     uint64_t pool_bytes() const { return graphs_.pool_bytes(); }
+    uint64_t mask_bytes() const { return kv_.masks().bytes(); }
+    uint64_t mask_beside_bytes() const { return kv_.masks().bytes_on(devices_.cpu()); }
+    uint64_t mask_bytes_written() const {
+        return kv_.masks().bytes_written() + (draft_ ? draft_->mask_bytes_written() : 0);
+    }
     uint64_t draft_bytes() const { return draft_ ? draft_->bytes() : 0; }
     uint64_t trace_bytes() const { return recurrent_.trace_bytes(); }
     // Most rows of a verify now.
@@ -143,7 +147,6 @@ class Session {
     LiveGraph & run(Pass & pass, int64_t n_out, bool inject);
     void build_forward(LiveGraph & live, bool taps);
     void set_inputs(LiveGraph & live, const Pass & pass);
-    void set_mask(const Mask & mask, int64_t n_kv, const Pass & pass) const;
     void append(const int32_t * tokens, int64_t n, int64_t n_out, bool inject);
     void reserve_graphs();
     void reserve_verify_graphs(int64_t n);

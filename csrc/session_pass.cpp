@@ -33,30 +33,6 @@ Session::Pass Session::plan_verify(const Tree & tree) const {
     return pass;
 }
 
-// A row of a verify sees the timeline, its ancestors and itself, as far as the window reaches.
-void Session::set_mask(const Mask & mask, int64_t n_kv, const Pass & pass) const {
-    const bool verifies = pass.kind == GraphKind::VERIFY;
-    const int64_t window = mask.rule.window;
-    const ggml_fp16_t visible = ggml_fp32_to_fp16(0.0f);
-    write_input<ggml_fp16_t>(mask.tensor, [&](ggml_fp16_t * data) {
-        for (int64_t i = 0; i < pass.n_rows(); ++i) {
-            ggml_fp16_t * row = data + i * n_kv;
-            if (verifies && window == 0 && i > 0) {
-                std::copy(data, data + n_kv, row); // the root sees what all nodes see
-            } else {
-                kv_.cells().mask_row(SEQUENCE, pass.positions[i], window, mask.rule.causal, row,
-                                     n_kv);
-            }
-            int64_t node = !verifies ? -1 : i < pass.n ? i : 0;
-            for (; node >= 0; node = pass.tree.parent(node)) {
-                if (window == 0 || pass.positions[i] - pass.positions[node] < window) {
-                    row[pass.cells[node]] = visible;
-                }
-            }
-        }
-    });
-}
-
 void Session::set_inputs(LiveGraph & live, const Pass & pass) {
     const int64_t n = live.shape.n_rows;
     const GraphInputs & in = live.in;
@@ -72,9 +48,9 @@ void Session::set_inputs(LiveGraph & live, const Pass & pass) {
             std::copy(pass.cells.begin(), pass.cells.end(), data);
         });
     }
-    for (const Mask & mask : in.masks) {
-        set_mask(mask, live.shape.n_kv, pass);
-    }
+    const bool verifies = pass.kind == GraphKind::VERIFY;
+    kv_.masks().update(kv_.cells(), {pass.positions, pass.cells, verifies ? &pass.tree : nullptr},
+                       live.shape.n_kv);
     if (in.out_rows != nullptr) {
         write_input<int32_t>(in.out_rows,
                              [&](int32_t * data) { data[0] = static_cast<int32_t>(n - 1); });
@@ -86,7 +62,7 @@ void Session::set_inputs(LiveGraph & live, const Pass & pass) {
     }
     if (live.shape.by_paths) {
         std::vector<int32_t> parents; // none: rows of an APPEND follow each other
-        for (int64_t i = 0; i < pass.n_rows() && pass.kind == GraphKind::VERIFY; ++i) {
+        for (int64_t i = 0; i < pass.n_rows() && verifies; ++i) {
             parents.push_back(i < pass.n ? pass.tree.parent(i) : -1);
         }
         write_path_inputs(in, model_->hparams().recurrent, parents);

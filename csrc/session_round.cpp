@@ -68,8 +68,9 @@ void Session::reserve_verify(int64_t n) {
     if (draft_) {
         draft_->grow(n, graphs_);
     }
+    graphs_.clear(); // they use what is replaced here
     recurrent_.reserve_trace(padded_rows(n, model_->weights()));
-    graphs_.clear(); // they use the features and the trace that were replaced
+    kv_.masks().reserve(padded_rows(n, model_->weights()));
     reserve_verify_graphs(n);
     if (draft_) {
         draft_->reserve(graphs_);
@@ -140,7 +141,11 @@ void Session::commit_path(const int32_t * nodes, int64_t n) {
 }
 
 void Session::close_verify() {
-    kv_.cells().release_from(OPEN_VERIFY, 0);
+    for (const int64_t cell : open_.cells) {
+        if (kv_.cells().sequence(cell) == OPEN_VERIFY) {
+            kv_.cells().release(cell);
+        }
+    }
     open_ = {};
 }
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from cffi import FFI
 
-ABI_VERSION = 6
+ABI_VERSION = 7
 
 ffi: Any = FFI()
 

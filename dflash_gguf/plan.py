@@ -196,6 +196,7 @@ def _items(model: Model, drafter: Drafter | None, session: Session) -> Iterator[
         ("K/V cache", info.kv_bytes, info.kv_beside_bytes),
         ("recurrent state", info.recurrent_bytes, info.recurrent_beside_bytes),
         (f"trace of {info.verify_rows} rows", info.trace_bytes, info.trace_beside_bytes),
+        ("attention masks", info.mask_bytes, info.mask_beside_bytes),
     ):
         yield Item(name, size - beside, place)
         yield Item(name, beside, "host")

@@ -50,10 +50,11 @@ CPP_LAYERS = (
     ("arch/",),
     ("layers/", "weight_placement"),
     ("cache", "weights"),
+    ("cell_masks",),
     ("scheduler",),
     ("devices",),
     ("hparams", "packed_matrix"),
-    ("backend", "gguf_file", "quantize", "select", "tree"),
+    ("backend", "cells", "gguf_file", "quantize", "select", "tree"),
     ("card", "device"),
     ("cpu/",),
     (

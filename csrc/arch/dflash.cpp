@@ -226,9 +226,10 @@ void build_injection(Build & b, ggml_tensor * features, ggml_tensor * positions,
 }
 
 // ggml's CPU kernels for quantised weights take rows by fours, and the odd ones at a loss: 15 rows
-// of a head took 67 ms, 16 take 48.
-static bool fills_kernels(const Linear & head, int64_t n_rows) {
-    return head.packed == nullptr && n_rows >= 8 && n_rows % 4 == 0;
+// of a head took 67 ms, 16 take 48. Elsewhere logits that begin inside a tensor may be refused:
+// Vulkan wants operands aligned, and a row is as long as the vocabulary.
+static bool fills_kernels(const Build & b, const Linear & head, int64_t n_rows) {
+    return b.cpu_nodes.n_threads > 0 && head.packed == nullptr && n_rows >= 8 && n_rows % 4 == 0;
 }
 
 ggml_tensor * build_block(Build & b, const DraftHparams & draft, const Linear & head) {
@@ -247,7 +248,7 @@ ggml_tensor * build_block(Build & b, const DraftHparams & draft, const Linear & 
         x = layer.output_scale != nullptr ? ggml_mul(b.ctx, x, layer.output_scale) : x;
     }
     // The first row holds the last token itself; what follows it is read from the masks.
-    const bool skips_first = !fills_kernels(head, x->ne[1]);
+    const bool skips_first = !fills_kernels(b, head, x->ne[1]);
     if (skips_first) {
         x = ggml_view_2d(b.ctx, x, x->ne[0], x->ne[1] - 1, x->nb[1], x->nb[1]);
     }

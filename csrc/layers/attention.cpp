@@ -102,15 +102,6 @@ static ggml_tensor * cached(Build & b, const LayerShape & shape, ggml_tensor * c
     return ggml_permute(b.ctx, rows, 0, 2, 1, 3);
 }
 
-static ggml_tensor * mask_of(const Build & b, const LayerShape & shape) {
-    for (const Mask & mask : b.in.masks) {
-        if (mask.rule == MaskRule{shape.window, shape.causal}) {
-            return mask.tensor;
-        }
-    }
-    return nullptr;
-}
-
 // [head_dim, n_heads, n_rows] as the [head_dim * n_heads, n_rows] that set_rows takes.
 static ggml_tensor * as_rows(Build & b, ggml_tensor * x) {
     if (x->nb[2] == x->ne[1] * x->nb[1]) {
@@ -146,12 +137,13 @@ static ggml_tensor * few_or_many(Build & b, int il, ggml_tensor * q) {
     const LayerShape & shape = b.hp.layers[il];
     ggml_tensor * k = cached(b, shape, b.kv.k(il));
     ggml_tensor * v = cached(b, shape, b.kv.v(il));
+    ggml_tensor * mask = b.in.masks[b.kv.masks().index(il)];
     ggml_tensor * sinks = b.weights.layers[il].attn.sinks;
     if (sinks == nullptr && attends_few_rows(b, q, k, v)) {
-        return few_row_attention(b, q, k, v, mask_of(b, shape), shape.attn_scale);
+        return few_row_attention(b, q, k, v, mask, shape.attn_scale);
     }
-    ggml_tensor * out = ggml_flash_attn_ext(b.ctx, ggml_permute(b.ctx, q, 0, 2, 1, 3), k, v,
-                                            mask_of(b, shape), shape.attn_scale, 0.0f, 0.0f);
+    ggml_tensor * out = ggml_flash_attn_ext(b.ctx, ggml_permute(b.ctx, q, 0, 2, 1, 3), k, v, mask,
+                                            shape.attn_scale, 0.0f, 0.0f);
     ggml_prec_set_acc(out, GGML_PREC_F32);
     if (sinks != nullptr) {
         ggml_flash_attn_ext_add_sinks(out, sinks);

@@ -43,19 +43,6 @@ struct BatchShape {
     }
 };
 
-// Which earlier and later cells a row sees; every such rule of a model has one mask.
-struct MaskRule {
-    int64_t window = 0;
-    bool causal = true;
-
-    bool operator==(const MaskRule & o) const { return window == o.window && causal == o.causal; }
-};
-
-struct Mask {
-    MaskRule rule;
-    ggml_tensor * tensor; // f16 [n_kv, n_rows]
-};
-
 // How n nodes of recurrent layers hang together, the same for every layer. A row i stands twice:
 // for its query, which sees i itself, and for its key, which does not.
 struct PathInputs {
@@ -79,8 +66,8 @@ struct GraphInputs {
     ggml_tensor * positions = nullptr; // i32 [n_rows], or [4 * n_rows] for M-RoPE
     ggml_tensor * cells = nullptr;     // i64 [n_rows]
     ggml_tensor * out_rows = nullptr;  // i32 [n_out]; NULL when every row gets logits
-    std::vector<Mask> masks;
-    std::vector<PathInputs> paths; // of every n the recurrent layers need
+    std::vector<ggml_tensor *> masks;  // f16 [n_kv, n_rows], kept; as CellMasks has them
+    std::vector<PathInputs> paths;     // of every n the recurrent layers need
     // i32 [d_conv * n_rows], tap by tap: rows of (committed ++ new) convolution inputs; trees only.
     ggml_tensor * conv_taps = nullptr;
     ggml_tensor * parents = nullptr; // i32 [n_rows]: -1, or an earlier row; trees of our own code

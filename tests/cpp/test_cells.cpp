@@ -1,5 +1,5 @@
 // CellTable against a table without its shortcuts, over random moves.
-#include "cache.h"
+#include "cells.h"
 #include "check.h"
 
 #include <cmath>
@@ -37,7 +37,7 @@ void check_same(const CellTable & table, const Model & model) {
 void check_mask(const CellTable & table, const Model & model, int32_t sequence, int32_t position,
                 int64_t window, bool causal) {
     std::vector<ggml_fp16_t> row(N_CELLS);
-    table.mask_row(sequence, position, window, causal, row.data(), N_CELLS);
+    table.mask_row(sequence, position, window, causal, 0, N_CELLS, row.data());
     for (int64_t cell = 0; cell < N_CELLS; ++cell) {
         const Owner & owner = model[cell];
         const bool visible = owner.sequence == sequence &&
