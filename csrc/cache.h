@@ -66,9 +66,9 @@ struct RecurrentPart {
     // n_layers]; the newest convolution input lies last.
     ggml_tensor * state = nullptr;
     ggml_tensor * conv = nullptr;
-    // Per node, k (not normed) | v | g | beta: [trace_size, n_trace, n_layers]. And the committed
-    // convolution inputs, then each node's: [conv_channels, d_conv - 1 + n_trace, n_layers]. NULL
-    // until room was made.
+    // Per node, k (not normed) | v | g, or exp(g) of own code | beta: [trace_size, n_trace,
+    // n_layers]. And the committed convolution inputs, then each node's: [conv_channels, d_conv - 1
+    // + n_trace, n_layers]. NULL until room was made.
     ggml_tensor * trace = nullptr;
     ggml_tensor * conv_trace = nullptr;
 };

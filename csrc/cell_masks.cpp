@@ -37,7 +37,7 @@ void CellMasks::reserve(int64_t n_rows) {
     for (const Kept & mask : masks_) {
         ggml_context_ptr ctx(ggml_init({ggml_tensor_overhead(), nullptr, true}));
         ggml_tensor * tensor = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F16, n_cells_ * n_rows);
-        Allocation memory = mask.backend->allocate(ctx.get(), "attention masks");
+        Allocation memory = mask.backend->allocate(ctx.get(), "the buffer of attention masks");
         fresh.push_back({mask.rule, mask.backend, std::move(ctx), std::move(memory), tensor});
     }
     masks_ = std::move(fresh);

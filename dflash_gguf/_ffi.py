@@ -85,10 +85,26 @@ _keep_alive: list[Any] = []
 _opening = threading.Lock()
 
 
+_functions: dict[str, Any] = {}
+_of_thread = threading.local()
+
+
+def _function(name: str) -> Any:
+    """The C function; looking one up takes as long as calling it."""
+    found = _functions.get(name)
+    if found is None:
+        found = _functions[name] = getattr(lib(), name)
+    return found
+
+
 def call(function: str, *args: Any) -> None:
     """Calls `dfl_<function>(*args, err)` and raises Error unless it returns DFL_STATUS_OK."""
-    err = new("dfl_error *")
-    if getattr(lib(), f"dfl_{function}")(*args, err) != 0:
+    run = _function("dfl_" + function)
+    try:
+        err = _of_thread.err
+    except AttributeError:
+        err = _of_thread.err = new("dfl_error *")
+    if run(*args, err) != 0:
         raise Error(ffi.string(err.message).decode(errors="replace"))
 
 
@@ -104,7 +120,8 @@ def create(kind: str, function: str, *args: Any) -> Any:
 
 def new(cdecl: str, init: Any = None) -> Any:
     """`ffi.new` that knows the types of the header whoever calls first."""
-    lib()
+    if not _functions:
+        lib()
     return ffi.new(cdecl, init)
 
 

@@ -78,17 +78,25 @@ class Budget:
         """
         return self._since_plain * PROBE_SHARE >= advantage
 
-    def pause(self, seconds: float, position: int) -> None:
-        """Leaves plain decoding alone until a look that costs so much is affordable."""
+    def pause(self, seconds: float, position: int) -> int:
+        """Leaves plain decoding alone until a look that costs so much is affordable.
+
+        Returns the rounds until then.
+        """
         plain_s = self.costs.plain_s(position)
         missing_s = self._lost_s + seconds - PROBE_SHARE * PROBE_AHEAD * plain_s
         n_rounds = missing_s / max(PROBE_SHARE * plain_s, 1e-12)
         self._n_paused = int(min(max(n_rounds, REFRESH), MOST_PAUSED))
+        return self._n_paused
 
     def is_paused(self) -> bool:
         """Whether this round is one of them."""
         self._n_paused = max(self._n_paused - 1, 0)
         return self._n_paused > 0
+
+    def pass_over(self, done: Round) -> None:
+        """Earns a look by a round that nothing else is learned from."""
+        self._lost_s -= PROBE_SHARE * done.seconds
 
     def observe(self, done: Round) -> None:
         """Learns from a round."""

@@ -29,7 +29,7 @@ class Round:
     n_expected: those that were expected to be accepted. n_accepted: those that were.
     n_tokens: tokens the round added to the answer.
     Seconds: draft_s, candidates and their choice; pass_s, the target's pass with what surrounds
-    it; sample_s.
+    it; sample_s. is_narrow: whether only best candidates were drafted.
     """
 
     position: int
@@ -42,6 +42,7 @@ class Round:
     draft_s: float = 0.0
     pass_s: float = 0.0
     sample_s: float = 0.0
+    is_narrow: bool = False
 
     @property
     def kind(self) -> str:
@@ -95,7 +96,7 @@ class Costs:
         """Whether rounds like this one have been through their first run."""
         if not done.n_positions and not done.n_drafted:
             return self.knows_plain
-        is_drafted = not done.n_positions or self.knows_draft(done.n_positions)
+        is_drafted = not done.n_positions or done.is_narrow or self.knows_draft(done.n_positions)
         return is_drafted and self.knows_pass(done.n_drafted + 1, done.is_tree)
 
     def knows_draft(self, n_positions: int) -> bool:
@@ -113,7 +114,7 @@ class Costs:
         known = self._trees if done.is_tree else self._chains
         rows = known.setdefault(done.n_drafted + 1, {})
         rows.setdefault(_bucket(done.position), Median()).add(done.pass_s)
-        if done.n_positions:
+        if done.n_positions and not done.is_narrow:
             self._drafts.setdefault(done.n_positions, Median()).add(done.draft_s)
         self._sample.add(done.sample_s / max(done.n_tokens, 1))
         self._curves.clear()
@@ -121,7 +122,7 @@ class Costs:
     def draft_s(self, n_positions: int) -> float:
         """A draft of so many positions."""
         points = ((n, median.value, median.is_warm) for n, median in self._drafts.items())
-        return _between(sorted(points), n_positions)
+        return between(sorted(points), n_positions)
 
     def pass_s(self, position: int, n_rows: int, is_tree: bool = False) -> float:
         """A pass of so many rows after `position` tokens; a plain one must have been measured.
@@ -129,19 +130,21 @@ class Costs:
         What is not known of a tree is a chain's cost, times what the nearest tree costs more.
         """
         bucket = _bucket(position)
-        chain_s = _between(self._curve(bucket, False), n_rows)
+        chain_s = between(self._curve(bucket, False), n_rows)
         if not is_tree or not self._trees:
             return chain_s
         trees = self._curve(bucket, True)
         rows, tree_s, _ = min(trees, key=lambda point: (not point[2], abs(point[0] - n_rows)))
         if rows == n_rows:
             return tree_s
-        return chain_s * tree_s / max(_between(self._curve(bucket, False), rows), 1e-9)
+        return chain_s * tree_s / max(between(self._curve(bucket, False), rows), 1e-9)
 
     def round_s(self, done: Round) -> float:
         """What a round like this one is expected to take."""
         total = self.pass_s(done.position, done.n_drafted + 1, done.is_tree)
         total += done.n_tokens * self.sample_s
+        if done.is_narrow:
+            return total + done.draft_s
         return total + (self.draft_s(done.n_positions) if done.n_positions else 0.0)
 
     def plain_s(self, position: int) -> float:
@@ -256,7 +259,7 @@ def _nearest(buckets: dict[int, Median], bucket: int) -> tuple[int, Median]:
     return min(buckets.items(), key=lambda item: (not item[1].is_warm, abs(item[0] - bucket)))
 
 
-def _between(points: Sequence[tuple[int, float, bool]], x: int) -> float:
+def between(points: Sequence[tuple[int, float, bool]], x: int) -> float:
     """The cost at x: on straight lines between what is known, beyond as it rose so far.
 
     points: (x, seconds, whether it is more than a first time), ascending. First times stand for

@@ -221,7 +221,7 @@ class Generation:
         n = self._rule.choose(done.position, limit) if limit > 0 else 0
         if n == 0:
             return None
-        done.n_positions = n
+        done.n_positions, done.is_narrow = n, self._rule.is_narrow
         with self._account.phase("draft"):
             candidates = self._proposer.propose(
                 self.history, n, self._sampler, is_narrow=self._rule.is_narrow

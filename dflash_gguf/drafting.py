@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .brief import AutoRule, BriefRule, Taken
 from .budget import Budget
 from .config import AUTO_TREE_BUDGET, TREE_BUDGET, DecodeConfig
 from .core import Error, Session
@@ -22,6 +23,7 @@ class Drafting:
         self.proposer: Proposer | None = None
         if session.max_draft:
             self.proposer = DFlash(session, self.budget.calibrations)
+        self._taken = Taken(session.max_draft)
         self._session = session
         self._cost_file = cost_file
         self._n_kept = 0
@@ -43,7 +45,11 @@ class Drafting:
             most = config.tree_budget or TREE_BUDGET
             return FixedTree(most, longest, config.draft_min, spine=config.tree_spine)
         most = config.tree_budget or AUTO_TREE_BUDGET
-        return self.budget.rule(longest, most, config.draft_min)
+        budgeted = self.budget.rule(longest, most, config.draft_min)
+        if config.temperature > 0.0 or config.has_penalties or config.tree_budget:
+            return budgeted
+        brief = BriefRule(self.budget, self._taken, longest, config.draft_min)
+        return AutoRule(self.budget.costs, budgeted, brief)
 
     def make_room(self, n_rows: int, *, is_needed: bool) -> None:
         """Lets a round verify so many rows; where it can do with fewer, memory may be short."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -89,15 +90,16 @@ class DFlash:
         self._open = None
         is_plain = is_narrow and sampler.is_argmax and not sampler.banned
         draft = self._session.draft(seen[-1], n, 1 if is_plain else self._n_ranked)
-        if not (np.isfinite(draft.logits).all() and np.isfinite(draft.log_sum_exp).all()):
+        # A sum over a whole row is not finite where its best logit is not.
+        if not math.isfinite(draft.log_sum_exp.sum() + (0.0 if is_plain else draft.logits.sum())):
             if not self._has_warned:
                 self._has_warned = True
                 sentence = "the drafter's scores are not finite numbers"
                 warnings.warn(sentence, RuntimeWarning, stacklevel=2)
             return None
-        tokens = draft.tokens.astype(np.int64)
         if is_plain:
-            return Candidates(tokens, np.zeros(tokens.shape))
+            return Candidates(draft.tokens, np.zeros(draft.tokens.shape))
+        tokens = draft.tokens.astype(np.int64)
         config = sampler.config
         calibration = self._calibrations.of(config.temperature, config.has_penalties)
         noise = sampler.noise(tokens, len(seen)) if config.temperature > 0.0 else None

@@ -58,6 +58,7 @@ class Tokenizer:
     def __init__(self, vocabulary: Vocabulary, name: str = "tokenizer") -> None:
         """Loads a checked vocabulary. ValueError where llama.cpp still refuses it."""
         self._vocabulary = vocabulary
+        self._pieces: dict[tuple[int, bool], bytes] = {}
         model = _load(vocabulary, name)
         self._free = weakref.finalize(self, llama_cpp.llama_model_free, model)
         self._vocab = llama_cpp.llama_model_get_vocab(model)
@@ -76,6 +77,7 @@ class Tokenizer:
 
     def close(self) -> None:
         """Frees the tokenizer; closing twice is harmless."""
+        self._pieces.clear()
         self._free()
 
     @property
@@ -124,6 +126,12 @@ class Tokenizer:
 
         Errors: ValueError for an id outside the vocabulary.
         """
+        known = self._pieces.get((token, special))
+        if known is None:
+            known = self._pieces[token, special] = self._new_piece(token, special)
+        return known
+
+    def _new_piece(self, token: int, special: bool) -> bytes:
         if not 0 <= token < self.n_tokens:
             raise ValueError(f"token id {token} is outside the vocabulary of {self.n_tokens}")
         size = PIECE_BYTES

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,12 +23,12 @@ from numpy.typing import NDArray
 class Candidates:
     """What may follow the last token, position by position.
 
-    tokens: int64 [n, k], distinct within a row.
+    tokens: integers [n, k], distinct within a row.
     log_chances: float64 [n, k], at most 0, falling within a row: the log of the chance that the
         target takes the token, given that it took the path before it. -inf: not a candidate.
     """
 
-    tokens: NDArray[np.int64]
+    tokens: NDArray[np.integer[Any]]
     log_chances: NDArray[np.float64]
 
     def __len__(self) -> int:
@@ -68,6 +69,9 @@ class Tree:
 
     def child(self, node: int, token: int) -> int | None:
         """The child of a node that is this token, None if there is none."""
+        if self.is_chain:
+            below = node + 1
+            return below if below < len(self.tokens) and self.tokens[below] == token else None
         if not self._children:
             keys = zip(self.parents, self.tokens, strict=True)
             self._children.update({key: child for child, key in enumerate(keys)})

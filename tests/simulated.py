@@ -106,7 +106,7 @@ def answer(
         n = rule.choose(done.position, min(BLOCK, n_tokens - n_done - 1))
         places: list[int] = []
         if n:
-            done.n_positions = n
+            done.n_positions, done.is_narrow = n, rule.is_narrow
             truth, claims = text(n_done).draft(rng)
             order = np.argsort(-claims, kind="stable")
             features = Features(np.tile(claims[order], (n, 1)))

@@ -194,11 +194,11 @@ def test_a_context_larger_than_memory_is_refused(tmp_path: Path) -> None:
     assert Session(model, n_ctx=64).logits(PROMPT).shape == (40, VOCAB_SIZE)
 
 
-def test_a_compute_buffer_larger_than_memory_is_refused(tmp_path: Path) -> None:
+def test_masks_larger_than_memory_are_refused(tmp_path: Path) -> None:
     path = make_gguf(tmp_path, "llama", num_hidden_layers=2, hidden_size=32, intermediate_size=32)
     model = load(path, n_ctx=1 << 21, n_ubatch=65536)
     # 256 GiB for the mask alone, half precision [2 Mi cells, 64 Ki rows]
-    sentence = r"compute buffer of 65536 rows over 2097152 cells needs 2\d{5} MiB, .* MiB free"
+    sentence = r"the buffer of attention masks needs 2\d{5} MiB, .* MiB free"
     with pytest.raises(Error, match=sentence):
         Session(model)
 

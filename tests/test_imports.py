@@ -25,7 +25,7 @@ PYTHON_LAYERS = (
     ("decoder",),
     ("fit", "model_arguments"),
     ("plan", "drafting"),
-    ("decode", "text", "core"),
+    ("decode", "text", "core", "brief"),
     ("account", "answer", "budget", "proposer", "rules"),
     ("cost_file", "gains"),
     ("calibration", "costs", "sampling", "tree"),

@@ -49,6 +49,16 @@ struct DeltaGate {
     float * out;
 };
 
+// Rows whose gates are computed at once.
+constexpr int64_t DELTA_GATES = 16;
+
+// Of DELTA_GATES rows: decay = exp(g), g = a softplus(x + bias); beta = sigmoid(y).
+struct DeltaGates {
+    float a, bias;
+    const float *x, *y;
+    float *decay, *beta;
+};
+
 struct DeltaHeadKernel {
     // Whether heads of d values are served.
     bool (*serves)(int64_t d);
@@ -60,6 +70,7 @@ struct DeltaHeadKernel {
     int64_t (*scratch_size)(int64_t d, int64_t n);
     void (*walk)(const DeltaWalk & work, float * scratch);
     void (*gate)(const DeltaGate & work);
+    void (*gates)(const DeltaGates & work);
 };
 
 // Most taps of a convolution and values of a head.

@@ -1,127 +1,14 @@
 // The loops of DeltaHeadKernel over vectors of V::T floats.
 #pragma once
 
-#include "delta_head.h"
+#include "delta_walk_lanes.h"
+#include "delta_walk_rows.h"
 
 #include <algorithm>
 #include <cmath>
 
 namespace dfl::cpu {
 namespace {
-
-// For heads of N vectors: rows of the state (the keys' weights in one value) do not touch each
-// other, so a few of them walk the whole tree, in registers as far as these go. What happens to a
-// row waits for what happened to it before, so of several nodes two groups of rows go side by side.
-template <class V, int N, int G>
-struct DeltaWalkTiles {
-    using F = typename V::F;
-    static constexpr int D = N * V::T;
-    static constexpr int R = N <= 4 ? 4 : 2; // state rows of a group
-    using Rows = F[R][N];
-
-    static void load(Rows & m, const float * from) {
-        for (int r = 0; r < R; ++r) {
-            for (int i = 0; i < N; ++i) {
-                m[r][i] = V::load(from + r * D + i * V::T);
-            }
-        }
-    }
-
-    static void store(const Rows & m, float * to) {
-        for (int r = 0; r < R; ++r) {
-            for (int i = 0; i < N; ++i) {
-                V::store(to + r * D + i * V::T, m[r][i]);
-            }
-        }
-    }
-
-    // Each row's product with x.
-    static void products(const Rows & m, const float * x, float * to) {
-        static_assert(R == 2 || R == 4);
-        F sum[4];
-        std::fill(sum, sum + 4, V::zero());
-        for (int i = 0; i < N; ++i) {
-            const F value = V::load(x + i * V::T);
-            // Two sums a row where there are few rows: a sum waits for the one before.
-            for (int r = 0; r < R; ++r) {
-                F & at = sum[R == 4 ? r : 2 * r + i % 2];
-                at = V::mul_add(m[r][i], value, at);
-            }
-        }
-        V::sums(sum, to);
-        if (R == 2) {
-            to[0] += to[1];
-            to[1] = to[2] + to[3];
-        }
-    }
-
-    // Node i on the rows of a group, the first of which is `row`.
-    template <bool ANSWERS>
-    static void step(const DeltaWalk & work, int64_t i, int64_t row, Rows & m) {
-        const float * k = work.k + i * work.qk_row;
-        const float * v = work.v + i * work.v_row + row;
-        const float decay = work.decay[i * work.gate_row];
-        const float beta = work.beta[i * work.gate_row];
-        float on_key[4], on_query[4];
-        products(m, k, on_key);
-        if (ANSWERS) {
-            products(m, work.q + i * work.qk_row, on_query);
-        }
-        F change[R];
-        for (int r = 0; r < R; ++r) {
-            const float delta = (v[r] - decay * on_key[r]) * beta;
-            change[r] = V::spread(delta);
-            if (ANSWERS) {
-                work.out[i * work.out_row + row + r] = decay * on_query[r] + delta * work.qk[i];
-            }
-        }
-        const F kept = V::spread(decay);
-        for (int j = 0; j < N; ++j) {
-            const F key = V::load(k + j * V::T);
-            for (int r = 0; r < R; ++r) {
-                m[r][j] = V::mul_add(change[r], key, V::mul(kept, m[r][j]));
-            }
-        }
-    }
-
-    // Rows [row, row + G * R) of the state. seen: room for as many of every node's.
-    template <bool ANSWERS>
-    static void walk_rows(const DeltaWalk & work, int64_t row, float * seen) {
-        constexpr int64_t group = R * D;
-        const float * state = work.state + row * D;
-        Rows m[G];
-        for (int g = 0; g < G; ++g) {
-            load(m[g], state + g * group);
-        }
-        for (int64_t i = 0; i < work.n; ++i) {
-            if (work.parents != nullptr && work.parents[i] != i - 1) {
-                const int64_t parent = work.parents[i];
-                for (int g = 0; g < G; ++g) {
-                    load(m[g], (parent < 0 ? state : seen + parent * G * group) + g * group);
-                }
-            }
-            for (int g = 0; g < G; ++g) {
-                step<ANSWERS>(work, i, row + g * R, m[g]);
-            }
-            for (int g = 0; g < G && work.parents != nullptr; ++g) {
-                store(m[g], seen + (i * G + g) * group);
-            }
-        }
-        for (int g = 0; g < G && work.last_state != nullptr; ++g) {
-            store(m[g], work.last_state + row * D + g * group);
-        }
-    }
-
-    static void walk(const DeltaWalk & work, float * seen) {
-        for (int64_t row = 0; row < D; row += G * R) {
-            if (work.q != nullptr) {
-                walk_rows<true>(work, row, seen);
-            } else {
-                walk_rows<false>(work, row, seen);
-            }
-        }
-    }
-};
 
 template <class V>
 struct DeltaHeadTiles {
@@ -135,8 +22,7 @@ struct DeltaHeadTiles {
 
     // x * sigmoid(x)
     static F silu(F x) {
-        const F e = V::exp(V::where_negative(x, x, V::sub(V::zero(), x))); // exp(-|x|)
-        const F one = V::spread(1.0f);
+        const F e = falling(x), one = V::spread(1.0f);
         return V::divide(V::mul(x, V::where_negative(x, e, one)), V::add(one, e));
     }
 
@@ -192,17 +78,41 @@ struct DeltaHeadTiles {
         }
     }
 
+    // ln(1 + u) for u in [0, 1], by the series of 2 artanh(u / (2 + u)).
+    static F log_1_plus(F u) {
+        const F s = V::divide(u, V::add(V::spread(2.0f), u)), s2 = V::mul(s, s);
+        F sum = V::spread(1.0f / 15);
+        for (const float c : {1.0f / 13, 1.0f / 11, 1.0f / 9, 1.0f / 7, 1.0f / 5, 1.0f / 3, 1.0f}) {
+            sum = V::mul_add(sum, s2, V::spread(c));
+        }
+        return V::mul(V::add(s, s), sum);
+    }
+
+    // exp(-|x|)
+    static F falling(F x) { return V::exp(V::where_negative(x, x, V::sub(V::zero(), x))); }
+
+    static void gates(const DeltaGates & work) {
+        const F one = V::spread(1.0f);
+        for (int64_t i = 0; i < DELTA_GATES; i += T) {
+            const F x = V::add(V::load(work.x + i), V::spread(work.bias));
+            const F softplus = V::add(V::max(x, V::zero()), log_1_plus(falling(x)));
+            V::store(work.decay + i, V::exp(V::mul(V::spread(work.a), softplus))); // a < 0
+            const F y = V::load(work.y + i), e = falling(y);
+            V::store(work.beta + i, V::divide(V::where_negative(y, e, one), V::add(one, e)));
+        }
+    }
+
     static int64_t scratch_size(int64_t d, int64_t n) {
-        constexpr int64_t most_rows = 8;
-        return most_rows * d * n;
+        return T * d * n; // rows of the state, or lanes, of every node
     }
 
     template <int N>
     static void walk_heads(const DeltaWalk & work, float * scratch) {
-        if (work.n == 1) {
-            DeltaWalkTiles<V, N, 1>::walk(work, scratch);
+        constexpr int64_t worth_turning = 4; // the state, for so many nodes
+        if (work.n < worth_turning) {
+            DeltaWalkRows<V, N>::walk(work, scratch);
         } else {
-            DeltaWalkTiles<V, N, 2>::walk(work, scratch);
+            DeltaWalkLanes<V, N>::walk(work, scratch);
         }
     }
 
@@ -222,7 +132,7 @@ struct DeltaHeadTiles {
     }
 
     static constexpr DeltaHeadKernel KERNEL = {serves,       convolve, scale, dot,
-                                               scratch_size, walk,     gate};
+                                               scratch_size, walk,     gate,  gates};
 };
 
 } // namespace

@@ -54,6 +54,10 @@ struct Floats256 {
         _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
     }
 
+    // sums() adds lanes in two halves, each in this order.
+    static constexpr int lane_of_half(int half, int m) { return 4 * half + m; }
+    static F sum_of_half(const F (&x)[4]) { return add(add(x[0], x[1]), add(x[2], x[3])); }
+
     static void transpose(F (&r)[8]) {
         F t[8];
         for (int i = 0; i < 8; i += 2) {

@@ -61,6 +61,15 @@ struct Floats512 {
         return _mm256_add_ps(_mm512_castps512_ps256(x), _mm256_castpd_ps(upper));
     }
 
+    // sums() adds lanes in two halves, each in this order.
+    static constexpr int lane_of_half(int half, int m) {
+        return m < 4 ? 4 * half + m : 8 + 4 * half + m - 4;
+    }
+    static F sum_of_half(const F (&x)[8]) {
+        const F y[4] = {add(x[0], x[4]), add(x[1], x[5]), add(x[2], x[6]), add(x[3], x[7])};
+        return add(add(y[0], y[1]), add(y[2], y[3]));
+    }
+
     static void transpose(F (&r)[16]) {
         F t[16];
         for (int i = 0; i < 16; i += 2) {

@@ -1,5 +1,6 @@
 #include "layers/common.h"
 
+#include "layers/packed_gated.h"
 #include "layers/packed_linear.h"
 #include "layers/row_copies.h"
 
@@ -63,6 +64,12 @@ static ggml_tensor * gated(Build & b, const FeedForwardWeights & w, ggml_tensor 
 ggml_tensor * feed_forward(Build & b, const FeedForwardWeights & w, ggml_tensor * x) {
     Linear gate = w.gate;
     Linear up = w.up;
+    const bool packed = w.gate_up.packed != nullptr && w.down.packed != nullptr && !w.gelu &&
+                        w.down.scale == nullptr && w.down.bias == nullptr;
+    if (packed && gates_packed(b, *w.gate_up.packed, *w.down.packed)) {
+        return packed_linear(b, *w.down.packed,
+                             packed_gated(b, *w.gate_up.packed, *w.down.packed, x));
+    }
     if (w.gate_up) {
         if (!is_faster_apart(w.gate_up, x)) {
             ggml_tensor * both = linear(b, w.gate_up, x);

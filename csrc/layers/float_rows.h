@@ -16,4 +16,13 @@ inline int64_t stride(const ggml_tensor * x) {
     return static_cast<int64_t>(x->nb[1] / sizeof(float));
 }
 
+// Asks for n floats that will be read soon. What another core has written takes long to come, but
+// much of it can be on its way at once.
+inline void fetch_early(const float * x, int64_t n) {
+    constexpr int64_t line = 16;
+    for (int64_t i = 0; i < n; i += line) {
+        __builtin_prefetch(x + i);
+    }
+}
+
 } // namespace dfl

@@ -2,7 +2,7 @@
 // a residual that is added.
 #pragma once
 
-#include "layers/build.h"
+#include "layers/packed_input.h"
 
 #include <vector>
 
@@ -10,6 +10,8 @@ namespace dfl {
 
 // x: f32 [n_in, n_rows] -> [n_out, n_rows].
 ggml_tensor * packed_linear(Build & b, const PackedMatrix & weight, ggml_tensor * x);
+
+ggml_tensor * packed_linear(Build & b, const PackedMatrix & weight, const PackedInput & input);
 
 // Several products with the same x as one node, if they take x quantised alike; else empty. Their
 // results are columns of one tensor: rows do not follow each other without a gap.

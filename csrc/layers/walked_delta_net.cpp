@@ -30,6 +30,9 @@ struct DeltaLayer {
     }
 };
 
+// Rows that are asked for before the first is used.
+constexpr int64_t FETCHED_ROWS = 16;
+
 // The rows of a layer as its rule takes them: unit q, unit k, v, exp(g), beta.
 // src: qkv, beta, alpha, and for trees the convolution's taps.
 class Prepare : public CpuNode {
@@ -66,6 +69,9 @@ class Prepare : public CpuNode {
         work.past_row = shape.conv_channels();
         work.u = row_of(qkv, seq * n) + head * d;
         work.u_row = stride(qkv);
+        for (int64_t i = 0; i < std::min(n, FETCHED_ROWS); ++i) {
+            fetch_early(work.u + i * work.u_row, d);
+        }
         work.taps = taps != nullptr ? static_cast<const int32_t *>(taps->data) : nullptr;
         work.kernel = static_cast<const float *>(layer_.w.conv->data) + head * d * shape.d_conv;
         work.out = row_of(dst, seq * n) + head * d;
@@ -117,21 +123,31 @@ class Prepare : public CpuNode {
     void set_gates(ggml_tensor * dst, int64_t seq, int64_t head) const {
         const RecurrentShape & shape = layer_.shape;
         const int64_t n = layer_.rows(), n_v = shape.n_v_heads;
-        const float a = static_cast<const float *>(layer_.w.a->data)[head];
-        const float bias = static_cast<const float *>(layer_.w.dt_bias->data)[head];
-        for (int64_t i = 0; i < n; ++i) {
-            const int64_t row = seq * n + i;
-            const float x = row_of(dst->src[2], row)[head] + bias;
-            const float g = a * (x > 20.0f ? x : std::log1p(std::exp(x)));
-            const float beta = 1.0f / (1.0f + std::exp(-row_of(dst->src[1], row)[head]));
-            float * gates = row_of(dst, row) + shape.conv_channels();
-            gates[head] = std::exp(g);
-            gates[n_v + head] = beta;
-            if (layer_.verifies()) {
-                float * kept = row_of(layer_.cache.trace, i, layer_.index) +
+        constexpr int64_t at_once = cpu::DELTA_GATES;
+        float x[at_once] = {}, y[at_once] = {}, decay[at_once], beta[at_once];
+        const cpu::DeltaGates work = {static_cast<const float *>(layer_.w.a->data)[head],
+                                      static_cast<const float *>(layer_.w.dt_bias->data)[head],
+                                      x,
+                                      y,
+                                      decay,
+                                      beta};
+        for (int64_t first = 0; first < n; first += at_once) {
+            const int64_t count = std::min(at_once, n - first), row = seq * n + first;
+            for (int64_t i = 0; i < count; ++i) {
+                x[i] = row_of(dst->src[2], row + i)[head];
+                y[i] = row_of(dst->src[1], row + i)[head];
+            }
+            kernel_.gates(work);
+            for (int64_t i = 0; i < count; ++i) {
+                float * gates = row_of(dst, row + i) + shape.conv_channels();
+                gates[head] = decay[i];
+                gates[n_v + head] = beta[i];
+            }
+            for (int64_t i = 0; i < count && layer_.verifies(); ++i) {
+                float * kept = row_of(layer_.cache.trace, first + i, layer_.index) +
                                shape.d_state * (shape.n_k_heads + n_v);
-                kept[head] = g;
-                kept[n_v + head] = beta;
+                kept[head] = decay[i];
+                kept[n_v + head] = beta[i];
             }
         }
     }
@@ -189,6 +205,9 @@ class Walk : public CpuNode {
         work.qk_row = work.v_row = work.gate_row = stride(rows);
         work.parents = parents != nullptr ? static_cast<const int32_t *>(parents->data) : nullptr;
         work.out_row = inner;
+        for (int64_t i = 0; i < std::min(n, FETCHED_ROWS); ++i) {
+            fetch_early(row_of(gate, seq * n + i) + head * d, d);
+        }
         const int64_t chunk = layer_.verifies() ? n : CHUNK; // a chunk goes on from the kept state
         for (int64_t first = 0; first < n; first += chunk) {
             const float * row = row_of(rows, seq * n + first);

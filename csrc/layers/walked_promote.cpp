@@ -3,7 +3,6 @@
 #include "layers/walked_delta_net.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 namespace dfl {
@@ -57,7 +56,7 @@ class Promote : public CpuNode {
             kernel_.scale(node + head % n_k * d, d, 1.0f, eps_, k + i * d);
             std::copy_n(node + (n_k + head) * d, d, v + i * d);
             const float * gates = node + (n_k + n_v) * d + head;
-            decay[i] = std::exp(gates[0]);
+            decay[i] = gates[0];
             beta[i] = gates[n_v];
         }
         float * state = row_of(cache_.state, 0, layer) + head * d * d;

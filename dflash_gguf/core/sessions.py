@@ -105,6 +105,7 @@ class Session:
         self.drafter = drafter
         self.max_draft = 0 if drafter is None else min(drafter.block_size, MAX_VERIFY) - 1
         self.n_passes = 0
+        self._max_verify: int | None = None
         self._handle = create("session", "session_create", model.handle, params)
         self.n_ctx = int(self.info().n_ctx)
         self.n_threads = int(self.info().n_threads)
@@ -136,7 +137,16 @@ class Session:
         """Tokens the caches hold."""
         return int(self.info().position)
 
-    def _ids(self, tokens: Sequence[int]) -> NDArray[np.int32]:
+    def _ids(self, tokens: Sequence[int]) -> Any:
+        """Token ids as C takes them; whether the model has them is for the core to say."""
+        if isinstance(tokens, (list, tuple)):
+            try:
+                return ffi.new("int32_t[]", tokens)  # fast, and a round has few
+            except (TypeError, OverflowError):
+                pass
+        return ffi.from_buffer("int32_t[]", self._checked_ids(tokens))
+
+    def _checked_ids(self, tokens: Sequence[int]) -> NDArray[np.int32]:
         ids = np.asarray(tokens)
         if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
             raise ValueError(f"tokens: need a list of integers, got {ids.dtype} {list(ids.shape)}")
@@ -155,8 +165,8 @@ class Session:
             call(
                 "session_prefill",
                 self.handle,
-                ffi.from_buffer("int32_t[]", ids),
-                ids.size,
+                ids,
+                len(ids),
                 logits,
                 callback,
                 ffi.NULL,
@@ -174,7 +184,9 @@ class Session:
 
     def decode(self, token: int) -> Rows:
         """Appends one token and returns its row."""
-        self._run([token], None, None)
+        self.n_passes += 1
+        null = ffi.NULL
+        call("session_prefill", self.handle, self._ids([token]), 1, null, null, null)
         return Rows(self)
 
     def draft(self, last_token: int, n_draft: int, k: int = 1) -> Draft:
@@ -203,7 +215,9 @@ class Session:
     @property
     def max_verify(self) -> int:
         """Rows of one verify at most; `reserve_verify` makes room for more."""
-        return int(self.info().verify_rows)
+        if self._max_verify is None:
+            self._max_verify = int(self.info().verify_rows)
+        return self._max_verify
 
     def reserve_verify(self, n: int) -> None:
         """Makes room for verifies of up to n rows, 1 to 256; never less than there is.
@@ -212,6 +226,7 @@ class Session:
             Error: n is out of range, a verify waits for its commit, or memory is short.
         """
         self.n_passes += 1
+        self._max_verify = None
         call("session_reserve_verify", self.handle, n)
 
     def verify(self, tokens: Sequence[int]) -> Rows:
@@ -221,8 +236,8 @@ class Session:
         """
         ids = self._ids(tokens)
         self.n_passes += 1
-        call("session_verify", self.handle, ffi.from_buffer("int32_t[]", ids), ids.size)
-        return Rows(self, ids.size)
+        call("session_verify", self.handle, ids, len(ids))
+        return Rows(self, len(ids))
 
     def verify_tree(self, tokens: Sequence[int], parents: Sequence[int]) -> Rows:
         """Runs the nodes of a tree after the timeline in one pass without appending them.
@@ -236,18 +251,18 @@ class Session:
             Error: parents that make no tree, or more nodes than there is room for.
         """
         ids = self._ids(tokens)
-        if len(parents) != ids.size:
-            raise ValueError(f"{ids.size} tokens and {len(parents)} parents do not make a tree")
+        if len(parents) != len(ids):
+            raise ValueError(f"{len(ids)} tokens and {len(parents)} parents do not make a tree")
         above = _nodes(parents, "parents")
         self.n_passes += 1
         call(
             "session_verify_tree",
             self.handle,
-            ffi.from_buffer("int32_t[]", ids),
+            ids,
             ffi.from_buffer("int32_t[]", above),
-            ids.size,
+            len(ids),
         )
-        return Rows(self, ids.size)
+        return Rows(self, len(ids))
 
     def commit(self, n: int) -> None:
         """Appends the first n tokens of the last verify; the rest leaves no trace."""

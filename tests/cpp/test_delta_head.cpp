@@ -213,6 +213,25 @@ void convolutions(const cpu::DeltaHeadKernel & kernel, int64_t d) {
     }
 }
 
+void gates(const cpu::DeltaHeadKernel & kernel) {
+    constexpr int64_t n = cpu::DELTA_GATES;
+    const float a = -0.7f, bias = 0.3f;
+    for (const float width : {0.1f, 3.0f, 40.0f}) {
+        float x[n], y[n], decay[n], beta[n];
+        for (int64_t i = 0; i < n; ++i) {
+            x[i] = width * static_cast<float>(i - n / 2);
+            y[i] = -x[i];
+        }
+        kernel.gates({a, bias, x, y, decay, beta});
+        for (int64_t i = 0; i < n; ++i) {
+            const double in = static_cast<double>(x[i] + bias);
+            const double wanted = a * (std::max(in, 0.0) + std::log1p(std::exp(-std::fabs(in))));
+            CHECK(std::fabs(decay[i] - std::exp(wanted)) <= 1e-5 * std::exp(wanted) + 1e-37);
+            CHECK(std::fabs(beta[i] - 1.0 / (1.0 + std::exp(static_cast<double>(-y[i])))) <= 1e-6);
+        }
+    }
+}
+
 } // namespace
 
 int main() {
@@ -231,6 +250,7 @@ int main() {
                 ++n_checked;
             }
         }
+        gates(*kernel);
         CHECK(!kernel->serves(48));
     }
     std::printf("%d heads checked\n", n_checked);
