@@ -41,6 +41,12 @@ def _installed_file(name: str) -> Path:
     raise Error(f"{name}: not found in {folders}; leave the source folder, or reinstall")
 
 
+def library_build() -> str:
+    """What tells this build of libdflash from others: the size and time of its file."""
+    stat = _installed_file(library_name("dflash")).stat()
+    return f"{stat.st_size} {stat.st_mtime_ns}"
+
+
 def ggml_library() -> Path:
     """The libggml that llama-cpp-python loads."""
     spec = importlib.util.find_spec("llama_cpp")

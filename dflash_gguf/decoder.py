@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from .chat import Message
 from .config import N_CHECKPOINTS, DecodeConfig, LoadConfig
-from .core import Checkpoint, Drafter, Model, Session
+from .core import Checkpoint, Drafter, Model, Session, library_build
 from .cost_file import CostFile
 from .decode import Generation, Progress, check_prompt
 from .drafting import Drafting
@@ -67,7 +67,8 @@ def load(
         return Decoder(model, Session(model), tokenizer)
     loaded = Drafter(os.fspath(drafter), model, progress)
     session = Session(model, drafter=loaded, draft_window=draft_window)
-    place = (model.backend, str(n_gpu_layers), str(n_cpu_moe))
+    # Another build may have other kernels: what rounds cost before says nothing of it.
+    place = (library_build(), model.backend, str(n_gpu_layers), str(n_cpu_moe))
     settings = (*place, session.n_threads, cache_type_k, cache_type_v)
     kernels = [*sorted(model.kernels), *sorted(loaded.kernels)]
     costs = CostFile([model.path, loaded.path], *settings, *kernels)

@@ -40,6 +40,15 @@ def test_one_ggml_serves_the_process(code):
     assert done.returncode == 0, done.stderr
 
 
+def test_another_build_of_the_core_has_another_name(monkeypatch, tmp_path):
+    ours = core.library_build()
+    assert ours == core.library_build()
+    other = tmp_path / "other"
+    other.write_bytes(b"x")
+    monkeypatch.setattr("dflash_gguf._ffi._installed_file", lambda _: other)
+    assert core.library_build() != ours
+
+
 def test_devices_name_the_cpu_with_its_memory():
     cpus = [device for device in core.devices() if device.type == "cpu"]
     assert len(cpus) == 1

@@ -1,6 +1,6 @@
 """The compiled core in Python terms: numpy in, numpy out. No other module sees a C pointer."""
 
-from .._ffi import Error
+from .._ffi import Error, library_build
 from .ggml import Device, devices, ggml_version, load_backend, probe_buffer_type, quantize
 from .models import Drafter, Model
 from .sessions import Checkpoint, Rows, Session
@@ -15,6 +15,7 @@ __all__ = [
     "Session",
     "devices",
     "ggml_version",
+    "library_build",
     "load_backend",
     "probe_buffer_type",
     "quantize",
