@@ -51,7 +51,7 @@ class Taken:
         self._n_filed: Counter[int] = Counter()
 
     def is_filed(self, length: int) -> bool:
-        """Whether enough drafts of this length were filed for now; 0: plain rounds."""
+        """Whether enough drafts of this length were filed; length 0 stands for plain rounds."""
         return self._n_filed[length] >= ALL_FILED
 
     def file(self, done: Round) -> None:

@@ -18,6 +18,7 @@ from checkpoints import make_target
 from dflash.model import DFlashDraftModel, dflash_generate
 from gguf_files import make_gguf
 from pairs import Pair, Reference, convert_drafter, draft_logits, open_pair
+from train import engine
 from train.answers import load_answers
 from train.gguf_tokenizer import read_tokenizer
 from train.vocabulary import PRE
@@ -105,6 +106,27 @@ def test_a_chat_model_draws_its_own_user_turns(tmp_path: Path) -> None:
         prompt = answer.tokens[: answer.n_prompt]
         assert (prompt.count(start), prompt.count(end)) == (2, 1)
     convert_drafter(tmp_path / "out", target, tmp_path / "drafter.gguf", "qwen3")
+
+
+def test_our_engine_draws_the_targets_answers(trained: Trained) -> None:
+    answers = load_answers(trained.pair.drafter_dir / "held-out.json")
+    prompts = [answer.tokens[: answer.n_prompt] for answer in answers]
+    path = trained.pair.target
+    assert engine.generate(path, prompts, n_new=48, n_threads=2) == answers
+    drawn = [
+        engine.generate(path, prompts, n_new=8, temperature=1.0, seed=5, n_threads=n)
+        for n in (1, 2)
+    ]
+    assert drawn[0] == drawn[1] != answers
+
+
+def test_a_missing_file_for_the_answers_is_named(
+    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [*DRAFTER.split(), *DRAFTER_STEPS.split(), "--device", "cpu"]
+    flags += ["--gguf", str(tmp_path / "missing.gguf")]
+    assert train_drafter.main([str(trained.pair.target_dir), str(tmp_path / "out"), *flags]) == 1
+    assert "missing.gguf" in capsys.readouterr().err
 
 
 def test_a_gguf_is_a_target(tmp_path: Path) -> None:
