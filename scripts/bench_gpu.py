@@ -1,23 +1,29 @@
 """All that is measured on a graphics card, in one call that prints JSON lines as it goes.
 
-    scripts/bench_gpu.py --backend-module libggml-cuda.so [--tools FOLDER] [--parts device,sweep...]
+    scripts/bench_gpu.py --build cuda [--folder FOLDER] [--parts device,sweep...]
+    scripts/bench_gpu.py --backend-module libggml-cuda.so
     scripts/bench_gpu.py --device CPU --quick     tries the script without a card
 
-Parts, in this order; each runs in a process and under a time limit of its own, so that one that
-fails or hangs costs only itself and leaves one line with its error:
+At first, all at once, what is not there yet:
 
-files    random models of true shape (Qwen3.5-27B at Q4_K_M, a drafter of five layers), written
-         while the next two run
+build    the backend of the card (--build)
+tools    llama.cpp's drafting loop
+files    random models of true shape (Qwen3.5-27B at Q4_K_M, a drafter of five layers)
+
+Then the parts, one after the other, in the order of their worth. Each runs in a process and under
+a time limit of its own, a share of what is left of --limit; one that fails or hangs costs only
+itself, keeps the lines that it had, and leaves one with its error:
+
 device   name, memory, what the driver takes, bandwidth of a large copy
 correct  small float32 models of every architecture, on the device and on the CPU: logits, chains,
-         trees with cousins told apart, drafts, the law. correct-no-tf32, correct-no-graphs: again
-         with NVIDIA_TF32_OVERRIDE=0, and without captured graphs
-plain    decoding beside llama.cpp
+         trees with cousins told apart, drafts, the law
 chain    rounds of equal work beside llama.cpp's draft-dflash
+plain    decoding beside llama.cpp
 sweep    plain, chains and trees of every size at published acceptance, each against the limit of
          its bytes; host time, captured graphs
 memory   131072 tokens with q4_0 K/V, filled: plan, allocation, rounds there
 prefill  1K, 8K and 32K tokens beside llama.cpp
+correct-no-tf32, correct-no-graphs: again, with NVIDIA_TF32_OVERRIDE=0 and without captured graphs
 
 docs/gpu.md explains the lines.
 """
@@ -29,12 +35,13 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from dflash_gguf.convert.errors import ConvertError
-from gpu import agreement, beside, facts, files, memory, sweep
+from gpu import agreement, beside, built, facts, files, memory, sweep
+from gpu.budget import LEAST_S, share
 from gpu.child import Child
 from gpu.setting import Figures, Setting, add_arguments
 
@@ -44,42 +51,51 @@ from dflash_gguf.bench import plot
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """limit_s: seconds it may take. needs_files: whether the pair must be there."""
+    """A process of its own.
+
+    weight: what it would take on an H200, in seconds and with room to spare; 0 for a part that gets
+    what the others leave. needs: parts in the background whose work it uses.
+    """
 
     measure: Callable[[Setting], Iterator[Figures]]
-    limit_s: float
-    needs_files: bool = True
+    weight: float
+    needs: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-PARTS = {
-    "files": Part(files.measure, 150, needs_files=False),
-    "device": Part(facts.measure, 40, needs_files=False),
-    "correct": Part(agreement.measure, 90, needs_files=False),
-    "plain": Part(beside.plain, 80),
-    "chain": Part(beside.chain, 100),
-    "sweep": Part(sweep.measure, 80),
-    "memory": Part(memory.measure, 200),
-    "prefill": Part(beside.prefill, 100),
-    "correct-no-tf32": Part(
-        agreement.measure, 60, needs_files=False, environment={"NVIDIA_TF32_OVERRIDE": "0"}
-    ),
-    "correct-no-graphs": Part(
-        agreement.measure, 60, needs_files=False, environment={"GGML_CUDA_DISABLE_GRAPHS": "1"}
-    ),
+BACKGROUND: Mapping[str, Callable[[Setting], Iterator[Figures]]] = {
+    "build": built.module,
+    "tools": built.tools,
+    "files": files.measure,
 }
-BACKGROUND = "files"
+PARTS = {
+    "device": Part(facts.measure, 8),
+    "correct": Part(agreement.measure, 35),
+    "chain": Part(beside.chain, 40, needs=("files", "tools")),
+    "plain": Part(beside.plain, 30, needs=("files",)),
+    "sweep": Part(sweep.measure, 35, needs=("files",)),
+    "memory": Part(memory.measure, 100, needs=("files",)),
+    "prefill": Part(beside.prefill, 50, needs=("files",)),
+    "correct-no-tf32": Part(agreement.measure, 0, environment={"NVIDIA_TF32_OVERRIDE": "0"}),
+    "correct-no-graphs": Part(agreement.measure, 0, environment={"GGML_CUDA_DISABLE_GRAPHS": "1"}),
+}
+"""In the order of their worth."""
+OPTIONS = {"module": "--backend-module", "folder": "--tools"}
+"""Figures of parts in the background that later parts are given, by name of the figure."""
 LIMIT = 470.0
-"""Seconds of all parts together. A longer one lengthens each part's own."""
+"""Seconds of all parts together, the build among them."""
 
 
 def run_here(name: str, setting: Setting) -> None:
     """One part, in this process."""
+    measure = BACKGROUND[name] if name in BACKGROUND else PARTS[name].measure
     try:
-        for figures in PARTS[name].measure(setting):
+        for figures in measure(setting):
             print(json.dumps({"part": name, **figures}), flush=True)
     except (core.Error, ConvertError, ValueError, OSError) as error:
         sys.exit(f"error: {error}")
+    except SystemExit as error:  # of the scripts that build
+        sys.exit(f"error: {error.code}")
 
 
 class Run:
@@ -88,50 +104,75 @@ class Run:
     def __init__(self, args: argparse.Namespace, arguments: list[str]) -> None:
         """arguments: of the command line, for the processes of the parts."""
         self._args = args
-        self._arguments = arguments
+        self._arguments = list(arguments)
         self._end = time.monotonic() + args.limit
         self._out = open(args.out, "a", encoding="utf-8") if args.out else None  # noqa: SIM115
-        self._files: Child | None = None
+        self._background: dict[str, Child] = {}
         self._curve: list[Figures] = []
 
     def all(self) -> None:
-        """Runs them and prints what each found."""
+        """Runs them and prints what each found. SystemExit if there is no backend to measure."""
         names = [name for name in PARTS if name in self._args.parts]
-        if BACKGROUND in names:
-            self._files = self._start(BACKGROUND)
-        for name in names:
-            if name == BACKGROUND:
-                continue
-            if PARTS[name].needs_files:
-                self._await_files()
-            self._finish(name, self._start(name))
-        self._await_files()
+        needed = {name for part in names for name in PARTS[part].needs}
+        if self._args.build is not None:
+            needed.add("build")
+        try:
+            for name in BACKGROUND:
+                if name in needed:
+                    self._background[name] = self._start(name, self._left())
+            self._await("build")
+            for index, name in enumerate(names):
+                for other in PARTS[name].needs:
+                    self._await(other)
+                self._measure(name, share(self._left(), [PARTS[x].weight for x in names[index:]]))
+        finally:
+            for child in self._background.values():
+                child.stop()
         if self._curve and self._args.plot is not None:
             sweep.draw_curve(self._curve, self._args.plot, self._args.title)
 
-    def _start(self, name: str) -> Child:
-        command = [sys.executable, __file__, *self._arguments, "--child", name]
-        left = self._end - time.monotonic()
-        longer = max(1.0, self._args.limit / LIMIT)
-        limit_s = min(PARTS[name].limit_s * longer, left)
-        return Child(command, os.environ | PARTS[name].environment, limit_s)
+    def _left(self) -> float:
+        return self._end - time.monotonic()
 
-    def _finish(self, name: str, child: Child) -> None:
+    def _start(self, name: str, limit_s: float) -> Child:
+        command = [sys.executable, __file__, *self._arguments, "--child", name]
+        environment = PARTS[name].environment if name in PARTS else {}
+        return Child(command, os.environ | environment, limit_s)
+
+    def _await(self, name: str) -> None:
+        """The end of a part in the background, whose figures are arguments of those to come."""
+        child = self._background.pop(name, None)
+        if child is None:
+            return
+        for figures in self._finish(name, child):
+            for figure, option in OPTIONS.items():
+                if figure in figures:
+                    self._arguments += [option, figures[figure]]
+        if name == "build" and child.error is not None:
+            sys.exit(f"error: no backend to measure: {child.error}")
+
+    def _measure(self, name: str, limit_s: float) -> None:
+        if limit_s < LEAST_S:
+            self._print({"part": name, "error": f"not run, {max(limit_s, 0.0):.0f} s were left"})
+            return
+        figures = self._finish(name, self._start(name, limit_s))
+        if name == "sweep":
+            self._curve = figures
+
+    def _finish(self, name: str, child: Child) -> list[Figures]:
+        """Prints its lines as they come, and a closing one."""
+        found: list[Figures] = []
         for line in child.lines():
-            self._print(line)
-            if name == "sweep":
-                self._curve.append(json.loads(line))
+            found.append(json.loads(line))
+            self._print(found[-1])
         end: Figures = {"part": name, "seconds_in_all": round(child.seconds, 1)}
         if child.error is not None:
             end["error"] = child.error
-        self._print(json.dumps(end))
+        self._print(end)
+        return found
 
-    def _await_files(self) -> None:
-        if self._files is not None:
-            child, self._files = self._files, None
-            self._finish(BACKGROUND, child)
-
-    def _print(self, line: str) -> None:
+    def _print(self, figures: Figures) -> None:
+        line = json.dumps(figures)
         print(line, flush=True)
         if self._out is not None:
             self._out.write(line + "\n")
@@ -159,17 +200,19 @@ def main() -> None:
     parser.add_argument("--out", type=Path, metavar="FILE", help="the lines go there as well")
     parser.add_argument("--plot", type=Path, metavar="PNG", help="an image of the sweep")
     parser.add_argument("--title", default="27B", help="of the image; default: %(default)s")
-    parser.add_argument("--child", choices=PARTS, help=argparse.SUPPRESS)
+    parser.add_argument("--child", choices=[*BACKGROUND, *PARTS], help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.child is not None:
+        run_here(args.child, Setting.of(args))
+        return
+    if args.build is not None and args.backend_module is not None:
+        parser.error("--build and --backend-module: one of them, the other makes it needless")
     if args.plot is not None:
         try:
             plot.require()
         except ValueError as error:
             parser.error(str(error))
-    if args.child is not None:
-        run_here(args.child, Setting.of(args))
-    else:
-        Run(args, sys.argv[1:]).all()
+    Run(args, sys.argv[1:]).all()
 
 
 if __name__ == "__main__":

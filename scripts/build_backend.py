@@ -47,16 +47,31 @@ DRIVER_FUNCTIONS = [
 ]
 
 
-def build(kind: str, cache: Path = DEFAULT_CACHE, *, jobs: int = 0, arch: str = "") -> Path:
-    """Path of the module, built if it is not there. SystemExit names what is missing.
+def module_path(kind: str, cache: Path = DEFAULT_CACHE, arch: str = "") -> Path:
+    """Where the module is kept, built or not. SystemExit where no card tells the architectures.
 
     arch: CUDA architectures, "" for those of the cards in this machine.
     """
-    home = cache / f"backend-{kind}-{installed_version()}{'-' + arch if arch else ''}"
-    module = home / f"libggml-{kind}.so"
-    if module.is_file():
+    cards = f"-{(arch or _architectures()).replace(';', '+')}" if kind == "cuda" else ""
+    return cache / f"backend-{kind}-{installed_version()}{cards}" / f"libggml-{kind}.so"
+
+
+def build(
+    kind: str,
+    cache: Path = DEFAULT_CACHE,
+    *,
+    jobs: int = 0,
+    arch: str = "",
+    again: bool = False,
+) -> Path:
+    """Path of the module, built if it is not there. SystemExit names what is missing.
+
+    arch: as of `module_path`. again: also if it is there, since it does not load.
+    """
+    module = module_path(kind, cache, arch)
+    if module.is_file() and not again:
         return module
-    folder = home / "build"
+    folder = module.parent / "build"
     folder.mkdir(parents=True, exist_ok=True)
     sources = fetch(cache) / "ggml"
     (folder / "CMakeLists.txt").write_text(PARENT.format(sources=sources), encoding="utf-8")
@@ -167,9 +182,24 @@ def _architectures() -> str:
 
 
 def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except FileNotFoundError:
+        raise SystemExit(f"{command[0]} is not on the PATH: install it") from None
     if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
+        log = done.stdout + done.stderr
+        raise SystemExit(
+            f"{command[0]} failed: {first_error(log)}\n{' '.join(command)}\n{log[-8000:]}"
+        )
+
+
+def first_error(log: str) -> str:
+    """The line of a compiler or of CMake that says what is wrong, else the last line."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        if re.search(r"\berror\b", line, re.IGNORECASE):
+            return f"{line} {following}" if line.endswith(":") else line
+    return lines[-1] if lines else "it said nothing"
 
 
 def main() -> int:

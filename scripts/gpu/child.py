@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 ERROR = re.compile(r"GGML_ASSERT|error", re.IGNORECASE)
 """Lines of ggml that name what went wrong."""
+PATIENCE_S = 3.0
+"""A build tool ends its compilers meanwhile, which are no part of its process group."""
 
 
 class Child:
@@ -50,21 +52,23 @@ class Child:
     def lines(self) -> Iterator[str]:
         """What it prints, until it ends or is ended; then `error` and `seconds` are known."""
         is_late = False
-        while True:
-            left = self._started + self._limit_s - time.monotonic()
-            try:
-                line = self._lines.get(timeout=max(left, 0.0))
-            except queue.Empty:
-                if is_late:
+        try:
+            while True:
+                left = self._started + self._limit_s - time.monotonic()
+                try:
+                    line = self._lines.get(timeout=max(left, 0.0))
+                except queue.Empty:
+                    if is_late:
+                        break
+                    is_late = True
+                    self.stop()
+                    self._limit_s += PATIENCE_S + 5.0  # for what it had printed
+                    continue
+                if line is None:
                     break
-                is_late = True
-                self._kill()
-                self._limit_s += 5.0  # for what it had printed
-                continue
-            if line is None:
-                break
-            yield line
-        self._kill()
+                yield line
+        finally:
+            self.stop()
         status = self._process.wait()
         self._reader.join()
         if is_late:
@@ -73,9 +77,16 @@ class Child:
             self.error = self._reason(status)
         self._stderr.close()
 
-    def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+    def stop(self) -> None:
+        """Ends it and what it started; what ends others of its own when asked may do so."""
+        for how, patience_s in ((signal.SIGTERM, PATIENCE_S), (signal.SIGKILL, 0.0)):
+            until = time.monotonic() + patience_s
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, how)
+                while time.monotonic() < until:
+                    self._process.poll()
+                    os.killpg(self._process.pid, 0)
+                    time.sleep(0.02)
 
     def _reason(self, status: int) -> str:
         self._stderr.seek(0)

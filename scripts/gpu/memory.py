@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
-import numpy as np
 from check_plan import anonymous_bytes
 
 from dflash_gguf import core
@@ -23,6 +22,7 @@ CACHE_TYPE = "q4_0"
 KINDS = (("plain", 0), ("chain", 15), ("tree", 22))
 N_WARM, N_ROUNDS = 4, 8
 MOST_ROWS = 23
+N_PIECES = 8
 KERNELS_OF = "tiny-qwen35"
 
 
@@ -50,7 +50,7 @@ def measure(setting: Setting) -> Iterator[Figures]:
     session = open_pair(setting, sizes.n_long, CACHE_TYPE)
     session.reserve_verify(MOST_ROWS)
     yield {"loaded_bytes": before.more()}
-    yield _fill(session, sizes.n_long - most_tokens(sizes) * len(KINDS) - MOST_ROWS)
+    yield from _fill(session, sizes.n_long - most_tokens(sizes) * len(KINDS) - MOST_ROWS)
     for kind, size in KINDS:
         yield measure_rounds(Driver(session, kind, size), sizes, bandwidth)
     held = before.more()
@@ -100,24 +100,17 @@ def _items(items: object) -> dict[str, int]:
     return {f"{x.name} ({x.where})": x.bytes for x in items}  # type: ignore[attr-defined]
 
 
-def _fill(session: core.Session, n: int) -> Figures:
-    """A real prefill, and how fast it was at its beginning and at its end."""
-    marks: list[tuple[int, float]] = []
-    started = perf_counter()
-
-    def progress(done: int, _total: int) -> None:
-        marks.append((done, perf_counter() - started))
-
-    session.prefill(random_tokens(session, n, seed=1), progress)
-    seconds = perf_counter() - started
-    done, at = (np.array(values) for values in zip(*marks, strict=True))
-    tenth = max(1, len(done) // 10)
-    first = done[tenth - 1] / at[tenth - 1]
-    last = (done[-1] - done[-1 - tenth]) / (at[-1] - at[-1 - tenth]) if len(done) > 1 else first
-    return {
-        "filled": n,
-        "seconds": round(seconds, 2),
-        "tokens_per_s": round(n / seconds, 1),
-        "first_tenth_tokens_per_s": round(float(first), 1),
-        "last_tenth_tokens_per_s": round(float(last), 1),
-    }
+def _fill(session: core.Session, n: int) -> Iterator[Figures]:
+    """A real prefill in pieces, and how fast each was."""
+    tokens = random_tokens(session, n, seed=1)
+    piece = -(-n // N_PIECES)
+    for start in range(0, n, piece):
+        part = tokens[start : start + piece]
+        started = perf_counter()
+        session.prefill(part)
+        seconds = perf_counter() - started
+        yield {
+            "position": session.position,
+            "seconds": round(seconds, 2),
+            "tokens_per_s": round(len(part) / seconds, 1),
+        }

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from build_backend import KINDS
+from fetch_llama_cpp import DEFAULT_CACHE
+
 from dflash_gguf import core
 from dflash_gguf.config import LoadConfig
 
@@ -68,7 +71,8 @@ class Setting:
 
     device: ggml's name; "CPU" for the processor; None for the first GPU. module: a backend module.
     folder: for the files that are written. tools: folder with llama.cpp's tools, None to build
-    them. target, drafter: files to measure in place of random ones.
+    them. build: kind of the backend to compile. cache: of what is compiled, and of its sources.
+    target, drafter: files to measure in place of random ones.
     """
 
     device: str | None
@@ -76,6 +80,8 @@ class Setting:
     folder: Path
     sizes: Sizes
     tools: Path | None = None
+    build: str | None = None
+    cache: Path = DEFAULT_CACHE
     threads: int | None = None
     target_file: Path | None = None
     drafter_file: Path | None = None
@@ -89,6 +95,8 @@ class Setting:
             args.folder,
             QUICK if args.quick else FULL,
             args.tools,
+            args.build,
+            args.cache,
             args.threads,
             args.model,
             args.model_draft,
@@ -139,6 +147,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The fields of a Setting."""
     parser.add_argument("--device", metavar="NAME", help="default: the first GPU; CPU: without one")
     parser.add_argument("--backend-module", metavar="FILE", help="a backend of ggml to load first")
+    parser.add_argument("--build", choices=KINDS, help="compile it, unless that was done before")
+    parser.add_argument(
+        "--cache", type=Path, default=DEFAULT_CACHE, help="of what is built; default: %(default)s"
+    )
     parser.add_argument(
         "--folder", type=Path, default=Path("build/gpu"), help="for models; default: %(default)s"
     )

@@ -1,0 +1,46 @@
+"""What a run needs compiled: the device's backend module, and llama.cpp's drafting loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import build_backend
+import build_peer
+
+from dflash_gguf import core
+from gpu.setting import Figures, Setting
+
+
+def module(setting: Setting) -> Iterator[Figures]:
+    """The backend that --build names; one that is there already is loaded to try it."""
+    if setting.build is None:
+        raise ValueError("no backend to build: name it with --build")
+    started = time.perf_counter()
+    path = build_backend.module_path(setting.build, setting.cache)
+    is_there = path.is_file() and _loads(path)
+    if not is_there:
+        build_backend.build(setting.build, setting.cache, again=True)
+        core.load_backend(str(path))
+    yield {
+        "module": str(path),
+        "bytes": path.stat().st_size,
+        "compiled": not is_there,
+        "seconds": round(time.perf_counter() - started, 1),
+    }
+
+
+def tools(setting: Setting) -> Iterator[Figures]:
+    """The folder of peer-rounds."""
+    started = time.perf_counter()
+    folder = setting.tools or build_peer.build([build_peer.OURS], setting.cache)
+    yield {"folder": str(folder), "seconds": round(time.perf_counter() - started, 1)}
+
+
+def _loads(path: Path) -> bool:
+    try:
+        core.load_backend(str(path))
+    except core.Error:
+        return False
+    return True
