@@ -4,6 +4,7 @@
 #include "layers/float_rows.h"
 
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 
 namespace dfl {
@@ -26,6 +27,12 @@ class LogSumExp : public CpuNode {
     }
 };
 
+// Among scores that are no numbers Vulkan's selection reads where nothing is, and names rows that
+// do not exist.
+static ggml_tensor * without_nans(ggml_context * ctx, ggml_tensor * logits) {
+    return ggml_clamp(ctx, logits, -FLT_MAX, FLT_MAX);
+}
+
 void add_draft_output(LiveGraph & live, ggml_tensor * logits) {
     ggml_context * ctx = live.ctx.get();
     live.logits = wanted(live, logits);
@@ -44,7 +51,7 @@ void add_draft_output(LiveGraph & live, ggml_tensor * logits) {
     if (k == 0) {
         return;
     }
-    live.top.rows = wanted(live, ggml_top_k(ctx, logits, static_cast<int>(k)));
+    live.top.rows = wanted(live, ggml_top_k(ctx, without_nans(ctx, logits), static_cast<int>(k)));
     auto at_top = [&](ggml_tensor * values) {
         ggml_tensor * each = ggml_reshape_3d(ctx, values, 1, n, n_draft);
         return wanted(live, ggml_get_rows(ctx, each, live.top.rows)); // [1, k, n_draft]
@@ -126,8 +133,9 @@ bool selects_on_device(const Backend & backend, int64_t n, int64_t k) {
     }
     ggml_context_ptr ctx(ggml_init({8 * ggml_tensor_overhead(), nullptr, true}));
     ggml_tensor * logits = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, n, 1);
-    ggml_tensor * top = ggml_top_k(ctx.get(), logits, static_cast<int>(k));
-    return backend.runs(top);
+    ggml_tensor * numbers = without_nans(ctx.get(), logits);
+    return backend.runs(numbers) &&
+           backend.runs(ggml_top_k(ctx.get(), numbers, static_cast<int>(k)));
 }
 
 } // namespace dfl

@@ -2,11 +2,14 @@
 // ggml's own CPU kernels, so that results equal the CPU's to the last bit. Outside of ggml's own
 // calls every page of a buffer is inaccessible: a host access is a segmentation fault.
 //
-// Read whenever asked: FAKE_DEVICE_MIB, its memory (4096), and FAKE_DEVICE_LACKS, operations it
-// does not have, separated by commas (GGML_OP names, as SOLVE_TRI).
+// Read whenever asked: FAKE_DEVICE_MIB, its memory (4096); FAKE_DEVICE_LACKS, operations it does
+// not have, separated by commas (GGML_OP names, as SOLVE_TRI); FAKE_DEVICE_MISLEADS, whether its
+// TOP_K names a row that does not exist where values are no numbers, as that of Vulkan does.
 #include "ggml-backend-impl.h"
+#include "ggml-impl.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -131,9 +134,33 @@ void free_backend(ggml_backend_t backend) {
     ggml_backend_free(static_cast<ggml_backend_t>(backend->context));
     delete backend;
 }
+
+bool has_nans(const ggml_tensor * tensor) {
+    const auto * values = static_cast<const float *>(tensor->data);
+    return std::any_of(values, values + ggml_nelements(tensor), [](float x) { return x != x; });
+}
+
+ggml_status compute_misled(ggml_backend_t worker, ggml_cgraph * graph) {
+    for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
+        ggml_cgraph one = ggml_graph_view(graph, i, i + 1);
+        const ggml_status status = ggml_backend_graph_compute(worker, &one);
+        if (status != GGML_STATUS_SUCCESS) {
+            return status;
+        }
+        const ggml_tensor * node = ggml_graph_node(graph, i);
+        if (node->op == GGML_OP_TOP_K && has_nans(node->src[0])) {
+            static_cast<int32_t *>(node->data)[0] = INT32_MAX;
+        }
+    }
+    return GGML_STATUS_SUCCESS;
+}
+
 ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
     Opened opened;
-    return ggml_backend_graph_compute(static_cast<ggml_backend_t>(backend->context), graph);
+    auto worker = static_cast<ggml_backend_t>(backend->context);
+    return std::getenv("FAKE_DEVICE_MISLEADS") != nullptr
+               ? compute_misled(worker, graph)
+               : ggml_backend_graph_compute(worker, graph);
 }
 
 ggml_backend_dev_t cpu() { return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU); }

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import PRE_OF_KIND
-from gguf_files import convert
+from gguf_files import Parts, convert, edited
 from half_right import HalfRight
 from pairs import Pair, make_pair, random_tokens
 from synthetic_gguf import write_model
@@ -159,6 +159,23 @@ def test_what_it_lacks_the_cpu_computes(
     with open_decoder(pair_of(kind), place) as decoder:
         check_law(decoder, expected, monkeypatch)
         assert decoder.session.cpu_operations == by_cpu
+
+
+def spoil(parts: Parts) -> None:
+    values, _ = parts.tensors["enc.output_norm.weight"]
+    parts.f32("enc.output_norm.weight", np.full_like(values, np.nan))
+
+
+def test_it_does_not_select_among_what_is_no_number(
+    pair_of: Callable[[str], Pair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = pair_of("llama")
+    drafter = edited(pair.drafter, tmp_path / "nan.gguf", spoil)
+    monkeypatch.setenv("FAKE_DEVICE_MISLEADS", "1")
+    with open_decoder(replace(pair, drafter=drafter), {}) as decoder:
+        decoder.session.prefill(PROMPT)
+        with pytest.raises(Error, match="scores for drafted token 1 are not finite"):
+            decoder.session.draft(9, 4, 5)
 
 
 def test_it_is_said_once(
