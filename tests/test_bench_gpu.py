@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
+from build_backend import first_error, module_path
+from fetch_llama_cpp import installed_version
 from gpu import acceptance, agreement
 from gpu.child import Child
 from gpu.files import write_pair
 from gpu.ggml_device import copied_gb_per_s
 from gpu.limits import Moved, head_bytes
 from gpu.setting import QUICK, Setting
+from test_devices import compiled_device
 
 from dflash_gguf import core
 from dflash_gguf.config import LoadConfig
@@ -24,10 +29,19 @@ from dflash_gguf.config import LoadConfig
 SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "bench_gpu.py"
 
 
+def start(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    flags = ["--quick", "-t", "1", "--folder", str(folder), *arguments]
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), *flags],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+
 def run(folder: Path, *arguments: str) -> list[dict[str, Any]]:
-    flags = ["--device", "CPU", "--quick", "-t", "1", "--folder", str(folder), *arguments]
-    command = [sys.executable, str(SCRIPT), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    done = start(folder, "--device", "CPU", *arguments)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -41,15 +55,23 @@ def of_part(lines: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
 
 def test_every_part_measures(tmp_path: Path) -> None:
     out = tmp_path / "lines.jsonl"
-    lines = run(tmp_path, "--parts", "files,device,plain,sweep,memory,prefill", "--out", str(out))
+    parts = "device,chain,plain,sweep,memory,prefill"
+    lines = run(tmp_path, "--parts", parts, "--out", str(out))
     assert [json.loads(line) for line in out.read_text().splitlines()] == lines
     (device,) = of_part(lines, "device")
     assert device["device"] == "CPU"
     assert device["copied_gb_per_s"] > 0.1
     (written,) = of_part(lines, "files")
     assert written["bytes"] == sum((tmp_path / name).stat().st_size for name in written["written"])
-    (plain,) = of_part(lines, "plain")
-    assert plain["ratio"] > 0
+    alone, both, ratio = of_part(lines, "plain")
+    assert both == {**alone, "llama.cpp_tokens_per_s": ANY, "ratio": ANY}
+    assert ratio["interval"][0] <= ratio["ratio"] <= ratio["interval"][1]
+    (tools,) = of_part(lines, "tools")
+    assert (Path(tools["folder"]) / "peer-rounds").is_file()
+    chains = of_part(lines, "chain")
+    assert [x["accepted"] for x in chains] == [2, 4, 8, 2, 4, 8]
+    for ours, with_theirs in zip(chains[:3], chains[3:], strict=True):
+        assert with_theirs == {**ours, "llama.cpp": ANY, "ratio": ANY, "interval": ANY}
     sweep = of_part(lines, "sweep")
     sizes = [("chain", n) for n in QUICK.chains] + [("tree", n) for n in QUICK.budgets]
     assert [(x["kind"], x["size"]) for x in sweep] == [("plain", 0), *sizes]
@@ -59,10 +81,16 @@ def test_every_part_measures(tmp_path: Path) -> None:
         assert inside + line["outside_ms"] == pytest.approx(line["ms"]["round"], abs=0.01)
         assert line["arena_grew_bytes"] == line["read_bytes"] == 0  # host memory is not copied
     *_, last = memory = of_part(lines, "memory")
+    filled = [x["position"] for x in memory if "tokens_per_s" in x and "kind" not in x]
+    assert len(filled) == 8
+    assert sorted(filled) == filled
+    assert filled[-1] < last["position"]
     assert memory[0]["planned_bytes"] == last["allocated_bytes"]
     assert last["position"] <= last["n_ctx"] == QUICK.n_long
     assert last["position"] > QUICK.n_long / 4  # rounds may end long before the room for them
-    assert [x["tokens"] for x in of_part(lines, "prefill")] == list(QUICK.prompts)
+    prompts = of_part(lines, "prefill")
+    assert [x["tokens"] for x in prompts] == list(QUICK.prompts) * 2
+    assert all(("ratio" in x) == (index >= len(QUICK.prompts)) for index, x in enumerate(prompts))
 
 
 def test_the_device_agrees_with_the_cpu_where_it_is_the_cpu(
@@ -89,6 +117,51 @@ def test_a_part_that_fails_costs_only_itself(tmp_path: Path) -> None:
     assert set(errors) == {"plain", "sweep"}
     assert all("missing.gguf" in error for error in errors.values())
     assert of_part(lines, "device")
+
+
+def test_a_backend_that_is_there_is_measured_without_a_build(tmp_path: Path) -> None:
+    module = module_path("vulkan", tmp_path)
+    module.parent.mkdir()
+    compiled_device(module)
+    flags = ["--build", "vulkan", "--cache", str(tmp_path), "--device", "Fake0"]
+    done = start(tmp_path, *flags, "--parts", "device,sweep", PIP_NO_INDEX="1")
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    (built,) = of_part(lines, "build")
+    assert (built["module"], built["compiled"]) == (str(module), False)
+    assert of_part(lines, "device")[0]["device"] == "Fake0"
+    assert len(of_part(lines, "sweep")) == 3
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_backend_that_cannot_be_built_is_one_sentence(tmp_path: Path, is_there: bool) -> None:
+    """Without sources, and where what is in the cache is no backend."""
+    module = module_path("vulkan", tmp_path)
+    if is_there:
+        module.parent.mkdir()
+        module.write_bytes(b"of another machine")
+    flags = ["--build", "vulkan", "--cache", str(tmp_path), "--parts", "device"]
+    done = start(tmp_path, *flags, PIP_NO_INDEX="1")
+    assert done.returncode == 1
+    (said,) = done.stderr.splitlines()
+    assert said.startswith("error: no backend to measure: cannot download llama-cpp-python")
+    assert f"copy llama.cpp-{installed_version()} into {tmp_path}" in said
+    assert [json.loads(line)["part"] for line in done.stdout.splitlines()] == ["build"]
+    assert module.is_file() == is_there
+
+
+def test_a_part_without_time_is_named(tmp_path: Path) -> None:
+    lines = run(tmp_path, "--parts", "device,correct", "--limit", "4")
+    assert [x["part"] for x in lines] == ["device", "correct"]
+    assert all("s were left" in x["error"] for x in lines)
+
+
+def test_what_a_compiler_says_is_wrong_is_found() -> None:
+    log = "[1/2] c++ -Werror -c x.cu\nx.cu(3): error: no such name\n1 error found\nninja: stopped\n"
+    assert first_error(log) == "x.cu(3): error: no such name"
+    cmake = "-- looking\nCMake Error at x.cmake:2 (message):\n\n  no glslc\n\nmore"
+    assert first_error(cmake) == "CMake Error at x.cmake:2 (message): no glslc"
+    assert first_error("killed\n") == "killed"
 
 
 def test_an_unknown_device_is_named(tmp_path: Path) -> None:
@@ -127,6 +200,20 @@ def test_the_error_of_a_process_is_one_sentence(code: str, error: str) -> None:
     child = python(code, 60)
     assert list(child.lines()) == []
     assert child.error == error
+
+
+def test_a_process_may_end_what_it_started(tmp_path: Path) -> None:
+    """As ninja does, whose compilers are in groups of their own."""
+    done = tmp_path / "done"
+    child = python(
+        "import signal, sys, time\n"
+        f"def end(*_): time.sleep(0.2); open({str(done)!r}, 'w').close(); sys.exit()\n"
+        "signal.signal(signal.SIGTERM, end); print(1, flush=True); time.sleep(60)",
+        60,
+    )
+    assert next(child.lines()) == "1"
+    child.stop()
+    assert done.exists()
 
 
 def test_acceptance_is_the_published_one() -> None:

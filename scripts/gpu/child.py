@@ -61,24 +61,31 @@ class Child:
                     if is_late:
                         break
                     is_late = True
-                    self.stop()
+                    self._end()
                     self._limit_s += PATIENCE_S + 5.0  # for what it had printed
                     continue
                 if line is None:
                     break
                 yield line
+            self._end()
+            status = self._process.wait()
+            self._reader.join()
+            if is_late:
+                self.error = f"stopped after {self.seconds:.0f} s"
+            elif status != 0:
+                self.error = self._reason(status)
         finally:
             self.stop()
-        status = self._process.wait()
-        self._reader.join()
-        if is_late:
-            self.error = f"stopped after {self.seconds:.0f} s"
-        elif status != 0:
-            self.error = self._reason(status)
-        self._stderr.close()
 
     def stop(self) -> None:
-        """Ends it and what it started; what ends others of its own when asked may do so."""
+        """Ends it, however far it is."""
+        self._end()
+        self._process.wait()
+        self._reader.join()
+        self._stderr.close()
+
+    def _end(self) -> None:
+        """With what it started; what ends others of its own when it is asked to end may do so."""
         for how, patience_s in ((signal.SIGTERM, PATIENCE_S), (signal.SIGKILL, 0.0)):
             until = time.monotonic() + patience_s
             with contextlib.suppress(ProcessLookupError):
