@@ -30,7 +30,7 @@ PROBE_SHARE = 0.01
 """Part of the running time that may be lost on looking whether drafting pays by now."""
 PROBE_AHEAD = 128
 """Plain rounds whose share may be spent at once: on the first look, or after long without one."""
-PROBE_SAVED = 1024
+PROBE_SAVED = 512
 """Plain rounds whose share can be saved for a look that costs more than that."""
 MOST_PAUSED = 64
 """Rounds after which plain decoding is reconsidered at the latest. Deciding takes time as well: a
@@ -59,7 +59,11 @@ class Budget:
         self._gains: dict[tuple[int, ...], Gains] = {}
 
     def rule(self, longest: int, most: int, least: int = 0) -> BudgetedRule:
-        """For one answer. longest: positions; most: nodes; least: nodes, unless there are none."""
+        """For one answer. longest: positions; most: nodes; least: nodes, unless there are none.
+
+        It begins without debts: whether drafting pays differs more between answers than within one.
+        """
+        self._n_paused, self._lost_s = 0, min(self._lost_s, 0.0)
         lengths = ladder(SIZES, *(n for n in (longest, least) if n <= longest))
         sizes = ladder(SIZES, *(n for n in (longest, most, least) if n <= most))
         key = (*lengths, -1, *sizes)

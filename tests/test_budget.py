@@ -97,6 +97,20 @@ def test_drafting_that_begins_to_pay_is_noticed() -> None:
     assert np.mean([done.n_drafted for done in rounds[-50:]]) > 4
 
 
+def test_an_answer_begins_without_debts() -> None:
+    budget = Budget()
+    for _ in range(3):
+        budget.observe(Round(100, n_tokens=1, pass_s=1.0))
+    for _ in range(4):
+        budget.observe(Round(100, 3, 3, n_expected=2.0, n_tokens=1, draft_s=0.5, pass_s=1.5))
+    assert not budget.may_lose(0.1, 100)
+    budget.pause(0.5, 100)
+    assert budget.is_paused()
+    rule = budget.rule(15, 63)
+    assert budget.may_lose(0.1, 100)
+    assert rule.choose(100, 15) > 0
+
+
 def test_looks_that_cost_several_rounds_are_saved_for() -> None:
     """A second row costs as much as three passes, as where kernels for one row are far better."""
     machine = Machine(lambda rows: 10 + (25 + rows if rows > 1 else 0), lambda _: 8)
