@@ -58,6 +58,16 @@ def test_a_random_drafter_costs_under_three_percent(
     assert np.mean(ratios) > 0.97
 
 
+@pytest.mark.parametrize("make", [slow, fast, wide])
+def test_once_known_it_costs_half_a_percent(make: Callable[[], Machine]) -> None:
+    text = Text(best=0.0, others=0.0, sure=0.9)
+    machine, budget = make(), Budget()
+    machine.noise = 0.0
+    for seed in range(4):
+        ms, _ = automatic(machine, lambda _: text, budget, seed=seed)
+    assert 512 * machine.plain / ms > 0.995
+
+
 GRID = {
     "slow, nearly always right": (slow, Text(0.95)),
     "fast, wrong as often as not": (fast, Text(0.6)),
