@@ -160,6 +160,7 @@ class BriefRule:
         """Learns what was taken, and of some rounds what they cost."""
         if done.n_drafted:
             self._taken.observe(done)
+            self._budget.hope = self._taken.tokens(1)[1] - 1.0
             if done.n_accepted >= self._expected:
                 self._n_kept = max(self._n_kept, LOOKS)
         self._n_seen += 1

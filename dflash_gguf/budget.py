@@ -28,9 +28,12 @@ Floats = NDArray[np.float64]
 
 PROBE_SHARE = 0.01
 """Part of the running time that may be lost on looking whether drafting pays by now."""
+HOPEFUL, RAREST = 0.1, 4
+"""Chance of a draft's first candidate below which this part is smaller, and by how much at most: a
+drafter that is of no use for these texts needs few looks."""
 PROBE_AHEAD = 128
 """Plain rounds whose share may be spent at once: on the first look, or after long without one."""
-PROBE_SAVED = 1024
+PROBE_SAVED = 512
 """Plain rounds whose share can be saved for a look that costs more than that."""
 MOST_PAUSED = 64
 """Rounds after which plain decoding is reconsidered at the latest. Deciding takes time as well: a
@@ -54,12 +57,20 @@ class Budget:
         self.costs = costs or Costs()
         self.calibrations = Calibrations()
         self._lost_s = 0.0
+        self.hope = 1.0
+        """Chance of a draft's first candidate, as the rules have found it lately."""
         self._since_plain = 0
         self._n_paused = 0
         self._gains: dict[tuple[int, ...], Gains] = {}
 
     def rule(self, longest: int, most: int, least: int = 0) -> BudgetedRule:
-        """For one answer. longest: positions; most: nodes; least: nodes, unless there are none."""
+        """For one answer. longest: positions; most: nodes; least: nodes, unless there are none.
+
+        It begins without debts if there is hope: whether drafting pays differs more between answers
+        than within one.
+        """
+        if self.hope >= HOPEFUL:
+            self._n_paused, self._lost_s = 0, min(self._lost_s, 0.0)
         lengths = ladder(SIZES, *(n for n in (longest, least) if n <= longest))
         sizes = ladder(SIZES, *(n for n in (longest, most, least) if n <= most))
         key = (*lengths, -1, *sizes)
@@ -85,7 +96,7 @@ class Budget:
         """
         plain_s = self.costs.plain_s(position)
         missing_s = self._lost_s + seconds - PROBE_SHARE * PROBE_AHEAD * plain_s
-        n_rounds = missing_s / max(PROBE_SHARE * plain_s, 1e-12)
+        n_rounds = missing_s / max(self._share * plain_s, 1e-12)
         self._n_paused = int(min(max(n_rounds, REFRESH), MOST_PAUSED))
         return self._n_paused
 
@@ -96,17 +107,22 @@ class Budget:
 
     def pass_over(self, done: Round) -> None:
         """Earns a look by a round that nothing else is learned from."""
-        self._lost_s -= PROBE_SHARE * done.seconds
+        self._lost_s -= self._share * done.seconds
 
     def observe(self, done: Round) -> None:
         """Learns from a round."""
-        self._lost_s -= PROBE_SHARE * done.seconds
+        self._lost_s -= self._share * done.seconds
         self._since_plain = self._since_plain + 1 if done.n_positions else 0
         if done.n_positions and self.costs.knows_plain:
             self._lost_s += self._warm_s(done) - done.n_tokens * self.costs.plain_s(done.position)
         self.costs.observe(done)
         least = PROBE_SHARE * PROBE_SAVED * self.costs.plain_s(done.position)
         self._lost_s = max(self._lost_s, -least if self.costs.knows_plain else 0.0)
+
+    @property
+    def _share(self) -> float:
+        """Part of the running time that looks may cost by now."""
+        return PROBE_SHARE * min(max(self.hope / HOPEFUL, 1.0 / RAREST), 1.0)
 
     def _warm_s(self, done: Round) -> float:
         """Seconds of a round without what a first run costs extra.
@@ -226,6 +242,7 @@ class BudgetedRule:
         self._n_old = self._n_old + 1 if self._costs.is_warm(done) else REFRESH
         if done.n_drafted:
             self._gains.observe(done.n_expected, done.n_accepted)
+            self._budget.hope = self._gains.first
         self._budget.observe(done)
 
     def _try(self, values: Floats, is_unknown: NDArray[np.bool_]) -> int:

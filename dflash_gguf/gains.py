@@ -44,6 +44,11 @@ class Gains:
         """Whether some candidates were accepted lately."""
         return self._accepted >= 2.0 * TRUST_WEIGHT
 
+    @property
+    def first(self) -> float:
+        """Chance of a draft's best first candidate."""
+        return float(self.trust * np.mean([table[0, 0, 0] for table in self._drafts]))
+
     def tables(self) -> Floats:
         """Tokens beyond the first, float64 [draft, kind, length, size]; kinds: chain, tree."""
         return self.trust * np.stack(self._drafts)

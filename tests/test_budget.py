@@ -58,6 +58,16 @@ def test_a_random_drafter_costs_under_three_percent(
     assert np.mean(ratios) > 0.97
 
 
+@pytest.mark.parametrize("make", [slow, fast, wide])
+def test_once_known_it_costs_half_a_percent(make: Callable[[], Machine]) -> None:
+    text = Text(best=0.0, others=0.0, sure=0.9)
+    machine, budget = make(), Budget()
+    machine.noise = 0.0
+    for seed in range(4):
+        ms, _ = automatic(machine, lambda _: text, budget, seed=seed)
+    assert 512 * machine.plain / ms > 0.995
+
+
 GRID = {
     "slow, nearly always right": (slow, Text(0.95)),
     "fast, wrong as often as not": (fast, Text(0.6)),
@@ -95,6 +105,20 @@ def test_drafting_that_begins_to_pay_is_noticed() -> None:
     )
     assert np.mean([done.n_drafted for done in rounds[:400]]) < 0.5
     assert np.mean([done.n_drafted for done in rounds[-50:]]) > 4
+
+
+def test_an_answer_begins_without_debts() -> None:
+    budget = Budget()
+    for _ in range(3):
+        budget.observe(Round(100, n_tokens=1, pass_s=1.0))
+    for _ in range(4):
+        budget.observe(Round(100, 3, 3, n_expected=2.0, n_tokens=1, draft_s=0.5, pass_s=1.5))
+    assert not budget.may_lose(0.1, 100)
+    budget.pause(0.5, 100)
+    assert budget.is_paused()
+    rule = budget.rule(15, 63)
+    assert budget.may_lose(0.1, 100)
+    assert rule.choose(100, 15) > 0
 
 
 def test_looks_that_cost_several_rounds_are_saved_for() -> None:
