@@ -46,8 +46,8 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         required=True,
         metavar="FILE",
-        help="GGUF files of a model and of its drafter, or a name as for dflash-run -m; may be given "
-        "several times",
+        help="GGUF files of a model and of its drafter, or a name as dflash-run -m takes; may be "
+        "given several times",
     )
     p.add_argument(
         "-f",
