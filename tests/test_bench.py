@@ -200,6 +200,16 @@ def test_the_command_replays(
     assert "auto by the best of each prompt: mean" in err
 
 
+def test_a_pair_has_a_name(prompts: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["-f", prompts, "--limit", "1", "--settings", "none,chain 3", "-n", "8"]
+    assert main(["--pair", "python-tiny", *flags]) == 0
+    lines, _ = output(capsys)
+    assert lines[0]["pair"] == "python-tiny-q8_0 + python-tiny-dflash-q8_0"
+    assert main(["--pair", "one.gguf", *flags]) == 1
+    sentence = "error: --pair one.gguf: must be a model and its drafter, or one name\n"
+    assert capsys.readouterr().err == sentence
+
+
 def test_bad_arguments_are_one_sentence(
     tiny: list[str], prompts: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

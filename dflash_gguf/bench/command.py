@@ -16,6 +16,7 @@ from ..config import AUTO_TREE_BUDGET, DecodeConfig
 from ..decoder import Decoder, load
 from ..gains import ladder
 from ..model_arguments import add_device
+from ..pair import find, is_name
 from . import plot, replay
 from .measure import measure
 from .prompts import read_prompts
@@ -41,11 +42,12 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument(
         "--pair",
-        nargs=2,
+        nargs="+",
         action="append",
         required=True,
-        metavar=("TARGET", "DRAFTER"),
-        help="GGUF files of a model and of its drafter; may be given several times",
+        metavar="FILE",
+        help="GGUF files of a model and of its drafter, or a name as dflash-run -m takes; may be "
+        "given several times",
     )
     p.add_argument(
         "-f",
@@ -101,7 +103,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.plot:
         plot.require()
     runs: list[Run] = []
-    for target, drafter in args.pair:
+    for target, drafter in [_files(names) for names in args.pair]:
         with load(
             target,
             drafter=drafter,
@@ -113,7 +115,7 @@ def _run(args: argparse.Namespace) -> int:
             backend_module=args.backend_module,
         ) as decoder:
             tell_detours(decoder)
-            pair = f"{Path(target).stem} + {Path(drafter).stem}"
+            pair = f"{target.stem} + {drafter.stem}"
             ids = [(prompt.name, prompt.ids(decoder, args.chat)) for prompt in prompts]
             settings = parse_settings(args.settings, decoder.session.max_draft)
             if args.replay:
@@ -126,6 +128,16 @@ def _run(args: argparse.Namespace) -> int:
     if runs:
         _finish(runs, args.plot)
     return 0
+
+
+def _files(names: Sequence[str]) -> tuple[Path, Path]:
+    """Target and drafter. ValueError for what is neither two files nor one name."""
+    if len(names) == 1 and is_name(names[0]):
+        found = find(names[0])
+        return found.target, found.drafter
+    if len(names) != 2:
+        raise ValueError(f"--pair {' '.join(names)}: must be a model and its drafter, or one name")
+    return Path(names[0]), Path(names[1])
 
 
 def _finish(runs: Sequence[Run], image: str | None) -> None:
