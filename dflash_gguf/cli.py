@@ -111,9 +111,8 @@ def _choose_models(args: argparse.Namespace) -> None:
     found = pair.find(args.model or pair.DEFAULT)
     drafter = found.drafter if args.model_draft is None else Path(args.model_draft)
     args.model = str(found.target)
-    args.model_draft = None if drafter is None else str(drafter)
-    given = "without a drafter, so plainly" if drafter is None else f"with {drafter.name}"
-    print(f"{found.target.name} {given}: {found.about}", file=sys.stderr)
+    args.model_draft = str(drafter)
+    print(f"{found.target.name} with {drafter.name}: {found.about}", file=sys.stderr)
 
 
 def _load(args: argparse.Namespace, settings: LoadConfig) -> Decoder:

