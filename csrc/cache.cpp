@@ -59,11 +59,13 @@ static void check_types(Backend & backend, const LayerShape & layer, ggml_type t
             }
         }
     }
-    throw Error(
-        DFL_STATUS_UNSUPPORTED,
-        format("cache types %s/%s do not work on %s with heads of %lld values; valid (K/V): %s",
-               ggml_type_name(type_k), ggml_type_name(type_v), backend.name(),
-               (long long)layer.head_dim, valid.c_str()));
+    const std::string advice = valid.empty()
+                                   ? "no others do: leave the layers on the CPU (n_gpu_layers 0)"
+                                   : "valid (K/V): " + valid;
+    throw Error(DFL_STATUS_UNSUPPORTED,
+                format("cache types %s/%s do not work on %s with heads of %lld values; %s",
+                       ggml_type_name(type_k), ggml_type_name(type_v), backend.name(),
+                       (long long)layer.head_dim, advice.c_str()));
 }
 
 // Orthonormal Walsh-Hadamard matrix: entry (i, j) is the sign of popcount(i & j).
@@ -167,6 +169,16 @@ void KvCache::clear() {
     }
 }
 
+// Value heads lie beside each other by groups of as many as there are key heads, so that a product
+// has one matrix for several groups; ggml's Vulkan backend has no such product.
+static bool shares_keys(const Backend & backend, const RecurrentShape & shape) {
+    const int64_t d = shape.d_state, n_k = shape.n_k_heads, n_groups = shape.n_v_heads / n_k;
+    ggml_context_ptr ctx(ggml_init({3 * ggml_tensor_overhead(), nullptr, true}));
+    ggml_tensor * keys = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, d, 1, n_k);
+    ggml_tensor * states = ggml_new_tensor_4d(ctx.get(), GGML_TYPE_F32, d, d, n_k, n_groups);
+    return backend.runs(ggml_mul_mat(ctx.get(), keys, states));
+}
+
 RecurrentCache::RecurrentCache(const Hparams & hp, const LayerPlace & place, int64_t n_sequences)
     : shape_(hp.recurrent), part_(hp.n_layer(), nullptr), index_(hp.n_layer(), -1) {
     for (int64_t il = 0; il < hp.n_layer(); ++il) {
@@ -179,6 +191,7 @@ RecurrentCache::RecurrentCache(const Hparams & hp, const LayerPlace & place, int
         if (found == parts_.end()) {
             found = parts_.insert(found, std::make_unique<RecurrentPart>());
             (*found)->backend = &backend;
+            (*found)->shares_keys = shares_keys(backend, shape_);
         }
         part_[il] = found->get();
         index_[il] = (*found)->n_layers++;

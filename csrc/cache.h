@@ -59,6 +59,7 @@ class KvCache {
 // What the recurrent layers of one device remember.
 struct RecurrentPart {
     Backend * backend = nullptr;
+    bool shares_keys = true; // whether a product takes a key head for all of its value heads
     int64_t n_layers = 0;
     ggml_context_ptr ctx, trace_ctx;
     Allocation memory, trace_memory;

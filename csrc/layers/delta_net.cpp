@@ -171,7 +171,8 @@ static ggml_tensor * path_rule(Build & b, int il, const RuleRows & in) {
             return ggml_view_3d(b.ctx, part, n, 1, n_v, part->nb[1], part->nb[2],
                                 head * part->nb[2]);
         };
-        done = delta_rule(b, {unit_queries_keys(b, qk), v, gate(0), gate(n_v), done.state});
+        done = delta_rule(b, {unit_queries_keys(b, qk), v, gate(0), gate(n_v), done.state,
+                              b.recurrent.part_of(il).shares_keys});
         out = out == nullptr ? done.out : ggml_concat(b.ctx, out, done.out, 2);
     }
     if (!verifies) {

@@ -104,6 +104,9 @@ DeltaRule delta_rule(Build & b, const DeltaRuleInputs & in) {
     auto tiled = [&](ggml_tensor * x) {
         return ggml_reshape_4d(c, x, x->ne[0], x->ne[1], n_k, n_v / n_k);
     };
+    auto for_each_group = [&](ggml_tensor * x) {
+        return in.shares_keys ? x : ggml_repeat_4d(c, x, x->ne[0], x->ne[1], n_k, n_v / n_k);
+    };
     auto flat = [&](ggml_tensor * x) { return ggml_reshape_3d(c, x, x->ne[0], x->ne[1], n_v); };
 
     ggml_tensor * growth = nullptr;
@@ -111,7 +114,8 @@ DeltaRule delta_rule(Build & b, const DeltaRuleInputs & in) {
     ggml_tensor * keys = rows(b, in.qk, n, n);
     ggml_tensor * products = ggml_mul_mat(c, keys, in.qk); // k_j q_i, k_j k_i: [n (j), 2n (i), n_k]
     ggml_tensor * system = flat(ggml_mul(c, tiled(decay), products));
-    ggml_tensor * from_state = flat(ggml_mul_mat(c, in.qk, tiled(in.state))); // [2n, d, n_v]
+    ggml_tensor * from_state =
+        flat(ggml_mul_mat(c, for_each_group(in.qk), tiled(in.state))); // [2n, d, n_v]
     from_state = ggml_mul(c, from_state, growth);
 
     ggml_tensor * v = ggml_cont(c, ggml_permute(c, in.v, 1, 2, 0, 3)); // [n, d, n_v]
@@ -124,7 +128,8 @@ DeltaRule delta_rule(Build & b, const DeltaRuleInputs & in) {
     ggml_tensor * last =
         ggml_view_3d(c, decay, n, 1, n_v, decay->nb[1], decay->nb[2], (n - 1) * decay->nb[1]);
     ggml_tensor * keys_by_node = ggml_cont(c, ggml_permute(c, keys, 1, 0, 2, 3)); // [n, d, n_k]
-    ggml_tensor * added = ggml_mul_mat(c, keys_by_node, tiled(ggml_mul(c, w, last)));
+    ggml_tensor * added =
+        ggml_mul_mat(c, for_each_group(keys_by_node), tiled(ggml_mul(c, w, last)));
     ggml_tensor * kept = ggml_mul(c, in.state, columns(b, growth, n - 1, 1));
     return {ggml_cont(c, ggml_permute(c, out, 2, 0, 1, 3)), ggml_add(c, kept, flat(added))};
 }

@@ -18,6 +18,7 @@ struct DeltaRuleInputs {
     ggml_tensor * g;     // [n, 1, n_v_heads]
     ggml_tensor * beta;  // [n, 1, n_v_heads]
     ggml_tensor * state; // [d, d, n_v_heads]
+    bool shares_keys;    // else the device wants a copy of a key head for each of its value heads
 };
 
 struct DeltaRule {

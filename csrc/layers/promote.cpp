@@ -73,7 +73,7 @@ static ggml_tensor * path_state(Build & b, const RecurrentPart & part, const Pat
     state = ggml_view_3d(b.ctx, state, d, d, n_v, d * state->nb[0], d * d * state->nb[0],
                          layer * state->nb[2]);
     ggml_tensor * qk = unit_queries_keys(b, ggml_repeat_4d(b.ctx, k, d, n, 2, n_k));
-    return delta_rule(b, {qk, v, gate(rows.g), gate(rows.beta), state}).state;
+    return delta_rule(b, {qk, v, gate(rows.g), gate(rows.beta), state, part.shares_keys}).state;
 }
 
 static void promote_states(Build & b, const RecurrentPart & part, const PathRows & rows) {

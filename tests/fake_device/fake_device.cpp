@@ -3,8 +3,9 @@
 // calls every page of a buffer is inaccessible: a host access is a segmentation fault.
 //
 // Read whenever asked: FAKE_DEVICE_MIB, its memory (4096); FAKE_DEVICE_LACKS, operations it does
-// not have, separated by commas (GGML_OP names, as SOLVE_TRI); FAKE_DEVICE_MISLEADS, whether its
-// TOP_K names a row that does not exist where values are no numbers, as that of Vulkan does.
+// not have, separated by commas (GGML_OP names, as SOLVE_TRI, and SHARED_MATRIX: one for several
+// groups of others); FAKE_DEVICE_MISLEADS, whether its TOP_K names a row that does not exist where
+// values are no numbers, as that of Vulkan does.
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
 
@@ -200,9 +201,12 @@ void get_props(ggml_backend_dev_t dev, ggml_backend_dev_props * props) {
     props->type = type(dev);
 }
 ggml_backend_buffer_type_t buffer_type(ggml_backend_dev_t) { return &fake.buft; }
+bool shares_matrices(const ggml_tensor * op) {
+    return op->op == GGML_OP_MUL_MAT && op->src[0]->ne[3] != op->src[1]->ne[3];
+}
 bool supports_op(ggml_backend_dev_t, const ggml_tensor * op) {
-    return !lacks(ggml_op_name(op->op)) && op->op != GGML_OP_CUSTOM &&
-           ggml_backend_dev_supports_op(cpu(), op);
+    return !lacks(ggml_op_name(op->op)) && !(lacks("SHARED_MATRIX") && shares_matrices(op)) &&
+           op->op != GGML_OP_CUSTOM && ggml_backend_dev_supports_op(cpu(), op);
 }
 bool supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft) {
     return buft == buffer_type(dev);

@@ -178,6 +178,20 @@ def test_it_does_not_select_among_what_is_no_number(
             decoder.session.draft(9, 4, 5)
 
 
+def test_products_that_share_a_matrix_are_done_without(
+    pair_of: Callable[[str], Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Vulkan lacks them: key heads are copied, and no layer goes to the CPU."""
+    pair = pair_of("qwen35")
+    with open_decoder(pair, CPU) as decoder:
+        expected, logits = plain(decoder), decoder.logits(PROMPT)
+    monkeypatch.setenv("FAKE_DEVICE_LACKS", "SHARED_MATRIX")
+    with open_decoder(pair, {}) as decoder:
+        np.testing.assert_allclose(decoder.logits(PROMPT), logits, rtol=0, atol=CLOSE)
+        check_law(decoder, expected, monkeypatch)
+        assert decoder.session.cpu_operations == []
+
+
 def test_it_is_said_once(
     pair_of: Callable[[str], Pair],
     monkeypatch: pytest.MonkeyPatch,
@@ -194,7 +208,7 @@ def test_it_is_said_once(
 @pytest.mark.parametrize(
     ("variable", "value", "sentence"),
     [
-        ("FAKE_DEVICE_LACKS", "SET_ROWS", "do not work on Fake0"),
+        ("FAKE_DEVICE_LACKS", "SET_ROWS", "do not work on Fake0 .*; no others do"),
         ("FAKE_DEVICE_LACKS", "MUL_MAT", "device Fake0 cannot multiply with tensor"),
         ("FAKE_DEVICE_MIB", "0", "Fake0 has 0 MiB free"),
     ],
