@@ -59,7 +59,7 @@ class Budget:
         self._lost_s = 0.0
         self.hope = 1.0
         """Chance of a draft's first candidate, as the rules have found it lately."""
-        self._since_plain = 0
+        self._since_plain, self._is_cold = 0, False
         self._n_paused = 0
         self._gains: dict[tuple[int, ...], Gains] = {}
 
@@ -85,9 +85,10 @@ class Budget:
     def needs_plain(self, advantage: float) -> bool:
         """Whether a plain round is due, so that what drafting is compared with is not old.
 
-        advantage: tokens that it gives up.
+        It takes two: one straight after a drafted round is slower than those of plain decoding.
+        advantage: tokens that each gives up.
         """
-        return self._since_plain * PROBE_SHARE >= advantage
+        return self._is_cold or self._since_plain * PROBE_SHARE >= 2.0 * advantage
 
     def pause(self, seconds: float, position: int) -> int:
         """Leaves plain decoding alone until a look that costs so much is affordable.
@@ -112,10 +113,12 @@ class Budget:
     def observe(self, done: Round) -> None:
         """Learns from a round."""
         self._lost_s -= self._share * done.seconds
+        self._is_cold = not done.n_positions and self._since_plain > 0 and self.costs.knows_plain
         self._since_plain = self._since_plain + 1 if done.n_positions else 0
         if done.n_positions and self.costs.knows_plain:
             self._lost_s += self._warm_s(done) - done.n_tokens * self.costs.plain_s(done.position)
-        self.costs.observe(done)
+        if not self._is_cold:
+            self.costs.observe(done)
         least = PROBE_SHARE * PROBE_SAVED * self.costs.plain_s(done.position)
         self._lost_s = max(self._lost_s, -least if self.costs.knows_plain else 0.0)
 

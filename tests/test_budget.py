@@ -121,6 +121,22 @@ def test_an_answer_begins_without_debts() -> None:
     assert rule.choose(100, 15) > 0
 
 
+def test_a_plain_round_after_drafted_ones_is_no_measure_of_plain_decoding() -> None:
+    budget = Budget()
+    for _ in range(3):
+        budget.observe(Round(100, n_tokens=1, pass_s=1.0))
+    for _ in range(300):
+        budget.observe(Round(100, 3, 3, n_accepted=3, n_tokens=4, draft_s=0.5, pass_s=1.5))
+    assert budget.needs_plain(1.0)
+    budget.observe(Round(100, n_tokens=1, pass_s=2.0))  # caches hold what drafting needed
+    assert budget.costs.plain_s(100) == 1.0
+    assert budget.needs_plain(1.0)
+    for _ in range(6):
+        budget.observe(Round(100, n_tokens=1, pass_s=1.2))
+    assert not budget.needs_plain(1.0)
+    assert budget.costs.plain_s(100) == pytest.approx(1.2)
+
+
 def test_looks_that_cost_several_rounds_are_saved_for() -> None:
     """A second row costs as much as three passes, as where kernels for one row are far better."""
     machine = Machine(lambda rows: 10 + (25 + rows if rows > 1 else 0), lambda _: 8)
