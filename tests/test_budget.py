@@ -107,10 +107,16 @@ def test_drafting_that_begins_to_pay_is_noticed() -> None:
     assert np.mean([done.n_drafted for done in rounds[-50:]]) > 4
 
 
-def test_an_answer_begins_without_debts() -> None:
+def plain_known() -> Budget:
+    """One that has seen plain rounds of a second."""
     budget = Budget()
     for _ in range(3):
         budget.observe(Round(100, n_tokens=1, pass_s=1.0))
+    return budget
+
+
+def test_an_answer_begins_without_debts() -> None:
+    budget = plain_known()
     for _ in range(4):
         budget.observe(Round(100, 3, 3, n_expected=2.0, n_tokens=1, draft_s=0.5, pass_s=1.5))
     assert not budget.may_lose(0.1, 100)
@@ -122,9 +128,7 @@ def test_an_answer_begins_without_debts() -> None:
 
 
 def test_a_plain_round_after_drafted_ones_is_no_measure_of_plain_decoding() -> None:
-    budget = Budget()
-    for _ in range(3):
-        budget.observe(Round(100, n_tokens=1, pass_s=1.0))
+    budget = plain_known()
     for _ in range(300):
         budget.observe(Round(100, 3, 3, n_accepted=3, n_tokens=4, draft_s=0.5, pass_s=1.5))
     assert budget.needs_plain(1.0)
