@@ -236,4 +236,13 @@ void Backend::read(const ggml_tensor * tensor, void * dst, size_t offset, size_t
     bytes_read_ += size;
 }
 
+void Backend::read(const std::vector<Fetch> & fetches) const {
+    for (const Fetch & fetch : fetches) {
+        const size_t size = ggml_nbytes(fetch.tensor);
+        ggml_backend_tensor_get_async(get(), fetch.tensor, fetch.to, 0, size);
+        bytes_read_ += size;
+    }
+    ggml_backend_synchronize(get());
+}
+
 } // namespace dfl

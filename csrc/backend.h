@@ -76,6 +76,12 @@ class Backend {
 
     // Copies a tensor's bytes to the host, and counts them.
     void read(const ggml_tensor * tensor, void * dst, size_t offset, size_t size) const;
+    // Whole tensors, all in one wait for the device.
+    struct Fetch {
+        const ggml_tensor * tensor;
+        void * to;
+    };
+    void read(const std::vector<Fetch> & fetches) const;
     uint64_t bytes_read() const { return bytes_read_; }
 
   private:

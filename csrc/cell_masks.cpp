@@ -141,10 +141,12 @@ void CellMasks::write(const Kept & mask, const CellTable & table, const MaskRows
         return;
     }
     const bool is_host = mask.backend->is_host();
-    std::vector<ggml_fp16_t> staging(is_host ? 0 : n * n_rows);
-    ggml_fp16_t * at = staging.data();
+    ggml_fp16_t * at = nullptr;
     int64_t stride = n;
-    if (is_host) {
+    if (!is_host) {
+        staged_.emplace_back(n * n_rows);
+        at = staged_.back().data();
+    } else {
         at = static_cast<ggml_fp16_t *>(mask.tensor->data) + first_row * n_kv_ + span.first;
         stride = n_kv_;
     }
@@ -153,15 +155,16 @@ void CellMasks::write(const Kept & mask, const CellTable & table, const MaskRows
     }
     if (!is_host) {
         constexpr size_t size = sizeof(ggml_fp16_t);
-        ggml_backend_tensor_set_2d(mask.tensor, staging.data(),
-                                   (first_row * n_kv_ + span.first) * size, n * size, n_rows,
-                                   n_kv_ * size, n * size);
+        ggml_backend_tensor_set_2d_async(mask.backend->get(), mask.tensor, at,
+                                         (first_row * n_kv_ + span.first) * size, n * size, n_rows,
+                                         n_kv_ * size, n * size);
     }
     bytes_written_ += n * n_rows * sizeof(ggml_fp16_t);
 }
 
 void CellMasks::update(CellTable & table, const MaskRows & rows, int64_t n_kv) {
     const auto n_rows = static_cast<int64_t>(rows.positions.size());
+    staged_.clear();
     log_changes(table, table.take_changes());
     if (n_kv != n_kv_) {
         written_.clear();

@@ -88,6 +88,8 @@ class CellMasks {
     std::vector<int64_t> log_;
     int64_t log_start_ = 0;
     std::vector<int32_t> cell_at_; // of positions of the sequence; -1; may be outdated
+    // What goes to devices until the next update: some copy it only as their graph begins.
+    std::vector<std::vector<ggml_fp16_t>> staged_;
     uint64_t bytes_written_ = 0;
 };
 

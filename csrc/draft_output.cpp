@@ -62,25 +62,24 @@ void add_draft_output(LiveGraph & live, ggml_tensor * logits) {
     }
 }
 
-template <typename T>
-static std::vector<T> fetch(const ggml_tensor * tensor, const Backend & backend) {
-    std::vector<T> values(ggml_nelements(tensor));
-    backend.read(tensor, values.data(), 0, ggml_nbytes(tensor));
-    return values;
-}
-
 // The device gives the k best in any order.
 static Draft read_selection(const LiveGraph & live, const Backend & backend) {
     const int64_t n = live.logits->ne[0], n_draft = live.logits->ne[1], k = live.shape.n_top;
-    const auto rows = fetch<int32_t>(live.top.rows, backend);
-    const auto logits = fetch<float>(live.top.logits, backend);
+    std::vector<int32_t> rows(k * n_draft);
+    std::vector<float> logits(k * n_draft), probabilities;
+    std::vector<Backend::Fetch> wanted = {{live.top.rows, rows.data()},
+                                          {live.top.logits, logits.data()}};
+    if (live.shape.log_sum_exp) {
+        probabilities.resize(k * n_draft);
+        wanted.push_back({live.top.probabilities, probabilities.data()});
+    }
+    backend.read(wanted);
     Draft draft;
     for (int64_t i = 0; i < k * n_draft; ++i) {
         const int64_t row = std::clamp<int64_t>(rows[i], 0, n - 1); // NaNs may confuse the device
         draft.best.push_back({static_cast<int32_t>(row), logits[i]});
     }
     if (live.shape.log_sum_exp) {
-        const auto probabilities = fetch<float>(live.top.probabilities, backend);
         for (int64_t i = 0; i < n_draft; ++i) {
             const auto first = probabilities.begin() + i * k;
             const int64_t top = std::max_element(first, first + k) - first;
@@ -104,12 +103,15 @@ Draft read_draft(const LiveGraph & live, int64_t k, const Backend & backend) {
         probabilities = static_cast<const float *>(live.top.probabilities->data);
     }
     if (!backend.is_host()) {
-        fetched = fetch<float>(live.logits, backend);
-        logits = fetched.data();
+        fetched.resize(ggml_nelements(live.logits));
+        std::vector<Backend::Fetch> wanted = {{live.logits, fetched.data()}};
         if (probabilities != nullptr) {
-            fetched_probabilities = fetch<float>(live.top.probabilities, backend);
+            fetched_probabilities.resize(ggml_nelements(live.top.probabilities));
+            wanted.push_back({live.top.probabilities, fetched_probabilities.data()});
             probabilities = fetched_probabilities.data();
         }
+        backend.read(wanted);
+        logits = fetched.data();
     }
     const int64_t n = live.logits->ne[0];
     Draft draft;

@@ -22,9 +22,9 @@ static LayerPlace on(Backend & backend) {
 DraftState::DraftState(std::shared_ptr<const Drafter> drafter, const Model & target,
                        Devices & devices, ggml_type cache_type, int64_t window, int64_t n_ubatch,
                        int64_t n_verify, int64_t max_block)
-    : drafter_(std::move(drafter)), target_(target), backend_(devices.main()), window_(window),
-      kv_(drafter_->hparams(), on(backend_), cache_type, cache_type,
-          cells_wanted(window, n_ubatch, max_block), max_block),
+    : drafter_(std::move(drafter)), target_(target), backend_(devices.main()), sizes_(devices),
+      window_(window), kv_(drafter_->hparams(), on(backend_), cache_type, cache_type,
+                           cells_wanted(window, n_ubatch, max_block), max_block),
       no_recurrent_(drafter_->hparams(), on(backend_), 1), n_ubatch_(n_ubatch),
       max_block_(max_block), junk_cell_(kv_.cells().size() - 1) {
     kv_.cells().reserve_last();
@@ -114,10 +114,10 @@ void DraftState::keep(const std::vector<int64_t> & rows, int32_t position) {
     }
 }
 
-void DraftState::write_positions(ggml_tensor * tensor,
+void DraftState::write_positions(const LiveGraph & live, ggml_tensor * tensor,
                                  const std::vector<int32_t> & positions) const {
     const int64_t n = positions.size();
-    write_input<int32_t>(tensor, [&](int32_t * data) {
+    live.write<int32_t>(tensor, [&](int32_t * data) {
         for (int64_t i = 0; i < ggml_nelements(tensor); ++i) {
             data[i] = i < 3 * n ? positions[i % n] : 0;
         }
@@ -152,9 +152,9 @@ void DraftState::set_prefill_injection(LiveGraph & live, int32_t position) {
         positions.push_back(features.back().position);
     }
     const std::vector<int64_t> cells = own_cells(features);
-    write_positions(live.draft.inject_positions, positions);
-    write_input<int64_t>(live.draft.inject_cells,
-                         [&](int64_t * data) { std::copy(cells.begin(), cells.end(), data); });
+    write_positions(live, live.draft.inject_positions, positions);
+    live.write<int64_t>(live.draft.inject_cells,
+                        [&](int64_t * data) { std::copy(cells.begin(), cells.end(), data); });
 }
 
 void DraftState::set_injection(LiveGraph & live, const std::vector<int64_t> & cells) {
@@ -166,13 +166,13 @@ void DraftState::set_injection(LiveGraph & live, const std::vector<int64_t> & ce
     for (int64_t i = 0; i < n; ++i) {
         positions[i] = source(i).position;
     }
-    write_positions(live.draft.inject_positions, positions);
-    write_input<int32_t>(live.draft.inject_rows, [&](int32_t * data) {
+    write_positions(live, live.draft.inject_positions, positions);
+    live.write<int32_t>(live.draft.inject_rows, [&](int32_t * data) {
         for (int64_t i = 0; i < n; ++i) {
             data[i] = static_cast<int32_t>(source(i).row);
         }
     });
-    write_input<int64_t>(live.draft.inject_cells, [&](int64_t * data) {
+    live.write<int64_t>(live.draft.inject_cells, [&](int64_t * data) {
         for (int64_t i = 0; i < n; ++i) {
             data[i] = i < used ? cells[i] : junk_cell_;
         }
@@ -193,7 +193,7 @@ void DraftState::flush(GraphPool & graphs) {
     forget_unseen(pending_.back().position + 1);
     BatchShape shape;
     shape.kind = GraphKind::INJECT;
-    shape.n_inject = row_bucket(n_pending());
+    shape.n_inject = sizes_.injected(n_pending());
     LiveGraph & live = graphs.get(shape, [&](LiveGraph & fresh) {
         make_injection_inputs(fresh);
         Build b = make_build(fresh);
@@ -230,7 +230,7 @@ void DraftState::reserve(GraphPool & graphs) {
     largest.n_rows = max_block_;
     largest.n_kv = pad(kv_.cells().size(), 256); // the cache is a multiple of it
     largest.n_out = largest.n_rows - 1;
-    largest.n_inject = row_bucket(ring_);
+    largest.n_inject = sizes_.injected(ring_);
     largest.log_sum_exp = true;
     const int64_t n_choices = drafter_->head(target_).n_out();
     const int64_t n_top = std::min<int64_t>(n_choices, 64);
@@ -245,11 +245,11 @@ void DraftState::set_block(LiveGraph & live, int32_t last_token, int32_t positio
     tokens[0] = last_token;
     std::vector<int32_t> positions(n);
     std::iota(positions.begin(), positions.end(), position);
-    write_input<float>(live.in.embd,
-                       [&](float * data) { drafter_->embed(target_, tokens.data(), n, data); });
-    write_positions(live.in.positions, positions);
-    write_input<int64_t>(live.in.cells,
-                         [&](int64_t * data) { std::copy(cells.begin(), cells.end(), data); });
+    live.write<float>(live.in.embd,
+                      [&](float * data) { drafter_->embed(target_, tokens.data(), n, data); });
+    write_positions(live, live.in.positions, positions);
+    live.write<int64_t>(live.in.cells,
+                        [&](int64_t * data) { std::copy(cells.begin(), cells.end(), data); });
     kv_.masks().update(kv_.cells(), {positions, cells, nullptr}, live.shape.n_kv);
 }
 
@@ -265,9 +265,9 @@ Draft DraftState::run_block(GraphPool & graphs, int32_t last_token, int32_t posi
     BatchShape shape;
     shape.kind = GraphKind::DRAFT;
     shape.n_rows = n_draft + 1;
-    shape.n_kv = pad(table.high(), 256);
+    shape.n_kv = sizes_.cells(table.high(), table.size());
     shape.n_out = n_draft;
-    shape.n_inject = row_bucket(n_pending());
+    shape.n_inject = sizes_.injected(n_pending());
     const int64_t n_choices = drafter_->head(target_).n_out();
     shape.n_top = selects_on_device(backend_, n_choices, k) ? k : 0;
     shape.log_sum_exp = log_sum_exp;

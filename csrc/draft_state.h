@@ -6,6 +6,7 @@
 #include "draft_output.h"
 #include "drafter.h"
 #include "graph.h"
+#include "graph_sizes.h"
 
 #include <memory>
 #include <vector>
@@ -81,11 +82,13 @@ class DraftState {
     void forget_unseen(int32_t position);
     std::vector<int64_t> own_cells(const std::vector<Pending> & features);
     void release(const std::vector<int64_t> & cells);
-    void write_positions(ggml_tensor * tensor, const std::vector<int32_t> & positions) const;
+    void write_positions(const LiveGraph & live, ggml_tensor * tensor,
+                         const std::vector<int32_t> & positions) const;
 
     std::shared_ptr<const Drafter> drafter_;
     const Model & target_;
     Backend & backend_; // of the drafter
+    GraphSizes sizes_;
     int64_t window_;
     KvCache kv_;
     RecurrentCache no_recurrent_;

@@ -56,33 +56,26 @@ void finish_logits(LiveGraph & live, ggml_tensor * logits, const Backend & backe
     }
 }
 
-int64_t row_bucket(int64_t n) {
-    int64_t size = 1;
-    while (size < n) {
-        size *= 2;
-    }
-    const int64_t between = size / 4 * 3;
-    return n == 0 ? 0 : size >= 4 && between >= n ? between : size;
-}
-
-int64_t padded_rows(int64_t n, const Weights & weights) {
-    return weights.packed.empty() && n > 4 && n % 4 >= 2 ? (n + 3) / 4 * 4 : n;
-}
-
 GraphPool::GraphPool(Devices & devices, size_t max_nodes)
     : devices_(devices), backend_(devices.main()), max_nodes_(max_nodes),
-      arena_(ggml_gallocr_new(backend_.default_buffer_type())) {}
+      arena_(ggml_gallocr_new(backend_.default_buffer_type())),
+      block_(backend_.is_host() || !devices.split().is_whole()
+                 ? nullptr
+                 : std::make_unique<InputBlock>(backend_)) {}
 
 ArenaBytes GraphPool::arena_bytes() const {
-    if (!backend_.measures()) {
-        return scheduler_ ? scheduler_->bytes()
-                          : ArenaBytes{ggml_gallocr_get_buffer_size(arena_.get(), 0), 0};
+    ArenaBytes bytes;
+    if (backend_.measures()) {
+        for (const auto & [kind, wanted] : wanted_) {
+            bytes = most_of(bytes, wanted);
+        }
+    } else if (scheduler_) {
+        bytes = scheduler_->bytes();
+    } else {
+        bytes.main = ggml_gallocr_get_buffer_size(arena_.get(), 0);
     }
-    ArenaBytes most;
-    for (const auto & [kind, wanted] : wanted_) {
-        most = most_of(most, wanted);
-    }
-    return most;
+    bytes.main += block_ ? block_->bytes() : 0;
+    return bytes;
 }
 
 uint64_t GraphPool::arena_bytes(GraphKind kind) const {
@@ -114,12 +107,13 @@ static std::string what_for(const BatchShape & shape) {
 
 void GraphPool::allocate(LiveGraph & fresh, uint64_t wanted) {
     const std::string what = what_for(fresh.shape);
-    const uint64_t before = arena_bytes().main;
+    const auto arena_size = [&] { return ggml_gallocr_get_buffer_size(arena_.get(), 0); };
+    const uint64_t before = arena_size();
     if (wanted > before) {
         backend_.check_fits(wanted - before, what.c_str());
     }
     const bool allocated = ggml_gallocr_alloc_graph(arena_.get(), fresh.graph);
-    const bool moved = arena_bytes().main != before;
+    const bool moved = arena_size() != before;
     if (!allocated || moved) {
         live_.clear(); // they point into the arena that was just replaced
     }
@@ -166,6 +160,7 @@ bool GraphPool::wants_scheduler(ggml_cgraph * graph) {
     if (!scheduler_ && (!lacking.empty() || !devices_.split().is_whole())) {
         live_.clear();
         arena_.reset();
+        block_.reset();
         scheduler_ = std::make_unique<Scheduler>(devices_, max_nodes_);
     }
     return scheduler_ != nullptr;
@@ -199,14 +194,29 @@ LiveGraph & GraphPool::get_scheduled(LiveGraph fresh, const GraphBuilder & build
     return live_.front();
 }
 
+void GraphPool::place_inputs(LiveGraph & fresh) {
+    const int64_t n_moves = block_->n_moves();
+    fresh.input_bytes = block_->place(fresh.graph);
+    fresh.block = block_.get();
+    if (block_->n_moves() != n_moves) {
+        live_.clear(); // their inputs lay in the block that was just replaced
+    }
+}
+
 LiveGraph & GraphPool::get_in_arena(LiveGraph fresh) {
     if (backend_.is_imagined()) {
         card::add_attention_copies(fresh.graph);
+    }
+    if (block_) {
+        place_inputs(fresh);
     }
     const uint64_t wanted = arena_bytes_for(fresh.graph);
     if (!backend_.measures()) {
         allocate(fresh, wanted);
         join_neighbours(fresh.graph, fresh.cpu_nodes);
+        if (backend_.is_cuda()) {
+            number_graph(devices_, fresh.graph);
+        }
     }
     // An imagined card with the CPU beside it: each has at most the results of the whole graph.
     note_size(fresh, {wanted, devices_.split().is_whole() ? 0 : wanted});
@@ -218,11 +228,15 @@ LiveGraph & GraphPool::get_in_arena(LiveGraph fresh) {
 }
 
 void GraphPool::compute(LiveGraph & live) {
+    live.best.clear();
     if (scheduler_) {
         scheduler_->compute(live.graph);
-    } else {
-        backend_.compute(live.graph);
+        return;
     }
+    if (live.block != nullptr) {
+        live.block->upload(live.input_bytes);
+    }
+    backend_.compute(live.graph);
 }
 
 } // namespace dfl

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cache.h"
+#include "input_block.h"
 #include "layers/build.h"
 #include "scheduler.h"
 
@@ -12,6 +13,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <vector>
 
 namespace dfl {
 
@@ -35,6 +37,10 @@ struct TopOutputs {
 };
 
 struct LiveGraph {
+    // Writes an input, before each run. One that no node reads has no memory.
+    template <typename T>
+    void write(ggml_tensor * input, const std::function<void(T * data)> & fill) const;
+
     BatchShape shape;
     ggml_context_ptr ctx;
     ggml_cgraph * graph = nullptr;
@@ -44,22 +50,25 @@ struct LiveGraph {
     TopOutputs top;
     ggml_tensor * logits = nullptr; // [n_vocab, n_out]
     ggml_tensor * argmax = nullptr; // i32 [n_out]; only where logits do not lie in host memory
+    std::vector<int32_t> best;      // what argmax was in the last run, once it was asked for
+    InputBlock * block = nullptr;   // where inputs wait for the device; NULL: they are just written
+    size_t input_bytes = 0;         // of it
 };
 
-// Writes an input tensor: directly where it lies in host memory, else through a staging copy. One
-// that no node reads has no memory.
 template <typename T>
-void write_input(ggml_tensor * tensor, const std::function<void(T * data)> & fill) {
-    if (tensor->buffer == nullptr) {
+void LiveGraph::write(ggml_tensor * input, const std::function<void(T * data)> & fill) const {
+    if (input->buffer == nullptr) {
         return;
     }
-    if (ggml_backend_buffer_is_host(tensor->buffer)) {
-        fill(static_cast<T *>(tensor->data));
-        return;
+    if (block != nullptr) {
+        fill(static_cast<T *>(block->host(input)));
+    } else if (ggml_backend_buffer_is_host(input->buffer)) {
+        fill(static_cast<T *>(input->data));
+    } else { // of a graph over two devices
+        std::vector<T> staging(ggml_nelements(input));
+        fill(staging.data());
+        ggml_backend_tensor_set(input, staging.data(), 0, ggml_nbytes(input));
     }
-    std::vector<T> staging(ggml_nelements(tensor));
-    fill(staging.data());
-    ggml_backend_tensor_set(tensor, staging.data(), 0, ggml_nbytes(tensor));
 }
 
 // Adds the nodes of live.shape to live.graph and its inputs to live.
@@ -74,15 +83,6 @@ ggml_tensor * make_input(ggml_context * ctx, ggml_type type, int64_t ne0, int64_
 void keep_output(ggml_tensor * tensor);
 // Marks logits as wanted and, where they are not in host memory, adds their argmax.
 void finish_logits(LiveGraph & live, ggml_tensor * logits, const Backend & backend);
-
-// n rows rounded up to a size that few graphs serve and little padding fills: 0, 1, 2, 3, 4, 6, 8,
-// 12, 16, 24...
-int64_t row_bucket(int64_t n);
-
-// Rows a verify of n is run with. ggml's CPU kernels for quantised weights take rows by four and
-// the rest one by one: a rest of three costs more than four, one of two as much. At most four rows,
-// one more costs what it saves. Ours take any number.
-int64_t padded_rows(int64_t n, const Weights & weights);
 
 class GraphPool {
   public:
@@ -112,6 +112,7 @@ class GraphPool {
     LiveGraph built(const BatchShape & shape, const GraphBuilder & build) const;
     // Whether the scheduler is to run a graph, as it runs all from the first one on.
     bool wants_scheduler(ggml_cgraph * graph);
+    void place_inputs(LiveGraph & fresh);
     LiveGraph & get_in_arena(LiveGraph fresh);
     LiveGraph & get_scheduled(LiveGraph fresh, const GraphBuilder & build);
     uint64_t arena_bytes_for(ggml_cgraph * graph) const;
@@ -124,7 +125,8 @@ class GraphPool {
     std::unique_ptr<Scheduler> scheduler_; // NULL as long as every graph runs on one device
     std::set<std::string> cpu_operations_;
     ggml_gallocr_ptr arena_;
-    std::list<LiveGraph> live_; // most recently used first
+    std::unique_ptr<InputBlock> block_; // NULL where the host writes inputs in their place
+    std::list<LiveGraph> live_;         // most recently used first
     int64_t n_built_ = 0;
     std::map<GraphKind, ArenaBytes> wanted_; // by the largest graph
     uint64_t pool_bytes_ = 0;

@@ -46,10 +46,10 @@ void make_path_inputs(LiveGraph & live, const RecurrentShape & recurrent) {
     }
 }
 
-static void write_conv_taps(ggml_tensor * taps, const RecurrentShape & recurrent,
+static void write_conv_taps(const LiveGraph & live, const RecurrentShape & recurrent,
                             const std::vector<int32_t> & parents) {
     const int64_t before = recurrent.d_conv - 1, n = parents.size();
-    write_input<int32_t>(taps, [&](int32_t * data) {
+    live.write<int32_t>(live.in.conv_taps, [&](int32_t * data) {
         for (int64_t tap = 0; tap <= before; ++tap) {
             for (int64_t i = 0; i < n; ++i) {
                 int64_t row = before + i;
@@ -62,14 +62,15 @@ static void write_conv_taps(ggml_tensor * taps, const RecurrentShape & recurrent
     });
 }
 
-void write_path_inputs(const GraphInputs & in, const RecurrentShape & recurrent,
+void write_path_inputs(const LiveGraph & live, const RecurrentShape & recurrent,
                        const std::vector<int32_t> & parents) {
+    const GraphInputs & in = live.in;
     for (const PathInputs & path : in.paths) {
         const int64_t n = path.n;
         const auto above = [&](int64_t i) { // beyond the tree's nodes, or without one: a chain
             return parents.empty() ? i - 1 : parents[i];
         };
-        write_input<float>(path.ancestors, [&](float * data) {
+        live.write<float>(path.ancestors, [&](float * data) {
             std::fill(data, data + 2 * n * n, 0.0f);
             for (int64_t i = 0; i < n; ++i) {
                 for (int64_t j = i; j >= 0; j = above(j)) {
@@ -77,7 +78,7 @@ void write_path_inputs(const GraphInputs & in, const RecurrentShape & recurrent,
                 }
             }
         });
-        write_input<float>(path.bias, [&](float * data) {
+        live.write<float>(path.bias, [&](float * data) {
             std::fill(data, data + 2 * n * n, -INFINITY);
             for (int64_t i = 0; i < n; ++i) {
                 for (int64_t j = i; j >= 0; j = above(j)) {
@@ -86,24 +87,24 @@ void write_path_inputs(const GraphInputs & in, const RecurrentShape & recurrent,
                 }
             }
         });
-        write_input<float>(path.identity, [&](float * data) {
+        live.write<float>(path.identity, [&](float * data) {
             for (int64_t i = 0; i < n * n; ++i) {
                 data[i] = i % (n + 1) == 0 ? 1.0f : 0.0f;
             }
         });
         const auto d = static_cast<float>(recurrent.d_state);
-        write_input<float>(path.unit, [&](float * data) {
+        live.write<float>(path.unit, [&](float * data) {
             std::fill(data, data + n * recurrent.d_state, 1.0f / d);
             std::fill(data + n * recurrent.d_state, data + 2 * n * recurrent.d_state,
                       1.0f / std::sqrt(d));
         });
     }
     if (in.parents != nullptr) {
-        write_input<int32_t>(
+        live.write<int32_t>(
             in.parents, [&](int32_t * data) { std::copy(parents.begin(), parents.end(), data); });
     }
     if (in.conv_taps != nullptr) {
-        write_conv_taps(in.conv_taps, recurrent, parents);
+        write_conv_taps(live, recurrent, parents);
     }
 }
 

@@ -15,7 +15,7 @@ bool has_fused_delta_rule(const RecurrentCache & cache, const RecurrentShape & s
 void make_path_inputs(LiveGraph & live, const RecurrentShape & recurrent);
 
 // parents: of every row, -1 for a root and for padding; empty: each row follows the one before.
-void write_path_inputs(const GraphInputs & in, const RecurrentShape & recurrent,
+void write_path_inputs(const LiveGraph & live, const RecurrentShape & recurrent,
                        const std::vector<int32_t> & parents);
 
 } // namespace dfl

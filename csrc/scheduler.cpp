@@ -40,6 +40,15 @@ std::set<std::string> lacking_operations(const Backend & backend, ggml_cgraph * 
     return lacking;
 }
 
+void number_graph(Devices & devices, ggml_cgraph * graph) {
+    // Numbers are given by ggml's scheduler as it looks where nodes are; there is no other door.
+    ggml_backend_t backends[] = {devices.main().get(), devices.cpu()->get()};
+    const ggml_backend_sched_ptr scheduler(ggml_backend_sched_new(
+        backends, nullptr, 2, 4 * ggml_graph_n_nodes(graph), /*parallel =*/false,
+        /*op_offload =*/false));
+    ggml_backend_sched_split_graph(scheduler.get(), graph);
+}
+
 Scheduler::Scheduler(Devices & devices, size_t max_nodes) : devices_(devices) {
     Backend & main = devices.main();
     Backend & cpu = *devices.cpu();

@@ -58,6 +58,7 @@ Session::Session(std::shared_ptr<const Model> model, const SessionParams & param
              walks_delta_net(model_->hparams().recurrent)),
       fused_(walks_ || (recurs_ && params_.delta_form != DeltaForm::STOCK &&
                         has_fused_delta_rule(recurrent_, model_->hparams().recurrent))),
+      sizes_(devices_),
       graphs_(devices_, max_nodes(*model_, params_.drafter.get(), fused_ ? 0 : params_.n_ubatch)) {
     tokens_.reserve(params_.n_ctx);
     if (params_.drafter) {
@@ -65,8 +66,8 @@ Session::Session(std::shared_ptr<const Model> model, const SessionParams & param
                   "%s was loaded for another model than %s", params_.drafter->file().path().c_str(),
                   model_->file().path().c_str());
         verify_rows_ = std::min(params_.drafter->draft().block_size, MAX_VERIFY);
-        recurrent_.reserve_trace(padded_rows(verify_rows_, model_->weights()));
-        kv_.masks().reserve(padded_rows(verify_rows_, model_->weights()));
+        recurrent_.reserve_trace(sizes_.verify_rows(verify_rows_, model_->weights()));
+        kv_.masks().reserve(sizes_.verify_rows(verify_rows_, model_->weights()));
         draft_ = std::make_unique<DraftState>(
             params_.drafter, *model_, devices_, draft_cache_type(params_), params_.draft_window,
             params_.n_ubatch, verify_rows_, /*max_block =*/verify_rows_);
@@ -104,15 +105,6 @@ void Session::check_tokens(const int32_t * tokens, int64_t n) const {
                   "token id %d is outside the vocabulary of %lld", tokens[i],
                   (long long)model_->hparams().n_vocab);
     }
-}
-
-// Steps grow with the context, so that a long answer does not rebuild its graph every few rounds.
-int64_t Session::bucket(int64_t cells) const {
-    int64_t step = 256;
-    while (step * 16 < cells) {
-        step *= 2;
-    }
-    return std::min(pad(cells, step), kv_.cells().size());
 }
 
 void Session::build_forward(LiveGraph & live, bool taps) {
@@ -177,7 +169,11 @@ int32_t Session::argmax(int64_t row) const {
     int32_t id = 0;
     const int64_t n_vocab = model_->hparams().n_vocab;
     if (last_->argmax != nullptr) {
-        devices_.main().read(last_->argmax, &id, (first_out_ + row) * sizeof id, sizeof id);
+        if (last_->best.empty()) { // all at once: each copy waits for the device
+            last_->best.resize(ggml_nelements(last_->argmax));
+            devices_.main().read(last_->argmax, last_->best.data(), 0, ggml_nbytes(last_->argmax));
+        }
+        id = last_->best[first_out_ + row];
     } else {
         const float * rows = static_cast<const float *>(last_->logits->data);
         id = static_cast<int32_t>(first_largest(rows + (first_out_ + row) * n_vocab, n_vocab));

@@ -4,6 +4,7 @@
 #include "cache.h"
 #include "draft_state.h"
 #include "graph.h"
+#include "graph_sizes.h"
 #include "model.h"
 #include "tree.h"
 
@@ -126,7 +127,6 @@ class Session {
   private:
     LayerPlace layer_place();
     void check_tokens(const int32_t * tokens, int64_t n) const;
-    int64_t bucket(int64_t cells) const;
     // The rows of a pass. Those of a verify may end with padding: copies of the root that write
     // where nobody looks.
     struct Pass {
@@ -150,6 +150,8 @@ class Session {
     void append(const int32_t * tokens, int64_t n, int64_t n_out, bool inject);
     void reserve_graphs();
     void reserve_verify_graphs(int64_t n);
+    // The graph that moves recurrent states along so many accepted nodes.
+    LiveGraph & promote_graph(int64_t n_accepted);
     void promote_state(const int32_t * nodes, int64_t n);
     void check_no_open_verify() const;
     void check_drafts() const;
@@ -164,6 +166,7 @@ class Session {
     RecurrentCache recurrent_;
     bool walks_; // our own code runs recurrent layers
     bool fused_; // a chain of them is one operation
+    GraphSizes sizes_;
     GraphPool graphs_;
     std::unique_ptr<DraftState> draft_;
     std::vector<int32_t> tokens_; // the committed timeline

@@ -26,7 +26,7 @@ Session::Pass Session::plan_verify(const Tree & tree) const {
         pass.positions.push_back(static_cast<int32_t>(position()) + tree.depth(i));
     }
     if (kv_.cells().n_free() > pass.n) { // padding needs a cell to write to
-        const int64_t n_rows = padded_rows(pass.n, model_->weights());
+        const int64_t n_rows = sizes_.verify_rows(pass.n, model_->weights());
         pass.tokens.resize(n_rows, tree.token(0));
         pass.positions.resize(n_rows, static_cast<int32_t>(position()));
     }
@@ -36,15 +36,15 @@ Session::Pass Session::plan_verify(const Tree & tree) const {
 void Session::set_inputs(LiveGraph & live, const Pass & pass) {
     const int64_t n = live.shape.n_rows;
     const GraphInputs & in = live.in;
-    write_input<float>(in.embd, [&](float * data) { model_->embed(pass.tokens.data(), n, data); });
+    live.write<float>(in.embd, [&](float * data) { model_->embed(pass.tokens.data(), n, data); });
     if (in.positions != nullptr) {
-        write_input<int32_t>(in.positions, [&](int32_t * data) {
+        live.write<int32_t>(in.positions, [&](int32_t * data) {
             // M-RoPE: time, height and width are the position for text, the fourth is 0.
             for (int64_t i = 0; i < ggml_nelements(in.positions); ++i) {
                 data[i] = i < 3 * n ? pass.positions[i % n] : 0;
             }
         });
-        write_input<int64_t>(in.cells, [&](int64_t * data) {
+        live.write<int64_t>(in.cells, [&](int64_t * data) {
             std::copy(pass.cells.begin(), pass.cells.end(), data);
         });
     }
@@ -52,11 +52,11 @@ void Session::set_inputs(LiveGraph & live, const Pass & pass) {
     kv_.masks().update(kv_.cells(), {pass.positions, pass.cells, verifies ? &pass.tree : nullptr},
                        live.shape.n_kv);
     if (in.out_rows != nullptr) {
-        write_input<int32_t>(in.out_rows,
-                             [&](int32_t * data) { data[0] = static_cast<int32_t>(n - 1); });
+        live.write<int32_t>(in.out_rows,
+                            [&](int32_t * data) { data[0] = static_cast<int32_t>(n - 1); });
     }
     if (live.draft.feature_rows != nullptr) {
-        write_input<int64_t>(live.draft.feature_rows, [&](int64_t * data) {
+        live.write<int64_t>(live.draft.feature_rows, [&](int64_t * data) {
             std::copy(pass.feature_rows.begin(), pass.feature_rows.end(), data);
         });
     }
@@ -65,7 +65,7 @@ void Session::set_inputs(LiveGraph & live, const Pass & pass) {
         for (int64_t i = 0; i < pass.n_rows() && verifies; ++i) {
             parents.push_back(i < pass.n ? pass.tree.parent(i) : -1);
         }
-        write_path_inputs(in, model_->hparams().recurrent, parents);
+        write_path_inputs(live, model_->hparams().recurrent, parents);
     }
     if (live.shape.n_inject > 0) {
         draft_->set_prefill_injection(live, pass.positions[0]);
@@ -109,7 +109,7 @@ LiveGraph & Session::run(Pass & pass, int64_t n_out, bool inject) {
         shape.kind = pass.kind;
         shape.n_rows = pass.n_rows();
         shape.first_seq = SEQUENCE;
-        shape.n_kv = bucket(kv_.cells().high());
+        shape.n_kv = sizes_.cells(kv_.cells().high(), kv_.cells().size());
         shape.n_out = n_out;
         shape.walks = walks_;
         shape.by_paths = recurs_ && !(fused_ && pass.tree.is_chain());

@@ -49,11 +49,14 @@ Draft Session::draft(int32_t last_token, int64_t n_draft, int64_t k, bool log_su
 void Session::reserve_verify_graphs(int64_t n) {
     BatchShape largest;
     largest.kind = GraphKind::VERIFY;
-    largest.n_rows = largest.n_out = padded_rows(n, model_->weights());
+    largest.n_rows = largest.n_out = sizes_.verify_rows(n, model_->weights());
     largest.n_kv = kv_.cells().size();
     largest.walks = walks_;
     largest.by_paths = recurs_;
     graphs_.get(largest, [&](LiveGraph & live) { build_forward(live, draft_ != nullptr); });
+    if (recurs_) {
+        promote_graph(n);
+    }
 }
 
 void Session::reserve_verify(int64_t n) {
@@ -69,8 +72,9 @@ void Session::reserve_verify(int64_t n) {
         draft_->grow(n, graphs_);
     }
     graphs_.clear(); // they use what is replaced here
-    recurrent_.reserve_trace(padded_rows(n, model_->weights()));
-    kv_.masks().reserve(padded_rows(n, model_->weights()));
+    const int64_t n_rows = sizes_.verify_rows(n, model_->weights());
+    recurrent_.reserve_trace(n_rows);
+    kv_.masks().reserve(n_rows);
     reserve_verify_graphs(n);
     if (draft_) {
         draft_->reserve(graphs_);
@@ -149,18 +153,15 @@ void Session::close_verify() {
     open_ = {};
 }
 
-void Session::promote_state(const int32_t * nodes, int64_t n_accepted) {
+LiveGraph & Session::promote_graph(int64_t n_accepted) {
     const int64_t layers = model_->hparams().n_recurrent();
     const int64_t before = model_->hparams().recurrent.d_conv - 1;
     BatchShape shape;
     shape.kind = GraphKind::PROMOTE;
-    // The fused operation goes step by step, so padding costs as much as a step; the usual lengths
-    // are spared it.
-    constexpr int64_t usual = 16;
-    shape.n_rows = n_accepted <= usual ? n_accepted : row_bucket(n_accepted);
+    shape.n_rows = sizes_.path(n_accepted);
     shape.walks = walks_;
     shape.by_paths = !fused_;
-    LiveGraph & live = graphs_.get(shape, [&](LiveGraph & fresh) {
+    return graphs_.get(shape, [&](LiveGraph & fresh) {
         ggml_context * ctx = fresh.ctx.get();
         fresh.draft.path = make_input(ctx, GGML_TYPE_I32, shape.n_rows, layers, "path");
         fresh.draft.on_path = make_input(ctx, GGML_TYPE_F32, 1, shape.n_rows, "on_path");
@@ -174,25 +175,32 @@ void Session::promote_state(const int32_t * nodes, int64_t n_accepted) {
             promote(b, *part, fresh.draft.path, fresh.draft.on_path, fresh.draft.conv_rows);
         }
     });
-    write_input<int32_t>(live.draft.path, [&](int32_t * data) {
-        for (int64_t i = 0; i < shape.n_rows * layers; ++i) {
-            const int64_t step = i % shape.n_rows;
+}
+
+void Session::promote_state(const int32_t * nodes, int64_t n_accepted) {
+    const int64_t layers = model_->hparams().n_recurrent();
+    const int64_t before = model_->hparams().recurrent.d_conv - 1;
+    LiveGraph & live = promote_graph(n_accepted);
+    const int64_t n_steps = live.shape.n_rows;
+    live.write<int32_t>(live.draft.path, [&](int32_t * data) {
+        for (int64_t i = 0; i < n_steps * layers; ++i) {
+            const int64_t step = i % n_steps;
             data[i] = nodes[step < n_accepted ? step : 0];
         }
     });
-    write_input<float>(live.draft.on_path, [&](float * data) {
-        for (int64_t i = 0; i < shape.n_rows; ++i) {
+    live.write<float>(live.draft.on_path, [&](float * data) {
+        for (int64_t i = 0; i < n_steps; ++i) {
             data[i] = i < n_accepted ? 1.0f : 0.0f;
         }
     });
-    write_input<int32_t>(live.draft.conv_rows, [&](int32_t * data) {
+    live.write<int32_t>(live.draft.conv_rows, [&](int32_t * data) {
         for (int64_t i = 0; i < before * layers; ++i) {
             // Of the committed inputs, then the path's, the last.
             const int64_t at = n_accepted + i % before;
             data[i] = static_cast<int32_t>(at < before ? at : before + nodes[at - before]);
         }
     });
-    write_path_inputs(live.in, model_->hparams().recurrent, {});
+    write_path_inputs(live, model_->hparams().recurrent, {});
     graphs_.compute(live);
 }
 

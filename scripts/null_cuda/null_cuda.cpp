@@ -1,0 +1,552 @@
+// A CUDA driver, runtime and cuBLAS whose card has memory and streams, but computes nothing.
+//
+// What runs on it is everything but the arithmetic: ggml's CUDA backend chooses kernels, takes
+// memory, captures graphs. What is read back is no result: word i of what is read is the integer i.
+// A host access to the card's memory ends the process. One source, compiled three times
+// (build_null_cuda.py); the counts live in the driver, which all of them link.
+//
+// Environment: NULL_CUDA_MIB, the card's memory (24 GiB); NULL_CUDA_SMS, its multiprocessors (82).
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+#include <sys/mman.h>
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+// Read by scripts/gpu/null_counts.py in this order.
+struct NullCudaCounts {
+    std::atomic<int64_t> used_bytes;
+    std::atomic<int64_t> peak_bytes;
+    std::atomic<int64_t> allocations;
+    std::atomic<int64_t> pinned_bytes;
+    std::atomic<int64_t> kernels;          // launched, not captured
+    std::atomic<int64_t> captured_kernels; // put into graphs
+    std::atomic<int64_t> captures;
+    std::atomic<int64_t> graph_launches;
+    std::atomic<int64_t> graph_updates;
+    std::atomic<int64_t> cublas_calls;
+    std::atomic<int64_t> synchronizations;
+    std::atomic<int64_t> copies_to_card;
+    std::atomic<int64_t> bytes_to_card;
+    std::atomic<int64_t> copies_to_host;
+    std::atomic<int64_t> bytes_to_host;
+};
+
+EXPORT NullCudaCounts * null_cuda_counts();
+EXPORT int64_t null_cuda_total_bytes();
+EXPORT bool null_cuda_take(int64_t bytes);
+
+#ifdef NULL_CUDA_DRIVER
+
+static int64_t setting(const char * name, int64_t otherwise) {
+    const char * text = std::getenv(name);
+    return text != nullptr ? std::atoll(text) : otherwise;
+}
+
+EXPORT NullCudaCounts * null_cuda_counts() {
+    static NullCudaCounts counts = {};
+    return &counts;
+}
+
+EXPORT int64_t null_cuda_total_bytes() {
+    static const int64_t bytes = setting("NULL_CUDA_MIB", 24576) << 20;
+    return bytes;
+}
+
+// Takes memory of the card, or gives it back: whether there was enough.
+EXPORT bool null_cuda_take(int64_t bytes) {
+    NullCudaCounts & counts = *null_cuda_counts();
+    const int64_t used = counts.used_bytes += bytes;
+    if (used > null_cuda_total_bytes()) {
+        counts.used_bytes -= bytes;
+        return false;
+    }
+    counts.allocations += bytes > 0;
+    for (int64_t peak = counts.peak_bytes;
+         used > peak && !counts.peak_bytes.compare_exchange_weak(peak, used);) {
+    }
+    return true;
+}
+
+EXPORT CUresult cuDeviceGet(CUdevice * device, int ordinal) {
+    *device = ordinal;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceGetAttribute(int * value, CUdevice_attribute, CUdevice) {
+    *value = 1; // asked for virtual memory only
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuGetErrorString(CUresult, const char ** text) {
+    *text = "the null card";
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemGetAllocationGranularity(size_t * bytes, const CUmemAllocationProp *,
+                                              CUmemAllocationGranularity_flags) {
+    *bytes = 2 << 20;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemAddressReserve(CUdeviceptr * at, size_t bytes, size_t, CUdeviceptr,
+                                    unsigned long long) {
+    void * found = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
+                        0);
+    *at = reinterpret_cast<CUdeviceptr>(found);
+    return found == MAP_FAILED ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemAddressFree(CUdeviceptr at, size_t bytes) {
+    munmap(reinterpret_cast<void *>(at), bytes);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle * handle, size_t bytes,
+                            const CUmemAllocationProp *, unsigned long long) {
+    *handle = bytes;
+    return null_cuda_take(static_cast<int64_t>(bytes)) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+EXPORT CUresult cuMemUnmap(CUdeviceptr, size_t bytes) {
+    null_cuda_take(-static_cast<int64_t>(bytes));
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemMap(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle,
+                         unsigned long long) {
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle) {
+    return CUDA_SUCCESS; // a mapping keeps the memory
+}
+
+EXPORT CUresult cuMemSetAccess(CUdeviceptr, size_t, const CUmemAccessDesc *, size_t) {
+    return CUDA_SUCCESS;
+}
+
+#endif
+
+#ifdef NULL_CUDA_RUNTIME
+
+// Addresses of the card's memory by size, so that copies know which way they go.
+static std::mutex mutex_;
+static std::map<uintptr_t, size_t> memory_;
+static std::map<const void *, size_t> pinned_;
+static bool is_capturing_ = false;
+static thread_local struct {
+    dim3 grid, block;
+    size_t shared;
+    cudaStream_t stream;
+} call_;
+
+static cudaError_t launched() {
+    NullCudaCounts & counts = *null_cuda_counts();
+    ++(is_capturing_ ? counts.captured_kernels : counts.kernels);
+    return cudaSuccess;
+}
+
+// Handles are addresses that nothing reads.
+template <typename T> static cudaError_t make(T * handle) {
+    static std::atomic<uintptr_t> next{4096};
+    *handle = reinterpret_cast<T>(next += 16);
+    return cudaSuccess;
+}
+
+static void * reserve(size_t bytes) {
+    void * found = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
+                        0);
+    return found == MAP_FAILED ? nullptr : found;
+}
+
+static cudaError_t copied(void * to, size_t pitch, size_t width, size_t height,
+                          cudaMemcpyKind kind) {
+    NullCudaCounts & counts = *null_cuda_counts();
+    if (kind == cudaMemcpyDeviceToHost) {
+        for (size_t row = 0; row < height; ++row) {
+            auto * words = reinterpret_cast<uint32_t *>(static_cast<char *>(to) + row * pitch);
+            for (size_t i = 0; i < width / 4; ++i) {
+                words[i] = static_cast<uint32_t>(i);
+            }
+        }
+        ++counts.copies_to_host;
+        counts.bytes_to_host += width * height;
+    } else if (kind == cudaMemcpyHostToDevice) {
+        ++counts.copies_to_card;
+        counts.bytes_to_card += width * height;
+    }
+    return cudaSuccess;
+}
+
+EXPORT void ** __cudaRegisterFatBinary(void *) {
+    static void * handle = nullptr;
+    return &handle;
+}
+
+EXPORT void __cudaRegisterFatBinaryEnd(void **) {}
+EXPORT void __cudaUnregisterFatBinary(void **) {}
+EXPORT void __cudaRegisterFunction(void **, const char *, char *, const char *, int, uint3 *,
+                                   uint3 *, dim3 *, dim3 *, int *) {}
+EXPORT void __cudaRegisterVar(void **, char *, char *, const char *, int, size_t, int, int) {}
+
+EXPORT unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared,
+                                            cudaStream_t stream) {
+    call_ = {grid, block, shared, stream};
+    return 0;
+}
+
+EXPORT cudaError_t __cudaPopCallConfiguration(dim3 * grid, dim3 * block, size_t * shared,
+                                              void * stream) {
+    *grid = call_.grid;
+    *block = call_.block;
+    *shared = call_.shared;
+    *static_cast<cudaStream_t *>(stream) = call_.stream;
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t __cudaGetKernel(cudaKernel_t * kernel, const void * entry) {
+    *kernel = static_cast<cudaKernel_t>(const_cast<void *>(entry));
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3, dim3, void **, size_t, cudaStream_t) {
+    return launched();
+}
+
+EXPORT cudaError_t cudaLaunchCooperativeKernel(const void *, dim3, dim3, void **, size_t,
+                                               cudaStream_t) {
+    return launched();
+}
+
+EXPORT cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *, const void *, void **) {
+    return launched();
+}
+
+EXPORT cudaError_t cudaGetDeviceCount(int * n) {
+    *n = 1;
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t cudaGetDevice(int * device) {
+    *device = 0;
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t cudaSetDevice(int) {
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t cudaSetDeviceFlags(unsigned) {
+    return cudaSuccess;
+}
+
+static int multiprocessors() {
+    const char * text = std::getenv("NULL_CUDA_SMS");
+    return text != nullptr ? std::atoi(text) : 82;
+}
+
+EXPORT cudaError_t cudaGetDeviceProperties(cudaDeviceProp * found, int) {
+    *found = {};
+    std::snprintf(found->name, sizeof(found->name), "null card");
+    found->totalGlobalMem = null_cuda_total_bytes();
+    found->major = NULL_CUDA_CAPABILITY / 10;
+    found->minor = NULL_CUDA_CAPABILITY % 10;
+    found->multiProcessorCount = multiprocessors();
+    found->warpSize = 32;
+    found->sharedMemPerBlock = 48 << 10;
+    found->sharedMemPerBlockOptin = (NULL_CUDA_CAPABILITY == 90 ? 227 : 99) << 10;
+    found->sharedMemPerMultiprocessor = (NULL_CUDA_CAPABILITY == 90 ? 228 : 100) << 10;
+    found->maxThreadsPerBlock = 1024;
+    found->maxThreadsPerMultiProcessor = NULL_CUDA_CAPABILITY == 90 ? 2048 : 1536;
+    found->regsPerBlock = 65536;
+    found->regsPerMultiprocessor = 65536;
+    for (int i = 0; i < 3; ++i) {
+        found->maxGridSize[i] = i == 0 ? INT32_MAX : 65535;
+        found->maxThreadsDim[i] = i == 2 ? 64 : 1024;
+    }
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t cudaDeviceGetAttribute(int * value, cudaDeviceAttr attribute, int) {
+    switch (attribute) {
+        case cudaDevAttrComputeCapabilityMajor: *value = NULL_CUDA_CAPABILITY / 10; break;
+        case cudaDevAttrComputeCapabilityMinor: *value = NULL_CUDA_CAPABILITY % 10; break;
+        case cudaDevAttrMultiProcessorCount: *value = multiprocessors(); break;
+        case cudaDevAttrWarpSize: *value = 32; break;
+        case cudaDevAttrMaxThreadsPerBlock: *value = 1024; break;
+        case cudaDevAttrMaxGridDimX: *value = INT32_MAX; break;
+        case cudaDevAttrMaxGridDimY: *value = 65535; break;
+        case cudaDevAttrMaxSharedMemoryPerBlock: *value = 48 << 10; break;
+        case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = 99 << 10; break;
+        case cudaDevAttrCooperativeLaunch: *value = 1; break;
+        default: *value = 0; break;
+    }
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t cudaDeviceGetPCIBusId(char * text, int size, int) {
+    std::snprintf(text, size, "0000:00:00.0");
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t cudaDeviceCanAccessPeer(int * can, int, int) {
+    *can = 0;
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) {
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t cudaDeviceSynchronize() {
+    ++null_cuda_counts()->synchronizations;
+    return cudaSuccess;
+}
+
+EXPORT const char * cudaGetErrorString(cudaError_t error) {
+    return error == cudaErrorMemoryAllocation ? "out of memory" : "the null card";
+}
+
+EXPORT cudaError_t cudaGetLastError() {
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t cudaPeekAtLastError() {
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t cudaFuncGetAttributes(cudaFuncAttributes * found, const void *) {
+    *found = {};
+    found->maxThreadsPerBlock = 1024;
+    found->numRegs = 64;
+    found->ptxVersion = found->binaryVersion = NULL_CUDA_CAPABILITY;
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t cudaFuncSetAttribute(const void *, cudaFuncAttribute, int) {
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int * n, const void *,
+                                                                          int, size_t, unsigned) {
+    *n = 2;
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t cudaMalloc(void ** at, size_t bytes) {
+    *at = nullptr;
+    if (!null_cuda_take(static_cast<int64_t>(bytes))) {
+        return cudaErrorMemoryAllocation;
+    }
+    *at = reserve(bytes);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    memory_[reinterpret_cast<uintptr_t>(*at)] = bytes;
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t cudaMallocManaged(void ** at, size_t bytes, unsigned) {
+    return cudaMalloc(at, bytes);
+}
+
+EXPORT cudaError_t cudaFree(void * at) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = memory_.find(reinterpret_cast<uintptr_t>(at));
+    if (found != memory_.end()) {
+        null_cuda_take(-static_cast<int64_t>(found->second));
+        munmap(at, found->second);
+        memory_.erase(found);
+    }
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t cudaHostAlloc(void ** at, size_t bytes, unsigned) {
+    *at = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    pinned_[*at] = bytes;
+    null_cuda_counts()->pinned_bytes += bytes;
+    return *at != nullptr ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+
+EXPORT cudaError_t cudaMallocHost(void ** at, size_t bytes) {
+    return cudaHostAlloc(at, bytes, 0);
+}
+
+EXPORT cudaError_t cudaFreeHost(void * at) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    null_cuda_counts()->pinned_bytes -= pinned_[at];
+    pinned_.erase(at);
+    std::free(at);
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t cudaHostGetDevicePointer(void ** at, void * host, unsigned) {
+    *at = host;
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t cudaHostRegister(void *, size_t, unsigned) {
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t cudaHostUnregister(void *) {
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t cudaMemGetInfo(size_t * free, size_t * total) {
+    *total = null_cuda_total_bytes();
+    *free = *total - null_cuda_counts()->used_bytes;
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t cudaMemcpyAsync(void * to, const void *, size_t bytes, cudaMemcpyKind kind,
+                                   cudaStream_t) {
+    return copied(to, bytes, bytes, 1, kind);
+}
+
+EXPORT cudaError_t cudaMemcpy2DAsync(void * to, size_t pitch, const void *, size_t, size_t width,
+                                     size_t height, cudaMemcpyKind kind, cudaStream_t) {
+    return copied(to, pitch, width, height, kind);
+}
+
+EXPORT cudaError_t cudaMemcpyPeerAsync(void *, int, const void *, int, size_t, cudaStream_t) {
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t cudaMemset(void *, int, size_t) {
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t cudaMemsetAsync(void *, int, size_t, cudaStream_t) {
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t cudaStreamCreateWithFlags(cudaStream_t * stream, unsigned) {
+    return make(stream);
+}
+
+EXPORT cudaError_t cudaStreamDestroy(cudaStream_t) {
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t cudaStreamSynchronize(cudaStream_t) {
+    ++null_cuda_counts()->synchronizations;
+    return is_capturing_ ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
+}
+
+EXPORT cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t cudaEventCreateWithFlags(cudaEvent_t * event, unsigned) {
+    return make(event);
+}
+
+EXPORT cudaError_t cudaEventDestroy(cudaEvent_t) {
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) {
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t cudaEventSynchronize(cudaEvent_t) {
+    ++null_cuda_counts()->synchronizations;
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) {
+    is_capturing_ = true;
+    ++null_cuda_counts()->captures;
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t * graph) {
+    is_capturing_ = false;
+    return make(graph);
+}
+
+EXPORT cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus * status) {
+    *status = is_capturing_ ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t cudaGraphInstantiate(cudaGraphExec_t * exec, cudaGraph_t, unsigned long long) {
+    return make(exec);
+}
+
+EXPORT cudaError_t cudaGraphExecUpdate(cudaGraphExec_t, cudaGraph_t,
+                                       cudaGraphExecUpdateResultInfo * info) {
+    *info = {};
+    ++null_cuda_counts()->graph_updates;
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t) {
+    ++null_cuda_counts()->graph_launches;
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t cudaGraphDestroy(cudaGraph_t) {
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t cudaGraphExecDestroy(cudaGraphExec_t) {
+    return cudaSuccess;
+}
+
+#endif
+
+#ifdef NULL_CUDA_CUBLAS
+
+// Arguments are not read, so that cuBLAS's header is not needed.
+#define NULL_CUBLAS(name)                                                                          \
+    EXPORT int name() {                                                                            \
+        ++null_cuda_counts()->cublas_calls;                                                        \
+        return 0;                                                                                  \
+    }
+
+NULL_CUBLAS(cublasGemmBatchedEx)
+NULL_CUBLAS(cublasGemmEx)
+NULL_CUBLAS(cublasGemmStridedBatchedEx)
+NULL_CUBLAS(cublasSgemmBatched)
+NULL_CUBLAS(cublasSgemmStridedBatched)
+NULL_CUBLAS(cublasSgemm_v2)
+NULL_CUBLAS(cublasStrsmBatched)
+
+EXPORT int cublasCreate_v2(void ** handle) {
+    static int any;
+    *handle = &any;
+    return 0;
+}
+
+EXPORT int cublasDestroy_v2(void *) {
+    return 0;
+}
+
+EXPORT int cublasSetMathMode(void *, int) {
+    return 0;
+}
+
+EXPORT int cublasSetStream_v2(void *, void *) {
+    return 0;
+}
+
+EXPORT int cublasSetWorkspace_v2(void *, void *, size_t) {
+    return 0;
+}
+
+EXPORT const char * cublasGetStatusString(int) {
+    return "the null card";
+}
+
+#endif
