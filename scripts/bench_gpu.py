@@ -3,6 +3,8 @@
     scripts/bench_gpu.py --build cuda [--folder FOLDER] [--parts device,sweep...]
     scripts/bench_gpu.py --backend-module libggml-cuda.so
     scripts/bench_gpu.py --device CPU --quick     tries the script without a card
+    scripts/bench_gpu.py --backend-module libggml-cuda.so --null-card 86
+                                                  what the host does, without a card
 
 At first, all at once, what is not there yet:
 
@@ -40,7 +42,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dflash_gguf.convert.errors import ConvertError
-from gpu import agreement, beside, built, facts, files, memory, sweep
+from gpu import agreement, beside, built, facts, files, memory, null_card, sweep
 from gpu.budget import LEAST_S, share
 from gpu.child import Child
 from gpu.setting import Figures, Setting, add_arguments
@@ -106,6 +108,7 @@ class Run:
         self._args = args
         self._arguments = list(arguments)
         self._end = time.monotonic() + args.limit
+        self._environment = _environment(args)
         self._out = open(args.out, "a", encoding="utf-8") if args.out else None  # noqa: SIM115
         self._background: dict[str, Child] = {}
         self._curve: list[Figures] = []
@@ -137,7 +140,7 @@ class Run:
     def _start(self, name: str, limit_s: float) -> Child:
         command = [sys.executable, __file__, *self._arguments, "--child", name]
         environment = PARTS[name].environment if name in PARTS else {}
-        return Child(command, os.environ | environment, limit_s)
+        return Child(command, self._environment | environment, limit_s)
 
     def _await(self, name: str) -> None:
         """The end of a part in the background, whose figures are arguments of those to come."""
@@ -172,11 +175,23 @@ class Run:
         return found
 
     def _print(self, figures: Figures) -> None:
+        if self._args.null_card is not None:
+            figures = {**figures, "null_card": self._args.null_card}
         line = json.dumps(figures)
         print(line, flush=True)
         if self._out is not None:
             self._out.write(line + "\n")
             self._out.flush()
+
+
+def _environment(args: argparse.Namespace) -> dict[str, str]:
+    """Of the processes of all parts: those of a null card find it in place of NVIDIA's driver."""
+    environment = dict(os.environ)
+    if args.null_card is not None:
+        folders = [str(null_card.build(args.cache, args.null_card))]
+        folders += [x for x in [environment.get("LD_LIBRARY_PATH")] if x]
+        environment["LD_LIBRARY_PATH"] = os.pathsep.join(folders)
+    return environment
 
 
 def part_names(text: str) -> list[str]:
@@ -195,13 +210,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add_arguments(parser)
-    parser.add_argument("--parts", type=part_names, default=list(PARTS), help="default: all")
+    parser.add_argument("--parts", type=part_names, help="default: all")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds; default: %(default)s")
     parser.add_argument("--out", type=Path, metavar="FILE", help="the lines go there as well")
     parser.add_argument("--plot", type=Path, metavar="PNG", help="an image of the sweep")
     parser.add_argument("--title", default="27B", help="of the image; default: %(default)s")
     parser.add_argument("--child", choices=[*BACKGROUND, *PARTS], help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.parts is None:
+        args.parts = [x for x in PARTS if args.null_card is None or not x.startswith("correct")]
     if args.child is not None:
         run_here(args.child, Setting.of(args))
         return

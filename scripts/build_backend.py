@@ -106,12 +106,10 @@ def build(
 
 def cuda_options(folder: Path, arch: str) -> list[str]:
     """CMake's options for CUDA. SystemExit where nvcc or cuBLAS is missing."""
-    nvcc = os.environ.get("CUDACXX") or shutil.which("nvcc")
-    if nvcc is None:
-        raise SystemExit("nvcc is not on the PATH: install the CUDA toolkit, or set CUDACXX")
-    homes = _cuda_homes(nvcc)
-    headers = _first(homes, "include/cublas_v2.h")
-    library = _first(homes, "lib64/libcublas.so*", "lib/libcublas.so*")
+    nvcc = _nvcc()
+    homes = cuda_homes()
+    headers = first_of(homes, "nvidia-cublas", "include/cublas_v2.h")
+    library = first_of(homes, "nvidia-cublas", "lib64/libcublas.so*", "lib/libcublas.so*")
     driver = _driver() or _driver_stub(folder)
     options = [
         f"-DCMAKE_CUDA_COMPILER={nvcc}",
@@ -127,8 +125,16 @@ def cuda_options(folder: Path, arch: str) -> list[str]:
     return [*options, f"-DCMAKE_CUDA_ARCHITECTURES={arch or _architectures()}"]
 
 
-def _cuda_homes(nvcc: str) -> list[Path]:
+def _nvcc() -> str:
+    nvcc = os.environ.get("CUDACXX") or shutil.which("nvcc")
+    if nvcc is None:
+        raise SystemExit("nvcc is not on the PATH: install the CUDA toolkit, or set CUDACXX")
+    return nvcc
+
+
+def cuda_homes() -> list[Path]:
     """Folders with include/ and lib/: nvcc's toolkit, then the packages from an index."""
+    nvcc = _nvcc()
     dry = subprocess.run(
         [nvcc, "--dryrun", "-x", "cu", os.devnull], capture_output=True, text=True
     ).stderr
@@ -141,13 +147,14 @@ def _cuda_homes(nvcc: str) -> list[Path]:
     return homes
 
 
-def _first(homes: list[Path], *patterns: str) -> Path:
+def first_of(homes: list[Path], package: str, *patterns: str) -> Path:
+    """The first file of these names. SystemExit names the package that has it."""
     for home in homes:
         for pattern in patterns:
             found = sorted(home.glob(pattern))
             if found:
                 return found[0]
-    raise SystemExit(f"no {patterns[0]} under {', '.join(map(str, homes))}: install nvidia-cublas")
+    raise SystemExit(f"no {patterns[0]} under {', '.join(map(str, homes))}: install {package}")
 
 
 def _driver() -> Path | None:

@@ -18,10 +18,10 @@ def module(setting: Setting) -> Iterator[Figures]:
     if setting.build is None:
         raise ValueError("no backend to build: name it with --build")
     started = time.perf_counter()
-    path = build_backend.module_path(setting.build, setting.cache)
+    path = build_backend.module_path(setting.build, setting.cache, setting.arch)
     is_there = path.is_file() and _loads(path)
     if not is_there:
-        build_backend.build(setting.build, setting.cache, again=True)
+        build_backend.build(setting.build, setting.cache, arch=setting.arch, again=True)
         core.load_backend(str(path))
     yield {
         "module": str(path),

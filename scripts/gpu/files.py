@@ -17,9 +17,17 @@ OUTTYPE = "q4_k_m"
 def write_pair(folder: Path, preset: str, outtype: str, seed: int = 1) -> tuple[Path, Path]:
     """A random target of a preset and its drafter."""
     target, drafter = folder / f"{preset}.gguf", folder / f"{preset}-dflash.gguf"
-    write_model(target, PRESETS[preset], preset, outtype, seed)
-    write_model(drafter, PRESETS[f"{preset}-dflash"], preset, outtype, seed + 1, target)
+    _write(target, drafter, preset, outtype, seed)
     return target, drafter
+
+
+def _write(
+    target: Path, drafter: Path, preset: str, outtype: str, seed: int = 1, *, empty: bool = False
+) -> None:
+    """empty: with a hole for the weights."""
+    write_model(target, PRESETS[preset], preset, outtype, seed, header_only=empty)
+    shape = PRESETS[f"{preset}-dflash"]
+    write_model(drafter, shape, preset, outtype, seed + 1, target, header_only=empty)
 
 
 def measure(setting: Setting) -> Iterator[Figures]:
@@ -28,11 +36,12 @@ def measure(setting: Setting) -> Iterator[Figures]:
         yield {"written": [], "bytes": 0, "seconds": 0.0}
         return
     setting.folder.mkdir(parents=True, exist_ok=True)
-    if setting.target.is_file() and setting.drafter.is_file():
+    pair = setting.target, setting.drafter
+    if all(path.is_file() for path in pair):
         yield {"written": [], "bytes": 0, "seconds": 0.0}
         return
     started = time.perf_counter()
-    pair = write_pair(setting.folder, setting.sizes.preset, OUTTYPE)
+    _write(*pair, setting.sizes.preset, OUTTYPE, empty=setting.null_card is not None)
     seconds = time.perf_counter() - started
     size = sum(path.stat().st_size for path in pair)
     yield {

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dflash_gguf import core
 from dflash_gguf.proposer import N_RANKED
-from gpu import acceptance
+from gpu import acceptance, null_card
 from gpu.ggml_device import GraphCounter
 from gpu.limits import Moved, share_of_limit
 from gpu.setting import Figures, Setting, Sizes
@@ -96,9 +96,9 @@ def measure_rounds(driver: Driver, sizes: Sizes, gb_per_s: float) -> Figures:
     """
     session, n_rounds = driver.session, sizes.n_rounds
     driver.run(sizes.n_warm)
-    before = session.info()
+    before, calls = session.info(), null_card.counts()
     times = driver.run(n_rounds)
-    after = session.info()
+    after, called = session.info(), null_card.counts()
     phases = dict(zip(PHASES, times.mean(axis=0), strict=True))
     submit, wait = ((getattr(after, x) - getattr(before, x)) / n_rounds / 1e6 for x in _CLOCKS)
     moved = Moved.of(session)
@@ -124,6 +124,7 @@ def measure_rounds(driver: Driver, sizes: Sizes, gb_per_s: float) -> Figures:
         "tokens_per_s": round(1e3 * tokens / float(phases["round"]), 2),
         "bytes": n_bytes,
         "share_of_limit": round(share_of_limit(n_bytes, gb_per_s, float(phases["round"])), 4),
+        **null_card.calls_a_round(calls, called, n_rounds),
     }
 
 

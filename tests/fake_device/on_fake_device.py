@@ -118,6 +118,31 @@ def test_every_split(
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen35"])
+def test_rounds_on_it_need_few_graphs(pair_of: Callable[[str], Pair], kind: str) -> None:
+    """Every length accepted, of chains and of trees: graphs of one size serve several lengths."""
+    with open_decoder(pair_of(kind), {"n_gpu_layers": None}) as decoder:
+        session = decoder.session
+        session.reserve_verify(16)
+        arena = session.info().arena_bytes
+
+        def rounds() -> None:
+            for length in range(8):
+                session.draft(1, 7)
+                session.verify_tree([1] * 8, list(range(-1, 7)))
+                session.commit_path(list(range(length)))
+                session.verify_tree([1] * (9 + length), [-1, *[0] * (8 + length)])
+                session.commit_path([0, 1 + length])
+
+        session.prefill(PROMPT)
+        rounds()
+        n_built = session.info().n_graphs_built
+        assert n_built < 22  # 8 drafts, 16 verifies and 16 promotions
+        rounds()
+        assert session.info().n_graphs_built == n_built
+        assert session.info().arena_bytes == arena
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen35"])
 def test_quantised_layers_beside_it(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

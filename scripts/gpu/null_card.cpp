@@ -3,9 +3,7 @@
 // What runs on it is everything but the arithmetic: ggml's CUDA backend chooses kernels, takes
 // memory, captures graphs. What is read back is no result: word i of what is read is the integer i.
 // A host access to the card's memory ends the process. One source, compiled three times
-// (build_null_cuda.py); the counts live in the driver, which all of them link.
-//
-// Environment: NULL_CUDA_MIB, the card's memory (24 GiB); NULL_CUDA_SMS, its multiprocessors (82).
+// (null_card.py); the counts live in the driver, which the others link.
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
@@ -17,13 +15,12 @@
 #include <cstring>
 #include <map>
 #include <mutex>
-#include <string>
 #include <sys/mman.h>
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-// Read by scripts/gpu/null_counts.py in this order.
-struct NullCudaCounts {
+// Read by null_card.py, in this order.
+struct NullCardCounts {
     std::atomic<int64_t> used_bytes;
     std::atomic<int64_t> peak_bytes;
     std::atomic<int64_t> allocations;
@@ -41,32 +38,26 @@ struct NullCudaCounts {
     std::atomic<int64_t> bytes_to_host;
 };
 
-EXPORT NullCudaCounts * null_cuda_counts();
-EXPORT int64_t null_cuda_total_bytes();
-EXPORT bool null_cuda_take(int64_t bytes);
+EXPORT NullCardCounts * null_card_counts();
+EXPORT int64_t null_card_total_bytes();
+EXPORT bool null_card_take(int64_t bytes);
 
-#ifdef NULL_CUDA_DRIVER
+#ifdef NULL_CARD_DRIVER
 
-static int64_t setting(const char * name, int64_t otherwise) {
-    const char * text = std::getenv(name);
-    return text != nullptr ? std::atoll(text) : otherwise;
-}
-
-EXPORT NullCudaCounts * null_cuda_counts() {
-    static NullCudaCounts counts = {};
+EXPORT NullCardCounts * null_card_counts() {
+    static NullCardCounts counts = {};
     return &counts;
 }
 
-EXPORT int64_t null_cuda_total_bytes() {
-    static const int64_t bytes = setting("NULL_CUDA_MIB", 24576) << 20;
-    return bytes;
+EXPORT int64_t null_card_total_bytes() {
+    return int64_t(24) << 30;
 }
 
 // Takes memory of the card, or gives it back: whether there was enough.
-EXPORT bool null_cuda_take(int64_t bytes) {
-    NullCudaCounts & counts = *null_cuda_counts();
+EXPORT bool null_card_take(int64_t bytes) {
+    NullCardCounts & counts = *null_card_counts();
     const int64_t used = counts.used_bytes += bytes;
-    if (used > null_cuda_total_bytes()) {
+    if (used > null_card_total_bytes()) {
         counts.used_bytes -= bytes;
         return false;
     }
@@ -114,11 +105,11 @@ EXPORT CUresult cuMemAddressFree(CUdeviceptr at, size_t bytes) {
 EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle * handle, size_t bytes,
                             const CUmemAllocationProp *, unsigned long long) {
     *handle = bytes;
-    return null_cuda_take(static_cast<int64_t>(bytes)) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    return null_card_take(static_cast<int64_t>(bytes)) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 EXPORT CUresult cuMemUnmap(CUdeviceptr, size_t bytes) {
-    null_cuda_take(-static_cast<int64_t>(bytes));
+    null_card_take(-static_cast<int64_t>(bytes));
     return CUDA_SUCCESS;
 }
 
@@ -137,7 +128,7 @@ EXPORT CUresult cuMemSetAccess(CUdeviceptr, size_t, const CUmemAccessDesc *, siz
 
 #endif
 
-#ifdef NULL_CUDA_RUNTIME
+#ifdef NULL_CARD_RUNTIME
 
 // Addresses of the card's memory by size, so that copies know which way they go.
 static std::mutex mutex_;
@@ -151,7 +142,7 @@ static thread_local struct {
 } call_;
 
 static cudaError_t launched() {
-    NullCudaCounts & counts = *null_cuda_counts();
+    NullCardCounts & counts = *null_card_counts();
     ++(is_capturing_ ? counts.captured_kernels : counts.kernels);
     return cudaSuccess;
 }
@@ -171,7 +162,7 @@ static void * reserve(size_t bytes) {
 
 static cudaError_t copied(void * to, size_t pitch, size_t width, size_t height,
                           cudaMemcpyKind kind) {
-    NullCudaCounts & counts = *null_cuda_counts();
+    NullCardCounts & counts = *null_card_counts();
     if (kind == cudaMemcpyDeviceToHost) {
         for (size_t row = 0; row < height; ++row) {
             auto * words = reinterpret_cast<uint32_t *>(static_cast<char *>(to) + row * pitch);
@@ -250,24 +241,23 @@ EXPORT cudaError_t cudaSetDeviceFlags(unsigned) {
     return cudaSuccess;
 }
 
-static int multiprocessors() {
-    const char * text = std::getenv("NULL_CUDA_SMS");
-    return text != nullptr ? std::atoi(text) : 82;
-}
+static constexpr int MULTIPROCESSORS = 82; // of an RTX 3090
+static constexpr bool IS_HOPPER = NULL_CARD_CAPABILITY == 90;
+static constexpr int SHARED_PER_BLOCK = (IS_HOPPER ? 227 : 99) << 10;
 
 EXPORT cudaError_t cudaGetDeviceProperties(cudaDeviceProp * found, int) {
     *found = {};
     std::snprintf(found->name, sizeof(found->name), "null card");
-    found->totalGlobalMem = null_cuda_total_bytes();
-    found->major = NULL_CUDA_CAPABILITY / 10;
-    found->minor = NULL_CUDA_CAPABILITY % 10;
-    found->multiProcessorCount = multiprocessors();
+    found->totalGlobalMem = null_card_total_bytes();
+    found->major = NULL_CARD_CAPABILITY / 10;
+    found->minor = NULL_CARD_CAPABILITY % 10;
+    found->multiProcessorCount = MULTIPROCESSORS;
     found->warpSize = 32;
     found->sharedMemPerBlock = 48 << 10;
-    found->sharedMemPerBlockOptin = (NULL_CUDA_CAPABILITY == 90 ? 227 : 99) << 10;
-    found->sharedMemPerMultiprocessor = (NULL_CUDA_CAPABILITY == 90 ? 228 : 100) << 10;
+    found->sharedMemPerBlockOptin = SHARED_PER_BLOCK;
+    found->sharedMemPerMultiprocessor = SHARED_PER_BLOCK + (1 << 10);
     found->maxThreadsPerBlock = 1024;
-    found->maxThreadsPerMultiProcessor = NULL_CUDA_CAPABILITY == 90 ? 2048 : 1536;
+    found->maxThreadsPerMultiProcessor = IS_HOPPER ? 2048 : 1536;
     found->regsPerBlock = 65536;
     found->regsPerMultiprocessor = 65536;
     for (int i = 0; i < 3; ++i) {
@@ -279,15 +269,15 @@ EXPORT cudaError_t cudaGetDeviceProperties(cudaDeviceProp * found, int) {
 
 EXPORT cudaError_t cudaDeviceGetAttribute(int * value, cudaDeviceAttr attribute, int) {
     switch (attribute) {
-        case cudaDevAttrComputeCapabilityMajor: *value = NULL_CUDA_CAPABILITY / 10; break;
-        case cudaDevAttrComputeCapabilityMinor: *value = NULL_CUDA_CAPABILITY % 10; break;
-        case cudaDevAttrMultiProcessorCount: *value = multiprocessors(); break;
+        case cudaDevAttrComputeCapabilityMajor: *value = NULL_CARD_CAPABILITY / 10; break;
+        case cudaDevAttrComputeCapabilityMinor: *value = NULL_CARD_CAPABILITY % 10; break;
+        case cudaDevAttrMultiProcessorCount: *value = MULTIPROCESSORS; break;
         case cudaDevAttrWarpSize: *value = 32; break;
         case cudaDevAttrMaxThreadsPerBlock: *value = 1024; break;
         case cudaDevAttrMaxGridDimX: *value = INT32_MAX; break;
         case cudaDevAttrMaxGridDimY: *value = 65535; break;
         case cudaDevAttrMaxSharedMemoryPerBlock: *value = 48 << 10; break;
-        case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = 99 << 10; break;
+        case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = SHARED_PER_BLOCK; break;
         case cudaDevAttrCooperativeLaunch: *value = 1; break;
         default: *value = 0; break;
     }
@@ -309,7 +299,7 @@ EXPORT cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) {
 }
 
 EXPORT cudaError_t cudaDeviceSynchronize() {
-    ++null_cuda_counts()->synchronizations;
+    ++null_card_counts()->synchronizations;
     return cudaSuccess;
 }
 
@@ -329,7 +319,7 @@ EXPORT cudaError_t cudaFuncGetAttributes(cudaFuncAttributes * found, const void 
     *found = {};
     found->maxThreadsPerBlock = 1024;
     found->numRegs = 64;
-    found->ptxVersion = found->binaryVersion = NULL_CUDA_CAPABILITY;
+    found->ptxVersion = found->binaryVersion = NULL_CARD_CAPABILITY;
     return cudaSuccess;
 }
 
@@ -345,7 +335,7 @@ EXPORT cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int * 
 
 EXPORT cudaError_t cudaMalloc(void ** at, size_t bytes) {
     *at = nullptr;
-    if (!null_cuda_take(static_cast<int64_t>(bytes))) {
+    if (!null_card_take(static_cast<int64_t>(bytes))) {
         return cudaErrorMemoryAllocation;
     }
     *at = reserve(bytes);
@@ -362,7 +352,7 @@ EXPORT cudaError_t cudaFree(void * at) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = memory_.find(reinterpret_cast<uintptr_t>(at));
     if (found != memory_.end()) {
-        null_cuda_take(-static_cast<int64_t>(found->second));
+        null_card_take(-static_cast<int64_t>(found->second));
         munmap(at, found->second);
         memory_.erase(found);
     }
@@ -373,7 +363,7 @@ EXPORT cudaError_t cudaHostAlloc(void ** at, size_t bytes, unsigned) {
     *at = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
     const std::lock_guard<std::mutex> lock(mutex_);
     pinned_[*at] = bytes;
-    null_cuda_counts()->pinned_bytes += bytes;
+    null_card_counts()->pinned_bytes += bytes;
     return *at != nullptr ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 
@@ -383,7 +373,7 @@ EXPORT cudaError_t cudaMallocHost(void ** at, size_t bytes) {
 
 EXPORT cudaError_t cudaFreeHost(void * at) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    null_cuda_counts()->pinned_bytes -= pinned_[at];
+    null_card_counts()->pinned_bytes -= pinned_[at];
     pinned_.erase(at);
     std::free(at);
     return cudaSuccess;
@@ -403,8 +393,8 @@ EXPORT cudaError_t cudaHostUnregister(void *) {
 }
 
 EXPORT cudaError_t cudaMemGetInfo(size_t * free, size_t * total) {
-    *total = null_cuda_total_bytes();
-    *free = *total - null_cuda_counts()->used_bytes;
+    *total = null_card_total_bytes();
+    *free = *total - null_card_counts()->used_bytes;
     return cudaSuccess;
 }
 
@@ -439,7 +429,7 @@ EXPORT cudaError_t cudaStreamDestroy(cudaStream_t) {
 }
 
 EXPORT cudaError_t cudaStreamSynchronize(cudaStream_t) {
-    ++null_cuda_counts()->synchronizations;
+    ++null_card_counts()->synchronizations;
     return is_capturing_ ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
 }
 
@@ -460,13 +450,13 @@ EXPORT cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) {
 }
 
 EXPORT cudaError_t cudaEventSynchronize(cudaEvent_t) {
-    ++null_cuda_counts()->synchronizations;
+    ++null_card_counts()->synchronizations;
     return cudaSuccess;
 }
 
 EXPORT cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) {
     is_capturing_ = true;
-    ++null_cuda_counts()->captures;
+    ++null_card_counts()->captures;
     return cudaSuccess;
 }
 
@@ -487,12 +477,12 @@ EXPORT cudaError_t cudaGraphInstantiate(cudaGraphExec_t * exec, cudaGraph_t, uns
 EXPORT cudaError_t cudaGraphExecUpdate(cudaGraphExec_t, cudaGraph_t,
                                        cudaGraphExecUpdateResultInfo * info) {
     *info = {};
-    ++null_cuda_counts()->graph_updates;
+    ++null_card_counts()->graph_updates;
     return cudaSuccess;
 }
 
 EXPORT cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t) {
-    ++null_cuda_counts()->graph_launches;
+    ++null_card_counts()->graph_launches;
     return cudaSuccess;
 }
 
@@ -506,12 +496,12 @@ EXPORT cudaError_t cudaGraphExecDestroy(cudaGraphExec_t) {
 
 #endif
 
-#ifdef NULL_CUDA_CUBLAS
+#ifdef NULL_CARD_CUBLAS
 
 // Arguments are not read, so that cuBLAS's header is not needed.
 #define NULL_CUBLAS(name)                                                                          \
     EXPORT int name() {                                                                            \
-        ++null_cuda_counts()->cublas_calls;                                                        \
+        ++null_card_counts()->cublas_calls;                                                        \
         return 0;                                                                                  \
     }
 

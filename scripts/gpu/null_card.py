@@ -1,0 +1,107 @@
+"""A CUDA card that computes nothing, for a machine without one: what the host does can be measured.
+
+ggml's CUDA backend runs on it as it is: it takes memory, captures graphs and hands them over, and
+nothing is computed. Bytes that are allocated, calls of a round and the host's time are real; what
+is read back is no result, and times are those of the host alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import subprocess
+from pathlib import Path
+
+from build_backend import cuda_homes, first_of
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+DRIVER = "libcuda.so.1"
+COUNTS = (
+    "used_bytes",
+    "peak_bytes",
+    "allocations",
+    "pinned_bytes",
+    "kernels",
+    "captured_kernels",
+    "captures",
+    "graph_launches",
+    "graph_updates",
+    "cublas_calls",
+    "synchronizations",
+    "copies_to_card",
+    "bytes_to_card",
+    "copies_to_host",
+    "bytes_to_host",
+)
+"""In the order of NullCardCounts."""
+CALLS = (
+    "allocations",
+    "kernels",
+    "captures",
+    "graph_launches",
+    "synchronizations",
+    "copies_to_card",
+    "bytes_to_card",
+    "copies_to_host",
+    "bytes_to_host",
+)
+"""Of these, what a round is told by."""
+
+
+def build(cache: Path, capability: str) -> Path:
+    """The folder of its libraries, for LD_LIBRARY_PATH. SystemExit names what is missing.
+
+    capability: "86", as the backend module was compiled for.
+    """
+    if not capability.isdigit():
+        raise SystemExit(f"a compute capability is a number such as 86, not {capability!r}")
+    header = first_of(cuda_homes(), "nvidia-cuda-runtime", "include/cuda_runtime_api.h")
+    version = re.search(r"define CUDART_VERSION\s+(\d+)", header.read_text(encoding="utf-8"))
+    major = int(version[1]) // 1000 if version else 13
+    folder = cache / f"null-card-{capability}-cuda{major}"
+    libraries = {
+        "DRIVER": DRIVER,
+        "RUNTIME": f"libcudart.so.{major}",
+        "CUBLAS": f"libcublas.so.{major}",
+    }
+    last = folder / libraries["CUBLAS"]
+    if last.is_file() and last.stat().st_mtime > SOURCE.stat().st_mtime:
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, name in libraries.items():
+        flags = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-shared", "-fPIC", "-fvisibility=hidden"]
+        flags += ["-isystem", str(header.parent), f"-Wl,-soname,{name}"]
+        flags += [f"-DNULL_CARD_{part}", f"-DNULL_CARD_CAPABILITY={capability}"]
+        linked = []
+        if part != "DRIVER":  # the others' symbols have versions, and the counts live in it
+            versions = folder / f"{part}.map"
+            versions.write_text(f"{name} {{ *; }};\n", encoding="utf-8")
+            flags += [f"-Wl,--version-script={versions}", "-Wl,-rpath,$ORIGIN"]
+            linked = [f"-L{folder}", f"-l:{DRIVER}"]
+        compiler = os.environ.get("CXX", "c++")
+        command = [compiler, *flags, str(SOURCE), *linked, "-o", str(folder / name)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"{compiler} failed on {SOURCE.name}: {done.stderr[-4000:]}")
+    return folder
+
+
+def counts() -> dict[str, int] | None:
+    """What the process has asked of the card so far; None on a real card or without any."""
+    try:
+        driver = ctypes.CDLL(DRIVER, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        found = driver.null_card_counts
+    except (OSError, AttributeError):
+        return None
+    found.restype = ctypes.POINTER(ctypes.c_int64 * len(COUNTS))
+    return dict(zip(COUNTS, found().contents, strict=True))
+
+
+def calls_a_round(
+    before: dict[str, int] | None, after: dict[str, int] | None, n_rounds: int
+) -> dict[str, dict[str, float]]:
+    """The field that a line of rounds has on this card, and no field on others."""
+    if before is None or after is None:
+        return {}
+    return {"calls_a_round": {x: round((after[x] - before[x]) / n_rounds, 2) for x in CALLS}}
