@@ -8,7 +8,7 @@
 namespace dfl {
 
 // What a verify of the usual block leaves at most.
-static constexpr int64_t USUAL_PATH = 16;
+static constexpr int64_t USUAL_BLOCK = 16;
 
 int64_t row_bucket(int64_t n) {
     int64_t size = 1;
@@ -40,11 +40,11 @@ int64_t GraphSizes::cells(int64_t high, int64_t size) const {
 
 int64_t GraphSizes::path(int64_t n) const {
     // The fused operation goes step by step, so on a CPU padding costs as much as a step.
-    return fit_closely_ && n <= USUAL_PATH ? n : row_bucket(n);
+    return fit_closely_ ? n : row_bucket(n);
 }
 
 int64_t GraphSizes::injected(int64_t n) const {
-    return fit_closely_ || n == 0 ? row_bucket(n) : std::max(USUAL_PATH, row_bucket(n));
+    return fit_closely_ || n == 0 ? row_bucket(n) : std::max(USUAL_BLOCK, row_bucket(n));
 }
 
 } // namespace dfl

@@ -3,6 +3,7 @@
 #include "error.h"
 
 #include <algorithm>
+#include <unordered_set>
 
 namespace dfl {
 
@@ -40,12 +41,24 @@ std::set<std::string> lacking_operations(const Backend & backend, ggml_cgraph * 
     return lacking;
 }
 
+// Nodes, and what they read that is none.
+static size_t n_tensors(ggml_cgraph * graph) {
+    std::unordered_set<const ggml_tensor *> leaves;
+    for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
+        for (const ggml_tensor * source : ggml_graph_node(graph, i)->src) {
+            if (source != nullptr && source->op == GGML_OP_NONE) {
+                leaves.insert(source);
+            }
+        }
+    }
+    return ggml_graph_n_nodes(graph) + leaves.size();
+}
+
 void number_graph(Devices & devices, ggml_cgraph * graph) {
     // Numbers are given by ggml's scheduler as it looks where nodes are; there is no other door.
     ggml_backend_t backends[] = {devices.main().get(), devices.cpu()->get()};
     const ggml_backend_sched_ptr scheduler(ggml_backend_sched_new(
-        backends, nullptr, 2, 4 * ggml_graph_n_nodes(graph), /*parallel =*/false,
-        /*op_offload =*/false));
+        backends, nullptr, 2, n_tensors(graph), /*parallel =*/false, /*op_offload =*/false));
     ggml_backend_sched_split_graph(scheduler.get(), graph);
 }
 

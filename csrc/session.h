@@ -150,6 +150,9 @@ class Session {
     void append(const int32_t * tokens, int64_t n, int64_t n_out, bool inject);
     void reserve_graphs();
     void reserve_verify_graphs(int64_t n);
+    // Most accepted nodes that recurrent states move along in one graph: they are gathered from the
+    // trace first, at 3.5 MiB a node of a 27B.
+    static constexpr int64_t MOST_STEPS = 16;
     // The graph that moves recurrent states along so many accepted nodes.
     LiveGraph & promote_graph(int64_t n_accepted);
     void promote_state(const int32_t * nodes, int64_t n);

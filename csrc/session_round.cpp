@@ -4,6 +4,7 @@
 #include "path_inputs.h"
 #include "session.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 
@@ -55,7 +56,7 @@ void Session::reserve_verify_graphs(int64_t n) {
     largest.by_paths = recurs_;
     graphs_.get(largest, [&](LiveGraph & live) { build_forward(live, draft_ != nullptr); });
     if (recurs_) {
-        promote_graph(n);
+        promote_graph(std::min(n, MOST_STEPS));
     }
 }
 
@@ -114,7 +115,9 @@ void Session::commit_path(const int32_t * nodes, int64_t n) {
     last_ = nullptr; // the promotion below reuses the arena its logits lie in
     if (n > 0 && recurs_) {
         try {
-            promote_state(nodes, n);
+            for (int64_t done = 0; done < n; done += MOST_STEPS) {
+                promote_state(nodes + done, std::min(n - done, MOST_STEPS));
+            }
         } catch (...) {
             reset(); // some layers' states may have moved on
             throw;

@@ -1,9 +1,9 @@
 // A CUDA driver, runtime and cuBLAS whose card has memory and streams, but computes nothing.
 //
 // What runs on it is everything but the arithmetic: ggml's CUDA backend chooses kernels, takes
-// memory, captures graphs. What is read back is no result: of the first words that are read, word i is the integer i.
-// A host access to the card's memory ends the process. One source, compiled three times
-// (null_card.py); the counts live in the driver, which the others link.
+// memory, captures graphs. What is read back is no result: of the first words that are read, word i
+// is the integer i. A host access to the card's memory ends the process. One source, compiled three
+// times (null_card.py); the counts live in the driver, which the others link.
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
