@@ -86,3 +86,11 @@ def test_calls_are_told_by_the_round_where_there_is_such_a_card() -> None:
     assert told.pop("graph_launches") == 3
     assert set(told.values()) == {0}
     assert null_card.calls_a_round(None, None, 10) == {}
+
+
+def test_kernels_are_told_by_the_graph() -> None:
+    before = dict.fromkeys(null_card.COUNTS, 10)
+    after = {**before, "captures": 12, "captured_kernels": 310}
+    assert null_card.kernels_a_graph(before, after) == {"kernels_a_graph": 150.0}
+    assert null_card.kernels_a_graph(before, before) == {}
+    assert null_card.kernels_a_graph(None, None) == {}

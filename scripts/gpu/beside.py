@@ -21,6 +21,7 @@ from draft_rounds import Forced, Milliseconds, Ours, Theirs, equal_work, medians
 from peer_rounds import Peer
 
 from dflash_gguf.gguf_metadata import Metadata
+from gpu import null_card
 from gpu.acceptance import FIRST_ID
 from gpu.setting import Figures, Setting
 from gpu.speed import open_pair
@@ -38,22 +39,27 @@ def plain(setting: Setting) -> Iterator[Figures]:
     sizes = setting.sizes
     prompt, answer = _random(setting, sizes.n_prompt, 1), _random(setting, sizes.n_decode, 2)
 
+    kernels: Figures = {}
+
     def speeds(engine: Engine) -> list[float]:
         found = []
         for _ in range(N_RUNS + 1):
             engine.reset()
             engine.prefill(prompt)
+            before = null_card.counts()
             started = perf_counter()
             for token in answer:
                 engine.decode(token)
             found.append(len(answer) / (perf_counter() - started))
+            kernels.update(null_card.kernels_a_graph(before, null_card.counts()))
         return found[1:]  # the first warms up
 
     found: list[list[float]] = []
     for open_ in _engines(setting, sizes.n_prompt + sizes.n_decode):
         with closing(open_()) as engine:
             found.append(speeds(engine))
-        yield {"n_prompt": sizes.n_prompt, **_rates([median(runs) for runs in found])}
+        rates = _rates([median(runs) for runs in found])
+        yield {"n_prompt": sizes.n_prompt, **rates, **kernels}
     middle, low, high = median_interval(np.divide(*found))
     yield {"ratio": round(middle, 4), "interval": [round(low, 4), round(high, 4)]}
 

@@ -105,3 +105,13 @@ def calls_a_round(
     if before is None or after is None:
         return {}
     return {"calls_a_round": {x: round((after[x] - before[x]) / n_rounds, 2) for x in CALLS}}
+
+
+def kernels_a_graph(
+    before: dict[str, int] | None, after: dict[str, int] | None
+) -> dict[str, float]:
+    """Likewise: the kernels of the graphs that were captured, in the mean."""
+    if before is None or after is None or after["captures"] == before["captures"]:
+        return {}
+    n_graphs = after["captures"] - before["captures"]
+    return {"kernels_a_graph": (after["captured_kernels"] - before["captured_kernels"]) / n_graphs}
