@@ -36,8 +36,12 @@ static uint64_t activation_bytes(const ggml_tensor * x) {
     return ggml_nrows(x) * padded / 128 * 144;
 }
 
-// Keys and indices, each before and after sorting and once more between the passes.
+// Short rows: indices. Long ones: keys and indices, each before and after sorting and once more
+// between the passes.
 static uint64_t sort_bytes(const ggml_tensor * rows) {
+    if (rows->ne[0] <= 1024) {
+        return ggml_nbytes(rows);
+    }
     constexpr int64_t chunk = 1 << 26; // bytes of rows that are sorted at once
     return 6 * std::max<int64_t>(rows->nb[1], std::min<int64_t>(chunk, ggml_nbytes(rows)));
 }

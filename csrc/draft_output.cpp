@@ -28,15 +28,15 @@ class LogSumExp : public CpuNode {
 };
 
 // Among scores that are no numbers Vulkan's selection reads where nothing is, and names rows that
-// do not exist.
+// do not exist; CUDA's argmax finds none where none is above the lowest float.
 static ggml_tensor * without_nans(ggml_context * ctx, ggml_tensor * logits) {
-    return ggml_clamp(ctx, logits, -FLT_MAX, FLT_MAX);
+    return ggml_clamp(ctx, logits, -FLT_MAX / 2, FLT_MAX / 2);
 }
 
 void add_draft_output(LiveGraph & live, ggml_tensor * logits) {
     ggml_context * ctx = live.ctx.get();
     live.logits = wanted(live, logits);
-    const int64_t n = logits->ne[0], n_draft = logits->ne[1], k = live.shape.n_top;
+    const int64_t n_draft = logits->ne[1], k = live.shape.n_top;
     ggml_tensor * probabilities = nullptr;
     if (live.shape.log_sum_exp && live.cpu_nodes.n_threads > 0 && cpu::row_kernel() != nullptr) {
         live.top.log_sum_exp =
@@ -51,24 +51,30 @@ void add_draft_output(LiveGraph & live, ggml_tensor * logits) {
     if (k == 0) {
         return;
     }
-    live.top.rows = wanted(live, ggml_top_k(ctx, without_nans(ctx, logits), static_cast<int>(k)));
-    auto at_top = [&](ggml_tensor * values) {
-        ggml_tensor * each = ggml_reshape_3d(ctx, values, 1, n, n_draft);
-        return wanted(live, ggml_get_rows(ctx, each, live.top.rows)); // [1, k, n_draft]
-    };
-    live.top.logits = at_top(logits);
+    live.top.found = find_top(ctx, without_nans(ctx, logits), k, live.shape.top_by_blocks);
+    for (const TopRows::Level & level : live.top.found.levels) {
+        wanted(live, level.blocks);
+    }
+    wanted(live, live.top.found.last);
+    live.top.logits = wanted(live, live.top.found.gather(ctx, logits));
     if (probabilities != nullptr) {
-        live.top.probabilities = at_top(probabilities);
+        live.top.probabilities = wanted(live, live.top.found.gather(ctx, probabilities));
     }
 }
 
 // The device gives the k best in any order.
 static Draft read_selection(const LiveGraph & live, const Backend & backend) {
     const int64_t n = live.logits->ne[0], n_draft = live.logits->ne[1], k = live.shape.n_top;
-    std::vector<int32_t> rows(k * n_draft);
+    const TopRows & found = live.top.found;
+    std::vector<std::vector<int32_t>> blocks(found.levels.size(),
+                                             std::vector<int32_t>(k * n_draft));
+    std::vector<int32_t> last(k * n_draft);
     std::vector<float> logits(k * n_draft), probabilities;
-    std::vector<Backend::Fetch> wanted = {{live.top.rows, rows.data()},
+    std::vector<Backend::Fetch> wanted = {{found.last, last.data()},
                                           {live.top.logits, logits.data()}};
+    for (size_t level = 0; level < blocks.size(); ++level) {
+        wanted.push_back({found.levels[level].blocks, blocks[level].data()});
+    }
     if (live.shape.log_sum_exp) {
         probabilities.resize(k * n_draft);
         wanted.push_back({live.top.probabilities, probabilities.data()});
@@ -76,7 +82,8 @@ static Draft read_selection(const LiveGraph & live, const Backend & backend) {
     backend.read(wanted);
     Draft draft;
     for (int64_t i = 0; i < k * n_draft; ++i) {
-        const int64_t row = std::clamp<int64_t>(rows[i], 0, n - 1); // NaNs may confuse the device
+        const int64_t row = std::clamp<int64_t>(found.place(blocks, last, i), 0,
+                                                n - 1); // NaNs may confuse the device
         draft.best.push_back({static_cast<int32_t>(row), logits[i]});
     }
     if (live.shape.log_sum_exp) {
@@ -128,6 +135,8 @@ Draft read_draft(const LiveGraph & live, int64_t k, const Backend & backend) {
     }
     return draft;
 }
+
+bool selects_by_blocks(const Backend & backend) { return backend.is_cuda(); }
 
 bool selects_on_device(const Backend & backend, int64_t n, int64_t k) {
     if (backend.is_host()) {

@@ -235,6 +235,7 @@ void DraftState::reserve(GraphPool & graphs) {
     const int64_t n_choices = drafter_->head(target_).n_out();
     const int64_t n_top = std::min<int64_t>(n_choices, 64);
     largest.n_top = selects_on_device(backend_, n_choices, n_top) ? n_top : 0;
+    largest.top_by_blocks = selects_by_blocks(backend_);
     graphs.get(largest, [&](LiveGraph & fresh) { build_draft(fresh); });
 }
 
@@ -270,6 +271,7 @@ Draft DraftState::run_block(GraphPool & graphs, int32_t last_token, int32_t posi
     shape.n_inject = sizes_.injected(n_pending());
     const int64_t n_choices = drafter_->head(target_).n_out();
     shape.n_top = selects_on_device(backend_, n_choices, k) ? k : 0;
+    shape.top_by_blocks = selects_by_blocks(backend_);
     shape.log_sum_exp = log_sum_exp;
     LiveGraph * live = nullptr;
     try {

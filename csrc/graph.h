@@ -6,6 +6,7 @@
 #include "input_block.h"
 #include "layers/build.h"
 #include "scheduler.h"
+#include "top_rows.h"
 
 #include <functional>
 #include <list>
@@ -30,7 +31,7 @@ struct DraftInputs {
 
 // What a draft's graph picks of its logits.
 struct TopOutputs {
-    ggml_tensor * rows = nullptr;          // i32 [n_top, n_draft], in any order
+    TopRows found;                         // n_top of n_draft rows, in any order
     ggml_tensor * logits = nullptr;        // f32 [1, n_top, n_draft], of these rows
     ggml_tensor * probabilities = nullptr; // f32, the same; or [n_vocab, n_draft] where n_top is 0
     ggml_tensor * log_sum_exp = nullptr;   // f32 [n_draft], in their place where own code sums

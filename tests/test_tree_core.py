@@ -191,16 +191,16 @@ def test_room_for_a_verify_costs_trace_and_features_only(
             session.reserve_verify(n)
     session.reserve_verify(5)
     assert session.max_verify == 16
-    session.reserve_verify(200)
+    session.reserve_verify(192)
     after = session.info()
-    assert session.max_verify == 200
+    assert session.max_verify == 192
     assert after.kv_bytes == before.kv_bytes
     assert after.recurrent_bytes == before.recurrent_bytes
     assert session.drafter is not None
     n_taps = session.drafter.n_taps
-    assert after.draft_bytes - before.draft_bytes == 4 * n_taps * session.model.n_embd * 184
+    assert after.draft_bytes - before.draft_bytes == 4 * n_taps * session.model.n_embd * 176
     # Rows of the trace, and beside them the committed inputs of the convolutions.
-    per_node, rest = divmod(after.trace_bytes - before.trace_bytes, 184)
+    per_node, rest = divmod(after.trace_bytes - before.trace_bytes, 176)
     assert rest == 0
     assert 0 <= before.trace_bytes - 16 * per_node <= 3 * per_node
     assert (per_node > 0) == (session.model.n_recurrent > 0)
@@ -208,8 +208,8 @@ def test_room_for_a_verify_costs_trace_and_features_only(
     fresh = open_pair(pair_of(kind))
     fresh.prefill(prompt)
     assert session.draft(5, 7).tokens.tolist() == fresh.draft(5, 7).tokens.tolist()
-    parents = star(200)
-    session.verify_tree([3] * 200, parents)
+    parents = star(192)
+    session.verify_tree([3] * 192, parents)
     session.commit_path([0, 150])
     fresh.prefill([3, 3])
     expected = fresh.decode(5).logits()

@@ -33,13 +33,14 @@ struct BatchShape {
     bool by_paths = false; // recurrent layers take the form for trees
     int64_t n_inject = 0;  // feature rows projected into the drafter's cache
     int64_t n_top = 0;     // candidates of a draft picked on the device
+    bool top_by_blocks = false;
     bool log_sum_exp = false;
 
     bool operator==(const BatchShape & o) const {
         return kind == o.kind && n_rows == o.n_rows && n_seqs == o.n_seqs &&
                first_seq == o.first_seq && n_kv == o.n_kv && n_out == o.n_out && walks == o.walks &&
                by_paths == o.by_paths && n_inject == o.n_inject && n_top == o.n_top &&
-               log_sum_exp == o.log_sum_exp;
+               top_by_blocks == o.top_by_blocks && log_sum_exp == o.log_sum_exp;
     }
 };
 

@@ -6,24 +6,28 @@
 #include <algorithm>
 #include <cmath>
 #include <random>
+#include <set>
 
 using namespace dfl;
 
 namespace {
 
-constexpr int64_t N_VOCAB = 777, N_DRAFT = 5;
+constexpr int64_t N_DRAFT = 5;
+enum class Where { HOST, DEVICE, DEVICE_BY_BLOCKS };
 
 // n_threads: of own code that sums; 0: ggml does.
-Draft select(const std::vector<float> & logits, int64_t k, bool on_device, bool log_sum_exp,
+Draft select(const std::vector<float> & logits, int64_t k, Where where, bool log_sum_exp,
              int n_threads = 0) {
+    const int64_t n_vocab = static_cast<int64_t>(logits.size()) / N_DRAFT;
     Backend backend(cpu_device(), 1, {});
     LiveGraph live;
-    live.shape.n_top = on_device ? k : 0;
+    live.shape.n_top = where == Where::HOST ? 0 : k;
+    live.shape.top_by_blocks = where == Where::DEVICE_BY_BLOCKS;
     live.shape.log_sum_exp = log_sum_exp;
     live.cpu_nodes.n_threads = n_threads;
-    live.ctx.reset(ggml_init({32 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true}));
+    live.ctx.reset(ggml_init({99 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true}));
     live.graph = ggml_new_graph(live.ctx.get());
-    ggml_tensor * input = make_input(live.ctx.get(), GGML_TYPE_F32, N_VOCAB, N_DRAFT, "logits");
+    ggml_tensor * input = make_input(live.ctx.get(), GGML_TYPE_F32, n_vocab, N_DRAFT, "logits");
     add_draft_output(live, input);
     ggml_gallocr_ptr arena(ggml_gallocr_new(backend.default_buffer_type()));
     CHECK(ggml_gallocr_alloc_graph(arena.get(), live.graph));
@@ -32,15 +36,16 @@ Draft select(const std::vector<float> & logits, int64_t k, bool on_device, bool 
     return read_draft(live, k, backend);
 }
 
-void check_same(const std::vector<float> & logits, int64_t k, bool on_device, int n_threads = 0) {
-    const Draft draft = select(logits, k, on_device, true, n_threads);
+void check_same(const std::vector<float> & logits, int64_t k, Where where, int n_threads = 0) {
+    const int64_t n_vocab = static_cast<int64_t>(logits.size()) / N_DRAFT;
+    const Draft draft = select(logits, k, where, true, n_threads);
     CHECK(static_cast<int64_t>(draft.best.size()) == k * N_DRAFT);
     CHECK(static_cast<int64_t>(draft.log_sum_exp.size()) == N_DRAFT);
     for (int64_t i = 0; i < N_DRAFT; ++i) {
-        const float * row = logits.data() + i * N_VOCAB;
+        const float * row = logits.data() + i * n_vocab;
         std::vector<Candidate> all;
         double sum = 0;
-        for (int32_t token = 0; token < N_VOCAB; ++token) {
+        for (int32_t token = 0; token < n_vocab; ++token) {
             all.push_back({token, row[token]});
             sum += std::exp(static_cast<double>(row[token]));
         }
@@ -51,7 +56,7 @@ void check_same(const std::vector<float> & logits, int64_t k, bool on_device, in
         }
         CHECK(std::fabs(draft.log_sum_exp[i] - std::log(sum)) < 1e-4);
     }
-    CHECK(select(logits, k, on_device, false).log_sum_exp.empty());
+    CHECK(select(logits, k, where, false).log_sum_exp.empty());
 }
 
 } // namespace
@@ -59,12 +64,33 @@ void check_same(const std::vector<float> & logits, int64_t k, bool on_device, in
 int main() {
     std::mt19937 random(3);
     std::normal_distribution<float> noise(0, 4);
-    std::vector<float> logits(N_VOCAB * N_DRAFT);
-    std::generate(logits.begin(), logits.end(), [&] { return noise(random); });
-    logits[2 * N_VOCAB + 500] = 60; // nearly all of its row
-    for (const int64_t k : {1, 2, 32, 776}) {
-        check_same(logits, k, /*on_device =*/false);
-        check_same(logits, k, /*on_device =*/false, /*n_threads =*/1);
-        check_same(logits, k, /*on_device =*/true);
+    // Rows that cannot be cut into blocks, that are by one level of them, and by two.
+    for (const int64_t n_vocab : {777, 6144, 65536}) {
+        std::vector<float> logits(n_vocab * N_DRAFT);
+        std::generate(logits.begin(), logits.end(), [&] { return noise(random); });
+        logits[2 * n_vocab + 500] = 60; // nearly all of its row
+        for (const int64_t k : {1, 2, 32, 776}) {
+            check_same(logits, k, Where::HOST);
+            check_same(logits, k, Where::HOST, /*n_threads =*/1);
+            check_same(logits, k, Where::DEVICE);
+            check_same(logits, k, Where::DEVICE_BY_BLOCKS);
+        }
+    }
+    // Equal ones: any of them, but no place twice.
+    const Draft ties =
+        select(std::vector<float>(6144 * N_DRAFT, 3.0f), 32, Where::DEVICE_BY_BLOCKS, true);
+    for (int64_t i = 0; i < N_DRAFT; ++i) {
+        std::set<int32_t> tokens;
+        for (int64_t j = 0; j < 32; ++j) {
+            CHECK(ties.best[i * 32 + j].logit == 3.0f);
+            tokens.insert(ties.best[i * 32 + j].token);
+        }
+        CHECK(tokens.size() == 32);
+    }
+    const Draft nothing =
+        select(std::vector<float>(65536 * N_DRAFT, NAN), 32, Where::DEVICE_BY_BLOCKS, true);
+    for (const Candidate & candidate : nothing.best) {
+        CHECK(candidate.token >= 0 && candidate.token < 65536);
+        CHECK(!std::isfinite(candidate.logit));
     }
 }
