@@ -1,11 +1,12 @@
 """The memory plan beside what a real load takes: by its buffers, and by the process.
 
     scripts/check_plan.py MODEL.gguf [-md DRAFTER.gguf] [-c 8192] [-ctk q8_0 -ctv q8_0]
+    scripts/check_plan.py MODEL.gguf --backend-module libggml-cuda.so [-ngl 40] [--n-cpu-moe 8]
 
 Plans, loads, fills the context and verifies as many rows as there is room for, so that every page
 of every buffer is touched; then prints each item of the plan, what was allocated for it, and by how
-much the process's anonymous memory grew (Linux; the interpreter's own growth is in it). The last
-line is one JSON object.
+much the process's anonymous memory grew (Linux; the interpreter's own growth is in it), on a card
+by how much less of it is free. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -25,6 +26,11 @@ def anonymous_bytes() -> int:
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) << 10
     raise OSError("/proc/self/status has no RssAnon")
+
+
+def held_bytes() -> int:
+    """Memory of all cards that is in use."""
+    return sum(x.total_bytes - x.free_bytes for x in core.devices() if x.type != "cpu")
 
 
 def fill(session: core.Session, drafts: bool) -> None:
@@ -47,20 +53,33 @@ def main() -> None:
     parser.add_argument("-ctk", "--cache-type-k", default="f16")
     parser.add_argument("-ctv", "--cache-type-v", default="f16")
     parser.add_argument("--rows", type=int, default=24, help="of a verify")
+    parser.add_argument("--backend-module", metavar="FILE", help="of the card")
+    parser.add_argument("-ngl", "--n-gpu-layers", type=int, help="default: all on the card")
+    parser.add_argument("--n-cpu-moe", type=int, default=0)
+    parser.add_argument("--load-only", action="store_true", help="allocates, and computes nothing")
     args = parser.parse_args()
+    on_card = args.backend_module is not None
     config = LoadConfig(
-        n_ctx=args.ctx_size, cache_type_k=args.cache_type_k, cache_type_v=args.cache_type_v
+        n_ctx=args.ctx_size,
+        cache_type_k=args.cache_type_k,
+        cache_type_v=args.cache_type_v,
+        backend_module=args.backend_module,
+        n_gpu_layers=args.n_gpu_layers if on_card else 0,
+        n_cpu_moe=args.n_cpu_moe,
     )
     try:
+        if on_card:
+            core.load_backend(args.backend_module)
         plan = Planner(args.model, args.model_draft, config).plan(verify_rows=args.rows)
-        before = anonymous_bytes()
+        before, held_before = anonymous_bytes(), held_bytes()
         model = core.Model(args.model, config)
         drafter = core.Drafter(args.model_draft, model) if args.model_draft else None
         session = core.Session(model, None, drafter)
         if drafter:
             session.reserve_verify(args.rows)
-        fill(session, drafter is not None)
-        grown = anonymous_bytes() - before
+        if not args.load_only:
+            fill(session, drafter is not None)
+        grown, held = anonymous_bytes() - before, held_bytes() - held_before
         real = plan_of(model, drafter, session, config, plan.free_bytes)
     except (core.Error, ValueError, OSError) as error:
         sys.exit(f"error: {error}")
@@ -68,8 +87,13 @@ def main() -> None:
     for item in plan.items:
         found = allocated.pop((item.name, item.where), 0)
         print(f"{item.name:40} {item.where:6} {item.bytes:14,} {found:14,}")
-    needed = plan.needed_bytes - sum(x.bytes for x in plan.items if x.name.startswith("prompts to"))
-    print(f"{'needed, and how much the process grew':47} {needed:14,} {grown:14,}")
+    needed = plan.needed_bytes
+    if not on_card:  # kept only once an answer has begun
+        needed -= sum(x.bytes for x in plan.items if x.name.startswith("prompts to"))
+    if on_card:
+        print(f"{'needed, and how much less of the card is free':47} {needed:14,} {held:14,}")
+    else:
+        print(f"{'needed, and how much the process grew':47} {needed:14,} {grown:14,}")
     figures = {
         "model": Path(args.model).name,
         "planned_bytes": plan.needed_bytes,
@@ -78,6 +102,8 @@ def main() -> None:
         "grown_bytes": grown,
         "grown_over_planned": grown / needed,
     }
+    if on_card:
+        figures |= {"held_bytes": held, "held_over_planned": held / needed}
     print(json.dumps(figures))
 
 
