@@ -59,20 +59,33 @@ void finish_logits(LiveGraph & live, ggml_tensor * logits, const Backend & backe
 GraphPool::GraphPool(Devices & devices, size_t max_nodes)
     : devices_(devices), backend_(devices.main()), max_nodes_(max_nodes),
       arena_(ggml_gallocr_new(backend_.default_buffer_type())),
-      block_(backend_.is_host() || !devices.split().is_whole()
-                 ? nullptr
-                 : std::make_unique<InputBlock>(backend_)) {}
+      block_(backend_.is_host() ? nullptr : std::make_unique<InputBlock>(backend_)) {}
+
+// The kind whose memory graphs of a kind share where they go over two devices.
+static GraphKind lane_of(GraphKind kind) {
+    return kind == GraphKind::APPEND ? GraphKind::VERIFY : kind;
+}
 
 ArenaBytes GraphPool::arena_bytes() const {
     ArenaBytes bytes;
     if (backend_.measures()) {
+        ArenaBytes in_arena;
+        std::map<GraphKind, ArenaBytes> lanes;
         for (const auto & [kind, wanted] : wanted_) {
-            bytes = most_of(bytes, wanted);
+            ArenaBytes & most = split_kinds_.count(kind) > 0 ? lanes[lane_of(kind)] : in_arena;
+            most = most_of(most, wanted);
         }
-    } else if (scheduler_) {
-        bytes = scheduler_->bytes();
+        bytes = in_arena;
+        for (const auto & [lane, wanted] : lanes) {
+            bytes.main += wanted.main;
+            bytes.beside += wanted.beside;
+        }
     } else {
         bytes.main = ggml_gallocr_get_buffer_size(arena_.get(), 0);
+        for (const auto & [lane, scheduler] : schedulers_) {
+            bytes.main += scheduler.bytes().main;
+            bytes.beside += scheduler.bytes().beside;
+        }
     }
     bytes.main += block_ ? block_->bytes() : 0;
     return bytes;
@@ -115,7 +128,7 @@ void GraphPool::allocate(LiveGraph & fresh, uint64_t wanted) {
     const bool allocated = ggml_gallocr_alloc_graph(arena_.get(), fresh.graph);
     const bool moved = arena_size() != before;
     if (!allocated || moved) {
-        live_.clear(); // they point into the arena that was just replaced
+        forget_in_arena(); // they point into what was just replaced
     }
     DFL_CHECK(allocated, DFL_STATUS_MEMORY, "device %s cannot allocate %llu bytes for %s",
               backend_.name(), (unsigned long long)wanted, what.c_str());
@@ -132,8 +145,8 @@ LiveGraph & GraphPool::get(const BatchShape & shape, const GraphBuilder & build)
         }
     }
     LiveGraph fresh = built(shape, build);
-    LiveGraph & live = wants_scheduler(fresh.graph) ? get_scheduled(std::move(fresh), build)
-                                                    : get_in_arena(std::move(fresh));
+    LiveGraph & live =
+        is_split(fresh) ? get_scheduled(std::move(fresh), build) : get_in_arena(std::move(fresh));
     ++n_built_;
     return live;
 }
@@ -151,19 +164,13 @@ LiveGraph GraphPool::built(const BatchShape & shape, const GraphBuilder & build)
     return fresh;
 }
 
-bool GraphPool::wants_scheduler(ggml_cgraph * graph) {
+bool GraphPool::is_split(const LiveGraph & fresh) {
     if (devices_.cpu() == nullptr || backend_.is_imagined()) {
         return false;
     }
-    const std::set<std::string> lacking = lacking_operations(backend_, graph);
+    const std::set<std::string> lacking = lacking_operations(backend_, fresh.graph);
     cpu_operations_.insert(lacking.begin(), lacking.end());
-    if (!scheduler_ && (!lacking.empty() || !devices_.split().is_whole())) {
-        live_.clear();
-        arena_.reset();
-        block_.reset();
-        scheduler_ = std::make_unique<Scheduler>(devices_, max_nodes_);
-    }
-    return scheduler_ != nullptr;
+    return !lacking.empty() || reaches_beside(backend_, fresh.graph);
 }
 
 void GraphPool::note_size(const LiveGraph & live, const ArenaBytes & wanted) {
@@ -175,15 +182,19 @@ void GraphPool::note_size(const LiveGraph & live, const ArenaBytes & wanted) {
 }
 
 LiveGraph & GraphPool::get_scheduled(LiveGraph fresh, const GraphBuilder & build) {
-    live_.clear();
-    const uint64_t before = arena_bytes().main;
+    Scheduler & scheduler =
+        schedulers_.try_emplace(lane_of(fresh.shape.kind), devices_, max_nodes_).first->second;
+    live_.remove_if([&](const LiveGraph & live) { return live.scheduler == &scheduler; });
+    fresh.scheduler = &scheduler;
+    split_kinds_.insert(fresh.shape.kind);
+    const uint64_t before = scheduler.bytes().main;
     if (backend_.measures()) {
-        note_size(fresh, scheduler_->measure(fresh.graph));
-    } else if (scheduler_->hold(fresh.graph)) {
-        const ArenaBytes now = arena_bytes();
+        note_size(fresh, scheduler.measure(fresh.graph));
+    } else if (scheduler.hold(fresh.graph)) {
+        const ArenaBytes now = scheduler.bytes();
         note_size(fresh, now.main > before ? now : ArenaBytes{}); // else a larger graph was here
     } else {
-        const ArenaBytes wanted = scheduler_->measure(built(fresh.shape, build).graph);
+        const ArenaBytes wanted = scheduler.measure(built(fresh.shape, build).graph);
         throw Error(DFL_STATUS_MEMORY,
                     format("%s needs %llu MiB on %s and %llu MiB on %s, which there are not",
                            what_for(fresh.shape).c_str(), (unsigned long long)(wanted.main >> 20),
@@ -194,12 +205,16 @@ LiveGraph & GraphPool::get_scheduled(LiveGraph fresh, const GraphBuilder & build
     return live_.front();
 }
 
+void GraphPool::forget_in_arena() {
+    live_.remove_if([](const LiveGraph & live) { return live.scheduler == nullptr; });
+}
+
 void GraphPool::place_inputs(LiveGraph & fresh) {
     const int64_t n_moves = block_->n_moves();
     fresh.input_bytes = block_->place(fresh.graph);
     fresh.block = block_.get();
     if (block_->n_moves() != n_moves) {
-        live_.clear(); // their inputs lay in the block that was just replaced
+        forget_in_arena(); // their inputs lay in the block that was just replaced
     }
 }
 
@@ -218,8 +233,15 @@ LiveGraph & GraphPool::get_in_arena(LiveGraph fresh) {
             number_graph(devices_, fresh.graph);
         }
     }
-    // An imagined card with the CPU beside it: each has at most the results of the whole graph.
-    note_size(fresh, {wanted, devices_.split().is_whole() ? 0 : wanted});
+    // Of a split of an imagined card nobody knows what goes over both: at most all of these, and
+    // each with all results on either.
+    const GraphKind kind = fresh.shape.kind;
+    const bool may_split = backend_.is_imagined() && !devices_.split().is_whole() &&
+                           (lane_of(kind) == GraphKind::VERIFY || kind == GraphKind::PROMOTE);
+    if (may_split) {
+        split_kinds_.insert(kind);
+    }
+    note_size(fresh, {wanted, may_split ? wanted : 0});
     live_.push_front(std::move(fresh));
     if (live_.size() > MAX_LIVE) {
         live_.pop_back();
@@ -229,8 +251,8 @@ LiveGraph & GraphPool::get_in_arena(LiveGraph fresh) {
 
 void GraphPool::compute(LiveGraph & live) {
     live.best.clear();
-    if (scheduler_) {
-        scheduler_->compute(live.graph);
+    if (live.scheduler != nullptr) {
+        live.scheduler->compute(live.graph);
         return;
     }
     if (live.block != nullptr) {

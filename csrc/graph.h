@@ -1,5 +1,6 @@
 // The life of a graph: build, allocate, set inputs, compute, read. Live graphs are kept by shape
-// and share one arena: only one runs at a time, and inputs are written before every run.
+// and share one arena: only one runs at a time, and inputs are written before every run. What goes
+// over two devices is one live graph of its kind, in memory of its own.
 #pragma once
 
 #include "cache.h"
@@ -54,6 +55,7 @@ struct LiveGraph {
     std::vector<int32_t> best;      // what argmax was in the last run, once it was asked for
     InputBlock * block = nullptr;   // where inputs wait for the device; NULL: they are just written
     size_t input_bytes = 0;         // of it
+    Scheduler * scheduler = nullptr; // that runs it; NULL: the device does
 };
 
 template <typename T>
@@ -96,8 +98,6 @@ class GraphPool {
     void compute(LiveGraph & live);
     // Names of operations that the device lacks and the CPU does.
     const std::set<std::string> & cpu_operations() const { return cpu_operations_; }
-    // Whether graphs go over two devices.
-    bool is_split() const { return scheduler_ != nullptr; }
     // Forgets all graphs: a tensor they use goes away.
     void clear() { live_.clear(); }
     // Of the memory for all results. Of an imagined card that has the CPU beside it: at most.
@@ -111,8 +111,9 @@ class GraphPool {
 
   private:
     LiveGraph built(const BatchShape & shape, const GraphBuilder & build) const;
-    // Whether the scheduler is to run a graph, as it runs all from the first one on.
-    bool wants_scheduler(ggml_cgraph * graph);
+    // Whether a graph goes over two devices. Notes the operations that the main one lacks.
+    bool is_split(const LiveGraph & fresh);
+    void forget_in_arena();
     void place_inputs(LiveGraph & fresh);
     LiveGraph & get_in_arena(LiveGraph fresh);
     LiveGraph & get_scheduled(LiveGraph fresh, const GraphBuilder & build);
@@ -123,7 +124,10 @@ class GraphPool {
     Devices & devices_;
     Backend & backend_; // the main one
     size_t max_nodes_;
-    std::unique_ptr<Scheduler> scheduler_; // NULL as long as every graph runs on one device
+    // Of the graphs that go over two devices, by kinds that do not take turns within a round: each
+    // holds one graph.
+    std::map<GraphKind, Scheduler> schedulers_;
+    std::set<GraphKind> split_kinds_; // those that have gone over two devices
     std::set<std::string> cpu_operations_;
     ggml_gallocr_ptr arena_;
     std::unique_ptr<InputBlock> block_; // NULL where the host writes inputs in their place

@@ -41,6 +41,15 @@ std::set<std::string> lacking_operations(const Backend & backend, ggml_cgraph * 
     return lacking;
 }
 
+bool reaches_beside(const Backend & backend, ggml_cgraph * graph) {
+    for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
+        if (is_beside(backend, ggml_graph_node(graph, i))) {
+            return true;
+        }
+    }
+    return false;
+}
+
 // Nodes, and what they read that is none.
 static size_t n_tensors(ggml_cgraph * graph) {
     std::unordered_set<const ggml_tensor *> leaves;

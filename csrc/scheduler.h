@@ -1,5 +1,5 @@
-// Graphs of which some nodes run on a device and others on the CPU beside it, by ggml's scheduler.
-// It holds one graph at a time.
+// Graphs of which some nodes run on a device and others on the CPU beside it, by ggml's scheduler,
+// which holds one graph at a time.
 #pragma once
 
 #include "devices.h"
@@ -22,6 +22,9 @@ ArenaBytes most_of(const ArenaBytes & a, const ArenaBytes & b);
 // Names of a graph's operations that the main device lacks. Throws DFL_STATUS_UNSUPPORTED where one
 // would write to its caches, which cannot be moved.
 std::set<std::string> lacking_operations(const Backend & backend, ggml_cgraph * graph);
+
+// Whether a graph works on anything that lies beside the main device.
+bool reaches_beside(const Backend & backend, ggml_cgraph * graph);
 
 // Gives a graph of the main device a number, by which ggml's CUDA backend knows that it is the one
 // it captured. Without one it compares every node with those captured, each time: 0.1 ms for a

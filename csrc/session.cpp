@@ -72,11 +72,7 @@ Session::Session(std::shared_ptr<const Model> model, const SessionParams & param
             params_.drafter, *model_, devices_, draft_cache_type(params_), params_.draft_window,
             params_.n_ubatch, verify_rows_, /*max_block =*/verify_rows_);
     }
-    bool was_split = false;
-    do { // again if only the last of them showed that all must go over two devices
-        was_split = graphs_.is_split();
-        reserve_graphs();
-    } while (graphs_.is_split() != was_split);
+    reserve_graphs();
 }
 
 // The largest graphs reserve the arena, so that memory runs out here or not at all.

@@ -35,16 +35,18 @@ SURE = 32
 """Rounds after which it is asked again whether rounds are brief."""
 FIRST = 3
 """The longest chain that is tried first."""
-LOOKS = 2
-"""Rounds of a look whether drafting pays by now: a first run says little of the next ones. It goes
-on as long as more is accepted than was expected."""
+LOOKS = 1
+"""Rounds of a look whether drafting pays by now, after first runs, which say little of the next
+ones. It goes on as long as more is accepted than was expected."""
 
 
 class Taken:
     """How often the target took a chain's candidates, and what narrow drafts cost."""
 
-    def __init__(self, longest: int) -> None:
-        """longest: positions of a draft."""
+    def __init__(self, longest: int, n_first: int = 1) -> None:
+        """longest: positions of a draft. n_first: runs that are slower than those to come."""
+        self.n_looks = n_first + LOOKS
+        self._n_first = n_first
         self._tried = [PRIOR_WEIGHT] * longest
         self._taken = [PRIOR_WEIGHT * PRIOR_CHANCE] * longest
         self._drafts: dict[int, Median] = {}
@@ -59,7 +61,7 @@ class Taken:
         self._n_filed[done.n_positions] += 1
         if not done.n_positions:
             return
-        self._drafts.setdefault(done.n_positions, Median()).add(done.draft_s)
+        self._drafts.setdefault(done.n_positions, Median(self._n_first)).add(done.draft_s)
 
     def observe(self, done: Round) -> None:
         """Learns from a round with a chain."""
@@ -129,10 +131,10 @@ class BriefRule:
             if self._budget.needs_plain(-loss_s / plain_s):
                 return 0
             return self._keep(lengths[self._doubted(rates, at)], KEPT)
-        if self._budget.may_lose(LOOKS * loss_s, position, may_save=True):
+        if self._budget.may_lose(self._taken.n_looks * loss_s, position, may_save=True):
             self._expected = tokens[lengths[at]]
-            return self._keep(lengths[at], LOOKS)
-        return self._keep(0, self._budget.pause(LOOKS * loss_s, position))
+            return self._keep(lengths[at], self._taken.n_looks)
+        return self._keep(0, self._budget.pause(self._taken.n_looks * loss_s, position))
 
     def _keep(self, length: int, n_rounds: int) -> int:
         self._kept, self._n_kept = length, n_rounds - 1
@@ -162,7 +164,7 @@ class BriefRule:
             self._taken.observe(done)
             self._budget.hope = self._taken.tokens(1)[1] - 1.0
             if done.n_accepted >= self._expected:
-                self._n_kept = max(self._n_kept, LOOKS)
+                self._n_kept = max(self._n_kept, self._taken.n_looks)
         self._n_seen += 1
         if self._n_seen % FILED and self._taken.is_filed(done.n_positions):
             self._budget.pass_over(done)

@@ -239,14 +239,13 @@ class BudgetedRule:
         return chain(root, candidates, int(self._sizes[at]) if values[at] > 0.0 else 0)
 
     def observe(self, done: Round) -> None:
-        """Passes the round on. A first run says little of the next ones: it is repeated once."""
-        is_first = not self._again and not self._costs.knows_draft(done.n_positions)
-        self._again = done.n_positions if is_first else 0
+        """Passes the round on. A first run says little of the next ones: it is repeated."""
         self._n_old = self._n_old + 1 if self._costs.is_warm(done) else REFRESH
         if done.n_drafted:
             self._gains.observe(done.n_expected, done.n_accepted)
             self._budget.hope = self._gains.first
         self._budget.observe(done)
+        self._again = 0 if self._costs.knows_draft(done.n_positions) else done.n_positions
 
     def _try(self, values: Floats, is_unknown: NDArray[np.bool_]) -> int:
         """The best of some ways, or the best of those never measured if that costs little.

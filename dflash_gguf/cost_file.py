@@ -27,13 +27,16 @@ class CostFile:
         name = hashlib.sha256("\n".join(self._identity).encode()).hexdigest()[:16]
         self._name = f"costs-{name}.json"
 
-    def load(self) -> Costs:
-        """What was measured before; an empty table if nothing was, or if it makes no sense."""
+    def load(self, n_first: int = 1) -> Costs:
+        """What was measured before; an empty table if nothing was, or if it makes no sense.
+
+        n_first: as of `Costs`.
+        """
         stored = machine_cache.read(self._name, self._identity)
         if stored is not None:
             with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError):
-                return Costs.from_dict(stored)
-        return Costs()
+                return Costs.from_dict(stored, n_first)
+        return Costs(n_first)
 
     def store(self, costs: Costs) -> None:
         """Keeps the table."""

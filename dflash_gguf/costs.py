@@ -61,7 +61,9 @@ class Costs:
     A plain pass is a chain of one row. n_observed: rounds filed by this process.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, n_first: int = 1) -> None:
+        """n_first: runs of a shape that are slower than those to come."""
+        self.n_first = n_first
         self.n_observed = 0
         self._drafts: dict[int, Median] = {}
         self._chains: dict[int, dict[int, Median]] = {}
@@ -113,9 +115,9 @@ class Costs:
         self.n_observed += 1
         known = self._trees if done.is_tree else self._chains
         rows = known.setdefault(done.n_drafted + 1, {})
-        rows.setdefault(_bucket(done.position), Median()).add(done.pass_s)
+        rows.setdefault(_bucket(done.position), Median(self.n_first)).add(done.pass_s)
         if done.n_positions and not done.is_narrow:
-            self._drafts.setdefault(done.n_positions, Median()).add(done.draft_s)
+            self._drafts.setdefault(done.n_positions, Median(self.n_first)).add(done.draft_s)
         self._sample.add(done.sample_s / max(done.n_tokens, 1))
         self._curves.clear()
 
@@ -192,9 +194,9 @@ class Costs:
         }
 
     @classmethod
-    def from_dict(cls, stored: dict[str, Any]) -> Costs:
+    def from_dict(cls, stored: dict[str, Any], n_first: int = 1) -> Costs:
         """What `to_dict` gave; ValueError or TypeError for anything else."""
-        costs = cls()
+        costs = cls(n_first)
         for n, seconds in stored["drafts"]:
             costs._drafts[_count(n)] = Median.known(seconds)
         for name, known in (("chains", costs._chains), ("trees", costs._trees)):
@@ -205,12 +207,15 @@ class Costs:
 
 
 class Median:
-    """Median of the last times. The first one does not count once there are others.
+    """Median of the last times. The first ones do not count once there are others.
 
-    The first run of a shape builds its graph and warms its kernels.
+    The first run of a shape builds its graph and warms its kernels; where graphs are captured, the
+    second does that.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, n_first: int = 1) -> None:
+        """n_first: runs that are slower than those to come."""
+        self._n_first = n_first
         self._times: deque[float] = deque(maxlen=N_TIMES)
         self._is_warm = False
         self.value = 0.0
@@ -228,12 +233,12 @@ class Median:
 
     @property
     def is_warm(self) -> bool:
-        """Whether there is more than the first time."""
+        """Whether there is more than the first times."""
         return self._is_warm
 
     def add(self, seconds: float) -> None:
         """Adds a time."""
-        if self._times and not self._is_warm:
+        if len(self._times) == self._n_first and not self._is_warm:
             self._is_warm = True
             self._times.clear()
         self._times.append(seconds)

@@ -7,6 +7,7 @@ from .budget import Budget
 from .config import AUTO_TREE_BUDGET, TREE_BUDGET, DecodeConfig
 from .core import Error, Session
 from .cost_file import CostFile
+from .costs import Costs
 from .proposer import DFlash, Proposer
 from .rules import FixedChain, FixedTree, Rule
 
@@ -19,11 +20,13 @@ class Drafting:
 
     def __init__(self, session: Session, cost_file: CostFile | None = None) -> None:
         """cost_file: where this pair's costs are kept."""
-        self.budget = Budget(cost_file.load() if cost_file else None)
+        # ggml's CUDA backend captures a graph as it runs for the second time.
+        n_first = 2 if session.model.backend.startswith("CUDA") else 1
+        self.budget = Budget(cost_file.load(n_first) if cost_file else Costs(n_first))
         self.proposer: Proposer | None = None
         if session.max_draft:
             self.proposer = DFlash(session, self.budget.calibrations)
-        self._taken = Taken(session.max_draft)
+        self._taken = Taken(session.max_draft, n_first)
         self._session = session
         self._cost_file = cost_file
         self._n_kept = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -26,7 +27,8 @@ class Machine:
     tree: float = 1.0
     noise: float = 0.03
     warm_up: float = 0.5
-    seen: set[tuple[str, int]] = field(default_factory=set)
+    n_first: int = 1
+    seen: Counter[tuple[str, int]] = field(default_factory=Counter)
 
     @property
     def plain(self) -> float:
@@ -34,7 +36,7 @@ class Machine:
         return self.rows(1) * (1.0 + self.noise)
 
     def run(self, done: Round, rng: np.random.Generator) -> None:
-        """Fills in what a round took; the first of a shape takes longer."""
+        """Fills in what a round took; the first ones of a shape take longer."""
         blur = 1.0 + self.noise * rng.standard_exponential(2)
         factor = self.tree if done.is_tree else 1.0
         rows_ms = factor * self.rows(done.n_drafted + 1) + self._first(done.kind, done.n_drafted)
@@ -44,10 +46,8 @@ class Machine:
             done.draft_s = draft_ms * blur[1]
 
     def _first(self, kind: str, n: int) -> float:
-        if (kind, n) in self.seen:
-            return 0.0
-        self.seen.add((kind, n))
-        return self.warm_up * self.rows(1)
+        self.seen[kind, n] += 1
+        return self.warm_up * self.rows(1) if self.seen[kind, n] <= self.n_first else 0.0
 
 
 def slow() -> Machine:

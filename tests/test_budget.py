@@ -178,6 +178,22 @@ def test_first_runs_are_not_made_for_nothing() -> None:
     assert (ms / machine.plain - 8 * 512) < 40 + 0.02 * 8 * 512
 
 
+def test_captures_do_not_keep_it_from_drafting() -> None:
+    """Where the second run of a shape is slow too, the third tells what it costs."""
+    text = Text(0.75)
+
+    def last_ms(n_first: int, known: int) -> float:
+        machine, budget = wide(), Budget(Costs(known))
+        machine.warm_up, machine.n_first = 1.0, n_first
+        for seed in range(3):
+            ms, _ = automatic(machine, lambda _: text, budget, n_tokens=256, seed=seed)
+        return ms
+
+    at_best = last_ms(1, 1)
+    assert last_ms(2, 2) < 1.1 * at_best
+    assert last_ms(2, 1) > 1.1 * at_best  # what knowing it is worth
+
+
 def test_drafting_that_ceases_to_pay_is_given_up() -> None:
     _, rounds = automatic(
         slow(), lambda done: Text(0.98 if done < 600 else 0.0), Budget(), n_tokens=1200

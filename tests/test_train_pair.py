@@ -19,7 +19,7 @@ from dflash.model import DFlashDraftModel, dflash_generate
 from gguf_files import make_gguf
 from pairs import Pair, Reference, convert_drafter, draft_logits, open_pair
 from train import engine
-from train.answers import load_answers
+from train.answers import Answer, load_answers
 from train.gguf_tokenizer import read_tokenizer
 from train.vocabulary import PRE
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -118,6 +118,29 @@ def test_our_engine_draws_the_targets_answers(trained: Trained) -> None:
         for n in (1, 2)
     ]
     assert drawn[0] == drawn[1] != answers
+
+
+def test_answers_that_were_drawn_before_an_interruption_are_kept(
+    trained: Trained, tmp_path: Path
+) -> None:
+    prompts = [
+        answer.tokens[: answer.n_prompt]
+        for answer in load_answers(trained.pair.drafter_dir / "held-out.json")
+    ][:3]
+
+    def draw(n_new: int = 8) -> list[Answer]:
+        return engine.generate(trained.pair.target, prompts, n_new=n_new, folder=tmp_path)
+
+    answers = draw()
+    (kept,) = tmp_path.iterdir()
+    first, second, third = kept.read_text().splitlines()
+    marked = first.replace("]", ", 7]", 1)
+    kept.write_text(f"{marked}\n{second}\n{third[:-5]}")  # the last one was cut off
+    marked_answer = Answer((*answers[0].tokens, 7), answers[0].n_prompt)
+    assert draw() == [marked_answer, *answers[1:]]
+    assert kept.read_text().splitlines() == [marked, second, third]
+    assert draw(n_new=4)[0] != marked_answer  # other answers than those that are kept
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_missing_file_for_the_answers_is_named(

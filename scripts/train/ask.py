@@ -66,6 +66,8 @@ def make_answers(args: argparse.Namespace, target: Any, tokenizer: Any) -> None:
     in_order = [without_loops(answers[i]) for i in range(len(training))]
     save_answers(args.out / "answers.json", in_order)
     save_answers(args.out / "held-out.json", _answers(args, target, tokenizer, held_out, 0.0))
+    for path in args.out.glob("drawn-*.jsonl"):  # what an interrupted run would have gone on from
+        path.unlink()
 
 
 def spread(n: int, share: float) -> list[int]:
@@ -99,6 +101,7 @@ def _answers(
             temperature=temperature,
             seed=args.seed,
             n_threads=args.threads,
+            folder=args.out,
         )
     stop = {tokenizer.eos_token_id}
     configured = target.generation_config.eos_token_id

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import dflash_gguf
 
@@ -24,8 +27,11 @@ def generate(
     temperature: float = 0.0,
     seed: int = 0,
     n_threads: int = 1,
+    folder: Path | None = None,
 ) -> list[Answer]:
     """Continues every prompt by up to `n_new` tokens; a stop token ends an answer and stays in it.
+
+    folder: where answers are kept as they come, so that a run that was interrupted goes on.
 
     They are the very tokens the file says where it runs, quantised as it is. A process a thread,
     which answers one prompt at a time: for small models several times as fast as batches in
@@ -40,17 +46,45 @@ def generate(
         max_tokens=n_new, temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, draft="none"
     )
     work = [(list(prompt), config, seed + i) for i, prompt in enumerate(prompts)]
-    answers: list[Answer] = []
+    kept = None if folder is None else Kept(folder, [path.stat().st_size, n_new, temperature, work])
+    answers = [] if kept is None else kept.answers()
+    if answers:
+        print(f"answers: {len(answers)} of {len(prompts)} are there already", flush=True)
     reported = time.monotonic()
     with ProcessPoolExecutor(
         n_threads, get_context("spawn"), initializer=_open, initargs=(path, n_ctx)
     ) as pool:
-        for answer in pool.map(_answer, work, chunksize=16):
+        for answer in pool.map(_answer, work[len(answers) :], chunksize=16):
             answers.append(answer)
+            if kept is not None:
+                kept.add(answer)
             if time.monotonic() - reported > LOG_EVERY_S:
                 print(f"answers: {len(answers)} of {len(prompts)}", flush=True)
                 reported = time.monotonic()
     return answers
+
+
+class Kept:
+    """Answers in a file, a line each, in the order of their prompts."""
+
+    def __init__(self, folder: Path, what: Any) -> None:
+        """what: all that the answers depend on, which names the file."""
+        digest = hashlib.sha256(repr(what).encode()).hexdigest()
+        self._path = folder / f"drawn-{digest[:16]}.jsonl"
+
+    def answers(self) -> list[Answer]:
+        """Those that are there. A line that was cut off is taken away."""
+        if not self._path.is_file():
+            return []
+        *lines, cut = self._path.read_text(encoding="utf-8").split("\n")
+        if cut:
+            self._path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        return [Answer(tuple(tokens), n) for n, tokens in map(json.loads, lines)]
+
+    def add(self, answer: Answer) -> None:
+        """Keeps one more."""
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps([answer.n_prompt, answer.tokens]) + "\n")
 
 
 def _open(path: Path, n_ctx: int) -> None:

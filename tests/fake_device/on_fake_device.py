@@ -143,6 +143,27 @@ def test_rounds_on_it_need_few_graphs(pair_of: Callable[[str], Pair], kind: str)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen35"])
+def test_rounds_of_a_split_keep_their_graphs(pair_of: Callable[[str], Pair], kind: str) -> None:
+    """What a round runs in turn lies in memory of its own."""
+    with open_decoder(pair_of(kind), {"n_gpu_layers": 2}) as decoder:
+        session = decoder.session
+        arena = session.info().arena_bytes
+        session.prefill(PROMPT)
+
+        def rounds(n: int) -> None:
+            for _ in range(n):
+                session.draft(1, 7)
+                session.verify_tree([1] * 8, list(range(-1, 7)))
+                session.commit_path([0, 1, 2])
+
+        rounds(2)
+        n_built = session.info().n_graphs_built
+        rounds(8)
+        assert session.info().n_graphs_built == n_built
+        assert session.info().arena_bytes == arena
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen35"])
 def test_quantised_layers_beside_it(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
