@@ -176,11 +176,11 @@ typedef struct {
     int64_t n_graphs_built;
     uint64_t kv_bytes;
     uint64_t recurrent_bytes;
-    uint64_t arena_bytes;
+    uint64_t arena_bytes; /* results and inputs of graphs */
     uint64_t draft_bytes; /* the drafter's cache and features */
     uint64_t trace_bytes; /* what a verify keeps of its rows for recurrent layers */
     int64_t verify_rows;  /* most rows of a verify: a drafter's block, or what was reserved */
-    uint64_t prefill_arena_bytes; /* of arena_bytes, which one graph at a time uses */
+    uint64_t prefill_arena_bytes; /* of arena_bytes: what the largest graph of a kind uses */
     uint64_t verify_arena_bytes;
     uint64_t draft_arena_bytes;
     uint64_t pool_bytes;      /* about what the device's library takes beside the arena */
