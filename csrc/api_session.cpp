@@ -99,6 +99,26 @@ dfl_status dfl_session_argmax(const dfl_session * session, int64_t row, int32_t 
     });
 }
 
+dfl_status dfl_session_keep_top(dfl_session * session, int32_t k, int32_t * kept, dfl_error * err) {
+    return guard(err, [&] {
+        need(session, kept);
+        *kept = running(session).keep_top(k) ? k : 0;
+    });
+}
+
+dfl_status dfl_session_top(const dfl_session * session, int64_t row, int32_t * tokens,
+                           float * logits, dfl_error * err) {
+    return guard(err, [&] {
+        need(session, tokens, logits);
+        const dfl::Session & s = running(session);
+        const dfl::Candidate * best = s.top(row);
+        for (int64_t i = 0; i < s.n_top(); ++i) {
+            tokens[i] = best[i].token;
+            logits[i] = best[i].logit;
+        }
+    });
+}
+
 dfl_status dfl_session_logits(const dfl_session * session, int64_t row, float * logits,
                               dfl_error * err) {
     return guard(err, [&] {

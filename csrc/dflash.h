@@ -14,7 +14,7 @@ extern "C" {
 
 #pragma GCC visibility push(default)
 
-enum { DFL_ABI_VERSION = 7 };
+enum { DFL_ABI_VERSION = 8 };
 
 typedef enum {
     DFL_STATUS_OK = 0,
@@ -220,6 +220,13 @@ dfl_status dfl_session_prefill(dfl_session * session, const int32_t * tokens, in
  * finite. */
 dfl_status dfl_session_argmax(const dfl_session * session, int64_t row, int32_t * token,
                               dfl_error * err);
+/* Has the device pick the k best (0 to 64) of every row in the passes to come; kept: out, k, or 0
+ * where it cannot: a CPU has the rows at hand. k of 0 ends it. Errors: ARGUMENT. */
+dfl_status dfl_session_keep_top(dfl_session * session, int32_t k, int32_t * kept, dfl_error * err);
+/* What it picked of a row of the last pass, best first, the lowest id on ties: out, [k] each.
+ * Errors: ARGUMENT (a row that is not there, nothing was kept), COMPUTE as for argmax. */
+dfl_status dfl_session_top(const dfl_session * session, int64_t row, int32_t * tokens,
+                           float * logits, dfl_error * err);
 /* logits: out, [n_vocab] float32. */
 dfl_status dfl_session_logits(const dfl_session * session, int64_t row, float * logits,
                               dfl_error * err);

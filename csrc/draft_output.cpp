@@ -33,6 +33,17 @@ static ggml_tensor * without_nans(ggml_context * ctx, ggml_tensor * logits) {
     return ggml_clamp(ctx, logits, -FLT_MAX / 2, FLT_MAX / 2);
 }
 
+void add_top(LiveGraph & live, ggml_tensor * logits) {
+    ggml_context * ctx = live.ctx.get();
+    live.top.found =
+        find_top(ctx, without_nans(ctx, logits), live.shape.n_top, live.shape.top_by_blocks);
+    for (const TopRows::Level & level : live.top.found.levels) {
+        wanted(live, level.blocks);
+    }
+    wanted(live, live.top.found.last);
+    live.top.logits = wanted(live, live.top.found.gather(ctx, logits));
+}
+
 void add_draft_output(LiveGraph & live, ggml_tensor * logits) {
     ggml_context * ctx = live.ctx.get();
     live.logits = wanted(live, logits);
@@ -51,12 +62,7 @@ void add_draft_output(LiveGraph & live, ggml_tensor * logits) {
     if (k == 0) {
         return;
     }
-    live.top.found = find_top(ctx, without_nans(ctx, logits), k, live.shape.top_by_blocks);
-    for (const TopRows::Level & level : live.top.found.levels) {
-        wanted(live, level.blocks);
-    }
-    wanted(live, live.top.found.last);
-    live.top.logits = wanted(live, live.top.found.gather(ctx, logits));
+    add_top(live, logits);
     if (probabilities != nullptr) {
         live.top.probabilities = wanted(live, live.top.found.gather(ctx, probabilities));
     }

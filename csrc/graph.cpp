@@ -1,6 +1,7 @@
 #include "graph.h"
 
 #include "card.h"
+#include "draft_output.h"
 #include "error.h"
 
 #include <algorithm>
@@ -53,6 +54,9 @@ void finish_logits(LiveGraph & live, ggml_tensor * logits, const Backend & backe
         live.argmax = ggml_argmax(live.ctx.get(), logits);
         ggml_set_output(live.argmax);
         ggml_build_forward_expand(live.graph, live.argmax);
+    }
+    if (live.shape.n_top > 0) {
+        add_top(live, logits);
     }
 }
 
@@ -251,6 +255,7 @@ LiveGraph & GraphPool::get_in_arena(LiveGraph fresh) {
 
 void GraphPool::compute(LiveGraph & live) {
     live.best.clear();
+    live.candidates.clear();
     if (live.scheduler != nullptr) {
         live.scheduler->compute(live.graph);
         return;

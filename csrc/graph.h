@@ -7,6 +7,7 @@
 #include "input_block.h"
 #include "layers/build.h"
 #include "scheduler.h"
+#include "select.h"
 #include "top_rows.h"
 
 #include <functional>
@@ -50,11 +51,12 @@ struct LiveGraph {
     GraphInputs in;
     DraftInputs draft;
     TopOutputs top;
-    ggml_tensor * logits = nullptr; // [n_vocab, n_out]
-    ggml_tensor * argmax = nullptr; // i32 [n_out]; only where logits do not lie in host memory
-    std::vector<int32_t> best;      // what argmax was in the last run, once it was asked for
-    InputBlock * block = nullptr;   // where inputs wait for the device; NULL: they are just written
-    size_t input_bytes = 0;         // of it
+    ggml_tensor * logits = nullptr;    // [n_vocab, n_out]
+    ggml_tensor * argmax = nullptr;    // i32 [n_out]; only where logits do not lie in host memory
+    std::vector<int32_t> best;         // what argmax was in the last run, once it was asked for
+    std::vector<Candidate> candidates; // likewise what the device picked, [n_out][n_top]
+    InputBlock * block = nullptr; // where inputs wait for the device; NULL: they are just written
+    size_t input_bytes = 0;       // of it
     Scheduler * scheduler = nullptr; // that runs it; NULL: the device does
 };
 

@@ -84,6 +84,7 @@ void Session::reserve_graphs() {
     largest.n_inject = draft_ && params_.n_ubatch > 1 ? params_.n_ubatch : 0;
     largest.walks = walks_;
     largest.by_paths = recurs_ && !fused_;
+    pick_top(largest, selects_top(MAX_TOP) ? MAX_TOP : 0);
     graphs_.get(largest, [&](LiveGraph & live) { build_forward(live, largest.n_inject > 0); });
     if (draft_) {
         reserve_verify_graphs(verify_rows_);
@@ -101,6 +102,11 @@ void Session::check_tokens(const int32_t * tokens, int64_t n) const {
                   "token id %d is outside the vocabulary of %lld", tokens[i],
                   (long long)model_->hparams().n_vocab);
     }
+}
+
+void Session::pick_top(BatchShape & shape, int64_t k) const {
+    shape.n_top = std::min(k, model_->hparams().n_vocab);
+    shape.top_by_blocks = shape.n_top > 0 && selects_by_blocks(devices_.main());
 }
 
 void Session::build_forward(LiveGraph & live, bool taps) {
@@ -177,6 +183,27 @@ int32_t Session::argmax(int64_t row) const {
     DFL_CHECK(id >= 0 && id < n_vocab, DFL_STATUS_COMPUTE,
               "the logits of row %lld are not finite numbers", (long long)row);
     return id;
+}
+
+bool Session::keep_top(int64_t k) {
+    DFL_CHECK(k >= 0 && k <= MAX_TOP && k <= model_->hparams().n_vocab, DFL_STATUS_ARGUMENT,
+              "the %lld best of a row, expected 0 to %lld", (long long)k, (long long)MAX_TOP);
+    n_top_ = k > 0 && selects_top(k) ? k : 0;
+    return n_top_ == k;
+}
+
+const Candidate * Session::top(int64_t row) const {
+    argmax(row); // names a row that is not there, or whose logits are no numbers
+    DFL_CHECK(last_->shape.n_top > 0, DFL_STATUS_ARGUMENT,
+              "row %lld: the device was not told to pick its best", (long long)row);
+    if (last_->candidates.empty()) {
+        last_->candidates = read_draft(*last_, last_->shape.n_top, devices_.main()).best;
+    }
+    return last_->candidates.data() + (first_out_ + row) * last_->shape.n_top;
+}
+
+bool Session::selects_top(int64_t k) const {
+    return selects_on_device(devices_.main(), model_->hparams().n_vocab, k);
 }
 
 void Session::logits(int64_t row, float * dst) const {

@@ -61,6 +61,9 @@ class Session {
     void prefill(const int32_t * tokens, int64_t n, float * all_logits,
                  const PrefillProgress & progress);
 
+    // Most tokens of a row that keep_top() may be asked for.
+    static constexpr int64_t MAX_TOP = 64;
+
     // Most rows a verify may be asked to have room for.
     static constexpr int64_t MAX_VERIFY = 256;
 
@@ -68,6 +71,12 @@ class Session {
     int64_t n_out_rows() const { return last_ != nullptr ? n_out_rows_ : 0; }
     // Token with the largest logit of a row, lowest id on ties (host devices).
     int32_t argmax(int64_t row) const;
+    // Has the device pick the k best of every row in the passes to come, so that these few are all
+    // that is copied: whether it can. 0: no longer.
+    bool keep_top(int64_t k);
+    int64_t n_top() const { return last_ != nullptr ? last_->shape.n_top : 0; }
+    // What it picked of a row, best first, lower id on ties.
+    const Candidate * top(int64_t row) const;
     // A row's logits: dst [n_vocab].
     void logits(int64_t row, float * dst) const;
 
@@ -145,6 +154,9 @@ class Session {
     void take_feature_rows(Pass & pass, bool inject);
     // Runs the rows, which take cells; does not move the cursor. n_out: 0, 1 (the last) or all.
     LiveGraph & run(Pass & pass, int64_t n_out, bool inject);
+    bool selects_top(int64_t k) const;
+    // Makes a target's pass pick the k best of its rows.
+    void pick_top(BatchShape & shape, int64_t k) const;
     void build_forward(LiveGraph & live, bool taps);
     void set_inputs(LiveGraph & live, const Pass & pass);
     void append(const int32_t * tokens, int64_t n, int64_t n_out, bool inject);
@@ -173,6 +185,7 @@ class Session {
     GraphPool graphs_;
     std::unique_ptr<DraftState> draft_;
     std::vector<int32_t> tokens_; // the committed timeline
+    int64_t n_top_ = 0;           // of keep_top()
     LiveGraph * last_ = nullptr;  // graph whose logits are readable
     int64_t first_out_ = 0;       // its first readable row
     int64_t n_out_rows_ = 0;

@@ -114,6 +114,7 @@ LiveGraph & Session::run(Pass & pass, int64_t n_out, bool inject) {
         shape.walks = walks_;
         shape.by_paths = recurs_ && !(fused_ && pass.tree.is_chain());
         shape.n_inject = !to_ring && inject ? pass.n : 0;
+        pick_top(shape, verifies || n_out == 1 ? n_top_ : 0); // else the caller wants all logits
         LiveGraph & live = graphs_.get(
             shape, [&](LiveGraph & fresh) { build_forward(fresh, !pass.feature_rows.empty()); });
         set_inputs(live, pass);

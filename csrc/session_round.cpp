@@ -54,6 +54,7 @@ void Session::reserve_verify_graphs(int64_t n) {
     largest.n_kv = kv_.cells().size();
     largest.walks = walks_;
     largest.by_paths = recurs_;
+    pick_top(largest, selects_top(MAX_TOP) ? MAX_TOP : 0);
     graphs_.get(largest, [&](LiveGraph & live) { build_forward(live, draft_ != nullptr); });
     if (recurs_) {
         promote_graph(std::min(n, MOST_STEPS));

@@ -15,7 +15,7 @@ from typing import Any
 
 from cffi import FFI
 
-ABI_VERSION = 7
+ABI_VERSION = 8
 
 ffi: Any = FFI()
 

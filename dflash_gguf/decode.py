@@ -33,6 +33,9 @@ class Rows(Protocol):
     def argmax(self, index: int = -1) -> int:
         """Token with the largest logit of a row, lowest id on ties; no row is copied."""
 
+    def top(self, index: int = -1) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """The best tokens of a row and their logits, best first, where `keep_top` said so."""
+
     def logits(self, index: int = -1) -> NDArray[np.float32]:
         """One row, float32 [n_vocab], fetched when asked for."""
 
@@ -51,6 +54,13 @@ class Session(Protocol):
     @property
     def position(self) -> int:
         """Tokens the caches hold."""
+
+    @property
+    def n_most_top(self) -> int:
+        """Best tokens of a row that `keep_top` may be asked for."""
+
+    def keep_top(self, k: int) -> bool:
+        """Has the k best of every row picked in the passes to come; False if they are not."""
 
     def prefill(self, tokens: Sequence[int], progress: Progress | None = None) -> Rows:
         """Appends tokens, in micro-batches, and returns the row of the last one.
@@ -118,6 +128,7 @@ class Generation:
         self._session = session
         self._prompt = tuple(prompt)
         self._n_cached = n_cached
+        self._has_top = False
         self._on_prefill = on_prefill
         self._on_prefilled = on_prefilled
         self._cancelled = cancelled or (lambda: False)
@@ -162,6 +173,7 @@ class Generation:
 
     def _run(self) -> Generator[Step, None, None]:
         started = time.perf_counter()
+        self._has_top = self._keep_top()
         try:
             rows = self._prefill()
         except _Cancelled:
@@ -267,9 +279,18 @@ class Generation:
             return self._session.verify(tree.tokens)
         return self._session.verify_tree(tree.tokens, tree.parents)
 
+    def _keep_top(self) -> bool:
+        """Whether rows come as their best tokens, since these are all that a draw looks at."""
+        n_most = self._session.n_most_top
+        return self._session.keep_top(n_most if 0 < self._sampler.n_best <= n_most else 0)
+
     def _choose(self, rows: Rows, index: int) -> int:
         """Draws the token after `history` from a row."""
         with self._account.phase("sample"):
+            if self._has_top:
+                ids, logits = rows.top(index)
+                place = len(self.history)
+                return self._sampler.choose_among(ids.astype(np.int64), logits, place).token
             token = rows.argmax(index) if self._sampler.is_argmax else None
             if token is None or token in self._sampler.banned:
                 row = rows.logits(index)

@@ -79,6 +79,27 @@ class Sampler:
         """Whether the best logit of the row is the answer, unless it is a banned token."""
         return self.config.temperature == 0.0 and not self.config.has_penalties
 
+    @property
+    def n_best(self) -> int:
+        """How many of a row's best tokens it takes to draw as from the whole row; 0: all of it."""
+        config = self.config
+        if config.temperature == 0.0 or config.has_penalties or config.top_k <= 0:
+            return 0
+        return config.top_k + len(self.banned)
+
+    def choose_among(self, ids: Ids, logits: Floats, position: int) -> Choice:
+        """Draws as `choose` does, from the `n_best` tokens of a row or more.
+
+        ids: int64 [n], logits: float32 [n], best first, lower id on ties.
+        """
+        if self.banned:
+            allowed = ~np.isin(ids, self._banned_ids)
+            ids, logits = ids[allowed], logits[allowed]
+        _check_best(logits.max(initial=np.float32(-np.inf)))
+        ids, logits = ids[: self.config.top_k], logits[: self.config.top_k]
+        with np.errstate(over="ignore"):
+            return self._draw(*self._cut(ids, logits, logits), position)
+
     def choose(self, logits: Floats, seen: Sequence[int], position: int) -> Choice:
         """Draws the token for `position`.
 
@@ -90,10 +111,13 @@ class Sampler:
             row = self._adjusted(logits, seen)
             if self.config.temperature == 0.0:
                 return _best(row)
-            kept, values = self._kept(row)
-            scores = values.astype(np.float64)
-            scores -= scores.max()
-            scores /= self.config.temperature
+            return self._draw(*self._kept(row), position)
+
+    def _draw(self, kept: Ids, values: Floats, position: int) -> Choice:
+        """The best of the kept tokens after their noise."""
+        scores = values.astype(np.float64)
+        scores -= scores.max()
+        scores /= self.config.temperature
         scores += gumbel(self.seed, self.sequence, position, kept)
         winner = int(np.argmax(scores))
         best = float(scores[winner])
@@ -214,6 +238,12 @@ class Sampler:
             return _mass(row, config.top_p)
         else:
             return np.arange(row.size), row
+        return self._cut(ids, values, support)
+
+    def _cut(self, ids: Ids, values: Floats, support: Floats) -> tuple[Ids, Floats]:
+        """What min-p and top-p leave of tokens, best first. support: whose mass top-p is of."""
+        config, best = self.config, values[0]
+        floor = best + np.log(np.float32(config.min_p)) if config.min_p > 0 else LOWEST
         n = int(np.searchsorted(-values, -floor, side="right"))
         if config.top_p < 1.0:
             n = min(n, _mass_count(values, config.top_p, _weight_sum(support, best)))

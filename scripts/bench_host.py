@@ -55,6 +55,10 @@ class Rows:
         """The script's token."""
         return self._tokens[index]
 
+    def top(self, index: int = -1) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Not told: its rows are at hand."""
+        raise NotImplementedError
+
     def logits(self, index: int = -1) -> NDArray[np.float32]:
         """Noise, and the script's token far above it."""
         row = self._noise.copy()
@@ -67,6 +71,7 @@ class Simulated:
 
     max_verify = 256
     max_draft = BLOCK
+    n_most_top = 0
 
     def __init__(self, n_tokens: int, chance: float, clock: Clock) -> None:
         self._rng = np.random.default_rng(1)
@@ -76,6 +81,10 @@ class Simulated:
         self._depths: list[int] = []
         self.n_ctx = n_tokens + BLOCK + 2
         self.position = 0
+
+    def keep_top(self, k: int) -> bool:  # noqa: ARG002
+        """As on a CPU."""
+        return False
 
     def prefill(self, tokens: Sequence[int], progress: Progress | None = None) -> Rows:
         """Takes no time."""

@@ -40,8 +40,20 @@ class FakeRows:
     def argmax(self, index: int = -1) -> int:
         return int(self._rows[index].argmax())
 
+    def top(self, index: int = -1) -> tuple[Any, Floats]:
+        raise NotImplementedError
+
     def logits(self, index: int = -1) -> Floats:
         return self._rows[index]
+
+
+class HasRows:
+    """A session whose rows are at hand."""
+
+    n_most_top = 0
+
+    def keep_top(self, k: int) -> bool:  # noqa: ARG002
+        return False
 
 
 class FakeDrafter:
@@ -57,7 +69,7 @@ class FakeCheckpoint:
         self.position = len(tokens)
 
 
-class FakeSession:
+class FakeSession(HasRows):
     """After the prompt's end (`mark`) it says `script`, then END; `fed` counts tokens computed.
 
     With a block size it has a drafter, which knows the script but is wrong at every third byte.

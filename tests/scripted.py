@@ -11,6 +11,7 @@ from dflash_gguf.decode import Progress
 
 N_VOCAB = 300
 STOP = 256
+N_TOP = 64
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 
@@ -32,6 +33,10 @@ class Rows:
     def argmax(self, index: int = -1) -> int:
         return int(self._rows[index].argmax())
 
+    def top(self, index: int = -1) -> tuple[Any, Floats]:
+        ids = np.argsort(-self._rows[index], kind="stable")[:N_TOP].astype(np.int32)
+        return ids, self._rows[index][ids]
+
     def logits(self, index: int = -1) -> Floats:
         self.n_fetched += 1
         return self._rows[index]
@@ -50,6 +55,7 @@ class Scripted:
         self.n_prompt = n_prompt
         self.tokens: list[int] = []
         self.max_verify = 256
+        self.n_most_top = 0  # N_TOP: it is like a device
         self.open: list[int] = []
         self.parents: list[int] = []
         self.rows: list[Rows] = []
@@ -60,6 +66,10 @@ class Scripted:
     @property
     def position(self) -> int:
         return len(self.tokens)
+
+    def keep_top(self, k: int) -> bool:
+        assert k in (0, self.n_most_top)
+        return k > 0
 
     def _row(self, path: Sequence[int]) -> Floats:
         rng = np.random.default_rng(path)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from scripted import STOP, Bytes, Scripted
+from scripted import N_TOP, STOP, Bytes, Scripted
 
 from dflash_gguf.config import DecodeConfig
 from dflash_gguf.decode import Generation
@@ -126,6 +126,40 @@ def test_sampling_uses_position_and_history() -> None:
     for row, token in zip(session.rows, generation.result().tokens, strict=True):
         assert Sampler(config).choose(row.logits(), seen, len(seen)).token == token
         seen.append(token)
+
+
+@pytest.mark.parametrize("config", [{}, {"top_k": 7, "min_p": 0.0}, {"ignore_eos": True}])
+def test_sampling_among_the_best_of_a_row_draws_as_from_all_of_it(config: dict[str, Any]) -> None:
+    def run(n_top: int) -> tuple[list[int], int]:
+        session = Scripted(b"abcdefgh", n_ctx=64)
+        session.n_most_top = n_top
+        settings = DecodeConfig(temperature=3.0, seed=5, max_tokens=40, **config)
+        generation = Generation(session, Bytes(), [1, 2, 3], settings)
+        for _ in generation:
+            pass
+        return list(generation.result().tokens), sum(rows.n_fetched for rows in session.rows)
+
+    whole, n_whole = run(0)
+    best, n_best = run(N_TOP)
+    assert best == whole
+    assert len(set(whole)) > 5
+    assert n_whole == len(whole)
+    assert n_best == 0
+
+
+@pytest.mark.parametrize(
+    "config", [{"top_k": 0}, {"top_k": 65}, {"repeat_penalty": 1.1}, {"temperature": 0.0}]
+)
+def test_draws_that_need_more_than_the_best_do_not_ask_for_them(config: dict[str, Any]) -> None:
+    session = Scripted(b"ab")
+    session.n_most_top = N_TOP
+    asked: list[int] = []
+    session.keep_top = lambda k: bool(asked.append(k))  # type: ignore[func-returns-value]
+    for _ in Generation(
+        session, Bytes(), [1, 2, 3], DecodeConfig(**{"temperature": 1.0, **config})
+    ):
+        pass
+    assert asked == [0]
 
 
 def test_the_seed_is_reported() -> None:

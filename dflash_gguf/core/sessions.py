@@ -15,8 +15,8 @@ from ..proposer import Draft
 from .models import Drafter, Model
 from .progress import Progress, c_callback
 
-MAX_VERIFY = 256
-"""Rows a verify may be given room for, as in dflash.h."""
+MAX_TOP, MAX_VERIFY = 64, 256
+"""Tokens of a row that are picked, and rows a verify may be given room for, as in dflash.h."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,17 @@ class Rows:
         token = new("int32_t *")
         call("session_argmax", *self._checked(index), token)
         return int(token[0])
+
+    def top(self, index: int = -1) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """The best tokens of a row and their logits, best first, the lowest id on ties.
+
+        As many as `Session.keep_top` was told; Error if it was told nothing before the pass.
+        """
+        tokens = np.empty(self._session.n_top, dtype=np.int32)
+        logits = np.empty(self._session.n_top, dtype=np.float32)
+        into = ffi.from_buffer("int32_t[]", tokens), ffi.from_buffer("float[]", logits)
+        call("session_top", *self._checked(index), *into)
+        return tokens, logits
 
     def logits(self, index: int = -1) -> NDArray[np.float32]:
         """A copy of a row, float32 [n_vocab]."""
@@ -104,7 +115,7 @@ class Session:
         self.model = model
         self.drafter = drafter
         self.max_draft = 0 if drafter is None else min(drafter.block_size, MAX_VERIFY) - 1
-        self.n_passes = 0
+        self.n_passes = self.n_top = 0
         self._max_verify: int | None = None
         self._handle = create("session", "session_create", model.handle, params)
         self.n_ctx = int(self.info().n_ctx)
@@ -218,6 +229,22 @@ class Session:
         if self._max_verify is None:
             self._max_verify = int(self.info().verify_rows)
         return self._max_verify
+
+    @property
+    def n_most_top(self) -> int:
+        """Best tokens of a row that `keep_top` may be asked for."""
+        return min(MAX_TOP, self.model.n_vocab)
+
+    def keep_top(self, k: int) -> bool:
+        """Has a device pick the k best (0 to 64) of every row in the passes to come.
+
+        They are then all that need be copied: `Rows.top`. False where the rows are at hand, on a
+        CPU, or where the device cannot; 0 ends it.
+        """
+        kept = new("int32_t *")
+        call("session_keep_top", self.handle, k, kept)
+        self.n_top = int(kept[0])
+        return self.n_top > 0
 
     def reserve_verify(self, n: int) -> None:
         """Makes room for verifies of up to n rows, 1 to 256; never less than there is.

@@ -117,6 +117,32 @@ def test_every_split(
     assert all(x < by_layers[-1] for x in by_experts)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("place", [{"n_gpu_layers": None}, {"n_gpu_layers": 2}])
+def test_draws_copy_the_best_of_a_row_and_no_more(
+    pair_of: Callable[[str], Pair], kind: str, place: dict[str, Any]
+) -> None:
+    way: dict[str, Any] = {"temperature": 0.9, "seed": 3, "max_tokens": N_TOKENS}
+    with open_decoder(pair_of(kind), CPU) as decoder:
+        expected = decoder.generate(PROMPT, draft="none", **way).tokens
+        all_of_it = decoder.generate(PROMPT, draft="none", top_k=0, **way).tokens
+    with open_decoder(pair_of(kind), place) as decoder:
+        for draft in ("none", "chain", "tree"):
+            before = decoder.session.info().bytes_read
+            found = decoder.generate(PROMPT, draft=draft, **way)
+            assert found.tokens == expected
+            n_rows = found.rounds + 1 if draft == "none" else found.n_drafted + found.rounds + 1
+            n_picked = 8 * 64 * (n_rows + found.n_drafted)  # of the target, and of the drafter
+            info = decoder.session.info()  # the prompt's states are kept too, to go back to
+            assert info.bytes_read - before < 1.2 * n_picked + info.recurrent_bytes
+        assert decoder.generate(PROMPT, draft="tree", top_k=0, **way).tokens == all_of_it
+        rows = decoder.session.prefill([1])
+        with pytest.raises(Error, match="was not told to pick"):
+            rows.top()
+        with pytest.raises(Error, match="the 65 best of a row, expected 0 to 64"):
+            decoder.session.keep_top(65)
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen35"])
 def test_rounds_on_it_need_few_graphs(pair_of: Callable[[str], Pair], kind: str) -> None:
     """Every length accepted, of chains and of trees: graphs of one size serve several lengths."""
