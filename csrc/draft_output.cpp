@@ -4,16 +4,9 @@
 #include "layers/float_rows.h"
 
 #include <algorithm>
-#include <cfloat>
 #include <cmath>
 
 namespace dfl {
-
-static ggml_tensor * wanted(LiveGraph & live, ggml_tensor * tensor) {
-    keep_output(tensor);
-    ggml_build_forward_expand(live.graph, tensor);
-    return tensor;
-}
 
 // src: logits. dst: of each row ln sum exp.
 class LogSumExp : public CpuNode {
@@ -26,23 +19,6 @@ class LogSumExp : public CpuNode {
         }
     }
 };
-
-// Among scores that are no numbers Vulkan's selection reads where nothing is, and names rows that
-// do not exist; CUDA's argmax finds none where none is above the lowest float.
-static ggml_tensor * without_nans(ggml_context * ctx, ggml_tensor * logits) {
-    return ggml_clamp(ctx, logits, -FLT_MAX / 2, FLT_MAX / 2);
-}
-
-void add_top(LiveGraph & live, ggml_tensor * logits) {
-    ggml_context * ctx = live.ctx.get();
-    live.top.found =
-        find_top(ctx, without_nans(ctx, logits), live.shape.n_top, live.shape.top_by_blocks);
-    for (const TopRows::Level & level : live.top.found.levels) {
-        wanted(live, level.blocks);
-    }
-    wanted(live, live.top.found.last);
-    live.top.logits = wanted(live, live.top.found.gather(ctx, logits));
-}
 
 void add_draft_output(LiveGraph & live, ggml_tensor * logits) {
     ggml_context * ctx = live.ctx.get();

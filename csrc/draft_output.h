@@ -18,9 +18,6 @@ struct Draft {
 // on the device (0: the host looks for them), and the rows' probabilities where log_sum_exp.
 void add_draft_output(LiveGraph & live, ggml_tensor * logits);
 
-// Adds the selection of live.shape.n_top of each row of logits, on the device.
-void add_top(LiveGraph & live, ggml_tensor * logits);
-
 // The k best of each row, lower row of the head first on ties; k is shape.n_top unless that is 0.
 Draft read_draft(const LiveGraph & live, int64_t k, const Backend & backend);
 

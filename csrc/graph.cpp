@@ -1,7 +1,6 @@
 #include "graph.h"
 
 #include "card.h"
-#include "draft_output.h"
 #include "error.h"
 
 #include <algorithm>
@@ -42,6 +41,23 @@ void keep_output(ggml_tensor * tensor) {
     if (tensor->view_src != nullptr) { // whose memory it is
         ggml_set_output(tensor->view_src);
     }
+}
+
+ggml_tensor * wanted(LiveGraph & live, ggml_tensor * tensor) {
+    keep_output(tensor);
+    ggml_build_forward_expand(live.graph, tensor);
+    return tensor;
+}
+
+void add_top(LiveGraph & live, ggml_tensor * logits) {
+    ggml_context * ctx = live.ctx.get();
+    live.top.found =
+        find_top(ctx, without_nans(ctx, logits), live.shape.n_top, live.shape.top_by_blocks);
+    for (const TopRows::Level & level : live.top.found.levels) {
+        wanted(live, level.blocks);
+    }
+    wanted(live, live.top.found.last);
+    live.top.logits = wanted(live, live.top.found.gather(ctx, logits));
 }
 
 void finish_logits(LiveGraph & live, ggml_tensor * logits, const Backend & backend) {

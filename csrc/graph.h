@@ -86,6 +86,10 @@ ggml_tensor * make_input(ggml_context * ctx, ggml_type type, int64_t ne0, int64_
                          const char * name);
 // Nothing else may lie in this result's memory until the next run.
 void keep_output(ggml_tensor * tensor);
+// Adds a result to the graph and keeps it.
+ggml_tensor * wanted(LiveGraph & live, ggml_tensor * tensor);
+// Adds the selection of live.shape.n_top of each row of logits, on the device.
+void add_top(LiveGraph & live, ggml_tensor * logits);
 // Marks logits as wanted and, where they are not in host memory, adds their argmax.
 void finish_logits(LiveGraph & live, ggml_tensor * logits, const Backend & backend);
 

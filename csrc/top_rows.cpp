@@ -1,11 +1,18 @@
 #include "top_rows.h"
 
 #include <algorithm>
+#include <cfloat>
 
 namespace dfl {
 
 // Values that one bitonic sort of ggml's CUDA backend takes.
 static constexpr int64_t MOST_SORTED = 1024;
+
+// Among scores that are no numbers Vulkan's selection reads where nothing is, and names rows that
+// do not exist; CUDA's argmax finds none where none is above the lowest float.
+ggml_tensor * without_nans(ggml_context * ctx, ggml_tensor * logits) {
+    return ggml_clamp(ctx, logits, -FLT_MAX / 2, FLT_MAX / 2);
+}
 
 // Values of a block: the fewest that leave a sort's worth of blocks, else the most there may be. 0:
 // the row cannot be cut, or that would leave as much to do.

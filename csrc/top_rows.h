@@ -27,6 +27,9 @@ struct TopRows {
                   const std::vector<int32_t> & last, int64_t i) const;
 };
 
+// The same tensor, its NaNs gone.
+ggml_tensor * without_nans(ggml_context * ctx, ggml_tensor * logits);
+
 // values: f32 [n, n_rows], numbers all. by_blocks: else rows are sorted as the device does it.
 TopRows find_top(ggml_context * ctx, ggml_tensor * values, int64_t k, bool by_blocks);
 
