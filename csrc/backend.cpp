@@ -239,7 +239,12 @@ void Backend::read(const ggml_tensor * tensor, void * dst, size_t offset, size_t
 void Backend::read(const std::vector<Fetch> & fetches) const {
     for (const Fetch & fetch : fetches) {
         const size_t size = ggml_nbytes(fetch.tensor);
-        ggml_backend_tensor_get_async(get(), fetch.tensor, fetch.to, 0, size);
+        // What a device lacks was computed, and lies, on the CPU beside it.
+        if (ggml_backend_supports_buft(get(), ggml_backend_buffer_get_type(fetch.tensor->buffer))) {
+            ggml_backend_tensor_get_async(get(), fetch.tensor, fetch.to, 0, size);
+        } else {
+            ggml_backend_tensor_get(fetch.tensor, fetch.to, 0, size);
+        }
         bytes_read_ += size;
     }
     ggml_backend_synchronize(get());

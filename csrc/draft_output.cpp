@@ -61,8 +61,12 @@ static Draft read_selection(const LiveGraph & live, const Backend & backend) {
         probabilities.resize(k * n_draft);
         wanted.push_back({live.top.probabilities, probabilities.data()});
     }
-    backend.read(wanted);
     Draft draft;
+    if (live.top.sums != nullptr) {
+        draft.sums.resize(n_draft);
+        wanted.push_back({live.top.sums, draft.sums.data()});
+    }
+    backend.read(wanted);
     for (int64_t i = 0; i < k * n_draft; ++i) {
         const int64_t row = std::clamp<int64_t>(found.place(blocks, last, i), 0,
                                                 n - 1); // NaNs may confuse the device

@@ -12,6 +12,7 @@ namespace dfl {
 struct Draft {
     std::vector<Candidate> best;    // [n_draft][k], best first
     std::vector<float> log_sum_exp; // [n_draft] of the whole rows; empty unless asked for
+    std::vector<float> sums;        // likewise of raw logits, of a target's
 };
 
 // Marks the logits [n_rows, n_draft] as wanted and adds the selection of live.shape: the n_top best

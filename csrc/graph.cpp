@@ -72,6 +72,7 @@ void finish_logits(LiveGraph & live, ggml_tensor * logits, const Backend & backe
         ggml_build_forward_expand(live.graph, live.argmax);
     }
     if (live.shape.n_top > 0) {
+        live.top.sums = wanted(live, ggml_sum_rows(live.ctx.get(), logits)); // then NaNs go
         add_top(live, logits);
     }
 }

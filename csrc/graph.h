@@ -37,6 +37,7 @@ struct TopOutputs {
     ggml_tensor * logits = nullptr;        // f32 [1, n_top, n_draft], of these rows
     ggml_tensor * probabilities = nullptr; // f32, the same; or [n_vocab, n_draft] where n_top is 0
     ggml_tensor * log_sum_exp = nullptr;   // f32 [n_draft], in their place where own code sums
+    ggml_tensor * sums = nullptr;          // f32 [n_out] of a target's logits: NaN if one is
 };
 
 struct LiveGraph {
@@ -55,6 +56,7 @@ struct LiveGraph {
     ggml_tensor * argmax = nullptr;    // i32 [n_out]; only where logits do not lie in host memory
     std::vector<int32_t> best;         // what argmax was in the last run, once it was asked for
     std::vector<Candidate> candidates; // likewise what the device picked, [n_out][n_top]
+    std::vector<float> sums;           // and top.sums
     InputBlock * block = nullptr; // where inputs wait for the device; NULL: they are just written
     size_t input_bytes = 0;       // of it
     Scheduler * scheduler = nullptr; // that runs it; NULL: the device does

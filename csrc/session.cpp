@@ -7,6 +7,8 @@
 #include "path_inputs.h"
 
 #include <algorithm>
+#include <cfloat>
+#include <cmath>
 
 namespace dfl {
 
@@ -193,17 +195,28 @@ bool Session::keep_top(int64_t k) {
 }
 
 const Candidate * Session::top(int64_t row) const {
-    argmax(row); // names a row that is not there, or whose logits are no numbers
+    DFL_CHECK(row >= 0 && row < n_out_rows(), DFL_STATUS_ARGUMENT,
+              "row %lld: the last pass has %lld rows", (long long)row, (long long)n_out_rows());
     DFL_CHECK(last_->shape.n_top > 0, DFL_STATUS_ARGUMENT,
               "row %lld: the device was not told to pick its best", (long long)row);
     if (last_->candidates.empty()) {
-        last_->candidates = read_draft(*last_, last_->shape.n_top, devices_.main()).best;
+        Draft found = read_draft(*last_, last_->shape.n_top, devices_.main());
+        last_->candidates = std::move(found.best);
+        last_->sums = std::move(found.sums);
     }
-    return last_->candidates.data() + (first_out_ + row) * last_->shape.n_top;
+    const int64_t at = first_out_ + row;
+    const Candidate * best = last_->candidates.data() + at * last_->shape.n_top;
+    // Selections see bounds in place of infinities.
+    DFL_CHECK(!std::isnan(last_->sums[at]) && std::fabs(best->logit) < FLT_MAX / 2,
+              DFL_STATUS_COMPUTE, "the logits of row %lld are not finite numbers", (long long)row);
+    return best;
 }
 
 bool Session::selects_top(int64_t k) const {
-    return selects_on_device(devices_.main(), model_->hparams().n_vocab, k);
+    const Backend & backend = devices_.main();
+    ggml_context_ptr ctx(ggml_init({2 * ggml_tensor_overhead(), nullptr, true}));
+    ggml_tensor * row = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, model_->hparams().n_vocab);
+    return selects_on_device(backend, row->ne[0], k) && backend.runs(ggml_sum_rows(ctx.get(), row));
 }
 
 void Session::logits(int64_t row, float * dst) const {

@@ -167,7 +167,8 @@ class Session {
     static constexpr int64_t MOST_STEPS = 16;
     // The graph that moves recurrent states along so many accepted nodes.
     LiveGraph & promote_graph(int64_t n_accepted);
-    void promote_state(const int32_t * nodes, int64_t n);
+    // Along n nodes of an accepted path from `first` on, those before them being done.
+    void promote_state(const int32_t * path, int64_t first, int64_t n);
     void check_no_open_verify() const;
     void check_drafts() const;
     void close_verify();

@@ -117,7 +117,7 @@ void Session::commit_path(const int32_t * nodes, int64_t n) {
     if (n > 0 && recurs_) {
         try {
             for (int64_t done = 0; done < n; done += MOST_STEPS) {
-                promote_state(nodes + done, std::min(n - done, MOST_STEPS));
+                promote_state(nodes, done, std::min(n - done, MOST_STEPS));
             }
         } catch (...) {
             reset(); // some layers' states may have moved on
@@ -181,11 +181,12 @@ LiveGraph & Session::promote_graph(int64_t n_accepted) {
     });
 }
 
-void Session::promote_state(const int32_t * nodes, int64_t n_accepted) {
+void Session::promote_state(const int32_t * path, int64_t first, int64_t n_accepted) {
     const int64_t layers = model_->hparams().n_recurrent();
     const int64_t before = model_->hparams().recurrent.d_conv - 1;
     LiveGraph & live = promote_graph(n_accepted);
     const int64_t n_steps = live.shape.n_rows;
+    const int32_t * nodes = path + first;
     live.write<int32_t>(live.draft.path, [&](int32_t * data) {
         for (int64_t i = 0; i < n_steps * layers; ++i) {
             const int64_t step = i % n_steps;
@@ -199,9 +200,9 @@ void Session::promote_state(const int32_t * nodes, int64_t n_accepted) {
     });
     live.write<int32_t>(live.draft.conv_rows, [&](int32_t * data) {
         for (int64_t i = 0; i < before * layers; ++i) {
-            // Of the committed inputs, then the path's, the last.
-            const int64_t at = n_accepted + i % before;
-            data[i] = static_cast<int32_t>(at < before ? at : before + nodes[at - before]);
+            // Of the inputs committed before the verify, then the path's, the last.
+            const int64_t at = first + n_accepted + i % before;
+            data[i] = static_cast<int32_t>(at < before ? at : before + path[at - before]);
         }
     });
     write_path_inputs(live, model_->hparams().recurrent, {});

@@ -124,6 +124,25 @@ def test_state_after_rounds_equals_that_of_a_prefill(
     assert error <= 1e-4
 
 
+@pytest.mark.parametrize("kind", HYBRIDS)
+def test_paths_longer_than_a_promotion(pair_of: Callable[[str], Pair], kind: str) -> None:
+    """States move by sixteen nodes at a time; the next row shows at once whether all of it moved."""
+    pair = pair_of(kind)
+    session, alone = open_pair(pair), Session(load_target(pair.target))
+    tokens = random_tokens(330)
+    session.reserve_verify(64)
+    for each in (session, alone):
+        each.prefill(tokens[:19])
+    for n in (15, 16, 17, 18, 19, 20, 31, 32, 33, 34, 48, 1):
+        at = session.position
+        session.verify([*tokens[at : at + n], *[3] * (64 - n)])
+        session.commit(n)
+        alone.prefill(tokens[at : at + n])
+        found, expected = (x.decode(tokens[at + n]).logits() for x in (session, alone))
+        error = np.abs(found - expected).max() / np.ptp(expected)
+        assert error <= 1e-4, n
+
+
 @pytest.mark.parametrize("kind", ["llama", *HYBRIDS])
 def test_a_round_costs_one_forward_and_copies_nothing(
     pair_of: Callable[[str], Pair], kind: str

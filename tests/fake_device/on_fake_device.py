@@ -238,6 +238,68 @@ def spoil(parts: Parts) -> None:
     parts.f32("enc.output_norm.weight", np.full_like(values, np.nan))
 
 
+def spoil_target(parts: Parts) -> None:
+    values, _ = parts.tensors["output_norm.weight"]
+    values = np.array(values)
+    values[3] = np.nan
+    parts.f32("output_norm.weight", values)
+
+
+def test_draws_among_what_is_no_number_are_refused(
+    pair_of: Callable[[str], Pair], tmp_path: Path
+) -> None:
+    pair = pair_of("llama")
+    target = edited(pair.target, tmp_path / "nan.gguf", spoil_target)
+    with open_decoder(replace(pair, target=target), {}) as decoder:
+        for draft in ("none", "tree"):
+            with pytest.raises(Error, match="the logits of row 0 are not finite numbers"):
+                decoder.generate(PROMPT, draft=draft, temperature=0.9, max_tokens=4)
+
+
+EDGES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 15, 16, 17, 23, 24, 25, 31, 32, 33, 48, 49, 64)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sizes_at_their_edges(pair_of: Callable[[str], Pair], kind: str) -> None:
+    """Rows that fill a graph, one fewer and one more; paths of every length; a new bucket of cells.
+
+    All against a plain timeline on the CPU.
+    """
+    random = np.random.default_rng(6)
+    close = 3 * CLOSE  # after a thousand tokens
+    config = replace(config_of({}), n_ctx=1200, n_ubatch=64)
+    pair = pair_of(kind)
+    model = Model(str(pair.target), config)
+    device = Session(model, None, Drafter(str(pair.drafter), model), 30)
+    cpu = Session(Model(str(pair.target), replace(config, n_gpu_layers=0)))
+    tokens = random.integers(0, 300, 500).tolist()
+    device.prefill(tokens)
+    cpu.prefill(tokens)
+    device.reserve_verify(64)
+
+    def follow(n_rows: int, n_path: int) -> None:
+        nodes = random.integers(0, 300, n_rows).tolist()
+        device.draft(nodes[0], min(n_path, device.max_draft), 3)  # injects what waits
+        rows = device.verify(nodes)
+        for node in range(n_path):
+            expected = cpu.decode(nodes[node]).logits()
+            np.testing.assert_allclose(rows.logits(node), expected, rtol=0, atol=close)
+        device.commit(n_path)
+
+    for n in EDGES:
+        follow(n, min(n, 17))
+    for n in range(1, 18):
+        follow(17, n)
+    assert cpu.position < 1010
+    rest = random.integers(0, 300, 1020 - cpu.position).tolist()
+    device.prefill(rest)
+    cpu.prefill(rest)
+    for n in (1, 2, 3, 4, 8):  # 1021 to 1038 cells
+        follow(n, n)
+    a, b = (x.decode(5).logits() for x in (device, cpu))
+    np.testing.assert_allclose(a, b, rtol=0, atol=close)
+
+
 def test_it_does_not_select_among_what_is_no_number(
     pair_of: Callable[[str], Pair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
