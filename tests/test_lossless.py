@@ -126,7 +126,7 @@ def test_state_after_rounds_equals_that_of_a_prefill(
 
 @pytest.mark.parametrize("kind", HYBRIDS)
 def test_paths_longer_than_a_promotion(pair_of: Callable[[str], Pair], kind: str) -> None:
-    """States move by sixteen nodes at a time; the next row shows at once whether all of it moved."""
+    """States move by sixteen nodes at a time; the next row shows whether all of them did."""
     pair = pair_of(kind)
     session, alone = open_pair(pair), Session(load_target(pair.target))
     tokens = random_tokens(330)
