@@ -2,6 +2,7 @@
 
 #include "card.h"
 #include "error.h"
+#include "layers/cpu_node.h"
 #include "log_capture.h"
 
 #include <algorithm>
@@ -118,12 +119,11 @@ void probe_buffer_type(const std::string & name) {
 
 Backend::Backend(ggml_backend_dev_t device, int n_threads,
                  const std::vector<std::string> & excluded, dfl_measure measure, bool repack)
-    : device_(device), measure_(measure) {
+    : device_(device), measure_(measure), threads_(n_threads > 0 ? n_threads : default_threads()) {
     quiet_log();
     backend_.reset(ggml_backend_dev_init(device_, nullptr));
     DFL_CHECK(backend_ != nullptr, DFL_STATUS_COMPUTE, "device %s cannot be opened", name());
-    n_threads_ = n_threads > 0 ? n_threads : default_threads();
-    set_threads(get(), n_threads_);
+    set_threads(threads_.now());
     packs_weights_ = repack && runs_cpu_nodes();
     if (packs_weights_) {
         for (auto type : cpu_extra_types()) {
@@ -210,6 +210,28 @@ void Backend::use_huge_pages(ggml_backend_buffer_t buffer) const {
 #else
     (void)buffer;
 #endif
+}
+
+void Backend::set_threads(int n) {
+    if (n != n_set_) {
+        dfl::set_threads(get(), n);
+        n_set_ = n;
+    }
+}
+
+void Backend::compute(ggml_cgraph * graph, CpuNodes & nodes) {
+    nodes.begin_run();
+    if (!nodes.barrier) {
+        compute(graph);
+        return;
+    }
+    const int n = threads_.now();
+    set_threads(n);
+    const int64_t before = submit_ns_ + wait_ns_;
+    compute(graph);
+    const Barrier::Waits waits = nodes.barrier->waits(n);
+    threads_.note(ThreadCount::Clock::now(), submit_ns_ + wait_ns_ - before, waits.lost_ns,
+                  waits.n_late);
 }
 
 void Backend::compute(ggml_cgraph * graph) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "device.h"
+#include "thread_count.h"
 
 #include <functional>
 #include <ggml-cpp.h>
@@ -9,6 +10,8 @@
 #include <vector>
 
 namespace dfl {
+
+struct CpuNodes;
 
 // CPU buffer types other than the plain one that are offered for weights: "AMX", "CPU_REPACK"...
 std::vector<std::string> extra_buffer_types();
@@ -36,7 +39,8 @@ class Backend {
     ggml_backend_t get() const { return backend_.get(); }
     ggml_backend_dev_t device() const { return device_; }
     const char * name() const;
-    int n_threads() const { return n_threads_; }
+    // That compute at most; fewer do while other processes hold cores.
+    int n_threads() const { return threads_.most(); }
     bool is_host() const;
     // Whether its graphs may hold nodes of our own code.
     bool runs_cpu_nodes() const;
@@ -67,6 +71,8 @@ class Backend {
 
     // Throws DFL_STATUS_COMPUTE or DFL_STATUS_MEMORY.
     void compute(ggml_cgraph * graph);
+    // The same for a graph of our own CPU nodes, which know what their threads waited for.
+    void compute(ggml_cgraph * graph, CpuNodes & nodes);
     // The same for work handed over by submit, which wait ends.
     void compute(const std::function<ggml_status()> & submit, const std::function<void()> & wait);
     // Time spent in compute(): until the device had its work, and then until it was done. Devices
@@ -88,7 +94,10 @@ class Backend {
     ggml_backend_dev_t device_ = nullptr;
     dfl_measure measure_ = DFL_MEASURE_NOTHING;
     ggml_backend_ptr backend_;
-    int n_threads_ = 1;
+    void set_threads(int n);
+
+    ThreadCount threads_;
+    int n_set_ = 0; // threads that ggml was told
     bool packs_weights_ = false;
     std::vector<ggml_backend_buffer_type_t> weights_;
     mutable uint64_t bytes_read_ = 0;

@@ -274,13 +274,14 @@ void GraphPool::compute(LiveGraph & live) {
     live.best.clear();
     live.candidates.clear();
     if (live.scheduler != nullptr) {
+        live.cpu_nodes.begin_run();
         live.scheduler->compute(live.graph);
         return;
     }
     if (live.block != nullptr) {
         live.block->upload(live.input_bytes);
     }
-    backend_.compute(live.graph);
+    backend_.compute(live.graph, live.cpu_nodes);
 }
 
 } // namespace dfl
