@@ -4,6 +4,7 @@
 #include "gguf_schema.h"
 #include "log_capture.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fcntl.h>
@@ -64,6 +65,7 @@ GgufFile::GgufFile(const std::string & path) : path_(path), mapping_(path) {
         DFL_CHECK(gguf_ != nullptr, DFL_STATUS_FILE, "%s: damaged or truncated GGUF header: %s",
                   path.c_str(), log.reason().c_str());
     }
+    asked_ = std::vector<std::atomic<bool>>(gguf_get_n_kv(gguf_.get()));
     const auto arch = text(schema::KEY_GENERAL_ARCHITECTURE);
     DFL_CHECK(arch && !arch->empty() && arch->size() <= 64, DFL_STATUS_FILE,
               "%s: no usable general.architecture", path.c_str());
@@ -96,7 +98,11 @@ std::string GgufFile::key(const char * pattern) const {
 }
 
 int64_t GgufFile::find(const char * pattern) const {
-    return gguf_find_key(gguf_.get(), key(pattern).c_str());
+    const int64_t id = gguf_find_key(gguf_.get(), key(pattern).c_str());
+    if (id >= 0 && id < static_cast<int64_t>(asked_.size())) {
+        asked_[id].store(true, std::memory_order_relaxed);
+    }
+    return id;
 }
 
 void GgufFile::wrong_type(int64_t id, const char * expected) const {
@@ -105,6 +111,8 @@ void GgufFile::wrong_type(int64_t id, const char * expected) const {
                        gguf_get_key(gguf_.get(), id),
                        gguf_type_name(gguf_get_kv_type(gguf_.get(), id)), expected));
 }
+
+static bool is_plain(gguf_type type) { return type != GGUF_TYPE_STRING && type != GGUF_TYPE_ARRAY; }
 
 static std::optional<int64_t> read_integer(gguf_type type, const void * data, size_t i) {
     switch (type) {
@@ -131,7 +139,64 @@ static std::optional<int64_t> read_integer(gguf_type type, const void * data, si
     }
 }
 
-static bool is_plain(gguf_type type) { return type != GGUF_TYPE_STRING && type != GGUF_TYPE_ARRAY; }
+static double read_number(gguf_type type, const void * data, size_t i) {
+    switch (type) {
+    case GGUF_TYPE_FLOAT32:
+        return static_cast<const float *>(data)[i];
+    case GGUF_TYPE_FLOAT64:
+        return static_cast<const double *>(data)[i];
+    default:
+        return static_cast<double>(read_integer(type, data, i).value_or(0));
+    }
+}
+
+// Of a file that may be damaged, within one line of a message.
+static std::string printable(const std::string & text) {
+    constexpr size_t limit = 64;
+    std::string line = text.size() > limit ? text.substr(0, limit) + "..." : text;
+    std::replace_if(
+        line.begin(), line.end(), [](unsigned char c) { return c < 32 || c > 126; }, '?');
+    return line;
+}
+
+static GgufFile::Unread value_of(const gguf_context * gguf, int64_t id) {
+    GgufFile::Unread value;
+    value.key = printable(gguf_get_key(gguf, id));
+    gguf_type type = gguf_get_kv_type(gguf, id);
+    const bool array = type == GGUF_TYPE_ARRAY;
+    if (type == GGUF_TYPE_STRING) {
+        value.text = '"' + printable(gguf_get_val_str(gguf, id)) + '"';
+        return value;
+    }
+    const size_t n = array ? gguf_get_arr_n(gguf, id) : 1;
+    type = array ? gguf_get_arr_type(gguf, id) : type;
+    if (!is_plain(type)) {
+        value.text = format("%zu strings", n);
+        return value;
+    }
+    const void * data = array ? gguf_get_arr_data(gguf, id) : gguf_get_val_data(gguf, id);
+    for (size_t i = 0; i < n; ++i) {
+        value.numbers.push_back(read_number(type, data, i));
+    }
+    constexpr size_t n_shown = 4;
+    for (size_t i = 0; i < std::min(n, n_shown); ++i) {
+        value.text += (i != 0 ? ", " : "") + format("%g", value.numbers[i]);
+    }
+    value.text += n > n_shown ? ", ..." : "";
+    value.text = array ? "[" + value.text + "]" : value.text;
+    return value;
+}
+
+std::vector<GgufFile::Unread> GgufFile::unread() const {
+    std::vector<Unread> found;
+    for (size_t id = 0; id < asked_.size(); ++id) {
+        const std::string name = gguf_get_key(gguf_.get(), id);
+        if (name.compare(0, arch_.size() + 1, arch_ + ".") == 0 && !asked_[id]) {
+            found.push_back(value_of(gguf_.get(), id));
+        }
+    }
+    return found;
+}
 
 std::optional<int64_t> GgufFile::integer(const char * pattern) const {
     const int64_t id = find(pattern);

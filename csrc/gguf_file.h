@@ -1,6 +1,7 @@
 // One GGUF file: typed metadata, the tensor table, and the mapped tensor data.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <ggml-cpp.h>
 #include <gguf.h>
@@ -51,6 +52,14 @@ class GgufFile {
     // Number of elements of an array key.
     std::optional<int64_t> array_length(const char * pattern) const;
 
+    // A key of the architecture that nobody has asked for by any of the calls above.
+    struct Unread {
+        std::string key;
+        std::vector<double> numbers; // its value or values; empty for text
+        std::string text;            // its value as a message shows it, text in quotes
+    };
+    std::vector<Unread> unread() const;
+
     // First index at which two arrays of strings differ (in length: the shorter one's), or -1.
     int64_t first_difference(const GgufFile & other, const char * pattern) const;
 
@@ -81,6 +90,7 @@ class GgufFile {
     gguf_context_ptr gguf_;
     ggml_context_ptr meta_;
     std::string arch_;
+    mutable std::vector<std::atomic<bool>> asked_; // by the index of the key
 };
 
 } // namespace dfl
