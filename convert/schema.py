@@ -8,6 +8,9 @@ test_schema.py) and llama.cpp's loader where it does not.
 
 from __future__ import annotations
 
+SPLIT_ENDING = "-%05d-of-%05d.gguf"
+"""How the names of a split model's files end: the part's number from 1, and their count."""
+
 
 class Arch:
     """Values of `general.architecture`."""

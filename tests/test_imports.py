@@ -55,7 +55,7 @@ CPP_LAYERS = (
     ("devices", "input_block"),
     ("hparams", "metadata_keys", "packed_matrix"),
     ("backend", "cells", "gguf_file", "quantize", "select", "top_rows", "tree"),
-    ("card", "device"),
+    ("card", "device", "gguf_parts"),
     ("cpu/",),
     (
         "error",
