@@ -47,7 +47,15 @@ QWEN35_ROPE = {
     "mrope_section": [11, 11, 10],
     "mrope_interleaved": True,
 }
-QWEN35_YARN = {"partial_rotary_factor": 0.5, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
+QWEN35_YARN = {
+    **YARN_ROPE,
+    "factor": 16.0,
+    "beta_fast": 2.0,
+    "beta_slow": 0.05,
+    "partial_rotary_factor": 0.5,
+    "mrope_section": [4, 2, 2],
+    "mrope_interleaved": True,
+}
 
 
 def heads(q: int, kv: int, size: int) -> dict[str, Any]:
@@ -75,7 +83,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "llama yarn, mscales, betas": ("llama", {"rope_parameters": {**YARN_BETAS, **YARN_MSCALES}}),
     "qwen3moe yarn, betas": ("qwen3moe", {"rope_parameters": YARN_BETAS}),
-    "qwen35 yarn, betas": ("qwen35", {"rope_parameters": {**QWEN35_YARN, **YARN_BETAS}}),
+    "qwen35 yarn, betas": ("qwen35", {"rope_parameters": QWEN35_YARN}),
     "qwen3moe": ("qwen3moe", {}),
     "qwen3moe one expert used": ("qwen3moe", {"num_experts_per_tok": 1, **heads(3, 1, 32)}),
     "qwen35 two value heads a key head": ("qwen35", {}),
