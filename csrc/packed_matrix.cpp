@@ -1,9 +1,9 @@
 #include "packed_matrix.h"
 
+#include "worker_threads.h"
+
 #include <algorithm>
 #include <atomic>
-#include <thread>
-#include <vector>
 
 namespace dfl {
 
@@ -18,15 +18,8 @@ void PackedMatrix::pack(const void * rows, int n_threads) const {
             product->pack(rows, n_in, n_out, first, std::min(tiles, first + step), data);
         }
     };
-    std::vector<std::thread> threads;
     const int64_t steps = (tiles + step - 1) / step;
-    for (int64_t i = 1; i < std::min<int64_t>(n_threads, steps); ++i) {
-        threads.emplace_back(work);
-    }
-    work();
-    for (std::thread & thread : threads) {
-        thread.join();
-    }
+    run_on_threads(std::min<int64_t>(n_threads, steps), work);
 }
 
 } // namespace dfl

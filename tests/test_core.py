@@ -135,7 +135,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Parts], object], str]] = {
     "part of a split file": (
         "llama",
         lambda parts: parts.metadata.update({"split.count": (gguf.GGUFValueType.UINT16, 3, None)}),
-        "part of a file split into 3; join the parts",
+        r"the first of 3 files; its name must end in -00001-of-00003\.gguf",
     ),
     "key out of range": (
         "llama",

@@ -53,13 +53,14 @@ CPP_LAYERS = (
     ("cell_masks",),
     ("scheduler",),
     ("devices", "input_block"),
-    ("hparams", "packed_matrix"),
+    ("hparams", "metadata_keys", "packed_matrix"),
     ("backend", "cells", "gguf_file", "quantize", "select", "top_rows", "tree"),
-    ("card", "device"),
+    ("card", "device", "gguf_parts"),
     ("cpu/",),
     (
         "error",
         "log_capture",
+        "worker_threads",
     ),
     ("dflash", "gguf_schema"),
 )
