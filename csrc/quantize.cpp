@@ -1,5 +1,6 @@
 #include "quantize.h"
 
+#include "device.h"
 #include "error.h"
 
 #include <algorithm>
@@ -53,7 +54,7 @@ void quantize(const std::string & type_name, const float * src, int64_t n_rows, 
                                 nullptr);
         }
     };
-    int64_t n = n_threads > 0 ? n_threads : std::max(1u, std::thread::hardware_concurrency());
+    int64_t n = n_threads > 0 ? n_threads : default_threads();
     // A thread costs more than quantising a few thousand values.
     n = std::min({n, n_rows, 1 + n_rows * n_per_row / 65536});
     if (n <= 1) {

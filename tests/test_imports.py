@@ -57,10 +57,8 @@ CPP_LAYERS = (
     ("backend", "cells", "gguf_file", "quantize", "select", "top_rows", "tree"),
     ("card", "device"),
     ("cpu/",),
-    (
-        "error",
-        "log_capture",
-    ),
+    ("host",),
+    ("error", "log_capture", "zero_pages"),
     ("dflash", "gguf_schema"),
 )
 
