@@ -3,6 +3,7 @@
 #include "error.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -205,9 +206,11 @@ int usable_cores(const std::vector<int> & allowed_cpus, const std::string & root
         cores.insert(file >> siblings ? siblings : std::to_string(cpu));
     }
     const double n_cores = std::max<double>(1, static_cast<double>(cores.size()));
-    // A whole number of CPUs, rounded down: threads that spend the quota before its period ends all
-    // stand still until the next one, and those that wait at a barrier spend it too.
-    return std::max(1, static_cast<int>(std::min(cpu_quota(root).value_or(n_cores), n_cores)));
+    // Threads that spend the quota before its period ends stand still until the next one. Two of
+    // them decode as fast as one within 1.3 to 1.4 CPUs, by a fifth slower within 1.1 and by as
+    // much faster within 1.5 to 1.8 (measured, SmolLM2-135M).
+    const double quota = cpu_quota(root).value_or(n_cores);
+    return std::max(1, static_cast<int>(std::lround(std::min(quota, n_cores))));
 }
 
 } // namespace dfl

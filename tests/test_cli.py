@@ -360,7 +360,7 @@ def test_a_drafter_alone_is_no_model(capsys: pytest.CaptureFixture[str]) -> None
 def test_errors_are_one_sentence(
     loader: Loader, capsys: pytest.CaptureFixture[str], flags: list[str], sentence: str
 ) -> None:
-    assert run(loader, *flags) == 1
+    assert run(loader, "-c", "128", *flags) == 1
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith(f"error: {sentence}")

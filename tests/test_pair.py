@@ -73,7 +73,7 @@ def test_dflash_run_needs_no_model() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
     first, context, figures = done.stderr.splitlines()
-    assert context == "context: 4096 tokens, all the model was trained for"
+    assert context == "context: 2048 tokens, all the model was trained for"
     assert first.startswith(f"{pair.TARGET.name} with {pair.DRAFTER.name}: ")
     assert "tokens a round" in figures
 

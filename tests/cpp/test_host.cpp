@@ -106,9 +106,11 @@ void test_version_2() {
     CHECK(machine.memory() == 50 * MIB);
 
     machine.write(inner + "/cpu.max", "350000 100000\n");
+    CHECK(machine.cores(cpus) == 4);
+    machine.write(inner + "/cpu.max", "340000 100000\n");
     CHECK(machine.cores(cpus) == 3);
     CHECK(machine.cores({0, 1, 2, 3}) == 2);
-    machine.write(outer + "/cpu.max", "150000 100000\n");
+    machine.write(outer + "/cpu.max", "140000 100000\n");
     CHECK(machine.cores(cpus) == 1);
     machine.write(outer + "/cpu.max", "50000 100000\n");
     CHECK(machine.cores(cpus) == 1);
@@ -140,7 +142,7 @@ void test_version_1() {
     machine.write(quota + "quota_us", "-1\n");
     CHECK(machine.cores(cpus) == 8);
     machine.write(quota + "quota_us", "125000\n");
-    CHECK(machine.cores(cpus) == 2);
+    CHECK(machine.cores(cpus) == 3);
 }
 
 // A container sees its own part of the hierarchy only, under names of the machine or of its own.
