@@ -4,11 +4,13 @@
 #include "error.h"
 #include "layers/cpu_node.h"
 #include "log_capture.h"
+#include "zero_pages.h"
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <ggml-alloc.h>
 #include <ggml-backend.h>
 #include <random>
 
@@ -187,12 +189,26 @@ Allocation Backend::allocate(ggml_context * ctx, const char * what) const {
         return count(ctx, default_buffer_type());
     }
     check_fits(bytes, what);
-    ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx, get()));
-    DFL_CHECK(buffer != nullptr, DFL_STATUS_MEMORY, "device %s cannot allocate %llu bytes for %s",
-              name(), (unsigned long long)bytes, what);
-    use_huge_pages(buffer.get());
-    ggml_backend_buffer_clear(buffer.get(), 0);
-    return {std::move(buffer), bytes};
+    Allocation memory;
+    memory.bytes = bytes;
+    if (device_ != cpu_device()) {
+        memory.buffer.reset(ggml_backend_alloc_ctx_tensors(ctx, get()));
+    } else if ((memory.pages = zero_pages(bytes))) {
+        memory.buffer.reset(ggml_backend_cpu_buffer_from_ptr(memory.pages.get(), bytes));
+    }
+    DFL_CHECK(memory.buffer != nullptr, DFL_STATUS_MEMORY,
+              "device %s cannot allocate %llu bytes for %s", name(), (unsigned long long)bytes,
+              what);
+    use_huge_pages(memory.buffer.get());
+    if (memory.pages) {
+        ggml_tallocr next = ggml_tallocr_new(memory.buffer.get());
+        for (ggml_tensor * t = ggml_get_first_tensor(ctx); t; t = ggml_get_next_tensor(ctx, t)) {
+            ggml_tallocr_alloc(&next, t);
+        }
+    } else {
+        ggml_backend_buffer_clear(memory.buffer.get(), 0);
+    }
+    return memory;
 }
 
 void Backend::use_huge_pages(ggml_backend_buffer_t buffer) const {

@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <ggml-cpp.h>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,7 @@ void probe_buffer_type(const std::string & name);
 // Device memory for the tensors of a context. Without a buffer where nothing is allocated but
 // counted.
 struct Allocation {
+    std::shared_ptr<void> pages; // of the buffer, where they are not its own
     ggml_backend_buffer_ptr buffer;
     uint64_t bytes = 0;
 };
@@ -60,8 +62,9 @@ class Backend {
     void check_fits(uint64_t bytes, const char * what) const;
 
     // A zeroed buffer for all tensors of a context, NULL if it has none. Zeroed, since a NaN in a
-    // place nobody may see still poisons the masked sums of some kernels. Throws DFL_STATUS_MEMORY
-    // naming what and the bytes.
+    // place nobody may see still poisons the masked sums of some kernels; on the CPU by fresh
+    // pages, so that a cache takes memory as it fills. Throws DFL_STATUS_MEMORY naming what and the
+    // bytes.
     Allocation allocate(ggml_context * ctx, const char * what) const;
     // Bytes that all tensors of a context would take in a buffer, which they are told they have.
     Allocation count(ggml_context * ctx, ggml_backend_buffer_type_t buft) const;

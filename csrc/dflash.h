@@ -85,7 +85,7 @@ typedef struct {
     int32_t n_gpu_layers;               /* the last so many, the head included; < 0: all, if the
                                            device is a GPU; 0: none */
     int32_t n_cpu_experts;              /* first layers whose experts stay on the CPU */
-    int32_t n_threads;                  /* that rearrange weights; 0: one per physical core */
+    int32_t n_threads;                  /* that rearrange weights; 0: one per usable core */
     int32_t repack;                     /* 1: the CPU may rearrange weights for faster kernels; 0:
                                             they stay as in the file */
     const char * excluded_buffer_types; /* separated by commas; may be NULL */
@@ -162,7 +162,7 @@ typedef struct dfl_checkpoint dfl_checkpoint;
 typedef struct {
     int64_t n_ctx;             /* tokens the timeline can hold */
     int64_t n_ubatch;          /* most rows of one pass */
-    int32_t n_threads;         /* 0: one per physical core */
+    int32_t n_threads;         /* 0: one per usable core: physical, fast, in the quota */
     const char * cache_type_k; /* "f32", "f16", "bf16", "q8_0", "q4_0", ... */
     const char * cache_type_v;
     const dfl_drafter * drafter; /* loaded for this model; may be NULL */
@@ -291,7 +291,7 @@ dfl_status dfl_quantize_row_size(const char * type, int64_t n_per_row, uint64_t 
                                  dfl_error * err);
 
 /* Quantises n_rows rows of n_per_row float32 values with ggml's reference quantiser.
- * src: [n_rows][n_per_row]; dst: n_rows * row size bytes. n_threads <= 0: one per core.
+ * src: [n_rows][n_per_row]; dst: n_rows * row size bytes. n_threads <= 0: one per usable core.
  * Errors: DFL_STATUS_ARGUMENT (as above; dst_size too small; type needs an importance matrix). */
 dfl_status dfl_quantize(const char * type, const float * src, int64_t n_rows, int64_t n_per_row,
                         void * dst, uint64_t dst_size, int32_t n_threads, dfl_error * err);

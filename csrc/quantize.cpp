@@ -1,12 +1,12 @@
 #include "quantize.h"
 
+#include "device.h"
 #include "error.h"
 #include "worker_threads.h"
 
 #include <algorithm>
 #include <atomic>
 #include <ggml.h>
-#include <thread>
 
 namespace dfl {
 
@@ -48,7 +48,7 @@ void quantize(const std::string & type_name, const float * src, int64_t n_rows, 
               ggml_type_name(type));
 
     ggml_quantize_init(type); // its tables are built once, under ggml's own lock
-    int64_t n = n_threads > 0 ? n_threads : std::max(1u, std::thread::hardware_concurrency());
+    int64_t n = n_threads > 0 ? n_threads : default_threads();
     // A thread costs more than quantising a few thousand values.
     n = std::max<int64_t>(1, std::min({n, n_rows, 1 + n_rows * n_per_row / 65536}));
     const int64_t share = (n_rows + n - 1) / n;

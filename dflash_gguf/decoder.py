@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -12,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .chat import Message
-from .config import N_CHECKPOINTS, DecodeConfig, LoadConfig
+from .config import MAX_VERIFY_ROWS, N_CHECKPOINTS, DecodeConfig, LoadConfig
 from .core import Checkpoint, Drafter, Model, Session, library_build
 from .cost_file import CostFile
 from .decode import Generation, Progress, check_prompt
 from .drafting import Drafting
+from .fit import most_rows, with_context
 from .plan import Planner, check_fits
 from .results import Result, Step
 from .text import Tokenizer
@@ -43,6 +45,7 @@ def load(
 ) -> Decoder:
     """Loads a target from a GGUF file. The arguments are the fields of LoadConfig.
 
+    Warns of a context longer than the model was trained for.
     drafter: GGUF file of a DFlash drafter made for this target.
     progress: called with (bytes loaded, bytes in all); what it raises ends the load.
     Errors: ValueError for a bad argument or tokenizer, OSError, and Error from the core.
@@ -60,7 +63,17 @@ def load(
         draft_window=draft_window,
         repack=repack,
     )
-    check_fits(Planner(path, drafter, config).plan())
+    planner = Planner(path, drafter, config)
+    n_ctx_train = planner.model.n_ctx_train
+    config = with_context(planner.plan, config, n_ctx_train)
+    check_fits(planner.plan(config))
+    if config.n_ctx is not None and config.n_ctx > n_ctx_train:
+        warnings.warn(
+            f"n_ctx is {config.n_ctx}, the model was trained for {n_ctx_train} tokens: "
+            "what it says beyond them may make no sense",
+            stacklevel=2,
+        )
+    n_most = most_rows(planner.plan, config, MAX_VERIFY_ROWS) if drafter is not None else 0
     tokenizer = Tokenizer.from_file(path)
     model = Model(os.fspath(path), config, progress)
     if drafter is None:
@@ -72,7 +85,7 @@ def load(
     settings = (*place, session.n_threads, cache_type_k, cache_type_v)
     kernels = [*sorted(model.kernels), *sorted(loaded.kernels)]
     costs = CostFile([model.path, loaded.path], *settings, *kernels)
-    return Decoder(model, session, tokenizer, costs)
+    return Decoder(model, session, tokenizer, costs, n_most)
 
 
 class Decoder:
@@ -88,17 +101,23 @@ class Decoder:
         session: Session,
         tokenizer: Tokenizer | None,
         cost_file: CostFile | None = None,
+        most_rows: int = MAX_VERIFY_ROWS,
     ) -> None:
         """Use `load`. Without a tokenizer prompts are token ids, and answers have no text."""
         self.model = model
         self.session = session
         self.tokenizer = tokenizer
         self._vocabulary = _Words(tokenizer)
-        self._drafting = Drafting(session, cost_file)
+        self._drafting = Drafting(session, cost_file, most_rows)
         self._lock = threading.RLock()
         self._history: list[int] = []
         self._checkpoints: list[Checkpoint] = []
         self._active: Stream | None = None
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens the context holds: prompt and answer together."""
+        return self.session.n_ctx
 
     def __enter__(self) -> Decoder:
         return self

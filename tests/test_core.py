@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -437,6 +439,35 @@ def test_sessions_in_two_threads_do_not_meet(tiny_gguf: Tiny) -> None:
     assert len(found) == 20
     for row in found:
         np.testing.assert_array_equal(row, expected)
+
+
+SESSIONS = """
+import sys
+from dflash_gguf.config import LoadConfig
+from dflash_gguf.core import Model, Session
+
+def resident_mib():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1024
+
+model = Model(sys.argv[1], LoadConfig(n_threads=1, n_gpu_layers=0))
+Session(model, 256).prefill([1, 2, 3])
+before = resident_mib()
+session = Session(model, 1 << 20)
+info = session.info()
+print((info.kv_bytes + info.mask_bytes) >> 20, resident_mib() - before)
+session.prefill([1, 2, 3])
+print(resident_mib() - before)
+"""
+
+
+def test_a_long_context_takes_memory_only_as_it_is_used(tiny_gguf: Tiny) -> None:
+    command = [sys.executable, "-c", SESSIONS, str(tiny_gguf("llama"))]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    caches, created, used = map(float, found)
+    assert caches > 1024
+    assert created < 32  # the table of cells has 8 bytes for each of a million
+    assert used < 64
 
 
 def resident_kib() -> int:

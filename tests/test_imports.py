@@ -57,11 +57,8 @@ CPP_LAYERS = (
     ("backend", "cells", "gguf_file", "quantize", "select", "top_rows", "tree"),
     ("card", "device", "gguf_parts"),
     ("cpu/",),
-    (
-        "error",
-        "log_capture",
-        "worker_threads",
-    ),
+    ("host",),
+    ("error", "log_capture", "thread_count", "worker_threads", "zero_pages"),
     ("dflash", "gguf_schema"),
 )
 
