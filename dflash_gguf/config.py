@@ -26,7 +26,7 @@ MAX_THREADS = 512
 SEED_MIN, SEED_MAX = -(1 << 63), (1 << 64) - 1
 MODEL_N_CTX_CAP = 4096
 N_CHECKPOINTS = 2
-"""Prompt ends that a model with recurrent layers can go back to; at 27B each holds 150 MB."""
+"""Prompts that a model with recurrent layers can go back to; at 27B each holds 150 MB."""
 
 
 @dataclass(frozen=True, slots=True)
