@@ -7,6 +7,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,8 @@ def load(
 class Decoder:
     """One target with one timeline. Threads may share it; calls take turns.
 
+    A callback of a running answer cannot use it: RuntimeError.
+
     The timeline is kept between calls: a prompt that begins like the last one is computed only
     from where they part.
     """
@@ -113,6 +116,7 @@ class Decoder:
         self._history: list[int] = []
         self._checkpoints: list[Checkpoint] = []
         self._active: Stream | None = None
+        self._is_running = False
 
     @property
     def n_ctx(self) -> int:
@@ -127,7 +131,7 @@ class Decoder:
 
     def close(self) -> None:
         """Frees model, caches and tokenizer; closing twice is harmless."""
-        with self._lock:
+        with self._turn():
             self._active = None
             self._drafting.keep_costs()
             self._checkpoints.clear()
@@ -152,7 +156,7 @@ class Decoder:
         Errors: ValueError for a bad argument, an empty prompt or one longer than the context;
             Error from the core. The decoder can be used again after any of them.
         """
-        with self._lock:
+        with self._turn():
             stream = self.stream(prompt, config, cancelled=cancelled, **settings)
             for _ in stream:
                 pass
@@ -175,7 +179,7 @@ class Decoder:
         tokens = self._tokens_of(prompt)
         check_prompt(tokens, self.session.n_ctx)
         rule = self._drafting.rule(config)
-        with self._lock:
+        with self._turn():
             self._drafting.keep_costs()
             n_cached = self._reuse(tokens)
             if rule is not None:
@@ -189,7 +193,7 @@ class Decoder:
                 proposer=self._drafting.proposer,
                 rule=rule,
                 on_prefill=on_prefill,
-                on_prefilled=self._keep_prompt,
+                on_last_token=self._keep_prompt if self.model.n_recurrent else None,
                 cancelled=cancelled,
             )
             self._history = generation.history
@@ -226,7 +230,7 @@ class Decoder:
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Logits after every token, float32 [n, n_vocab], by a plain pass over an empty cache."""
-        with self._lock:
+        with self._turn():
             self.reset()
             self._history = self._tokens_of(tokens)
             return self.session.logits(self._history)
@@ -245,7 +249,7 @@ class Decoder:
 
     def reset(self) -> None:
         """Forgets the timeline, so that the next prompt is computed whole."""
-        with self._lock:
+        with self._turn():
             self._active = None
             self._checkpoints.clear()
             self._history = []
@@ -274,6 +278,8 @@ class Decoder:
         last call, the first `position` tokens of the history are what the caches hold.
         """
         self.session.commit(0)
+        if self.session.position > len(self._history):  # not by calls of this decoder
+            self.session.reset()
         known = self._history[: self.session.position]
         limit = min(len(known), len(tokens) - 1)
         common = next((i for i in range(limit) if known[i] != tokens[i]), max(limit, 0))
@@ -296,16 +302,32 @@ class Decoder:
         return best.position
 
     def _keep_prompt(self) -> None:
-        """Remembers the end of the prompt, where the next turn may part from this answer."""
-        if self.model.n_recurrent:
+        """Remembers the prompt but for its last token, to which a repeated prompt goes back.
+
+        A next turn parts from this answer after the prompt, and computes one token more for it.
+        """
+        position = self.session.position
+        if position and all(c.position != position for c in self._checkpoints):
             self._checkpoints.append(self.session.take())
             del self._checkpoints[:-N_CHECKPOINTS]
 
-    def _step(self, stream: Stream, generation: Generation) -> Step:
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Lets threads take turns; a callback comes in the middle of one."""
         with self._lock:
+            if self._is_running:
+                raise RuntimeError("the decoder is busy: a callback of its answer cannot use it")
+            yield
+
+    def _step(self, stream: Stream, generation: Generation) -> Step:
+        with self._turn():
             if self._active is not stream:
                 raise RuntimeError("this stream was ended by a later call of the same decoder")
-            return next(generation)
+            self._is_running = True
+            try:
+                return next(generation)
+            finally:
+                self._is_running = False
 
     def _finish(self, result: Result) -> Result:
         drafter = self.session.drafter
@@ -335,7 +357,8 @@ class Stream:
 
     def close(self) -> None:
         """Ends the answer where it is."""
-        self._generation.close()
+        with self._decoder._turn():
+            self._generation.close()
 
     def result(self) -> Result:
         """The account so far; final once the iteration has ended."""

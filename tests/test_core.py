@@ -340,6 +340,23 @@ def test_a_checkpoint_holds_while_its_tokens_do(tiny_gguf: Tiny, kind: str) -> N
     assert [session.holds(x) for x in (empty, early, late)] == [True, False, False]
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen35"])
+@pytest.mark.parametrize("other", ["llama", "qwen35", "qwen3"])
+def test_a_checkpoint_of_another_session_is_refused(tiny_gguf: Tiny, kind: str, other: str) -> None:
+    session, another = start(tiny_gguf(kind)), start(tiny_gguf(other))
+    for each in (session, another):
+        each.prefill(PROMPT[:21])
+    checkpoint = another.take()
+    assert another.holds(checkpoint)
+    assert not session.holds(checkpoint)
+    with pytest.raises(Error, match="of 21 tokens was taken of another session") as caught:
+        session.restore(checkpoint)
+    assert_one_sentence(str(caught.value))
+    fresh = start(tiny_gguf(kind))
+    fresh.prefill(PROMPT[:21])
+    np.testing.assert_array_equal(last_row(session), last_row(fresh))
+
+
 def test_truncation_where_nothing_is_recurrent(tiny_gguf: Tiny) -> None:
     session = start(tiny_gguf("qwen3"))
     session.prefill(PROMPT)
@@ -410,6 +427,38 @@ def test_prefill_reports_every_micro_batch(tiny_gguf: Tiny) -> None:
     seen: list[tuple[int, int]] = []
     start(tiny_gguf("llama")).prefill(PROMPT, lambda *x: seen.append(x))
     assert seen == [(16, 40), (32, 40), (40, 40)]
+
+
+def test_a_callback_cannot_use_its_session(tiny_gguf: Tiny) -> None:
+    session = start(tiny_gguf("qwen35"))
+    checkpoint = session.take()
+    calls: dict[str, Callable[[], object]] = {
+        "prefill": lambda: session.prefill([1]),
+        "decode": lambda: session.decode(1),
+        "logits": lambda: session.logits([1]),
+        "verify": lambda: session.verify([1]),
+        "reserve_verify": lambda: session.reserve_verify(4),
+        "commit": lambda: session.commit(0),
+        "keep_top": lambda: session.keep_top(0),
+        "reset": session.reset,
+        "truncate": lambda: session.truncate(0),
+        "take": session.take,
+        "restore": lambda: session.restore(checkpoint),
+    }
+    refused: list[str] = []
+
+    def progress(done: int, _total: int) -> None:
+        assert session.position == done
+        for name, call in calls.items():
+            with pytest.raises(Error, match="the session is busy: an earlier call of it has not"):
+                call()
+            refused.append(name)
+
+    session.prefill(PROMPT, progress)
+    assert refused == [*calls] * 3
+    fresh = start(tiny_gguf("qwen35"))
+    fresh.prefill(PROMPT)
+    np.testing.assert_array_equal(last_row(session), last_row(fresh))
 
 
 # --- many ----------------------------------------------------------------------------------------

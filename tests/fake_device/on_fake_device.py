@@ -308,8 +308,7 @@ def test_it_does_not_select_among_what_is_no_number(
     monkeypatch.setenv("FAKE_DEVICE_MISLEADS", "1")
     with open_decoder(replace(pair, drafter=drafter), {}) as decoder:
         decoder.session.prefill(PROMPT)
-        with pytest.raises(Error, match="scores for drafted token 1 are not finite"):
-            decoder.session.draft(9, 4, 5)
+        assert not np.isfinite(decoder.session.draft(9, 4, 5).log_sum_exp).any()
 
 
 def test_products_that_share_a_matrix_are_done_without(
