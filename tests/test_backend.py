@@ -95,6 +95,36 @@ def test_what_is_missing_is_one_sentence(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_library_that_is_missing_is_one_sentence(tmp_path: Path) -> None:
+    """As cuBLAS or the driver, of a llama-cpp-python with CUDA."""
+    package = tmp_path / "llama_cpp"
+    (package / "lib").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('libmissing.so: cannot open')")
+    (tmp_path / "empty.c").write_text("")
+    shared = ["cc", "-shared", "-fPIC", "empty.c", "-o"]
+    subprocess.run([*shared, "libmissing.so"], cwd=tmp_path, check=True)
+    needing = ["-Wl,--no-as-needed", "-L.", "-lmissing"]
+    subprocess.run([*shared, "llama_cpp/lib/libggml.so.0", *needing], cwd=tmp_path, check=True)
+    (tmp_path / "libmissing.so").unlink()
+    for module, *arguments in (
+        ["dflash_gguf.backend.command", "list", "--cache", str(tmp_path)],
+        ["dflash_gguf.cli", "--list-devices"],
+        ["dflash_gguf.cli", "-p", "x"],
+    ):
+        code = COMMAND.replace("dflash_gguf.backend.command", module)
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 1
+        said = done.stderr.splitlines()[-1]
+        assert said.startswith("error: cannot open the core library: ")
+        assert "libmissing.so: cannot open" in said
+        assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
