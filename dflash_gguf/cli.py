@@ -70,7 +70,7 @@ def _fail(sentence: str) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     if args.list_devices:
-        return _list_devices(args.backend_module)
+        return list_devices(args.backend_module)
     if args.compare and args.interactive:
         raise ValueError("--compare is for one prompt, not for a chat (-i)")
     _choose_models(args)
@@ -96,7 +96,8 @@ def _run(args: argparse.Namespace) -> int:
     return INTERRUPTED if result.stop_reason == "cancelled" else 0
 
 
-def _list_devices(module: str | None) -> int:
+def list_devices(module: str | None = None) -> int:
+    """Prints the devices, with those of a backend module; returns the exit code."""
     if module is not None:
         load_backend(module)
     for device in devices():
