@@ -273,6 +273,7 @@ LiveGraph & GraphPool::get_in_arena(LiveGraph fresh) {
 void GraphPool::compute(LiveGraph & live) {
     live.best.clear();
     live.candidates.clear();
+    live.firsts.clear();
     if (live.scheduler != nullptr) {
         live.cpu_nodes.begin_run();
         live.scheduler->compute(live.graph);

@@ -192,25 +192,22 @@ void Session::check_row(int64_t row) const {
 }
 
 std::vector<bool> Session::finite_rows() const {
-    const int64_t n_vocab = model_->hparams().n_vocab;
     std::vector<bool> finite(n_out_rows());
-    std::vector<float> fetched;
-    if (!finite.empty() && last_->argmax != nullptr && last_->best.empty() && last_->sums.empty()) {
-        fetched.resize(finite.size());
-        const size_t row = n_vocab * sizeof(float);
-        ggml_backend_tensor_get_2d(last_->logits, fetched.data(), first_out_ * row, sizeof(float),
-                                   finite.size(), row, sizeof(float));
+    if (finite.empty()) {
+        return finite;
+    }
+    const int64_t n_vocab = model_->hparams().n_vocab;
+    const bool is_host = last_->argmax == nullptr;
+    if (!is_host && last_->firsts.empty()) {
+        last_->firsts.resize(last_->logits->ne[1]);
+        ggml_backend_tensor_get_2d(last_->logits, last_->firsts.data(), 0, sizeof(float),
+                                   last_->firsts.size(), last_->logits->nb[1], sizeof(float));
     }
     for (size_t row = 0; row < finite.size(); ++row) {
         const int64_t at = first_out_ + static_cast<int64_t>(row);
-        if (last_->argmax == nullptr) {
-            finite[row] = static_cast<const float *>(last_->logits->data)[at * n_vocab] < INFINITY;
-        } else if (!last_->best.empty()) {
-            finite[row] = last_->best[at] >= 0 && last_->best[at] < n_vocab;
-        } else {
-            finite[row] =
-                last_->sums.empty() ? fetched[row] < INFINITY : !std::isnan(last_->sums[at]);
-        }
+        const float first = is_host ? static_cast<const float *>(last_->logits->data)[at * n_vocab]
+                                    : last_->firsts[at];
+        finite[row] = first < INFINITY;
     }
     return finite;
 }
@@ -239,6 +236,7 @@ int32_t Session::argmax(int64_t row) {
             devices_.main().read(last_->argmax, last_->best.data(), 0, ggml_nbytes(last_->argmax));
         }
         id = last_->best[first_out_ + row];
+        is_finite = finite_rows()[row]; // argmax may name any among NaNs
     } else {
         const float * logits =
             static_cast<const float *>(last_->logits->data) + (first_out_ + row) * n_vocab;

@@ -87,7 +87,8 @@ void checkpoints_go_back(const std::shared_ptr<const Model> & model) {
     CHECK(contains(error_of([&] { session.restore(checkpoint); }), "checkpoint of 11 tokens"));
 }
 
-// Of another model it lacks recurrent bytes, or has too many; of another session it is of other cells.
+// Of another model it lacks recurrent bytes, or has too many; of another session it is of other
+// cells.
 void checkpoints_of_others_are_refused(const std::shared_ptr<const Model> & model,
                                        const std::shared_ptr<const Model> & other) {
     const std::vector<int32_t> tokens = prompt();
