@@ -2,7 +2,6 @@
 
 #include "card.h"
 #include "error.h"
-#include "layers/cpu_node.h"
 #include "log_capture.h"
 #include "zero_pages.h"
 
@@ -233,21 +232,6 @@ void Backend::set_threads(int n) {
         dfl::set_threads(get(), n);
         n_set_ = n;
     }
-}
-
-void Backend::compute(ggml_cgraph * graph, CpuNodes & nodes) {
-    nodes.begin_run();
-    if (!nodes.barrier) {
-        compute(graph);
-        return;
-    }
-    const int n = threads_.now();
-    set_threads(n);
-    const int64_t before = submit_ns_ + wait_ns_;
-    compute(graph);
-    const Barrier::Waits waits = nodes.barrier->waits(n);
-    threads_.note(ThreadCount::Clock::now(), submit_ns_ + wait_ns_ - before, waits.lost_ns,
-                  waits.n_late);
 }
 
 void Backend::compute(ggml_cgraph * graph) {

@@ -12,8 +12,6 @@
 
 namespace dfl {
 
-struct CpuNodes;
-
 // CPU buffer types other than the plain one that are offered for weights: "AMX", "CPU_REPACK"...
 std::vector<std::string> extra_buffer_types();
 // Multiplies quantised matrices in the named buffer type and compares with the plain one. Throws on
@@ -43,6 +41,10 @@ class Backend {
     const char * name() const;
     // That compute at most; fewer do while other processes hold cores.
     int n_threads() const { return threads_.most(); }
+    // Decides how many.
+    ThreadCount & threads() { return threads_; }
+    // Of a CPU, for the graphs to come.
+    void set_threads(int n);
     bool is_host() const;
     // Whether its graphs may hold nodes of our own code.
     bool runs_cpu_nodes() const;
@@ -74,8 +76,6 @@ class Backend {
 
     // Throws DFL_STATUS_COMPUTE or DFL_STATUS_MEMORY.
     void compute(ggml_cgraph * graph);
-    // The same for a graph of our own CPU nodes, which know what their threads waited for.
-    void compute(ggml_cgraph * graph, CpuNodes & nodes);
     // The same for work handed over by submit, which wait ends.
     void compute(const std::function<ggml_status()> & submit, const std::function<void()> & wait);
     // Time spent in compute(): until the device had its work, and then until it was done. Devices
@@ -97,8 +97,6 @@ class Backend {
     ggml_backend_dev_t device_ = nullptr;
     dfl_measure measure_ = DFL_MEASURE_NOTHING;
     ggml_backend_ptr backend_;
-    void set_threads(int n);
-
     ThreadCount threads_;
     int n_set_ = 0; // threads that ggml was told
     bool packs_weights_ = false;

@@ -273,16 +273,27 @@ LiveGraph & GraphPool::get_in_arena(LiveGraph fresh) {
 void GraphPool::compute(LiveGraph & live) {
     live.best.clear();
     live.candidates.clear();
-    live.firsts.clear();
+    live.cpu_nodes.begin_run();
     if (live.scheduler != nullptr) {
-        live.cpu_nodes.begin_run();
         live.scheduler->compute(live.graph);
         return;
     }
     if (live.block != nullptr) {
         live.block->upload(live.input_bytes);
     }
-    backend_.compute(live.graph, live.cpu_nodes);
+    if (live.cpu_nodes.n_threads == 0) {
+        backend_.compute(live.graph);
+        return;
+    }
+    ThreadCount & threads = backend_.threads();
+    const int n = threads.now();
+    backend_.set_threads(n);
+    const auto began = ThreadCount::Clock::now();
+    backend_.compute(live.graph);
+    const auto ended = ThreadCount::Clock::now();
+    const Barrier::Waits waits = live.cpu_nodes.barrier->waits(n);
+    threads.note(ended, std::chrono::nanoseconds(ended - began).count(), waits.lost_ns,
+                 waits.n_late);
 }
 
 } // namespace dfl
