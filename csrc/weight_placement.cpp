@@ -68,20 +68,31 @@ bool WeightLoader::can_map(const std::string & name, const Place & place) const 
            address % ggml_backend_buft_get_alignment(place.type) == 0;
 }
 
-const PackedMatrix * WeightLoader::packed(const std::vector<std::string> & names, ggml_type type,
-                                          int64_t n_in, int64_t n_out) {
+const cpu::PackedProduct * WeightLoader::product_for(const std::string & name,
+                                                     ggml_type type) const {
+    const Backend & backend = devices_.of_weight(name);
+    if (!backend.runs_cpu_nodes()) {
+        return nullptr;
+    }
+    return backend.packs_weights() ? cpu::packed_product(type) : cpu::product_in_place(type);
+}
+
+const PackedMatrix * WeightLoader::packed(const std::string & name, ggml_type type, int64_t n_in,
+                                          int64_t n_out, int64_t n_experts) {
     PackedMatrix matrix;
-    const bool packs = devices_.of_weight(names[0]).packs_weights();
-    matrix.product = packs ? cpu::packed_product(type) : nullptr;
+    matrix.product = product_for(name, type);
     matrix.n_in = n_in;
     matrix.n_out = n_out;
+    matrix.n_experts = n_experts;
     if (matrix.product == nullptr || matrix.bytes() == 0) {
         return nullptr;
     }
     weights_.packed.push_back(matrix);
     Request request;
-    request.file_names = names;
+    request.file_names = {name};
     request.packed = &weights_.packed.back();
+    request.mapped = matrix.product->in_place &&
+                     reinterpret_cast<uintptr_t>(file_.tensor_data(name)) % sizeof(float) == 0;
     requests_.push_back(request);
     return request.packed;
 }
@@ -114,6 +125,10 @@ uint64_t WeightLoader::file_bytes(const Request & request) const {
     return bytes;
 }
 
+uint64_t WeightLoader::bytes_of(const Request & request) {
+    return request.packed != nullptr ? request.packed->bytes() : ggml_nbytes(request.tensor);
+}
+
 void WeightLoader::map_in_place() {
     const auto is_mapped = [](const Request & request) { return request.mapped; };
     if (std::none_of(requests_.begin(), requests_.end(), is_mapped)) {
@@ -128,8 +143,12 @@ void WeightLoader::map_in_place() {
     for (const Request & request : requests_) {
         if (request.mapped) {
             void * data = const_cast<void *>(file_.tensor_data(request.file_names[0]));
-            ggml_backend_tensor_alloc(buffer.get(), request.tensor, data);
-            weights_.mapped_bytes += ggml_nbytes(request.tensor);
+            if (request.packed != nullptr) {
+                request.packed->data = static_cast<char *>(data);
+            } else {
+                ggml_backend_tensor_alloc(buffer.get(), request.tensor, data);
+            }
+            weights_.mapped_bytes += bytes_of(request);
             if (data == weights_.token_embd) {
                 weights_.embedding_bytes = 0;
             }
@@ -179,7 +198,7 @@ void WeightLoader::allocate_packed() {
     constexpr uint64_t alignment = 64;
     uint64_t bytes = 0;
     for (const PackedMatrix & matrix : weights_.packed) {
-        bytes += GGML_PAD(matrix.bytes(), alignment);
+        bytes += matrix.data == nullptr ? GGML_PAD(matrix.bytes(), alignment) : 0;
     }
     count_copied(backend, bytes);
     if (bytes == 0 || backend.measures()) {
@@ -198,8 +217,10 @@ void WeightLoader::allocate_packed() {
     backend.use_huge_pages(buffer);
     auto * next = static_cast<char *>(ggml_backend_buffer_get_base(buffer));
     for (PackedMatrix & matrix : weights_.packed) {
-        matrix.data = next;
-        next += GGML_PAD(matrix.bytes(), alignment);
+        if (matrix.data == nullptr) {
+            matrix.data = next;
+            next += GGML_PAD(matrix.bytes(), alignment);
+        }
     }
 }
 
@@ -212,8 +233,7 @@ void WeightLoader::note_placement(const Request & request) {
     if (known == weights_.placements.end()) {
         known = weights_.placements.insert(known, {kernels, 0});
     }
-    known->bytes +=
-        request.packed != nullptr ? request.packed->bytes() : ggml_nbytes(request.tensor);
+    known->bytes += bytes_of(request);
 }
 
 void WeightLoader::fill(const Request & request) const {
