@@ -176,6 +176,7 @@ LiveGraph GraphPool::built(const BatchShape & shape, const GraphBuilder & build)
     LiveGraph fresh;
     fresh.shape = shape;
     fresh.cpu_nodes.n_threads = backend_.runs_cpu_nodes() ? backend_.n_threads() : 0;
+    fresh.cpu_nodes.most_threads = devices_.host().n_threads();
     // Views and leaves count as tensors too, though not as nodes.
     fresh.ctx.reset(ggml_init(
         {2 * max_nodes_ * ggml_tensor_overhead() + ggml_graph_overhead_custom(max_nodes_, false),

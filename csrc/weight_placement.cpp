@@ -68,20 +68,31 @@ bool WeightLoader::can_map(const std::string & name, const Place & place) const 
            address % ggml_backend_buft_get_alignment(place.type) == 0;
 }
 
-const PackedMatrix * WeightLoader::packed(const std::vector<std::string> & names, ggml_type type,
-                                          int64_t n_in, int64_t n_out) {
+const cpu::PackedProduct * WeightLoader::product_for(const std::string & name,
+                                                     ggml_type type) const {
+    const Backend & backend = devices_.of_weight(name);
+    if (!backend.runs_cpu_nodes()) {
+        return nullptr;
+    }
+    return backend.packs_weights() ? cpu::packed_product(type) : cpu::product_in_place(type);
+}
+
+const PackedMatrix * WeightLoader::packed(const std::string & name, ggml_type type, int64_t n_in,
+                                          int64_t n_out, int64_t n_experts) {
     PackedMatrix matrix;
-    const bool packs = devices_.of_weight(names[0]).packs_weights();
-    matrix.product = packs ? cpu::packed_product(type) : nullptr;
+    matrix.product = product_for(name, type);
     matrix.n_in = n_in;
     matrix.n_out = n_out;
+    matrix.n_experts = n_experts;
     if (matrix.product == nullptr || matrix.bytes() == 0) {
         return nullptr;
     }
     weights_.packed.push_back(matrix);
     Request request;
-    request.file_names = names;
+    request.file_names = {name};
     request.packed = &weights_.packed.back();
+    request.mapped = matrix.product->in_place &&
+                     reinterpret_cast<uintptr_t>(file_.tensor_data(name)) % sizeof(float) == 0;
     requests_.push_back(request);
     return request.packed;
 }
@@ -114,25 +125,33 @@ uint64_t WeightLoader::file_bytes(const Request & request) const {
     return bytes;
 }
 
+uint64_t WeightLoader::bytes_of(const Request & request) {
+    return request.packed != nullptr ? request.packed->bytes() : ggml_nbytes(request.tensor);
+}
+
 void WeightLoader::map_in_place() {
     std::map<const FileMapping *, ggml_backend_buffer_t> buffers;
     for (const Request & request : requests_) {
         if (!request.mapped) {
             continue;
         }
-        const FileMapping & map = file_.mapping_of(request.file_names[0]);
-        ggml_backend_buffer_t & buffer = buffers[&map];
-        if (buffer == nullptr) {
-            buffer = ggml_backend_dev_buffer_from_host_ptr(cpu_device(), map.data(), map.size(),
-                                                           map.size());
-            DFL_CHECK(buffer != nullptr, DFL_STATUS_MEMORY, "%s: the CPU cannot use mapped memory",
-                      file_.path().c_str());
-            weights_.buffers.emplace_back(buffer);
-            ggml_backend_buffer_set_usage(buffer, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
-        }
         void * data = const_cast<void *>(file_.tensor_data(request.file_names[0]));
-        ggml_backend_tensor_alloc(buffer, request.tensor, data);
-        weights_.mapped_bytes += ggml_nbytes(request.tensor);
+        if (request.packed != nullptr) {
+            request.packed->data = static_cast<char *>(data);
+        } else {
+            const FileMapping & map = file_.mapping_of(request.file_names[0]);
+            ggml_backend_buffer_t & buffer = buffers[&map];
+            if (buffer == nullptr) {
+                buffer = ggml_backend_dev_buffer_from_host_ptr(cpu_device(), map.data(), map.size(),
+                                                               map.size());
+                DFL_CHECK(buffer != nullptr, DFL_STATUS_MEMORY,
+                          "%s: the CPU cannot use mapped memory", file_.path().c_str());
+                weights_.buffers.emplace_back(buffer);
+                ggml_backend_buffer_set_usage(buffer, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+            }
+            ggml_backend_tensor_alloc(buffer, request.tensor, data);
+        }
+        weights_.mapped_bytes += bytes_of(request);
         if (data == weights_.token_embd) {
             weights_.embedding_bytes = 0;
         }
@@ -180,7 +199,7 @@ void WeightLoader::allocate_packed() {
     constexpr uint64_t alignment = 64;
     uint64_t bytes = 0;
     for (const PackedMatrix & matrix : weights_.packed) {
-        bytes += GGML_PAD(matrix.bytes(), alignment);
+        bytes += matrix.data == nullptr ? GGML_PAD(matrix.bytes(), alignment) : 0;
     }
     count_copied(backend, bytes);
     if (bytes == 0 || backend.measures()) {
@@ -199,8 +218,10 @@ void WeightLoader::allocate_packed() {
     backend.use_huge_pages(buffer);
     auto * next = static_cast<char *>(ggml_backend_buffer_get_base(buffer));
     for (PackedMatrix & matrix : weights_.packed) {
-        matrix.data = next;
-        next += GGML_PAD(matrix.bytes(), alignment);
+        if (matrix.data == nullptr) {
+            matrix.data = next;
+            next += GGML_PAD(matrix.bytes(), alignment);
+        }
     }
 }
 
@@ -213,8 +234,7 @@ void WeightLoader::note_placement(const Request & request) {
     if (known == weights_.placements.end()) {
         known = weights_.placements.insert(known, {kernels, 0});
     }
-    known->bytes +=
-        request.packed != nullptr ? request.packed->bytes() : ggml_nbytes(request.tensor);
+    known->bytes += bytes_of(request);
 }
 
 void WeightLoader::fill(const Request & request) const {

@@ -1,5 +1,6 @@
 #include "weights.h"
 
+#include "cpu/row_kernel.h"
 #include "devices.h"
 #include "error.h"
 #include "gguf_schema.h"
@@ -110,10 +111,8 @@ Linear WeightLoader::stacked(const std::vector<Part> & parts, int il, int64_t n_
         whole = *meta;
         whole.ne[1] += rows;
     }
-    Linear linear;
-    linear.packed = packed(names, whole.type, n_in, whole.ne[1]);
-    if (linear.packed != nullptr) {
-        return linear;
+    if (product_for(names[0], whole.type) != nullptr) {
+        return {};
     }
     const Place place = choose(&whole, GGML_OP_MUL_MAT);
     Request request;
@@ -121,6 +120,7 @@ Linear WeightLoader::stacked(const std::vector<Part> & parts, int il, int64_t n_
     if (request.mapped && !file_.are_adjacent(names)) {
         return {}; // a copy would cost the memory that mapping saves
     }
+    Linear linear;
     linear.weight = ggml_new_tensor_2d(context_for(place), whole.type, n_in, whole.ne[1]);
     ggml_set_name(linear.weight, names[0].c_str());
     request.tensor = linear.weight;
@@ -146,28 +146,56 @@ ggml_tensor * WeightLoader::matrix(const char * pattern, int il, std::initialize
     return request(name_of(pattern, il), ne, op);
 }
 
-Linear WeightLoader::linear(const char * pattern, int il, int64_t n_in, int64_t n_out,
-                            int64_t n_expert) {
+Linear WeightLoader::linear(const char * pattern, int il, int64_t n_in, int64_t n_out) {
     const std::string name = name_of(pattern, il);
     const std::string scale = companion(name, ".scale");
     const std::string bias = companion(name, ".bias");
     Linear linear;
-    if (n_expert > 0) {
-        linear.weight = request(name, {n_in, n_out, n_expert}, GGML_OP_MUL_MAT_ID);
-    } else {
-        const ggml_tensor * meta = checked(name, {n_in, n_out}, GGML_OP_MUL_MAT);
-        linear.packed = packed({name}, meta->type, n_in, n_out);
-        if (linear.packed == nullptr) {
-            linear.weight = request(name, {n_in, n_out}, GGML_OP_MUL_MAT);
-        }
-        if (file_.tensor(bias) != nullptr) {
-            linear.bias = request(bias, {n_out}, GGML_OP_ADD);
-        }
+    const ggml_tensor * meta = checked(name, {n_in, n_out}, GGML_OP_MUL_MAT);
+    linear.packed = packed(name, meta->type, n_in, n_out);
+    if (linear.packed == nullptr) {
+        linear.weight = request(name, {n_in, n_out}, GGML_OP_MUL_MAT);
+    }
+    if (file_.tensor(bias) != nullptr) {
+        linear.bias = request(bias, {n_out}, GGML_OP_ADD);
     }
     if (file_.tensor(scale) != nullptr) {
-        linear.scale = request(scale, {std::max<int64_t>(1, n_expert)}, GGML_OP_MUL);
+        linear.scale = request(scale, {1}, GGML_OP_MUL);
     }
     return linear;
+}
+
+Linear WeightLoader::expert_linear(const char * pattern, int il, int64_t n_in, int64_t n_out,
+                                   bool packs) {
+    const std::string name = name_of(pattern, il);
+    const std::string scale = companion(name, ".scale");
+    const int64_t n_experts = hp_.experts.n_expert;
+    Linear linear;
+    if (packs) {
+        const ggml_tensor * meta = checked(name, {n_in, n_out, n_experts}, GGML_OP_MUL_MAT_ID);
+        linear.packed = packed(name, meta->type, n_in, n_out, n_experts);
+    } else {
+        linear.weight = request(name, {n_in, n_out, n_experts}, GGML_OP_MUL_MAT_ID);
+    }
+    if (file_.tensor(scale) != nullptr) {
+        linear.scale = request(scale, {n_experts}, GGML_OP_MUL);
+    }
+    return linear;
+}
+
+bool WeightLoader::packs_experts(int il) const {
+    const auto product = [&](const char * pattern) -> const cpu::PackedProduct * {
+        const std::string name = name_of(pattern, il);
+        const ggml_tensor * meta = file_.tensor(name);
+        const cpu::PackedProduct * found =
+            meta != nullptr ? product_for(name, meta->type) : nullptr;
+        return found != nullptr && found->packed_size(meta->ne[0], meta->ne[1]) > 0 ? found
+                                                                                    : nullptr;
+    };
+    const cpu::PackedProduct * gate = product(schema::TENSOR_FFN_GATE_EXPS);
+    const cpu::PackedProduct * up = product(schema::TENSOR_FFN_UP_EXPS);
+    return gate != nullptr && up != nullptr && product(schema::TENSOR_FFN_DOWN_EXPS) != nullptr &&
+           gate->quantize_row == up->quantize_row && cpu::row_kernel() != nullptr;
 }
 
 void WeightLoader::token_embeddings() {
@@ -258,11 +286,12 @@ void WeightLoader::experts(int il) {
     const ExpertShape & shape = hp_.experts;
     ExpertWeights & experts = weights_.layers[il].experts;
     experts.router = linear(schema::TENSOR_FFN_GATE_INP, il, hp_.n_embd, shape.n_expert);
-    experts.gate = linear(schema::TENSOR_FFN_GATE_EXPS, il, hp_.n_embd, shape.n_ff, shape.n_expert);
-    experts.up = linear(schema::TENSOR_FFN_UP_EXPS, il, hp_.n_embd, shape.n_ff, shape.n_expert);
-    experts.down = linear(schema::TENSOR_FFN_DOWN_EXPS, il, shape.n_ff, hp_.n_embd, shape.n_expert);
+    const bool packs = packs_experts(il);
+    experts.gate = expert_linear(schema::TENSOR_FFN_GATE_EXPS, il, hp_.n_embd, shape.n_ff, packs);
+    experts.up = expert_linear(schema::TENSOR_FFN_UP_EXPS, il, hp_.n_embd, shape.n_ff, packs);
+    experts.down = expert_linear(schema::TENSOR_FFN_DOWN_EXPS, il, shape.n_ff, hp_.n_embd, packs);
     if (shape.n_ff_shared > 0) {
-        experts.shared_gate = vector(schema::TENSOR_FFN_GATE_INP_SHEXP, il, hp_.n_embd);
+        experts.shared_gate = linear(schema::TENSOR_FFN_GATE_INP_SHEXP, il, hp_.n_embd, 1);
         experts.shared.gate =
             linear(schema::TENSOR_FFN_GATE_SHEXP, il, hp_.n_embd, shape.n_ff_shared);
         experts.shared.up = linear(schema::TENSOR_FFN_UP_SHEXP, il, hp_.n_embd, shape.n_ff_shared);

@@ -23,7 +23,7 @@ class Devices;
 
 // y = (weight x) * scale + bias; scale and bias are optional companions in the file.
 struct Linear {
-    ggml_tensor * weight = nullptr;        // [n_in, n_out]; or
+    ggml_tensor * weight = nullptr;        // [n_in, n_out], for ggml; or
     const PackedMatrix * packed = nullptr; // for our own kernels
     ggml_tensor * scale = nullptr;         // [1]
     ggml_tensor * bias = nullptr;          // [n_out]
@@ -58,8 +58,8 @@ struct FeedForwardWeights {
 
 struct ExpertWeights {
     Linear router;
-    Linear gate, up, down;               // [n_in, n_out, n_expert]; scale [n_expert]
-    ggml_tensor * shared_gate = nullptr; // [n_embd]
+    Linear gate, up, down; // [n_in, n_out, n_expert]; scale [n_expert]
+    Linear shared_gate;    // one output
     FeedForwardWeights shared;
 };
 
@@ -129,11 +129,13 @@ class WeightLoader {
                          ggml_op op);
     // NULL if the file has none.
     ggml_tensor * maybe_vector(const char * pattern, int il, int64_t n);
-    // With its ".scale" and ".bias" companions. n_expert > 0: a stack of expert matrices.
-    Linear linear(const char * pattern, int il, int64_t n_in, int64_t n_out, int64_t n_expert = 0);
-    // Several matrices of one input as one, rows in this order: one product instead of several, and
-    // x is quantised once. Empty where that is not to be had: other types, companions, or mapped
-    // weights that do not follow each other in the file.
+    // With its ".scale" and ".bias" companions.
+    Linear linear(const char * pattern, int il, int64_t n_in, int64_t n_out);
+    // A stack of expert matrices, with their ".scale". packs: for our own kernels.
+    Linear expert_linear(const char * pattern, int il, int64_t n_in, int64_t n_out, bool packs);
+    // Several matrices of one input as one, rows in this order: one product instead of several.
+    // Empty where that is not to be had: other types, companions, or mapped weights that do not
+    // follow each other in the file; and for our own kernels, which join products as they are.
     struct Part {
         const char * pattern;
         int64_t n_out;
@@ -171,9 +173,13 @@ class WeightLoader {
     ggml_tensor * request(const std::string & name, std::vector<int64_t> ne, ggml_op op);
     const ggml_tensor * checked(const std::string & name, const std::vector<int64_t> & ne,
                                 ggml_op op) const;
-    // The matrix of these tensors' rows for our own kernels; NULL where they have none for it.
-    const PackedMatrix * packed(const std::vector<std::string> & names, ggml_type type,
-                                int64_t n_in, int64_t n_out);
+    // Our own kernels for a tensor of this name; NULL where they have none, or do not run.
+    const cpu::PackedProduct * product_for(const std::string & name, ggml_type type) const;
+    // A tensor for our own kernels; NULL where they have none for it.
+    const PackedMatrix * packed(const std::string & name, ggml_type type, int64_t n_in,
+                                int64_t n_out, int64_t n_experts = 1);
+    // Whether our own kernels serve all experts' matrices of a layer.
+    bool packs_experts(int il) const;
     // Where tensors of one kind of buffer go.
     struct Place {
         const Backend * backend;
@@ -188,6 +194,7 @@ class WeightLoader {
     ggml_context * context_for(const Place & place);
     void check_nothing_left() const;
     uint64_t file_bytes(const Request & request) const;
+    static uint64_t bytes_of(const Request & request);
     void map_in_place();
     void allocate(const Place & place, ggml_context * ctx);
     void count_copied(const Backend & backend, uint64_t bytes);

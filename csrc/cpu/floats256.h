@@ -12,7 +12,8 @@ namespace {
 
 struct Floats256 {
     static constexpr int T = 8;
-    static constexpr int WIDE = 2; // vectors of values summed at once
+    static constexpr int WIDE = 2;         // vectors of values summed at once
+    static constexpr int PRODUCT_ROWS = 3; // times 4 outputs, in registers
     using F = __m256;
 
     static F zero() { return _mm256_setzero_ps(); }
@@ -21,6 +22,11 @@ struct Floats256 {
     static void store(float * p, F x) { _mm256_storeu_ps(p, x); }
     static F halves(const uint16_t * p) {
         return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
+    }
+    static F brains(const uint16_t * p) { // bfloat16
+        const __m256i wide =
+            _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
+        return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
     }
     static void store_halves(uint16_t * p, F x) {
         _mm_storeu_si128(reinterpret_cast<__m128i *>(p),

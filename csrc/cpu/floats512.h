@@ -18,7 +18,8 @@ namespace {
 
 struct Floats512 {
     static constexpr int T = 16;
-    static constexpr int WIDE = 4; // vectors of values summed at once
+    static constexpr int WIDE = 4;         // vectors of values summed at once
+    static constexpr int PRODUCT_ROWS = 6; // times 4 outputs, in registers
     using F = __m512;
 
     static F zero() { return _mm512_setzero_ps(); }
@@ -27,6 +28,11 @@ struct Floats512 {
     static void store(float * p, F x) { _mm512_storeu_ps(p, x); }
     static F halves(const uint16_t * p) {
         return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
+    }
+    static F brains(const uint16_t * p) { // bfloat16
+        const __m512i wide =
+            _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
+        return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
     }
     static void store_halves(uint16_t * p, F x) {
         _mm256_storeu_si256(reinterpret_cast<__m256i *>(p),

@@ -14,5 +14,11 @@ struct PackedProducts {
 PackedProducts avx512vnni_products();
 PackedProducts avxvnni_products();
 PackedProducts avx2_products();
+PackedProducts avx512bf16_float_products();
+PackedProducts avx512_float_products();
+PackedProducts avx2_float_products();
+PackedProducts portable_float_products();
+// By the dot products of ggml's CPU backend, where they are found in the process.
+PackedProducts ggml_dots();
 
 } // namespace dfl::cpu

@@ -29,6 +29,10 @@ bool has_avx512vnni() {
            __builtin_cpu_supports("avx512vnni");
 }
 
+bool has_avx512() { return has_avx2() && __builtin_cpu_supports("avx512f"); }
+
+bool has_avx512bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+
 // Not every compiler's __builtin_cpu_supports knows this one.
 bool has_avxvnni() {
     unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
@@ -38,18 +42,25 @@ bool has_avxvnni() {
 bool has_avx2() { return false; }
 bool has_avx512vnni() { return false; }
 bool has_avxvnni() { return false; }
+bool has_avx512() { return false; }
+bool has_avx512bf16() { return false; }
 #endif
+
+bool everywhere() { return true; }
 
 // Best first.
 constexpr InstructionSet SETS[] = {
+    {"avx512bf16", has_avx512bf16, avx512bf16_float_products},
     {"avx512vnni", has_avx512vnni, avx512vnni_products},
+    {"avx512", has_avx512, avx512_float_products},
     {"avxvnni", has_avxvnni, avxvnni_products},
     {"avx2", has_avx2, avx2_products},
+    {"avx2", has_avx2, avx2_float_products},
+    {"portable", everywhere, portable_float_products},
+    {"ggml", everywhere, ggml_dots},
 };
 
-} // namespace
-
-const PackedProduct * packed_product(ggml_type type, const char * at_most) {
+const PackedProduct * best(ggml_type type, const char * at_most, bool in_place) {
     bool allowed = at_most[0] == '\0';
     for (const InstructionSet & set : SETS) {
         allowed = allowed || std::strcmp(at_most, set.name) == 0;
@@ -58,12 +69,21 @@ const PackedProduct * packed_product(ggml_type type, const char * at_most) {
         }
         const PackedProducts products = set.products();
         for (int i = 0; i < products.n; ++i) {
-            if (products.list[i].type == type) {
-                return &products.list[i];
+            const PackedProduct & product = products.list[i];
+            if (product.type == type && (product.in_place || !in_place)) {
+                return &product;
             }
         }
     }
     return nullptr;
 }
+
+} // namespace
+
+const PackedProduct * packed_product(ggml_type type, const char * at_most) {
+    return best(type, at_most, false);
+}
+
+const PackedProduct * product_in_place(ggml_type type) { return best(type, "", true); }
 
 } // namespace dfl::cpu

@@ -1,7 +1,8 @@
-// Products of quantised weights with a few rows of float32 on this CPU. One row is bound by the
-// memory's bandwidth; these kernels unpack a weight once for many rows, so that a verify of 8 rows
-// costs hardly more. Weights are kept in tiles: a vector register holds 4 inputs of every output of
-// the tile, and no sum ever crosses its lanes.
+// Products of weights with rows of float32 on this CPU. One row is bound by the memory's bandwidth;
+// these kernels unpack a weight once for many rows, so that a verify of 8 rows costs hardly more.
+// Quantised weights are kept in tiles: a vector register holds 4 inputs of every output of the
+// tile, and no sum ever crosses its lanes. Floats, and types without kernels of ours, stay as they
+// lie.
 #pragma once
 
 #include <cstddef>
@@ -10,11 +11,12 @@
 
 namespace dfl::cpu {
 
-// A way to multiply weights of one ggml type, rearranged in tiles of rows, with rows of float32.
+// A way to multiply weights of one ggml type, in tiles of rows, with rows of float32.
 struct PackedProduct {
     const char * name; // "q8_0 avx512vnni"
     ggml_type type;    // of the weights
     int tile;          // weight rows (outputs) of a tile: 16 or 8
+    int block;         // inputs that are quantised together; n_in is a multiple of it
 
     // Bytes of the packed form of [n_in, n_out]; 0 where the shape does not fit.
     size_t (*packed_size)(int64_t n_in, int64_t n_out);
@@ -38,10 +40,15 @@ struct PackedProduct {
     void (*multiply)(const void * packed, int64_t n_in, int64_t n_out, const void * x,
                      int64_t n_rows, int64_t first_tile, int64_t last_tile, float * dst,
                      int64_t dst_stride);
+
+    bool in_place = false; // the packed form is the rows as ggml stores them, at any address
 };
 
-// The best one for this type on this CPU, or NULL. at_most: the best instruction set it may use,
-// one of "avx512vnni", "avxvnni", "avx2", "none"; "" is no limit.
+// The best one for this type on this CPU, or NULL. at_most: the best set of them it may be of, one
+// of "avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2", "portable", "ggml", "none"; "" is no
+// limit.
 const PackedProduct * packed_product(ggml_type type, const char * at_most = "");
+// The best one that takes the weights as ggml stores them.
+const PackedProduct * product_in_place(ggml_type type);
 
 } // namespace dfl::cpu

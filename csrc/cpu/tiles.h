@@ -138,6 +138,7 @@ constexpr PackedProduct product(const char * name) {
     return {name,
             Format::TYPE,
             Format::T,
+            Format::BLOCK,
             All::packed_size,
             All::pack,
             All::unpack_row,

@@ -48,15 +48,6 @@ Projections project_qkv(Build & b, int il, ggml_tensor * x, int64_t q_width) {
         return {products[0], k,
                 w.v ? kv_heads(b, shape, products[2]) : ggml_rms_norm(b.ctx, k, b.hp.eps)};
     }
-    if (is_faster_apart(w.qkv, x)) {
-        auto part = [&](int64_t first, int64_t n) {
-            return linear(b, part_of(b, w.qkv, first, n), x);
-        };
-        auto heads = [&](int64_t first) {
-            return ggml_reshape_3d(b.ctx, part(first, d * n_kv), d, n_kv, rows);
-        };
-        return {part(0, q_width), heads(q_width), heads(q_width + d * n_kv)};
-    }
     ggml_tensor * all = linear(b, w.qkv, x); // [q_width + 2 * d * n_kv, n_rows]
     const size_t element = ggml_element_size(all);
     auto heads = [&](int64_t first) {

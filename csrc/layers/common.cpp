@@ -41,46 +41,26 @@ std::vector<ggml_tensor *> linears(Build & b, const std::vector<const Linear *> 
     return found;
 }
 
-// One product of few rows starts fewer kernels and quantises x once. For many rows ggml's CPU
-// kernel walks a smaller matrix faster. Weights it has rearranged cannot be cut.
-bool is_faster_apart(const Linear & stacked, const ggml_tensor * x) {
-    constexpr int64_t many_rows = 64;
-    return x->ne[1] >= many_rows && stacked.scale == nullptr && stacked.bias == nullptr &&
-           stacked.packed == nullptr && ggml_backend_buffer_is_host(stacked.weight->buffer);
-}
-
-Linear part_of(Build & b, const Linear & stacked, int64_t first, int64_t n_out) {
-    ggml_tensor * w = stacked.weight;
-    Linear part;
-    part.weight = ggml_view_2d(b.ctx, w, w->ne[0], n_out, w->nb[1], first * w->nb[1]);
-    return part;
-}
-
 static ggml_tensor * gated(Build & b, const FeedForwardWeights & w, ggml_tensor * gate,
                            ggml_tensor * up) {
     return w.gelu ? ggml_geglu_split(b.ctx, gate, up) : ggml_swiglu_split(b.ctx, gate, up);
 }
 
 ggml_tensor * feed_forward(Build & b, const FeedForwardWeights & w, ggml_tensor * x) {
-    Linear gate = w.gate;
-    Linear up = w.up;
-    const bool packed = w.gate_up.packed != nullptr && w.down.packed != nullptr && !w.gelu &&
-                        w.down.scale == nullptr && w.down.bias == nullptr;
-    if (packed && gates_packed(b, *w.gate_up.packed, *w.down.packed)) {
-        return packed_linear(b, *w.down.packed,
-                             packed_gated(b, *w.gate_up.packed, *w.down.packed, x));
+    const auto plain = [](const Linear & l) {
+        return l.packed != nullptr && l.scale == nullptr && l.bias == nullptr;
+    };
+    if (plain(w.gate) && plain(w.up) && plain(w.down) && !w.gelu &&
+        gates_packed(b, *w.gate.packed, *w.up.packed)) {
+        const PackedMatrix & down = *w.down.packed;
+        return packed_linear(b, down, packed_gated(b, *w.gate.packed, *w.up.packed, down, x));
     }
     if (w.gate_up) {
-        if (!is_faster_apart(w.gate_up, x)) {
-            ggml_tensor * both = linear(b, w.gate_up, x);
-            return linear(b, w.down, w.gelu ? ggml_geglu(b.ctx, both) : ggml_swiglu(b.ctx, both));
-        }
-        const int64_t n_ff = w.gate_up.n_out() / 2;
-        gate = part_of(b, w.gate_up, 0, n_ff);
-        up = part_of(b, w.gate_up, n_ff, n_ff);
+        ggml_tensor * both = linear(b, w.gate_up, x);
+        return linear(b, w.down, w.gelu ? ggml_geglu(b.ctx, both) : ggml_swiglu(b.ctx, both));
     }
-    ggml_tensor * ups = linear(b, up, x);
-    return linear(b, w.down, gated(b, w, linear(b, gate, x), ups));
+    const std::vector<ggml_tensor *> both = linears(b, {&w.gate, &w.up}, x);
+    return linear(b, w.down, gated(b, w, both[0], both[1]));
 }
 
 ggml_tensor * build_decoder(Build & b, const SubLayer & attention, const SubLayer & ffn) {

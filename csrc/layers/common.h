@@ -18,11 +18,6 @@ ggml_tensor * linear(Build & b, const Linear & l, ggml_tensor * x);
 std::vector<ggml_tensor *> linears(Build & b, const std::vector<const Linear *> & weights,
                                    ggml_tensor * x);
 
-// Whether a product of stacked weights with x is better taken part by part.
-bool is_faster_apart(const Linear & stacked, const ggml_tensor * x);
-// Rows first .. first + n_out - 1 of stacked weights, for which is_faster_apart() holds.
-Linear part_of(Build & b, const Linear & stacked, int64_t first, int64_t n_out);
-
 // x: [n_embd, n_rows] -> same: down(silu(gate x) * up x).
 ggml_tensor * feed_forward(Build & b, const FeedForwardWeights & w, ggml_tensor * x);
 

@@ -111,7 +111,8 @@ struct CpuStep {
 };
 
 struct CpuNodes {
-    int n_threads = 0; // that compute the graph at most; 0: not the CPU backend's
+    int n_threads = 0;    // that compute the graph at most; 0: not the CPU backend's
+    int most_threads = 0; // that compute a node, also of a graph that goes over two devices
     std::vector<std::unique_ptr<CpuStep>> list = {};
     std::unique_ptr<Barrier> barrier = {}; // of those that were joined
 

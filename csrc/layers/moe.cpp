@@ -1,6 +1,7 @@
 #include "layers/moe.h"
 
 #include "layers/common.h"
+#include "layers/packed_experts.h"
 
 #include <cmath>
 
@@ -35,11 +36,12 @@ static ggml_tensor * expert_weights(Build & b, ggml_tensor * probabilities, ggml
     return w;
 }
 
-ggml_tensor * mixture_of_experts(Build & b, int il, ggml_tensor * x) {
-    const ExpertWeights & w = b.weights.layers[il].experts;
+// By ggml's operations.
+static ggml_tensor * chosen_experts(Build & b, const ExpertWeights & w, ggml_tensor * x,
+                                    ggml_tensor * logits) {
     const int64_t n_embd = x->ne[0];
     const int64_t rows = x->ne[1];
-    ggml_tensor * probabilities = ggml_soft_max(b.ctx, linear(b, w.router, x));
+    ggml_tensor * probabilities = ggml_soft_max(b.ctx, logits);
     ggml_tensor * ids = ggml_argsort_top_k(b.ctx, probabilities, b.hp.experts.n_used);
     ggml_tensor * weights = expert_weights(b, probabilities, ids);
 
@@ -55,12 +57,24 @@ ggml_tensor * mixture_of_experts(Build & b, int il, ggml_tensor * x) {
         ggml_tensor * one = ggml_view_2d(b.ctx, each, n_embd, rows, each->nb[2], i * each->nb[1]);
         out = out == nullptr ? one : ggml_add(b.ctx, out, one);
     }
-    if (b.hp.experts.n_used == 1) {
-        out = ggml_cont(b.ctx, out);
+    return b.hp.experts.n_used == 1 ? ggml_cont(b.ctx, out) : out;
+}
+
+ggml_tensor * mixture_of_experts(Build & b, int il, ggml_tensor * x) {
+    const ExpertWeights & w = b.weights.layers[il].experts;
+    ggml_tensor * logits = linear(b, w.router, x);
+    if (w.gate.packed != nullptr) {
+        ggml_tensor * routed = route(b, logits, b.hp.experts.n_used);
+        BesideExperts beside;
+        if (w.shared_gate) {
+            beside.score = linear(b, w.shared_gate, x);
+            beside.shared = feed_forward(b, w.shared, x);
+        }
+        return packed_experts(b, w, x, routed, beside);
     }
-    if (w.shared_gate != nullptr) {
-        ggml_tensor * score =
-            ggml_sigmoid(b.ctx, ggml_mul_mat(b.ctx, w.shared_gate, x)); // [1, rows]
+    ggml_tensor * out = chosen_experts(b, w, x, logits);
+    if (w.shared_gate) {
+        ggml_tensor * score = ggml_sigmoid(b.ctx, linear(b, w.shared_gate, x)); // [1, rows]
         out = ggml_add(b.ctx, out, ggml_mul(b.ctx, feed_forward(b, w.shared, x), score));
     }
     return out;

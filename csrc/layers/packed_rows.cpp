@@ -20,11 +20,6 @@ static bool is_weighted_norm(const ggml_tensor * x) {
            ggml_nelements(weight) == rows->ne[0];
 }
 
-static bool is_swiglu(const ggml_tensor * x) {
-    return x->op == GGML_OP_GLU && ggml_get_glu_op(x) == GGML_GLU_OP_SWIGLU &&
-           x->src[1] == nullptr && lies_as_rows(x->src[0]);
-}
-
 // The gate of x = values * sigmoid(gate) in heads, or NULL.
 static ggml_tensor * sigmoid_gate(const ggml_tensor * x) {
     if (x->op != GGML_OP_MUL || x->src[1]->op != GGML_OP_UNARY ||
@@ -50,9 +45,6 @@ PackedRows packed_rows(const Build & b, ggml_tensor * x) {
         if (is_weighted_norm(x)) {
             return {Kind::NORM, x->src[0]->src[0], x->src[1], b.hp.eps};
         }
-        if (is_swiglu(x)) {
-            return {Kind::SWIGLU, x->src[0]};
-        }
         if (ggml_tensor * gate = sigmoid_gate(x)) {
             return {Kind::GATED, x->src[0], gate};
         }
@@ -73,8 +65,6 @@ const float * make_row(const PackedRows & rows, const ggml_tensor * x, const ggm
     const int64_t n = rows.width();
     if (rows.kind == PackedRows::Kind::NORM) {
         kernel.norm(from, n, static_cast<const float *>(with->data), rows.eps, scratch);
-    } else if (rows.kind == PackedRows::Kind::SWIGLU) {
-        kernel.swiglu(from, from + n, n, scratch);
     } else {
         for (int64_t head = 0; head < with->ne[1]; ++head) {
             const auto * gate =

@@ -8,15 +8,15 @@ namespace dfl {
 
 // How a row of x is made. Only what takes part in it is read when the graph runs.
 struct PackedRows {
-    enum class Kind { PLAIN, NORM, SWIGLU, GATED };
+    enum class Kind { PLAIN, NORM, GATED };
 
     Kind kind = Kind::PLAIN;
-    ggml_tensor * x = nullptr;    // rows of floats; of a SWIGLU: gates, then what they act on
+    ggml_tensor * x = nullptr;    // rows of floats
     ggml_tensor * with = nullptr; // the norm's weight, or the gate in heads [d, n_head, n_rows]
     float eps = 0;
 
     // Values of a row.
-    int64_t width() const { return kind == Kind::SWIGLU ? x->ne[0] / 2 : x->ne[0]; }
+    int64_t width() const { return x->ne[0]; }
     int64_t n_rows() const { return x->ne[1]; }
 };
 

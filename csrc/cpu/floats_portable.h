@@ -1,0 +1,75 @@
+// 8 floats in plain C++, for CPUs without kernels of their own. A compiler makes vectors of them
+// where it can; it may not join products and sums, nor take a sum's parts in another order.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <ggml.h>
+
+namespace dfl::cpu {
+namespace {
+
+struct FloatsPortable {
+    static constexpr int T = 8;
+    static constexpr int PRODUCT_ROWS = 2;
+    struct F {
+        float at[T];
+    };
+
+    template <class Of>
+    static F each(Of of) {
+        F all;
+        for (int i = 0; i < T; ++i) {
+            all.at[i] = of(i);
+        }
+        return all;
+    }
+
+    static F zero() { return F{}; }
+    static F load(const float * p) {
+        F all;
+        std::memcpy(all.at, p, sizeof all.at);
+        return all;
+    }
+    static F halves(const uint16_t * p) {
+        uint16_t bits[T];
+        std::memcpy(bits, p, sizeof bits);
+#if defined(__ARM_FP16_FORMAT_IEEE)
+        __fp16 halves[T];
+        std::memcpy(halves, bits, sizeof bits);
+        return each([&](int i) { return static_cast<float>(halves[i]); });
+#else
+        return each([&](int i) { return ggml_fp16_to_fp32(bits[i]); });
+#endif
+    }
+    static F brains(const uint16_t * p) { // bfloat16
+        uint16_t bits[T];
+        std::memcpy(bits, p, sizeof bits);
+        return each([&](int i) {
+            const uint32_t wide = static_cast<uint32_t>(bits[i]) << 16;
+            float value;
+            std::memcpy(&value, &wide, sizeof value);
+            return value;
+        });
+    }
+    static F mul_add(F a, F b, F c) {
+        return each([&](int i) {
+#if defined(__FP_FAST_FMAF) || defined(FP_FAST_FMAF)
+            return std::fma(a.at[i], b.at[i], c.at[i]);
+#else
+            return a.at[i] * b.at[i] + c.at[i];
+#endif
+        });
+    }
+    // The sums of four.
+    static void sums(const F (&x)[4], float * to) {
+        for (int i = 0; i < 4; ++i) {
+            const float * v = x[i].at;
+            to[i] = ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
+        }
+    }
+};
+
+} // namespace
+} // namespace dfl::cpu

@@ -1,0 +1,122 @@
+"""On the CPU a row has the same bits whatever rows run beside it, for every weight type."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from device import DEVICE
+from gguf_files import Parts, edited, make_gguf
+from numpy.typing import NDArray
+
+from dflash_gguf.config import LoadConfig
+from dflash_gguf.core import Model, Session, quantize
+
+pytestmark = pytest.mark.skipif(DEVICE is not None, reason="the CPU's kernels are meant")
+
+TOKENS = np.random.default_rng(5).integers(0, 400, 49).tolist()
+WIDTHS = (1, 2, 3, 5, 7, 12, 18)  # of passes, which together are the tokens after the first
+FLOATS = ("f32", "f16", "bf16")
+# Two or more of every family that is read; those that want an importance matrix are left out.
+QUANTISED = ["q4_0", "q8_0", "q2_K", "q3_K", "q4_K", "q6_K", "iq4_nl", "iq4_xs", "iq3_s", "iq2_s"]
+QUANTISED += ["iq1_m", "tq2_0", "mxfp4"]
+
+
+def quantised_to(type_name: str, parts: Parts) -> None:
+    """Stores every matrix whose rows fit as `type_name`."""
+    kind = gguf.GGMLQuantizationType[type_name.upper()]
+    block = gguf.GGML_QUANT_SIZES[kind][0]
+    for name, (data, old) in parts.tensors.items():
+        is_matrix = data.ndim >= 2 and "conv1d" not in name and "gate_inp" not in name
+        if is_matrix and old == gguf.GGMLQuantizationType.F32 and data.shape[-1] % block == 0:
+            rows = quantize(np.ascontiguousarray(data).reshape(-1, data.shape[-1]), type_name)
+            parts.tensors[name] = (rows.reshape(*data.shape[:-1], -1), kind)
+
+
+def single_logits(session: Session) -> NDArray[np.float32]:
+    session.prefill(TOKENS[:1])
+    return np.stack([session.decode(token).logits() for token in TOKENS[1:]])
+
+
+def check_rows(path: Path, **settings: Any) -> Model:
+    """Compares passes of several rows with passes of one; returns the model."""
+    model = Model(str(path), LoadConfig(n_ctx=128, n_threads=1, **settings))
+    expected = single_logits(Session(model))
+    assert np.isfinite(expected).all() and np.ptp(expected) > 0
+    session = Session(Model(str(path), LoadConfig(n_ctx=128, n_threads=2, **settings)))
+    session.reserve_verify(max(WIDTHS))
+    session.prefill(TOKENS[:1])
+    done = 0
+    for n in WIDTHS:
+        rows = session.verify(TOKENS[1 + done : 1 + done + n])
+        for i in range(n):
+            np.testing.assert_array_equal(rows.logits(i), expected[done + i])
+        session.commit(n)
+        done += n
+    assert done == len(expected)
+    return model
+
+
+@pytest.mark.parametrize("outtype", FLOATS)
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "qwen35"])
+def test_floats(tmp_path: Path, kind: str, outtype: str) -> None:
+    # widths that are no multiple of a vector, but for what attention and the recurrence want
+    sizes = {"hidden_size": 100, "intermediate_size": 171}
+    model = check_rows(make_gguf(tmp_path, kind, outtype=outtype, **sizes))
+    assert any(name.startswith(outtype + " ") for name in model.kernels)
+    assert not any("CPU" in name for name in model.kernels if outtype in name)
+    assert model.copied_bytes == 0  # no floats are rearranged
+
+
+@pytest.mark.parametrize("outtype", FLOATS)
+@pytest.mark.parametrize("kind", ["qwen3moe", "qwen35moe"])
+def test_experts_in_floats(tmp_path: Path, kind: str, outtype: str) -> None:
+    sizes = {"hidden_size": 100, "moe_intermediate_size": 43, "num_experts": 7}
+    model = check_rows(make_gguf(tmp_path, kind, outtype=outtype, **sizes))
+    assert not any("CPU" in name for name in model.kernels if outtype in name)
+
+
+@pytest.mark.parametrize("repack", [True, False])
+@pytest.mark.parametrize("type_name", ["q8_0", "q4_K", "mxfp4", "iq3_s"])
+def test_quantised_experts(tmp_path: Path, type_name: str, repack: bool) -> None:
+    sizes = {"hidden_size": 256, "moe_intermediate_size": 256, "head_dim": 64}
+    plain = make_gguf(tmp_path, "qwen3moe", num_experts_per_tok=3, **sizes)
+    path = edited(plain, tmp_path / "it.gguf", lambda parts: quantised_to(type_name, parts))
+    model = check_rows(path, repack=repack)
+    kernels = [name for name in model.kernels if name.startswith(type_name.lower() + " ")]
+    assert len(kernels) == 1
+    assert model.kernels[kernels[0]] > 0.9 * sum(model.kernels.values())
+
+
+def test_an_expert_of_many_rows_adds_the_same(tmp_path: Path) -> None:
+    """More rows of an expert than are multiplied at once."""
+    path = make_gguf(tmp_path, "qwen3moe", num_experts=2, num_experts_per_tok=1)
+    tokens = (TOKENS * 6)[:250]
+    logits = []
+    for n_ubatch in (250, 40):
+        session = Session(Model(str(path), LoadConfig(n_ctx=256, n_ubatch=n_ubatch)))
+        logits.append(session.prefill(tokens).logits())
+    # attention of many rows is ggml's, which sums otherwise; a row that meets another's expert, or
+    # none, moves logits by all of their range
+    assert np.abs(logits[0] - logits[1]).max() <= 1e-3 * np.ptp(logits[0])
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An f32 model whose rows are whole blocks of every type."""
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+    return make_gguf(tmp_path_factory.mktemp("plain"), "qwen3", **sizes)
+
+
+@pytest.mark.parametrize("repack", [True, False])
+@pytest.mark.parametrize("type_name", QUANTISED)
+def test_quantised(plain: Path, tmp_path: Path, type_name: str, repack: bool) -> None:
+    path = edited(plain, tmp_path / "it.gguf", lambda parts: quantised_to(type_name, parts))
+    model = check_rows(path, repack=repack)
+    kernels = [name for name in model.kernels if name.startswith(type_name.lower() + " ")]
+    assert len(kernels) == 1
+    if not repack:
+        assert model.copied_bytes == 0 and kernels[0].endswith(" ggml")
