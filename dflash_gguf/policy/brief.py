@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 
+from ..draft.tree import Candidates, Tree, chain
 from .budget import SIZES, Budget, BudgetedRule
 from .costs import Costs, Median, Round, between
 from .gains import ladder
 from .rules import Rule
-from .tree import Candidates, Tree, chain
 
 BRIEF_S = 1e-3
 """Plain rounds that take less are brief: the budget would take a quarter of a millisecond more for

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from ..convert.schema import Key
 from .chat import Message, render
-from .convert.schema import Key
 from .gguf_metadata import Metadata
 from .vocabulary import GPT2, NORMAL, Vocabulary, read_vocabulary
 

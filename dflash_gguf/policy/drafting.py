@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from ..config import AUTO_TREE_BUDGET, MAX_VERIFY_ROWS, TREE_BUDGET, DecodeConfig
+from ..core import Error, Session
+from ..draft.proposer import DFlash, Proposer
 from .brief import AutoRule, BriefRule, Taken
 from .budget import Budget
-from .config import AUTO_TREE_BUDGET, MAX_VERIFY_ROWS, TREE_BUDGET, DecodeConfig
-from .core import Error, Session
 from .cost_file import CostFile
 from .costs import Costs
-from .proposer import DFlash, Proposer
 from .rules import FixedChain, FixedTree, Rule
 
 N_ROUNDS_KEPT = 16

@@ -19,10 +19,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .calibration import Calibrations
+from ..draft.calibration import Calibrations
+from ..draft.tree import Candidates, Tree, chain, grow
 from .costs import Costs, Round
 from .gains import Gains, ladder
-from .tree import Candidates, Tree, chain, grow
 
 Floats = NDArray[np.float64]
 

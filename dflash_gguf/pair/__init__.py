@@ -1,4 +1,4 @@
-"""Models that dflash-run finds by name; pair/README.md is the card of those in the package."""
+"""Models that dflash-run finds by name; README.md beside is the card of those in the package."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-FOLDER = Path(__file__).parent / "pair"
+FOLDER = Path(__file__).parent
 TARGET = FOLDER / "python-tiny-q8_0.gguf"
 DRAFTER = FOLDER / "python-tiny-dflash-q8_0.gguf"
 DEFAULT = "python-tiny"

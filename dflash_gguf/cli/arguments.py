@@ -6,7 +6,7 @@ import argparse
 import re
 from pathlib import Path
 
-from .config import DRAFT_KINDS, TREE_BUDGET, DecodeConfig, LoadConfig
+from ..config import DRAFT_KINDS, TREE_BUDGET, DecodeConfig, LoadConfig
 from .model_arguments import add_model
 
 DESCRIPTION = "Answers a prompt with a GGUF language model."

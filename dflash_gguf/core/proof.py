@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import machine_cache
+from .. import machine_cache
 
 FILE = "buffer-types.json"
 _REFUTED = 86

@@ -12,16 +12,16 @@ import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import pair
-from .cli_arguments import decode_config, parser, prompt_text, unescaped
-from .cli_plan import fitted, show_plan
-from .config import DEFAULT_N_CTX, DecodeConfig, LoadConfig
-from .convert.schema import Key
-from .core import Error, devices, load_backend
-from .decoder import Decoder, load
-from .gguf_metadata import Metadata
+from .. import pair
+from ..config import DEFAULT_N_CTX, DecodeConfig, LoadConfig
+from ..convert.schema import Key
+from ..core import Error, devices, load_backend
+from ..decoder import Decoder, load
+from ..results import Result
+from ..text.gguf_metadata import Metadata
+from .arguments import decode_config, parser, prompt_text, unescaped
 from .model_arguments import load_config
-from .results import Result
+from .plan import fitted, show_plan
 from .terminal import Bar, comparison, figures
 
 INTERRUPTED = 130

@@ -6,7 +6,7 @@ import argparse
 import re
 from dataclasses import replace
 
-from .config import CACHE_TYPES, DEFAULT_N_CTX, MAX_LAYERS, LoadConfig
+from ..config import CACHE_TYPES, DEFAULT_N_CTX, MAX_LAYERS, LoadConfig
 
 
 def add_model(p: argparse.ArgumentParser) -> None:

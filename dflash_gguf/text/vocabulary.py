@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .convert.schema import Key
+from ..convert.schema import Key
 from .gguf_metadata import Metadata
 
 GPT2, SPM, GEMMA4 = "gpt2", "llama", "gemma4"

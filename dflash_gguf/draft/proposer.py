@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core import Draft
+from ..sampling import Sampler
 from .calibration import Calibration, Calibrations, Features
-from .sampling import Sampler
 from .tree import Candidates
 
 N_RANKED = 32
@@ -37,17 +38,6 @@ class Proposer(Protocol):
 
     def observe(self, tokens: Sequence[int]) -> None:
         """Learns what the target chose in the round that followed, whatever its kind."""
-
-
-class Draft(NamedTuple):
-    """What a drafter proposes for n_draft positions: their k best tokens, best first."""
-
-    tokens: NDArray[np.int32]
-    """[n_draft, k]"""
-    logits: NDArray[np.float32]
-    """Raw, [n_draft, k]."""
-    log_sum_exp: NDArray[np.float32]
-    """Of all raw logits of a position, [n_draft]; less it, a logit is a log-probability."""
 
 
 class Drafts(Protocol):

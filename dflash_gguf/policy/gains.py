@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from .tree import Candidates, Tree
+from ..draft.tree import Candidates, Tree
 
 Floats = NDArray[np.float64]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from .config import DEFAULT_N_CTX, TREE_BUDGET, LoadConfig
+from ..config import DEFAULT_N_CTX, TREE_BUDGET, LoadConfig
 from .plan import Plan, gib
 
 USEFUL_CONTEXT = 32768

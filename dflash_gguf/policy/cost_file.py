@@ -9,8 +9,8 @@ import os
 import re
 from collections.abc import Sequence
 
-from . import machine_cache
-from .convert.schema import SPLIT_ENDING
+from .. import machine_cache
+from ..convert.schema import SPLIT_ENDING
 from .costs import Costs
 
 N_HEADER = 1 << 16

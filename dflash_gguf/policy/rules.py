@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from ..draft.tree import Candidates, Tree, chain, grow
 from .costs import Round
-from .tree import Candidates, Tree, chain, grow
 
 
 class Rule(Protocol):

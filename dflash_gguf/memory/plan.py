@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
-from .config import N_CHECKPOINTS, LoadConfig
-from .core import Drafter, Error, Model, Session, devices, load_backend
+from ..config import N_CHECKPOINTS, LoadConfig
+from ..core import Drafter, Error, Model, Session, devices, load_backend
 
 CONTEXT_BYTES = 512 << 20
 """About what the driver and ggml's kernels take of a card that is not there to be asked."""
