@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from .arch import Options, architecture_of
 from .checkpoint import Checkpoint
 from .errors import ConvertError
-from .gguf_header import ArrayValue, GgufHeader, TensorInfo, read_header
+from .gguf_header import ArrayValue, GgufHeader, TensorInfo, read_parts
 from .inspect import completeness, table
 from .layout import layout_of
 from .plan import Metadata, TensorPlan, to_float32
@@ -90,7 +90,9 @@ def check(model_dir: Path, gguf_file: Path, target_model_dir: Path | None = None
     Raises:
         ConvertError: the folder or the file cannot be read at all.
     """
-    header = read_header(gguf_file)
+    parts = read_parts(gguf_file)
+    tensors = {name: tensor for part in parts for name, tensor in part.tensors.items()}
+    header = replace(parts[0], tensors=tensors)
     checkpoint = Checkpoint(model_dir)
     architecture = architecture_of(checkpoint)
     arch = _value(header, Key.GENERAL_ARCHITECTURE)
@@ -101,17 +103,19 @@ def check(model_dir: Path, gguf_file: Path, target_model_dir: Path | None = None
         raise ConvertError(
             f"{gguf_file}: architecture is {arch!r}, {model_dir} needs {expected.arch!r}"
         )
-    if header.missing_bytes:
-        raise ConvertError(f"{gguf_file}: {completeness(header)}")
+    for part in parts:
+        if part.missing_bytes:
+            raise ConvertError(f"{part.path}: {completeness(part)}")
     plans = {plan.name: plan for plan in architecture.tensors(checkpoint, options)}
     problems = [*_metadata_problems(header, expected), *_inventory_problems(header, plans)]
     checks = []
-    data = np.memmap(gguf_file, np.uint8, "r")
-    for tensor in header.tensors.values():
-        plan = plans.get(tensor.name)
-        if plan is not None and plan.shape == tensor.shape:
-            checks.append(_check_tensor(tensor, plan, data, checkpoint, expected.arch))
-            checkpoint.release()
+    for part in parts:
+        data = np.memmap(part.path, np.uint8, "r")
+        for tensor in part.tensors.values():
+            plan = plans.get(tensor.name)
+            if plan is not None and plan.shape == tensor.shape:
+                checks.append(_check_tensor(tensor, plan, data, checkpoint, expected.arch))
+                checkpoint.release()
     for result in checks:
         if not result.ok:
             problems.append(

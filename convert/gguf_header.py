@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from .errors import ConvertError
+from .schema import SPLIT_ENDING, Key
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -90,6 +91,15 @@ class GgufHeader:
         """Bytes of tensor data that the file lacks; 0 if it is complete."""
         return max(0, self.needed_bytes - self.file_bytes)
 
+    def integer(self, key: str, default: int) -> int:
+        """A whole number of the metadata. ConvertError where it is none."""
+        found = self.metadata.get(key)
+        if found is None:
+            return default
+        if type(found.value) is not int:
+            raise ConvertError(f"{self.path}: {key} is {found.value!r}, an integer is needed")
+        return found.value
+
 
 def read_header(path: Path) -> GgufHeader:
     """Reads the header of a file. A file whose tensor data is cut off is read without complaint.
@@ -107,6 +117,43 @@ def read_header(path: Path) -> GgufHeader:
     except (OSError, ValueError) as error:  # mmap: ValueError for what is no regular file
         reason = getattr(error, "strerror", None) or error
         raise ConvertError(f"{path}: cannot be read: {reason}") from error
+
+
+def read_parts(path: Path) -> list[GgufHeader]:
+    """The headers of a file, and of those that follow it if it is the first of a split model.
+
+    Raises:
+        ConvertError: as `read_header`; a part is missing or is one of another model.
+    """
+    first = read_header(path)
+    n = first.integer(Key.SPLIT_COUNT, 1)
+    if n <= 1 or first.integer(Key.SPLIT_NO, 0) != 0:
+        return [first]
+    ending = SPLIT_ENDING % (1, n)
+    if not path.name.endswith(ending):
+        raise ConvertError(
+            f"{path}: is the first of {n} files, its name must end in {ending} for the others to "
+            "be found"
+        )
+    parts, names = [first], set(first.tensors)
+    for i in range(1, n):
+        name = path.name.removesuffix(ending) + SPLIT_ENDING % (i + 1, n)
+        parts.append(read_header(path.with_name(name)))
+        found = parts[-1].integer(Key.SPLIT_NO, -1), parts[-1].integer(Key.SPLIT_COUNT, 1)
+        if found != (i, n):
+            raise ConvertError(
+                f"{parts[-1].path}: its split.no is {found[0]} and its split.count {found[1]}, "
+                f"expected {i} and {n} after {path}"
+            )
+        if twice := names & parts[-1].tensors.keys():
+            raise ConvertError(f"{parts[-1].path}: an earlier part holds {min(twice)!r} too")
+        names |= parts[-1].tensors.keys()
+    total = first.integer(Key.SPLIT_TENSORS_COUNT, -1)
+    if total != len(names):
+        raise ConvertError(
+            f"{path}: its {n} parts hold {len(names)} tensors, split.tensors.count is {total}"
+        )
+    return parts
 
 
 class _Reader:

@@ -5,23 +5,28 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from .gguf_header import ArrayValue, GgufHeader, MetadataValue, read_header
+from .gguf_header import ArrayValue, GgufHeader, MetadataValue, read_parts
 
 _MAX_VALUE_CHARS = 80
 _MAX_ITEMS = 8
 
 
 def inspect(path: Path) -> str:
-    """Describes a GGUF file. Reads its header only, however large the file is.
+    """Describes a GGUF file, and the files that follow it if it is the first of a split model.
+
+    Reads their headers only, however large they are.
 
     Raises:
-        ConvertError: the file cannot be read or its header breaks the format.
+        ConvertError: a file cannot be read or its header breaks the format.
     """
-    header = read_header(path)
-    parts = [_summary(header), "", _metadata_table(header), "", _tensor_table(header), ""]
-    return "\n".join([*parts, _type_totals(header), completeness(header)])
+    headers = read_parts(path)
+    tensors = {name: tensor for header in headers for name, tensor in header.tensors.items()}
+    whole = replace(headers[0], tensors=tensors)
+    parts = [*map(_summary, headers), "", _metadata_table(whole), "", _tensor_table(whole), ""]
+    return "\n".join([*parts, _type_totals(whole), *map(completeness, headers)])
 
 
 def completeness(header: GgufHeader) -> str:

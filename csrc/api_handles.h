@@ -6,6 +6,7 @@
 #include "error.h"
 #include "session.h"
 
+#include <atomic>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -18,6 +19,7 @@ struct dfl_drafter {
 };
 struct dfl_session {
     dfl::Session session;
+    std::atomic<bool> is_busy{false};
 };
 struct dfl_checkpoint {
     dfl::Checkpoint checkpoint;

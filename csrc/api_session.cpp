@@ -70,13 +70,32 @@ dfl_status dfl_session_get_info(const dfl_session * session, dfl_session_info * 
     });
 }
 
-// A session that has memory to run in.
-template <typename Handle>
-static auto & running(Handle * session) {
+namespace {
+
+// One call of a session. A pass calls back, and no other call may change what it works on.
+class Turn {
+  public:
+    explicit Turn(dfl_session * session) : session_(*session) {
+        DFL_CHECK(!session_.is_busy.exchange(true), DFL_STATUS_ARGUMENT,
+                  "the session is busy: an earlier call of it has not returned");
+    }
+    Turn(const Turn &) = delete;
+    Turn & operator=(const Turn &) = delete;
+    ~Turn() { session_.is_busy = false; }
+    dfl::Session * operator->() const { return &session_.session; }
+
+  private:
+    dfl_session & session_;
+};
+
+// One call of a session that has memory to run in.
+Turn running(dfl_session * session) {
     DFL_CHECK(session->session.model().measure() == DFL_MEASURE_NOTHING, DFL_STATUS_ARGUMENT,
               "the session was only measured: it has no memory to run in");
-    return session->session;
+    return Turn(session);
 }
+
+} // namespace
 
 dfl_status dfl_session_prefill(dfl_session * session, const int32_t * tokens, int64_t n,
                                float * all_logits, dfl_progress progress, void * user,
@@ -87,43 +106,42 @@ dfl_status dfl_session_prefill(dfl_session * session, const int32_t * tokens, in
         if (progress != nullptr) {
             watch = [=](int64_t done, int64_t total) { return progress(user, done, total) != 0; };
         }
-        running(session).prefill(tokens, n, all_logits, watch);
+        running(session)->prefill(tokens, n, all_logits, watch);
     });
 }
 
-dfl_status dfl_session_argmax(const dfl_session * session, int64_t row, int32_t * token,
+dfl_status dfl_session_argmax(dfl_session * session, int64_t row, int32_t * token,
                               dfl_error * err) {
     return guard(err, [&] {
         need(session, token);
-        *token = running(session).argmax(row);
+        *token = running(session)->argmax(row);
     });
 }
 
 dfl_status dfl_session_keep_top(dfl_session * session, int32_t k, int32_t * kept, dfl_error * err) {
     return guard(err, [&] {
         need(session, kept);
-        *kept = running(session).keep_top(k) ? k : 0;
+        *kept = running(session)->keep_top(k) ? k : 0;
     });
 }
 
-dfl_status dfl_session_top(const dfl_session * session, int64_t row, int32_t * tokens,
-                           float * logits, dfl_error * err) {
+dfl_status dfl_session_top(dfl_session * session, int64_t row, int32_t * tokens, float * logits,
+                           dfl_error * err) {
     return guard(err, [&] {
         need(session, tokens, logits);
-        const dfl::Session & s = running(session);
-        const dfl::Candidate * best = s.top(row);
-        for (int64_t i = 0; i < s.n_top(); ++i) {
+        const Turn turn = running(session);
+        const dfl::Candidate * best = turn->top(row);
+        for (int64_t i = 0; i < turn->n_top(); ++i) {
             tokens[i] = best[i].token;
             logits[i] = best[i].logit;
         }
     });
 }
 
-dfl_status dfl_session_logits(const dfl_session * session, int64_t row, float * logits,
-                              dfl_error * err) {
+dfl_status dfl_session_logits(dfl_session * session, int64_t row, float * logits, dfl_error * err) {
     return guard(err, [&] {
         need(session, logits);
-        running(session).logits(row, logits);
+        running(session)->logits(row, logits);
     });
 }
 
@@ -133,7 +151,7 @@ dfl_status dfl_session_draft(dfl_session * session, int32_t last_token, int64_t 
     return guard(err, [&] {
         need(session, tokens);
         const dfl::Draft draft =
-            running(session).draft(last_token, n_draft, k, log_sum_exp != nullptr);
+            running(session)->draft(last_token, n_draft, k, log_sum_exp != nullptr);
         for (size_t i = 0; i < draft.best.size(); ++i) {
             tokens[i] = draft.best[i].token;
             if (logits != nullptr) {
@@ -147,7 +165,7 @@ dfl_status dfl_session_draft(dfl_session * session, int32_t last_token, int64_t 
 dfl_status dfl_session_reserve_verify(dfl_session * session, int64_t n, dfl_error * err) {
     return guard(err, [&] {
         need(session);
-        session->session.reserve_verify(n);
+        Turn(session)->reserve_verify(n);
     });
 }
 
@@ -155,7 +173,7 @@ dfl_status dfl_session_verify(dfl_session * session, const int32_t * tokens, int
                               dfl_error * err) {
     return guard(err, [&] {
         need(session, tokens);
-        running(session).verify(tokens, nullptr, n);
+        running(session)->verify(tokens, nullptr, n);
     });
 }
 
@@ -163,14 +181,14 @@ dfl_status dfl_session_verify_tree(dfl_session * session, const int32_t * tokens
                                    const int32_t * parents, int64_t n, dfl_error * err) {
     return guard(err, [&] {
         need(session, tokens, parents);
-        running(session).verify(tokens, parents, n);
+        running(session)->verify(tokens, parents, n);
     });
 }
 
 dfl_status dfl_session_commit(dfl_session * session, int64_t n, dfl_error * err) {
     return guard(err, [&] {
         need(session);
-        running(session).commit(n);
+        running(session)->commit(n);
     });
 }
 
@@ -178,29 +196,29 @@ dfl_status dfl_session_commit_path(dfl_session * session, const int32_t * nodes,
                                    dfl_error * err) {
     return guard(err, [&] {
         need(session, nodes);
-        running(session).commit_path(nodes, n);
+        running(session)->commit_path(nodes, n);
     });
 }
 
 dfl_status dfl_session_reset(dfl_session * session, dfl_error * err) {
     return guard(err, [&] {
         need(session);
-        running(session).reset();
+        running(session)->reset();
     });
 }
 
 dfl_status dfl_session_truncate(dfl_session * session, int64_t position, dfl_error * err) {
     return guard(err, [&] {
         need(session);
-        running(session).truncate(position);
+        running(session)->truncate(position);
     });
 }
 
-dfl_status dfl_checkpoint_take(const dfl_session * session, dfl_checkpoint ** checkpoint,
+dfl_status dfl_checkpoint_take(dfl_session * session, dfl_checkpoint ** checkpoint,
                                dfl_error * err) {
     return guard(err, [&] {
         need(session, checkpoint);
-        *checkpoint = new dfl_checkpoint{running(session).take()};
+        *checkpoint = new dfl_checkpoint{running(session)->take()};
     });
 }
 
@@ -208,7 +226,7 @@ dfl_status dfl_checkpoint_restore(dfl_session * session, const dfl_checkpoint * 
                                   dfl_error * err) {
     return guard(err, [&] {
         need(session, checkpoint);
-        running(session).restore(checkpoint->checkpoint);
+        running(session)->restore(checkpoint->checkpoint);
     });
 }
 

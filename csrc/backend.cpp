@@ -3,11 +3,13 @@
 #include "card.h"
 #include "error.h"
 #include "log_capture.h"
+#include "zero_pages.h"
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <ggml-alloc.h>
 #include <ggml-backend.h>
 #include <random>
 
@@ -118,12 +120,11 @@ void probe_buffer_type(const std::string & name) {
 
 Backend::Backend(ggml_backend_dev_t device, int n_threads,
                  const std::vector<std::string> & excluded, dfl_measure measure, bool repack)
-    : device_(device), measure_(measure) {
+    : device_(device), measure_(measure), threads_(n_threads > 0 ? n_threads : default_threads()) {
     quiet_log();
     backend_.reset(ggml_backend_dev_init(device_, nullptr));
     DFL_CHECK(backend_ != nullptr, DFL_STATUS_COMPUTE, "device %s cannot be opened", name());
-    n_threads_ = n_threads > 0 ? n_threads : default_threads();
-    set_threads(get(), n_threads_);
+    set_threads(threads_.now());
     packs_weights_ = repack && runs_cpu_nodes();
     if (packs_weights_) {
         for (auto type : cpu_extra_types()) {
@@ -187,12 +188,26 @@ Allocation Backend::allocate(ggml_context * ctx, const char * what) const {
         return count(ctx, default_buffer_type());
     }
     check_fits(bytes, what);
-    ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx, get()));
-    DFL_CHECK(buffer != nullptr, DFL_STATUS_MEMORY, "device %s cannot allocate %llu bytes for %s",
-              name(), (unsigned long long)bytes, what);
-    use_huge_pages(buffer.get());
-    ggml_backend_buffer_clear(buffer.get(), 0);
-    return {std::move(buffer), bytes};
+    Allocation memory;
+    memory.bytes = bytes;
+    if (device_ != cpu_device()) {
+        memory.buffer.reset(ggml_backend_alloc_ctx_tensors(ctx, get()));
+    } else if ((memory.pages = zero_pages(bytes))) {
+        memory.buffer.reset(ggml_backend_cpu_buffer_from_ptr(memory.pages.get(), bytes));
+    }
+    DFL_CHECK(memory.buffer != nullptr, DFL_STATUS_MEMORY,
+              "device %s cannot allocate %llu bytes for %s", name(), (unsigned long long)bytes,
+              what);
+    use_huge_pages(memory.buffer.get());
+    if (memory.pages) {
+        ggml_tallocr next = ggml_tallocr_new(memory.buffer.get());
+        for (ggml_tensor * t = ggml_get_first_tensor(ctx); t; t = ggml_get_next_tensor(ctx, t)) {
+            ggml_tallocr_alloc(&next, t);
+        }
+    } else {
+        ggml_backend_buffer_clear(memory.buffer.get(), 0);
+    }
+    return memory;
 }
 
 void Backend::use_huge_pages(ggml_backend_buffer_t buffer) const {
@@ -210,6 +225,13 @@ void Backend::use_huge_pages(ggml_backend_buffer_t buffer) const {
 #else
     (void)buffer;
 #endif
+}
+
+void Backend::set_threads(int n) {
+    if (n != n_set_) {
+        dfl::set_threads(get(), n);
+        n_set_ = n;
+    }
 }
 
 void Backend::compute(ggml_cgraph * graph) {

@@ -2,9 +2,11 @@
 #pragma once
 
 #include "device.h"
+#include "thread_count.h"
 
 #include <functional>
 #include <ggml-cpp.h>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -19,6 +21,7 @@ void probe_buffer_type(const std::string & name);
 // Device memory for the tensors of a context. Without a buffer where nothing is allocated but
 // counted.
 struct Allocation {
+    std::shared_ptr<void> pages; // of the buffer, where they are not its own
     ggml_backend_buffer_ptr buffer;
     uint64_t bytes = 0;
 };
@@ -36,7 +39,12 @@ class Backend {
     ggml_backend_t get() const { return backend_.get(); }
     ggml_backend_dev_t device() const { return device_; }
     const char * name() const;
-    int n_threads() const { return n_threads_; }
+    // That compute at most; fewer do while other processes hold cores.
+    int n_threads() const { return threads_.most(); }
+    // Decides how many.
+    ThreadCount & threads() { return threads_; }
+    // Of a CPU, for the graphs to come.
+    void set_threads(int n);
     bool is_host() const;
     // Whether its graphs may hold nodes of our own code.
     bool runs_cpu_nodes() const;
@@ -56,8 +64,9 @@ class Backend {
     void check_fits(uint64_t bytes, const char * what) const;
 
     // A zeroed buffer for all tensors of a context, NULL if it has none. Zeroed, since a NaN in a
-    // place nobody may see still poisons the masked sums of some kernels. Throws DFL_STATUS_MEMORY
-    // naming what and the bytes.
+    // place nobody may see still poisons the masked sums of some kernels; on the CPU by fresh
+    // pages, so that a cache takes memory as it fills. Throws DFL_STATUS_MEMORY naming what and the
+    // bytes.
     Allocation allocate(ggml_context * ctx, const char * what) const;
     // Bytes that all tensors of a context would take in a buffer, which they are told they have.
     Allocation count(ggml_context * ctx, ggml_backend_buffer_type_t buft) const;
@@ -88,7 +97,8 @@ class Backend {
     ggml_backend_dev_t device_ = nullptr;
     dfl_measure measure_ = DFL_MEASURE_NOTHING;
     ggml_backend_ptr backend_;
-    int n_threads_ = 1;
+    ThreadCount threads_;
+    int n_set_ = 0; // threads that ggml was told
     bool packs_weights_ = false;
     std::vector<ggml_backend_buffer_type_t> weights_;
     mutable uint64_t bytes_read_ = 0;

@@ -159,12 +159,31 @@ void KvCache::copy_row(int64_t from, int64_t to) {
     }
 }
 
-void KvCache::clear() {
+void KvCache::zero(int64_t first, int64_t n) {
     for (const auto & tensors : {k_, v_}) {
         for (ggml_tensor * tensor : tensors) {
-            if (tensor != nullptr) {
-                ggml_backend_tensor_memset(tensor, 0, 0, ggml_nbytes(tensor));
+            if (tensor != nullptr && n > 0) {
+                ggml_backend_tensor_memset(tensor, 0, first * tensor->nb[1], n * tensor->nb[1]);
             }
+        }
+    }
+}
+
+void KvCache::clear() {
+    zero(0, cells_.n_touched());
+    zero(cells_.size(), cells_.n_cells() - cells_.size());
+}
+
+void KvCache::clear_cell(int64_t cell) { zero(cell, 1); }
+
+void KvCache::clear_from(int32_t sequence, int32_t position) {
+    int64_t first = 0; // of cells side by side that are to be zeroed: few calls of a device
+    for (int64_t cell = 0; cell <= cells_.high(); ++cell) {
+        const bool is_meant = cell < cells_.high() && cells_.sequence(cell) == sequence &&
+                              cells_.position(cell) >= position;
+        if (!is_meant) {
+            zero(first, cell - first);
+            first = cell + 1;
         }
     }
 }

@@ -38,10 +38,15 @@ class KvCache {
     bool is_host() const;
     // Copies a cell's rows of every layer into another cell. Host memory only.
     void copy_row(int64_t from, int64_t to);
-    // Zeroes what is stored; the table stays.
+    // Zeroes what is stored, and touches no memory that was never written to; the table stays.
     void clear();
+    void clear_cell(int64_t cell);
+    // The cells of a sequence from a position on.
+    void clear_from(int32_t sequence, int32_t position);
 
   private:
+    void zero(int64_t first, int64_t n);
+
     // What lies on one device.
     struct Part {
         ggml_context_ptr ctx;

@@ -7,7 +7,7 @@
 
 namespace dfl {
 
-std::vector<int64_t> CellTable::find_free(int64_t n) const {
+std::vector<int64_t> CellTable::find_free(int64_t n) {
     DFL_CHECK(n <= n_free(), DFL_STATUS_ARGUMENT,
               "%lld rows do not fit: %lld of %lld cells are free", (long long)n,
               (long long)n_free(), (long long)size());
@@ -20,6 +20,7 @@ std::vector<int64_t> CellTable::find_free(int64_t n) const {
     }
     if (n > 0) {
         first_free_ = cells.front();
+        n_touched_ = std::max(n_touched_, cells.back() + 1);
     }
     return cells;
 }

@@ -18,9 +18,13 @@ class CellTable {
 
     explicit CellTable(int64_t n_cells) : sequence_(n_cells, FREE), position_(n_cells, FREE) {}
 
-    int64_t size() const { return static_cast<int64_t>(sequence_.size()) - n_reserved_; }
+    int64_t size() const { return n_cells() - n_reserved_; }
+    // With the cell that is out of use.
+    int64_t n_cells() const { return static_cast<int64_t>(sequence_.size()); }
     // Takes the last cell out of use: padding may write there, and nobody sees it.
     void reserve_last() { n_reserved_ = 1; }
+    // The first so many cells may have been written to, and so may the one that is out of use.
+    int64_t n_touched() const { return n_touched_; }
     int64_t n_free() const { return size() - n_used_; }
     // One past the highest used cell.
     int64_t high() const { return high_; }
@@ -28,8 +32,8 @@ class CellTable {
     int32_t sequence(int64_t cell) const { return sequence_[cell]; }
     int32_t position(int64_t cell) const { return position_[cell]; }
 
-    // The n lowest free cells; throws DFL_STATUS_ARGUMENT if there are fewer.
-    std::vector<int64_t> find_free(int64_t n) const;
+    // The n lowest free cells, to be written to; throws DFL_STATUS_ARGUMENT if there are fewer.
+    std::vector<int64_t> find_free(int64_t n);
     void own(int64_t cell, int32_t sequence, int32_t position);
     void release(int64_t cell);
     // Frees the cells of a sequence from a position on.
@@ -55,7 +59,8 @@ class CellTable {
     int64_t n_used_ = 0;
     int64_t high_ = 0;
     int64_t n_reserved_ = 0;
-    mutable int64_t first_free_ = 0; // no free cell lies below
+    int64_t n_touched_ = 0;
+    int64_t first_free_ = 0; // no free cell lies below
 };
 
 } // namespace dfl

@@ -1,15 +1,16 @@
 #include "device.h"
 
 #include "error.h"
+#include "host.h"
 #include "log_capture.h"
+#include "zero_pages.h"
 
 #include <algorithm>
 #include <cctype>
 #include <cstring>
-#include <fstream>
-#include <set>
 #include <sys/stat.h>
 #include <thread>
+#include <vector>
 
 #ifdef __linux__
 #include <dlfcn.h>
@@ -81,17 +82,11 @@ ggml_backend_dev_t find_device(const std::string & name) {
 
 int32_t device_count() { return static_cast<int32_t>(ggml_backend_dev_count()); }
 
-// MemAvailable counts what the page cache gives back, which ggml's CPU device does not report.
+// Unlike what ggml's CPU device reports: with what the page cache gives back, without what a
+// container may not have, or was promised to caches that have not taken it yet.
 static uint64_t available_host_memory(uint64_t fallback) {
-    std::ifstream file("/proc/meminfo");
-    std::string name, unit;
-    uint64_t kib = 0;
-    while (file >> name >> kib >> unit) {
-        if (name == "MemAvailable:") {
-            return kib * 1024;
-        }
-    }
-    return fallback;
+    const uint64_t available = available_memory().value_or(fallback);
+    return available - std::min(available, untouched_bytes());
 }
 
 dfl_device_info device_info(int32_t index) {
@@ -128,24 +123,19 @@ uint64_t free_bytes(ggml_backend_dev_t device) {
 }
 
 int default_threads() {
-    const int logical = std::max(1u, std::thread::hardware_concurrency());
 #ifdef __linux__
-    // Two threads of one core share its vector units, so ggml gains nothing from the second.
     cpu_set_t allowed;
     if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) {
-        std::set<std::string> cores;
+        std::vector<int> cpus;
         for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
             if (CPU_ISSET(cpu, &allowed)) {
-                std::ifstream file(
-                    format("/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list", cpu));
-                std::string siblings;
-                cores.insert(file >> siblings ? siblings : std::to_string(cpu));
+                cpus.push_back(cpu);
             }
         }
-        return std::max<int>(1, cores.size());
+        return usable_cores(cpus);
     }
 #endif
-    return logical;
+    return std::max(1u, std::thread::hardware_concurrency());
 }
 
 } // namespace dfl

@@ -22,7 +22,7 @@ ggml_backend_dev_t find_device(const std::string & name);
 // Bytes that can still be allocated.
 uint64_t free_bytes(ggml_backend_dev_t device);
 
-// Physical cores this process may use.
+// Threads worth computing with: fast physical cores this process may use.
 int default_threads();
 
 } // namespace dfl

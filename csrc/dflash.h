@@ -85,7 +85,7 @@ typedef struct {
     int32_t n_gpu_layers;               /* the last so many, the head included; < 0: all, if the
                                            device is a GPU; 0: none */
     int32_t n_cpu_experts;              /* first layers whose experts stay on the CPU */
-    int32_t n_threads;                  /* that rearrange weights; 0: one per physical core */
+    int32_t n_threads;                  /* that rearrange weights; 0: one per usable core */
     int32_t repack;                     /* 1: the CPU may rearrange weights for faster kernels; 0:
                                             they stay as in the file */
     const char * excluded_buffer_types; /* separated by commas; may be NULL */
@@ -162,7 +162,7 @@ typedef struct dfl_checkpoint dfl_checkpoint;
 typedef struct {
     int64_t n_ctx;             /* tokens the timeline can hold */
     int64_t n_ubatch;          /* most rows of one pass */
-    int32_t n_threads;         /* 0: one per physical core */
+    int32_t n_threads;         /* 0: one per usable core: physical, fast, in the quota */
     const char * cache_type_k; /* "f32", "f16", "bf16", "q8_0", "q4_0", ... */
     const char * cache_type_v;
     const dfl_drafter * drafter; /* loaded for this model; may be NULL */
@@ -198,17 +198,19 @@ typedef struct {
     char cpu_operations[128];    /* that the device lacks and the CPU does, separated by commas */
 } dfl_session_info;
 
-/* The session keeps the model alive. Not for use by two threads at once.
+/* The session keeps the model alive. Not for use by two threads at once, nor from within a callback
+ * of its own call: what runs or changes it is then refused with DFL_STATUS_ARGUMENT.
  * Errors: DFL_STATUS_ARGUMENT, DFL_STATUS_UNSUPPORTED (cache types; the sentence lists the valid
  * pairs), DFL_STATUS_MEMORY. */
 dfl_status dfl_session_create(const dfl_model * model, const dfl_session_params * params,
                               dfl_session ** session, dfl_error * err);
-void dfl_session_free(dfl_session * session);
+void dfl_session_free(dfl_session * session); /* not from within a callback */
 dfl_status dfl_session_get_info(const dfl_session * session, dfl_session_info * info,
                                 dfl_error * err);
 
 /* Appends n tokens, a micro-batch at a time. Afterwards the last token's logits can be read.
- * all_logits: NULL, or [n][n_vocab] float32 for every token's. progress: may be NULL.
+ * all_logits: NULL, or [n][n_vocab] float32 for every token's, checked as dfl_session_logits does.
+ * progress: may be NULL.
  * On an error the timeline ends after the last finished micro-batch (for a device failure on a
  * model with recurrent layers: it is empty).
  * Errors: DFL_STATUS_ARGUMENT (token ids, context), MEMORY, COMPUTE, CANCELLED. */
@@ -216,28 +218,27 @@ dfl_status dfl_session_prefill(dfl_session * session, const int32_t * tokens, in
                                float * all_logits, dfl_progress progress, void * user,
                                dfl_error * err);
 /* Largest logit of a row of the last pass (after a prefill only row 0, the last token's); the
- * lowest id on ties. Errors: ARGUMENT for a row that is not there, COMPUTE if its logits are not
- * finite. */
-dfl_status dfl_session_argmax(const dfl_session * session, int64_t row, int32_t * token,
-                              dfl_error * err);
+ * lowest id on ties. Errors: ARGUMENT for a row that is not there; COMPUTE if its logits are not
+ * finite. The caches are then no better, so they are zeroed: the session is empty as after a reset,
+ * and no checkpoint of it is valid any more. */
+dfl_status dfl_session_argmax(dfl_session * session, int64_t row, int32_t * token, dfl_error * err);
 /* Has the device pick the k best (0 to 64) of every row in the passes to come; kept: out, k, or 0
  * where it cannot: a CPU has the rows at hand. k of 0 ends it. Errors: ARGUMENT. */
 dfl_status dfl_session_keep_top(dfl_session * session, int32_t k, int32_t * kept, dfl_error * err);
 /* What it picked of a row of the last pass, best first, the lowest id on ties: out, [k] each.
  * Errors: ARGUMENT (a row that is not there, nothing was kept), COMPUTE as for argmax. */
-dfl_status dfl_session_top(const dfl_session * session, int64_t row, int32_t * tokens,
-                           float * logits, dfl_error * err);
-/* logits: out, [n_vocab] float32. */
-dfl_status dfl_session_logits(const dfl_session * session, int64_t row, float * logits,
-                              dfl_error * err);
+dfl_status dfl_session_top(dfl_session * session, int64_t row, int32_t * tokens, float * logits,
+                           dfl_error * err);
+/* logits: out, [n_vocab] float32; single tokens may have -inf. Errors: as for argmax. */
+dfl_status dfl_session_logits(dfl_session * session, int64_t row, float * logits, dfl_error * err);
 
 /* What the drafter proposes after last_token, which is chosen but not appended: for each of n_draft
  * positions its k best tokens and their raw logits, best first. Moves no cursor.
  * tokens, logits: out, [n_draft][k]; logits may be NULL. log_sum_exp: out, [n_draft], may be NULL:
- * ln sum exp of the whole row of raw logits, so logit - log_sum_exp is a log-probability.
- * Errors: ARGUMENT (no drafter; n_draft above block_size - 1; k above the drafter's head; no room
- * in the context for last_token and the draft), COMPUTE (also for scores that are not finite, after
- * which the drafter knows nothing of the timeline so far). */
+ * ln sum exp of the whole row of raw logits, so logit - log_sum_exp is a log-probability. Scores
+ * that are not finite come back as they are, and the drafter has then forgotten the timeline so
+ * far. Errors: ARGUMENT (no drafter; n_draft above block_size - 1; k above the drafter's head; no
+ * room in the context for last_token and the draft), COMPUTE. */
 dfl_status dfl_session_draft(dfl_session * session, int32_t last_token, int64_t n_draft, int64_t k,
                              int32_t * tokens, float * logits, float * log_sum_exp,
                              dfl_error * err);
@@ -271,11 +272,12 @@ dfl_status dfl_session_reset(dfl_session * session, dfl_error * err);
  * layers, unless position is 0 or the present one. */
 dfl_status dfl_session_truncate(dfl_session * session, int64_t position, dfl_error * err);
 
-/* All that the prefix up to here leaves behind; valid for this session while it still begins with
- * the same tokens. */
-dfl_status dfl_checkpoint_take(const dfl_session * session, dfl_checkpoint ** checkpoint,
+/* All that the prefix up to here leaves behind; valid for this session alone, while it still begins
+ * with the same tokens. */
+dfl_status dfl_checkpoint_take(dfl_session * session, dfl_checkpoint ** checkpoint,
                                dfl_error * err);
-/* Back to a checkpoint, however often. Errors: DFL_STATUS_ARGUMENT if the tokens differ now. */
+/* Back to a checkpoint, however often. Errors: DFL_STATUS_ARGUMENT if it is another session's, or
+ * the tokens differ now. */
 dfl_status dfl_checkpoint_restore(dfl_session * session, const dfl_checkpoint * checkpoint,
                                   dfl_error * err);
 /* 1 if dfl_checkpoint_restore would work. */
@@ -291,7 +293,7 @@ dfl_status dfl_quantize_row_size(const char * type, int64_t n_per_row, uint64_t 
                                  dfl_error * err);
 
 /* Quantises n_rows rows of n_per_row float32 values with ggml's reference quantiser.
- * src: [n_rows][n_per_row]; dst: n_rows * row size bytes. n_threads <= 0: one per core.
+ * src: [n_rows][n_per_row]; dst: n_rows * row size bytes. n_threads <= 0: one per usable core.
  * Errors: DFL_STATUS_ARGUMENT (as above; dst_size too small; type needs an importance matrix). */
 dfl_status dfl_quantize(const char * type, const float * src, int64_t n_rows, int64_t n_per_row,
                         void * dst, uint64_t dst_size, int32_t n_threads, dfl_error * err);

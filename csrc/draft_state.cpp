@@ -228,7 +228,7 @@ void DraftState::reserve(GraphPool & graphs) {
     BatchShape largest;
     largest.kind = GraphKind::DRAFT;
     largest.n_rows = max_block_;
-    largest.n_kv = pad(kv_.cells().size(), 256); // the cache is a multiple of it
+    largest.n_kv = kv_.cells().n_cells();
     largest.n_out = largest.n_rows - 1;
     largest.n_inject = sizes_.injected(ring_);
     largest.log_sum_exp = true;
@@ -266,7 +266,9 @@ Draft DraftState::run_block(GraphPool & graphs, int32_t last_token, int32_t posi
     BatchShape shape;
     shape.kind = GraphKind::DRAFT;
     shape.n_rows = n_draft + 1;
-    shape.n_kv = sizes_.cells(table.high(), table.size());
+    // The cell that padding writes to is read too: CUDA's flash attention is at its best over
+    // multiples of 256 cells.
+    shape.n_kv = sizes_.cells(table.high(), table.n_cells());
     shape.n_out = n_draft;
     shape.n_inject = sizes_.injected(n_pending());
     const int64_t n_choices = drafter_->head(target_).n_out();

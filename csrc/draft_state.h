@@ -61,7 +61,10 @@ class DraftState {
 
     // Forgets everything from a position on.
     void truncate(int32_t position);
-    // Forgets everything and zeroes it, so that no value that is not finite stays behind.
+    // Zeroes what is known from a position on.
+    void clear_from(int32_t position) { kv_.clear_from(SEQUENCE, position); }
+    // Forgets everything and zeroes what held something, so that no value that is not finite stays
+    // behind.
     void clear();
 
   private:

@@ -2,6 +2,7 @@
 
 #include "error.h"
 #include "gguf_schema.h"
+#include "metadata_keys.h"
 
 namespace dfl {
 
@@ -27,6 +28,7 @@ Drafter::Drafter(const std::string & path, const std::shared_ptr<const Model> & 
               file_.arch().c_str());
     const Hparams & hp = target.hparams();
     draft_ = read_draft_hparams(file_, hp.n_layer());
+    check_no_key_skipped(file_);
     draft_.hp.n_vocab = hp.n_vocab;
     DFL_CHECK(draft_.hp.n_embd == hp.n_embd, DFL_STATUS_FILE,
               "%s: its hidden size is %lld, that of the target %s is %lld", path.c_str(),

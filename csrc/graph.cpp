@@ -274,6 +274,7 @@ LiveGraph & GraphPool::get_in_arena(LiveGraph fresh) {
 void GraphPool::compute(LiveGraph & live) {
     live.best.clear();
     live.candidates.clear();
+    live.cpu_nodes.begin_run();
     if (live.scheduler != nullptr) {
         live.scheduler->compute(live.graph);
         return;
@@ -281,7 +282,19 @@ void GraphPool::compute(LiveGraph & live) {
     if (live.block != nullptr) {
         live.block->upload(live.input_bytes);
     }
+    if (live.cpu_nodes.n_threads == 0) {
+        backend_.compute(live.graph);
+        return;
+    }
+    ThreadCount & threads = backend_.threads();
+    const int n = threads.now();
+    backend_.set_threads(n);
+    const auto began = ThreadCount::Clock::now();
     backend_.compute(live.graph);
+    const auto ended = ThreadCount::Clock::now();
+    const Barrier::Waits waits = live.cpu_nodes.barrier->waits(n);
+    threads.note(ended, std::chrono::nanoseconds(ended - began).count(), waits.lost_ns,
+                 waits.n_late);
 }
 
 } // namespace dfl

@@ -57,6 +57,7 @@ struct LiveGraph {
     std::vector<int32_t> best;         // what argmax was in the last run, once it was asked for
     std::vector<Candidate> candidates; // likewise what the device picked, [n_out][n_top]
     std::vector<float> sums;           // and top.sums
+    std::vector<float> firsts;         // and, where they lie on a device, each row's first logit
     InputBlock * block = nullptr; // where inputs wait for the device; NULL: they are just written
     size_t input_bytes = 0;       // of it
     Scheduler * scheduler = nullptr; // that runs it; NULL: the device does

@@ -16,6 +16,55 @@ constexpr int64_t MAX_LAYERS = 1024;
 constexpr int64_t MAX_WIDTH = 1 << 20;
 constexpr int64_t MAX_VOCAB = 1 << 24;
 
+// A key's number; its default where the key is missing, or zero.
+double number_or(const GgufFile & file, const char * key, double by_default) {
+    const double value = file.real(key).value_or(0.0);
+    DFL_CHECK(std::isfinite(value) && value >= 0.0, DFL_STATUS_FILE,
+              "%s: %s is %g, expected a positive number", file.path().c_str(),
+              file.key(key).c_str(), value);
+    return value == 0.0 ? by_default : value;
+}
+
+// Source: llama.cpp, llama_context::llama_context, and for the keys that it leaves unread here
+// transformers, modeling_rope_utils.py, _compute_yarn_parameters.
+void read_rope_scaling(const GgufFile & file, int64_t n_ctx_train, RopeShape & rope) {
+    const std::string scaling = file.text(schema::KEY_ROPE_SCALING_TYPE).value_or("linear");
+    DFL_CHECK(scaling == "linear" || scaling == "none" || scaling == "yarn", DFL_STATUS_UNSUPPORTED,
+              "%s: %s is \"%.32s\", supported are none, linear and yarn", file.path().c_str(),
+              file.key(schema::KEY_ROPE_SCALING_TYPE).c_str(), scaling.c_str());
+    double factor = number_or(file, schema::KEY_ROPE_SCALE_LINEAR, 1.0);
+    factor = number_or(file, schema::KEY_ROPE_SCALING_FACTOR, factor);
+    if (scaling == "none") {
+        factor = 1.0;
+    }
+    rope.freq_scale = static_cast<float>(1.0 / factor);
+    const char * original = schema::KEY_ROPE_SCALING_ORIGINAL_CONTEXT_LENGTH;
+    const bool given = file.has(original);
+    rope.n_ctx_orig = static_cast<int>(given ? file.need_integer(original, 0, INT32_MAX) : 0);
+    if (rope.n_ctx_orig == 0) {
+        rope.n_ctx_orig = static_cast<int>(n_ctx_train);
+    }
+    rope.beta_fast = static_cast<float>(
+        number_or(file, schema::KEY_ROPE_SCALING_YARN_BETA_FAST, rope.beta_fast));
+    rope.beta_slow = static_cast<float>(
+        number_or(file, schema::KEY_ROPE_SCALING_YARN_BETA_SLOW, rope.beta_slow));
+    const double ext = file.real(schema::KEY_ROPE_SCALING_YARN_EXT_FACTOR).value_or(-1.0);
+    DFL_CHECK(std::isfinite(ext), DFL_STATUS_FILE, "%s: %s is %g, expected a number",
+              file.path().c_str(), file.key(schema::KEY_ROPE_SCALING_YARN_EXT_FACTOR).c_str(), ext);
+    rope.ext_factor = ext >= 0.0 ? static_cast<float>(ext) : scaling == "yarn" ? 1.0f : 0.0f;
+    const bool ramps = rope.ext_factor != 0.0f;
+
+    // ggml's rope multiplies by 1 + 0.1 ln(factor) of its own where it ramps. Converters store
+    // Hugging Face's attention_factor, which stands in place of that.
+    const double own = ramps ? 1.0 + 0.1 * std::log(factor) : 1.0;
+    DFL_CHECK(own > 0.0, DFL_STATUS_FILE, "%s: %s is %g, too small for yarn", file.path().c_str(),
+              file.key(schema::KEY_ROPE_SCALING_FACTOR).c_str(), factor);
+    const double all =
+        number_or(file, schema::KEY_ROPE_SCALING_YARN_ATTN_FACTOR, factor > 1.0 ? own : 1.0);
+    rope.attn_factor =
+        static_cast<float>(all / own * number_or(file, schema::KEY_ROPE_SCALING_ATTN_FACTOR, 1.0));
+}
+
 RopeShape read_rope(const GgufFile & file, int rope_type, int64_t head_dim, int64_t n_ctx_train) {
     RopeShape rope;
     rope.type = rope_type;
@@ -29,21 +78,7 @@ RopeShape read_rope(const GgufFile & file, int rope_type, int64_t head_dim, int6
               "%s: %s is %g, expected a positive number", file.path().c_str(),
               file.key(schema::KEY_ROPE_FREQ_BASE).c_str(), rope.freq_base);
 
-    const std::string scaling = file.text(schema::KEY_ROPE_SCALING_TYPE).value_or("linear");
-    DFL_CHECK(scaling == "linear" || scaling == "none" || scaling == "yarn", DFL_STATUS_UNSUPPORTED,
-              "%s: %s is \"%.32s\", supported are none, linear and yarn", file.path().c_str(),
-              file.key(schema::KEY_ROPE_SCALING_TYPE).c_str(), scaling.c_str());
-    double factor = file.real(schema::KEY_ROPE_SCALING_FACTOR)
-                        .value_or(file.real(schema::KEY_ROPE_SCALE_LINEAR).value_or(0.0));
-    if (factor <= 0.0 || scaling == "none") {
-        factor = 1.0;
-    }
-    rope.freq_scale = static_cast<float>(1.0 / factor);
-    rope.n_ctx_orig = static_cast<int>(
-        file.integer(schema::KEY_ROPE_SCALING_ORIGINAL_CONTEXT_LENGTH).value_or(n_ctx_train));
-    rope.attn_factor =
-        static_cast<float>(file.real(schema::KEY_ROPE_SCALING_ATTN_FACTOR).value_or(1.0));
-    rope.ext_factor = scaling == "yarn" ? 1.0f : 0.0f;
+    read_rope_scaling(file, n_ctx_train, rope);
     return rope;
 }
 
@@ -54,7 +89,8 @@ int64_t RopeShape::n_position_ids() const { return (type & GGML_ROPE_TYPE_MROPE)
 bool RopeShape::operator==(const RopeShape & o) const {
     return type == o.type && n_dims == o.n_dims && std::equal(sections, sections + 4, o.sections) &&
            n_ctx_orig == o.n_ctx_orig && freq_base == o.freq_base && freq_scale == o.freq_scale &&
-           ext_factor == o.ext_factor && attn_factor == o.attn_factor;
+           ext_factor == o.ext_factor && attn_factor == o.attn_factor && beta_fast == o.beta_fast &&
+           beta_slow == o.beta_slow;
 }
 
 int64_t Hparams::n_recurrent() const {
@@ -108,7 +144,8 @@ Hparams read_common_hparams(const GgufFile & file, int rope_type,
         DFL_CHECK(layer.head_dim > 0 && value_dim == layer.head_dim, DFL_STATUS_UNSUPPORTED,
                   "%s: value head size %lld differs from key head size %lld", file.path().c_str(),
                   (long long)value_dim, (long long)layer.head_dim);
-        layer.attn_scale = 1.0f / std::sqrt(static_cast<float>(layer.head_dim));
+        layer.attn_scale = static_cast<float>(
+            number_or(file, schema::KEY_ATTENTION_SCALE, 1.0 / std::sqrt(double(layer.head_dim))));
         layer.rope = read_rope(file, rope_type, layer.head_dim, hp.n_ctx_train);
     }
     return hp;

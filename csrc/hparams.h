@@ -19,6 +19,8 @@ struct RopeShape {
     float freq_scale = 1.0f;
     float ext_factor = 0.0f;
     float attn_factor = 1.0f;
+    float beta_fast = 32.0f; // YaRN: rotations in n_ctx_orig above which a pair is left alone,
+    float beta_slow = 1.0f;  // and below which it is interpolated in full
 
     // Position ids a row needs: M-RoPE takes time, height, width and a fourth.
     int64_t n_position_ids() const;

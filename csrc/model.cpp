@@ -2,6 +2,7 @@
 
 #include "card.h"
 #include "error.h"
+#include "metadata_keys.h"
 
 #include <algorithm>
 
@@ -23,6 +24,7 @@ static ggml_backend_dev_t choose_device(const std::string & path, const ModelPar
 
 Model::Model(const std::string & path, const ModelParams & params)
     : file_(path), arch_(find_arch(file_)), hp_(arch_.read(file_)), measure_(params.measure) {
+    check_no_key_skipped(file_);
     hp_.n_vocab = read_vocab_size(file_);
     device_ = choose_device(path, params);
     if (measure_ == DFL_MEASURE_CARD && params.n_gpu_layers == 0) {

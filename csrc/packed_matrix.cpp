@@ -1,9 +1,9 @@
 #include "packed_matrix.h"
 
+#include "worker_threads.h"
+
 #include <algorithm>
 #include <atomic>
-#include <thread>
-#include <vector>
 
 namespace dfl {
 
@@ -22,14 +22,7 @@ void PackedMatrix::pack(const void * rows, int n_threads) const {
                           first, std::min(tiles, first + step), data + expert * expert_bytes());
         }
     };
-    std::vector<std::thread> threads;
-    for (int64_t i = 1; i < std::min<int64_t>(n_threads, n_experts * steps); ++i) {
-        threads.emplace_back(work);
-    }
-    work();
-    for (std::thread & thread : threads) {
-        thread.join();
-    }
+    run_on_threads(std::min<int64_t>(n_threads, n_experts * steps), work);
 }
 
 } // namespace dfl

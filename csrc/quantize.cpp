@@ -1,11 +1,12 @@
 #include "quantize.h"
 
+#include "device.h"
 #include "error.h"
+#include "worker_threads.h"
 
 #include <algorithm>
+#include <atomic>
 #include <ggml.h>
-#include <thread>
-#include <vector>
 
 namespace dfl {
 
@@ -47,28 +48,17 @@ void quantize(const std::string & type_name, const float * src, int64_t n_rows, 
               ggml_type_name(type));
 
     ggml_quantize_init(type); // its tables are built once, under ggml's own lock
-    auto run = [&](int64_t first, int64_t last) {
-        if (first < last) {
-            ggml_quantize_chunk(type, src, dst, first * n_per_row, last - first, n_per_row,
-                                nullptr);
-        }
-    };
-    int64_t n = n_threads > 0 ? n_threads : std::max(1u, std::thread::hardware_concurrency());
+    int64_t n = n_threads > 0 ? n_threads : default_threads();
     // A thread costs more than quantising a few thousand values.
-    n = std::min({n, n_rows, 1 + n_rows * n_per_row / 65536});
-    if (n <= 1) {
-        run(0, n_rows);
-        return;
-    }
+    n = std::max<int64_t>(1, std::min({n, n_rows, 1 + n_rows * n_per_row / 65536}));
     const int64_t share = (n_rows + n - 1) / n;
-    std::vector<std::thread> threads;
-    for (int64_t i = 1; i < n; ++i) {
-        threads.emplace_back(run, std::min(n_rows, i * share), std::min(n_rows, (i + 1) * share));
-    }
-    run(0, share);
-    for (auto & thread : threads) {
-        thread.join();
-    }
+    std::atomic<int64_t> next{0};
+    run_on_threads(n, [&] {
+        for (int64_t first; (first = next.fetch_add(share)) < n_rows;) {
+            ggml_quantize_chunk(type, src, dst, first * n_per_row, std::min(share, n_rows - first),
+                                n_per_row, nullptr);
+        }
+    });
 }
 
 } // namespace dfl

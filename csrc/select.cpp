@@ -37,7 +37,7 @@ void append_best(const float * x, int64_t n, int64_t k, std::vector<Candidate> &
     std::vector<Candidate> heap; // the worst kept candidate is in front
     heap.reserve(k + 1);
     for (int64_t i = 0; i < n; ++i) {
-        if ((int64_t)heap.size() < k || x[i] > heap.front().logit) {
+        if ((int64_t)heap.size() < k || !(x[i] <= heap.front().logit)) {
             heap.push_back({static_cast<int32_t>(i), x[i]});
             std::push_heap(heap.begin(), heap.end(), is_better);
             if ((int64_t)heap.size() > k) {

@@ -1,6 +1,7 @@
 // Picking the best of a row of logits on the host.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
@@ -12,8 +13,12 @@ struct Candidate {
     float logit;
 };
 
-// Larger logit first, lower token first on ties.
+// Larger logit first, lower token first on ties. NaNs come last: an order that they break would let
+// std::sort leave its range.
 inline bool is_better(const Candidate & a, const Candidate & b) {
+    if (std::isnan(a.logit) || std::isnan(b.logit)) {
+        return std::isnan(b.logit) && !std::isnan(a.logit);
+    }
     return a.logit != b.logit ? a.logit > b.logit : a.token < b.token;
 }
 

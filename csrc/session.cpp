@@ -7,6 +7,7 @@
 #include "path_inputs.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cfloat>
 #include <cmath>
 
@@ -40,6 +41,20 @@ static size_t max_nodes(const Model & model, const Drafter * drafter, int64_t n_
     return n;
 }
 
+static uint64_t next_name() {
+    static std::atomic<uint64_t> n_given = 0;
+    return ++n_given;
+}
+
+// Also of a row that bans tokens by -inf.
+static bool all_finite(const float * logits, int64_t n) {
+    int n_others = 0; // counted, as a loop that may end early uses no vector registers
+    for (int64_t i = 0; i < n; ++i) {
+        n_others += !(logits[i] < INFINITY);
+    }
+    return n_others == 0;
+}
+
 LayerPlace Session::layer_place() {
     return [this](int64_t il) -> Backend & { return devices_.of_layer(il); };
 }
@@ -61,7 +76,8 @@ Session::Session(std::shared_ptr<const Model> model, const SessionParams & param
       fused_(walks_ || (recurs_ && params_.delta_form != DeltaForm::STOCK &&
                         has_fused_delta_rule(recurrent_, model_->hparams().recurrent))),
       sizes_(devices_),
-      graphs_(devices_, max_nodes(*model_, params_.drafter.get(), fused_ ? 0 : params_.n_ubatch)) {
+      graphs_(devices_, max_nodes(*model_, params_.drafter.get(), fused_ ? 0 : params_.n_ubatch)),
+      caches_(next_name()) {
     tokens_.reserve(params_.n_ctx);
     if (params_.drafter) {
         DFL_CHECK(params_.drafter->fits(model_), DFL_STATUS_ARGUMENT,
@@ -160,6 +176,9 @@ void Session::prefill(const int32_t * tokens, int64_t n, float * all_logits,
         if (all_logits != nullptr) {
             devices_.main().read(last_->logits, all_logits + done * n_vocab, 0,
                                  ggml_nbytes(last_->logits));
+            for (int64_t row = 0; row < rows; ++row) {
+                note_row(done + row, all_finite(all_logits + (done + row) * n_vocab, n_vocab));
+            }
         }
         done += rows;
         DFL_CHECK(!progress || !progress(done, n) || last, DFL_STATUS_CANCELLED,
@@ -167,10 +186,49 @@ void Session::prefill(const int32_t * tokens, int64_t n, float * all_logits,
     }
 }
 
-int32_t Session::argmax(int64_t row) const {
+void Session::check_row(int64_t row) const {
     DFL_CHECK(row >= 0 && row < n_out_rows(), DFL_STATUS_ARGUMENT,
               "row %lld: the last pass has %lld rows", (long long)row, (long long)n_out_rows());
+}
+
+std::vector<bool> Session::finite_rows() const {
+    std::vector<bool> finite(n_out_rows());
+    if (finite.empty()) {
+        return finite;
+    }
+    const int64_t n_vocab = model_->hparams().n_vocab;
+    const bool is_host = last_->argmax == nullptr;
+    if (!is_host && last_->firsts.empty()) {
+        last_->firsts.resize(last_->logits->ne[1]);
+        ggml_backend_tensor_get_2d(last_->logits, last_->firsts.data(), 0, sizeof(float),
+                                   last_->firsts.size(), last_->logits->nb[1], sizeof(float));
+    }
+    for (size_t row = 0; row < finite.size(); ++row) {
+        const int64_t at = first_out_ + static_cast<int64_t>(row);
+        const float first = is_host ? static_cast<const float *>(last_->logits->data)[at * n_vocab]
+                                    : last_->firsts[at];
+        finite[row] = first < INFINITY;
+    }
+    return finite;
+}
+
+void Session::note_row(int64_t row, bool is_finite) {
+    if (!is_finite) {
+        start_anew();
+        throw Error(DFL_STATUS_COMPUTE,
+                    format("the logits of row %lld are not finite numbers; the session forgot all "
+                           "it held",
+                           (long long)row));
+    }
+    if (open_.n == 0) {
+        n_proven_ = position();
+    }
+}
+
+int32_t Session::argmax(int64_t row) {
+    check_row(row);
     int32_t id = 0;
+    bool is_finite = true;
     const int64_t n_vocab = model_->hparams().n_vocab;
     if (last_->argmax != nullptr) {
         if (last_->best.empty()) { // all at once: each copy waits for the device
@@ -178,12 +236,14 @@ int32_t Session::argmax(int64_t row) const {
             devices_.main().read(last_->argmax, last_->best.data(), 0, ggml_nbytes(last_->argmax));
         }
         id = last_->best[first_out_ + row];
+        is_finite = finite_rows()[row]; // argmax may name any among NaNs
     } else {
-        const float * rows = static_cast<const float *>(last_->logits->data);
-        id = static_cast<int32_t>(first_largest(rows + (first_out_ + row) * n_vocab, n_vocab));
+        const float * logits =
+            static_cast<const float *>(last_->logits->data) + (first_out_ + row) * n_vocab;
+        id = static_cast<int32_t>(first_largest(logits, n_vocab));
+        is_finite = id < n_vocab && std::isfinite(logits[id]);
     }
-    DFL_CHECK(id >= 0 && id < n_vocab, DFL_STATUS_COMPUTE,
-              "the logits of row %lld are not finite numbers", (long long)row);
+    note_row(row, is_finite && id >= 0 && id < n_vocab);
     return id;
 }
 
@@ -194,9 +254,8 @@ bool Session::keep_top(int64_t k) {
     return n_top_ == k;
 }
 
-const Candidate * Session::top(int64_t row) const {
-    DFL_CHECK(row >= 0 && row < n_out_rows(), DFL_STATUS_ARGUMENT,
-              "row %lld: the last pass has %lld rows", (long long)row, (long long)n_out_rows());
+const Candidate * Session::top(int64_t row) {
+    check_row(row);
     DFL_CHECK(last_->shape.n_top > 0, DFL_STATUS_ARGUMENT,
               "row %lld: the device was not told to pick its best", (long long)row);
     if (last_->candidates.empty()) {
@@ -207,8 +266,7 @@ const Candidate * Session::top(int64_t row) const {
     const int64_t at = first_out_ + row;
     const Candidate * best = last_->candidates.data() + at * last_->shape.n_top;
     // Selections see bounds in place of infinities.
-    DFL_CHECK(!std::isnan(last_->sums[at]) && std::fabs(best->logit) < FLT_MAX / 2,
-              DFL_STATUS_COMPUTE, "the logits of row %lld are not finite numbers", (long long)row);
+    note_row(row, !std::isnan(last_->sums[at]) && std::fabs(best->logit) < FLT_MAX / 2);
     return best;
 }
 
@@ -219,14 +277,41 @@ bool Session::selects_top(int64_t k) const {
     return selects_on_device(backend, row->ne[0], k) && backend.runs(ggml_sum_rows(ctx.get(), row));
 }
 
-void Session::logits(int64_t row, float * dst) const {
-    DFL_CHECK(row >= 0 && row < n_out_rows(), DFL_STATUS_ARGUMENT,
-              "row %lld: the last pass has %lld rows", (long long)row, (long long)n_out_rows());
-    const size_t size = model_->hparams().n_vocab * sizeof(float);
+void Session::logits(int64_t row, float * dst) {
+    check_row(row);
+    const int64_t n_vocab = model_->hparams().n_vocab;
+    const size_t size = n_vocab * sizeof(float);
     devices_.main().read(last_->logits, dst, (first_out_ + row) * size, size);
+    note_row(row, all_finite(dst, n_vocab));
+}
+
+void Session::start_anew() {
+    n_proven_ = position(); // reset() need not clear what is cleared here
+    reset();
+    kv_.clear();
+    if (draft_) {
+        draft_->clear();
+    }
+    caches_ = next_name();
+}
+
+void Session::clear_unproven(int64_t position) {
+    const bool ends_here = open_.n == 0 && last_ != nullptr; // the row that can be read
+    if (ends_here && n_proven_ < this->position() && finite_rows().back()) {
+        n_proven_ = this->position();
+    }
+    const int64_t first = std::max(position, n_proven_);
+    if (first < this->position()) {
+        kv_.clear_from(SEQUENCE, static_cast<int32_t>(first));
+        if (draft_) {
+            draft_->clear_from(static_cast<int32_t>(first));
+        }
+    }
+    n_proven_ = std::min(n_proven_, position);
 }
 
 void Session::forget_from(int64_t position) {
+    clear_unproven(position);
     close_verify();
     kv_.cells().release_from(SEQUENCE, static_cast<int32_t>(position));
     if (draft_) {
@@ -237,6 +322,7 @@ void Session::forget_from(int64_t position) {
 }
 
 void Session::reset() {
+    clear_unproven(0);
     close_verify();
     kv_.cells().release_from(SEQUENCE, 0);
     recurrent_.clear(SEQUENCE);
@@ -247,14 +333,19 @@ void Session::reset() {
     }
 }
 
-Checkpoint Session::take() const { return {tokens_, recurrent_.save(SEQUENCE)}; }
+Checkpoint Session::take() const { return {caches_, tokens_, recurrent_.save(SEQUENCE)}; }
 
 bool Session::holds(const Checkpoint & checkpoint) const {
-    return checkpoint.tokens.size() <= tokens_.size() &&
+    return checkpoint.caches == caches_ && checkpoint.tokens.size() <= tokens_.size() &&
            std::equal(checkpoint.tokens.begin(), checkpoint.tokens.end(), tokens_.begin());
 }
 
 void Session::restore(const Checkpoint & checkpoint) {
+    DFL_CHECK(
+        checkpoint.caches == caches_, DFL_STATUS_ARGUMENT,
+        "the checkpoint of %zu tokens was taken of another session, or before this one forgot "
+        "all it held",
+        checkpoint.tokens.size());
     DFL_CHECK(holds(checkpoint), DFL_STATUS_ARGUMENT,
               "the checkpoint of %zu tokens is not a beginning of this session's %lld tokens",
               checkpoint.tokens.size(), (long long)position());

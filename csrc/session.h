@@ -37,6 +37,7 @@ struct SessionParams {
 // Everything a prefix leaves behind, kept and dropped together. Attention rows stay where they are
 // in the session's cells; what a recurrent layer overwrites is copied here.
 struct Checkpoint {
+    uint64_t caches; // whose cells these are
     std::vector<int32_t> tokens;
     std::vector<uint8_t> recurrent;
 };
@@ -69,19 +70,22 @@ class Session {
 
     // Rows of the last pass whose logits can be read: 1 after prefill, n after verify.
     int64_t n_out_rows() const { return last_ != nullptr ? n_out_rows_ : 0; }
-    // Token with the largest logit of a row, lowest id on ties (host devices).
-    int32_t argmax(int64_t row) const;
+    // Token with the largest logit of a row, lowest id on ties (host devices). Like the two below
+    // throws DFL_STATUS_COMPUTE for a row with a NaN or +inf: what the session holds is then no
+    // better, so it forgets all and zeroes its caches, and no checkpoint of it is valid any more.
+    int32_t argmax(int64_t row);
     // Has the device pick the k best of every row in the passes to come, so that these few are all
     // that is copied: whether it can. 0: no longer.
     bool keep_top(int64_t k);
     int64_t n_top() const { return last_ != nullptr ? last_->shape.n_top : 0; }
     // What it picked of a row, best first, lower id on ties.
-    const Candidate * top(int64_t row) const;
+    const Candidate * top(int64_t row);
     // A row's logits: dst [n_vocab].
-    void logits(int64_t row, float * dst) const;
+    void logits(int64_t row, float * dst);
 
     // The drafter's k best candidates for each of n_draft positions after last_token, which is
-    // chosen but not appended. Moves no cursor.
+    // chosen but not appended. Moves no cursor. If the scores are not finite it has forgotten the
+    // timeline so far.
     Draft draft(int32_t last_token, int64_t n_draft, int64_t k, bool log_sum_exp);
     // Makes room for verifies of up to n rows.
     void reserve_verify(int64_t n);
@@ -97,9 +101,9 @@ class Session {
     // Back to position 0.
     void reset();
     Checkpoint take() const;
-    // Back to a checkpoint whose tokens this timeline still begins with.
+    // Back to a checkpoint of this session whose tokens its timeline still begins with.
     void restore(const Checkpoint & checkpoint);
-    // Whether restore() would work: the timeline begins with the checkpoint's tokens.
+    // Whether restore() would work.
     bool holds(const Checkpoint & checkpoint) const;
     // Forgets the tokens from a position on; throws DFL_STATUS_UNSUPPORTED if recurrent layers
     // have overwritten what they knew there.
@@ -144,6 +148,7 @@ class Session {
         std::vector<int64_t> cells;
         std::vector<int64_t> feature_rows; // empty: no taps
         Tree tree;                         // of a verify
+        std::vector<bool> finite;          // of a verify: whether a row's logits are
         int64_t n = 0;                     // rows that are not padding
 
         int64_t n_rows() const { return static_cast<int64_t>(tokens.size()); }
@@ -170,7 +175,18 @@ class Session {
     // Along n nodes of an accepted path from `first` on, those before them being done.
     void promote_state(const int32_t * path, int64_t first, int64_t n);
     void check_no_open_verify() const;
-    void check_drafts() const;
+    void check_row(int64_t row) const;
+    // Of the readable rows: whether their logits are finite. What is not finite in a pass's input,
+    // or in a cell that a row sees, makes all logits of the row NaN, so one of each tells.
+    std::vector<bool> finite_rows() const;
+    // Takes note of a row that was read. Throws DFL_STATUS_COMPUTE, and starts anew, if it is not
+    // finite.
+    void note_row(int64_t row, bool is_finite);
+    // Forgets all, zeroes every cache and voids checkpoints.
+    void start_anew();
+    // Zeroes the rows of tokens from a position on that may be not finite, as they are forgotten:
+    // some kernels multiply what a mask hides by 0.
+    void clear_unproven(int64_t position);
     void close_verify();
     void forget_from(int64_t position);
 
@@ -185,7 +201,9 @@ class Session {
     GraphSizes sizes_;
     GraphPool graphs_;
     std::unique_ptr<DraftState> draft_;
+    uint64_t caches_;             // names what they hold, in this process
     std::vector<int32_t> tokens_; // the committed timeline
+    int64_t n_proven_ = 0;        // of them, those that a finite row was read after
     int64_t n_top_ = 0;           // of keep_top()
     LiveGraph * last_ = nullptr;  // graph whose logits are readable
     int64_t first_out_ = 0;       // its first readable row

@@ -35,14 +35,14 @@ Draft Session::draft(int32_t last_token, int64_t n_draft, int64_t k, bool log_su
     last_ = nullptr;
     Draft draft = draft_->run_block(graphs_, last_token, static_cast<int32_t>(position()), n_draft,
                                     k, log_sum_exp);
-    for (size_t i = 0; i < draft.best.size(); ++i) {
-        if (!std::isfinite(draft.best[i].logit)) {
-            draft_->clear(); // so that it may recover: what it saw is as suspect as what it says
-            throw Error(DFL_STATUS_COMPUTE, format("the drafter's scores for drafted token %zu are "
-                                                   "not finite numbers",
-                                                   i / k + 1));
-        }
-        draft.best[i].token = drafter.token(draft.best[i].token);
+    bool is_finite = std::all_of(draft.log_sum_exp.begin(), draft.log_sum_exp.end(),
+                                 [](float sum) { return std::isfinite(sum); });
+    for (Candidate & candidate : draft.best) {
+        is_finite = is_finite && std::isfinite(candidate.logit);
+        candidate.token = drafter.token(candidate.token);
+    }
+    if (!is_finite) {
+        draft_->clear(); // so that it may recover: what it saw is as suspect as what it says
     }
     return draft;
 }
@@ -113,6 +113,7 @@ void Session::commit_path(const int32_t * nodes, int64_t n) {
     if (open_.n == 0) {
         return; // after an interruption callers cannot know whether their verify still waits
     }
+    open_.finite = finite_rows();
     last_ = nullptr; // the promotion below reuses the arena its logits lie in
     if (n > 0 && recurs_) {
         try {
@@ -145,14 +146,29 @@ void Session::commit_path(const int32_t * nodes, int64_t n) {
     for (int64_t i = 0; i < n; ++i) {
         tokens_.push_back(open_.tree.token(nodes[i]));
     }
+    if (n > 0 && open_.finite[nodes[n - 1]]) {
+        n_proven_ = position();
+    }
     close_verify();
 }
 
 void Session::close_verify() {
-    for (const int64_t cell : open_.cells) {
-        if (kv_.cells().sequence(cell) == OPEN_VERIFY) {
-            kv_.cells().release(cell);
+    if (open_.n == 0) {
+        return;
+    }
+    if (open_.finite.empty()) {
+        open_.finite = finite_rows();
+        open_.finite.resize(open_.n, false);
+    }
+    for (size_t i = 0; i < open_.cells.size(); ++i) {
+        const int64_t cell = open_.cells[i];
+        if (kv_.cells().sequence(cell) == SEQUENCE) {
+            continue;
         }
+        if (!open_.finite[static_cast<int64_t>(i) < open_.n ? i : 0]) { // padding copies the root
+            kv_.clear_cell(cell);
+        }
+        kv_.cells().release(cell);
     }
     open_ = {};
 }

@@ -130,31 +130,32 @@ uint64_t WeightLoader::bytes_of(const Request & request) {
 }
 
 void WeightLoader::map_in_place() {
-    const auto is_mapped = [](const Request & request) { return request.mapped; };
-    if (std::none_of(requests_.begin(), requests_.end(), is_mapped)) {
-        return;
-    }
-    const FileMapping & map = file_.mapping();
-    ggml_backend_buffer_ptr buffer(
-        ggml_backend_dev_buffer_from_host_ptr(cpu_device(), map.data(), map.size(), map.size()));
-    DFL_CHECK(buffer != nullptr, DFL_STATUS_MEMORY, "%s: the CPU cannot use mapped memory",
-              file_.path().c_str());
-    ggml_backend_buffer_set_usage(buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    std::map<const FileMapping *, ggml_backend_buffer_t> buffers;
     for (const Request & request : requests_) {
-        if (request.mapped) {
-            void * data = const_cast<void *>(file_.tensor_data(request.file_names[0]));
-            if (request.packed != nullptr) {
-                request.packed->data = static_cast<char *>(data);
-            } else {
-                ggml_backend_tensor_alloc(buffer.get(), request.tensor, data);
+        if (!request.mapped) {
+            continue;
+        }
+        void * data = const_cast<void *>(file_.tensor_data(request.file_names[0]));
+        if (request.packed != nullptr) {
+            request.packed->data = static_cast<char *>(data);
+        } else {
+            const FileMapping & map = file_.mapping_of(request.file_names[0]);
+            ggml_backend_buffer_t & buffer = buffers[&map];
+            if (buffer == nullptr) {
+                buffer = ggml_backend_dev_buffer_from_host_ptr(cpu_device(), map.data(), map.size(),
+                                                               map.size());
+                DFL_CHECK(buffer != nullptr, DFL_STATUS_MEMORY,
+                          "%s: the CPU cannot use mapped memory", file_.path().c_str());
+                weights_.buffers.emplace_back(buffer);
+                ggml_backend_buffer_set_usage(buffer, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
             }
-            weights_.mapped_bytes += bytes_of(request);
-            if (data == weights_.token_embd) {
-                weights_.embedding_bytes = 0;
-            }
+            ggml_backend_tensor_alloc(buffer, request.tensor, data);
+        }
+        weights_.mapped_bytes += bytes_of(request);
+        if (data == weights_.token_embd) {
+            weights_.embedding_bytes = 0;
         }
     }
-    weights_.buffers.push_back(std::move(buffer));
 }
 
 void WeightLoader::count_copied(const Backend & backend, uint64_t bytes) {
@@ -254,7 +255,7 @@ void WeightLoader::fill(const Request & request) const {
         ggml_backend_tensor_set(request.tensor, rows, 0, ggml_nbytes(request.tensor));
     }
     for (const std::string & name : request.file_names) {
-        file_.mapping().release(file_.tensor_data(name), ggml_nbytes(file_.tensor(name)));
+        file_.mapping_of(name).release(file_.tensor_data(name), ggml_nbytes(file_.tensor(name)));
     }
 }
 

@@ -8,13 +8,14 @@ import dataclasses
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from . import pair
 from .cli_arguments import decode_config, parser, prompt_text, unescaped
 from .cli_plan import fitted, show_plan
-from .config import DecodeConfig, LoadConfig
+from .config import DEFAULT_N_CTX, DecodeConfig, LoadConfig
 from .convert.schema import Key
 from .core import Error, devices, load_backend
 from .decoder import Decoder, load
@@ -69,7 +70,7 @@ def _fail(sentence: str) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     if args.list_devices:
-        return _list_devices(args.backend_module)
+        return list_devices(args.backend_module)
     if args.compare and args.interactive:
         raise ValueError("--compare is for one prompt, not for a chat (-i)")
     _choose_models(args)
@@ -83,6 +84,8 @@ def _run(args: argparse.Namespace) -> int:
         raise ValueError("--vram goes with --fit or --plan")
     text = None if args.interactive or args.tokens is not None else prompt_text(args)
     with _load(args, settings) as decoder:
+        if settings.n_ctx is None:
+            print(_context(decoder), file=sys.stderr)
         tell_detours(decoder)
         if args.interactive:
             return _chat(decoder, args, config)
@@ -93,7 +96,8 @@ def _run(args: argparse.Namespace) -> int:
     return INTERRUPTED if result.stop_reason == "cancelled" else 0
 
 
-def _list_devices(module: str | None) -> int:
+def list_devices(module: str | None = None) -> int:
+    """Prints the devices, with those of a backend module; returns the exit code."""
     if module is not None:
         load_backend(module)
     for device in devices():
@@ -117,15 +121,28 @@ def _choose_models(args: argparse.Namespace) -> None:
 
 def _load(args: argparse.Namespace, settings: LoadConfig) -> Decoder:
     bar = Bar("loading")
-    try:
-        return load(
-            args.model,
-            drafter=args.model_draft,
-            progress=bar,
-            **dataclasses.asdict(settings),
-        )
-    finally:
-        bar.clear()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.filterwarnings("always", category=UserWarning)
+        try:
+            return load(
+                args.model,
+                drafter=args.model_draft,
+                progress=bar,
+                **dataclasses.asdict(settings),
+            )
+        finally:
+            bar.clear()
+            for warning in caught:
+                print(f"warning: {warning.message}", file=sys.stderr)
+
+
+def _context(decoder: Decoder) -> str:
+    """The context that nobody gave, and why it is so long."""
+    n_ctx, n_train = decoder.n_ctx, decoder.model.n_ctx_train
+    if n_ctx == n_train:
+        return f"context: {n_ctx} tokens, all the model was trained for"
+    more = "-c N for more" if n_ctx == DEFAULT_N_CTX else "no more fit"
+    return f"context: {n_ctx} tokens (trained for {n_train}; {more})"
 
 
 def _training_context(path: str) -> int | None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from .config import AUTO_TREE_BUDGET, MAX_LAYERS, TREE_BUDGET, DecodeConfig, LoadConfig
 from .core import Error
-from .fit import Fit, Wish, fit, fit_part
+from .fit import Fit, Wish, fit, fit_part, most_rows, with_context
 from .plan import Planner, gib
 
 
@@ -21,7 +21,11 @@ def show_plan(args: argparse.Namespace, load: LoadConfig, decode: DecodeConfig) 
         plan = _fit(args, load, decode)[1].plan
     else:
         planner = Planner(args.model, args.model_draft, load, args.vram)
-        plan = planner.plan(load, verify_rows(planner.block_size, decode))
+        n_rows = verify_rows(planner.block_size, decode)
+        load = with_context(planner.plan, load, planner.model.n_ctx_train)
+        if decode.draft == "auto":  # which has as many as fit
+            n_rows = most_rows(planner.plan, load, n_rows)
+        plan = planner.plan(load, n_rows)
     print(plan.to_json() if args.json else plan.table())
     return 1 if plan.missing_bytes else 0
 

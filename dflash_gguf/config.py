@@ -16,6 +16,7 @@ pays for itself. Without a drafter "auto" is plain decoding."""
 TREE_BUDGET = 23
 """Nodes of a tree unless told otherwise: with its root it fills a pass of 24 rows."""
 MAX_TREE_BUDGET = 255
+MAX_VERIFY_ROWS = MAX_TREE_BUDGET + 1
 AUTO_TREE_BUDGET = 63
 """Nodes that "auto" tries at most unless told otherwise; a node of a 27B hybrid takes 3.5 MB."""
 
@@ -24,18 +25,20 @@ MAX_DRAFT = 1 << 16
 MAX_LAYERS = 1 << 16
 MAX_THREADS = 512
 SEED_MIN, SEED_MAX = -(1 << 63), (1 << 64) - 1
-MODEL_N_CTX_CAP = 4096
+DEFAULT_N_CTX = 32768
+"""Tokens of a context nobody asked for, if a model was trained for more."""
 N_CHECKPOINTS = 2
-"""Prompt ends that a model with recurrent layers can go back to; at 27B each holds 150 MB."""
+"""Prompts that a model with recurrent layers can go back to; at 27B each holds 150 MB."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadConfig:
     """How a model is placed in memory. Every value is checked; ValueError names what is wrong.
 
-    n_ctx: positions the context holds; None is the model's training context, at most 4096.
+    n_ctx: positions the context holds; None is the model's training context, at most 32768 and,
+        with `load`, what there is memory for.
     cache_type_k, cache_type_v: one of CACHE_TYPES.
-    n_threads: CPU threads; None is chosen from the machine's cores.
+    n_threads: CPU threads; None is one for each fast core, within a container's quota.
     device: name of the device for layers that are not on the CPU, as `devices()` lists it; None is
         the first GPU.
     n_gpu_layers: layers on that device, the last ones, the head included; None is all, 0 is none.

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
+import re
 from collections.abc import Sequence
 
 from . import machine_cache
+from .convert.schema import SPLIT_ENDING
 from .costs import Costs
 
 N_HEADER = 1 << 16
@@ -22,7 +25,7 @@ class CostFile:
 
         Errors: OSError for a file that cannot be read.
         """
-        files = [_file_identity(path) for path in paths]
+        files = [_file_identity(part) for path in paths for part in _parts(path)]
         self._identity = [*files, *map(str, settings), machine_cache.cpu_name()]
         name = hashlib.sha256("\n".join(self._identity).encode()).hexdigest()[:16]
         self._name = f"costs-{name}.json"
@@ -41,6 +44,16 @@ class CostFile:
     def store(self, costs: Costs) -> None:
         """Keeps the table."""
         machine_cache.write(self._name, self._identity, costs.to_dict())
+
+
+def _parts(path: str) -> list[str]:
+    """The files of a model: this one, and those that follow it if it is the first of several."""
+    found = re.search(r"-00001-of-(\d{5})\.gguf$", path)
+    if found is None:
+        return [path]
+    prefix, n = path[: found.start()], int(found[1])
+    others = (prefix + SPLIT_ENDING % (i, n) for i in range(2, n + 1))
+    return [path, *itertools.takewhile(os.path.exists, others)]
 
 
 def _file_identity(path: str) -> str:

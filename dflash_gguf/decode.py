@@ -110,7 +110,7 @@ class Generation:
         proposer: Proposer | None = None,
         rule: Rule | None = None,
         on_prefill: Progress | None = None,
-        on_prefilled: Callable[[], None] | None = None,
+        on_last_token: Callable[[], None] | None = None,
         cancelled: Callable[[], bool] | None = None,
     ) -> None:
         """Computes nothing yet.
@@ -118,7 +118,10 @@ class Generation:
         n_cached: the first so many prompt tokens are in the session already.
         proposer, rule: where candidates come from, and which of them are verified; without both,
             rounds are plain.
-        on_prefill: progress of the prefill. on_prefilled: called once when it is done.
+        on_prefill: progress of the prefill.
+        on_last_token: called when all of the prompt but its last token is in the session, where a
+            repeated prompt can go on; that token is then a pass of its own, so that its row has
+            the same bits whether or not the others were there before.
         cancelled: asked between micro-batches and tokens; True ends the answer.
         Errors: ValueError for an empty prompt or one that does not fit into the context.
         """
@@ -130,7 +133,7 @@ class Generation:
         self._n_cached = n_cached
         self._has_top = False
         self._on_prefill = on_prefill
-        self._on_prefilled = on_prefilled
+        self._on_last_token = on_last_token
         self._cancelled = cancelled or (lambda: False)
         self._proposer = None if rule is None else proposer
         self._rule = rule
@@ -192,17 +195,21 @@ class Generation:
             ended = self._answer.stop_reason is not None
 
     def _prefill(self) -> Rows:
-        def progress(done: int, total: int) -> None:
+        tokens = self._prompt[self._n_cached :]
+        n_apart = 0 if self._on_last_token is None else len(tokens) - 1
+
+        def progress(done: int, n_before: int) -> None:
             if self._cancelled():
                 raise _Cancelled
             if self._on_prefill is not None:
-                self._on_prefill(done, total)
+                self._on_prefill(n_before + done, len(tokens))
 
         with self._account.phase("prefill"):
-            rows = self._session.prefill(self._prompt[self._n_cached :], progress)
-        if self._on_prefilled is not None:
-            self._on_prefilled()
-        return rows
+            if n_apart:
+                self._session.prefill(tokens[:n_apart], lambda done, _: progress(done, 0))
+            if self._on_last_token is not None:
+                self._on_last_token()
+            return self._session.prefill(tokens[n_apart:], lambda done, _: progress(done, n_apart))
 
     def _step(self) -> Step:
         """One round: puts the last token, and what follows it, into the caches."""
@@ -239,6 +246,7 @@ class Generation:
                 self.history, n, self._sampler, is_narrow=self._rule.is_narrow
             )
         if candidates is None:
+            self._rule = None
             return None
         n_room = min(self._session.max_verify, self._session.n_ctx - done.position)
         with self._account.phase("tree"):

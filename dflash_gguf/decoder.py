@@ -5,18 +5,21 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .chat import Message
-from .config import N_CHECKPOINTS, DecodeConfig, LoadConfig
+from .config import MAX_VERIFY_ROWS, N_CHECKPOINTS, DecodeConfig, LoadConfig
 from .core import Checkpoint, Drafter, Model, Session, library_build
 from .cost_file import CostFile
 from .decode import Generation, Progress, check_prompt
 from .drafting import Drafting
+from .fit import most_rows, with_context
 from .plan import Planner, check_fits
 from .results import Result, Step
 from .text import Tokenizer
@@ -43,6 +46,7 @@ def load(
 ) -> Decoder:
     """Loads a target from a GGUF file. The arguments are the fields of LoadConfig.
 
+    Warns of a context longer than the model was trained for.
     drafter: GGUF file of a DFlash drafter made for this target.
     progress: called with (bytes loaded, bytes in all); what it raises ends the load.
     Errors: ValueError for a bad argument or tokenizer, OSError, and Error from the core.
@@ -60,7 +64,17 @@ def load(
         draft_window=draft_window,
         repack=repack,
     )
-    check_fits(Planner(path, drafter, config).plan())
+    planner = Planner(path, drafter, config)
+    n_ctx_train = planner.model.n_ctx_train
+    config = with_context(planner.plan, config, n_ctx_train)
+    check_fits(planner.plan(config))
+    if config.n_ctx is not None and config.n_ctx > n_ctx_train:
+        warnings.warn(
+            f"n_ctx is {config.n_ctx}, the model was trained for {n_ctx_train} tokens: "
+            "what it says beyond them may make no sense",
+            stacklevel=2,
+        )
+    n_most = most_rows(planner.plan, config, MAX_VERIFY_ROWS) if drafter is not None else 0
     tokenizer = Tokenizer.from_file(path)
     model = Model(os.fspath(path), config, progress)
     if drafter is None:
@@ -72,11 +86,13 @@ def load(
     settings = (*place, session.n_threads, cache_type_k, cache_type_v)
     kernels = [*sorted(model.kernels), *sorted(loaded.kernels)]
     costs = CostFile([model.path, loaded.path], *settings, *kernels)
-    return Decoder(model, session, tokenizer, costs)
+    return Decoder(model, session, tokenizer, costs, n_most)
 
 
 class Decoder:
     """One target with one timeline. Threads may share it; calls take turns.
+
+    A callback of a running answer cannot use it: RuntimeError.
 
     The timeline is kept between calls: a prompt that begins like the last one is computed only
     from where they part.
@@ -88,17 +104,24 @@ class Decoder:
         session: Session,
         tokenizer: Tokenizer | None,
         cost_file: CostFile | None = None,
+        most_rows: int = MAX_VERIFY_ROWS,
     ) -> None:
         """Use `load`. Without a tokenizer prompts are token ids, and answers have no text."""
         self.model = model
         self.session = session
         self.tokenizer = tokenizer
         self._vocabulary = _Words(tokenizer)
-        self._drafting = Drafting(session, cost_file)
+        self._drafting = Drafting(session, cost_file, most_rows)
         self._lock = threading.RLock()
         self._history: list[int] = []
         self._checkpoints: list[Checkpoint] = []
         self._active: Stream | None = None
+        self._is_running = False
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens the context holds: prompt and answer together."""
+        return self.session.n_ctx
 
     def __enter__(self) -> Decoder:
         return self
@@ -108,7 +131,7 @@ class Decoder:
 
     def close(self) -> None:
         """Frees model, caches and tokenizer; closing twice is harmless."""
-        with self._lock:
+        with self._turn():
             self._active = None
             self._drafting.keep_costs()
             self._checkpoints.clear()
@@ -133,7 +156,7 @@ class Decoder:
         Errors: ValueError for a bad argument, an empty prompt or one longer than the context;
             Error from the core. The decoder can be used again after any of them.
         """
-        with self._lock:
+        with self._turn():
             stream = self.stream(prompt, config, cancelled=cancelled, **settings)
             for _ in stream:
                 pass
@@ -156,7 +179,7 @@ class Decoder:
         tokens = self._tokens_of(prompt)
         check_prompt(tokens, self.session.n_ctx)
         rule = self._drafting.rule(config)
-        with self._lock:
+        with self._turn():
             self._drafting.keep_costs()
             n_cached = self._reuse(tokens)
             if rule is not None:
@@ -170,7 +193,7 @@ class Decoder:
                 proposer=self._drafting.proposer,
                 rule=rule,
                 on_prefill=on_prefill,
-                on_prefilled=self._keep_prompt,
+                on_last_token=self._keep_prompt if self.model.n_recurrent else None,
                 cancelled=cancelled,
             )
             self._history = generation.history
@@ -207,7 +230,7 @@ class Decoder:
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Logits after every token, float32 [n, n_vocab], by a plain pass over an empty cache."""
-        with self._lock:
+        with self._turn():
             self.reset()
             self._history = self._tokens_of(tokens)
             return self.session.logits(self._history)
@@ -226,7 +249,7 @@ class Decoder:
 
     def reset(self) -> None:
         """Forgets the timeline, so that the next prompt is computed whole."""
-        with self._lock:
+        with self._turn():
             self._active = None
             self._checkpoints.clear()
             self._history = []
@@ -255,6 +278,8 @@ class Decoder:
         last call, the first `position` tokens of the history are what the caches hold.
         """
         self.session.commit(0)
+        if self.session.position > len(self._history):  # not by calls of this decoder
+            self.session.reset()
         known = self._history[: self.session.position]
         limit = min(len(known), len(tokens) - 1)
         common = next((i for i in range(limit) if known[i] != tokens[i]), max(limit, 0))
@@ -277,16 +302,32 @@ class Decoder:
         return best.position
 
     def _keep_prompt(self) -> None:
-        """Remembers the end of the prompt, where the next turn may part from this answer."""
-        if self.model.n_recurrent:
+        """Remembers the prompt but for its last token, to which a repeated prompt goes back.
+
+        A next turn parts from this answer after the prompt, and computes one token more for it.
+        """
+        position = self.session.position
+        if position and all(c.position != position for c in self._checkpoints):
             self._checkpoints.append(self.session.take())
             del self._checkpoints[:-N_CHECKPOINTS]
 
-    def _step(self, stream: Stream, generation: Generation) -> Step:
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Lets threads take turns; a callback comes in the middle of one."""
         with self._lock:
+            if self._is_running:
+                raise RuntimeError("the decoder is busy: a callback of its answer cannot use it")
+            yield
+
+    def _step(self, stream: Stream, generation: Generation) -> Step:
+        with self._turn():
             if self._active is not stream:
                 raise RuntimeError("this stream was ended by a later call of the same decoder")
-            return next(generation)
+            self._is_running = True
+            try:
+                return next(generation)
+            finally:
+                self._is_running = False
 
     def _finish(self, result: Result) -> Result:
         drafter = self.session.drafter
@@ -316,7 +357,8 @@ class Stream:
 
     def close(self) -> None:
         """Ends the answer where it is."""
-        self._generation.close()
+        with self._decoder._turn():
+            self._generation.close()
 
     def result(self) -> Result:
         """The account so far; final once the iteration has ended."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .brief import AutoRule, BriefRule, Taken
 from .budget import Budget
-from .config import AUTO_TREE_BUDGET, TREE_BUDGET, DecodeConfig
+from .config import AUTO_TREE_BUDGET, MAX_VERIFY_ROWS, TREE_BUDGET, DecodeConfig
 from .core import Error, Session
 from .cost_file import CostFile
 from .costs import Costs
@@ -18,8 +18,10 @@ N_ROUNDS_KEPT = 16
 class Drafting:
     """The drafter of one session; what is learned outlives answers, and its costs the process."""
 
-    def __init__(self, session: Session, cost_file: CostFile | None = None) -> None:
-        """cost_file: where this pair's costs are kept."""
+    def __init__(
+        self, session: Session, cost_file: CostFile | None = None, most_rows: int = MAX_VERIFY_ROWS
+    ) -> None:
+        """cost_file: where this pair's costs are kept. most_rows: of a verify nobody asked for."""
         # ggml's CUDA backend captures a graph as it runs for the second time.
         n_first = 2 if session.model.backend.startswith("CUDA") else 1
         self.budget = Budget(cost_file.load(n_first) if cost_file else Costs(n_first))
@@ -29,6 +31,7 @@ class Drafting:
         self._taken = Taken(session.max_draft, n_first)
         self._session = session
         self._cost_file = cost_file
+        self._most_rows = most_rows
         self._n_kept = 0
 
     def rule(self, config: DecodeConfig) -> Rule | None:
@@ -55,13 +58,16 @@ class Drafting:
         return AutoRule(self.budget.costs, budgeted, brief)
 
     def make_room(self, n_rows: int, *, is_needed: bool) -> None:
-        """Lets a round verify so many rows; where it can do with fewer, memory may be short."""
+        """Lets a round verify so many rows; where it can do with fewer, as many as there may be."""
+        if not is_needed:
+            n_rows = min(n_rows, self._most_rows)
         if n_rows > self._session.max_verify:
             try:
                 self._session.reserve_verify(n_rows)
             except Error:
                 if is_needed:
                     raise
+                self._most_rows = self._session.max_verify  # others took what was free
 
     def keep_costs(self) -> None:
         """Lets the next process begin with what this one measured."""

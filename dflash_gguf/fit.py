@@ -1,11 +1,11 @@
-"""--fit: context, K/V types, micro-batch and draft that a device has room for, or a part of it."""
+"""What a device has room for: the context nobody chose; with --fit also K/V types and the rest."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from .config import TREE_BUDGET, LoadConfig
+from .config import DEFAULT_N_CTX, TREE_BUDGET, LoadConfig
 from .plan import Plan, gib
 
 USEFUL_CONTEXT = 32768
@@ -96,7 +96,7 @@ def candidates(wish: Wish) -> Iterator[tuple[LoadConfig, int]]:
 
 def fits(plan: Plan) -> bool:
     """Whether a plan fits with room to spare."""
-    return plan.needed_bytes <= USABLE * plan.free_bytes
+    return all(needed <= USABLE * free for _, needed, free in plan.places)
 
 
 def longest_context(planning: Planning, config: LoadConfig, n_rows: int, most: int) -> int:
@@ -106,6 +106,28 @@ def longest_context(planning: Planning, config: LoadConfig, n_rows: int, most: i
         return fits(planning(replace(config, n_ctx=n_ctx), n_rows))
 
     return most if holds(most) else _largest(lambda n: holds(n * STEP), (most - 1) // STEP) * STEP
+
+
+def with_context(planning: Planning, config: LoadConfig, n_ctx_train: int) -> LoadConfig:
+    """The settings with a context: that of training, at most DEFAULT_N_CTX and what fits.
+
+    A given one stays. Large verifies are given up for it. Where nothing fits it is short, and its
+    plan says what is missing.
+    """
+    if config.n_ctx is not None:
+        return config
+    most = min(n_ctx_train, DEFAULT_N_CTX)
+    n_ctx = longest_context(planning, config, 0, most)
+    return replace(config, n_ctx=n_ctx or min(most, STEP))
+
+
+def most_rows(planning: Planning, config: LoadConfig, most: int) -> int:
+    """Rows of the largest verify that fits, up to `most`; 0 if none does."""
+
+    def holds(n_rows: int) -> bool:
+        return fits(planning(config, n_rows))
+
+    return most if holds(most) else _largest(holds, most - 1)
 
 
 def _largest(holds: Callable[[int], bool], most: int) -> int:

@@ -6,7 +6,7 @@ import argparse
 import re
 from dataclasses import replace
 
-from .config import CACHE_TYPES, MAX_LAYERS, LoadConfig
+from .config import CACHE_TYPES, DEFAULT_N_CTX, MAX_LAYERS, LoadConfig
 
 
 def add_model(p: argparse.ArgumentParser) -> None:
@@ -17,9 +17,16 @@ def add_model(p: argparse.ArgumentParser) -> None:
         "--ctx-size",
         type=int,
         metavar="N",
-        help="context in tokens, 0: all the model was trained for (default: at most 4096)",
+        help="context in tokens, 0: all the model was trained for (default: that, at most "
+        f"{DEFAULT_N_CTX} and what fits)",
     )
-    group.add_argument("-t", "--threads", type=int, metavar="N", help="CPU threads, -1: all cores")
+    group.add_argument(
+        "-t",
+        "--threads",
+        type=int,
+        metavar="N",
+        help="CPU threads, -1: one for each fast core, within a container's quota (default)",
+    )
     group.add_argument(
         "-ngl",
         "--gpu-layers",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from .config import N_CHECKPOINTS, LoadConfig
 from .core import Drafter, Error, Model, Session, devices, load_backend
@@ -28,6 +28,7 @@ class Plan:
     """What a session takes with its weights. device is the host itself without an accelerator.
 
     verify_rows: rows a round may verify. free_bytes: of the device; of a card not there, all.
+    host_free_bytes: of the memory beside it; None without an accelerator, or with one not there.
     """
 
     device: str
@@ -40,6 +41,7 @@ class Plan:
     draft_window: int
     verify_rows: int
     items: tuple[Item, ...]
+    host_free_bytes: int | None = None
 
     def total(self, where: str) -> int:
         """Bytes of one place."""
@@ -53,7 +55,20 @@ class Plan:
     @property
     def missing_bytes(self) -> int:
         """Bytes that are not free; 0 if all fits."""
-        return max(0, self.needed_bytes - self.free_bytes)
+        return sum(max(0, needed - free) for _, needed, free in self.places)
+
+    @property
+    def places(self) -> list[tuple[str, int, int]]:
+        """Where memory is taken: a name, bytes needed there, bytes free."""
+        found = [(self.device, self.needed_bytes, self.free_bytes)]
+        if self.host_free_bytes is not None:
+            found.append(("main memory", self.total("host"), self.host_free_bytes))
+        return found
+
+    @property
+    def tightest(self) -> tuple[str, int, int]:
+        """The first place that is short of memory, or the device."""
+        return next((x for x in self.places if x[1] > x[2]), self.places[0])
 
     def to_json(self) -> str:
         """All fields, and the sums."""
@@ -90,10 +105,12 @@ class Plan:
         )
 
     def _verdict(self) -> str:
-        needed, free = gib(self.needed_bytes), gib(self.free_bytes)
+        name, needed, free = self.tightest
+        amounts = f"needs {gib(needed)}, {gib(free)} are free"
         if self.missing_bytes:
-            return f"does not fit: needs {needed}, {free} are free, {gib(self.missing_bytes)} short"
-        return f"fits: needs {needed}, {free} are free"
+            place = f"{name} " if name != self.device else ""
+            return f"does not fit: {place}{amounts}, {gib(needed - free)} short"
+        return f"fits: {amounts}"
 
 
 def _mib(n: int) -> str:
@@ -142,7 +159,9 @@ class Planner:
         )
         if self._drafter and verify_rows > session.max_verify:
             session.reserve_verify(verify_rows)
-        return plan_of(self.model, self._drafter, session, config, self.capacity)
+        plan = plan_of(self.model, self._drafter, session, config, self.capacity)
+        has_host_too = self.model.on_gpu and not self.model.is_imagined
+        return replace(plan, host_free_bytes=free_bytes("CPU")) if has_host_too else plan
 
     @property
     def capacity(self) -> int:
@@ -220,7 +239,8 @@ def _largest(info: object) -> str:
 def check_fits(plan: Plan) -> None:
     """Error naming the bytes if the plan does not fit."""
     if plan.missing_bytes:
+        name, needed, free = plan.tightest
         raise Error(
-            f"{plan.device} has {gib(plan.free_bytes)} free, {gib(plan.needed_bytes)} are needed, "
-            f"{plan.missing_bytes} bytes short; --plan shows for what, --fit finds what fits"
+            f"{name} has {gib(free)} free, {gib(needed)} are needed, "
+            f"{needed - free} bytes short; --plan shows for what, --fit finds what fits"
         )

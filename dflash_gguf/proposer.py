@@ -28,7 +28,7 @@ class Proposer(Protocol):
     def propose(
         self, seen: Sequence[int], n: int, sampler: Sampler, *, is_narrow: bool
     ) -> Candidates | None:
-        """What may follow `seen` at the next n positions; None if there is nothing to propose.
+        """What may follow `seen` at the next n positions; None if it has failed for this answer.
 
         seen: prompt and answer; its last token is chosen, but not in the caches yet.
         sampler: what the target's rows will be given to.
@@ -75,7 +75,6 @@ class DFlash:
         self._session = session
         self._calibrations = calibrations
         self._n_ranked = n_ranked
-        self._has_warned = False
         self._open: tuple[Calibration, Features, NDArray[np.int64]] | None = None
 
     @property
@@ -86,16 +85,14 @@ class DFlash:
     def propose(
         self, seen: Sequence[int], n: int, sampler: Sampler, *, is_narrow: bool
     ) -> Candidates | None:
-        """Drafts n positions; none, warning once, if the drafter's scores are not finite."""
+        """Drafts n positions; none, with a warning, if the drafter's scores are not finite."""
         self._open = None
         is_plain = is_narrow and sampler.is_argmax and not sampler.banned
         draft = self._session.draft(seen[-1], n, 1 if is_plain else self._n_ranked)
         # A sum over a whole row is not finite where its best logit is not.
         if not math.isfinite(draft.log_sum_exp.sum() + (0.0 if is_plain else draft.logits.sum())):
-            if not self._has_warned:
-                self._has_warned = True
-                sentence = "the drafter's scores are not finite numbers"
-                warnings.warn(sentence, RuntimeWarning, stacklevel=2)
+            sentence = "the drafter's scores are not finite numbers: decoding goes on without it"
+            warnings.warn(sentence, RuntimeWarning, stacklevel=2)
             return None
         if is_plain:
             return Candidates(draft.tokens, np.zeros(draft.tokens.shape))

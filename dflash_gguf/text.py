@@ -13,13 +13,20 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import llama_cpp
 import numpy as np
 
 from .chat import Message, render
 from .convert.schema import Key
 from .gguf_metadata import Metadata
 from .vocabulary import GPT2, NORMAL, Vocabulary, read_vocabulary
+
+_unopened: Exception | None = None
+try:
+    import llama_cpp
+except (
+    RuntimeError
+) as error:  # a library that it needs is missing, such as CUDA's: told on first use
+    _unopened = error
 
 PIECE_BYTES = 256
 LOG_LEVEL_ERROR = 4
@@ -33,19 +40,20 @@ MAX_RUN = 1 << 20
 _EOG_MARKS = (b"<", b"[")
 """Every text that llama.cpp takes for the end of a generation holds one of these."""
 
+_LogCallback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 _load_lock = threading.Lock()
 _stack_lock = threading.Lock()
 _log_errors: list[str] = []
 
 
-@llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
+@_LogCallback  # type: ignore[untyped-decorator]
 def _keep_errors(level: int, text: bytes, _data: Any) -> None:
     """Keeps llama.cpp quiet; the text of errors is for the message of a failed load."""
     if level == LOG_LEVEL_ERROR:
         _log_errors.append(text.decode("utf-8", "replace").strip())
 
 
-@llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
+@_LogCallback  # type: ignore[untyped-decorator]
 def _print_errors(level: int, text: bytes, _data: Any) -> None:
     """What ggml says before it ends the process: it logs the device's own words nowhere else."""
     if level == LOG_LEVEL_ERROR:
@@ -291,6 +299,8 @@ def _with_stack(run: Callable[[], list[int]], n_run: int) -> list[int]:
 
 def _load(vocabulary: Vocabulary, name: str) -> Any:
     """A llama.cpp model that holds the vocabulary only."""
+    if _unopened is not None:
+        raise ValueError(f"llama-cpp-python cannot be used: {_unopened}") from _unopened
     with _load_lock:
         _log_errors.clear()
         llama_cpp.llama_log_set(_keep_errors, ctypes.c_void_p(0))

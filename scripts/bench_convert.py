@@ -19,7 +19,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from fetch_llama_cpp import DEFAULT_CACHE, fetch, installed_version
+from dflash_gguf import Error
+from dflash_gguf.backend.sources import DEFAULT_CACHE, fetch, installed_version
 
 N_VOCAB, N_EMBD, N_FF, N_LAYER, N_HEAD, N_HEAD_KV, HEAD_DIM = 49152, 576, 1536, 30, 9, 3, 64
 CONFIG = {
@@ -117,7 +118,10 @@ def main() -> int:
     parser.add_argument("--outtype", default="q8_0", choices=("f32", "f16", "bf16", "q8_0"))
     parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="default: %(default)s")
     arguments = parser.parse_args()
-    sources = fetch(arguments.cache)
+    try:
+        sources = fetch(arguments.cache)
+    except Error as error:
+        raise SystemExit(str(error)) from None
     seconds: dict[str, list[float]] = {"ours": [], "llama.cpp": []}
     peak_mb: dict[str, list[float]] = {"ours": [], "llama.cpp": []}
     with tempfile.TemporaryDirectory() as temporary:

@@ -27,7 +27,7 @@ memory   131072 tokens with q4_0 K/V, filled: plan, allocation, rounds there
 prefill  1K, 8K and 32K tokens beside llama.cpp
 correct-no-tf32, correct-no-graphs: again, with NVIDIA_TF32_OVERRIDE=0 and without captured graphs
 
-docs/measure-a-card.md explains the lines.
+docs/develop/measuring.md explains the lines.
 """
 
 from __future__ import annotations

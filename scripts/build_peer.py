@@ -21,7 +21,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from fetch_llama_cpp import DEFAULT_CACHE, fetch, installed_version
+from dflash_gguf import Error
+from dflash_gguf.backend.sources import DEFAULT_CACHE, fetch, installed_version
 
 OURS = "peer-rounds"
 DEFAULT_TARGETS = ("llama-speculative-simple", OURS)
@@ -97,7 +98,10 @@ def main() -> int:
     parser.add_argument("targets", nargs="*", default=DEFAULT_TARGETS, help="default: %(default)s")
     parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="default: %(default)s")
     arguments = parser.parse_args()
-    print(build(arguments.targets, arguments.cache))
+    try:
+        print(build(arguments.targets, arguments.cache))
+    except Error as error:
+        raise SystemExit(str(error)) from None
     return 0
 
 

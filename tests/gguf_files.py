@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from checkpoints import PRE_OF_KIND, make_target
 from dflash_gguf.convert.conversion import prepare
+from dflash_gguf.convert.schema import SPLIT_ENDING, Key
 from dflash_gguf.convert.write import write_gguf
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
@@ -95,3 +96,38 @@ def edited(source: Path, path: Path, edit: Callable[[Parts], object]) -> Path:
     parts = read_parts(source)
     edit(parts)
     return write_parts(path, parts)
+
+
+def split_names(prefix: Path, n: int) -> list[Path]:
+    """The names of a model's files."""
+    return [prefix.with_name(prefix.name + SPLIT_ENDING % (i + 1, n)) for i in range(n)]
+
+
+def write_split(source: Path, prefix: Path, sizes: Sequence[int]) -> Path:
+    """Splits a file as llama-gguf-split does; returns the first part.
+
+    sizes: tensors of each part, the last takes what is left. The first part holds all metadata.
+    """
+    parts = read_parts(source)
+    names = list(parts.tensors)
+    total = len(names)
+    paths = split_names(prefix, len(sizes))
+    for index, (path, size) in enumerate(zip(paths, sizes, strict=True)):
+        last = index == len(sizes) - 1
+        taken, names = (names, []) if last else (names[:size], names[size:])
+        writer = gguf.GGUFWriter(path, parts.architecture)
+        if index > 0:
+            writer.kv_data[0].clear()  # later parts have no architecture
+        for key, (kind, value, element) in parts.metadata.items() if index == 0 else ():
+            writer.add_key_value(key, value, kind, element)
+        writer.add_uint16(Key.SPLIT_NO, index)
+        writer.add_uint16(Key.SPLIT_COUNT, len(sizes))
+        writer.add_int32(Key.SPLIT_TENSORS_COUNT, total)
+        for name in taken:
+            data, tensor_kind = parts.tensors[name]
+            writer.add_tensor(name, data, raw_dtype=tensor_kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    return paths[0]

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
+from dflash_gguf.backend.sources import fetch
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -31,7 +33,7 @@ def _script(name: str, *arguments: str) -> Path:
 
 @cache
 def llama_cpp_sources() -> Path:
-    return _script("fetch_llama_cpp.py")
+    return fetch()
 
 
 @cache

@@ -38,11 +38,22 @@ YARN_ROPE = {
     "factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+YARN_BETAS = {**YARN_ROPE, "beta_fast": 16.0, "beta_slow": 2.0}
+YARN_MSCALES = {**YARN_ROPE, "mscale": 0.7, "mscale_all_dim": 1.3}
 QWEN35_ROPE = {
     "rope_type": "default",
     "rope_theta": 1e7,
     "partial_rotary_factor": 0.25,
     "mrope_section": [11, 11, 10],
+    "mrope_interleaved": True,
+}
+QWEN35_YARN = {
+    **YARN_ROPE,
+    "factor": 16.0,
+    "beta_fast": 2.0,
+    "beta_slow": 0.05,
+    "partial_rotary_factor": 0.5,
+    "mrope_section": [4, 2, 2],
     "mrope_interleaved": True,
 }
 
@@ -65,6 +76,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {}),
     "qwen3 tied, GQA 3": ("qwen3", {"tie_word_embeddings": True, **heads(6, 2, 32)}),
     "qwen3 yarn": ("qwen3", {"rope_parameters": YARN_ROPE}),
+    "qwen3 yarn, betas": ("qwen3", {"rope_parameters": YARN_BETAS}),
+    "qwen3 yarn, attention factor": (
+        "qwen3",
+        {"rope_parameters": {**YARN_ROPE, "attention_factor": 0.8}},
+    ),
+    "llama yarn, mscales, betas": ("llama", {"rope_parameters": {**YARN_BETAS, **YARN_MSCALES}}),
+    "qwen3moe yarn, betas": ("qwen3moe", {"rope_parameters": YARN_BETAS}),
+    "qwen35 yarn, betas": ("qwen35", {"rope_parameters": QWEN35_YARN}),
     "qwen3moe": ("qwen3moe", {}),
     "qwen3moe one expert used": ("qwen3moe", {"num_experts_per_tok": 1, **heads(3, 1, 32)}),
     "qwen35 two value heads a key head": ("qwen35", {}),

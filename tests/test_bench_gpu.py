@@ -13,8 +13,6 @@ from unittest.mock import ANY
 
 import numpy as np
 import pytest
-from build_backend import first_error, module_path
-from fetch_llama_cpp import installed_version
 from gpu import acceptance, agreement
 from gpu.child import Child
 from gpu.files import write_pair
@@ -24,6 +22,8 @@ from gpu.setting import QUICK, Setting
 from test_devices import compiled_device
 
 from dflash_gguf import core
+from dflash_gguf.backend.build import module_path
+from dflash_gguf.backend.sources import installed_version
 from dflash_gguf.config import LoadConfig
 
 SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "bench_gpu.py"
@@ -154,14 +154,6 @@ def test_a_part_without_time_is_named(tmp_path: Path) -> None:
     lines = run(tmp_path, "--parts", "device,correct", "--limit", "4")
     assert [x["part"] for x in lines] == ["device", "correct"]
     assert all("s were left" in x["error"] for x in lines)
-
-
-def test_what_a_compiler_says_is_wrong_is_found() -> None:
-    log = "[1/2] c++ -Werror -c x.cu\nx.cu(3): error: no such name\n1 error found\nninja: stopped\n"
-    assert first_error(log) == "x.cu(3): error: no such name"
-    cmake = "-- looking\nCMake Error at x.cmake:2 (message):\n\n  no glslc\n\nmore"
-    assert first_error(cmake) == "CMake Error at x.cmake:2 (message): no glslc"
-    assert first_error("killed\n") == "killed"
 
 
 def test_an_unknown_device_is_named(tmp_path: Path) -> None:

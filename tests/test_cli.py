@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +37,16 @@ class Loader:
         self.mark = ord(":")
         self.session: Any = None
         self.block_size = 1
+        self.n_ctx = self.n_ctx_train = 128
 
     def __call__(self, path: str, **arguments: Any) -> Decoder:
         self.arguments = arguments | {"path": path}
         tokenizer = Tokenizer.from_file(self.path)
         model = FakeModel()
-        self.session = FakeSession(model, b"yes", self.mark, n_ctx=128, block_size=self.block_size)
+        model.n_ctx_train = self.n_ctx_train
+        self.session = FakeSession(model, b"yes", self.mark, self.n_ctx, self.block_size)
+        if self.n_ctx > self.n_ctx_train:
+            warnings.warn("n_ctx is too large", stacklevel=2)
         return Decoder(model, self.session, tokenizer)  # type: ignore[arg-type]
 
     @property
@@ -70,10 +75,34 @@ def test_the_answer_goes_to_stdout_and_the_figures_to_stderr(
     assert run(loader, "-p", "ab:", "-s", "5") == 0
     out, err = capsys.readouterr()
     assert out == "yes\n"
-    assert err.startswith("prompt 3 tokens at ")
-    assert err.endswith("ended by token | seed 5 | FAKE, 2 threads\n")
-    assert run(loader, "-p", "ab:", "--no-perf") == 0
+    context, figures = err.splitlines()
+    assert context == "context: 128 tokens, all the model was trained for"
+    assert figures.startswith("prompt 3 tokens at ")
+    assert figures.endswith("ended by token | seed 5 | FAKE, 2 threads")
+    assert run(loader, "-p", "ab:", "--no-perf", "-c", "128") == 0
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("n_ctx", "n_ctx_train", "flags", "sentence"),
+    [
+        (32768, 131072, "", "context: 32768 tokens (trained for 131072; -c N for more)\n"),
+        (5120, 131072, "", "context: 5120 tokens (trained for 131072; no more fit)\n"),
+        (5120, 131072, "-c 5120", ""),
+        (300, 200, "-c 300", "warning: n_ctx is too large\n"),
+    ],
+)
+def test_one_line_says_how_long_the_context_is(
+    loader: Loader,
+    capsys: pytest.CaptureFixture[str],
+    n_ctx: int,
+    n_ctx_train: int,
+    flags: str,
+    sentence: str,
+) -> None:
+    loader.n_ctx, loader.n_ctx_train = n_ctx, n_ctx_train
+    assert run(loader, "-p", "ab:", "--no-perf", *flags.split()) == 0
+    assert capsys.readouterr() == ("yes\n", sentence)
 
 
 def test_json_is_one_object(loader: Loader, capsys: pytest.CaptureFixture[str]) -> None:
@@ -331,7 +360,7 @@ def test_a_drafter_alone_is_no_model(capsys: pytest.CaptureFixture[str]) -> None
 def test_errors_are_one_sentence(
     loader: Loader, capsys: pytest.CaptureFixture[str], flags: list[str], sentence: str
 ) -> None:
-    assert run(loader, *flags) == 1
+    assert run(loader, "-c", "128", *flags) == 1
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith(f"error: {sentence}")
@@ -403,7 +432,7 @@ def test_a_real_model_answers_and_repeats_itself() -> None:
 
 @pytest.mark.model
 def test_a_closed_pipe_ends_the_process_quietly() -> None:
-    flags = ["-p", "Count.", "-n", "400", "--ignore-eos"]
+    flags = ["-p", "Count.", "-n", "400", "--ignore-eos", "-c", "2048"]
     with subprocess.Popen(
         command(*flags), stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:

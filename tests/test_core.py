@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -135,7 +137,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Parts], object], str]] = {
     "part of a split file": (
         "llama",
         lambda parts: parts.metadata.update({"split.count": (gguf.GGUFValueType.UINT16, 3, None)}),
-        "part of a file split into 3; join the parts",
+        r"the first of 3 files; its name must end in -00001-of-00003\.gguf",
     ),
     "key out of range": (
         "llama",
@@ -338,6 +340,23 @@ def test_a_checkpoint_holds_while_its_tokens_do(tiny_gguf: Tiny, kind: str) -> N
     assert [session.holds(x) for x in (empty, early, late)] == [True, False, False]
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen35"])
+@pytest.mark.parametrize("other", ["llama", "qwen35", "qwen3"])
+def test_a_checkpoint_of_another_session_is_refused(tiny_gguf: Tiny, kind: str, other: str) -> None:
+    session, another = start(tiny_gguf(kind)), start(tiny_gguf(other))
+    for each in (session, another):
+        each.prefill(PROMPT[:21])
+    checkpoint = another.take()
+    assert another.holds(checkpoint)
+    assert not session.holds(checkpoint)
+    with pytest.raises(Error, match="of 21 tokens was taken of another session") as caught:
+        session.restore(checkpoint)
+    assert_one_sentence(str(caught.value))
+    fresh = start(tiny_gguf(kind))
+    fresh.prefill(PROMPT[:21])
+    np.testing.assert_array_equal(last_row(session), last_row(fresh))
+
+
 def test_truncation_where_nothing_is_recurrent(tiny_gguf: Tiny) -> None:
     session = start(tiny_gguf("qwen3"))
     session.prefill(PROMPT)
@@ -410,6 +429,38 @@ def test_prefill_reports_every_micro_batch(tiny_gguf: Tiny) -> None:
     assert seen == [(16, 40), (32, 40), (40, 40)]
 
 
+def test_a_callback_cannot_use_its_session(tiny_gguf: Tiny) -> None:
+    session = start(tiny_gguf("qwen35"))
+    checkpoint = session.take()
+    calls: dict[str, Callable[[], object]] = {
+        "prefill": lambda: session.prefill([1]),
+        "decode": lambda: session.decode(1),
+        "logits": lambda: session.logits([1]),
+        "verify": lambda: session.verify([1]),
+        "reserve_verify": lambda: session.reserve_verify(4),
+        "commit": lambda: session.commit(0),
+        "keep_top": lambda: session.keep_top(0),
+        "reset": session.reset,
+        "truncate": lambda: session.truncate(0),
+        "take": session.take,
+        "restore": lambda: session.restore(checkpoint),
+    }
+    refused: list[str] = []
+
+    def progress(done: int, _total: int) -> None:
+        assert session.position == done
+        for name, call in calls.items():
+            with pytest.raises(Error, match="the session is busy: an earlier call of it has not"):
+                call()
+            refused.append(name)
+
+    session.prefill(PROMPT, progress)
+    assert refused == [*calls] * 3
+    fresh = start(tiny_gguf("qwen35"))
+    fresh.prefill(PROMPT)
+    np.testing.assert_array_equal(last_row(session), last_row(fresh))
+
+
 # --- many ----------------------------------------------------------------------------------------
 
 
@@ -437,6 +488,35 @@ def test_sessions_in_two_threads_do_not_meet(tiny_gguf: Tiny) -> None:
     assert len(found) == 20
     for row in found:
         np.testing.assert_array_equal(row, expected)
+
+
+SESSIONS = """
+import sys
+from dflash_gguf.config import LoadConfig
+from dflash_gguf.core import Model, Session
+
+def resident_mib():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1024
+
+model = Model(sys.argv[1], LoadConfig(n_threads=1, n_gpu_layers=0))
+Session(model, 256).prefill([1, 2, 3])
+before = resident_mib()
+session = Session(model, 1 << 20)
+info = session.info()
+print((info.kv_bytes + info.mask_bytes) >> 20, resident_mib() - before)
+session.prefill([1, 2, 3])
+print(resident_mib() - before)
+"""
+
+
+def test_a_long_context_takes_memory_only_as_it_is_used(tiny_gguf: Tiny) -> None:
+    command = [sys.executable, "-c", SESSIONS, str(tiny_gguf("llama"))]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    caches, created, used = map(float, found)
+    assert caches > 1024
+    assert created < 32  # the table of cells has 8 bytes for each of a million
+    assert used < 64
 
 
 def resident_kib() -> int:

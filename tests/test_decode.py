@@ -208,7 +208,6 @@ def test_cached_tokens_are_not_computed_again() -> None:
     session = Scripted(b"hello")
     session.tokens = [1, 2]
     seen: list[tuple[int, int]] = []
-    done: list[int] = []
     generation = Generation(
         session,
         Bytes(),
@@ -216,13 +215,32 @@ def test_cached_tokens_are_not_computed_again() -> None:
         DecodeConfig(),
         n_cached=2,
         on_prefill=lambda *progress: seen.append(progress),
-        on_prefilled=lambda: done.append(session.position),
     )
     list(generation)
     assert generation.result().text == "hello"
     assert (generation.result().n_prompt, generation.result().n_prefilled) == (3, 1)
     assert seen == [(0, 1)]
-    assert done == [3]
+
+
+@pytest.mark.parametrize("n_cached", [0, 1, 2])
+def test_the_last_token_can_be_a_pass_of_its_own(n_cached: int) -> None:
+    session = Scripted(b"hello")
+    session.tokens = [1, 2][:n_cached]
+    seen: list[tuple[int, int]] = []
+    at: list[int] = []
+    generation = Generation(
+        session,
+        Bytes(),
+        [1, 2, 3],
+        DecodeConfig(),
+        n_cached=n_cached,
+        on_prefill=lambda *progress: seen.append(progress),
+        on_last_token=lambda: at.append(session.position),
+    )
+    list(generation)
+    assert generation.result().text == "hello"
+    assert at == [2]
+    assert seen == [(done, 3 - n_cached) for done in range(3 - n_cached)]
 
 
 def test_prompts_that_cannot_be_run_are_refused() -> None:

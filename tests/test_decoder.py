@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from fakes import END, FakeModel, FakeSession
+from numpy.typing import NDArray
 from vocabularies import byte_level, write
 
+from dflash_gguf.config import LoadConfig
+from dflash_gguf.core import Model, Rows, Session
+from dflash_gguf.decode import Progress
 from dflash_gguf.decoder import Decoder
 from dflash_gguf.text import Tokenizer
 
@@ -87,16 +92,93 @@ def test_a_prompt_is_computed_from_where_it_parts_from_the_last(tokenizer: Token
     assert fed(decoder) == b"ab:yes"
 
 
-def test_a_recurrent_model_goes_back_to_the_ends_of_prompts(tokenizer: Tokenizer) -> None:
+def test_a_recurrent_model_goes_back_to_the_last_tokens_of_prompts(tokenizer: Tokenizer) -> None:
     decoder = make(tokenizer, n_recurrent=3)
     decoder.generate("ab:")
     fed(decoder)
     decoder.generate("ab:no:")
-    assert fed(decoder) == b"no:yes"
+    assert fed(decoder) == b":no:yes"
+    for _ in range(3):
+        decoder.generate("ab:no:")
+        assert fed(decoder) == b":yes"
     decoder.generate("ab:no:yes!:")
     assert fed(decoder) == b"!:yes"
     decoder.generate("ab:")
     assert fed(decoder) == b"ab:yes"
+    decoder.generate(":")
+    assert fed(decoder) == b":yes"
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen35"])
+def test_a_repeated_prompt_computes_one_token_and_has_the_same_bits(
+    tiny_gguf: Callable[[str], Path], kind: str
+) -> None:
+    model = Model(str(tiny_gguf(kind)), LoadConfig(n_ctx=256, n_ubatch=32, n_threads=1))
+    session = Session(model)
+    decoder = Decoder(model, session, None)
+    rows: list[NDArray[np.float32]] = []
+    prefill = session.prefill
+
+    def watched(tokens: Sequence[int], progress: Progress | None = None) -> Rows:
+        found = prefill(tokens, progress)
+        rows.append(found.logits())
+        return found
+
+    session.prefill = watched  # type: ignore[method-assign]
+    prompt = np.random.default_rng(2).integers(0, model.n_vocab, 100).tolist()
+    changed = [*prompt[:-1], (prompt[-1] + 1) % model.n_vocab]
+    counts, answers = [], []
+    for tokens in (prompt, prompt, changed, prompt):
+        result = decoder.generate(tokens, max_tokens=5)
+        counts.append(result.n_prefilled)
+        answers.append((result.tokens, rows[-1]))
+    assert counts == [100, 1, 1, 1]
+    decoder.reset()
+    answers.append((decoder.generate(changed, max_tokens=5).tokens, rows[-1]))
+    for a, b in ((0, 1), (0, 3), (2, 4)):
+        assert answers[a][0] == answers[b][0]
+        if kind == "qwen35":  # the last token is always a pass of its own
+            np.testing.assert_array_equal(answers[a][1], answers[b][1])
+
+
+def test_callbacks_cannot_use_their_decoder(tokenizer: Tokenizer) -> None:
+    decoder = make(tokenizer)
+    other = decoder.stream("ab:")
+    refused: list[str] = []
+    calls: dict[str, Callable[[], Any]] = {
+        "generate": lambda: decoder.generate("cd:"),
+        "stream": lambda: decoder.stream("cd:"),
+        "chat": lambda: decoder.chat([], template="{{ 'cd:' }}"),
+        "logits": lambda: decoder.logits([1]),
+        "reset": decoder.reset,
+        "close": decoder.close,
+        "next": lambda: next(other),
+        "close of a stream": other.close,
+    }
+
+    def callback(*_: int) -> bool:
+        for name, call in calls.items():
+            with pytest.raises(RuntimeError, match="busy: a callback of its answer cannot use it"):
+                call()
+            refused.append(name)
+        assert decoder.tokenize("a") == [ord("a")]
+        return False
+
+    stream = decoder.stream("ab:", on_prefill=callback, cancelled=callback)
+    assert "".join(step.text for step in stream) == "yes"
+    assert refused
+    assert refused == [*calls] * (len(refused) // len(calls))
+    assert decoder.generate("ab:yes:").n_prefilled == 1
+    assert bytes(decoder.session.tokens) == b"ab:yes:yes"  # type: ignore[attr-defined]
+
+
+def test_a_timeline_that_others_moved_starts_anew(tokenizer: Tokenizer) -> None:
+    decoder = make(tokenizer)
+    decoder.generate("ab:")
+    decoder.session.prefill(list(b"more than the decoder knows"))
+    fed(decoder)
+    assert decoder.generate("ab:yes:").text == "yes"
+    assert fed(decoder) == b"ab:yes:yes"
 
 
 @pytest.mark.parametrize("n_recurrent", [0, 3])

@@ -33,6 +33,7 @@ PYTHON_LAYERS = (
     ("machine_cache",),
     ("config", "gguf_metadata", "pair"),
 )
+COMMAND_FOLDERS = ("backend", "bench")
 CORE_LAYERS = (("__init__",), ("sessions",), ("models",), ("ggml", "progress"))
 NUMPY_ONLY = ("calibration", "config", "costs", "results", "sampling", "text_stream", "tree")
 SOLE_IMPORTERS = {"cffi": {"_ffi"}, "llama_cpp": {"text"}, "jinja2": {"chat"}}
@@ -53,14 +54,12 @@ CPP_LAYERS = (
     ("cell_masks",),
     ("scheduler",),
     ("devices", "input_block"),
-    ("hparams", "packed_matrix"),
+    ("hparams", "metadata_keys", "packed_matrix"),
     ("backend", "cells", "gguf_file", "quantize", "select", "top_rows", "tree"),
-    ("card", "device"),
+    ("card", "device", "gguf_parts"),
     ("cpu/",),
-    (
-        "error",
-        "log_capture",
-    ),
+    ("host",),
+    ("error", "log_capture", "thread_count", "worker_threads", "zero_pages"),
     ("dflash", "gguf_schema"),
 )
 
@@ -113,10 +112,11 @@ def test_the_package_points_one_way() -> None:
             assert theirs > ours, f"dflash_gguf/{stem}.py imports {other}"
 
 
-def test_the_benchmark_is_outermost() -> None:
+@pytest.mark.parametrize("folder", COMMAND_FOLDERS)
+def test_folders_of_commands_are_outermost(folder: str) -> None:
     for stem, names in package_imports().items():
-        assert not any(name.startswith("dflash_gguf.bench") for name in names), stem
-    for path in sorted((PACKAGE / "bench").glob("*.py")):
+        assert not any(name.startswith(f"dflash_gguf.{folder}") for name in names), stem
+    for path in sorted((PACKAGE / folder).glob("*.py")):
         names = set(imports(path, PACKAGE, "dflash_gguf"))
         top = {name.split(".")[0] for name in names}
         assert not top & set(SOLE_IMPORTERS), path

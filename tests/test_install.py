@@ -11,6 +11,7 @@ import shutil
 import site
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import textwrap
 import venv
@@ -77,10 +78,44 @@ def test_an_install_works_from_any_folder(installed: Path, source: Path, tmp_pat
     for command in (
         [binaries / "convert-hf-to-gguf"],
         [binaries / "python", "-m", "dflash_gguf.convert"],
+        [binaries / "dflash-backend"],
         [binaries / "dflash-run"],
         [binaries / "python", "-m", "dflash_gguf"],
     ):
         assert run(*command, "--help", cwd=elsewhere).startswith("usage: ")
+
+
+def configure(prefix: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """CMake asked for CUDA, with the ggml under `prefix`."""
+    options = ["-DGGML_CUDA=on", f"-DCMAKE_PREFIX_PATH={prefix}"]
+    options.append(f"-DPython3_EXECUTABLE={sys.executable}")
+    command = ["cmake", "-S", str(ROOT), "-B", str(folder), *options]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_an_install_for_cuda_without_it_is_refused(tmp_path: Path) -> None:
+    """As when pip takes a llama-cpp-python from its cache that it compiled for the CPU."""
+    outer = Path(sysconfig.get_path("purelib"))
+    done = configure(outer, tmp_path / "refused")
+    said = " ".join(done.stderr.split())
+    assert done.returncode != 0
+    assert "GGML_CUDA is wanted, but llama-cpp-python was built without it (ggml-cpu)." in said
+    assert "PIP_CACHE_DIR=" in said
+
+    with_cuda = tmp_path / "with-cuda"
+    shutil.copytree(outer / "lib" / "cmake", with_cuda / "lib" / "cmake")
+    (with_cuda / "include").symlink_to(outer / "include")
+    for library in (outer / "lib").glob("libggml*.so"):
+        (with_cuda / "lib" / library.name).symlink_to(library)
+    (with_cuda / "lib" / "libggml-cuda.so").symlink_to(outer / "lib" / "libggml-cpu.so")
+    config = with_cuda / "lib" / "cmake" / "ggml" / "ggml-config.cmake"
+    text = config.read_text()
+    backends = 'set(GGML_AVAILABLE_BACKENDS "ggml-cpu'
+    assert backends in text
+    config.write_text(text.replace(backends, backends + ";ggml-cuda"))
+    done = configure(with_cuda, tmp_path / "configured")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,8 @@ def test_dflash_run_needs_no_model() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
-    first, figures = done.stderr.splitlines()
+    first, context, figures = done.stderr.splitlines()
+    assert context == "context: 2048 tokens, all the model was trained for"
     assert first.startswith(f"{pair.TARGET.name} with {pair.DRAFTER.name}: ")
     assert "tokens a round" in figures
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from checkpoints import KINDS
@@ -17,7 +18,8 @@ from synthetic_shapes import PRESETS
 from dflash_gguf.cli import main
 from dflash_gguf.config import LoadConfig
 from dflash_gguf.core import Drafter, Error, Model, Session
-from dflash_gguf.fit import Planning, Wish, candidates, fit, fit_part, fits
+from dflash_gguf.decoder import Decoder, load
+from dflash_gguf.fit import USABLE, Planning, Wish, candidates, fit, fit_part, fits, with_context
 from dflash_gguf.plan import Item, Plan, Planner, check_fits, plan_of
 
 CONFIG = LoadConfig(n_ctx=512, n_ubatch=64, n_threads=1, n_gpu_layers=0, draft_window=128)
@@ -142,6 +144,89 @@ def test_a_load_that_does_not_fit_names_the_missing_bytes(pair: Pair) -> None:
         check_fits(plan)
 
 
+def test_memory_beside_a_device_is_checked_too() -> None:
+    items = (Item("weights", 100, "device"), Item("rest", 60, "host"), Item("map", 999, "file"))
+    plan = Plan("card", True, 110, 64, "f16", "f16", 64, 64, 0, items, host_free_bytes=62)
+    check_fits(plan)
+    assert fits(replace(plan, free_bytes=110)) and "fits: " in plan.table()
+    short = replace(plan, host_free_bytes=50)
+    assert short.missing_bytes == 10 and not fits(short)
+    assert "does not fit: main memory needs" in short.table()
+    with pytest.raises(Error, match=r"main memory has .* 10 bytes short"):
+        check_fits(short)
+
+
+def room_for(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, config: LoadConfig, verify_rows: int
+) -> int:
+    """Leaves so much memory free as a verify of these rows needs; returns the bytes."""
+    plan = Planner(pair.target, pair.drafter, config).plan(verify_rows=verify_rows)
+    n = int(plan.needed_bytes / USABLE) + 1
+    monkeypatch.setattr("dflash_gguf.plan.free_bytes", lambda _: n)
+    return n
+
+
+def open_decoder(pair: Pair, config: LoadConfig) -> Decoder:
+    return load(pair.target, drafter=pair.drafter, **asdict(config))
+
+
+@pytest.mark.parametrize("n_rows", [8, 20, 64])
+def test_auto_takes_no_more_than_was_checked_before_loading(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, n_rows: int
+) -> None:
+    free = room_for(pair, monkeypatch, CONFIG, n_rows)
+    with open_decoder(pair, CONFIG) as decoder:
+        drafting, session = decoder._drafting, decoder.session
+        for wanted in (n_rows, 64, 256):  # as rules come to look at larger trees
+            drafting.make_room(wanted, is_needed=False)
+        assert session.max_verify >= n_rows
+        real = plan_of(decoder.model, session.drafter, session, CONFIG, free)
+        assert real.missing_bytes == 0
+        assert session.max_verify < 256
+        drafting.make_room(256, is_needed=True)  # who asks for it is told by the core
+        assert session.max_verify == 256
+
+
+def test_a_growth_that_failed_is_not_tried_again(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def refuse(_: Session, n: int) -> None:
+        asked.append(n)
+        raise Error("no memory")
+
+    with open_decoder(pair, CONFIG) as decoder:
+        monkeypatch.setattr(Session, "reserve_verify", refuse)
+        for _ in range(3):
+            decoder._drafting.make_room(64, is_needed=False)
+        assert asked == [64]
+        with pytest.raises(Error, match="no memory"):
+            decoder._drafting.make_room(64, is_needed=True)
+
+
+def test_the_context_nobody_chose_is_what_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = make_pair(tmp_path, "llama", {"max_position_embeddings": 131072})
+    config = replace(CONFIG, n_ctx=None)
+    with open_decoder(pair, config) as decoder:
+        assert decoder.n_ctx == 32768
+    room_for(pair, monkeypatch, replace(CONFIG, n_ctx=20480), 0)
+    with open_decoder(pair, config) as decoder:
+        assert decoder.n_ctx == 20480
+    monkeypatch.setattr("dflash_gguf.plan.free_bytes", lambda _: 1000)
+    with pytest.raises(Error, match=r"CPU has .* bytes short"):
+        open_decoder(pair, config)
+
+
+def test_a_context_beyond_training_is_warned_of(pair: Pair) -> None:
+    sentence = "n_ctx is 600, the model was trained for 512 tokens"
+    with pytest.warns(UserWarning, match=sentence) as caught:
+        open_decoder(pair, replace(CONFIG, n_ctx=600)).close()
+    assert [x.filename for x in caught] == [__file__]
+
+
 def test_the_table_and_the_json_say_the_same(
     pair: Pair, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -156,6 +241,24 @@ def test_the_table_and_the_json_say_the_same(
     }
     assert main([*command, "--vram", "2M"]) == 1
     assert "does not fit" in capsys.readouterr().out
+
+
+def test_a_plan_of_auto_has_the_rows_that_fit(
+    pair: Pair, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dflash_gguf.plan.CONTEXT_BYTES", 0)
+    command = ["-m", str(pair.target), "-md", str(pair.drafter), "--plan", "--json"]
+
+    def planned(*flags: str) -> dict[str, Any]:
+        main([*command, *flags])
+        return dict(json.loads(capsys.readouterr().out))
+
+    large = planned("--vram", "4G")
+    assert (large["verify_rows"], large["n_ctx"]) == (64, 512)
+    small = planned("--vram", str(int(large["needed_bytes"] * 0.999)))
+    assert (small["verify_rows"] < 64, small["missing_bytes"]) == (True, 0)
+    forced = planned("--vram", str(small["free_bytes"]), "--draft", "tree", "--tree-budget", "63")
+    assert forced["missing_bytes"] > 0
 
 
 def test_fit_leaves_a_card_that_is_too_small(
@@ -270,6 +373,23 @@ def test_fit_by_shape(
     config = found.config
     assert (config.n_ctx, config.cache_type_k, config.n_ubatch) == expected
     assert str(config.n_ctx) in found.reason
+
+
+@pytest.mark.parametrize(
+    ("gibibytes", "n_train", "given", "expected"),
+    [
+        (80, N_TRAIN, None, 32768),
+        (80, 8192, None, 8192),
+        (80, 8192, 50000, 50000),
+        (18, N_TRAIN, None, 22528),
+        (16, N_TRAIN, None, 1024),  # nothing fits
+        (16, 512, None, 512),
+    ],
+)
+def test_context_by_shape(gibibytes: int, n_train: int, given: int | None, expected: int) -> None:
+    _, plan = shaped(gibibytes << 30)
+    config = with_context(plan, LoadConfig(n_ctx=given), n_train)
+    assert config == LoadConfig(n_ctx=expected)
 
 
 def test_a_context_that_fit_found_is_the_longest() -> None:

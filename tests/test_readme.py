@@ -1,59 +1,88 @@
-"""The README's file tree is the repository, and CI runs the README's test command."""
+"""What README and docs say exists: commands with their flags, links, files, folders, Python."""
 
 from __future__ import annotations
 
+import argparse
 import re
+import shlex
 import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from checkpoints import KINDS
+from dflash_gguf.convert.__main__ import _parser as convert_parser
+from vocabularies import smollm2_file
+
+from dflash_gguf import cli_arguments, pair
+from dflash_gguf.backend import command as backend
+from dflash_gguf.bench import command as bench
 
 ROOT = Path(__file__).resolve().parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+README = ROOT / "README.md"
+PAGES = [README, *sorted(ROOT.glob("docs/**/*.md")), ROOT / "dflash_gguf" / "pair" / "README.md"]
+COMMANDS: dict[str, Callable[[], argparse.ArgumentParser]] = {
+    "convert-hf-to-gguf": convert_parser,
+    "dflash-backend": backend.parser,
+    "dflash-bench": bench.parser,
+    "dflash-run": cli_arguments.parser,
+}
+FENCED = re.compile(r"^(```+)(\w*)\n(.*?)^\1$", re.MULTILINE | re.DOTALL)
+OF_OTHERS = {"--force-reinstall", "--no-cache-dir"}
+"""Flags of pip that pages name by themselves."""
 
 
-def code_block(heading: str) -> list[str]:
-    """Lines of the first code block under a heading."""
-    match = re.search(rf"^## {heading}\n.*?^```\w*\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-    if match is None:
-        raise ValueError(f"README.md has no code block under {heading!r}")
-    return match[1].splitlines()
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
 
 
-def expand(name: str) -> list[str]:
-    """`a.{h,cpp}` as its two names."""
-    match = re.fullmatch(r"(.*)\{(.*)\}(.*)", name)
-    return [match[1] + x + match[3] for x in match[2].split(",")] if match else [name]
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
 
 
-def tree_files() -> list[str]:
-    """Paths of the tree: a folder ends in a slash and holds the lines indented below it."""
-    found, folders = [], [(-1, "")]
-    for line in filter(str.strip, code_block("Files")):
-        indent = len(line) - len(line.lstrip())
-        name, _, what = line.strip().partition("  ")
-        while folders[-1][0] >= indent:
-            folders.pop()
-        if name.endswith("/"):
-            folders.append((indent, folders[-1][1] + name))
-        else:
-            assert what.strip(), f"{name}: the tree does not say what it is"
-            found += [folders[-1][1] + one for one in expand(name)]
-    return found
+def blocks(page: Path, language: str) -> list[str]:
+    """Code blocks of a language."""
+    return [x[3] for x in FENCED.finditer(text_of(page)) if x[2] == language]
 
 
-def test_the_tree_names_every_file_and_no_other() -> None:
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
-    if listed.returncode != 0:
-        pytest.skip("not a git checkout")
-    tree, files = tree_files(), set(listed.stdout.splitlines())
-    assert len(tree) == len(set(tree))
-    assert sorted(files - set(tree)) == [], "not in the README's file tree"
-    assert sorted(set(tree) - files) == [], "in the README's file tree only"
+def prose(page: Path) -> str:
+    """A page without its code blocks."""
+    return FENCED.sub("", text_of(page))
 
 
-def test_ci_runs_the_test_command() -> None:
-    commands = [line for line in code_block("Use") if not line.startswith("#")]
+def spans(page: Path) -> list[str]:
+    """What stands between single backticks."""
+    return [" ".join(span.split()) for span in re.findall(r"(?<!`)`([^`]+)`(?!`)", prose(page))]
+
+
+def command_lines(page: Path) -> Iterator[list[str]]:
+    """Words of every command of ours in the page's shell blocks, and in its spans with a flag."""
+    shell = [block.replace("\\\n", " ") for block in blocks(page, "sh")]
+    lines = [line for block in shell for line in block.splitlines()]
+    for block in blocks(page, "console"):
+        lines += [line[2:] for line in block.splitlines() if line.startswith("$ ")]
+    for line in [*lines, *spans(page)]:
+        whole = re.sub(r"\$\((.*?)\)", r"&& \1 &&", line)
+        for part in whole.split("&&"):
+            words = shlex.split(part, comments=True) if part.count('"') % 2 == 0 else []
+            while words and re.fullmatch(r"[A-Z_]+=.*|export", words[0]):
+                del words[0]
+            name = Path(words[0]).name if words else ""
+            if name in COMMANDS and (line in lines or any(x.startswith("-") for x in words[1:])):
+                yield [name, *words[1:]]
+
+
+def test_readme_is_short_enough_to_be_read() -> None:
+    assert len(text_of(README).splitlines()) <= 150
+
+
+def test_readme_begins_with_two_commands_and_ci_runs_the_second() -> None:
+    before, first, _ = re.split(
+        r"^```sh\n(.*?)^```$", text_of(README), maxsplit=1, flags=re.M | re.S
+    )
+    assert "\n## " not in before
+    commands = [line for line in first.splitlines() if not line.startswith("#")]
     assert len(commands) == 2
     found = subprocess.run(
         ["grep", "-m", "1", r"scripts/check\.sh$", "README.md"],
@@ -63,3 +92,95 @@ def test_ci_runs_the_test_command() -> None:
         check=True,
     )
     assert found.stdout.splitlines() == commands[1:]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_have_the_flags_that_are_shown(page: Path) -> None:
+    for name, *words in command_lines(page):
+        if name == "dflash-run" and not {"-p", "-i", "-f", "--plan", "--list-devices"} & set(words):
+            words += ["-p", "x"]
+        try:
+            COMMANDS[name]().parse_args(["1" if word == "N" else word for word in words])
+        except SystemExit as error:
+            assert error.code == 0, f"{name_of(page)}: {name} {shlex.join(words)}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_flags_that_are_named_exist(page: Path) -> None:
+    known = {flag for make in COMMANDS.values() for flag in option_strings(make())} | OF_OTHERS
+    scripts = "".join(text_of(x) for x in ROOT.glob("scripts/**/*.py"))
+    known |= set(re.findall(r'"(-[-\w]+)"', scripts))
+    for span in spans(page):
+        flag = re.match(r"--?[a-z][-\w]*(?=$| )", span)
+        assert flag is None or flag[0] in known, f"{name_of(page)}: {span}"
+
+
+def option_strings(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Of a parser and of its subcommands."""
+    for action in parser._actions:
+        yield from action.option_strings
+        if isinstance(action, argparse._SubParsersAction):
+            for one in action.choices.values():
+                yield from option_strings(one)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", prose(page)):
+        path, _, anchor = target.partition("#")
+        if ":" in path:
+            continue
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists(), f"{name_of(page)}: {target}"
+        assert not anchor or anchor in anchors(linked), f"{name_of(page)}: {target}"
+
+
+def anchors(page: Path) -> set[str]:
+    """Of its headings, as hubs make them."""
+    headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", x.lower()).replace(" ", "-") for x in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_files_that_are_named_exist(page: Path) -> None:
+    folders = "convert|csrc|dflash_gguf|docs|scripts|tests"
+    for path in re.findall(rf"(?<![\w/.-])((?:{folders})/[\w/.*-]*[\w*])", text_of(page)):
+        if "NAME" not in path:
+            assert list(ROOT.glob(path)), f"{name_of(page)}: {path}"
+
+
+def test_the_map_has_every_folder_and_no_other() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout")
+    files = [Path(line) for line in listed.stdout.splitlines()]
+    folders = {f"{x.parent.as_posix()}/" for x in files if (ROOT / x).exists()} - {"./"}
+    rows = re.findall(r"^\| `([^`]+/)` \|", text_of(ROOT / "docs/develop/map.md"), re.MULTILINE)
+    assert sorted(rows) == sorted(folders)
+
+
+def test_every_page_can_be_reached_from_readme() -> None:
+    linked = {(README.parent / x).resolve() for x in re.findall(r"\]\(([^)#]+)", text_of(README))}
+    assert [name_of(x) for x in PAGES if x != README and x not in linked] == []
+
+
+@pytest.mark.parametrize("page", [README, ROOT / "docs" / "models.md"], ids=name_of)
+def test_every_architecture_is_told(page: Path) -> None:
+    assert set(KINDS) <= set(spans(page))
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("page", "index"),
+    [(page, i) for page in PAGES for i in range(len(blocks(page, "python")))],
+    ids=str,
+)
+def test_python_runs(page: Path, index: int, tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").symlink_to(smollm2_file())
+    (tmp_path / "drafter.gguf").symlink_to(pair.find("smollm2").drafter)
+    code = blocks(page, "python")[index]
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()

@@ -11,6 +11,7 @@ import pytest
 from vocabularies import smollm2_file
 
 from dflash_gguf import pair
+from dflash_gguf.backend import sources
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 
@@ -28,9 +29,8 @@ def test_two_first_builds_at_once_share_a_cache(tmp_path: Path) -> None:
     tool = folder / "llama-speculative-simple"
     shown = subprocess.run([str(tool), "--help"], capture_output=True, text=True)
     assert "draft-dflash" in shown.stdout
-    # Nothing temporary is left, and the sources' folder is the one the fetch script prints.
-    fetched, _ = start("fetch_llama_cpp.py", "--cache", str(tmp_path)).communicate()
-    assert sorted(tmp_path.iterdir()) == sorted([folder, Path(fetched.strip())])
+    # Nothing temporary is left beside the tools and the sources.
+    assert sorted(tmp_path.iterdir()) == sorted([folder, sources.fetch(tmp_path)])
 
 
 def test_an_unknown_tool_is_one_sentence() -> None:

@@ -39,12 +39,7 @@ ARCHITECTURES = (
         qwen35moe.metadata,
         qwen35moe.tensors,
     ),
-    Architecture(
-        ("DFlashDraftModel", "DFlash2DraftModel"),
-        dflash.metadata,
-        dflash.tensors,
-        is_drafter=True,
-    ),
+    Architecture(("DFlashDraftModel",), dflash.metadata, dflash.tensors, is_drafter=True),
 )
 
 
@@ -54,10 +49,12 @@ def architecture_of(checkpoint: Checkpoint) -> Architecture:
     for architecture in ARCHITECTURES:
         if name in architecture.classes:
             return architecture
-    if "DSpark" in name:
-        raise ConvertError(
-            f"{checkpoint.config.path}: {name} is a DSpark drafter, which is not supported"
-        )
+    for relative in ("DSpark", "DFlash2"):
+        if relative in name:
+            raise ConvertError(
+                f"{checkpoint.config.path}: {name} is a {relative} drafter, only DFlash drafters "
+                "can be run"
+            )
     known = ", ".join(name for row in ARCHITECTURES for name in row.classes)
     raise ConvertError(
         f"{checkpoint.config.path}: architecture {name!r} is not supported (supported: {known})"

@@ -112,8 +112,21 @@ def add_rope(metadata: Metadata, config: Config, also: Sequence[str] = ()) -> No
 
 
 def _add_yarn(metadata: Metadata, config: Config, rope: dict[str, Any]) -> None:
+    """YaRN's own settings. Source: transformers, modeling_rope_utils.py."""
+    factor = rope_number(config, rope, "factor")
     if rope.get("attention_factor") is None and rope.get("attn_factor") is not None:
         rope["attention_factor"] = rope["attn_factor"]
+    if rope.get("truncate") is False:
+        raise ConvertError(
+            f"{config.path}: rope setting 'truncate' is false, GGUF files have rounded yarn bounds "
+            "only"
+        )
+    if rope.get("attention_factor") is None and rope.get("mscale") and rope.get("mscale_all_dim"):
+        mscale, all_dim = (
+            1 + 0.1 * rope_number(config, rope, name) * math.log(max(1.0, factor))
+            for name in ("mscale", "mscale_all_dim")
+        )
+        rope["attention_factor"] = mscale / all_dim
     for key, name in (
         (Key.ROPE_SCALING_YARN_EXT_FACTOR, "extrapolation_factor"),
         (Key.ROPE_SCALING_YARN_ATTN_FACTOR, "attention_factor"),

@@ -1,4 +1,4 @@
-"""DFlash drafters (z-lab's DFlashDraftModel and DFlash2DraftModel) as architecture `dflash`.
+"""DFlash drafters (z-lab's DFlashDraftModel) as architecture `dflash`.
 
 `dflash.target_layers` counts layer inputs: Hugging Face's `target_layer_ids` + 1, since the
 drafter reads the output of those layers, which is the input of the next.
@@ -31,12 +31,6 @@ from .qwen3 import DEFAULT_HEAD_DIM
 DEFAULT_BLOCK_SIZE = 16  # of z-lab/dflash, model.py
 # Families whose embeddings are scaled by sqrt(hidden size) before the first layer.
 SCALED_EMBEDDING_FAMILIES = ("gemma",)
-DFLASH2_KEYS = (
-    (Key.CONV_KERNEL_SIZE, "conv_kernel_size"),
-    (Key.CONV_GROUP_SIZE, "conv_group_size"),
-    (Key.SELECTOR_RANK, "selector_rank"),
-    (Key.SELECTOR_TOP_K, "selector_top_k"),
-)
 _ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 
 
@@ -129,8 +123,6 @@ def metadata(checkpoint: Checkpoint, options: Options) -> Metadata:
     result.array(Key.TARGET_LAYERS, [i + 1 for i in target_layer_ids(config, target)])
     _add_scales(result, config, target)
     _add_attention_kind(result, config, dims.n_layer)
-    if is_dflash2(checkpoint):
-        _add_dflash2(result, config, dims.n_embd)
     result.uint32(Key.TOKENIZER_MASK_ID, _integer(config, "mask_token_id", 0))
     return result
 
@@ -198,28 +190,6 @@ def _add_attention_kind(metadata: Metadata, config: Config, n_layer: int) -> Non
         metadata.boolean(Key.ATTENTION_CAUSAL, bool(causal))
 
 
-def is_dflash2(checkpoint: Checkpoint) -> bool:
-    """Whether the drafter has DFlash2's dynamic convolutions and candidate selector."""
-    return "conv_kernel_size" in checkpoint.config.mapping("dflash_config")
-
-
-def _add_dflash2(metadata: Metadata, config: Config, n_embd: int) -> None:
-    values = {name: _integer(config, name, 1) for _, name in DFLASH2_KEYS}
-    if n_embd % values["conv_group_size"]:
-        raise ConvertError(
-            f"{config.path}: hidden_size {n_embd} is no multiple of conv_group_size "
-            f"{values['conv_group_size']}"
-        )
-    top_k = values["selector_top_k"]
-    if n_embd < top_k * (top_k + 1):
-        raise ConvertError(
-            f"{config.path}: selector_top_k {top_k} needs a hidden_size of at least "
-            f"{top_k * (top_k + 1)}, it is {n_embd}"
-        )
-    for key, name in DFLASH2_KEYS:
-        metadata.uint32(key, values[name])
-
-
 def tensors(checkpoint: Checkpoint, options: Options) -> list[TensorPlan]:
     """Plans of all tensors."""
     config, target = checkpoint.config, target_of(checkpoint, options)
@@ -248,16 +218,20 @@ def tensors(checkpoint: Checkpoint, options: Options) -> list[TensorPlan]:
             ".input_layernorm.weight"
         )
         _add_block(inventory, config, dims, block, prefix)
-    if is_dflash2(checkpoint):
-        _add_dflash2_tensors(inventory, config, dims, source)
     return inventory.finish()
 
 
 def _refuse_unrepresentable(checkpoint: Checkpoint) -> None:
+    if "conv_kernel_size" in checkpoint.config.mapping("dflash_config"):
+        raise ConvertError(
+            f"{checkpoint.config.path}: dflash_config has 'conv_kernel_size': it is a DFlash2 "
+            "drafter, only DFlash drafters can be run"
+        )
     for name in checkpoint.names:
         if "markov_head" in name:
             raise ConvertError(
-                f"{checkpoint.directory}: is a DSpark drafter ({name!r}), which is not supported"
+                f"{checkpoint.directory}: is a DSpark drafter ({name!r}), only DFlash "
+                "drafters can be run"
             )
         if ".self_attn." in name and name.endswith("_proj.bias"):
             raise ConvertError(
@@ -299,29 +273,3 @@ def _add_block(inventory: Inventory, config: Config, dims: Dims, block: int, pre
     sinks = f"{prefix}.self_attn.sinks"
     inventory.add_optional(of_block(Tensor.ATTN_SINKS, block), sinks, (dims.n_head,))
     add_ffn(inventory, n_embd, config.integer("intermediate_size"), block, f"{prefix}.mlp")
-
-
-def _add_dflash2_tensors(inventory: Inventory, config: Config, dims: Dims, source: Any) -> None:
-    kernel = _integer(config, "conv_kernel_size", 1)
-    groups = dims.n_embd // _integer(config, "conv_group_size", 1)
-    rank = _integer(config, "selector_rank", 1)
-    for block in range(dims.n_layer):
-        for base, projection, part in (
-            (Tensor.ATTN_CONV_BASE, Tensor.ATTN_CONV_PROJ, "attention_conv"),
-            (Tensor.FFN_CONV_BASE, Tensor.FFN_CONV_PROJ, "mlp_conv"),
-        ):
-            prefix = f"layers.{block}.{part}"
-            kernels = source(f"{prefix}.base_kernel")
-            inventory.add(of_block(base, block), kernels, (2, kernel, dims.n_embd))
-            dynamic = source(f"{prefix}.kernel_projection.weight")
-            shape = (2 * kernel * groups, dims.n_embd)
-            inventory.add(of_block(projection, block), dynamic, shape)
-    for name, part, shape in (
-        (Tensor.SELECTOR_PREDECESSOR, "predecessor_codebook", (dims.n_vocab, rank)),
-        (Tensor.SELECTOR_SUCCESSOR, "successor_codebook", (dims.n_vocab, rank)),
-        (Tensor.SELECTOR_HIDDEN, "hidden_projection", (rank, dims.n_embd)),
-    ):
-        plain = source(f"candidate_selector.{part}")
-        # Published codebooks are bare parameters, the reference's own exports embeddings.
-        spelled = plain if plain in inventory.checkpoint else source(plain + ".weight")
-        inventory.add(name, spelled, shape)

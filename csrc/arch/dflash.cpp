@@ -95,13 +95,11 @@ static void read_attention_rules(const GgufFile & file, Hparams & hp) {
         pattern = *stored;
     }
     const auto causal = file.boolean(schema::KEY_ATTENTION_CAUSAL);
-    const float scale = static_cast<float>(file.real(schema::KEY_ATTENTION_SCALE).value_or(0.0));
     for (int64_t il = 0; il < hp.n_layer(); ++il) {
         LayerShape & layer = hp.layers[il];
         layer.window = pattern[il] != 0 ? window : 0;
         layer.causal = causal.value_or(layer.window > 0);
         layer.value_is_key = true;
-        layer.attn_scale = scale > 0.0f ? scale : layer.attn_scale;
     }
 }
 

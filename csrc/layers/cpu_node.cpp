@@ -2,6 +2,7 @@
 
 #include "layers/build.h"
 
+#include <chrono>
 #include <thread>
 #include <unordered_map>
 
@@ -11,18 +12,51 @@
 
 namespace dfl {
 
-void Barrier::look_again() {
-    // About a millisecond of looking in all before the core is offered to others.
-    thread_local int looks = 0;
-    constexpr int patience = 20000;
-    if (++looks < patience) {
+void Barrier::pause() {
 #if defined(__x86_64__)
-        _mm_pause();
+    _mm_pause();
 #endif
-        return;
+}
+
+void Barrier::wait_long(int other, unsigned turn) {
+    const auto began = std::chrono::steady_clock::now();
+    while (!has_come(other, turn)) {
+        // Whoever is late waits for a core, and it may be this one.
+        std::this_thread::yield();
     }
-    looks = 0;
-    std::this_thread::yield();
+    const auto waited = std::chrono::steady_clock::now() - began;
+    seen_[other].waited_for_ns.fetch_add(std::chrono::nanoseconds(waited).count(),
+                                         std::memory_order_relaxed);
+}
+
+void Barrier::begin_run() {
+    for (Seen & seen : seen_) {
+        seen.turn.store(0, std::memory_order_relaxed);
+        seen.waited_for_ns.store(0, std::memory_order_relaxed);
+    }
+}
+
+Barrier::Waits Barrier::waits(int nth) const {
+    constexpr int64_t late_ns = 300000; // a core goes to another process for a millisecond or more
+    Waits found;
+    for (const Seen & seen : seen_) {
+        const int64_t ns =
+            seen.waited_for_ns.load(std::memory_order_relaxed) / std::max(1, nth - 1);
+        if (ns >= late_ns) {
+            found.lost_ns += ns;
+            ++found.n_late;
+        }
+    }
+    return found;
+}
+
+void CpuNodes::begin_run() {
+    for (const auto & step : list) {
+        step->node->begin_run();
+    }
+    if (barrier) {
+        barrier->begin_run();
+    }
 }
 
 static void run(ggml_tensor * dst, int ith, int nth, void * data) {

@@ -11,58 +11,6 @@ namespace dfl {
 
 struct Build;
 
-// One node's work, owned by its graph.
-class CpuNode {
-  public:
-    virtual ~CpuNode() = default;
-    // Thread ith of nth computes its share of dst. All nth are in here at once, and none passes to
-    // the next node before all have left. Must not throw.
-    virtual void compute(ggml_tensor * dst, int ith, int nth) = 0;
-};
-
-// Where the threads of a graph wait for each other. They come every few microseconds, so they look
-// out for each other before they let others have the core. Each tells all others by itself: what
-// two cores both write goes back and forth between them, which takes longer than a small node.
-class Barrier {
-  public:
-    explicit Barrier(int n_threads) : seen_(n_threads) {}
-
-    // Thread ith of nth, at most as many as it was made for.
-    void wait(int ith, int nth) {
-        const unsigned turn = seen_[ith].turn.load(std::memory_order_relaxed) + 1;
-        seen_[ith].turn.store(turn, std::memory_order_release);
-        for (int other = 0; other < nth; ++other) {
-            while (static_cast<int>(seen_[other].turn.load(std::memory_order_acquire) - turn) < 0) {
-                look_again();
-            }
-        }
-    }
-
-  private:
-    struct alignas(128) Seen { // a core fetches lines in pairs
-        std::atomic<unsigned> turn{0};
-    };
-
-    static void look_again();
-
-    std::vector<Seen> seen_;
-};
-
-// A node of a graph, and the nodes it computes after its own in place of ggml.
-struct CpuStep {
-    std::unique_ptr<CpuNode> node;
-    ggml_tensor * dst = nullptr;
-    Barrier * barrier = nullptr;
-    std::vector<const CpuStep *> then = {};
-};
-
-struct CpuNodes {
-    int n_threads = 0;    // that compute the graph; 0: not the CPU backend's
-    int most_threads = 0; // that compute a node, also of a graph that goes over two devices
-    std::vector<std::unique_ptr<CpuStep>> list = {};
-    std::unique_ptr<Barrier> barrier = {}; // of those that were joined
-};
-
 // Hands out the parts of one run.
 class Shares {
   public:
@@ -76,21 +24,100 @@ class Shares {
             }
             return;
         }
-        for (int64_t part; (part = next(n, nth)) < n;) {
+        for (int64_t part; (part = taken_.fetch_add(1, std::memory_order_relaxed)) < n;) {
             body(part);
         }
     }
 
+    // Before each run: the number of threads may differ from one run to the next.
+    void begin_run() { taken_.store(0, std::memory_order_relaxed); }
+
   private:
-    // The next of n parts, or n: there is none. Every thread of a run comes until it gets none.
-    int64_t next(int64_t n, int nth) {
-        // Each run takes n tickets that are parts and one a thread that is none, so it leaves a
-        // multiple of their number behind.
-        const int64_t run = n + nth;
-        return std::min(n, taken_.fetch_add(1, std::memory_order_relaxed) % run);
+    std::atomic<int64_t> taken_{0};
+};
+
+// One node's work, owned by its graph.
+class CpuNode {
+  public:
+    virtual ~CpuNode() = default;
+    // Thread ith of nth computes its share of dst. All nth are in here at once, and none passes to
+    // the next node before all have left. nth is at most CpuNodes::n_threads, and not always the
+    // same. Must not throw.
+    virtual void compute(ggml_tensor * dst, int ith, int nth) = 0;
+
+    void begin_run() { shares_.begin_run(); }
+
+  protected:
+    Shares shares_;
+};
+
+// Where the threads of a graph wait for each other. They meet every few microseconds, so they spin.
+// Each thread tells the others by a cache line of its own: a line that two cores write takes longer
+// to go back and forth than a small node takes to compute.
+class Barrier {
+  public:
+    explicit Barrier(int n_threads) : seen_(n_threads) {}
+
+    // Thread ith of nth, at most as many as it was made for.
+    void wait(int ith, int nth) {
+        const unsigned turn = seen_[ith].turn.load(std::memory_order_relaxed) + 1;
+        seen_[ith].turn.store(turn, std::memory_order_release);
+        for (int other = 0; other < nth; ++other) {
+            for (int looks = 0; !has_come(other, turn); ++looks) {
+                if (looks == SHORT_WAIT) {
+                    wait_long(other, turn);
+                    break;
+                }
+                pause();
+            }
+        }
     }
 
-    std::atomic<int64_t> taken_{0};
+    // Before each run, by one thread: whoever takes part starts at the same turn.
+    void begin_run();
+
+    // What a run lost to threads that came late, which is what a thread does that waits for a core.
+    struct Waits {
+        int64_t lost_ns = 0;
+        int n_late = 0; // threads that were waited for
+    };
+    // Of the run that ended, of nth threads.
+    Waits waits(int nth) const;
+
+  private:
+    struct alignas(128) Seen { // a core fetches lines in pairs
+        std::atomic<unsigned> turn{0};
+        std::atomic<int64_t> waited_for_ns{0}; // by the others
+    };
+
+    // Looks before the clock is read, some 20 us: a thread that runs comes sooner.
+    static constexpr int SHORT_WAIT = 1000;
+
+    bool has_come(int other, unsigned turn) const {
+        return static_cast<int>(seen_[other].turn.load(std::memory_order_acquire) - turn) >= 0;
+    }
+    void wait_long(int other, unsigned turn);
+    static void pause();
+
+    std::vector<Seen> seen_;
+};
+
+// A node of a graph, and the nodes it computes after its own in place of ggml.
+struct CpuStep {
+    std::unique_ptr<CpuNode> node;
+    ggml_tensor * dst = nullptr;
+    Barrier * barrier = nullptr;
+    std::vector<const CpuStep *> then = {};
+};
+
+struct CpuNodes {
+    int n_threads = 0;    // that compute the graph at most; 0: not the CPU backend's
+    int most_threads = 0; // that compute a node, also of a graph that goes over two devices
+    std::vector<std::unique_ptr<CpuStep>> list = {};
+    std::unique_ptr<Barrier> barrier = {}; // of those that were joined
+
+    // Before each run of the graph.
+    void begin_run();
 };
 
 // A node of shape [ne0, ne1] that reads args.

@@ -65,7 +65,6 @@ class Attend : public CpuNode {
 
     const cpu::CellAttentionKernel & kernel_;
     float scale_;
-    Shares shares_;
 };
 
 } // namespace

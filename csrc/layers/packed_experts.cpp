@@ -247,7 +247,6 @@ class GatedExperts : public CpuNode {
     PackedInput input_;
     int64_t step_;
     bool scales_gate_, scales_up_;
-    Shares shares_;
 };
 
 // src: what GatedExperts made, the choices, and then what there is of the scales of down, the
@@ -341,7 +340,6 @@ class SumExperts : public CpuNode {
     const PackedMatrix & down_;
     Groups groups_;
     bool scales_, shared_;
-    Shares shares_;
 };
 
 } // namespace

@@ -69,7 +69,6 @@ class Gated : public CpuNode {
     const cpu::PackedProduct & down_;
     PackedInput input_;
     int64_t n_ff_, step_;
-    Shares shares_;
 };
 
 } // namespace

@@ -75,7 +75,6 @@ class Multiply : public CpuNode {
     std::vector<const PackedMatrix *> weights_;
     PackedInput input_;
     int64_t n_tiles_ = 0, n_out_ = 0, bytes_ = 0;
-    Shares shares_;
 };
 
 } // namespace

@@ -154,7 +154,6 @@ class Prepare : public CpuNode {
 
     const cpu::DeltaHeadKernel & kernel_;
     DeltaLayer layer_;
-    Shares shares_;
 };
 
 // The rule, the norm and the gate. src: rows of Prepare, the gates before their silu, and for trees
@@ -234,7 +233,6 @@ class Walk : public CpuNode {
 
     const cpu::DeltaHeadKernel & kernel_;
     DeltaLayer layer_;
-    Shares shares_;
 };
 
 } // namespace

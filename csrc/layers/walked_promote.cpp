@@ -77,7 +77,6 @@ class Promote : public CpuNode {
     const RecurrentPart & cache_;
     RecurrentShape shape_;
     float eps_;
-    Shares shares_;
 };
 
 } // namespace

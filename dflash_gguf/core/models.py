@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from .._ffi import Error, call, create, ffi, ggml_library, new, text
-from ..config import MODEL_N_CTX_CAP, LoadConfig
+from ..config import DEFAULT_N_CTX, LoadConfig
 from ..proof import proven_buffer_types
 from .ggml import extra_buffer_types, load_backend, load_backend_of_environment
 from .progress import Progress, c_callback
@@ -99,8 +99,8 @@ class Model:
 
     @property
     def n_ctx(self) -> int:
-        """Tokens a session of this model holds."""
-        return self.config.n_ctx or min(self.n_ctx_train, MODEL_N_CTX_CAP)
+        """Tokens a session of this model holds unless told otherwise."""
+        return self.config.n_ctx or min(self.n_ctx_train, DEFAULT_N_CTX)
 
     @property
     def handle(self) -> Any:

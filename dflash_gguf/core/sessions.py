@@ -21,7 +21,7 @@ MAX_TOP, MAX_VERIFY = 64, 256
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A prefix of a session's timeline that can be gone back to."""
+    """A prefix of a session's timeline that can be gone back to, in this session."""
 
     handle: Any
     position: int
@@ -202,6 +202,8 @@ class Session:
 
     def draft(self, last_token: int, n_draft: int, k: int = 1) -> Draft:
         """What the drafter proposes after `last_token`, which is chosen but not appended.
+
+        If its scores are not finite, it has forgotten the timeline so far.
 
         Raises:
             Error: no drafter, n_draft outside 1 to block_size - 1, or no room in the context.

@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import build_backend
 import build_peer
 
 from dflash_gguf import core
+from dflash_gguf.backend import build
 from gpu.setting import Figures, Setting
 
 
@@ -18,10 +18,10 @@ def module(setting: Setting) -> Iterator[Figures]:
     if setting.build is None:
         raise ValueError("no backend to build: name it with --build")
     started = time.perf_counter()
-    path = build_backend.module_path(setting.build, setting.cache, setting.arch)
+    path = build.module_path(setting.build, setting.cache, setting.arch)
     is_there = path.is_file() and _loads(path)
     if not is_there:
-        build_backend.build(setting.build, setting.cache, arch=setting.arch, again=True)
+        build.build(setting.build, setting.cache, arch=setting.arch, again=True)
         core.load_backend(str(path))
     yield {
         "module": str(path),

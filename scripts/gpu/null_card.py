@@ -13,7 +13,8 @@ import re
 import subprocess
 from pathlib import Path
 
-from build_backend import cuda_homes, first_of
+from dflash_gguf import Error
+from dflash_gguf.backend.build import cuda_homes, first_of
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 DRIVER = "libcuda.so.1"
@@ -56,7 +57,10 @@ def build(cache: Path, capability: str) -> Path:
     """
     if not capability.isdigit():
         raise SystemExit(f"a compute capability is a number such as 86, not {capability!r}")
-    header = first_of(cuda_homes(), "nvidia-cuda-runtime", "include/cuda_runtime_api.h")
+    try:
+        header = first_of(cuda_homes(), "nvidia-cuda-runtime", "include/cuda_runtime_api.h")
+    except Error as error:
+        raise SystemExit(str(error)) from None
     version = re.search(r"define CUDART_VERSION\s+(\d+)", header.read_text(encoding="utf-8"))
     major = int(version[1]) // 1000 if version else 13
     folder = cache / f"null-card-{capability}-cuda{major}"

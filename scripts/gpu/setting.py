@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from build_backend import KINDS
-from fetch_llama_cpp import DEFAULT_CACHE
-
 from dflash_gguf import core
+from dflash_gguf.backend.build import KINDS
+from dflash_gguf.backend.sources import DEFAULT_CACHE
 from dflash_gguf.config import LoadConfig
 
 Figures = dict[str, Any]

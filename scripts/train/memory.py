@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import torch
+
+from dflash_gguf.core import devices
 
 SHARE = 0.3  # of the free memory, for what is counted below
 LOGIT_COPIES = 4  # logits, their float32 form, softmax and gradient
@@ -15,7 +15,7 @@ def free_bytes(device: torch.device) -> int:
     """Memory free for tensors on a device."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    return next(x.free_bytes for x in devices() if x.type == "cpu")
 
 
 def piece_size(n_rows: int, n_vocab: int, n_sequences: int, free: int, n_threads: int = 1) -> int:

@@ -45,7 +45,6 @@ CASES = [
     *(Case("qwen35", outtype, "qwen35") for outtype in OUTTYPES),
     Case("qwen35", "f32", "qwen35", mtp=False),
     *(Case("qwen35-dflash", outtype, "qwen35", target="qwen35") for outtype in OUTTYPES),
-    Case("qwen35-dflash2", "bf16", "qwen35", target="qwen35"),
     Case("qwen35-sliding", "q8_0", "qwen35", target="qwen35"),
     Case("llama", "q8_0", "llama-bpe"),
     Case("llama", "f16", "llama-bpe"),
@@ -73,7 +72,6 @@ def make_folders(base: Path) -> None:
         base / "smollm2-dflash", base / "smollm2", dflash_config=taps, **smollm2_sizes, **bf16
     )
     make_drafter(base / "qwen35-dflash", base / "qwen35", **bf16)
-    make_drafter(base / "qwen35-dflash2", base / "qwen35", dflash2=True, **bf16)
     make_drafter(
         base / "qwen35-sliding",
         base / "qwen35",

@@ -94,6 +94,13 @@ def test_yarn_is_written_and_other_scalings_are_refused(tmp_path: Path) -> None:
         prepare(tmp_path, "f32", pre="qwen2")
 
 
+def test_yarn_without_rounded_bounds_is_refused(tmp_path: Path) -> None:
+    yarn = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "truncate": False}
+    make_target(tmp_path, "qwen3", rope_parameters=yarn | {"original_max_position_embeddings": 128})
+    with pytest.raises(ConvertError, match="rope setting 'truncate' is false"):
+        prepare(tmp_path, "f32", pre="qwen2")
+
+
 def test_configs_of_older_releases_give_the_same_metadata(tmp_path: Path) -> None:
     rope = {"rope_type": "linear", "rope_theta": 5e5, "factor": 2.0}
     make_target(tmp_path, "llama", rope_parameters=rope)

@@ -55,13 +55,10 @@ def test_a_file_without_mtp_layers_passes(folders: dict[str, Path], tmp_path: Pa
 
 
 @pytest.mark.parametrize("neox", [True, False])
-@pytest.mark.parametrize("dflash2", [True, False])
-def test_a_drafter_passes(
-    folders: dict[str, Path], tmp_path: Path, neox: bool, dflash2: bool
-) -> None:
+def test_a_drafter_passes(folders: dict[str, Path], tmp_path: Path, neox: bool) -> None:
     target = folders["qwen3"]
     settings = {} if neox else {"rope_is_neox_style": False}
-    drafter = make_drafter(tmp_path / "drafter", target, dflash2=dflash2, **settings)
+    drafter = make_drafter(tmp_path / "drafter", target, **settings)
     file = write(prepare(drafter, "f32", Options(target), PRE), tmp_path / "x.gguf")
     report = check(drafter, file, target)
     assert report.ok, str(report)

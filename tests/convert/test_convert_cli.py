@@ -296,7 +296,7 @@ DRAFTERS: dict[str, tuple[Damage, str]] = {
     ),
     "DSpark by its class": (
         lambda p: edit_config(p, architectures=["Qwen3DSparkModel"]),
-        "Qwen3DSparkModel is a DSpark drafter, which is not supported",
+        "Qwen3DSparkModel is a DSpark drafter, only DFlash drafters can be run",
     ),
     "DSpark by its tensors": (
         lambda p: edit_tensors(p, **{"markov_head.markov_w1.weight": torch.ones(2, 2)}),
@@ -330,17 +330,17 @@ def test_drafter_without_its_target(folder: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("architecture", "message"),
     [
-        ({"conv_group_size": 20}, "hidden_size 96 is no multiple of conv_group_size 20"),
-        ({"selector_top_k": 10}, "selector_top_k 10 needs a hidden_size of at least 110"),
-        ({"selector_rank": 0}, "'selector_rank' is 0, an integer of at least 1 is needed"),
+        ("DFlash2DraftModel", "DFlash2DraftModel is a DFlash2 drafter, only DFlash drafters"),
+        ("DFlashDraftModel", "'conv_kernel_size': it is a DFlash2 drafter, only DFlash drafters"),
     ],
 )
-def test_bad_dflash2_drafter(
-    folder: Path, changes: dict[str, int], message: str, capsys: pytest.CaptureFixture[str]
+def test_dflash2_drafters_are_refused(
+    folder: Path, architecture: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    set_drafter(folder / "drafter2", **changes)
+    """By their class, and by their settings where the class does not say it."""
+    set_json(folder / "drafter2" / "config.json", architectures=[architecture])
     target = ("--target-model-dir", str(folder / "model"))
     assert_refused(folder, "drafter2", message, capsys, *target)
 

@@ -111,18 +111,3 @@ def test_drafter_that_rotates_neighbours_is_reordered(tmp_path: Path) -> None:
     norm = theirs["layers.0.self_attn.q_norm.weight"]
     expected = np.concatenate([norm[0::2], norm[1::2]])
     np.testing.assert_array_equal(ours["blk.0.attn_q_norm.weight"], expected)
-
-
-def test_dflash2_convolutions_and_selector(tmp_path: Path) -> None:
-    drafter, target = drafted(tmp_path, dflash2=True)
-    conversion, ours, theirs = converted(drafter, "llama-bpe", target_model_dir=target)
-    found = metadata(conversion)
-    keys = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
-    assert [found[key] for key in keys] == [2, 16, 8, 4]
-    for name, source in (
-        ("blk.1.attn_conv_base", "layers.1.attention_conv.base_kernel"),
-        ("blk.1.ffn_conv_proj.weight", "layers.1.mlp_conv.kernel_projection.weight"),
-        ("selector_predecessor.weight", "candidate_selector.predecessor_codebook.weight"),
-        ("selector_hidden.weight", "candidate_selector.hidden_projection.weight"),
-    ):
-        np.testing.assert_array_equal(ours[name], theirs[source])

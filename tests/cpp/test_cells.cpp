@@ -105,6 +105,19 @@ void full_table_says_so() {
     CHECK(contains(error_of([&] { table.find_free(1); }), "1 rows do not fit: 0 of 64"));
 }
 
+void touched_are_those_that_were_ever_found() {
+    CellTable table(N_CELLS);
+    table.reserve_last();
+    CHECK(table.size() == N_CELLS - 1 && table.n_cells() == N_CELLS && table.n_touched() == 0);
+    for (const int64_t cell : table.find_free(9)) {
+        table.own(cell, 0, static_cast<int32_t>(cell));
+    }
+    table.release_from(0, 4);
+    CHECK(table.high() == 4 && table.n_touched() == 9);
+    table.find_free(7); // padding is not owned
+    CHECK(table.n_touched() == 11);
+}
+
 } // namespace
 
 int main() {
@@ -112,4 +125,5 @@ int main() {
         random_moves(seed);
     }
     full_table_says_so();
+    touched_are_those_that_were_ever_found();
 }

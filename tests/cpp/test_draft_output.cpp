@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <random>
 #include <set>
 
@@ -86,6 +87,22 @@ int main() {
             tokens.insert(ties.best[i * 32 + j].token);
         }
         CHECK(tokens.size() == 32);
+    }
+    // NaNs come after all others, however many there are.
+    for (const int64_t n_numbers : {500, 40, 7}) {
+        std::vector<float> logits(777 * N_DRAFT, NAN);
+        for (int64_t i = 0; i < n_numbers; ++i) {
+            logits[(i * 13) % 777] = noise(random);
+        }
+        std::vector<float> expected;
+        std::copy_if(logits.begin(), logits.begin() + 777, std::back_inserter(expected),
+                     [](float x) { return !std::isnan(x); });
+        std::sort(expected.rbegin(), expected.rend());
+        const Draft found = select(logits, 32, Where::HOST, true);
+        for (int64_t j = 0; j < 32; ++j) {
+            const float logit = found.best[j].logit;
+            CHECK(j < n_numbers ? logit == expected[j] : std::isnan(logit));
+        }
     }
     const Draft nothing =
         select(std::vector<float>(65536 * N_DRAFT, NAN), 32, Where::DEVICE_BY_BLOCKS, true);

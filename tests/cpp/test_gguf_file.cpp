@@ -62,7 +62,9 @@ void truncated(const std::string & path, const std::string & bytes) {
     }
 }
 
-void damaged(const std::string & path, const std::string & bytes, size_t header, unsigned seed) {
+// given: the path to load by.
+void damaged(const std::string & path, const std::string & bytes, size_t header, unsigned seed,
+             const std::string & given) {
     std::mt19937 random(seed);
     std::string copy = bytes;
     for (unsigned n = 1 + random() % 3; n > 0; --n) {
@@ -72,7 +74,52 @@ void damaged(const std::string & path, const std::string & bytes, size_t header,
                     patterns[random() % sizeof patterns]);
     }
     write_all(path, copy);
-    try_model(path);
+    try_model(given);
+}
+
+// The model of a file in two others, the metadata in the first; returns their paths.
+std::vector<std::string> split(const std::string & path, const std::string & prefix) {
+    ggml_context * data = nullptr;
+    gguf_context_ptr whole(gguf_init_from_file(path.c_str(), {/*no_alloc =*/false, &data}));
+    ggml_context_ptr tensors(data);
+    const int64_t n = gguf_get_n_tensors(whole.get());
+    std::vector<std::string> paths;
+    for (int part = 0; part < 2; ++part) {
+        gguf_context_ptr gguf(gguf_init_empty());
+        if (part == 0) {
+            gguf_set_kv(gguf.get(), whole.get());
+        }
+        gguf_set_val_u16(gguf.get(), schema::KEY_SPLIT_NO, part);
+        gguf_set_val_u16(gguf.get(), schema::KEY_SPLIT_COUNT, 2);
+        gguf_set_val_i32(gguf.get(), schema::KEY_SPLIT_TENSORS_COUNT, n);
+        for (int64_t i = part * n / 2; i < (part + 1) * n / 2; ++i) {
+            const char * name = gguf_get_tensor_name(whole.get(), i);
+            gguf_add_tensor(gguf.get(), ggml_get_tensor(data, name));
+        }
+        paths.push_back(prefix + (part == 0 ? "-00001-of-00002.gguf" : "-00002-of-00002.gguf"));
+        CHECK(gguf_write_to_file(gguf.get(), paths.back().c_str(), /*only_meta =*/false));
+    }
+    return paths;
+}
+
+void damaged_parts(const std::string & whole, const std::string & prefix) {
+    const std::vector<std::string> paths = split(whole, prefix);
+    CHECK(try_model(paths[0]));
+    CHECK(contains(error_of([&] { GgufFile file(paths[1]); }), "give the first"));
+    for (const std::string & path : paths) {
+        const std::string bytes = read_all(path);
+        const GgufPart part(path);
+        const size_t header = gguf_get_data_offset(part.gguf.get());
+        for (unsigned seed = 0; seed < 200; ++seed) {
+            damaged(path, bytes, header, seed, paths[0]);
+        }
+        for (size_t size = 0; size < bytes.size(); size += 1 + size / 4) {
+            write_all(path, bytes.substr(0, size));
+            CHECK(!try_model(paths[0]));
+        }
+        write_all(path, bytes);
+    }
+    CHECK(try_model(paths[0]));
 }
 
 } // namespace
@@ -90,8 +137,10 @@ int main() {
         const char * data = static_cast<const char *>(file.tensor_data(schema::TENSOR_TOKEN_EMBD));
         truncated(broken, bytes);
         for (unsigned seed = 0; seed < 400; ++seed) {
-            damaged(broken, bytes, data - file.mapping().data(), seed);
+            damaged(broken, bytes, data - file.mapping_of(schema::TENSOR_TOKEN_EMBD).data(), seed,
+                    broken);
         }
     }
     reads_what_was_written(whole);
+    damaged_parts(whole, folder.file("split"));
 }

@@ -87,6 +87,27 @@ void checkpoints_go_back(const std::shared_ptr<const Model> & model) {
     CHECK(contains(error_of([&] { session.restore(checkpoint); }), "checkpoint of 11 tokens"));
 }
 
+// Of another model it lacks recurrent bytes, or has too many; of another session it is of other
+// cells.
+void checkpoints_of_others_are_refused(const std::shared_ptr<const Model> & model,
+                                       const std::shared_ptr<const Model> & other) {
+    const std::vector<int32_t> tokens = prompt();
+    Session session = make(model, 8);
+    session.prefill(tokens.data(), 11, nullptr, nullptr);
+    for (const auto & taken_of : {model, other}) {
+        Session another = make(taken_of, 8);
+        another.prefill(tokens.data(), 11, nullptr, nullptr);
+        const Checkpoint checkpoint = another.take();
+        CHECK(!session.holds(checkpoint));
+        CHECK(contains(error_of([&] { session.restore(checkpoint); }),
+                       "the checkpoint of 11 tokens was taken of another session"));
+        CHECK(another.holds(checkpoint));
+    }
+    Session fresh = make(model, 8);
+    fresh.prefill(tokens.data(), 11, nullptr, nullptr);
+    CHECK(next(session, 5) == next(fresh, 5));
+}
+
 void cancelled_between_micro_batches(const std::shared_ptr<const Model> & model) {
     Session session = make(model, 8), fresh = make(model, 8);
     const std::vector<int32_t> tokens = prompt();
@@ -149,7 +170,13 @@ void rows_of_packed_weights_are_equal(const std::string & path) {
 
 int main() {
     TemporaryFolder folder;
-    const std::string path = folder.file("tiny.gguf");
+    const std::string path = folder.file("tiny.gguf"), other = folder.file("other.gguf");
+    write_tiny_llama(path);
+    write_tiny_qwen35(other);
+    checkpoints_of_others_are_refused(std::make_shared<const Model>(path, on_cpu()),
+                                      std::make_shared<const Model>(other, on_cpu()));
+    checkpoints_of_others_are_refused(std::make_shared<const Model>(other, on_cpu()),
+                                      std::make_shared<const Model>(path, on_cpu()));
     for (auto write : {write_tiny_llama, write_tiny_qwen35}) {
         write(path);
         const auto model = std::make_shared<const Model>(path, on_cpu());

@@ -47,7 +47,7 @@ Session make(const std::shared_ptr<const Model> & model, DeltaForm form, int64_t
     return Session(model, params);
 }
 
-Logits row(const Session & session, int64_t index) {
+Logits row(Session & session, int64_t index) {
     Logits logits(TINY_VOCAB);
     session.logits(index, logits.data());
     return logits;

@@ -1,29 +1,23 @@
-"""Builds a ggml backend (Vulkan, CUDA) as one loadable module for the installed llama-cpp-python.
+"""A ggml backend (CUDA, Vulkan) compiled as one module for the installed llama-cpp-python.
 
-The wheel's ggml loads such a module as it is: `dflash-run --backend-module PATH` or
-`GGML_BACKEND_PATH=PATH`. Only the module is compiled, from the very sources the wheel was built
-from, and kept in the cache folder; an interrupted build goes on where it stopped. Prints the
-module's path as the last line.
-
-vulkan needs libvulkan-dev, glslc and spirv-headers (Debian's names): three minutes on two cores.
-cuda needs nvcc, and cuBLAS from a toolkit or from the nvidia-cublas package: an hour on two cores,
-under five minutes on sixteen.
+Only the module is compiled, from the very sources that llama-cpp-python was built from, and kept in
+the cache folder; an interrupted build goes on where it stopped.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import os
 import re
 import shutil
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from fetch_llama_cpp import DEFAULT_CACHE, fetch, installed_version
+from ..core import Error
+from .sources import DEFAULT_CACHE, fetch, installed_version
 
-KINDS = ("vulkan", "cuda")
+KINDS = ("cuda", "vulkan")
 VULKAN_COMPAT = Path(__file__).parent / "vulkan_compat.h"
 # ggml's folder alone is no project: its own top-level needs files that the sdist leaves out.
 PARENT = """\
@@ -32,7 +26,7 @@ project(ggml_module C CXX)
 add_subdirectory({sources} ggml)
 """
 # K-V types that attention of one or two rows reads as they are; of others it first makes float16
-# copies, at every step. Those that docs/kv-cache.md weighs: 12 seconds of one core each.
+# copies, at every step. Those that docs/memory.md weighs: 12 seconds of one core each.
 KV_TYPES = "f16-f16;bf16-bf16;q8_0-q8_0;q8_0-q4_0;q5_1-q5_1;q5_0-q4_0;q4_0-q4_0"
 # What the module takes of the driver. A stub with these names is linked where no driver is.
 DRIVER_FUNCTIONS = [
@@ -51,12 +45,24 @@ DRIVER_FUNCTIONS = [
 
 
 def module_path(kind: str, cache: Path = DEFAULT_CACHE, arch: str = "") -> Path:
-    """Where the module is kept, built or not. SystemExit where no card tells the architectures.
+    """Where the module is kept, built or not.
 
-    arch: CUDA architectures, "" for those of the cards in this machine.
+    arch: CUDA architectures, "" for those of the GPUs in this machine.
+
+    Raises:
+        Error: there is no GPU whose architecture could be asked.
     """
-    cards = f"-{(arch or _architectures()).replace(';', '+')}" if kind == "cuda" else ""
-    return cache / f"backend-{kind}-{installed_version()}{cards}" / f"libggml-{kind}.so"
+    gpus = f"-{(arch or _architectures()).replace(';', '+')}" if kind == "cuda" else ""
+    return cache / f"backend-{kind}-{installed_version()}{gpus}" / f"libggml-{kind}.so"
+
+
+def built_modules(cache: Path = DEFAULT_CACHE) -> list[Path]:
+    """The modules in the cache that were built for the installed llama-cpp-python."""
+    return sorted(
+        path
+        for kind in KINDS
+        for path in cache.glob(f"backend-{kind}-{installed_version()}*/libggml-{kind}.so")
+    )
 
 
 def build(
@@ -66,10 +72,15 @@ def build(
     jobs: int = 0,
     arch: str = "",
     again: bool = False,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Path:
-    """Path of the module, built if it is not there. SystemExit names what is missing.
+    """Path of the module, built if it is not there.
 
-    arch: as of `module_path`. again: also if it is there, since it does not load.
+    jobs: compilers at once; 0: one a core. arch: as of `module_path`. again: also if it is there,
+    since it does not load. tell: given a sentence before the long part.
+
+    Raises:
+        Error: a tool is missing or failed; the message names it.
     """
     module = module_path(kind, cache, arch)
     if module.is_file() and not again:
@@ -96,6 +107,7 @@ def build(
         configure += [f"-DCMAKE_CXX_FLAGS=-include {VULKAN_COMPAT}"]
     target = ["--target", f"ggml-{kind}", "--parallel", str(jobs or os.cpu_count() or 1)]
     _run(configure)
+    tell(f"compiling {module} (interrupted, the same command goes on where it stopped)")
     _run(["cmake", "--build", str(folder / "out"), *target])
     (built,) = (folder / "out").rglob(module.name)
     _run(["strip", "--strip-unneeded", str(built)])
@@ -105,7 +117,7 @@ def build(
 
 
 def cuda_options(folder: Path, arch: str) -> list[str]:
-    """CMake's options for CUDA. SystemExit where nvcc or cuBLAS is missing."""
+    """CMake's options for CUDA. Error where nvcc or cuBLAS is missing."""
     nvcc = _nvcc()
     homes = cuda_homes()
     headers = first_of(homes, "nvidia-cublas", "include/cublas_v2.h")
@@ -128,7 +140,7 @@ def cuda_options(folder: Path, arch: str) -> list[str]:
 def _nvcc() -> str:
     nvcc = os.environ.get("CUDACXX") or shutil.which("nvcc")
     if nvcc is None:
-        raise SystemExit("nvcc is not on the PATH: install the CUDA toolkit, or set CUDACXX")
+        raise Error("nvcc is not on the PATH: install the CUDA toolkit, or set CUDACXX")
     return nvcc
 
 
@@ -148,13 +160,13 @@ def cuda_homes() -> list[Path]:
 
 
 def first_of(homes: list[Path], package: str, *patterns: str) -> Path:
-    """The first file of these names. SystemExit names the package that has it."""
+    """The first file of these names. Error names the package that has it."""
     for home in homes:
         for pattern in patterns:
             found = sorted(home.glob(pattern))
             if found:
                 return found[0]
-    raise SystemExit(f"no {patterns[0]} under {', '.join(map(str, homes))}: install {package}")
+    raise Error(f"no {patterns[0]} under {', '.join(map(str, homes))}: install {package}")
 
 
 def _driver() -> Path | None:
@@ -175,7 +187,7 @@ def _driver_stub(folder: Path) -> Path:
 
 
 def _architectures() -> str:
-    """Compute capabilities of the cards here, as CMake wants them: "86-real;90-real"."""
+    """Compute capabilities of the GPUs here, as CMake wants them: "86-real;90-real"."""
     try:
         done = subprocess.run(
             ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"],
@@ -183,11 +195,11 @@ def _architectures() -> str:
             text=True,
         )
     except FileNotFoundError:
-        raise SystemExit(
-            "no card to build for (nvidia-smi is missing): name it, --arch 86"
+        raise Error(
+            "no GPU to build for (nvidia-smi is missing): name its architecture, --arch 86"
         ) from None
     if done.returncode:
-        raise SystemExit(f"nvidia-smi failed, name the architecture with --arch: {done.stderr}")
+        raise Error(f"nvidia-smi failed, name the architecture with --arch: {done.stderr}")
     found = sorted({line.replace(".", "") for line in done.stdout.split()})
     return ";".join(f"{capability}-real" for capability in found)
 
@@ -196,12 +208,10 @@ def _run(command: list[str]) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True)
     except FileNotFoundError:
-        raise SystemExit(f"{command[0]} is not on the PATH: install it") from None
+        raise Error(f"{command[0]} is not on the PATH: install it") from None
     if done.returncode:
         log = done.stdout + done.stderr
-        raise SystemExit(
-            f"{command[0]} failed: {first_error(log)}\n{' '.join(command)}\n{log[-8000:]}"
-        )
+        raise Error(f"{command[0]} failed: {first_error(log)}\n{' '.join(command)}\n{log[-8000:]}")
 
 
 def first_error(log: str) -> str:
@@ -211,21 +221,3 @@ def first_error(log: str) -> str:
         if re.search(r"\berror\b", line, re.IGNORECASE):
             return f"{line} {following}" if line.endswith(":") else line
     return lines[-1] if lines else "it said nothing"
-
-
-def main() -> int:
-    """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("kind", choices=KINDS)
-    parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="default: %(default)s")
-    parser.add_argument("--jobs", type=int, default=0, help="default: one a core")
-    parser.add_argument("--arch", default="", help="CUDA architectures, such as 86-real;89-real")
-    arguments = parser.parse_args()
-    print(build(arguments.kind, arguments.cache, jobs=arguments.jobs, arch=arguments.arch))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,12 +1,10 @@
-"""Fetches the llama.cpp sources that the installed llama-cpp-python was built from.
+"""The llama.cpp sources that the installed llama-cpp-python was built from, ggml's among them.
 
-Prints the path of llama.cpp's tree in the cache folder; a second call returns at once. Tests and
-benchmarks run its converter and its tools (scripts/build_peer.py) beside ours.
+pip downloads them as the package's sdist; they stay in the cache folder.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import subprocess
 import sys
@@ -14,23 +12,28 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+from ..core import Error
+from ..machine_cache import cache_folder
+
 PACKAGE = "llama-cpp-python"
-DEFAULT_CACHE = Path.home() / ".cache" / "dflash-gguf"
+DEFAULT_CACHE = cache_folder()
 
 
 def installed_version() -> str:
-    """Version of the installed llama-cpp-python; pyproject.toml pins it."""
+    """Version of the installed llama-cpp-python, which this package pins."""
     try:
         return importlib.metadata.version(PACKAGE)
     except importlib.metadata.PackageNotFoundError:
-        raise SystemExit(f"{PACKAGE} is not installed; `pip install -e .` brings it") from None
+        raise Error(f"{PACKAGE} is not installed; reinstall dflash-gguf") from None
 
 
 def fetch(cache: Path = DEFAULT_CACHE) -> Path:
     """Path of llama.cpp's sources under `cache`, downloaded if they are not there.
 
-    SystemExit where there is no package index. Two calls at once both download; the first to finish
-    is kept.
+    Two calls at once both download; the first to finish is kept.
+
+    Raises:
+        Error: there is no package index.
     """
     version = installed_version()
     home = cache / f"llama.cpp-{version}"
@@ -55,7 +58,7 @@ def _download(version: str, folder: Path, home: Path) -> Path:
     found = list(folder.glob("*.tar.gz"))
     if done.returncode or len(found) != 1:
         said = done.stderr.strip().splitlines() or [f"pip ended with status {done.returncode}"]
-        raise SystemExit(
+        raise Error(
             f"cannot download {PACKAGE} {version} ({said[-1]}): without a package index copy "
             f"{home.name} into {home.parent} from a machine that has it"
         )
@@ -73,21 +76,9 @@ def _unpack(sdist: Path, folder: Path) -> Path:
             if member.name.startswith(root + "/") and not member.name.startswith(skipped)
         ]
         if not members:
-            raise SystemExit(f"{sdist.name} holds no vendor/llama.cpp")
+            raise Error(f"{sdist.name} holds no vendor/llama.cpp")
         if hasattr(tarfile, "data_filter"):
             archive.extractall(folder, members, filter="data")
         else:
             archive.extractall(folder, members)
     return folder / root
-
-
-def main() -> int:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="default: %(default)s")
-    print(fetch(parser.parse_args().cache))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

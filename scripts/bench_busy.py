@@ -1,0 +1,202 @@
+"""Decoding while other processes want the cores: ours and llama.cpp's, idle and beside busy loops.
+
+    scripts/bench_busy.py MODEL.gguf [--threads 2] [--seconds 4] [--rounds 3] [--check]
+
+Each loop runs in a session of its own: with autogroup scheduling, the default of desktop
+distributions, the kernel then gives it as large a share as this whole process has, whatever its
+nice value. Both engines decode in one process each, one token at a time, over the same 256
+positions, and take turns: only one of them runs at any time.
+
+Prints tokens per second, what is left of the idle speed, and how soon after the loops have ended
+the speed is back at 0.9 of the idle one. --check exits with 1 where ours keeps less than 0.7 beside
+one loop or 0.35 beside two, or takes more than a second to come back. The last line is one JSON
+object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from bench_plain import Engine, Ours, Theirs, commit, cpu_name
+
+from dflash_gguf import core
+from dflash_gguf.config import LoadConfig
+
+N_CTX = 512
+N_TOKENS = 256
+SETTLE_S = 1.0
+BUCKET_S = 0.05
+BARS = {1: 0.7, 2: 0.35}
+BACK_AT, BACK_WITHIN_S = 0.9, 1.0
+LOOP = "while True: pass"
+
+
+class Decoding:
+    """One engine that decodes for so many seconds when it is asked to."""
+
+    def __init__(self, engine: Engine, n_vocab: int) -> None:
+        self.engine = engine
+        self.tokens = np.random.default_rng(1).integers(0, n_vocab, N_TOKENS, dtype=np.int32)
+        self.at = N_TOKENS
+
+    def run(self, seconds: float) -> list[float]:
+        """When each token was done, in seconds from the call."""
+        began = time.perf_counter()
+        done: list[float] = []
+        while not done or done[-1] < seconds:
+            if self.at == N_TOKENS:
+                self.engine.reset()
+                self.at = 0
+            self.engine.decode(int(self.tokens[self.at]))
+            self.at += 1
+            done.append(time.perf_counter() - began)
+        return done
+
+
+def serve(pipe: Connection, name: str, path: Path, n_threads: int) -> None:
+    """The process of one engine."""
+    if name == "ours":
+        ours = Ours(path, LoadConfig(n_ctx=N_CTX, n_threads=n_threads, n_gpu_layers=0))
+        decoding = Decoding(ours, ours.model.n_vocab)
+    else:
+        decoding = Decoding(Theirs(path, N_CTX, n_threads), 1000)
+    decoding.run(0.5)
+    pipe.send(None)
+    while (seconds := pipe.recv()) is not None:
+        pipe.send(decoding.run(seconds))
+
+
+class Worker:
+    """A process that holds one engine."""
+
+    def __init__(self, name: str, path: Path, n_threads: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, end = context.Pipe()
+        self.process = context.Process(target=serve, args=(end, name, path, n_threads), daemon=True)
+        self.process.start()
+        end.close()
+        self.pipe.recv()
+
+    def run(self, seconds: float) -> list[float]:
+        """When each token was done."""
+        self.pipe.send(seconds)
+        return list(self.pipe.recv())
+
+    def start(self, seconds: float) -> None:
+        """Lets it run; `finish` waits for it."""
+        self.pipe.send(seconds)
+
+    def finish(self) -> list[float]:
+        """What `start` began."""
+        return list(self.pipe.recv())
+
+    def close(self) -> None:
+        """Ends the process."""
+        self.pipe.send(None)
+        self.process.join()
+
+
+@contextmanager
+def busy_loops(n: int) -> Iterator[None]:
+    """So many processes that never rest, each in a session of its own."""
+    loops = [
+        subprocess.Popen([sys.executable, "-c", LOOP], start_new_session=True) for _ in range(n)
+    ]
+    try:
+        time.sleep(SETTLE_S if n else 0.0)
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+def rate(done: list[float]) -> float:
+    """Tokens per second."""
+    return len(done) / done[-1]
+
+
+def seconds_until_back(worker: Worker, idle: float) -> float:
+    """From the end of one busy loop until a bucket of tokens runs at BACK_AT of the idle rate."""
+    with ExitStack() as stack:
+        stack.enter_context(busy_loops(1))
+        worker.run(1.0)
+        worker.start(3.0)
+        time.sleep(0.5)
+        began = time.perf_counter()
+    ended = 0.5 + time.perf_counter() - began
+    done = np.array(worker.finish())
+    for first in np.arange(ended, 3.0 - BUCKET_S, BUCKET_S):
+        n = int(((done >= first) & (done < first + BUCKET_S)).sum())
+        if n / BUCKET_S >= BACK_AT * idle:
+            return float(first - ended)
+    return float("inf")
+
+
+def bench(path: Path, n_threads: int, seconds: float, n_rounds: int) -> dict[str, Any]:
+    """Figures of both engines."""
+    workers = {name: Worker(name, path, n_threads) for name in ("ours", "llama.cpp")}
+    found: dict[str, Any] = {name: {} for name in workers}
+    for n_loops in (0, *BARS):
+        rates: dict[str, list[float]] = {name: [] for name in workers}
+        for _ in range(n_rounds):
+            for name, worker in workers.items():
+                with busy_loops(n_loops):
+                    rates[name].append(rate(worker.run(seconds)))
+        for name, values in rates.items():
+            found[name][n_loops] = statistics.median(values)
+    idle = found["ours"][0]
+    back = [seconds_until_back(workers["ours"], idle) for _ in range(n_rounds)]
+    found["ours"]["back_s"] = statistics.median(back)
+    for worker in workers.values():
+        worker.close()
+    return found
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="Decoding beside busy processes")
+    parser.add_argument("model", type=Path, metavar="MODEL.gguf")
+    parser.add_argument("-t", "--threads", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of one measurement")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--check", action="store_true", help="exit with 1 below the bars")
+    args = parser.parse_args()
+    try:
+        found = bench(args.model, args.threads, args.seconds, args.rounds)
+    except (core.Error, ValueError) as error:
+        sys.exit(f"error: {error}")
+    for name, x in found.items():
+        shares = "   ".join(
+            f"beside {n}: {x[n]:7.1f} tok/s, {x[n] / x[0]:.2f} of idle" for n in BARS
+        )
+        print(f"{name:10} idle: {x[0]:7.1f} tok/s   {shares}")
+    print(f"back at {BACK_AT} of the idle speed {found['ours']['back_s']:.2f} s after the loop")
+    facts = {
+        "commit": commit(),
+        "cpu": cpu_name(),
+        "model": args.model.name,
+        "threads": args.threads,
+        "tokens_per_s": found,
+    }
+    print(json.dumps(facts))
+    ours = found["ours"]
+    kept = all(ours[n] / ours[0] >= bar for n, bar in BARS.items())
+    if args.check and not (kept and ours["back_s"] <= BACK_WITHIN_S):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

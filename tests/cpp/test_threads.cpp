@@ -1,0 +1,138 @@
+// Threads that compute together, however many they are this time: what they hand out, where they
+// wait, and how many there should be.
+#include "check.h"
+#include "layers/cpu_node.h"
+#include "thread_count.h"
+
+#include <chrono>
+#include <numeric>
+#include <random>
+#include <thread>
+#include <vector>
+
+using namespace dfl;
+using std::chrono::milliseconds;
+
+static void in_threads(int n, const std::function<void(int ith)> & body) {
+    std::vector<std::thread> threads;
+    for (int i = 1; i < n; ++i) {
+        threads.emplace_back(body, i);
+    }
+    body(0);
+    for (std::thread & thread : threads) {
+        thread.join();
+    }
+}
+
+// Each run of a live graph may have another number of threads; a part must not be left out or done
+// twice, and nobody may wait for a thread that is not there.
+static void test_runs_of_changing_teams() {
+    constexpr int most = 4, n_parts = 37, n_steps = 5;
+    std::mt19937 random(3);
+    CpuNodes nodes;
+    nodes.barrier = std::make_unique<Barrier>(most);
+    std::vector<Shares> shares(n_steps);
+    for (int run = 0; run < 400; ++run) {
+        const int nth = 1 + static_cast<int>(random() % most);
+        const bool is_long = random() % 2 == 0;
+        nodes.begin_run();
+        for (Shares & step : shares) {
+            step.begin_run();
+        }
+        std::vector<std::atomic<int>> done(n_steps * n_parts);
+        std::atomic<bool> in_order{true};
+        in_threads(nth, [&](int ith) {
+            for (int step = 0; step < n_steps; ++step) {
+                shares[step].share_out(n_parts, is_long, ith, nth, [&](int64_t part) {
+                    // What the step before did is there.
+                    const int64_t before = (step - 1) * n_parts + (n_parts - 1 - part);
+                    in_order = in_order && (step == 0 || done[before] == 1);
+                    ++done[step * n_parts + part];
+                });
+                nodes.barrier->wait(ith, nth);
+            }
+        });
+        CHECK(in_order);
+        for (const std::atomic<int> & times : done) {
+            CHECK(times == 1);
+        }
+    }
+}
+
+static void test_barrier_tells_who_was_late() {
+    Barrier barrier(3);
+    barrier.begin_run();
+    in_threads(3, [&](int ith) {
+        barrier.wait(ith, 3);
+        if (ith == 1) {
+            std::this_thread::sleep_for(milliseconds(30));
+        }
+        barrier.wait(ith, 3);
+    });
+    const Barrier::Waits waits = barrier.waits(3);
+    CHECK(waits.n_late >= 1);
+    CHECK(waits.lost_ns >= 25'000'000);
+    barrier.begin_run();
+    CHECK(barrier.waits(3).lost_ns == 0 && barrier.waits(3).n_late == 0);
+}
+
+static constexpr int64_t MS = 1'000'000;
+
+// Runs of 5 ms that lose lost_ms each, until `until` is so or a simulated second has passed. How
+// many milliseconds it took.
+static int run_until(ThreadCount & count, ThreadCount::Clock::time_point & now, int64_t lost_ms,
+                     const std::function<bool()> & until) {
+    for (int ms = 0; ms < 1000; ms += 5) {
+        if (until()) {
+            return ms;
+        }
+        now += milliseconds(5);
+        count.note(now, 5 * MS, lost_ms * MS, lost_ms > 0 ? 1 : 0);
+        std::this_thread::sleep_for(std::chrono::microseconds(200)); // a probe has its own thread
+    }
+    return 1000;
+}
+
+static void test_count_follows_the_load() {
+    std::atomic<bool> is_free{false};
+    std::atomic<int> n_probes{0};
+    ThreadCount count(4, [&] {
+        ++n_probes;
+        return is_free.load();
+    });
+    auto now = ThreadCount::Clock::now();
+    run_until(count, now, 0, [] { return false; });
+    CHECK(count.now() == 4 && n_probes == 0);
+
+    // A process that wakes up for some milliseconds changes nothing.
+    count.note(now += milliseconds(8), 8 * MS, 6 * MS, 1);
+    CHECK(count.now() == 4);
+    run_until(count, now, 0, [] { return false; });
+    CHECK(count.now() == 4 && n_probes == 0);
+
+    // One that stays costs a thread at a time, down to one thread and not below.
+    CHECK(run_until(count, now, 4, [&] { return count.now() == 3; }) <= 50);
+    run_until(count, now, 4, [] { return false; });
+    CHECK(count.now() == 1);
+    run_until(count, now, 0, [] { return false; });
+    CHECK(count.now() == 1 && n_probes > 0 && n_probes <= 3 * 40);
+
+    is_free = true;
+    CHECK(run_until(count, now, 0, [&] { return count.now() == 4; }) <= 500);
+}
+
+static void test_no_thread_for_a_probe() {
+    ThreadCount count(2, []() -> bool { throw std::runtime_error("a probe that fails"); });
+    auto now = ThreadCount::Clock::now();
+    run_until(count, now, 5, [&] { return count.now() == 1; });
+    CHECK(count.now() == 1);
+    run_until(count, now, 0, [] { return false; }); // the failure is no reason to stop
+    CHECK(count.now() == 1);
+}
+
+int main() {
+    test_runs_of_changing_teams();
+    test_barrier_tells_who_was_late();
+    test_count_follows_the_load();
+    test_no_thread_for_a_probe();
+}

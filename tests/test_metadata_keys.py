@@ -1,0 +1,201 @@
+"""Every key that changes a model's numbers is honoured, or refused by its name and value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from checkpoints import KINDS
+from gguf_files import Parts, edited
+from pairs import make_pair
+
+from dflash_gguf.config import LoadConfig
+from dflash_gguf.core import Drafter, Error, Model, Session
+
+TYPES = {
+    bool: gguf.GGUFValueType.BOOL,
+    int: gguf.GGUFValueType.UINT32,
+    float: gguf.GGUFValueType.FLOAT32,
+    str: gguf.GGUFValueType.STRING,
+}
+# Key without its architecture: a value that changes nothing, and one that nothing here can run.
+KEYS: dict[str, tuple[Any, Any]] = {
+    "logit_scale": (1.0, 0.5),
+    "residual_scale": (0.0, 0.22),
+    "embedding_scale": (1.0, 12.0),
+    "attn_logit_softcapping": (0.0, 50.0),
+    "final_logit_softcapping": (0.0, 30.0),
+    "router_logit_softcapping": (0.0, 30.0),
+    "use_parallel_residual": (False, True),
+    "hidden_activation": ("silu", "gelu"),
+    "hyper_connection.count": (0, 4),
+    "embedding_length_per_layer_input": (0, 8),
+    "attention.max_alibi_bias": (0.0, 8.0),
+    "attention.clamp_kqv": (0.0, 8.0),
+    "attention.layer_norm_epsilon": (0.0, 1e-5),
+    "attention.causal": (True, False),
+    "attention.sliding_window": (0, 16),
+    "attention.shared_kv_layers": (0, 1),
+    "attention.value_scale": (1.0, 0.5),
+    "attention.output_scale": (0.0, 0.5),
+    "attention.temperature_length": (0, 8192),
+    "attention.temperature_scale": (0.0, 0.1),
+    "rope.scaling.alpha": (1.0, 8.0),
+    "rope.scaling.yarn_log_multiplier": (0.0, 1.0),
+    "expert_group_count": (1, 2),
+    "expert_group_used_count": (1, 2),
+    "expert_weights_scale": (1.0, 2.5),
+    "expert_weights_norm": (True, False),
+    "expert_gating_func": (1, 2),
+    "moe_every_n_layers": (1, 2),
+    "interleave_moe_layer_step": (1, 2),
+    "leading_dense_block_count": (0, 1),
+    "swiglu_clamp_exp": ([0.0, 0.0], [0.0, 7.0]),
+    "swiglu_clamp_shexp": ([0.0, 0.0], [0.0, 7.0]),
+    "sample_from_anchor": (False, True),
+    "has_confidence_head": (False, True),
+}
+HARMLESS = {
+    "vocab_size": 421,
+    "tensor_data_layout": "Meta AI original pth",
+    "pooling_type": 3,
+    "expert_shared_count": 1,
+    "rope.scaling.finetuned": True,
+    "rope.freq_base_swa": 5000.0,  # without sliding layers
+}
+OF_SLIDING_LAYERS = {
+    "attention.key_length_swa": (32, 16),
+    "attention.value_length_swa": (32, 16),
+    "rope.freq_base_swa": (10000.0, 5000.0),
+}
+DENSE = {"expert_count": (0, 4), "expert_used_count": (0, 2), "expert_feed_forward_length": (0, 32)}
+WITHOUT_SECTIONS = {"rope.dimension_sections": ([0, 0, 0, 0], [8, 8, 8, 8])}
+WITHOUT_RECURRENCE = {
+    "attention.recurrent_layers": ([False, False], [True, False]),
+    "full_attention_interval": (1, 4),
+}
+OWN: dict[str, dict[str, tuple[Any, Any]]] = {
+    "llama": {**DENSE, **WITHOUT_SECTIONS, **WITHOUT_RECURRENCE},
+    "qwen3": {**DENSE, **WITHOUT_SECTIONS, **WITHOUT_RECURRENCE},
+    "qwen3moe": {
+        **WITHOUT_SECTIONS,
+        **WITHOUT_RECURRENCE,
+        "expert_shared_feed_forward_length": (0, 32),
+    },
+    "qwen35": DENSE,
+    "qwen35moe": {},
+}
+# What the drafter's graph does with these keys is shown in test_drafter.
+DRAFTER_HONOURS = (
+    *("logit_scale", "embedding_scale", "final_logit_softcapping", "hidden_activation"),
+    *("attention.causal", "attention.sliding_window", "attention.value_scale"),
+)
+
+
+def put(parts: Parts, key: str, value: Any) -> None:
+    """Sets `<architecture>.<key>`."""
+    first = value[0] if isinstance(value, list) else value
+    kind = TYPES[type(first)]
+    array = isinstance(value, list)
+    parts.metadata[f"{parts.architecture}.{key}"] = (
+        (gguf.GGUFValueType.ARRAY, value, kind) if array else (kind, value, None)
+    )
+
+
+def load(path: Path) -> Model:
+    return Model(str(path), LoadConfig(n_ctx=64, n_threads=1, n_gpu_layers=0))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_that_change_nothing_are_accepted(
+    tiny_gguf: Callable[[str], Path], tmp_path: Path, kind: str
+) -> None:
+    def edit(parts: Parts) -> None:
+        for key, (neutral, _) in (KEYS | OWN[kind]).items():
+            put(parts, key, neutral)
+        for key, value in HARMLESS.items():
+            put(parts, key, value)
+
+    tokens = [5, 9, 200, 17]
+    expected, found = (
+        Session(load(path)).logits(tokens)
+        for path in (tiny_gguf(kind), edited(tiny_gguf(kind), tmp_path / "x.gguf", edit))
+    )
+    np.testing.assert_array_equal(found, expected)
+
+
+def shown(value: Any) -> str:
+    """As a message shows it."""
+    if isinstance(value, list):
+        return "\\[" + ", ".join(f"{float(x):g}" for x in value)
+    return f'"{value}"' if isinstance(value, str) else f"{float(value):g}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_that_would_change_numbers_are_refused_by_name(
+    tiny_gguf: Callable[[str], Path], tmp_path: Path, kind: str
+) -> None:
+    arch = load(tiny_gguf(kind)).architecture
+    for key, (_, other) in (KEYS | OWN[kind]).items():
+
+        def edit(parts: Parts, key: str = key, other: Any = other) -> None:
+            put(parts, key, other)
+
+        path = edited(tiny_gguf(kind), tmp_path / "x.gguf", edit)
+        with pytest.raises(Error, match=f"metadata key {arch}.{key} is {shown(other)}") as caught:
+            load(path)
+        assert str(path) in str(caught.value)
+
+
+def test_a_key_that_nobody_knows_is_refused(
+    tiny_gguf: Callable[[str], Path], tmp_path: Path
+) -> None:
+    for value, text in ((2, "2"), ("wide\ner", '"wide\\?er"'), ([1, 2, 3, 4, 5], r"\[1, 2, 3, 4,")):
+        path = edited(tiny_gguf("llama"), tmp_path / "x.gguf", lambda p, v=value: put(p, "wide", v))
+        with pytest.raises(Error, match=f"key llama.wide is {text}.* may change the model's num"):
+            load(path)
+
+
+def test_keys_of_others_are_none_of_ours(tiny_gguf: Callable[[str], Path], tmp_path: Path) -> None:
+    def edit(parts: Parts) -> None:
+        kind = gguf.GGUFValueType.FLOAT32
+        for key in ("general.wide", "llama2.logit_scale", "quantize.imatrix.chunks", "mergekit.x"):
+            parts.metadata[key] = (kind, 0.5, None)
+
+    load(edited(tiny_gguf("llama"), tmp_path / "x.gguf", edit))
+
+
+def test_drafters_are_held_to_the_same(tmp_path: Path) -> None:
+    layers = {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]}
+    pair = make_pair(tmp_path, "qwen3", use_sliding_window=True, **layers)
+    target = load(pair.target)
+
+    def open_with(key: str, value: Any) -> None:
+        path = edited(pair.drafter, tmp_path / "x.gguf", lambda parts: put(parts, key, value))
+        Drafter(str(path), target)
+
+    for key, (neutral, other) in (KEYS | DENSE | OF_SLIDING_LAYERS).items():
+        open_with(key, neutral)
+        if key not in DRAFTER_HONOURS:
+            with pytest.raises(Error, match=f"metadata key dflash.{key} is {shown(other)}"):
+                open_with(key, other)
+
+
+def test_attention_scale_is_honoured(tiny_gguf: Callable[[str], Path], tmp_path: Path) -> None:
+    """Queries of half the length and twice the scale give the same logits."""
+
+    def edit(parts: Parts) -> None:
+        put(parts, "attention.scale", 2 / 32**0.5)
+        for name in [name for name in parts.tensors if "attn_q." in name]:
+            parts.f32(name, parts.tensors[name][0] / 2)
+
+    tokens = [5, 9, 200, 17, 8, 8, 1]
+    expected, found = (
+        Session(load(path)).logits(tokens)
+        for path in (tiny_gguf("llama"), edited(tiny_gguf("llama"), tmp_path / "x.gguf", edit))
+    )
+    np.testing.assert_allclose(found, expected, atol=1e-5 * np.ptp(expected))

@@ -1,0 +1,208 @@
+"""What is not finite stays where it was: the next prompt is answered as by a fresh session."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf_files import Parts, edited
+from pairs import Pair, make_pair, random_tokens
+
+from dflash_gguf.config import LoadConfig
+from dflash_gguf.core import Drafter, Error, Model, Session
+from dflash_gguf.decoder import Decoder
+
+BAD = 5
+"""The token whose embedding is not finite."""
+CLEAN = [token + (token == BAD) for token in random_tokens(90)]
+POISONED = [*CLEAN[:20], BAD, *CLEAN, *CLEAN[:60]]  # in more cells than the next prompt takes
+NOT_FINITE = "the logits of row 0 are not finite numbers; the session forgot all it held"
+READS: dict[str, Callable[[Session], Any]] = {
+    "argmax": lambda session: session.prefill(POISONED).argmax(),
+    "logits": lambda session: session.prefill(POISONED).logits(),
+    "decode": lambda session: (session.prefill(CLEAN[:9]), session.decode(BAD).argmax()),
+    "verify": lambda session: (session.prefill(CLEAN[:9]), session.verify([BAD, 1, 2]).argmax(0)),
+}
+
+
+def spoil(name: str, value: float, rows: Any = slice(None)) -> Callable[[Parts], None]:
+    def edit(parts: Parts) -> None:
+        values = np.array(parts.tensors[name][0])
+        values[rows] = value
+        parts.f32(name, values)
+
+    return edit
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen35"])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return make_pair(tmp_path_factory.mktemp(request.param), request.param)
+
+
+@pytest.fixture(scope="module", params=[np.nan, np.inf])
+def poisoned(
+    pair: Pair, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Pair:
+    """A pair whose target cannot read BAD."""
+    path = tmp_path_factory.mktemp("poisoned") / "target.gguf"
+    return replace(
+        pair, target=edited(pair.target, path, spoil("token_embd.weight", request.param, BAD))
+    )
+
+
+def start(pair: Pair, **settings: Any) -> Session:
+    # Of more rows than own kernels take: ggml's multiply what masks hide by 0.
+    config = LoadConfig(**{"n_ctx": 256, "n_ubatch": 128, "n_threads": 1, **settings})
+    model = Model(str(pair.target), config)
+    return Session(model, drafter=Drafter(str(pair.drafter), model))
+
+
+def assert_like_fresh(session: Session, pair: Pair, **settings: Any) -> None:
+    """A prompt's row, drafts after it and a verify."""
+
+    def says(session: Session) -> list[Any]:
+        found = [session.prefill(CLEAN).logits(), *session.draft(7, 3, 4)]
+        rows = session.verify_tree([7, 8, 9], [-1, 0, 0])
+        found += [rows.logits(node) for node in range(3)]
+        session.commit_path([0, 2])
+        return [*found, session.decode(4).logits()]
+
+    for found, expected in zip(says(session), says(start(pair, **settings)), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize("cache_type", ["f16", "f32", "q8_0"])
+def test_the_next_prompt_is_right(poisoned: Pair, cache_type: str, read: str) -> None:
+    settings = {"cache_type_k": cache_type, "cache_type_v": cache_type}
+    session = start(poisoned, **settings)
+    session.prefill(CLEAN[:8]).argmax()
+    before = session.take()
+    with pytest.raises(Error, match=NOT_FINITE):
+        READS[read](session)
+    assert session.position == 0
+    assert_like_fresh(session, poisoned, **settings)
+    session.reset()
+    session.prefill(CLEAN[:8])
+    assert not session.holds(before)
+    with pytest.raises(Error, match="before this one forgot all it held"):
+        session.restore(before)
+
+
+def test_rows_of_all_tokens_are_checked(poisoned: Pair) -> None:
+    session = start(poisoned)
+    with pytest.raises(Error, match=r"the logits of row \d+ are not finite"):
+        session.logits(POISONED)
+    assert session.position == 0
+    assert_like_fresh(session, poisoned)
+
+
+@pytest.mark.parametrize("n_kept", [0, 8])
+def test_what_was_never_read_goes_with_its_tokens(poisoned: Pair, n_kept: int) -> None:
+    """A prefill was cancelled, so that nobody saw that it was not finite."""
+    session = start(poisoned, n_ubatch=100)
+
+    def cancel(_done: int, _total: int) -> None:
+        raise KeyboardInterrupt
+
+    session.prefill(CLEAN[:8]).argmax()
+    kept = session.take()
+    with pytest.raises(KeyboardInterrupt):
+        session.prefill(POISONED, cancel)
+    assert session.position == 108
+    fresh = start(poisoned, n_ubatch=100)
+    if n_kept:
+        session.restore(kept)
+        fresh.prefill(CLEAN[:8])
+    else:
+        session.reset()
+    found, expected = (x.prefill(CLEAN).logits() for x in (session, fresh))
+    np.testing.assert_array_equal(found, expected)
+    assert np.isfinite(session.draft(7, 3, 4).logits).all()
+
+
+@pytest.mark.parametrize("path", [[0, 1], [0], []])
+def test_a_branch_that_is_not_finite_leaves_nothing_in_its_cells(
+    poisoned: Pair, path: list[int]
+) -> None:
+    settings = {"cache_type_k": "f32", "cache_type_v": "f32"}  # where siblings do not meet at all
+
+    def says(branch: int) -> list[Any]:
+        session = start(poisoned, **settings)
+        session.prefill(CLEAN).argmax()
+        rows = session.verify_tree([7, 8, branch, 9, 10, 11], [-1, 0, 0, 2, 3, 4])
+        found = [rows.logits(node) for node in path]
+        session.commit_path(path)
+        session.reset()
+        return [*found, session.prefill(CLEAN[:80]).logits()]  # beside the cells of the branch
+
+    for found, expected in zip(says(BAD), says(10), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_minus_infinity_bans_a_token(pair: Pair, tmp_path: Path) -> None:
+    """Of a row some logits may be -inf, but not all."""
+
+    def ban(parts: Parts) -> None:
+        values = np.array(parts.tensors["output_norm.weight"][0])
+        head = np.array(parts.tensors["output.weight"][0])
+        head[3:, 0] = 0.0
+        head[:3] = 0.0
+        head[:3, 0] = -np.inf
+        parts.f32("output.weight", head)
+        parts.f32("output_norm.weight", np.abs(values))
+
+    banned = replace(pair, target=edited(pair.target, tmp_path / "banned.gguf", ban))
+    session = start(banned)
+    seen = set()
+    for token in CLEAN[:8]:
+        rows = session.decode(token)
+        try:
+            row = rows.logits()
+        except Error:  # the first value of the hidden state is below 0
+            seen.add("inf")
+            continue
+        seen.add("-inf")
+        assert np.isneginf(row[:3]).all()
+        assert rows.argmax() == row.argmax()
+    assert seen == {"inf", "-inf"}
+
+
+def test_a_decoder_answers_the_next_prompt(poisoned: Pair) -> None:
+    decoder = Decoder((session := start(poisoned)).model, session, None)
+    fresh = Decoder((other := start(poisoned)).model, other, None)
+    settings: dict[str, Any] = {"max_tokens": 12, "draft": "tree"}
+    expected = fresh.generate(CLEAN, **settings)
+    assert decoder.generate(CLEAN, **settings).tokens == expected.tokens
+    for temperature in (0.0, 0.8):
+        with pytest.raises(Error, match=NOT_FINITE):
+            decoder.generate(POISONED, temperature=temperature, **settings)
+        found = decoder.generate(CLEAN, **settings)
+        assert found.tokens == expected.tokens
+        assert found.n_prefilled == len(CLEAN)
+
+
+@pytest.mark.parametrize("draft", ["chain", "tree", "auto"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_drafter_that_fails_is_said_once_and_left(
+    pair: Pair, tmp_path: Path, draft: str, temperature: float
+) -> None:
+    broken = edited(pair.drafter, tmp_path / "nan.gguf", spoil("enc.output_norm.weight", np.nan))
+    session = start(replace(pair, drafter=broken))
+    decoder = Decoder(session.model, session, None)
+    settings: dict[str, Any] = {"temperature": temperature, "seed": 4, "max_tokens": 40}
+    expected = decoder.generate(CLEAN, draft="none", **settings)
+    for _ in range(2):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found = decoder.generate(CLEAN, draft=draft, **settings)
+        assert found.tokens == expected.tokens
+        assert found.n_drafted == 0
+        assert [str(x.message) for x in caught] == [
+            "the drafter's scores are not finite numbers: decoding goes on without it"
+        ]

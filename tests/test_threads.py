@@ -1,0 +1,49 @@
+"""The threads of a run: their number may differ from one run of a graph to the next."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from dflash_gguf import pair
+
+# A call from inside a parallel region of the caller's program has a team of one thread, calls
+# before and after it have two. libgomp is the OpenMP that ggml is built with here.
+NESTED = """
+import ctypes, sys
+from dflash_gguf import core
+from dflash_gguf.config import LoadConfig
+
+gomp = ctypes.CDLL("libgomp.so.1")
+model = core.Model(sys.argv[1], LoadConfig(n_ctx=64, n_threads=2, n_gpu_layers=0))
+session = core.Session(model)
+
+def answer(n=6):
+    session.reset()
+    found = [session.prefill([1, 2, 3]).argmax()]
+    for _ in range(n):
+        found.append(session.decode(found[-1]).argmax())
+    return found
+
+expected, nested = answer(), []
+
+@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+def region(_):
+    if gomp.omp_get_thread_num() == 0:
+        nested.append(answer())
+
+gomp.GOMP_parallel(region, None, 2, 0)
+assert nested == [expected], (nested, expected)
+assert answer() == expected
+gomp.omp_set_dynamic(1)
+assert answer() == expected
+print("same")
+"""
+
+
+def test_calls_from_a_parallel_region_and_after_it() -> None:
+    target = pair.TARGET
+    run = subprocess.run(
+        [sys.executable, "-c", NESTED, str(target)], capture_output=True, text=True, timeout=120
+    )
+    assert run.stdout.strip() == "same", run.stderr
