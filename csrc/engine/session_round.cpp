@@ -2,7 +2,7 @@
 #include "engine/session.h"
 #include "error.h"
 #include "graph/path_inputs.h"
-#include "layers/promote.h"
+#include "layers/delta_net.h"
 
 #include <algorithm>
 #include <cmath>

@@ -7,7 +7,6 @@
 #include "graph/input_block.h"
 #include "graph/scheduler.h"
 #include "graph/select.h"
-#include "graph/top_rows.h"
 #include "layers/host/build.h"
 
 #include <functional>

@@ -1,4 +1,4 @@
-#include "layers/promote.h"
+#include "layers/delta_net.h"
 
 #include "layers/delta_rule.h"
 #include "layers/host/walked_delta_net.h"
