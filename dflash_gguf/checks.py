@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 
 
 def flag(name: str, value: object) -> bool:
@@ -43,6 +44,15 @@ def number(name: str, value: object, low: float, high: float) -> float:
     if found > high:
         raise ValueError(f"{name} is {found:g}, must be at most {high:g}")
     return found
+
+
+def text(name: str, value: object) -> str:
+    """A value that must be a text; a path is taken as one."""
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if not isinstance(value, str):
+        raise ValueError(f"{name} is {value!r}, must be a text")
+    return value
 
 
 def choice(name: str, value: object, known: tuple[str, ...]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .checks import choice, flag, integer, number
-from .core import CACHE_TYPES, DEFAULT_N_CTX, MAX_LAYERS, MAX_N_CTX, LoadConfig
+from .core import CACHE_TYPES, DEFAULT_N_CTX, MAX_LAYERS, MAX_N_CTX, MAX_VERIFY, LoadConfig
 
 __all__ = [
     "AUTO_TREE_BUDGET",
@@ -18,7 +18,6 @@ __all__ = [
     "MAX_LAYERS",
     "MAX_N_CTX",
     "MAX_TREE_BUDGET",
-    "MAX_VERIFY_ROWS",
     "N_CHECKPOINTS",
     "SEED_MAX",
     "SEED_MIN",
@@ -32,8 +31,7 @@ DRAFT_KINDS = ("none", "chain", "tree", "auto")
 pays for itself. Without a drafter "auto" is plain decoding."""
 TREE_BUDGET = 23
 """Nodes of a tree unless told otherwise: with its root it fills a pass of 24 rows."""
-MAX_TREE_BUDGET = 255
-MAX_VERIFY_ROWS = MAX_TREE_BUDGET + 1
+MAX_TREE_BUDGET = MAX_VERIFY - 1
 AUTO_TREE_BUDGET = 63
 """Nodes that "auto" tries at most unless told otherwise; a node of a 27B hybrid takes 3.5 MB."""
 

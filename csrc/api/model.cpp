@@ -13,9 +13,9 @@ static dfl::ModelParams model_params(const dfl_model_params * params) {
     dfl::ModelParams p;
     p.device = params->device != nullptr ? params->device : "";
     p.n_gpu_layers = params->n_gpu_layers;
-    DFL_CHECK(params->n_cpu_experts >= 0, DFL_STATUS_ARGUMENT,
-              "n_cpu_experts is %d, expected 0 or more", params->n_cpu_experts);
-    p.n_cpu_experts = params->n_cpu_experts;
+    DFL_CHECK(params->n_cpu_moe >= 0, DFL_STATUS_ARGUMENT, "n_cpu_moe is %d, expected 0 or more",
+              params->n_cpu_moe);
+    p.n_cpu_experts = params->n_cpu_moe;
     p.n_threads = params->n_threads;
     p.repack = params->repack != 0;
     DFL_CHECK(params->measure >= DFL_MEASURE_NOTHING && params->measure <= DFL_MEASURE_CARD,

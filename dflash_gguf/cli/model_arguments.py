@@ -1,59 +1,25 @@
-"""The arguments that say how a model is loaded, and where. Flags of llama.cpp keep their names."""
+"""The arguments that say how a model is loaded, one for each option of LoadConfig."""
 
 from __future__ import annotations
 
 import argparse
 import re
-from dataclasses import replace
+from collections.abc import Callable
+from typing import Any
 
-from ..config import CACHE_TYPES, DEFAULT_N_CTX, MAX_LAYERS, LoadConfig
+from ..core import DEFAULTS, OPTIONS, LoadConfig, Option
 
 
-def add_model(p: argparse.ArgumentParser) -> None:
-    """How a model is loaded; load_config() reads it."""
+def add_options(p: argparse.ArgumentParser) -> None:
+    """The options of loading; load_config() reads them. What is not given is None."""
     group = p.add_argument_group("model")
-    group.add_argument(
-        "-c",
-        "--ctx-size",
-        type=int,
-        metavar="N",
-        help="context in tokens, 0: all the model was trained for (default: that, at most "
-        f"{DEFAULT_N_CTX} and what fits)",
-    )
-    group.add_argument(
-        "-t",
-        "--threads",
-        type=int,
-        metavar="N",
-        help="CPU threads, -1: one for each fast core, within a container's quota (default)",
-    )
-    group.add_argument(
-        "-ngl",
-        "--gpu-layers",
-        "--n-gpu-layers",
-        type=gpu_layers,
-        metavar="N",
-        help="layers on the GPU, the last ones, the head included; auto: all (default)",
-    )
-    add_device(group)
-    group.add_argument(
-        "-ub",
-        "--ubatch-size",
-        type=int,
-        metavar="N",
-        help=f"prompt tokens at once (default: {LoadConfig().n_ubatch})",
-    )
-    group.add_argument(
-        "--repack",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="rearrange weights for the CPU's faster kernels (default), or leave them in the file",
-    )
-    group.add_argument("-nr", dest="repack", action="store_false", help=argparse.SUPPRESS)
-    for flag, name, what in (("-ctk", "--cache-type-k", "K"), ("-ctv", "--cache-type-v", "V")):
-        group.add_argument(
-            flag, name, choices=CACHE_TYPES, help=f"type of the {what} cache (default: f16)"
-        )
+    for name, option in OPTIONS.items():
+        _add(group.add_mutually_exclusive_group() if option.shorthands else group, name, option)
+
+
+def add_fit(p: argparse.ArgumentParser) -> None:
+    """--fit and --vram, which choose options."""
+    group = p.add_argument_group("memory")
     group.add_argument(
         "--fit",
         action="store_true",
@@ -68,65 +34,52 @@ def add_model(p: argparse.ArgumentParser) -> None:
     )
 
 
-def add_device(group: argparse._ActionsContainer) -> None:
-    """Where a model lies: --device, --cpu-moe, --n-cpu-moe and --backend-module."""
-    group.add_argument(
-        "-dev", "--device", metavar="NAME", help="device of --gpu-layers (default: the first GPU)"
-    )
-    experts = group.add_mutually_exclusive_group()
-    experts.add_argument(
-        "-ncmoe",
-        "--n-cpu-moe",
-        type=int,
-        default=0,
-        metavar="N",
-        help="experts of the first N layers stay on the CPU",
-    )
-    experts.add_argument(
-        "-cmoe",
-        "--cpu-moe",
-        dest="n_cpu_moe",
-        action="store_const",
-        const=MAX_LAYERS,
-        help="experts of all layers stay on the CPU",
-    )
-    group.add_argument(
-        "--backend-module",
-        metavar="FILE",
-        help="load a ggml backend (libggml-cuda.so) first; so does GGML_BACKEND_PATH",
-    )
+def _add(group: argparse._ActionsContainer, name: str, option: Option) -> None:
+    default = option.none or ("yes" if DEFAULTS[name] is True else DEFAULTS[name])
+    notes = [option.note, f"{' or '.join(['default', *option.none_words])}: {default}"]
+    settings: dict[str, Any] = {
+        "dest": name,
+        "help": f"{option.about} ({'; '.join(filter(None, notes))})",
+    }
+    if option.values is bool:
+        settings["action"] = argparse.BooleanOptionalAction
+    elif isinstance(option.values, range):
+        settings |= {"type": number_or(option.none_words), "metavar": option.metavar}
+    elif option.values is str:
+        settings["metavar"] = option.metavar
+    else:
+        settings["choices"] = option.values
+    group.add_argument(*option.flags, **settings)
+    for flags, value, about in option.shorthands:
+        group.add_argument(
+            *flags, dest=name, action="store_const", const=value, help=about or argparse.SUPPRESS
+        )
 
 
 def load_config(args: argparse.Namespace, n_ctx_train: int | None) -> LoadConfig:
-    """The flags of the model as a LoadConfig. ValueError names a bad value.
+    """The options given as a LoadConfig. ValueError names a bad value.
 
     n_ctx_train: for -c 0.
     """
-    default = LoadConfig()
-    given = {
-        "n_ctx": n_ctx_train if args.ctx_size == 0 else args.ctx_size,
-        "cache_type_k": args.cache_type_k,
-        "cache_type_v": args.cache_type_v,
-        "n_threads": None if args.threads == -1 else args.threads,
-        "device": args.device,
-        "n_gpu_layers": args.gpu_layers,
-        "n_cpu_moe": args.n_cpu_moe,
-        "backend_module": args.backend_module,
-        "n_ubatch": args.ubatch_size,
-        "draft_window": args.draft_window,
-        "repack": args.repack,
-    }
-    return replace(default, **{name: value for name, value in given.items() if value is not None})
+    given = {name: getattr(args, name) for name in OPTIONS}
+    if given["n_ctx"] == 0:
+        given["n_ctx"] = n_ctx_train
+    return LoadConfig(**{name: value for name, value in given.items() if value is not None})
 
 
-def gpu_layers(text: str) -> int | None:
-    """A count, or None for "auto" and "all"."""
-    if text in ("auto", "all"):
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number, auto or all") from None
+def number_or(words: tuple[str, ...]) -> Callable[[str], int | None]:
+    """Reads a whole number, or None for one of the words."""
+
+    def read(text: str) -> int | None:
+        if text in words:
+            return None
+        try:
+            return int(text)
+        except ValueError:
+            named = " or ".join(["a number", *words])
+            raise argparse.ArgumentTypeError(f"{text!r}: expected {named}") from None
+
+    return read
 
 
 def byte_size(text: str) -> int:

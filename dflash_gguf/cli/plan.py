@@ -65,7 +65,7 @@ def _wish(args: argparse.Namespace, planner: Planner, decode: DecodeConfig) -> W
         n_ctx_train=planner.model.n_ctx_train,
         n_ctx=planner.config.n_ctx,
         cache_types=(args.cache_type_k, args.cache_type_v),
-        n_ubatch=args.ubatch_size,
+        n_ubatch=args.n_ubatch,
         draft_window=args.draft_window,
         n_rows=verify_rows(planner.block_size, decode),
     )

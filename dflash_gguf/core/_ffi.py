@@ -1,7 +1,8 @@
 """The one door to C: opens ggml and libdflash on first use and turns a status into an exception.
 
-`dflash.h` itself is the declaration cffi reads. ggml is the copy inside llama-cpp-python, the very
-file libllama depends on, so that one ggml serves the process whoever comes first.
+`dflash.h` itself is the declaration cffi reads, at once, as limits are in it. ggml is the copy
+inside llama-cpp-python, the very file libllama depends on, so that one ggml serves the process
+whoever comes first.
 """
 
 from __future__ import annotations
@@ -65,12 +66,28 @@ def lib() -> Any:
         return _open()
 
 
-@lru_cache(maxsize=1)
-def _open() -> Any:
+def _declarations() -> str:
     header = _installed_file("dflash.h").read_text(encoding="utf-8")
     lines = [x for x in header.splitlines() if not x.startswith("#") and 'extern "C"' not in x]
     # What is left of `extern "C" { ... }` between the #ifdefs is its closing brace.
-    ffi.cdef("\n".join(x for x in lines if x.strip() != "}"))
+    return "\n".join(x for x in lines if x.strip() != "}")
+
+
+ffi.cdef(_declarations())
+
+
+def constants(enum: str) -> dict[str, int]:
+    """Names and values of an enum of the header."""
+    return dict(ffi.typeof(enum).relements)
+
+
+def fields_of(struct: str) -> set[str]:
+    """Names of the fields of a struct of the header."""
+    return {name for name, _ in ffi.typeof(struct).fields}
+
+
+@lru_cache(maxsize=1)
+def _open() -> Any:
     try:
         keep = ffi.dlopen(str(ggml_library()), ffi.RTLD_NOW | ffi.RTLD_GLOBAL)
         core = ffi.dlopen(str(_installed_file(library_name("dflash"))), ffi.RTLD_NOW)
@@ -125,9 +142,7 @@ def create(kind: str, function: str, *args: Any) -> Any:
 
 
 def new(cdecl: str, init: Any = None) -> Any:
-    """`ffi.new` that knows the types of the header whoever calls first."""
-    if not _functions:
-        lib()
+    """`ffi.new`."""
     return ffi.new(cdecl, init)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from ..config import DEFAULT_N_CTX, TREE_BUDGET, LoadConfig
+from ..core import DEFAULTS, MAX_VERIFY
 from .plan import Plan, gib
 
 USEFUL_CONTEXT = 32768
@@ -62,7 +63,7 @@ class Part:
 def _small_parts(wish: Wish) -> Iterator[tuple[int, int, int]]:
     """Micro-batch, drafter's window and rows of a verify, largest first."""
     for n_ubatch, window, n_rows in (
-        (512, 4096, 256),
+        (DEFAULTS["n_ubatch"], DEFAULTS["draft_window"], MAX_VERIFY),
         (256, 2048, TREE_BUDGET + 1),
         (128, 1024, 1),
     ):

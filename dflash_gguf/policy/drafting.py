@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..config import AUTO_TREE_BUDGET, MAX_VERIFY_ROWS, TREE_BUDGET, DecodeConfig
-from ..core import Error, Session
+from ..config import AUTO_TREE_BUDGET, TREE_BUDGET, DecodeConfig
+from ..core import MAX_VERIFY, Error, Session
 from ..draft.proposer import DFlash, Proposer
 from .brief import AutoRule, BriefRule, Taken
 from .budget import Budget
@@ -19,7 +19,7 @@ class Drafting:
     """The drafter of one session; what is learned outlives answers, and its costs the process."""
 
     def __init__(
-        self, session: Session, cost_file: CostFile | None = None, most_rows: int = MAX_VERIFY_ROWS
+        self, session: Session, cost_file: CostFile | None = None, most_rows: int = MAX_VERIFY
     ) -> None:
         """cost_file: where this pair's costs are kept. most_rows: of a verify nobody asked for."""
         # ggml's CUDA backend captures a graph as it runs for the second time.
