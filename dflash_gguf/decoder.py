@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .chat import Message
 from .config import MAX_VERIFY_ROWS, N_CHECKPOINTS, DecodeConfig, LoadConfig
 from .core import Checkpoint, Drafter, Model, Session, library_build
-from .cost_file import CostFile
 from .decode import Generation, Progress, check_prompt
-from .drafting import Drafting
-from .fit import most_rows, with_context
-from .plan import Planner, check_fits
+from .memory.fit import most_rows, with_context
+from .memory.plan import Planner, check_fits
+from .policy.cost_file import CostFile
+from .policy.drafting import Drafting
 from .results import Result, Step
-from .text import Tokenizer
+from .text.chat import Message
+from .text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | NDArray[np.integer[Any]]
 

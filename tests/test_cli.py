@@ -19,13 +19,14 @@ import pytest
 from fakes import FakeModel, FakeSession
 from vocabularies import CHAT_TEMPLATE, byte_level, smollm2_file, write
 
-from dflash_gguf import cli, pair
-from dflash_gguf.cli_arguments import parser, token_ids, unescaped
+from dflash_gguf import pair
+from dflash_gguf.cli import command as cli
+from dflash_gguf.cli.arguments import parser, token_ids, unescaped
+from dflash_gguf.cli.model_arguments import gpu_layers
+from dflash_gguf.cli.terminal import Bar, comparison
 from dflash_gguf.decoder import Decoder
-from dflash_gguf.model_arguments import gpu_layers
 from dflash_gguf.results import Result
-from dflash_gguf.terminal import Bar, comparison
-from dflash_gguf.text import Tokenizer
+from dflash_gguf.text.tokenizer import Tokenizer
 
 
 class Loader:
@@ -160,7 +161,7 @@ def test_devices_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_sampling_flags_reach_the_config() -> None:
-    from dflash_gguf.cli_arguments import decode_config
+    from dflash_gguf.cli.arguments import decode_config
 
     flags = (
         "-m x -p y -n 9 -s 4 --temp 0.5 --top-k 7 --top-p 0.8 --min-p 0.1 --repeat-last-n 3 "
@@ -177,7 +178,7 @@ def test_sampling_flags_reach_the_config() -> None:
 
 
 def test_drafting_flags_reach_the_config() -> None:
-    from dflash_gguf.cli_arguments import decode_config
+    from dflash_gguf.cli.arguments import decode_config
 
     for names in ("--draft-max 7 --draft-min 2", "--spec-draft-n-max 7 --spec-draft-n-min 2"):
         args = parser().parse_args(shlex.split(f"-m x -p y --draft chain {names}"))
@@ -402,7 +403,7 @@ class Terminal(io.StringIO):
 
 def test_bars_are_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("dflash_gguf.terminal.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("dflash_gguf.cli.terminal.time.monotonic", lambda: now[0])
     for stream, expected in ((Terminal(), True), (io.StringIO(), False)):
         bar = Bar("loading", stream, "tokens")
         for done in range(11):

@@ -2,7 +2,10 @@
 
 #if defined(__AVX2__)
 
+#include "codes_32.h"
+#include "iq4_xs.h"
 #include "nibbles_32.h"
+#include "q2_k.h"
 #include "q4_k.h"
 #include "q6_k.h"
 #include "q8_0.h"
@@ -60,9 +63,14 @@ constexpr PackedProduct LIST[] = {
     product<Blocks32<VectorAvx2, Q5_0>>("q5_0 avx2"),
     product<Blocks32<VectorAvx2, Q5_1>>("q5_1 avx2"),
     product<Blocks32<VectorAvx2, Q8_0>>("q8_0 avx2"),
+    product<Blocks32<VectorAvx2, IQ4_NL>>("iq4_nl avx2"),
+    product<Blocks32<VectorAvx2, MXFP4>>("mxfp4 avx2"),
+    product<Q2_K<VectorAvx2>>("q2_k avx2"),
+    product<Q3_K<VectorAvx2>>("q3_k avx2"),
     product<Q4_K<VectorAvx2>>("q4_k avx2"),
     product<Q5_K<VectorAvx2>>("q5_k avx2"),
     product<Q6_K<VectorAvx2>>("q6_k avx2"),
+    product<IQ4_XS<VectorAvx2>>("iq4_xs avx2"),
 };
 
 } // namespace

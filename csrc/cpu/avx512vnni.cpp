@@ -7,7 +7,10 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 
+#include "codes_32.h"
+#include "iq4_xs.h"
 #include "nibbles_32.h"
+#include "q2_k.h"
 #include "q4_k.h"
 #include "q6_k.h"
 #include "q8_0.h"
@@ -23,9 +26,14 @@ constexpr PackedProduct LIST[] = {
     product<Blocks32<Vector512, Q5_0>>("q5_0 avx512vnni"),
     product<Blocks32<Vector512, Q5_1>>("q5_1 avx512vnni"),
     product<Blocks32<Vector512, Q8_0>>("q8_0 avx512vnni"),
+    product<Blocks32<Vector512, IQ4_NL>>("iq4_nl avx512vnni"),
+    product<Blocks32<Vector512, MXFP4>>("mxfp4 avx512vnni"),
+    product<Q2_K<Vector512>>("q2_k avx512vnni"),
+    product<Q3_K<Vector512>>("q3_k avx512vnni"),
     product<Q4_K<Vector512>>("q4_k avx512vnni"),
     product<Q5_K<Vector512>>("q5_k avx512vnni"),
     product<Q6_K<Vector512>>("q6_k avx512vnni"),
+    product<IQ4_XS<Vector512>>("iq4_xs avx512vnni"),
 };
 
 } // namespace

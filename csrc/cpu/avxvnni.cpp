@@ -2,7 +2,10 @@
 
 #if defined(__AVXVNNI__)
 
+#include "codes_32.h"
+#include "iq4_xs.h"
 #include "nibbles_32.h"
+#include "q2_k.h"
 #include "q4_k.h"
 #include "q6_k.h"
 #include "q8_0.h"
@@ -39,9 +42,14 @@ constexpr PackedProduct LIST[] = {
     product<Blocks32<VectorVnni, Q5_0>>("q5_0 avxvnni"),
     product<Blocks32<VectorVnni, Q5_1>>("q5_1 avxvnni"),
     product<Blocks32<VectorVnni, Q8_0>>("q8_0 avxvnni"),
+    product<Blocks32<VectorVnni, IQ4_NL>>("iq4_nl avxvnni"),
+    product<Blocks32<VectorVnni, MXFP4>>("mxfp4 avxvnni"),
+    product<Q2_K<VectorVnni>>("q2_k avxvnni"),
+    product<Q3_K<VectorVnni>>("q3_k avxvnni"),
     product<Q4_K<VectorVnni>>("q4_k avxvnni"),
     product<Q5_K<VectorVnni>>("q5_k avxvnni"),
     product<Q6_K<VectorVnni>>("q6_k avxvnni"),
+    product<IQ4_XS<VectorVnni>>("iq4_xs avxvnni"),
 };
 
 } // namespace

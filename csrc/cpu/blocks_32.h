@@ -17,29 +17,30 @@ struct Blocks32 {
     static constexpr ggml_type TYPE = W::TYPE;
     static constexpr int BLOCK = 32, T = V::T, MAX_ROWS = V::MAX_ROWS;
     static constexpr int SCALES = W::MINIMA ? 2 : 1;
-    static constexpr int ROW_BLOCK = 2 * SCALES + 4 * W::FOURS; // bytes of a block of one row
-    static constexpr int TILE_BLOCK = 4 * W::FOURS * T;         // and of a tile, without scales
+    static constexpr int SCALE = W::SCALE;                          // bytes of one
+    static constexpr int ROW_BLOCK = SCALE * SCALES + 4 * W::FOURS; // bytes of a block of one row
+    static constexpr int TILE_BLOCK = 4 * W::FOURS * T;             // and of a tile, without scales
 
     static size_t tile_size(int64_t n_in) { return n_in / 32 * (ROW_BLOCK * T); }
     static int64_t scales_at(int64_t n_in) { return n_in / 32 * TILE_BLOCK; }
 
     static void pack_row(const uint8_t * row, int64_t n_in, int lane, uint8_t * tile) {
-        uint8_t * scales = tile + scales_at(n_in) + 2 * lane;
+        uint8_t * scales = tile + scales_at(n_in) + SCALE * lane;
         for (int64_t b = 0; b < n_in / 32; ++b, row += ROW_BLOCK) {
             for (int i = 0; i < SCALES; ++i) {
-                std::memcpy(scales + (b * SCALES + i) * 2 * T, row + 2 * i, 2);
+                std::memcpy(scales + (b * SCALES + i) * SCALE * T, row + SCALE * i, SCALE);
             }
-            W::pack(row + 2 * SCALES, tile + b * TILE_BLOCK + 4 * lane);
+            W::pack(row + SCALE * SCALES, tile + b * TILE_BLOCK + 4 * lane);
         }
     }
 
     static void unpack_row(const uint8_t * tile, int64_t n_in, int lane, uint8_t * row) {
-        const uint8_t * scales = tile + scales_at(n_in) + 2 * lane;
+        const uint8_t * scales = tile + scales_at(n_in) + SCALE * lane;
         for (int64_t b = 0; b < n_in / 32; ++b, row += ROW_BLOCK) {
             for (int i = 0; i < SCALES; ++i) {
-                std::memcpy(row + 2 * i, scales + (b * SCALES + i) * 2 * T, 2);
+                std::memcpy(row + SCALE * i, scales + (b * SCALES + i) * SCALE * T, SCALE);
             }
-            W::unpack(tile + b * TILE_BLOCK + 4 * lane, row + 2 * SCALES);
+            W::unpack(tile + b * TILE_BLOCK + 4 * lane, row + SCALE * SCALES);
         }
     }
 
@@ -57,13 +58,13 @@ struct Blocks32 {
         const uint8_t * scales = tile + scales_at(n_in);
         for (int64_t b = 0; b < n_in / 32; ++b) {
             prefetch<TILE_BLOCK>(tile);
-            prefetch<2 * SCALES * T>(scales);
+            prefetch<SCALE * SCALES * T>(scales);
             typename V::I sum[R];
             for (int r = 0; r < R; ++r) {
                 sum[r] = V::spread(start(x[r]));
             }
             W::template dot<R>(sum, tile, x);
-            const auto d = V::halves(scales);
+            const auto d = W::scales(scales);
             for (int r = 0; r < R; ++r) {
                 const auto both = V::mul(d, V::spread(block_of(x[r])->d));
                 acc[r] = V::mul_add(V::to_float(sum[r]), both, acc[r]);
@@ -73,7 +74,7 @@ struct Blocks32 {
                 }
             }
             tile += TILE_BLOCK;
-            scales += 2 * SCALES * T;
+            scales += SCALE * SCALES * T;
             x.advance(sizeof(BlockX));
         }
     }

@@ -47,8 +47,10 @@ struct FloatProduct {
 #else
     static constexpr int MAX_ROWS = W::MAX_ROWS;
 #endif
-    // Of x, in bytes: rows that stay in the shared cache while tile after tile passes.
+    // Of x, in bytes: rows that stay in the shared cache while block after block passes.
     static constexpr int64_t CHUNK = 4 * 1024 * 1024;
+    // Of weights, in bytes: rows that stay in a core's second cache while the rows of x pass.
+    static constexpr int64_t BLOCK = 192 * 1024;
 
     static size_t packed_size(int64_t n_in, int64_t n_out) {
         return n_in > 0 && n_out > 0 ? n_in * n_out * W::SIZE : 0;
@@ -79,51 +81,77 @@ struct FloatProduct {
         return load(bytes);
     }
 
-    // Fetches from p on what COLUMNS weight rows have in a vector each. Rows that are read side by
-    // side end before the hardware has seen that it should fetch on: without this, one row of x
-    // took twice as long.
-    static void fetch(const uint8_t * p) {
-#pragma GCC unroll 4
-        for (int i = 0; i < COLUMNS * LANES * W::SIZE; i += 64) {
-            __builtin_prefetch(p + i, 0, 2);
-        }
-    }
-
-    // R rows with COLUMNS weight rows, of which n outputs count.
+    // Weight rows that are read side by side. One row of x waits for memory, which comes faster
+    // when it is read on and on; several rows wait for each other's sums.
     template <int R>
-    static void multiply_columns(const uint8_t * const (&w)[COLUMNS], int64_t n_in,
-                                 const uint8_t * x, int64_t x_size, float * dst, int64_t dst_stride,
-                                 int n) {
-        F acc[R][COLUMNS];
-        for (auto & row : acc) {
-            std::fill(row, row + COLUMNS, W::zero());
+    static constexpr int SIDE = R == 1 ? 2 : COLUMNS;
+
+    // Adds up N weight rows, from w on, with R rows.
+    template <int R, int N>
+    static void add_up(const uint8_t * w, int64_t size, int64_t n_in, const uint8_t * x,
+                       int64_t x_size, F (&acc)[R][COLUMNS], int first) {
+        // The hardware does not fetch on from the end of rows: without this, one row of x took
+        // twice as long. Fetched from where these rows end on, or later.
+        constexpr int64_t least_ahead = 8192;
+        const uint8_t * next = w + (least_ahead + N * size - 1) / (N * size) * (N * size);
+        F sum[R][N];
+        for (auto & row : sum) {
+            std::fill(row, row + N, W::zero());
         }
         typename W::Inputs in[R];
         const auto add = [&](auto weights) {
 #pragma GCC unroll 4
-            for (int c = 0; c < COLUMNS; ++c) {
-                const auto column = weights(c);
+            for (int c = 0; c < N; ++c) {
+                const auto column = weights(w + c * size);
 #pragma GCC unroll 8
                 for (int r = 0; r < R; ++r) {
-                    acc[r][c] = W::mul_add(in[r], column, acc[r][c]);
+                    sum[r][c] = W::mul_add(in[r], column, sum[r][c]);
                 }
             }
         };
-        const uint8_t * next = w[0] + COLUMNS * n_in * W::SIZE;
         int64_t k = 0;
         for (; k + LANES <= n_in; k += LANES) {
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r) {
                 in[r] = W::inputs(x + r * x_size + k * W::X_SIZE);
             }
-            fetch(next + COLUMNS * k * W::SIZE);
-            add([&](int c) { return W::weights(w[c] + k * W::SIZE); });
+#pragma GCC unroll 4
+            for (int i = 0; i < N * LANES * W::SIZE; i += 64) {
+                __builtin_prefetch(next + N * k * W::SIZE + i, 0, 2);
+            }
+            add([&](const uint8_t * column) { return W::weights(column + k * W::SIZE); });
         }
         if (k < n_in) {
             for (int r = 0; r < R; ++r) {
                 in[r] = padded(W::inputs, x + r * x_size + k * W::X_SIZE, n_in - k, W::X_SIZE);
             }
-            add([&](int c) { return padded(W::weights, w[c] + k * W::SIZE, n_in - k, W::SIZE); });
+            add([&](const uint8_t * column) {
+                return padded(W::weights, column + k * W::SIZE, n_in - k, W::SIZE);
+            });
+        }
+        for (int r = 0; r < R; ++r) {
+            std::copy(sum[r], sum[r] + N, acc[r] + first);
+        }
+    }
+
+    // R rows with the n weight rows from w on, COLUMNS at most.
+    template <int R>
+    static void multiply_columns(const uint8_t * w, int64_t n_in, const uint8_t * x, float * dst,
+                                 int64_t dst_stride, int n) {
+        const int64_t size = n_in * W::SIZE, x_size = n_in * W::X_SIZE;
+        F acc[R][COLUMNS];
+        if (n == COLUMNS) {
+#pragma GCC unroll 4
+            for (int c = 0; c < COLUMNS; c += SIDE<R>) {
+                add_up<R, SIDE<R>>(w + c * size, size, n_in, x, x_size, acc, c);
+            }
+        } else {
+            for (auto & row : acc) {
+                std::fill(row, row + COLUMNS, W::zero());
+            }
+            for (int c = 0; c < n; ++c) {
+                add_up<R, 1>(w + c * size, size, n_in, x, x_size, acc, c);
+            }
         }
         for (int r = 0; r < R; ++r) {
             float sums[COLUMNS];
@@ -136,13 +164,8 @@ struct FloatProduct {
     template <int R>
     static void multiply_group(const uint8_t * weights, int64_t n_in, int64_t first, int64_t last,
                                const uint8_t * x, float * dst, int64_t dst_stride) {
-        const int64_t size = n_in * W::SIZE;
         for (int64_t o = first; o < last; o += COLUMNS) {
-            const uint8_t * w[COLUMNS];
-            for (int64_t c = 0; c < COLUMNS; ++c) {
-                w[c] = weights + std::min(o + c, last - 1) * size;
-            }
-            multiply_columns<R>(w, n_in, x, n_in * W::X_SIZE, dst + o, dst_stride,
+            multiply_columns<R>(weights + o * n_in * W::SIZE, n_in, x, dst + o, dst_stride,
                                 static_cast<int>(std::min<int64_t>(COLUMNS, last - o)));
         }
     }
@@ -161,17 +184,18 @@ struct FloatProduct {
                          int64_t dst_stride) {
         const int64_t x_size = n_in * W::X_SIZE, most = MAX_ROWS;
         const int64_t chunk = std::max<int64_t>(CHUNK / x_size / most, 1) * most;
+        const int64_t step = std::max<int64_t>(BLOCK / (n_in * W::SIZE) / TILE, 1) * TILE;
+        const int64_t last_out = std::min(last_tile * TILE, n_out);
         for (int64_t first = 0; first < n_rows; first += chunk) {
             const int64_t n = std::min(chunk, n_rows - first), n_groups = (n + most - 1) / most;
             const auto * rows = static_cast<const uint8_t *>(x) + first * x_size;
-            for (int64_t t = first_tile; t < last_tile; ++t) {
+            for (int64_t o = first_tile * TILE; o < last_out; o += step) {
                 int64_t row = 0;
                 for (int64_t group = 0; group < n_groups; ++group) {
                     const int64_t end = n * (group + 1) / n_groups;
                     multiply_group_of(end - row, std::make_integer_sequence<int, MAX_ROWS>())(
-                        static_cast<const uint8_t *>(packed), n_in, t * TILE,
-                        std::min((t + 1) * TILE, n_out), rows + row * x_size,
-                        dst + (first + row) * dst_stride, dst_stride);
+                        static_cast<const uint8_t *>(packed), n_in, o, std::min(o + step, last_out),
+                        rows + row * x_size, dst + (first + row) * dst_stride, dst_stride);
                     row = end;
                 }
             }

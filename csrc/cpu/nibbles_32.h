@@ -12,6 +12,7 @@ struct Nibbles32 {
     static constexpr ggml_type TYPE = OF;
     static constexpr int HIGH = FIVE ? 1 : 0, FOURS = HIGH + 4, T = V::T;
     static constexpr bool MINIMA = MINIMA_TOO;
+    static constexpr int SCALE = 2;
     static constexpr int32_t OFFSET = MINIMA ? 0 : FIVE ? 16 : 8;
 
     // ggml's bit i is of input i. Here bit i / 4 of byte i % 4 is, as byte i % 4 of a vector of 4
@@ -45,6 +46,8 @@ struct Nibbles32 {
             std::memcpy(row, &bits, 4);
         }
     }
+
+    static typename V::F scales(const uint8_t * p) { return V::halves(p); }
 
     template <int R>
     static void dot(typename V::I (&sum)[R], const uint8_t * block, const Rows<R> & x) {

@@ -12,6 +12,7 @@ struct Q8_0 {
     static constexpr int FOURS = 8;
     static constexpr int32_t OFFSET = V::SIGNED_OFFSET;
     static constexpr bool MINIMA = false;
+    static constexpr int SCALE = 2;
     static constexpr uint8_t FLIP = V::SIGNED_OFFSET; // the top bit: adds 128 to a signed byte
 
     static void pack(const uint8_t * row, uint8_t * tile) {
@@ -20,6 +21,8 @@ struct Q8_0 {
     static void unpack(const uint8_t * tile, uint8_t * row) {
         copy_fours(tile, 4 * V::T, row, 4, FOURS, FLIP);
     }
+
+    static typename V::F scales(const uint8_t * p) { return V::halves(p); }
 
     template <int R>
     static void dot(typename V::I (&sum)[R], const uint8_t * block, const Rows<R> & x) {

@@ -56,6 +56,20 @@ struct Vector256 {
         return _mm256_and_si256(moved, _mm256_set1_epi8(static_cast<char>(mask)));
     }
 
+    // Of every byte, which is below 16, what the table has there.
+    static I look_up(const uint8_t * table, I v) {
+        const __m128i once = _mm_loadu_si128(reinterpret_cast<const __m128i *>(table));
+        return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(once), v);
+    }
+    // 2^(e - 128) of T bytes e; the two below the normal numbers as ggml has them.
+    static F half_powers(const void * p) {
+        const I e = _mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i *>(p)));
+        const I normal = _mm256_slli_epi32(_mm256_sub_epi32(e, spread(1)), 23);
+        const I small = _mm256_sllv_epi32(spread(0x00200000), e);
+        return _mm256_castsi256_ps(
+            _mm256_blendv_epi8(normal, small, _mm256_cmpgt_epi32(spread(2), e)));
+    }
+
     // 4 bytes of x, in every place.
     static I spread_four(const void * x) {
         int32_t four;

@@ -53,6 +53,20 @@ struct Vector512 {
         return _mm512_and_si512(moved, _mm512_set1_epi8(static_cast<char>(mask)));
     }
 
+    // Of every byte, which is below 16, what the table has there.
+    static I look_up(const uint8_t * table, I v) {
+        const __m128i once = _mm_loadu_si128(reinterpret_cast<const __m128i *>(table));
+        return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(once), v);
+    }
+    // 2^(e - 128) of T bytes e; the two below the normal numbers as ggml has them.
+    static F half_powers(const void * p) {
+        const I e = _mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i *>(p)));
+        const I normal = _mm512_slli_epi32(_mm512_sub_epi32(e, spread(1)), 23);
+        const I small = _mm512_sllv_epi32(spread(0x00200000), e);
+        return _mm512_castsi512_ps(
+            _mm512_mask_mov_epi32(normal, _mm512_cmplt_epi32_mask(e, spread(2)), small));
+    }
+
     // 4 bytes of x, in every place.
     static I spread_four(const void * x) {
         int32_t four;

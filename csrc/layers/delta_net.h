@@ -1,7 +1,7 @@
 // Gated DeltaNet: the linear attention of Qwen3.5.
 #pragma once
 
-#include "layers/build.h"
+#include "layers/host/build.h"
 
 namespace dfl {
 

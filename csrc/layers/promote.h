@@ -1,7 +1,7 @@
 // What an accepted path does to the recurrent layers.
 #pragma once
 
-#include "layers/build.h"
+#include "layers/host/build.h"
 
 namespace dfl {
 

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..budget import SIZES
-from ..cli import guarded, tell_detours
+from ..cli.command import guarded, tell_detours
+from ..cli.model_arguments import add_device
 from ..config import AUTO_TREE_BUDGET, DecodeConfig
 from ..decoder import Decoder, load
-from ..gains import ladder
-from ..model_arguments import add_device
 from ..pair import find, is_name
+from ..policy.budget import SIZES
+from ..policy.gains import ladder
 from . import plot, replay
 from .measure import measure
 from .prompts import read_prompts

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .._ffi import Error, call, create, ffi, ggml_library, new, text
-from ..config import DEFAULT_N_CTX, LoadConfig
-from ..proof import proven_buffer_types
+from ._ffi import Error, call, create, ffi, ggml_library, new, text
 from .ggml import extra_buffer_types, load_backend, load_backend_of_environment
+from .load_config import DEFAULT_N_CTX, LoadConfig
 from .progress import Progress, c_callback
+from .proof import proven_buffer_types
 
 MEASURES = (None, "device", "card")
 """What a model is loaded for: to run, or to be measured where it would run, or on an NVIDIA card

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .._ffi import Error, call, create, ffi, lib, new, text
-from ..config import LoadConfig
-from ..proposer import Draft
+from ._ffi import Error, call, create, ffi, lib, new, text
+from .load_config import LoadConfig
 from .models import Drafter, Model
 from .progress import Progress, c_callback
 
@@ -25,6 +24,17 @@ class Checkpoint:
 
     handle: Any
     position: int
+
+
+class Draft(NamedTuple):
+    """What a drafter proposes for n_draft positions: their k best tokens, best first."""
+
+    tokens: NDArray[np.int32]
+    """[n_draft, k]"""
+    logits: NDArray[np.float32]
+    """Raw, [n_draft, k]."""
+    log_sum_exp: NDArray[np.float32]
+    """Of all raw logits of a position, [n_draft]; less it, a logit is a log-probability."""
 
 
 class Rows:

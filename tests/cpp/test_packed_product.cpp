@@ -2,8 +2,8 @@
 // and tiles.
 #include "cpu/packed_product.h"
 
-#include "backend.h"
 #include "check.h"
+#include "device/backend.h"
 
 #include <algorithm>
 #include <cmath>
