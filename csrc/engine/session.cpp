@@ -150,6 +150,10 @@ void Session::append(const int32_t * tokens, int64_t n, int64_t n_out, bool inje
     if (draft_ && n == 1) {
         draft_->keep(pass.feature_rows, static_cast<int32_t>(position()));
     }
+    while (!passes_.empty() && (n_proven_ == position() || passes_.back() >= position())) {
+        passes_.pop_back();
+    }
+    passes_.push_back(position());
     tokens_.insert(tokens_.end(), tokens, tokens + n);
     last_ = n_out > 0 ? &live : nullptr;
     first_out_ = n_out > 0 ? n_out - 1 : 0;
@@ -295,11 +299,15 @@ void Session::start_anew() {
     caches_ = next_name();
 }
 
-void Session::clear_unproven(int64_t position) {
+void Session::prove() {
     const bool ends_here = open_.n == 0 && last_ != nullptr; // the row that can be read
-    if (ends_here && n_proven_ < this->position() && finite_rows().back()) {
-        n_proven_ = this->position();
+    if (ends_here && n_proven_ < position() && finite_rows().back()) {
+        n_proven_ = position();
     }
+}
+
+void Session::clear_unproven(int64_t position) {
+    prove();
     const int64_t first = std::max(position, n_proven_);
     if (first < this->position()) {
         kv_.clear_from(SEQUENCE, static_cast<int32_t>(first));
@@ -310,15 +318,31 @@ void Session::clear_unproven(int64_t position) {
     n_proven_ = std::min(n_proven_, position);
 }
 
-void Session::forget_from(int64_t position) {
-    clear_unproven(position);
-    close_verify();
-    kv_.cells().release_from(SEQUENCE, static_cast<int32_t>(position));
-    if (draft_) {
-        draft_->truncate(static_cast<int32_t>(position));
+int64_t Session::sound(int64_t position) const {
+    if (recurs_ || position <= n_proven_ || position == this->position()) {
+        return position; // recurrent layers go back to between passes anyway
     }
-    tokens_.resize(position);
+    const auto after = std::upper_bound(passes_.begin(), passes_.end(), position);
+    return after == passes_.begin() ? n_proven_ : std::max(n_proven_, after[-1]);
+}
+
+void Session::forget_from(int64_t position) {
+    prove();
+    const int64_t from = sound(position);
+    const std::vector<int32_t> again(tokens_.begin() + from, tokens_.begin() + position);
+    clear_unproven(from);
+    close_verify();
+    kv_.cells().release_from(SEQUENCE, static_cast<int32_t>(from));
+    if (draft_) {
+        draft_->truncate(static_cast<int32_t>(from));
+    }
+    tokens_.resize(from);
     last_ = nullptr;
+    while (this->position() < position) {
+        const int64_t done = this->position() - from;
+        const int64_t n = std::min(params_.n_ubatch, position - this->position());
+        append(again.data() + done, n, /*n_out =*/0, /*inject =*/draft_ != nullptr);
+    }
 }
 
 void Session::reset() {

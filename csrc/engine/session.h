@@ -184,10 +184,16 @@ class Session {
     void note_row(int64_t row, bool is_finite);
     // Forgets all, zeroes every cache and voids checkpoints.
     void start_anew();
+    // Takes note of a row that can be read and nobody has.
+    void prove();
     // Zeroes the rows of tokens from a position on that may be not finite, as they are forgotten:
     // some kernels multiply what a mask hides by 0.
     void clear_unproven(int64_t position);
     void close_verify();
+    // The last place up to a position where the rows before it owe nothing to the tokens behind:
+    // in a pass that no finite row was read after, one that is not finite may have spoiled all.
+    int64_t sound(int64_t position) const;
+    // Runs again what it has to forget before the position.
     void forget_from(int64_t position);
 
     std::shared_ptr<const Model> model_;
@@ -204,6 +210,7 @@ class Session {
     uint64_t caches_;             // names what they hold, in this process
     std::vector<int32_t> tokens_; // the committed timeline
     int64_t n_proven_ = 0;        // of them, those that a finite row was read after
+    std::vector<int64_t> passes_; // where those begin that appended the others
     int64_t n_top_ = 0;           // of keep_top()
     LiveGraph * last_ = nullptr;  // graph whose logits are readable
     int64_t first_out_ = 0;       // its first readable row

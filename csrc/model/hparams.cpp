@@ -59,8 +59,13 @@ void read_rope_scaling(const GgufFile & file, int64_t n_ctx_train, RopeShape & r
     const double own = ramps ? 1.0 + 0.1 * std::log(factor) : 1.0;
     DFL_CHECK(own > 0.0, DFL_STATUS_FILE, "%s: %s is %g, too small for yarn", file.path().c_str(),
               file.key(schema::KEY_ROPE_SCALING_FACTOR).c_str(), factor);
-    const double all =
+    double all =
         number_or(file, schema::KEY_ROPE_SCALING_YARN_ATTN_FACTOR, factor > 1.0 ? own : 1.0);
+    // They store attn_factor there too, which multiplies instead: so it undoes that of ggml, as in
+    // DeepSeek-R1-0528-Qwen3-8B.
+    if (ramps && std::fabs(all * own - 1.0) < 1e-5) {
+        all = 1.0;
+    }
     rope.attn_factor =
         static_cast<float>(all / own * number_or(file, schema::KEY_ROPE_SCALING_ATTN_FACTOR, 1.0));
 }

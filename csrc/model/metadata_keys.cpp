@@ -29,7 +29,6 @@ constexpr Neutral NEUTRAL[] = {
     {schema::KEY_FULL_ATTENTION_INTERVAL, {0, 1}},
     {schema::KEY_ATTENTION_MAX_ALIBI_BIAS, {0, 0}},
     {schema::KEY_ATTENTION_CLAMP_KQV, {0, 0}},
-    {schema::KEY_ATTENTION_LAYER_NORM_EPSILON, {0, 0}},
     {schema::KEY_ATTENTION_CAUSAL, {1, 1}},
     {schema::KEY_ATTENTION_SLIDING_WINDOW, {0, 0}},
     {schema::KEY_ATTENTION_SHARED_KV_LAYERS, {0, 0}},
@@ -63,7 +62,10 @@ constexpr Neutral NEUTRAL[] = {
 constexpr const char * HARMLESS[] = {
     schema::KEY_VOCAB_SIZE,
     schema::KEY_TENSOR_DATA_LAYOUT,
-    schema::KEY_POOLING_TYPE, // of embeddings
+    schema::KEY_POOLING_TYPE, // of embeddings, and of what ranks texts
+    schema::KEY_CLASSIFIER_POOLING_TYPE,
+    schema::KEY_CLASSIFIER_OUTPUT_LABELS,
+    schema::KEY_ATTENTION_LAYER_NORM_EPSILON, // converters copy it; every norm here is an RMS norm
     schema::KEY_EXPERT_SHARED_COUNT,
     schema::KEY_ROPE_SCALING_FINETUNED,
     schema::KEY_ATTENTION_SLIDING_WINDOW_PATTERN, // without a window
