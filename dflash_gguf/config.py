@@ -27,8 +27,6 @@ MAX_THREADS = 512
 SEED_MIN, SEED_MAX = -(1 << 63), (1 << 64) - 1
 DEFAULT_N_CTX = 32768
 """Tokens of a context nobody asked for, if a model was trained for more."""
-N_CHECKPOINTS = 2
-"""Prompts that a model with recurrent layers can go back to; at 27B each holds 150 MB."""
 
 
 @dataclass(frozen=True, slots=True)
