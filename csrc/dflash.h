@@ -14,7 +14,7 @@ extern "C" {
 
 #pragma GCC visibility push(default)
 
-enum { DFL_ABI_VERSION = 8 };
+enum { DFL_ABI_VERSION = 9 };
 
 typedef enum {
     DFL_STATUS_OK = 0,
@@ -182,6 +182,7 @@ typedef struct {
     int64_t n_graphs_built;
     uint64_t kv_bytes;
     uint64_t recurrent_bytes;
+    uint64_t kept_bytes;  /* of the states that dfl_session_sync may go back to, on the host */
     uint64_t arena_bytes; /* results and inputs of graphs */
     uint64_t draft_bytes; /* the drafter's cache and features */
     uint64_t trace_bytes; /* what a verify keeps of its rows for recurrent layers */
@@ -214,6 +215,16 @@ void dfl_session_free(dfl_session * session); /* not from within a callback */
 dfl_status dfl_session_get_info(const dfl_session * session, dfl_session_info * info,
                                 dfl_error * err);
 
+/* Takes the timeline back to where it agrees with n tokens and closes an open verify, so that what
+ * is left of them can be prefilled: at least the last one, whose logits begin an answer.
+ * n_kept: out, how many of the tokens are there, 0 to n - 1.
+ * On a model with recurrent layers it goes back to where it kept their state, or to position 0. The
+ * prefill that comes to the last of these tokens keeps the state before it (the newest two stay,
+ * while their tokens do) and computes that token in a pass of its own: its logits have the same
+ * bits whether or not those before it were there.
+ * Errors: ARGUMENT (no tokens, token ids, context; nothing has changed then). */
+dfl_status dfl_session_sync(dfl_session * session, const int32_t * tokens, int64_t n,
+                            int64_t * n_kept, dfl_error * err);
 /* Appends n tokens, a micro-batch at a time. Afterwards the last token's logits can be read.
  * all_logits: NULL, or [n][n_vocab] float32 for every token's, checked as dfl_session_logits does.
  * progress: may be NULL.

@@ -18,7 +18,6 @@ __all__ = [
     "MAX_LAYERS",
     "MAX_N_CTX",
     "MAX_TREE_BUDGET",
-    "N_CHECKPOINTS",
     "SEED_MAX",
     "SEED_MIN",
     "TREE_BUDGET",
@@ -37,8 +36,6 @@ AUTO_TREE_BUDGET = 63
 
 MAX_DRAFT = 1 << 16
 SEED_MIN, SEED_MAX = -(1 << 63), (1 << 64) - 1
-N_CHECKPOINTS = 2
-"""Prompts that a model with recurrent layers can go back to; at 27B each holds 150 MB."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,12 @@ class Session(Protocol):
     def keep_top(self, k: int) -> bool:
         """Has the k best of every row picked in the passes to come; False if they are not."""
 
+    def sync(self, tokens: Sequence[int]) -> int:
+        """Goes back to where the timeline agrees with `tokens`; how many of them are there.
+
+        At least the last is left to prefill. A verify that waits for its commit is closed.
+        """
+
     def prefill(self, tokens: Sequence[int], progress: Progress | None = None) -> Rows:
         """Appends tokens, in micro-batches, and returns the row of the last one.
 
@@ -95,8 +101,8 @@ class _Cancelled(Exception):
 class Generation:
     """One answer in the making: iterate for its steps, `result()` at any time for its account.
 
-    `history` holds the tokens that are in the session's caches, followed by those that the
-    running call is about to add: after an interruption its first `session.position` are true.
+    `history` is the prompt and the answer so far: what penalties and the drafter's scores look at.
+    What the caches hold is for the session to know.
     """
 
     def __init__(
@@ -106,22 +112,16 @@ class Generation:
         prompt: Sequence[int],
         config: DecodeConfig,
         *,
-        n_cached: int = 0,
         proposer: Proposer | None = None,
         rule: Rule | None = None,
         on_prefill: Progress | None = None,
-        on_last_token: Callable[[], None] | None = None,
         cancelled: Callable[[], bool] | None = None,
     ) -> None:
         """Computes nothing yet.
 
-        n_cached: the first so many prompt tokens are in the session already.
         proposer, rule: where candidates come from, and which of them are verified; without both,
             rounds are plain.
         on_prefill: progress of the prefill.
-        on_last_token: called when all of the prompt but its last token is in the session, where a
-            repeated prompt can go on; that token is then a pass of its own, so that its row has
-            the same bits whether or not the others were there before.
         cancelled: asked between micro-batches and tokens; True ends the answer.
         Errors: ValueError for an empty prompt or one that does not fit into the context.
         """
@@ -130,10 +130,9 @@ class Generation:
         self.history = list(prompt)
         self._session = session
         self._prompt = tuple(prompt)
-        self._n_cached = n_cached
+        self._n_cached = 0
         self._has_top = False
         self._on_prefill = on_prefill
-        self._on_last_token = on_last_token
         self._cancelled = cancelled or (lambda: False)
         self._proposer = None if rule is None else proposer
         self._rule = rule
@@ -187,7 +186,7 @@ class Generation:
             self._answer.stop_reason = "length"
             return
         started = time.perf_counter()
-        ended = self._answer.take(self._choose(rows, -1))
+        ended = self._take(self._choose(rows, -1))
         self._account.prefill_s += time.perf_counter() - started
         yield Step(tuple(self._answer.tokens), self._answer.new_text())
         while not ended:
@@ -195,27 +194,20 @@ class Generation:
             ended = self._answer.stop_reason is not None
 
     def _prefill(self) -> Rows:
-        tokens = self._prompt[self._n_cached :]
-        n_apart = 0 if self._on_last_token is None else len(tokens) - 1
-
-        def progress(done: int, n_before: int) -> None:
+        def progress(done: int, total: int) -> None:
             if self._cancelled():
                 raise _Cancelled
             if self._on_prefill is not None:
-                self._on_prefill(n_before + done, len(tokens))
+                self._on_prefill(done, total)
 
         with self._account.phase("prefill"):
-            if n_apart:
-                self._session.prefill(tokens[:n_apart], lambda done, _: progress(done, 0))
-            if self._on_last_token is not None:
-                self._on_last_token()
-            return self._session.prefill(tokens[n_apart:], lambda done, _: progress(done, n_apart))
+            self._n_cached = self._session.sync(self._prompt)
+            return self._session.prefill(self._prompt[self._n_cached :], progress)
 
     def _step(self) -> Step:
         """One round: puts the last token, and what follows it, into the caches."""
-        position, n_before = len(self.history), len(self._answer.tokens)
-        self.history.append(self._answer.tokens[-1])
-        with self._account.round(position) as done:
+        n_before = len(self._answer.tokens)
+        with self._account.round(len(self.history) - 1) as done:
             tree = self._propose(done)
             if tree is not None and tree.n_drafted:
                 done.n_drafted, done.is_tree = tree.n_drafted, not tree.is_chain
@@ -224,7 +216,7 @@ class Generation:
             else:
                 with self._account.phase("decode"):
                     rows = self._session.decode(self.history[-1])
-                self._answer.take(self._choose(rows, -1))
+                self._take(self._choose(rows, -1))
             done.n_tokens = len(self._answer.tokens) - n_before
         tokens = tuple(self._answer.tokens[n_before:])
         if self._proposer is not None and self._rule is not None:
@@ -268,10 +260,8 @@ class Generation:
                 token = self._choose(rows, node)
                 node = tree.child(node, token)
                 n_accepted += node is not None
-                if self._answer.take(token):
+                if self._take(token):
                     break
-                if node is not None:
-                    self.history.append(token)
             with self._account.phase("commit"):
                 if tree.is_chain:
                     self._session.commit(len(path))
@@ -286,6 +276,11 @@ class Generation:
         if tree.is_chain:
             return self._session.verify(tree.tokens)
         return self._session.verify_tree(tree.tokens, tree.parents)
+
+    def _take(self, token: int) -> bool:
+        """Adds a token to the answer; whether it ends it."""
+        self.history.append(token)
+        return self._answer.take(token)
 
     def _keep_top(self) -> bool:
         """Whether rows come as their best tokens, since these are all that a draw looks at."""

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .config import N_CHECKPOINTS, DecodeConfig, LoadConfig
-from .core import MAX_VERIFY, Checkpoint, Drafter, Model, Session, library_build
+from .config import DecodeConfig, LoadConfig
+from .core import MAX_VERIFY, Drafter, Model, Session, library_build
 from .decode import Generation, Progress, check_prompt
 from .memory.fit import most_rows, with_context
 from .memory.plan import Planner, check_fits
@@ -93,8 +93,6 @@ class Decoder:
         self._vocabulary = _Words(tokenizer)
         self._drafting = Drafting(session, cost_file, most_rows)
         self._lock = threading.RLock()
-        self._history: list[int] = []
-        self._checkpoints: list[Checkpoint] = []
         self._active: Stream | None = None
         self._is_running = False
 
@@ -114,7 +112,6 @@ class Decoder:
         with self._turn():
             self._active = None
             self._drafting.keep_costs()
-            self._checkpoints.clear()
             self.session.close()
             self.model.close()
             if self.tokenizer is not None:
@@ -161,7 +158,7 @@ class Decoder:
         rule = self._drafting.rule(config)
         with self._turn():
             self._drafting.keep_costs()
-            n_cached = self._reuse(tokens)
+            self.session.commit(0)  # an interrupted round may have left a verify open
             if rule is not None:
                 self._drafting.make_room(rule.n_rows, is_needed=config.draft == "tree")
             generation = Generation(
@@ -169,14 +166,11 @@ class Decoder:
                 self._vocabulary,
                 tokens,
                 config,
-                n_cached=n_cached,
                 proposer=self._drafting.proposer,
                 rule=rule,
                 on_prefill=on_prefill,
-                on_last_token=self._keep_prompt if self.model.n_recurrent else None,
                 cancelled=cancelled,
             )
-            self._history = generation.history
             self._active = Stream(self, generation)
             return self._active
 
@@ -212,8 +206,7 @@ class Decoder:
         """Logits after every token, float32 [n, n_vocab], by a plain pass over an empty cache."""
         with self._turn():
             self.reset()
-            self._history = self._tokens_of(tokens)
-            return self.session.logits(self._history)
+            return self.session.logits(self._tokens_of(tokens))
 
     def tokenize(
         self, text: str, *, add_special: bool = True, parse_special: bool = True
@@ -231,8 +224,6 @@ class Decoder:
         """Forgets the timeline, so that the next prompt is computed whole."""
         with self._turn():
             self._active = None
-            self._checkpoints.clear()
-            self._history = []
             self.session.reset()
 
     def _tokens_of(self, prompt: Prompt) -> list[int]:
@@ -250,46 +241,6 @@ class Decoder:
         if self.tokenizer is None:
             raise ValueError("the model file has no tokenizer, give token ids")
         return self.tokenizer
-
-    def _reuse(self, tokens: Sequence[int]) -> int:
-        """Takes the timeline back to where it agrees with `tokens`; returns that position.
-
-        At least the last token is left, whose logits begin the answer. Whatever interrupted the
-        last call, the first `position` tokens of the history are what the caches hold.
-        """
-        self.session.commit(0)
-        if self.session.position > len(self._history):  # not by calls of this decoder
-            self.session.reset()
-        known = self._history[: self.session.position]
-        limit = min(len(known), len(tokens) - 1)
-        common = next((i for i in range(limit) if known[i] != tokens[i]), max(limit, 0))
-        if common < len(known):
-            common = self._go_back(common)
-        self._checkpoints = [c for c in self._checkpoints if self.session.holds(c)]
-        return common
-
-    def _go_back(self, position: int) -> int:
-        """To `position`, or as near before it as a model with recurrent layers can."""
-        if not self.model.n_recurrent:
-            self.session.truncate(position)
-            return position
-        usable = [c for c in self._checkpoints if c.position <= position and self.session.holds(c)]
-        if not usable:
-            self.session.reset()
-            return 0
-        best = max(usable, key=lambda checkpoint: checkpoint.position)
-        self.session.restore(best)
-        return best.position
-
-    def _keep_prompt(self) -> None:
-        """Remembers the prompt but for its last token, to which a repeated prompt goes back.
-
-        A next turn parts from this answer after the prompt, and computes one token more for it.
-        """
-        position = self.session.position
-        if position and all(c.position != position for c in self._checkpoints):
-            self._checkpoints.append(self.session.take())
-            del self._checkpoints[:-N_CHECKPOINTS]
 
     @contextmanager
     def _turn(self) -> Iterator[None]:

@@ -87,6 +87,12 @@ class Simulated:
         """As on a CPU."""
         return False
 
+    def sync(self, tokens: Sequence[int]) -> int:
+        """Begins anew."""
+        del tokens
+        self.position = 0
+        return 0
+
     def prefill(self, tokens: Sequence[int], progress: Progress | None = None) -> Rows:
         """Takes no time."""
         del progress

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from scripted import common_start
 
 from dflash_gguf.core import Draft
 from dflash_gguf.decode import Progress
@@ -15,13 +16,10 @@ END = 260
 
 
 class FakeModel:
-    """`n_recurrent` decides whether the session can be truncated."""
-
-    def __init__(self, n_recurrent: int = 0, n_vocab: int = N_VOCAB) -> None:
+    def __init__(self, n_vocab: int = N_VOCAB) -> None:
         self.path = "/models/fake.gguf"
         self.backend = "FAKE"
         self.kernels = {"FAKE": 1}
-        self.n_recurrent = n_recurrent
         self.n_vocab = n_vocab
         self.n_ctx_train = 128
         self.n_closed = 0
@@ -61,12 +59,6 @@ class FakeDrafter:
         self.path = "/models/fake-drafter.gguf"
         self.kernels = {"FAKE": 1}
         self.block_size = block_size
-
-
-class FakeCheckpoint:
-    def __init__(self, tokens: list[int]) -> None:
-        self.tokens = tokens
-        self.position = len(tokens)
 
 
 class FakeSession(HasRows):
@@ -143,6 +135,12 @@ class FakeSession(HasRows):
         self.tokens += [self.open[node] for node in nodes]
         self.open = []
 
+    def sync(self, tokens: Sequence[int]) -> int:
+        self.open = []
+        n = len(common_start(self.tokens, tokens[:-1]))
+        del self.tokens[n:]
+        return n
+
     def prefill(self, tokens: Sequence[int], progress: Progress | None = None) -> FakeRows:
         for done, token in enumerate(tokens):
             if progress is not None:
@@ -167,20 +165,6 @@ class FakeSession(HasRows):
     def logits(self, tokens: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
         self.tokens += tokens
         return np.zeros((len(tokens), self.model.n_vocab), dtype=np.float32)
-
-    def take(self) -> FakeCheckpoint:
-        return FakeCheckpoint(list(self.tokens))
-
-    def holds(self, checkpoint: FakeCheckpoint) -> bool:
-        return self.tokens[: checkpoint.position] == checkpoint.tokens
-
-    def restore(self, checkpoint: FakeCheckpoint) -> None:
-        self.tokens = list(checkpoint.tokens)
-
-    def truncate(self, position: int) -> None:
-        if self.model.n_recurrent and position not in (0, self.position):
-            raise AssertionError("truncated a recurrent model")
-        del self.tokens[position:]
 
     def reset(self) -> None:
         self.tokens = []

@@ -15,6 +15,12 @@ N_TOP = 64
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 
+def common_start(a: Sequence[int], b: Sequence[int]) -> list[int]:
+    """What two lists of tokens begin with alike."""
+    n = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return list(a[:n])
+
+
 class Bytes:
     """Token i is the byte i; 256 and above are control tokens, 256 and 257 end an answer."""
 
@@ -86,6 +92,12 @@ class Scripted:
         if self.fail_in == (name, when):
             self.fail_in = None
             raise KeyboardInterrupt
+
+    def sync(self, tokens: Sequence[int]) -> int:
+        self.open = []
+        n = len(common_start(self.tokens, tokens[:-1]))
+        del self.tokens[n:]
+        return n
 
     def prefill(self, tokens: Sequence[int], progress: Progress | None = None) -> Rows:
         assert self.position + len(tokens) <= self.n_ctx

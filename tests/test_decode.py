@@ -36,7 +36,7 @@ def test_a_stop_token_ends_the_answer_and_is_not_text() -> None:
     assert result.stop_reason == "token"
     assert (result.n_prompt, result.n_prefilled) == (3, 3)
     assert (result.rounds, result.n_decoded) == (5, 5)
-    assert session.tokens == [1, 2, 3, *b"hello"] == generation.history
+    assert session.tokens == [1, 2, 3, *b"hello"] == generation.history[:-1]
 
 
 def test_greedy_copies_no_row() -> None:
@@ -174,8 +174,7 @@ def test_a_cancelled_prefill_stops_between_micro_batches(n_calls: int) -> None:
     generation, steps, session = answer(b"hello", cancelled=lambda: next(answers))
     assert steps == []
     assert generation.result().stop_reason == "cancelled"
-    assert generation.history[: session.position] == session.tokens
-    assert session.position == n_calls
+    assert session.tokens == [1, 2, 3][:n_calls]
 
 
 def test_a_cancelled_answer_keeps_what_was_said() -> None:
@@ -183,16 +182,16 @@ def test_a_cancelled_answer_keeps_what_was_said() -> None:
     generation, _, session = answer(b"hello", cancelled=lambda: next(answers))
     assert generation.result().text == "hell"
     assert generation.result().stop_reason == "cancelled"
-    assert generation.history[: session.position] == session.tokens
+    assert session.tokens == [1, 2, 3, *b"hel"]
 
 
-def test_an_interrupt_leaves_a_history_that_is_true_up_to_the_position() -> None:
+def test_an_interrupted_answer_keeps_what_was_said() -> None:
     session = Scripted(b"hello")
     session.fail_at = 5
     generation = Generation(session, Bytes(), [1, 2, 3], DecodeConfig())
     with pytest.raises(KeyboardInterrupt):
         list(generation)
-    assert generation.history[: session.position] == session.tokens
+    assert session.tokens == [1, 2, 3, *b"he"]
     assert generation.result().text == "hel"
     assert generation.result().stop_reason == "cancelled"
 
@@ -204,42 +203,26 @@ def test_closing_ends_the_answer() -> None:
     assert list(generation) == []
 
 
-def test_cached_tokens_are_not_computed_again() -> None:
+@pytest.mark.parametrize(
+    ("there", "n_cached"),
+    [([], 0), ([1, 2], 2), ([1, 2, 3], 2), ([1, 2, 3, 4], 2), ([1, 9, 3], 1), ([9, 2, 3], 0)],
+)
+def test_what_the_session_holds_of_the_prompt_is_not_computed_again(
+    there: list[int], n_cached: int
+) -> None:
     session = Scripted(b"hello")
-    session.tokens = [1, 2]
+    session.tokens = there
     seen: list[tuple[int, int]] = []
     generation = Generation(
         session,
         Bytes(),
         [1, 2, 3],
         DecodeConfig(),
-        n_cached=2,
         on_prefill=lambda *progress: seen.append(progress),
     )
     list(generation)
     assert generation.result().text == "hello"
-    assert (generation.result().n_prompt, generation.result().n_prefilled) == (3, 1)
-    assert seen == [(0, 1)]
-
-
-@pytest.mark.parametrize("n_cached", [0, 1, 2])
-def test_the_last_token_can_be_a_pass_of_its_own(n_cached: int) -> None:
-    session = Scripted(b"hello")
-    session.tokens = [1, 2][:n_cached]
-    seen: list[tuple[int, int]] = []
-    at: list[int] = []
-    generation = Generation(
-        session,
-        Bytes(),
-        [1, 2, 3],
-        DecodeConfig(),
-        n_cached=n_cached,
-        on_prefill=lambda *progress: seen.append(progress),
-        on_last_token=lambda: at.append(session.position),
-    )
-    list(generation)
-    assert generation.result().text == "hello"
-    assert at == [2]
+    assert (generation.result().n_prompt, generation.result().n_prefilled) == (3, 3 - n_cached)
     assert seen == [(done, 3 - n_cached) for done in range(3 - n_cached)]
 
 

@@ -92,23 +92,6 @@ def test_a_prompt_is_computed_from_where_it_parts_from_the_last(tokenizer: Token
     assert fed(decoder) == b"ab:yes"
 
 
-def test_a_recurrent_model_goes_back_to_the_last_tokens_of_prompts(tokenizer: Tokenizer) -> None:
-    decoder = make(tokenizer, n_recurrent=3)
-    decoder.generate("ab:")
-    fed(decoder)
-    decoder.generate("ab:no:")
-    assert fed(decoder) == b":no:yes"
-    for _ in range(3):
-        decoder.generate("ab:no:")
-        assert fed(decoder) == b":yes"
-    decoder.generate("ab:no:yes!:")
-    assert fed(decoder) == b"!:yes"
-    decoder.generate("ab:")
-    assert fed(decoder) == b"ab:yes"
-    decoder.generate(":")
-    assert fed(decoder) == b":yes"
-
-
 @pytest.mark.parametrize("kind", ["llama", "qwen35"])
 def test_a_repeated_prompt_computes_one_token_and_has_the_same_bits(
     tiny_gguf: Callable[[str], Path], kind: str
@@ -172,21 +155,21 @@ def test_callbacks_cannot_use_their_decoder(tokenizer: Tokenizer) -> None:
     assert bytes(decoder.session.tokens) == b"ab:yes:yes"  # type: ignore[attr-defined]
 
 
-def test_a_timeline_that_others_moved_starts_anew(tokenizer: Tokenizer) -> None:
+def test_a_timeline_that_others_moved_is_used_as_far_as_it_agrees(tokenizer: Tokenizer) -> None:
     decoder = make(tokenizer)
-    decoder.generate("ab:")
-    decoder.session.prefill(list(b"more than the decoder knows"))
+    stream = decoder.stream("ab:")
+    decoder.session.prefill(list(b"ab, not what was asked"))
     fed(decoder)
+    assert [step.text for step in stream] == ["y", "e", "s", ""]
+    assert fed(decoder) == b":yes"
+    decoder.session.prefill(list(b"more"))
     assert decoder.generate("ab:yes:").text == "yes"
-    assert fed(decoder) == b"ab:yes:yes"
+    assert fed(decoder) == b"more:yes"
 
 
-@pytest.mark.parametrize("n_recurrent", [0, 3])
 @pytest.mark.parametrize("at", [1, 3, 4, 5])
-def test_an_interrupt_at_any_point_leaves_a_usable_decoder(
-    tokenizer: Tokenizer, n_recurrent: int, at: int
-) -> None:
-    decoder = make(tokenizer, n_recurrent=n_recurrent)
+def test_an_interrupt_at_any_point_leaves_a_usable_decoder(tokenizer: Tokenizer, at: int) -> None:
+    decoder = make(tokenizer)
     session: Any = decoder.session
     session.interrupt_at = at
     with pytest.raises(KeyboardInterrupt):
@@ -230,7 +213,7 @@ def test_draft_settings_must_suit_the_drafter(tokenizer: Tokenizer) -> None:
 def test_an_interrupted_round_leaves_a_usable_decoder(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    decoder = make(tokenizer, b"a longer answer", block_size=6, n_recurrent=3)
+    decoder = make(tokenizer, b"a longer answer", block_size=6)
     work = getattr(FakeSession, name)
 
     def interrupted(self: FakeSession, *args: Any) -> Any:

@@ -43,6 +43,7 @@ dfl_status dfl_session_get_info(const dfl_session * session, dfl_session_info * 
         info->n_graphs_built = s.n_graphs_built();
         info->kv_bytes = s.kv_bytes();
         info->recurrent_bytes = s.recurrent_bytes();
+        info->kept_bytes = s.kept_bytes();
         info->arena_bytes = arena.main + arena.beside;
         info->draft_bytes = s.draft_bytes();
         info->trace_bytes = s.trace_bytes();
@@ -96,6 +97,14 @@ Turn running(dfl_session * session) {
 }
 
 } // namespace
+
+dfl_status dfl_session_sync(dfl_session * session, const int32_t * tokens, int64_t n,
+                            int64_t * n_kept, dfl_error * err) {
+    return guard(err, [&] {
+        need(session, tokens, n_kept);
+        *n_kept = running(session)->sync(tokens, n);
+    });
+}
 
 dfl_status dfl_session_prefill(dfl_session * session, const int32_t * tokens, int64_t n,
                                float * all_logits, dfl_progress progress, void * user,

@@ -110,11 +110,11 @@ void Session::reserve_graphs() {
     }
 }
 
-void Session::check_tokens(const int32_t * tokens, int64_t n) const {
+void Session::check_tokens(const int32_t * tokens, int64_t n, int64_t after) const {
     DFL_CHECK(n >= 1, DFL_STATUS_ARGUMENT, "there are no tokens to run");
-    DFL_CHECK(n <= n_ctx() - position(), DFL_STATUS_ARGUMENT,
+    DFL_CHECK(n <= n_ctx() - after, DFL_STATUS_ARGUMENT,
               "%lld tokens after %lld do not fit into a context of %lld", (long long)n,
-              (long long)position(), (long long)n_ctx());
+              (long long)after, (long long)n_ctx());
     for (int64_t i = 0; i < n; ++i) {
         DFL_CHECK(tokens[i] >= 0 && tokens[i] < model_->hparams().n_vocab, DFL_STATUS_ARGUMENT,
                   "token id %d is outside the vocabulary of %lld", tokens[i],
@@ -163,7 +163,7 @@ void Session::append(const int32_t * tokens, int64_t n, int64_t n_out, bool inje
 void Session::prefill(const int32_t * tokens, int64_t n, float * all_logits,
                       const PrefillProgress & progress) {
     check_no_open_verify();
-    check_tokens(tokens, n);
+    check_tokens(tokens, n, position());
     const int64_t n_vocab = model_->hparams().n_vocab;
     int64_t step = params_.n_ubatch;
     if (all_logits != nullptr) {
@@ -171,7 +171,12 @@ void Session::prefill(const int32_t * tokens, int64_t n, float * all_logits,
         step = std::min(step, std::max<int64_t>(1, (int64_t(256) << 20) / (4 * n_vocab)));
     }
     for (int64_t done = 0; done < n;) {
-        const int64_t rows = std::min(step, n - done);
+        int64_t rows = std::min(step, n - done);
+        if (all_logits == nullptr && position() < keep_at_) {
+            rows = std::min(rows, keep_at_ - position());
+        } else if (all_logits == nullptr && position() == keep_at_) {
+            keep_state();
+        }
         const bool last = done + rows == n;
         const int64_t n_out = all_logits != nullptr ? rows : last ? 1 : 0;
         // Only what the drafter will still see after this prompt is worth injecting.
@@ -319,30 +324,23 @@ void Session::clear_unproven(int64_t position) {
 }
 
 int64_t Session::sound(int64_t position) const {
-    if (recurs_ || position <= n_proven_ || position == this->position()) {
-        return position; // recurrent layers go back to between passes anyway
+    if (position <= n_proven_ || position == this->position()) {
+        return position;
     }
     const auto after = std::upper_bound(passes_.begin(), passes_.end(), position);
     return after == passes_.begin() ? n_proven_ : std::max(n_proven_, after[-1]);
 }
 
 void Session::forget_from(int64_t position) {
-    prove();
-    const int64_t from = sound(position);
-    const std::vector<int32_t> again(tokens_.begin() + from, tokens_.begin() + position);
-    clear_unproven(from);
+    clear_unproven(position);
     close_verify();
-    kv_.cells().release_from(SEQUENCE, static_cast<int32_t>(from));
+    kv_.cells().release_from(SEQUENCE, static_cast<int32_t>(position));
     if (draft_) {
-        draft_->truncate(static_cast<int32_t>(from));
+        draft_->truncate(static_cast<int32_t>(position));
     }
-    tokens_.resize(from);
+    drop_states(position);
+    tokens_.resize(position);
     last_ = nullptr;
-    while (this->position() < position) {
-        const int64_t done = this->position() - from;
-        const int64_t n = std::min(params_.n_ubatch, position - this->position());
-        append(again.data() + done, n, /*n_out =*/0, /*inject =*/draft_ != nullptr);
-    }
 }
 
 void Session::reset() {
@@ -350,11 +348,60 @@ void Session::reset() {
     close_verify();
     kv_.cells().release_from(SEQUENCE, 0);
     recurrent_.clear(SEQUENCE);
+    drop_states(0);
     tokens_.clear();
     last_ = nullptr;
     if (draft_) {
         draft_->truncate(0);
     }
+}
+
+int64_t Session::sync(const int32_t * tokens, int64_t n) {
+    check_tokens(tokens, n, 0);
+    const int64_t most = std::min(n - 1, position());
+    int64_t there = std::mismatch(tokens, tokens + most, tokens_.begin()).first - tokens;
+    if (recurs_ && there < position()) {
+        const KeptState * best = nullptr;
+        for (const KeptState & state : kept_) {
+            if (state.position <= there && (best == nullptr || state.position > best->position)) {
+                best = &state;
+            }
+        }
+        there = best != nullptr ? best->position : 0;
+        if (best != nullptr) {
+            recurrent_.load(SEQUENCE, best->recurrent);
+        }
+    }
+    prove();
+    there = recurs_ ? there : sound(there); // recurrent states are kept between passes anyway
+    if (there > 0) {
+        forget_from(there);
+    } else {
+        reset();
+    }
+    keep_at_ = recurs_ ? n - 1 : 0;
+    return there;
+}
+
+void Session::keep_state() {
+    keep_at_ = 0;
+    const bool is_kept = std::any_of(kept_.begin(), kept_.end(), [&](const KeptState & state) {
+        return state.position == position();
+    });
+    if (position() == 0 || is_kept) {
+        return;
+    }
+    if (kept_.size() == MAX_KEPT) {
+        kept_.erase(kept_.begin());
+    }
+    kept_.push_back({position(), recurrent_.save(SEQUENCE)});
+}
+
+void Session::drop_states(int64_t position) {
+    keep_at_ = 0;
+    kept_.erase(std::remove_if(kept_.begin(), kept_.end(),
+                               [&](const KeptState & state) { return state.position > position; }),
+                kept_.end());
 }
 
 Checkpoint Session::take() const { return {caches_, tokens_, recurrent_.save(SEQUENCE)}; }

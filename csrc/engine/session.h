@@ -42,6 +42,12 @@ struct Checkpoint {
     std::vector<uint8_t> recurrent;
 };
 
+// What recurrent layers knew at a position of the timeline that a session can go back to.
+struct KeptState {
+    int64_t position;
+    std::vector<uint8_t> recurrent;
+};
+
 // Done and total tokens; true: stop.
 using PrefillProgress = std::function<bool(int64_t done, int64_t total)>;
 
@@ -56,9 +62,20 @@ class Session {
     int64_t position() const { return static_cast<int64_t>(tokens_.size()); }
     int n_threads() const { return devices_.main().n_threads(); }
 
+    // States of recurrent layers kept at a time.
+    static constexpr size_t MAX_KEPT = 2;
+
+    // Takes the timeline back to where it agrees with n tokens, less the last of them, whose logits
+    // begin an answer; returns how many are there. Closes an open verify. With recurrent layers it
+    // goes back to a state that it kept, if not as far as position 0: the prefill that comes to the
+    // last token keeps the state before it, the newest MAX_KEPT of them stay while their tokens do.
+    int64_t sync(const int32_t * tokens, int64_t n);
+
     // Appends tokens in micro-batches; afterwards the last one's logits can be read. all_logits, if
     // not NULL, takes every token's: [n_vocab, n]. On an error the timeline ends where the last
     // finished micro-batch put it.
+    // With recurrent layers the last token that sync() was given is a pass of its own, if not all
+    // logits are asked for: it has the same bits whether or not those before it were there.
     void prefill(const int32_t * tokens, int64_t n, float * all_logits,
                  const PrefillProgress & progress);
 
@@ -111,6 +128,8 @@ class Session {
 
     uint64_t kv_bytes() const { return kv_.bytes(); }
     uint64_t recurrent_bytes() const { return recurrent_.bytes(); }
+    // Of the states that it may keep, on the host.
+    uint64_t kept_bytes() const { return MAX_KEPT * recurrent_.bytes(); }
     // Of these, on the CPU beside another device.
     uint64_t kv_beside_bytes() const { return kv_.bytes_on(devices_.cpu()); }
     uint64_t recurrent_beside_bytes() const { return recurrent_.bytes_on(devices_.cpu()); }
@@ -139,7 +158,8 @@ class Session {
 
   private:
     LayerPlace layer_place();
-    void check_tokens(const int32_t * tokens, int64_t n) const;
+    // Whether n tokens can stand after a position.
+    void check_tokens(const int32_t * tokens, int64_t n, int64_t after) const;
     // The rows of a pass. Those of a verify may end with padding: copies of the root that write
     // where nobody looks.
     struct Pass {
@@ -193,7 +213,10 @@ class Session {
     // The last place up to a position where the rows before it owe nothing to the tokens behind:
     // in a pass that no finite row was read after, one that is not finite may have spoiled all.
     int64_t sound(int64_t position) const;
-    // Runs again what it has to forget before the position.
+    // Remembers what recurrent layers know here, in place of the oldest that is too many.
+    void keep_state();
+    // And forgets those that were kept after a position.
+    void drop_states(int64_t position);
     void forget_from(int64_t position);
 
     std::shared_ptr<const Model> model_;
@@ -209,6 +232,8 @@ class Session {
     std::unique_ptr<DraftState> draft_;
     uint64_t caches_;             // names what they hold, in this process
     std::vector<int32_t> tokens_; // the committed timeline
+    std::vector<KeptState> kept_; // of it, the oldest first; none without recurrent layers
+    int64_t keep_at_ = 0;         // where a prefill keeps the next one; 0: nowhere
     int64_t n_proven_ = 0;        // of them, those that a finite row was read after
     std::vector<int64_t> passes_; // where those begin that appended the others
     int64_t n_top_ = 0;           // of keep_top()

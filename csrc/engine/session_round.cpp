@@ -27,7 +27,7 @@ Draft Session::draft(int32_t last_token, int64_t n_draft, int64_t k, bool log_su
     DFL_CHECK(k >= 1 && k <= n_choices, DFL_STATUS_ARGUMENT,
               "%lld candidates: the drafter chooses among %lld tokens", (long long)k,
               (long long)n_choices);
-    check_tokens(&last_token, 1);
+    check_tokens(&last_token, 1, position());
     DFL_CHECK(n_draft < n_ctx() - position(), DFL_STATUS_ARGUMENT,
               "%lld drafted tokens and the one before them after %lld do not fit into a context of "
               "%lld",
@@ -86,7 +86,7 @@ void Session::reserve_verify(int64_t n) {
 
 void Session::verify(const int32_t * tokens, const int32_t * parents, int64_t n) {
     check_no_open_verify();
-    check_tokens(tokens, n);
+    check_tokens(tokens, n, position());
     DFL_CHECK(n <= verify_rows_, DFL_STATUS_ARGUMENT,
               "%lld rows to verify, there is room for %lld: reserve more, up to %lld", (long long)n,
               (long long)verify_rows_, (long long)MAX_VERIFY);

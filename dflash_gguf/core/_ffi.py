@@ -16,7 +16,7 @@ from typing import Any
 
 from cffi import FFI
 
-ABI_VERSION = 8
+ABI_VERSION = 9
 
 ffi: Any = FFI()
 

@@ -182,6 +182,22 @@ class Session:
                 ffi.NULL,
             )
 
+    def sync(self, tokens: Sequence[int]) -> int:
+        """Goes back to where the timeline agrees with `tokens`; how many of them are there.
+
+        At least the last is left to prefill. An open verify is closed. With recurrent layers the
+        timeline goes back to where their state was kept, or to the start: before the last token of
+        an earlier prompt, if both of them came by `sync` and `prefill`.
+
+        Raises:
+            Error: no tokens, a token id outside the vocabulary, more tokens than the context holds.
+        """
+        ids = self._ids(tokens)
+        n_kept = new("int64_t *")
+        self.n_passes += 1
+        call("session_sync", self.handle, ids, len(ids), n_kept)
+        return int(n_kept[0])
+
     def prefill(self, tokens: Sequence[int], progress: Progress | None = None) -> Rows:
         """Appends tokens in micro-batches and returns the row of the last one.
 

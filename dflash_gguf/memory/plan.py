@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
-from ..config import N_CHECKPOINTS, LoadConfig
+from ..config import LoadConfig
 from ..core import Drafter, Error, Model, Session, devices, load_backend
 
 CONTEXT_BYTES = 512 << 20
@@ -227,7 +227,7 @@ def _items(model: Model, drafter: Drafter | None, session: Session) -> Iterator[
     yield Item("device library's pool, about", info.pool_bytes, place)
     if model.is_imagined:
         yield Item("driver and kernels, about", CONTEXT_BYTES, place)
-    yield Item("prompts to go back to", N_CHECKPOINTS * info.recurrent_bytes, "host")
+    yield Item("prompts to go back to", info.kept_bytes, "host")
 
 
 def _largest(info: object) -> str:
