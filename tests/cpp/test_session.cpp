@@ -108,6 +108,56 @@ void checkpoints_of_others_are_refused(const std::shared_ptr<const Model> & mode
     CHECK(next(session, 5) == next(fresh, 5));
 }
 
+// Prompts that begin alike, with verifies left open between them: what sync() keeps is what a fresh
+// session computes.
+void synced_with_any_prompt(const std::shared_ptr<const Model> & model) {
+    const bool recurs = model->hparams().n_recurrent() > 0;
+    Session session = make(model, 8), fresh = make(model, 8);
+    session.reserve_verify(3);
+    std::vector<int32_t> timeline;
+    uint32_t random = 1;
+    const auto below = [&](int64_t n) {
+        random = random * 1664525u + 1013904223u;
+        return static_cast<int64_t>(random >> 8) % n;
+    };
+    for (int step = 0; step < 60; ++step) {
+        std::vector<int32_t> tokens = prompt();
+        tokens.resize(1 + below(N_TOKENS));
+        const int64_t other = below(2 * N_TOKENS); // past the end: none
+        if (other < static_cast<int64_t>(tokens.size())) {
+            tokens[other] = (tokens[other] + 1 + step % 2) % TINY_VOCAB;
+        }
+        const int64_t n = tokens.size();
+        int64_t same = 0;
+        while (same < std::min<int64_t>(n - 1, timeline.size()) && tokens[same] == timeline[same]) {
+            ++same;
+        }
+        const int64_t there = session.sync(tokens.data(), n);
+        CHECK(session.position() == there);
+        CHECK(recurs && same < static_cast<int64_t>(timeline.size()) ? there <= same
+                                                                     : there == same);
+        session.prefill(tokens.data() + there, n - there, nullptr, nullptr);
+        fresh.reset();
+        fresh.prefill(tokens.data(), n, nullptr, nullptr);
+        Logits found(TINY_VOCAB), expected(TINY_VOCAB);
+        session.logits(0, found.data());
+        fresh.logits(0, expected.data());
+        CHECK(distance(found, expected) < 1e-4f);
+        timeline = tokens;
+        const int32_t tree[] = {3, 1, 4}, parents[] = {-1, 0, 0}, path[] = {0, 2};
+        session.verify(tree, parents, 3);
+        const int64_t n_committed = below(3);
+        if (n_committed > 0) {
+            session.commit_path(path, n_committed);
+            timeline.push_back(3);
+            if (n_committed == 2) {
+                timeline.push_back(4);
+            }
+        }
+    }
+    CHECK(contains(error_of([&] { session.sync(timeline.data(), 0); }), "no tokens"));
+}
+
 void cancelled_between_micro_batches(const std::shared_ptr<const Model> & model) {
     Session session = make(model, 8), fresh = make(model, 8);
     const std::vector<int32_t> tokens = prompt();
@@ -182,6 +232,7 @@ int main() {
         const auto model = std::make_shared<const Model>(path, on_cpu());
         micro_batches_change_nothing(model);
         checkpoints_go_back(model);
+        synced_with_any_prompt(model);
         cancelled_between_micro_batches(model);
         bad_arguments_change_nothing(model);
     }
