@@ -69,6 +69,8 @@ class Key:
     USE_PARALLEL_RESIDUAL = "{arch}.use_parallel_residual"
     TENSOR_DATA_LAYOUT = "{arch}.tensor_data_layout"
     POOLING_TYPE = "{arch}.pooling_type"
+    CLASSIFIER_POOLING_TYPE = "{arch}.classifier.pooling_type"
+    CLASSIFIER_OUTPUT_LABELS = "{arch}.classifier.output_labels"
     HYPER_CONNECTION_COUNT = "{arch}.hyper_connection.count"
     HIDDEN_ACTIVATION = "{arch}.hidden_activation"
 

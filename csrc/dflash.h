@@ -32,6 +32,12 @@ typedef struct {
     char message[512];
 } dfl_error;
 
+typedef enum {
+    DFL_MAX_TOP = 64,     /* best tokens of a row that may be picked */
+    DFL_MAX_VERIFY = 256, /* rows of a verify */
+    DFL_MAX_THREADS = 512 /* of a session; ggml takes no more */
+} dfl_limit;
+
 /* ---- versions and devices ---- */
 
 int32_t dfl_abi_version(void);
@@ -84,7 +90,7 @@ typedef struct {
     const char * device;                /* name of a device; NULL: the first GPU, else the CPU */
     int32_t n_gpu_layers;               /* the last so many, the head included; < 0: all, if the
                                            device is a GPU; 0: none */
-    int32_t n_cpu_experts;              /* first layers whose experts stay on the CPU */
+    int32_t n_cpu_moe;                  /* first layers whose experts stay on the CPU */
     int32_t n_threads;                  /* that rearrange weights; 0: one per usable core */
     int32_t repack;                     /* 1: the CPU may rearrange weights for faster kernels; 0:
                                             they stay as in the file */
@@ -222,8 +228,8 @@ dfl_status dfl_session_prefill(dfl_session * session, const int32_t * tokens, in
  * finite. The caches are then no better, so they are zeroed: the session is empty as after a reset,
  * and no checkpoint of it is valid any more. */
 dfl_status dfl_session_argmax(dfl_session * session, int64_t row, int32_t * token, dfl_error * err);
-/* Has the device pick the k best (0 to 64) of every row in the passes to come; kept: out, k, or 0
- * where it cannot: a CPU has the rows at hand. k of 0 ends it. Errors: ARGUMENT. */
+/* Has the device pick the k best (0 to DFL_MAX_TOP) of every row in the passes to come; kept: out,
+ * k, or 0 where it cannot: a CPU has the rows at hand. k of 0 ends it. Errors: ARGUMENT. */
 dfl_status dfl_session_keep_top(dfl_session * session, int32_t k, int32_t * kept, dfl_error * err);
 /* What it picked of a row of the last pass, best first, the lowest id on ties: out, [k] each.
  * Errors: ARGUMENT (a row that is not there, nothing was kept), COMPUTE as for argmax. */
@@ -243,9 +249,9 @@ dfl_status dfl_session_draft(dfl_session * session, int32_t last_token, int64_t 
                              int32_t * tokens, float * logits, float * log_sum_exp,
                              dfl_error * err);
 
-/* Makes room for verifies of up to n rows (1 to 256); never less than there is. Costs trace and
- * feature rows and compute memory, no state. Errors: ARGUMENT, MEMORY (names the bytes; the room
- * is as before). */
+/* Makes room for verifies of up to n rows (1 to DFL_MAX_VERIFY); never less than there is. Costs
+ * trace and feature rows and compute memory, no state. Errors: ARGUMENT, MEMORY (names the bytes;
+ * the room is as before). */
 dfl_status dfl_session_reserve_verify(dfl_session * session, int64_t n, dfl_error * err);
 /* Runs n tokens after the timeline in one pass and commits nothing; all n rows can be read until
  * the commit, which must follow. Errors: ARGUMENT, MEMORY, COMPUTE. */

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from .costs import Round
+from .policy.costs import Round
 
 ROUND_PHASES = ("decode", "draft", "tree", "verify", "commit", "sample")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from .config import DecodeConfig
-from .text_stream import StopMatcher, Utf8Stream
+from .text.stream import StopMatcher, Utf8Stream
 
 
 class Vocabulary(Protocol):

@@ -3,81 +3,42 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
-"""Names of K/V cache types, as llama.cpp spells them. Which pairs run is the device's matter."""
+from .checks import choice, flag, integer, number
+from .core import CACHE_TYPES, DEFAULT_N_CTX, MAX_LAYERS, MAX_N_CTX, MAX_VERIFY, LoadConfig
+
+__all__ = [
+    "AUTO_TREE_BUDGET",
+    "CACHE_TYPES",
+    "DEFAULT_N_CTX",
+    "DRAFT_KINDS",
+    "MAX_DRAFT",
+    "MAX_LAYERS",
+    "MAX_N_CTX",
+    "MAX_TREE_BUDGET",
+    "N_CHECKPOINTS",
+    "SEED_MAX",
+    "SEED_MIN",
+    "TREE_BUDGET",
+    "DecodeConfig",
+    "LoadConfig",
+]
 
 DRAFT_KINDS = ("none", "chain", "tree", "auto")
 """How candidates are proposed: not at all, a chain of one length, a tree of one size, or whatever
 pays for itself. Without a drafter "auto" is plain decoding."""
 TREE_BUDGET = 23
 """Nodes of a tree unless told otherwise: with its root it fills a pass of 24 rows."""
-MAX_TREE_BUDGET = 255
-MAX_VERIFY_ROWS = MAX_TREE_BUDGET + 1
+MAX_TREE_BUDGET = MAX_VERIFY - 1
 AUTO_TREE_BUDGET = 63
 """Nodes that "auto" tries at most unless told otherwise; a node of a 27B hybrid takes 3.5 MB."""
 
-MAX_N_CTX = 1 << 30
 MAX_DRAFT = 1 << 16
-MAX_LAYERS = 1 << 16
-MAX_THREADS = 512
 SEED_MIN, SEED_MAX = -(1 << 63), (1 << 64) - 1
-DEFAULT_N_CTX = 32768
-"""Tokens of a context nobody asked for, if a model was trained for more."""
 N_CHECKPOINTS = 2
 """Prompts that a model with recurrent layers can go back to; at 27B each holds 150 MB."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadConfig:
-    """How a model is placed in memory. Every value is checked; ValueError names what is wrong.
-
-    n_ctx: positions the context holds; None is the model's training context, at most 32768 and,
-        with `load`, what there is memory for.
-    cache_type_k, cache_type_v: one of CACHE_TYPES.
-    n_threads: CPU threads; None is one for each fast core, within a container's quota.
-    device: name of the device for layers that are not on the CPU, as `devices()` lists it; None is
-        the first GPU.
-    n_gpu_layers: layers on that device, the last ones, the head included; None is all, 0 is none.
-    n_cpu_moe: first layers whose experts stay on the CPU.
-    backend_module: file of a ggml backend (libggml-cuda.so) to load first, for a ggml that was
-        built without it.
-    n_ubatch: prompt tokens computed at once.
-    draft_window: positions before the present one that a drafter sees.
-    repack: the CPU may rearrange weights for faster kernels, in memory of their own; without, they
-        stay as they are in the file.
-    """
-
-    n_ctx: int | None = None
-    cache_type_k: str = "f16"
-    cache_type_v: str = "f16"
-    n_threads: int | None = None
-    device: str | None = None
-    n_gpu_layers: int | None = None
-    n_cpu_moe: int = 0
-    backend_module: str | None = None
-    n_ubatch: int = 512
-    draft_window: int = 4096
-    repack: bool = True
-
-    def __post_init__(self) -> None:
-        if self.n_ctx is not None:
-            _set(self, "n_ctx", _integer("n_ctx", self.n_ctx, 1, MAX_N_CTX))
-        for name in ("cache_type_k", "cache_type_v"):
-            value = getattr(self, name)
-            if value not in CACHE_TYPES:
-                raise ValueError(f"{name} is {value!r}, must be one of {', '.join(CACHE_TYPES)}")
-        if self.n_threads is not None:
-            _set(self, "n_threads", _integer("n_threads", self.n_threads, 1, MAX_THREADS))
-        if self.n_gpu_layers is not None:
-            _set(self, "n_gpu_layers", _integer("n_gpu_layers", self.n_gpu_layers, 0, MAX_LAYERS))
-        _set(self, "n_cpu_moe", _integer("n_cpu_moe", self.n_cpu_moe, 0, MAX_LAYERS))
-        _set(self, "n_ubatch", _integer("n_ubatch", self.n_ubatch, 1, 1 << 16))
-        _set(self, "draft_window", _integer("draft_window", self.draft_window, 1, MAX_N_CTX))
-        _check_flag("repack", self.repack)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,34 +81,33 @@ class DecodeConfig:
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
-            _set(self, "max_tokens", _integer("max_tokens", self.max_tokens, 0, MAX_N_CTX))
-        _set(self, "temperature", _number("temperature", self.temperature, 0.0, math.inf))
-        _set(self, "top_k", _integer("top_k", self.top_k, -(1 << 31), (1 << 31) - 1))
-        _set(self, "top_p", _number("top_p", self.top_p, 0.0, 1.0))
-        _set(self, "min_p", _number("min_p", self.min_p, 0.0, 1.0))
-        _set(self, "repeat_penalty", _number("repeat_penalty", self.repeat_penalty, 0.0, math.inf))
+            _set(self, "max_tokens", integer("max_tokens", self.max_tokens, 0, MAX_N_CTX))
+        _set(self, "temperature", number("temperature", self.temperature, 0.0, math.inf))
+        _set(self, "top_k", integer("top_k", self.top_k, -(1 << 31), (1 << 31) - 1))
+        _set(self, "top_p", number("top_p", self.top_p, 0.0, 1.0))
+        _set(self, "min_p", number("min_p", self.min_p, 0.0, 1.0))
+        _set(self, "repeat_penalty", number("repeat_penalty", self.repeat_penalty, 0.0, math.inf))
         if self.repeat_penalty == 0.0:
             raise ValueError("repeat_penalty is 0, must be greater than 0 (1 is off)")
         for name in ("presence_penalty", "frequency_penalty"):
-            _set(self, name, _number(name, getattr(self, name), -math.inf, math.inf))
-        _set(self, "repeat_last_n", _integer("repeat_last_n", self.repeat_last_n, 0, MAX_N_CTX))
+            _set(self, name, number(name, getattr(self, name), -math.inf, math.inf))
+        _set(self, "repeat_last_n", integer("repeat_last_n", self.repeat_last_n, 0, MAX_N_CTX))
         if self.seed is not None:
-            _set(self, "seed", _integer("seed", self.seed, SEED_MIN, SEED_MAX))
+            _set(self, "seed", integer("seed", self.seed, SEED_MIN, SEED_MAX))
         _set(self, "stop", _stop_texts(self.stop))
         for name in ("ignore_eos", "tree_spine"):
-            _check_flag(name, getattr(self, name))
-        if self.draft not in DRAFT_KINDS:
-            raise ValueError(f"draft is {self.draft!r}, must be one of {', '.join(DRAFT_KINDS)}")
-        _set(self, "draft_min", _integer("draft_min", self.draft_min, 0, MAX_DRAFT))
+            flag(name, getattr(self, name))
+        choice("draft", self.draft, DRAFT_KINDS)
+        _set(self, "draft_min", integer("draft_min", self.draft_min, 0, MAX_DRAFT))
         if self.draft_max is not None:
-            _set(self, "draft_max", _integer("draft_max", self.draft_max, 1, MAX_DRAFT))
+            _set(self, "draft_max", integer("draft_max", self.draft_max, 1, MAX_DRAFT))
             if self.draft_min > self.draft_max:
                 raise ValueError(
                     f"draft_min is {self.draft_min}, must be at most draft_max, {self.draft_max}"
                 )
 
         if self.tree_budget is not None:
-            _set(self, "tree_budget", _integer("tree_budget", self.tree_budget, 1, MAX_TREE_BUDGET))
+            _set(self, "tree_budget", integer("tree_budget", self.tree_budget, 1, MAX_TREE_BUDGET))
 
     @property
     def stop_texts(self) -> tuple[str, ...]:
@@ -166,41 +126,6 @@ class DecodeConfig:
 
 def _set(config: object, name: str, value: object) -> None:
     object.__setattr__(config, name, value)
-
-
-def _check_flag(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise ValueError(f"{name} is {value!r}, must be True or False")
-
-
-def _integer(name: str, value: object, low: int, high: int) -> int:
-    if isinstance(value, bool):
-        raise ValueError(f"{name} is {value!r}, must be an integer")
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise ValueError(f"{name} is {value!r}, must be an integer") from None
-    if number < low:
-        raise ValueError(f"{name} is {number}, must be at least {low}")
-    if number > high:
-        raise ValueError(f"{name} is {number}, must be at most {high}")
-    return number
-
-
-def _number(name: str, value: object, low: float, high: float) -> float:
-    if isinstance(value, (bool, str, bytes)):
-        raise ValueError(f"{name} is {value!r}, must be a number")
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        raise ValueError(f"{name} is {value!r}, must be a number") from None
-    if not math.isfinite(number):
-        raise ValueError(f"{name} is {number}, must be finite")
-    if number < low:
-        raise ValueError(f"{name} is {number:g}, must be at least {low:g}")
-    if number > high:
-        raise ValueError(f"{name} is {number:g}, must be at most {high:g}")
-    return number
 
 
 def _stop_texts(stop: object) -> tuple[str, ...]:

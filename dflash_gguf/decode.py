@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from .account import Account
 from .answer import Answer, Vocabulary
 from .config import DecodeConfig
-from .costs import Round
-from .proposer import Proposer
+from .draft.proposer import Proposer
+from .draft.tree import Tree
+from .policy.costs import Round
+from .policy.rules import Rule
 from .results import Result, Step
-from .rules import Rule
 from .sampling import Sampler
-from .tree import Tree
 
 Progress = Callable[[int, int], None]
 """Called with (tokens done, tokens in all) between micro-batches. It may raise, to cancel."""

@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .chat import Message
-from .config import MAX_VERIFY_ROWS, N_CHECKPOINTS, DecodeConfig, LoadConfig
-from .core import Checkpoint, Drafter, Model, Session, library_build
-from .cost_file import CostFile
+from .config import N_CHECKPOINTS, DecodeConfig, LoadConfig
+from .core import MAX_VERIFY, Checkpoint, Drafter, Model, Session, library_build
 from .decode import Generation, Progress, check_prompt
-from .drafting import Drafting
-from .fit import most_rows, with_context
-from .plan import Planner, check_fits
+from .memory.fit import most_rows, with_context
+from .memory.plan import Planner, check_fits
+from .policy.cost_file import CostFile
+from .policy.drafting import Drafting
 from .results import Result, Step
-from .text import Tokenizer
+from .text.chat import Message
+from .text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | NDArray[np.integer[Any]]
 
@@ -31,39 +31,19 @@ def load(
     path: str | os.PathLike[str],
     *,
     drafter: str | os.PathLike[str] | None = None,
-    n_ctx: int | None = None,
-    cache_type_k: str = "f16",
-    cache_type_v: str = "f16",
-    n_threads: int | None = None,
-    device: str | None = None,
-    n_gpu_layers: int | None = None,
-    n_cpu_moe: int = 0,
-    backend_module: str | None = None,
-    n_ubatch: int = 512,
-    draft_window: int = 4096,
-    repack: bool = True,
+    config: LoadConfig | None = None,
     progress: Progress | None = None,
+    **options: Any,
 ) -> Decoder:
-    """Loads a target from a GGUF file. The arguments are the fields of LoadConfig.
+    """Loads a target from a GGUF file: `load("model.gguf", drafter="drafter.gguf", n_ctx=8192)`.
 
     Warns of a context longer than the model was trained for.
     drafter: GGUF file of a DFlash drafter made for this target.
+    config, options: a LoadConfig, and fields of it that are to differ; `help(LoadConfig)`.
     progress: called with (bytes loaded, bytes in all); what it raises ends the load.
     Errors: ValueError for a bad argument or tokenizer, OSError, and Error from the core.
     """
-    config = LoadConfig(
-        n_ctx=n_ctx,
-        cache_type_k=cache_type_k,
-        cache_type_v=cache_type_v,
-        n_threads=n_threads,
-        device=device,
-        n_gpu_layers=n_gpu_layers,
-        n_cpu_moe=n_cpu_moe,
-        backend_module=backend_module,
-        n_ubatch=n_ubatch,
-        draft_window=draft_window,
-        repack=repack,
-    )
+    config = dataclasses.replace(config or LoadConfig(), **options)
     planner = Planner(path, drafter, config)
     n_ctx_train = planner.model.n_ctx_train
     config = with_context(planner.plan, config, n_ctx_train)
@@ -74,16 +54,16 @@ def load(
             "what it says beyond them may make no sense",
             stacklevel=2,
         )
-    n_most = most_rows(planner.plan, config, MAX_VERIFY_ROWS) if drafter is not None else 0
+    n_most = most_rows(planner.plan, config, MAX_VERIFY) if drafter is not None else 0
     tokenizer = Tokenizer.from_file(path)
     model = Model(os.fspath(path), config, progress)
     if drafter is None:
         return Decoder(model, Session(model), tokenizer)
     loaded = Drafter(os.fspath(drafter), model, progress)
-    session = Session(model, drafter=loaded, draft_window=draft_window)
+    session = Session(model, drafter=loaded)
     # Another build may have other kernels: what rounds cost before says nothing of it.
-    place = (library_build(), model.backend, str(n_gpu_layers), str(n_cpu_moe))
-    settings = (*place, session.n_threads, cache_type_k, cache_type_v)
+    place = (library_build(), model.backend, str(config.n_gpu_layers), str(config.n_cpu_moe))
+    settings = (*place, session.n_threads, config.cache_type_k, config.cache_type_v)
     kernels = [*sorted(model.kernels), *sorted(loaded.kernels)]
     costs = CostFile([model.path, loaded.path], *settings, *kernels)
     return Decoder(model, session, tokenizer, costs, n_most)
@@ -104,7 +84,7 @@ class Decoder:
         session: Session,
         tokenizer: Tokenizer | None,
         cost_file: CostFile | None = None,
-        most_rows: int = MAX_VERIFY_ROWS,
+        most_rows: int = MAX_VERIFY,
     ) -> None:
         """Use `load`. Without a tokenizer prompts are token ids, and answers have no text."""
         self.model = model

@@ -19,11 +19,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_gguf.budget import Budget
 from dflash_gguf.config import DecodeConfig
+from dflash_gguf.core import Draft
 from dflash_gguf.decode import Generation, Progress
-from dflash_gguf.proposer import DFlash, Draft
-from dflash_gguf.rules import FixedChain, FixedTree, Rule
+from dflash_gguf.draft.proposer import DFlash
+from dflash_gguf.policy.budget import Budget
+from dflash_gguf.policy.rules import FixedChain, FixedTree, Rule
 
 N_VOCAB = 4096
 BLOCK = 7

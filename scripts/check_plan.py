@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 from dflash_gguf import LoadConfig, core
-from dflash_gguf.plan import Planner, plan_of
+from dflash_gguf.memory.plan import Planner, plan_of
 
 
 def anonymous_bytes() -> int:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from dflash_gguf.draft.tree import Candidates
 from dflash_gguf.sampling import Sampler
-from dflash_gguf.tree import Candidates
 
 
 class HalfRight:

@@ -25,7 +25,7 @@ from next_token import Engine, Logits, Ours, Theirs, divergence
 
 from dflash_gguf import core, load
 from dflash_gguf.config import CACHE_TYPES
-from dflash_gguf.text import Tokenizer
+from dflash_gguf.text.tokenizer import Tokenizer
 
 CHUNK = 512
 N_CONTINUED = 64

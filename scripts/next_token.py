@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dflash_gguf import core
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.text import Tokenizer
+from dflash_gguf.text.tokenizer import Tokenizer
 
 N_UBATCH = 512
 FLASH_ATTENTION_ON = 1  # enum llama_flash_attn_type

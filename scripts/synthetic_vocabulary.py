@@ -7,7 +7,7 @@ from pathlib import Path
 from dflash_gguf.convert.plan import Metadata
 from dflash_gguf.convert.schema import Key
 
-from dflash_gguf.gguf_metadata import Metadata as TargetMetadata
+from dflash_gguf.text.gguf_metadata import Metadata as TargetMetadata
 
 NORMAL, CONTROL = 1, 3  # llama.h, enum llama_token_type
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from dflash_gguf.core import Draft
 from dflash_gguf.decode import Progress
-from dflash_gguf.proposer import Draft
 
 N_VOCAB = 263
 END = 260

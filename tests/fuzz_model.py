@@ -17,7 +17,7 @@ from pathlib import Path
 
 from dflash_gguf.config import LoadConfig
 from dflash_gguf.core import Error, Model, Session
-from dflash_gguf.text import Tokenizer
+from dflash_gguf.text.tokenizer import Tokenizer
 
 SECONDS = 20
 ADDRESS_SPACE = 4 << 30

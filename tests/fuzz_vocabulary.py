@@ -13,7 +13,7 @@ from typing import Any
 
 from vocabularies import byte_level, gemma, sentence_piece, write
 
-from dflash_gguf.text import Tokenizer
+from dflash_gguf.text.tokenizer import Tokenizer
 
 TEXTS = ("", "hello world", " \n\n\t 12345", "<|im_end|>hell<|im_", "né€😀\x00\x7f", "a" * 5000)
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dflash_gguf.budget import Budget
-from dflash_gguf.calibration import Features
-from dflash_gguf.costs import Round
-from dflash_gguf.rules import Rule
-from dflash_gguf.tree import Candidates
+from dflash_gguf.draft.calibration import Features
+from dflash_gguf.draft.tree import Candidates
+from dflash_gguf.policy.budget import Budget
+from dflash_gguf.policy.costs import Round
+from dflash_gguf.policy.rules import Rule
 
 K = 8
 BLOCK = 15

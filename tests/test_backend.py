@@ -108,8 +108,8 @@ def test_a_library_that_is_missing_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "libmissing.so").unlink()
     for module, *arguments in (
         ["dflash_gguf.backend.command", "list", "--cache", str(tmp_path)],
-        ["dflash_gguf.cli", "--list-devices"],
-        ["dflash_gguf.cli", "-p", "x"],
+        ["dflash_gguf.cli.command", "--list-devices"],
+        ["dflash_gguf.cli.command", "-p", "x"],
     ):
         code = COMMAND.replace("dflash_gguf.backend.command", module)
         done = subprocess.run(

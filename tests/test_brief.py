@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from simulated import BLOCK, Machine, Text, answer
 
-from dflash_gguf.brief import BRIEF_S, AutoRule, BriefRule, Taken
-from dflash_gguf.budget import Budget
-from dflash_gguf.costs import Round
-from dflash_gguf.rules import FixedChain
+from dflash_gguf.policy.brief import BRIEF_S, AutoRule, BriefRule, Taken
+from dflash_gguf.policy.budget import Budget
+from dflash_gguf.policy.costs import Round
+from dflash_gguf.policy.rules import FixedChain
 
 LENGTHS = (1, 2, 3, 5, 7, 11, 15)
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from simulated import Machine, Text, answer, fast, slow, wide
 
-from dflash_gguf.budget import Budget
-from dflash_gguf.costs import Costs, Round
-from dflash_gguf.rules import FixedChain, FixedTree, Rule
-from dflash_gguf.tree import Candidates, chain, grow
+from dflash_gguf.draft.tree import Candidates, chain, grow
+from dflash_gguf.policy.budget import Budget
+from dflash_gguf.policy.costs import Costs, Round
+from dflash_gguf.policy.rules import FixedChain, FixedTree, Rule
 
 Kinds = list[tuple[str, int]]
 

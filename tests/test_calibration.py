@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dflash_gguf.calibration import Calibration, Calibrations, Features
+from dflash_gguf.draft.calibration import Calibration, Calibrations, Features
 
 K = 8
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from vocabularies import CHAT_TEMPLATE
 
-from dflash_gguf.chat import render
+from dflash_gguf.text.chat import render
 
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
 SPECIALS = {"bos_token": "<s>", "eos_token": "</s>"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import io
 import json
 import re
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +21,16 @@ import pytest
 from fakes import FakeModel, FakeSession
 from vocabularies import CHAT_TEMPLATE, byte_level, smollm2_file, write
 
-from dflash_gguf import cli, pair
-from dflash_gguf.cli_arguments import parser, token_ids, unescaped
+from dflash_gguf import pair
+from dflash_gguf.bench.command import parser as bench_parser
+from dflash_gguf.cli import command as cli
+from dflash_gguf.cli.arguments import parser, token_ids, unescaped
+from dflash_gguf.cli.model_arguments import number_or
+from dflash_gguf.cli.terminal import Bar, comparison
+from dflash_gguf.core import OPTIONS
 from dflash_gguf.decoder import Decoder
-from dflash_gguf.model_arguments import gpu_layers
 from dflash_gguf.results import Result
-from dflash_gguf.terminal import Bar, comparison
-from dflash_gguf.text import Tokenizer
+from dflash_gguf.text.tokenizer import Tokenizer
 
 
 class Loader:
@@ -130,10 +135,9 @@ def test_flags_reach_the_load(loader: Loader) -> None:
     flags = "-p x: -c 64 -t 3 -ngl 7 -ub 32 -ctk q8_0 -ctv f32 -md d.gguf --draft-window 9"
     flags += " -dev CUDA1 -ncmoe 5 --backend-module m.so -nr"
     run(loader, *shlex.split(flags))
-    arguments = {key: loader.arguments[key] for key in loader.arguments if key != "progress"}
-    assert arguments == {
-        "path": str(loader.path),
-        "drafter": "d.gguf",
+    assert loader.arguments["path"] == str(loader.path)
+    assert loader.arguments["drafter"] == "d.gguf"
+    assert dataclasses.asdict(loader.arguments["config"]) == {
         "draft_window": 9,
         "n_ctx": 64,
         "n_threads": 3,
@@ -147,9 +151,20 @@ def test_flags_reach_the_load(loader: Loader) -> None:
         "repack": False,
     }
     run(loader, *shlex.split("-p x: -c 0 -t -1 -ngl all"))
-    assert loader.arguments["n_ctx"] == 77
+    assert loader.arguments["config"].n_ctx == 77
     for name in ("n_threads", "n_gpu_layers", "device", "backend_module"):
-        assert loader.arguments[name] is None
+        assert getattr(loader.arguments["config"], name) is None
+
+
+@pytest.mark.parametrize("parser", [parser, bench_parser], ids=["dflash-run", "dflash-bench"])
+def test_every_option_of_loading_has_its_flags(parser: Callable[[], Any]) -> None:
+    actions = parser()._actions
+    for name, option in OPTIONS.items():
+        flags = [
+            flag for action in actions if action.dest == name for flag in action.option_strings
+        ]
+        wanted = {*option.flags, *(flag for flags, *_ in option.shorthands for flag in flags)}
+        assert wanted <= set(flags), name
 
 
 def test_devices_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,7 +175,7 @@ def test_devices_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_sampling_flags_reach_the_config() -> None:
-    from dflash_gguf.cli_arguments import decode_config
+    from dflash_gguf.cli.arguments import decode_config
 
     flags = (
         "-m x -p y -n 9 -s 4 --temp 0.5 --top-k 7 --top-p 0.8 --min-p 0.1 --repeat-last-n 3 "
@@ -177,7 +192,7 @@ def test_sampling_flags_reach_the_config() -> None:
 
 
 def test_drafting_flags_reach_the_config() -> None:
-    from dflash_gguf.cli_arguments import decode_config
+    from dflash_gguf.cli.arguments import decode_config
 
     for names in ("--draft-max 7 --draft-min 2", "--spec-draft-n-max 7 --spec-draft-n-min 2"):
         args = parser().parse_args(shlex.split(f"-m x -p y --draft chain {names}"))
@@ -387,6 +402,7 @@ def test_bad_arguments_leave_by_argparse(loader: Loader, flags: list[str]) -> No
 
 def test_values_of_flags() -> None:
     assert token_ids("1, 2,3") == [1, 2, 3]
+    gpu_layers = number_or(("auto", "all"))
     assert (gpu_layers("12"), gpu_layers("auto")) == (12, None)
     for convert, text in ((token_ids, ""), (gpu_layers, "many")):
         with pytest.raises(argparse.ArgumentTypeError):
@@ -402,7 +418,7 @@ class Terminal(io.StringIO):
 
 def test_bars_are_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("dflash_gguf.terminal.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("dflash_gguf.cli.terminal.time.monotonic", lambda: now[0])
     for stream, expected in ((Terminal(), True), (io.StringIO(), False)):
         bar = Bar("loading", stream, "tokens")
         for done in range(11):

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dflash_gguf.config import DecodeConfig, LoadConfig
+from dflash_gguf.config import MAX_TREE_BUDGET, DecodeConfig, LoadConfig
+from dflash_gguf.core import MAX_TOP, MAX_VERIFY, OPTIONS
+from dflash_gguf.core._ffi import ffi, fields_of, text
+from dflash_gguf.core.limits import MAX_THREADS
+from dflash_gguf.core.load_config import c_options
 
 DECODE_REFUSALS = [
     ({"max_tokens": -1}, "max_tokens is -1, must be at least 0"),
@@ -53,6 +59,8 @@ LOAD_REFUSALS = [
     ({"n_ubatch": 0}, "n_ubatch is 0, must be at least 1"),
     ({"repack": 1}, "repack is 1, must be True or False"),
     ({"draft_window": 0}, "draft_window is 0, must be at least 1"),
+    ({"n_threads": 513}, "n_threads is 513, must be at most 512"),
+    ({"device": 1}, "device is 1, must be a text"),
 ]
 
 
@@ -68,6 +76,32 @@ def test_load_config_refuses(values: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError) as caught:
         LoadConfig(**values)
     assert str(caught.value).startswith(sentence)
+
+
+def test_the_core_has_a_place_for_every_option() -> None:
+    known = fields_of("dfl_model_params") | fields_of("dfl_session_params")
+    assert OPTIONS.keys() - known == {"backend_module"}  # loaded before, by a call of its own
+    found = c_options("dfl_model_params", LoadConfig(n_gpu_layers=3, n_cpu_moe=2, device="CUDA1"))
+    assert (found["n_gpu_layers"], found["n_cpu_moe"], text(found["device"])) == (3, 2, "CUDA1")
+    found = c_options("dfl_model_params", LoadConfig())
+    assert (found["n_gpu_layers"], found["n_threads"], found["repack"]) == (-1, 0, 1)
+    assert found["device"] == ffi.NULL
+
+
+def test_limits_are_those_of_the_header() -> None:
+    header = (Path(__file__).parent.parent / "csrc" / "dflash.h").read_text(encoding="utf-8")
+    limits = {name: int(n) for name, n in re.findall(r"DFL_(MAX_\w+) = (\d+)", header)}
+    assert limits == {"MAX_TOP": MAX_TOP, "MAX_VERIFY": MAX_VERIFY, "MAX_THREADS": MAX_THREADS}
+    assert MAX_TREE_BUDGET == MAX_VERIFY - 1
+
+
+def test_help_names_every_option() -> None:
+    for name, option in OPTIONS.items():
+        assert f"    {name}: {option.about}" in (LoadConfig.__doc__ or "")
+
+
+def test_a_file_may_be_a_path() -> None:
+    assert LoadConfig(backend_module=Path("m.so")).backend_module == "m.so"
 
 
 def test_unknown_names_are_errors() -> None:

@@ -9,10 +9,10 @@ import pytest
 from half_right import HalfRight
 from scripted import STOP, Bytes, Scripted
 
-from dflash_gguf.budget import Budget
 from dflash_gguf.config import DecodeConfig
 from dflash_gguf.decode import Generation
-from dflash_gguf.rules import FixedChain, FixedTree, Rule
+from dflash_gguf.policy.budget import Budget
+from dflash_gguf.policy.rules import FixedChain, FixedTree, Rule
 
 PROMPT = [1, 2, 3]
 SCRIPT = b"The quick brown fox jumps over."

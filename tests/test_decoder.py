@@ -17,7 +17,7 @@ from dflash_gguf.config import LoadConfig
 from dflash_gguf.core import Model, Rows, Session
 from dflash_gguf.decode import Progress
 from dflash_gguf.decoder import Decoder
-from dflash_gguf.text import Tokenizer
+from dflash_gguf.text.tokenizer import Tokenizer
 
 COLON = ord(":")
 

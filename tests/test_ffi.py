@@ -45,7 +45,7 @@ def test_another_build_of_the_core_has_another_name(monkeypatch, tmp_path):
     assert ours == core.library_build()
     other = tmp_path / "other"
     other.write_bytes(b"x")
-    monkeypatch.setattr("dflash_gguf._ffi._installed_file", lambda _: other)
+    monkeypatch.setattr("dflash_gguf.core._ffi._installed_file", lambda _: other)
     assert core.library_build() != ours
 
 

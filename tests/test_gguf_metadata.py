@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import pytest
 
-from dflash_gguf.gguf_metadata import Metadata
+from dflash_gguf.text.gguf_metadata import Metadata
 
 
 @pytest.fixture

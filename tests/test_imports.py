@@ -1,6 +1,6 @@
 """The import arrows, read from the sources: who may import whom, in Python and in C++.
 
-A file may reach files of lower layers only. A new file is put into a layer here.
+A folder is a layer, and its files may reach those of lower layers. A new file edits nothing here.
 """
 
 from __future__ import annotations
@@ -9,59 +9,64 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE, CONVERT, CSRC = ROOT / "dflash_gguf", ROOT / "convert", ROOT / "csrc"
-CORE = PACKAGE / "core"
 
-# From the outside in. `__init__` re-exports names and `_ffi` is core's alone: rules of their own.
+# From the outside in: folders, and the modules beside them that lower folders need. All other
+# modules at the top of the package are HELD. `__init__` at the top re-exports names.
+HELD = "what scripts hold"
 PYTHON_LAYERS = (
     ("__main__",),
-    ("cli",),
-    ("cli_arguments", "cli_plan", "terminal"),
-    ("decoder",),
-    ("fit", "model_arguments"),
-    ("plan", "drafting"),
-    ("decode", "text", "core", "brief"),
-    ("account", "answer", "budget", "proposer", "rules"),
-    ("cost_file", "gains"),
-    ("calibration", "costs", "sampling", "tree"),
-    ("chat", "proof", "results", "text_stream", "vocabulary"),
-    ("machine_cache",),
-    ("config", "gguf_metadata", "pair"),
+    ("backend/", "bench/"),
+    ("cli/",),
+    (HELD,),
+    ("policy/",),
+    ("draft/", "memory/", "text/"),
+    ("sampling",),
+    ("config",),
+    ("core/",),
+    ("checks", "machine_cache", "pair/"),
 )
-COMMAND_FOLDERS = ("backend", "bench")
-CORE_LAYERS = (("__init__",), ("sessions",), ("models",), ("ggml", "progress"))
-NUMPY_ONLY = ("calibration", "config", "costs", "results", "sampling", "text_stream", "tree")
-SOLE_IMPORTERS = {"cffi": {"_ffi"}, "llama_cpp": {"text"}, "jinja2": {"chat"}}
+# Libraries that are not there in every install, or that we wrap: the file that imports each.
+SOLE_IMPORTERS = {
+    "cffi": "core/_ffi",
+    "jinja2": "text/chat",
+    "llama_cpp": "text/tokenizer",
+    "matplotlib": "bench/plot",
+}
+# Arithmetic on plain values, which can be tested without a model.
+PURE = (
+    "draft/calibration",
+    "draft/tree",
+    "policy/costs",
+    "policy/gains",
+    "policy/rules",
+    "results",
+    "sampling",
+    "text/stream",
+)
 
-# Stems of csrc, a header and its source being one piece; a folder's files may include each other.
-CPP_LAYERS = (
-    ("api", "api_model", "api_session"),
-    ("api_handles",),
-    ("session_pass", "session_round"),
-    ("session",),
-    ("draft_state",),
-    ("draft_output", "path_inputs"),
-    ("drafter", "graph"),
-    ("model",),
-    ("arch/",),
-    ("graph_sizes", "layers/", "weight_placement"),
-    ("cache", "weights"),
-    ("cell_masks",),
-    ("scheduler",),
-    ("devices", "input_block"),
-    ("hparams", "metadata_keys", "packed_matrix"),
-    ("backend", "cells", "gguf_file", "quantize", "select", "top_rows", "tree"),
-    ("card", "device", "gguf_parts"),
-    ("cpu/",),
-    ("host",),
-    ("error", "log_capture", "thread_count", "worker_threads", "zero_pages"),
-    ("dflash", "gguf_schema"),
+# Folders of csrc from the outside in. A file may include its own folder and those below it.
+CPP_FOLDERS = (
+    "api",
+    "engine",
+    "draft",
+    "arch",
+    "graph",
+    "layers",
+    "layers/host",
+    "cache",
+    "model",
+    "device",
+    "cpu",
+    "",
 )
+CPP_TOP = {"dflash", "error", "gguf_schema"}  # the last one is rendered by the build
 
 
 def imports(path: Path, root: Path, package: str) -> Iterator[str]:
@@ -78,14 +83,13 @@ def imports(path: Path, root: Path, package: str) -> Iterator[str]:
 
 
 def package_imports() -> dict[str, set[str]]:
-    """What each module of dflash_gguf imports; the folder of the core counts as one."""
-    found = {
-        path.stem: set(imports(path, PACKAGE, "dflash_gguf"))
-        for path in sorted(PACKAGE.glob("*.py"))
+    """What each module of dflash_gguf imports, by its path without the ending."""
+    return {
+        path.relative_to(PACKAGE).with_suffix("").as_posix(): set(
+            imports(path, PACKAGE, "dflash_gguf")
+        )
+        for path in sorted(PACKAGE.rglob("*.py"))
     }
-    core = (imports(path, PACKAGE, "dflash_gguf") for path in sorted(CORE.glob("*.py")))
-    inside = "dflash_gguf.core"
-    return found | {"core": {name for names in core for name in names if inside not in name}}
 
 
 def layer_of(name: str, layers: tuple[tuple[str, ...], ...]) -> int:
@@ -96,49 +100,51 @@ def layer_of(name: str, layers: tuple[tuple[str, ...], ...]) -> int:
     raise AssertionError(f"{name}: not in a layer of tests/test_imports.py")
 
 
-def siblings(names: set[str]) -> set[str]:
-    """Modules of dflash_gguf among dotted names."""
-    found = {name.split(".")[1] for name in names if name.startswith("dflash_gguf.")}
-    return {stem for stem in found if (PACKAGE / f"{stem}.py").is_file() or stem == CORE.name}
+def python_layer(name: str) -> int:
+    named = {member for members in PYTHON_LAYERS for member in members}
+    return layer_of(HELD if "/" not in name and name not in named else name, PYTHON_LAYERS)
+
+
+def modules(names: set[str]) -> set[str]:
+    """Modules of dflash_gguf among dotted names, a folder's as `folder/__init__`."""
+    found = set()
+    for name in names:
+        package, _, rest = name.partition(".")
+        path = rest.replace(".", "/")
+        if package == "dflash_gguf" and (PACKAGE / f"{path}.py").is_file():
+            found.add(path)
+        elif package == "dflash_gguf" and rest and (PACKAGE / path / "__init__.py").is_file():
+            found.add(f"{path}/__init__")
+    return found
 
 
 def test_the_package_points_one_way() -> None:
     for stem, names in package_imports().items():
         if stem == "__init__":
             continue
-        for other in siblings(names) - {"_ffi"}:
-            assert stem != "_ffi", f"dflash_gguf/_ffi.py imports {other}"
-            ours, theirs = layer_of(stem, PYTHON_LAYERS), layer_of(other, PYTHON_LAYERS)
-            assert theirs > ours, f"dflash_gguf/{stem}.py imports {other}"
+        for other in modules(names):
+            ours, theirs = python_layer(stem), python_layer(other)
+            beside = stem.rpartition("/")[0] == other.rpartition("/")[0]
+            assert theirs > ours or (theirs == ours and beside), f"{stem}.py imports {other}"
 
 
-@pytest.mark.parametrize("folder", COMMAND_FOLDERS)
-def test_folders_of_commands_are_outermost(folder: str) -> None:
+def test_no_modules_need_each_other() -> None:
+    graph = {stem: modules(names) for stem, names in package_imports().items()}
+    TopologicalSorter(graph).prepare()  # raises CycleError with the names
+
+
+def test_every_layer_is_there() -> None:
+    for name in (name for members in PYTHON_LAYERS for name in members if name != HELD):
+        assert (PACKAGE / (name + "__init__.py" if "/" in name else name + ".py")).is_file(), name
+
+
+def test_the_core_is_used_by_what_it_exports() -> None:
     for stem, names in package_imports().items():
-        assert not any(name.startswith(f"dflash_gguf.{folder}") for name in names), stem
-    for path in sorted((PACKAGE / folder).glob("*.py")):
-        names = set(imports(path, PACKAGE, "dflash_gguf"))
-        top = {name.split(".")[0] for name in names}
-        assert not top & set(SOLE_IMPORTERS), path
-        assert "_ffi" not in siblings(names), path
-        assert "matplotlib" not in top or path.stem == "plot", path
-
-
-def test_every_module_has_a_layer() -> None:
-    found = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "_ffi"} | {CORE.name}
-    assert found == {name for members in PYTHON_LAYERS for name in members}
-
-
-def test_the_core_points_inwards() -> None:
-    for path in sorted(CORE.glob("*.py")):
-        names = set(imports(path, PACKAGE, "dflash_gguf"))
-        inside = {name.split(".")[2] for name in names if name.startswith("dflash_gguf.core.")}
-        ours = layer_of(path.stem, CORE_LAYERS)
-        assert all(
-            layer_of(other, CORE_LAYERS) > ours
-            for other in inside
-            if (CORE / f"{other}.py").is_file()
-        ), path
+        inside = {other for other in modules(names) if other.startswith("core/")}
+        assert stem.startswith("core/") or inside <= {"core/__init__"}, stem
+    for path in CONVERT.rglob("*.py"):
+        names = set(imports(path, CONVERT, "dflash_gguf.convert"))
+        assert not any("_ffi" in name for name in names), path
 
 
 def test_the_package_takes_only_names_from_convert() -> None:
@@ -147,33 +153,28 @@ def test_the_package_takes_only_names_from_convert() -> None:
         assert all(name.split(".")[2] == "schema" for name in taken), stem
 
 
-def test_the_door_to_c_has_one_user() -> None:
-    users = {stem for stem, names in package_imports().items() if "_ffi" in siblings(names)}
-    assert users == {"core"}
-    for path in CONVERT.rglob("*.py"):
-        names = set(imports(path, CONVERT, "dflash_gguf.convert"))
-        assert not any("_ffi" in name for name in names), path
+def test_modules_need_numpy_at_most() -> None:
+    for stem, names in package_imports().items():
+        top = {name.split(".")[0] for name in names} - {"dflash_gguf"}
+        ours = {library for library, sole in SOLE_IMPORTERS.items() if sole == stem}
+        assert top <= sys.stdlib_module_names | {"numpy"} | ours, stem
 
 
 @pytest.mark.parametrize("library", SOLE_IMPORTERS)
-def test_a_wrapped_library_has_one_importer(library: str) -> None:
-    found = {
-        stem
-        for stem, names in package_imports().items()
-        if any(name.split(".")[0] == library for name in names)
-    }
-    assert found <= SOLE_IMPORTERS[library]
+def test_convert_needs_no_wrapped_library(library: str) -> None:
     for path in CONVERT.rglob("*.py"):
         names = imports(path, CONVERT, "dflash_gguf.convert")
         assert library not in {name.split(".")[0] for name in names}, path
 
 
-@pytest.mark.parametrize("stem", NUMPY_ONLY)
-def test_pure_modules_need_numpy_at_most(stem: str) -> None:
-    names = package_imports()[stem]
-    top = {name.split(".")[0] for name in names} - {"dflash_gguf"}
-    assert top <= sys.stdlib_module_names | {"numpy"}
-    assert siblings(names) <= {"config"}
+@pytest.mark.parametrize("stem", PURE)
+def test_arithmetic_knows_no_model(stem: str) -> None:
+    found = package_imports()
+    waiting, seen = [stem], set()
+    while waiting:
+        waiting += modules(found[waiting.pop()]) - seen - {"config"}
+        seen.update(waiting)
+    assert not any(name.startswith("core/") for name in seen), seen
 
 
 def test_convert_takes_only_the_quantiser_from_the_package() -> None:
@@ -210,17 +211,21 @@ def cpp_includes() -> Iterator[tuple[str, str]]:
                 yield cpp_stem(path), theirs
 
 
+def cpp_level(stem: str) -> int:
+    return CPP_FOLDERS.index(stem.rpartition("/")[0])
+
+
 def test_the_core_points_one_way() -> None:
     for ours, theirs in cpp_includes():
-        below = layer_of(theirs, CPP_LAYERS) - layer_of(ours, CPP_LAYERS)
-        same_folder = below == 0 and "/" in ours
-        assert below > 0 or same_folder, f"csrc/{ours} includes {theirs}"
+        assert cpp_level(theirs) >= cpp_level(ours), f"csrc/{ours} includes {theirs}"
 
 
-def test_every_source_has_a_layer() -> None:
-    found = {cpp_stem(path).partition("/") for path in CSRC.rglob("*") if path.is_file()}
-    members = {name for layer in CPP_LAYERS for name in layer}
-    assert {folder + slash for folder, slash, _ in found} == members - {"gguf_schema"}
+def test_every_source_lies_in_a_folder() -> None:
+    stems = {cpp_stem(path) for path in CSRC.rglob("*") if path.is_file()}
+    assert {stem.rpartition("/")[0] for stem in stems} == set(CPP_FOLDERS)
+    assert {stem for stem in stems if "/" not in stem} == CPP_TOP - {"gguf_schema"}
+    reached = {theirs for _, theirs in cpp_includes()}
+    assert reached <= stems | CPP_TOP, reached - stems
 
 
 def test_an_architecture_knows_no_other() -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from dflash_gguf import core
-from dflash_gguf._ffi import ABI_VERSION
+from dflash_gguf.core._ffi import ABI_VERSION
 
 ROOT = Path(__file__).resolve().parent.parent
 

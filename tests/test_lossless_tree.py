@@ -97,7 +97,7 @@ def test_a_path_leaves_the_spine_at_every_depth(
             # Flat candidates favour the short: the first two spines of 15 need a large tree.
             with monkeypatch.context() as patch:
                 patch.setattr(decoder._drafting, "proposer", proposer)
-                patch.setattr("dflash_gguf.rules.grow", spine_and_branch(depth))
+                patch.setattr("dflash_gguf.policy.rules.grow", spine_and_branch(depth))
                 result = decoder.generate(prompt, draft="tree", tree_budget=60, max_tokens=17)
             assert result.tokens == plain.tokens
             assert (result.n_accepted, result.rounds) == (15, 1)
@@ -113,7 +113,7 @@ def test_a_path_leaves_the_spine_at_every_depth(
 
 def spine_and_branch(depth: int) -> Any:
     """A stand-in for `grow`: the spine, and a second one that begins as its sibling at `depth`."""
-    from dflash_gguf.tree import Tree, chain
+    from dflash_gguf.draft.tree import Tree, chain
 
     def build(root: int, candidates: Any, budget: int, *, spine: bool = False) -> Tree:  # noqa: ARG001
         tree = chain(root, candidates, 15)

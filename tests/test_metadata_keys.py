@@ -36,7 +36,6 @@ KEYS: dict[str, tuple[Any, Any]] = {
     "embedding_length_per_layer_input": (0, 8),
     "attention.max_alibi_bias": (0.0, 8.0),
     "attention.clamp_kqv": (0.0, 8.0),
-    "attention.layer_norm_epsilon": (0.0, 1e-5),
     "attention.causal": (True, False),
     "attention.sliding_window": (0, 16),
     "attention.shared_kv_layers": (0, 1),
@@ -63,6 +62,9 @@ HARMLESS = {
     "vocab_size": 421,
     "tensor_data_layout": "Meta AI original pth",
     "pooling_type": 3,
+    "classifier.pooling_type": 1,
+    "classifier.output_labels": ["yes", "no"],
+    "attention.layer_norm_epsilon": 1e-5,
     "expert_shared_count": 1,
     "rope.scaling.finetuned": True,
     "rope.freq_base_swa": 5000.0,  # without sliding layers
@@ -96,14 +98,16 @@ DRAFTER_HONOURS = (
 )
 
 
+def typed(value: Any) -> tuple[Any, Any, Any]:
+    """As Parts.metadata has it."""
+    if isinstance(value, list):
+        return (gguf.GGUFValueType.ARRAY, value, TYPES[type(value[0])])
+    return (TYPES[type(value)], value, None)
+
+
 def put(parts: Parts, key: str, value: Any) -> None:
     """Sets `<architecture>.<key>`."""
-    first = value[0] if isinstance(value, list) else value
-    kind = TYPES[type(first)]
-    array = isinstance(value, list)
-    parts.metadata[f"{parts.architecture}.{key}"] = (
-        (gguf.GGUFValueType.ARRAY, value, kind) if array else (kind, value, None)
-    )
+    parts.metadata[f"{parts.architecture}.{key}"] = typed(value)
 
 
 def load(path: Path) -> Model:
@@ -133,6 +137,90 @@ def shown(value: Any) -> str:
     if isinstance(value, list):
         return "\\[" + ", ".join(f"{float(x):g}" for x in value)
     return f'"{value}"' if isinstance(value, str) else f"{float(value):g}"
+
+
+# What llama.cpp's converter, its quantiser and those who publish files write beside the shapes.
+PUBLISHED: dict[str, Any] = {
+    "general.quantized_by": "somebody",
+    "general.sampling.top_k": 20,
+    "general.sampling.temp": 0.6,
+    "general.base_model.0.name": "Base",
+    "general.tags": ["chat", "text-generation"],
+    "general.file_type": 15,
+    "general.quantization_version": 2,
+    "quantize.imatrix.file": "/imatrix.gguf",
+    "quantize.imatrix.dataset": "calibration.txt",
+    "quantize.imatrix.entries_count": 252,
+    "quantize.imatrix.chunks_count": 140,
+    "mradermacher.quantize_version": 2,
+    "tokenizer.ggml.add_bos_token": False,
+    "tokenizer.ggml.add_space_prefix": False,
+    "{arch}.vocab_size": 421,
+    "{arch}.attention.key_length": 32,
+    "{arch}.attention.value_length": 32,
+    "{arch}.rope.scaling.type": "none",
+    "{arch}.rope.scaling.finetuned": False,
+    "{arch}.nextn_predict_layers": 0,
+    "{arch}.pooling_type": 3,
+    "{arch}.classifier.output_labels": ["yes", "no"],
+    "{arch}.attention.layer_norm_epsilon": 1e-6,
+}
+PUBLISHED_OF: dict[str, dict[str, Any]] = {
+    "llama": {"rope.dimension_count": 32, "expert_count": 0, "expert_used_count": 0},
+    "qwen3": {},
+    "qwen3moe": {"expert_weights_scale": 1.0, "expert_gating_func": 1, "expert_group_count": 1},
+    "qwen35": {
+        "full_attention_interval": 4,
+        "attention.recurrent_layers": [True, True, True, False],
+        "rope.dimension_sections": [2, 1, 1, 0],
+    },
+}
+PUBLISHED_OF["qwen35moe"] = PUBLISHED_OF["qwen35"] | PUBLISHED_OF["qwen3moe"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_published_files_are_accepted(
+    tiny_gguf: Callable[[str], Path], tmp_path: Path, kind: str
+) -> None:
+    def edit(parts: Parts) -> None:
+        arch = parts.architecture
+        keys = {key.format(arch=arch): value for key, value in PUBLISHED.items()}
+        for key, value in PUBLISHED_OF[kind].items():
+            keys[f"{arch}.{key}"] = value
+        for key, value in keys.items():
+            parts.metadata[key] = typed(value)
+
+    tokens = [5, 9, 200, 17]
+    expected, found = (
+        Session(load(path)).logits(tokens)
+        for path in (tiny_gguf(kind), edited(tiny_gguf(kind), tmp_path / "x.gguf", edit))
+    )
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "qwen35"])
+def test_a_factor_that_undoes_that_of_yarn(
+    tiny_gguf: Callable[[str], Path], tmp_path: Path, kind: str
+) -> None:
+    """attn_factor of DeepSeek-R1-0528-Qwen3-8B, under either key that converters gave it."""
+
+    def with_factor(key: str, value: float) -> Path:
+        def edit(parts: Parts) -> None:
+            put(parts, "rope.scaling.type", "yarn")
+            put(parts, "rope.scaling.factor", 4.0)
+            put(parts, "rope.scaling.original_context_length", 128)
+            put(parts, f"rope.scaling.{key}", value)
+
+        return edited(tiny_gguf(kind), tmp_path / f"{key}.gguf", edit)
+
+    tokens = [5, 9, 200, 17, 8, 8, 1]
+    undoing = 0.8782488562869419
+    expected = Session(load(with_factor("yarn_attn_factor", 1.0))).logits(tokens)
+    for key in ("attn_factor", "yarn_attn_factor"):
+        found = Session(load(with_factor(key, undoing))).logits(tokens)
+        np.testing.assert_allclose(found, expected, atol=1e-5 * np.ptp(expected))
+    other = Session(load(with_factor("yarn_attn_factor", 0.9))).logits(tokens)
+    assert np.abs(other - expected).max() > 1e-3 * np.ptp(expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -126,6 +126,40 @@ def test_what_was_never_read_goes_with_its_tokens(poisoned: Pair, n_kept: int) -
     assert np.isfinite(session.draft(7, 3, 4).logits).all()
 
 
+def test_rows_before_what_was_never_read_are_right(poisoned: Pair) -> None:
+    """Attention of many rows spoils those before the token too."""
+    session, fresh = (start(poisoned, n_ubatch=100) for _ in range(2))
+
+    def cancel(_done: int, _total: int) -> None:
+        raise KeyboardInterrupt
+
+    for one in (session, fresh):
+        one.prefill(CLEAN[:8]).argmax()
+    with pytest.raises(KeyboardInterrupt):
+        session.prefill(POISONED, cancel)
+    if session.model.n_recurrent:
+        with pytest.raises(Error, match="goes back only to a checkpoint"):
+            session.truncate(20)
+        return
+    session.truncate(20)
+    assert session.position == 20
+    fresh.prefill(POISONED[:12])
+    found, expected = (x.prefill(CLEAN[30:40]).logits() for x in (session, fresh))
+    np.testing.assert_array_equal(found, expected)
+    for one, two in zip(session.draft(7, 3, 4), fresh.draft(7, 3, 4), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+def test_a_prompt_that_begins_like_a_cancelled_one_is_answered(poisoned: Pair) -> None:
+    decoder, fresh = (Decoder((x := start(poisoned)).model, x, None) for _ in range(2))
+    n_asked = iter(range(100))
+    cancelled = decoder.generate(POISONED, cancelled=lambda: next(n_asked) == 0, max_tokens=4)
+    assert cancelled.stop_reason == "cancelled" and decoder.session.position == 128
+    prompt = [*POISONED[:15], *CLEAN[40:60]]
+    found, expected = (x.generate(prompt, max_tokens=8, draft="tree") for x in (decoder, fresh))
+    assert found.tokens == expected.tokens
+
+
 @pytest.mark.parametrize("path", [[0, 1], [0], []])
 def test_a_branch_that_is_not_finite_leaves_nothing_in_its_cells(
     poisoned: Pair, path: list[int]

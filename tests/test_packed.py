@@ -92,7 +92,7 @@ def test_a_tree_beyond_many_cells_is_the_same_bits() -> None:
 
 
 def test_a_placement_that_is_not_there_is_an_error(packed: Model) -> None:
-    from dflash_gguf._ffi import call, new
+    from dflash_gguf.core._ffi import call, new
 
     n = len(packed.kernels)
     with pytest.raises(Error, match=f"placement {n}: the weights have {n} placements"):

@@ -19,8 +19,17 @@ from dflash_gguf.cli import main
 from dflash_gguf.config import LoadConfig
 from dflash_gguf.core import Drafter, Error, Model, Session
 from dflash_gguf.decoder import Decoder, load
-from dflash_gguf.fit import USABLE, Planning, Wish, candidates, fit, fit_part, fits, with_context
-from dflash_gguf.plan import Item, Plan, Planner, check_fits, plan_of
+from dflash_gguf.memory.fit import (
+    USABLE,
+    Planning,
+    Wish,
+    candidates,
+    fit,
+    fit_part,
+    fits,
+    with_context,
+)
+from dflash_gguf.memory.plan import Item, Plan, Planner, check_fits, plan_of
 
 CONFIG = LoadConfig(n_ctx=512, n_ubatch=64, n_threads=1, n_gpu_layers=0, draft_window=128)
 CARD = 24 << 30
@@ -162,7 +171,7 @@ def room_for(
     """Leaves so much memory free as a verify of these rows needs; returns the bytes."""
     plan = Planner(pair.target, pair.drafter, config).plan(verify_rows=verify_rows)
     n = int(plan.needed_bytes / USABLE) + 1
-    monkeypatch.setattr("dflash_gguf.plan.free_bytes", lambda _: n)
+    monkeypatch.setattr("dflash_gguf.memory.plan.free_bytes", lambda _: n)
     return n
 
 
@@ -215,7 +224,7 @@ def test_the_context_nobody_chose_is_what_fits(
     room_for(pair, monkeypatch, replace(CONFIG, n_ctx=20480), 0)
     with open_decoder(pair, config) as decoder:
         assert decoder.n_ctx == 20480
-    monkeypatch.setattr("dflash_gguf.plan.free_bytes", lambda _: 1000)
+    monkeypatch.setattr("dflash_gguf.memory.plan.free_bytes", lambda _: 1000)
     with pytest.raises(Error, match=r"CPU has .* bytes short"):
         open_decoder(pair, config)
 
@@ -246,7 +255,7 @@ def test_the_table_and_the_json_say_the_same(
 def test_a_plan_of_auto_has_the_rows_that_fit(
     pair: Pair, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dflash_gguf.plan.CONTEXT_BYTES", 0)
+    monkeypatch.setattr("dflash_gguf.memory.plan.CONTEXT_BYTES", 0)
     command = ["-m", str(pair.target), "-md", str(pair.drafter), "--plan", "--json"]
 
     def planned(*flags: str) -> dict[str, Any]:
@@ -279,7 +288,7 @@ def test_fit_leaves_a_card_that_is_too_small(
 def test_fit_puts_a_part_on_a_card_too_small_for_the_whole(
     pair: Pair, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dflash_gguf.plan.CONTEXT_BYTES", 0)
+    monkeypatch.setattr("dflash_gguf.memory.plan.CONTEXT_BYTES", 0)
     settings = ["-c", "256", "-ub", "16", "--draft-window", "32", "--draft", "none"]
     command = ["-m", str(pair.target), "-md", str(pair.drafter), *settings, "--plan", "--json"]
     assert main([*command, "-ctk", "q8_0", "-ctv", "q8_0", "--vram", "1G"]) == 0

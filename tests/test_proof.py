@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from dflash_gguf import machine_cache, proof
-from dflash_gguf._ffi import ggml_library
+from dflash_gguf import machine_cache
+from dflash_gguf.core import proof
+from dflash_gguf.core._ffi import ggml_library
 from dflash_gguf.core.ggml import extra_buffer_types
-from dflash_gguf.proof import proven_buffer_types
+from dflash_gguf.core.proof import proven_buffer_types
 
 
 class Children:

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_gguf.calibration import Calibration, Calibrations, Features
 from dflash_gguf.config import DecodeConfig
-from dflash_gguf.proposer import DFlash, Draft
+from dflash_gguf.core import Draft
+from dflash_gguf.draft.calibration import Calibration, Calibrations, Features
+from dflash_gguf.draft.proposer import DFlash
+from dflash_gguf.draft.tree import Candidates
 from dflash_gguf.sampling import Sampler
-from dflash_gguf.tree import Candidates
 
 N_VOCAB = 200
 

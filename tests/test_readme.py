@@ -15,9 +15,10 @@ from checkpoints import KINDS
 from dflash_gguf.convert.__main__ import _parser as convert_parser
 from vocabularies import smollm2_file
 
-from dflash_gguf import cli_arguments, pair
+from dflash_gguf import pair
 from dflash_gguf.backend import command as backend
 from dflash_gguf.bench import command as bench
+from dflash_gguf.cli import arguments as cli_arguments
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"

@@ -21,9 +21,9 @@ from dflash_gguf import load
 from dflash_gguf.cli import main
 from dflash_gguf.config import LoadConfig
 from dflash_gguf.core import Error, Model, Session
-from dflash_gguf.cost_file import CostFile
-from dflash_gguf.plan import Planner
-from dflash_gguf.text import Tokenizer
+from dflash_gguf.memory.plan import Planner
+from dflash_gguf.policy.cost_file import CostFile
+from dflash_gguf.text.tokenizer import Tokenizer
 
 THREE = (4, 7, 0)
 NONE_IN_FIRST = (0, 5, 0)  # llama-gguf-split --no-tensor-first-split

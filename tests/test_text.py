@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from vocabularies import BOS, END, byte_level, gemma, sentence_piece, smollm2_file, write
 
-from dflash_gguf.text import Tokenizer
+from dflash_gguf.text.tokenizer import Tokenizer
 
 HELLO = [{"role": "user", "content": "hello"}]
 HARD_TEXTS = [

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from dflash_gguf.text_stream import StopMatcher, Utf8Stream
+from dflash_gguf.text.stream import StopMatcher, Utf8Stream
 
 
 def utf8(pieces: list[bytes]) -> list[str]:

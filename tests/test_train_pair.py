@@ -25,7 +25,7 @@ from train.vocabulary import PRE
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import dflash_gguf
-from dflash_gguf.text import Tokenizer
+from dflash_gguf.text.tokenizer import Tokenizer
 
 TARGET = "--modules 60 --vocab 400 --hidden 64 --layers 4 --ffn 128 --heads 1 --value-heads 4"
 RATES = "--muon-rate 5e-3 --adam-rate 3e-3"  # a narrow model bears more

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_gguf.tree import Candidates, Tree, chain, grow
+from dflash_gguf.draft.tree import Candidates, Tree, chain, grow
 
 ROOT = 1000
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from vocabularies import byte_level, gemma, sentence_piece, write
 
-from dflash_gguf.gguf_metadata import Metadata
-from dflash_gguf.vocabulary import Vocabulary, read_vocabulary
+from dflash_gguf.text.gguf_metadata import Metadata
+from dflash_gguf.text.vocabulary import Vocabulary, read_vocabulary
 
 T = "tokenizer.ggml."
 TOKENS: list[str] = byte_level()[T + "tokens"]

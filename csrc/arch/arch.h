@@ -1,8 +1,8 @@
 // The interface of an architecture and the table of them. Adding one: a file and a row in arch.cpp.
 #pragma once
 
-#include "layers/build.h"
-#include "weights.h"
+#include "layers/host/build.h"
+#include "model/weights.h"
 
 #include <string>
 

@@ -57,8 +57,8 @@ struct Blocks32 {
     static void multiply(const uint8_t * tile, int64_t n_in, Rows<R> x, typename V::F (&acc)[R]) {
         const uint8_t * scales = tile + scales_at(n_in);
         for (int64_t b = 0; b < n_in / 32; ++b) {
-            prefetch<TILE_BLOCK>(tile);
-            prefetch<SCALE * SCALES * T>(scales);
+            prefetch<TILE_BLOCK>(tile, x);
+            prefetch<SCALE * SCALES * T>(scales, x);
             typename V::I sum[R];
             for (int r = 0; r < R; ++r) {
                 sum[r] = V::spread(start(x[r]));

@@ -46,7 +46,7 @@ struct Floats256 {
         return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), exponent));
     }
     static F zero_below(F x, float limit, F y) {
-        return _mm256_and_ps(_mm256_cmp_ps(x, spread(limit), _CMP_GE_OQ), y);
+        return _mm256_and_ps(_mm256_cmp_ps(x, spread(limit), _CMP_NLT_UQ), y);
     }
     static F exp(F x) { return exp_lanes<Floats256>(x); }
     // a where x < 0, else b

@@ -47,7 +47,7 @@ struct Floats512 {
     static F round(F x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT); }
     static F times_power_of_two(F x, F n) { return _mm512_scalef_ps(x, n); }
     static F zero_below(F x, float limit, F y) {
-        return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, spread(limit), _CMP_GE_OQ), y);
+        return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, spread(limit), _CMP_NLT_UQ), y);
     }
     static F exp(F x) { return exp_lanes<Floats512>(x); }
     // a where x < 0, else b

@@ -4,6 +4,8 @@
 #include "instruction_sets.h"
 
 #include <algorithm>
+#include <cfloat>
+#include <cmath>
 #include <cstring>
 #include <ggml-backend.h>
 #include <ggml-cpu.h>
@@ -50,6 +52,14 @@ const ggml_type_traits_cpu * traits_of(ggml_type type) {
     return traits != nullptr ? traits(type) : nullptr;
 }
 
+bool all_finite(const float * x, int64_t n) {
+    int n_others = 0; // counted, as a loop that may end early uses no vector registers
+    for (int64_t i = 0; i < n; ++i) {
+        n_others += !(std::fabs(x[i]) <= FLT_MAX);
+    }
+    return n_others == 0;
+}
+
 // BLOCK: inputs in a block of the weights, and in whole blocks of x.
 template <ggml_type OF, int BLOCK>
 struct Dots {
@@ -67,8 +77,9 @@ struct Dots {
             return false;
         }
         const ggml_type x = found->vec_dot_type;
-        return traits_of(x)->from_float != nullptr && BLOCK % ggml_blck_size(OF) == 0 &&
-               BLOCK % ggml_blck_size(x) == 0;
+        const bool scale_first = x == GGML_TYPE_Q8_0 || x == GGML_TYPE_Q8_1 || x == GGML_TYPE_Q8_K;
+        return scale_first && traits_of(x)->from_float != nullptr &&
+               BLOCK % ggml_blck_size(OF) == 0 && BLOCK % ggml_blck_size(x) == 0;
     }
 
     static size_t packed_size(int64_t n_in, int64_t n_out) {
@@ -94,6 +105,9 @@ struct Dots {
     }
     static void quantize_row(const float * x, int64_t n_in, void * dst) {
         traits_of(traits().vec_dot_type)->from_float(x, dst, n_in);
+        if (!all_finite(x, n_in)) {                // of NaNs ggml makes any numbers
+            std::memset(dst, 0xff, sizeof(float)); // the first block's scale, half or whole: NaN
+        }
     }
 
     static void multiply(const void * packed, int64_t n_in, int64_t n_out, const void * x,

@@ -54,7 +54,7 @@ struct IQ4_XS {
     // total[r] += what the eighth I adds, in units of the block's scale.
     template <int I, int R>
     static void add_eighth(typename V::F (&total)[R], const uint8_t * block, const Rows<R> & x) {
-        prefetch<TILE_BLOCK / 8>(block + I * (TILE_BLOCK / 8));
+        prefetch<TILE_BLOCK / 8>(block + I * (TILE_BLOCK / 8), x);
         typename V::I sum[R];
         for (int r = 0; r < R; ++r) {
             const auto * of_x = reinterpret_cast<const Block256 *>(x[r]);

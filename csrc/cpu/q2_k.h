@@ -99,7 +99,7 @@ struct Q23K {
     static void add_sixteenth(typename V::F (&total)[R], typename V::F (&minima)[R],
                               const uint8_t * block, const uint8_t * scales, const uint8_t * mins,
                               const Rows<R> & x) {
-        prefetch<TILE_BLOCK / 16>(block + I * (TILE_BLOCK / 16));
+        prefetch<TILE_BLOCK / 16>(block + I * (TILE_BLOCK / 16), x);
         typename V::I sum[R];
         for (int r = 0; r < R; ++r) {
             const int32_t bias = reinterpret_cast<const Block256 *>(x[r])->biases[I];

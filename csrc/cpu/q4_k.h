@@ -58,7 +58,7 @@ struct Q45K {
     template <int I, int R>
     static void add_eighth(typename V::F (&total)[R], const uint8_t * block, const uint8_t * scales,
                            const Rows<R> & x) {
-        prefetch<TILE_BLOCK / 8>(block + I * (TILE_BLOCK / 8));
+        prefetch<TILE_BLOCK / 8>(block + I * (TILE_BLOCK / 8), x);
         typename V::I sum[R];
         for (int r = 0; r < R; ++r) {
             sum[r] = V::spread(0);

@@ -62,7 +62,7 @@ struct Q6_K {
     // total[r] += what the sixteenth I adds, in units of the block's scale.
     template <int I, int R>
     static void add_sixteenth(typename V::F (&total)[R], const uint8_t * block, const Rows<R> & x) {
-        prefetch<TILE_BLOCK / 16>(block + I * (TILE_BLOCK / 16));
+        prefetch<TILE_BLOCK / 16>(block + I * (TILE_BLOCK / 16), x);
         typename V::I sum[R];
         for (int r = 0; r < R; ++r) {
             sum[r] = V::spread(reinterpret_cast<const Block256 *>(x[r])->biases[I]);
@@ -89,7 +89,7 @@ struct Q6_K {
                 total[r] = V::zero();
             }
             add_sixteenths<R>(total, tile, x, std::make_integer_sequence<int, 16>());
-            prefetch<2 * T>(scales);
+            prefetch<2 * T>(scales, x);
             const auto d = V::halves(scales);
             for (int r = 0; r < R; ++r) {
                 const auto d_x = V::spread(reinterpret_cast<const Block256 *>(x[r])->d);

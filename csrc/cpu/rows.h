@@ -26,8 +26,9 @@ template <int R>
 struct Rows {
     const uint8_t * base[(R + 2) / 3];
     int64_t stride;
+    int64_t ahead; // bytes before their use that weights are fetched; 0: they are near already
 
-    Rows(const uint8_t * first, int64_t stride) : stride(stride) {
+    Rows(const uint8_t * first, int64_t stride, int64_t ahead) : stride(stride), ahead(ahead) {
         for (int i = 0; i < (R + 2) / 3; ++i) {
             base[i] = first + 3 * i * stride;
         }
@@ -74,12 +75,24 @@ inline float through_half(float x) {
     return half_to_float(static_cast<uint16_t>(_mm_extract_epi16(half, 0)));
 }
 
-inline __m256 absolute(__m256 x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
+// The magnitude of a value, as bits: these ascend with it, and a NaN's are above infinity's. Floats
+// would not do, as a maximum of floats forgets NaNs.
+inline __m256i magnitudes(const float * x) {
+    return _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(x)),
+                            _mm256_set1_epi32(0x7fffffff));
+}
 
-inline float largest(__m256 x) {
-    __m128 m = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
-    return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+// Of N values; a NaN among them is the largest.
+template <int N>
+inline float largest_magnitude(const float * x) {
+    __m256i all = magnitudes(x);
+    for (int i = 8; i < N; i += 8) {
+        all = _mm256_max_epi32(all, magnitudes(x + i));
+    }
+    __m128i m = _mm_max_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
+    m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4e));
+    m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1));
+    return _mm_cvtss_f32(_mm_castsi128_ps(m));
 }
 
 // 32 values times scale, to the nearest integers. Returns their sum.
@@ -101,13 +114,10 @@ inline int32_t quantize_32(const float * x, float scale, int8_t * q) {
     return _mm_cvtsi128_si32(s);
 }
 
-// Quantises 32 values; *d is their scale before it is rounded to a half. Returns the sum of q.
+// Quantises 32 values; *d is their scale before it is rounded to a half, NaN if a value is. Returns
+// the sum of q.
 inline int32_t quantize_block_32(const float * x, int8_t * q, float * d) {
-    __m256 all = absolute(_mm256_loadu_ps(x));
-    for (int i = 8; i < 32; i += 8) {
-        all = _mm256_max_ps(all, absolute(_mm256_loadu_ps(x + i)));
-    }
-    const float top = largest(all);
+    const float top = largest_magnitude<32>(x);
     *d = top / 127.0f;
     return quantize_32(x, top != 0.0f ? 127.0f / top : 0.0f, q);
 }
@@ -133,21 +143,18 @@ inline void quantize_blocks_32_sum(const float * x, int64_t n_in, void * dst) {
     }
 }
 
-// The first value whose magnitude no other of the 256 exceeds.
+// The first value whose magnitude no other of the 256 exceeds; NaN if there is one.
 inline float first_largest_256(const float * x) {
-    __m256 all = _mm256_setzero_ps();
+    const float top = largest_magnitude<256>(x);
+    const __m256i wanted = _mm256_set1_epi32(_mm_cvtsi128_si32(_mm_castps_si128(_mm_set_ss(top))));
     for (int i = 0; i < 256; i += 8) {
-        all = _mm256_max_ps(all, absolute(_mm256_loadu_ps(x + i)));
-    }
-    const __m256 top = _mm256_set1_ps(largest(all));
-    for (int i = 0; i < 256; i += 8) {
-        const __m256 same = _mm256_cmp_ps(absolute(_mm256_loadu_ps(x + i)), top, _CMP_EQ_OQ);
-        const int mask = _mm256_movemask_ps(same);
+        const __m256i same = _mm256_cmpeq_epi32(magnitudes(x + i), wanted);
+        const int mask = _mm256_movemask_ps(_mm256_castsi256_ps(same));
         if (mask != 0) {
             return x[i + __builtin_ctz(mask)];
         }
     }
-    return 0.0f;
+    return top;
 }
 
 // A row in blocks of 256 as ggml's Q8_K has them.

@@ -21,16 +21,17 @@ inline void copy_fours(const uint8_t * src, int64_t src_stride, uint8_t * dst, i
     }
 }
 
-// Fetches N bytes that will be read soon, into the second cache: a core keeps about twice as many
-// fetches in flight there as into the first. One row on a Zen 5 core read 11 GB/s with fetches into
-// the first and 23 into the second, where a plain read loop has 22; 8 rows of Q6_K 5.5 and 10. The
-// distance was as good as any between 16 and 32 KiB.
-template <int N>
-inline void prefetch(const uint8_t * p) {
-    constexpr int distance = 16384;
+// Weights are fetched so many bytes before they are multiplied with the first rows, into the second
+// cache: a core keeps about twice as many fetches in flight there as into the first. One row on a
+// Zen 5 core read 11 GB/s with fetches into the first and 23 into the second, where a plain read
+// loop has 22; 8 rows of Q6_K 5.5 and 10. The distance was as good as any between 16 and 32 KiB.
+constexpr int64_t FETCH_AHEAD = 16384;
+
+template <int N, class Rows>
+inline void prefetch(const uint8_t * p, const Rows & x) {
 #pragma GCC unroll 64
     for (int i = 0; i < N; i += 64) {
-        _mm_prefetch(reinterpret_cast<const char *>(p + distance + i), _MM_HINT_T1);
+        _mm_prefetch(reinterpret_cast<const char *>(p + x.ahead + i), _MM_HINT_T1);
     }
 }
 
@@ -77,19 +78,19 @@ struct Tiles {
     // R rows with one tile, of which n outputs count.
     template <int R>
     static void multiply_tile(const uint8_t * tile, int64_t n_in, const uint8_t * x, int64_t x_size,
-                              float * dst, int64_t dst_stride, int n) {
+                              int64_t ahead, float * dst, int64_t dst_stride, int n) {
         typename V::F acc[R];
         for (int r = 0; r < R; ++r) {
             acc[r] = V::zero();
         }
-        Format::template multiply<R>(tile, n_in, Rows<R>(x, x_size), acc);
+        Format::template multiply<R>(tile, n_in, Rows<R>(x, x_size, ahead), acc);
         for (int r = 0; r < R; ++r) {
             V::store(dst + r * dst_stride, acc[r], n);
         }
     }
 
-    using MultiplyTile = void (*)(const uint8_t *, int64_t, const uint8_t *, int64_t, float *,
-                                  int64_t, int);
+    using MultiplyTile = void (*)(const uint8_t *, int64_t, const uint8_t *, int64_t, int64_t,
+                                  float *, int64_t, int);
 
     template <int... I>
     static MultiplyTile multiply_tile_of(int n_rows, std::integer_sequence<int, I...>) {
@@ -124,8 +125,8 @@ struct Tiles {
                 const int64_t end = n_rows * (group + 1) / n_groups;
                 const auto function = multiply_tile_of(static_cast<int>(end - row),
                                                        std::make_integer_sequence<int, MAX_ROWS>());
-                function(tile, n_in, x + row * x_size, x_size, dst + row * dst_stride + t * T,
-                         dst_stride, n);
+                function(tile, n_in, x + row * x_size, x_size, group == 0 ? FETCH_AHEAD : 0,
+                         dst + row * dst_stride + t * T, dst_stride, n);
                 row = end;
             }
         }

@@ -1,7 +1,7 @@
 #include "layers/attention.h"
 
 #include "layers/common.h"
-#include "layers/few_row_attention.h"
+#include "layers/host/few_row_attention.h"
 
 namespace dfl {
 
@@ -55,19 +55,6 @@ Projections project_qkv(Build & b, int il, ggml_tensor * x, int64_t q_width) {
     };
     return {ggml_view_2d(b.ctx, all, q_width, rows, all->nb[1], 0), heads(q_width),
             heads(q_width + d * n_kv)};
-}
-
-ggml_tensor * rope(Build & b, int il, ggml_tensor * x, ggml_tensor * positions) {
-    const RopeShape & r = b.hp.layers[il].rope;
-    if (positions->ne[0] == x->ne[2]) {
-        return ggml_rope_ext(b.ctx, x, positions, b.weights.rope_freqs, r.n_dims, r.type,
-                             r.n_ctx_orig, r.freq_base, r.freq_scale, r.ext_factor, r.attn_factor,
-                             r.beta_fast, r.beta_slow);
-    }
-    int sections[4] = {r.sections[0], r.sections[1], r.sections[2], r.sections[3]};
-    return ggml_rope_multi(b.ctx, x, positions, b.weights.rope_freqs, r.n_dims, sections, r.type,
-                           r.n_ctx_orig, r.freq_base, r.freq_scale, r.ext_factor, r.attn_factor,
-                           r.beta_fast, r.beta_slow);
 }
 
 // Multiplies each block of head values with the Hadamard matrix. Its inverse is itself.

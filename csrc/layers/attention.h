@@ -1,7 +1,7 @@
 // Softmax attention over cells. Everything that differs between layers comes from LayerShape.
 #pragma once
 
-#include "layers/head_rows.h"
+#include "layers/host/head_rows.h"
 
 namespace dfl {
 
@@ -21,9 +21,6 @@ struct Projections {
 
 // Separate or fused projections of x [n_embd, n_rows].
 Projections project_qkv(Build & b, int il, ggml_tensor * x, int64_t q_width);
-
-// x: [head_dim, n_heads, n_rows] -> same, rotated by positions: i32 [n_rows], or [4 * n_rows].
-ggml_tensor * rope(Build & b, int il, ggml_tensor * x, ggml_tensor * positions);
 
 // Writes the keys, normed and turned, and the values into their cells.
 void store_kv(Build & b, int il, const HeadRows & rows);

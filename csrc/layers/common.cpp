@@ -1,8 +1,8 @@
 #include "layers/common.h"
 
-#include "layers/packed_gated.h"
-#include "layers/packed_linear.h"
-#include "layers/row_copies.h"
+#include "layers/host/packed_gated.h"
+#include "layers/host/packed_linear.h"
+#include "layers/host/row_copies.h"
 
 namespace dfl {
 

@@ -1,7 +1,7 @@
 // Graph pieces every architecture uses.
 #pragma once
 
-#include "layers/build.h"
+#include "layers/host/build.h"
 
 #include <functional>
 

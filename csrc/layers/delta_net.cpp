@@ -2,7 +2,7 @@
 
 #include "layers/common.h"
 #include "layers/delta_rule.h"
-#include "layers/walked_delta_net.h"
+#include "layers/host/walked_delta_net.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,7 +1,7 @@
 // Gated DeltaNet: the linear attention of Qwen3.5.
 #pragma once
 
-#include "layers/build.h"
+#include "layers/host/build.h"
 
 namespace dfl {
 
@@ -9,6 +9,13 @@ namespace dfl {
 // sequences and writes them back advanced by all rows; a VERIFY writes the trace instead.
 // Source: reference forward of transformers' Qwen3_5GatedDeltaNet, with value heads in tiled order.
 ggml_tensor * delta_net(Build & b, int il, ggml_tensor * x);
+
+// Advances the committed state of a device's recurrent layers along an accepted path of the last
+// VERIFY. path: i32 [n_path, n_layers or more], nodes in order, padded with any; on_path: f32 [1,
+// n_path], 0 for padding; conv_rows: i32 [d_conv - 1, n_layers or more], rows of (committed inputs
+// ++ traced inputs).
+void promote(Build & b, const RecurrentPart & part, ggml_tensor * path, ggml_tensor * on_path,
+             ggml_tensor * conv_rows);
 
 // Rows of one chunk where an APPEND takes the form for trees.
 constexpr int64_t PATH_CHUNK = 64;

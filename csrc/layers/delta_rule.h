@@ -7,7 +7,7 @@
 // chain is a tree, so this is also the form for a device that lacks ggml's fused operation.
 #pragma once
 
-#include "layers/build.h"
+#include "layers/host/build.h"
 
 namespace dfl {
 

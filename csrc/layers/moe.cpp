@@ -1,7 +1,7 @@
 #include "layers/moe.h"
 
 #include "layers/common.h"
-#include "layers/packed_experts.h"
+#include "layers/host/packed_experts.h"
 
 #include <cmath>
 

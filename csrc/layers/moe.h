@@ -1,7 +1,7 @@
 // Mixture of experts: softmax over all, the best n_used, renormalised; optionally a shared expert.
 #pragma once
 
-#include "layers/build.h"
+#include "layers/host/build.h"
 
 namespace dfl {
 

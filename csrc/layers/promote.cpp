@@ -1,7 +1,7 @@
-#include "layers/promote.h"
+#include "layers/delta_net.h"
 
 #include "layers/delta_rule.h"
-#include "layers/walked_delta_net.h"
+#include "layers/host/walked_delta_net.h"
 
 #include <cmath>
 

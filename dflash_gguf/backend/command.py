@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..cli import guarded, list_devices
+from ..cli.command import guarded, list_devices
 from ..core import Error, load_backend
 from .build import KINDS, build, built_modules
 from .sources import DEFAULT_CACHE, fetch

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..budget import SIZES
-from ..cli import guarded, tell_detours
+from ..cli.command import guarded, tell_detours, training_context
+from ..cli.model_arguments import add_options, load_config
 from ..config import AUTO_TREE_BUDGET, DecodeConfig
 from ..decoder import Decoder, load
-from ..gains import ladder
-from ..model_arguments import add_device
 from ..pair import find, is_name
+from ..policy.budget import SIZES
+from ..policy.gains import ladder
 from . import plot, replay
 from .measure import measure
 from .prompts import read_prompts
@@ -72,12 +72,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--temp", type=float, default=0.0, metavar="T", help="temperature (default: 0)")
     p.add_argument("-s", "--seed", type=int, default=1, metavar="N", help="seed (default: 1)")
     p.add_argument("--tree-spine", action="store_true", help="trees hold the whole chain first")
-    p.add_argument("-c", "--ctx-size", type=int, metavar="N", help="context in tokens")
-    p.add_argument("-t", "--threads", type=int, metavar="N", help="CPU threads")
-    p.add_argument("-ngl", "--gpu-layers", type=int, metavar="N", help="layers on the GPU")
-    add_device(p)
     p.add_argument("--replay", action="store_true", help='hold "auto" against fixed settings')
     p.add_argument("--plot", metavar="FILE", help="write the curve of the sweep as a PNG")
+    add_options(p)
     return p
 
 
@@ -104,16 +101,9 @@ def _run(args: argparse.Namespace) -> int:
         plot.require()
     runs: list[Run] = []
     for target, drafter in [_files(names) for names in args.pair]:
-        with load(
-            target,
-            drafter=drafter,
-            n_ctx=args.ctx_size,
-            n_threads=args.threads,
-            device=args.device,
-            n_gpu_layers=args.gpu_layers,
-            n_cpu_moe=args.n_cpu_moe,
-            backend_module=args.backend_module,
-        ) as decoder:
+        n_ctx_train = training_context(str(target)) if args.n_ctx == 0 else None
+        options = load_config(args, n_ctx_train)
+        with load(target, drafter=drafter, config=options) as decoder:
             tell_detours(decoder)
             pair = f"{target.stem} + {drafter.stem}"
             ids = [(prompt.name, prompt.ids(decoder, args.chat)) for prompt in prompts]

@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 
 from ..core import Session
-from ..costs import N_TIMES, Costs, Round
-from ..proposer import N_RANKED
+from ..draft.proposer import N_RANKED
+from ..policy.costs import N_TIMES, Costs, Round
 
 
 def branched(n: int) -> list[int]:

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..budget import Budget
 from ..config import DecodeConfig
-from ..core import Session
-from ..costs import Costs, Round
-from ..proposer import N_RANKED, DFlash, Draft
+from ..core import Draft, Session
+from ..draft.proposer import N_RANKED, DFlash
+from ..policy.budget import Budget
+from ..policy.costs import Costs, Round
 from ..sampling import Sampler
 from .settings import Setting
 

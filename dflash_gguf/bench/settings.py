@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..budget import Budget
 from ..config import MAX_TREE_BUDGET
-from ..rules import FixedChain, FixedTree, Rule
+from ..policy.budget import Budget
+from ..policy.rules import FixedChain, FixedTree, Rule
 
 DEFAULT = "none,chain 4,chain 8,chain 15,tree 8,tree 16,tree 22,tree 32,tree 64,auto"
 

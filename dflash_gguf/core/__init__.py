@@ -1,16 +1,38 @@
 """The compiled core in Python terms: numpy in, numpy out. No other module sees a C pointer."""
 
-from .._ffi import Error, library_build
+from ._ffi import Error, library_build
 from .ggml import Device, devices, ggml_version, load_backend, probe_buffer_type, quantize
+from .limits import MAX_TOP, MAX_VERIFY
+from .load_config import (
+    CACHE_TYPES,
+    DEFAULT_N_CTX,
+    DEFAULTS,
+    MAX_LAYERS,
+    MAX_N_CTX,
+    OPTIONS,
+    LoadConfig,
+    Option,
+)
 from .models import Drafter, Model
-from .sessions import Checkpoint, Rows, Session
+from .sessions import Checkpoint, Draft, Rows, Session
 
 __all__ = [
+    "CACHE_TYPES",
+    "DEFAULTS",
+    "DEFAULT_N_CTX",
+    "MAX_LAYERS",
+    "MAX_N_CTX",
+    "MAX_TOP",
+    "MAX_VERIFY",
+    "OPTIONS",
     "Checkpoint",
     "Device",
+    "Draft",
     "Drafter",
     "Error",
+    "LoadConfig",
     "Model",
+    "Option",
     "Rows",
     "Session",
     "devices",

@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from .._ffi import call, ffi, lib, new, text
+from ._ffi import call, ffi, lib, new, text
 
 _DEVICE_TYPES = ("cpu", "gpu", "other")
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .._ffi import Error, call, create, ffi, ggml_library, new, text
-from ..config import DEFAULT_N_CTX, LoadConfig
-from ..proof import proven_buffer_types
+from ._ffi import Error, call, create, ggml_library, new, text
 from .ggml import extra_buffer_types, load_backend, load_backend_of_environment
+from .load_config import DEFAULT_N_CTX, LoadConfig, c_options
 from .progress import Progress, c_callback
+from .proof import proven_buffer_types
 
 MEASURES = (None, "device", "card")
 """What a model is loaded for: to run, or to be measured where it would run, or on an NVIDIA card
@@ -27,17 +27,12 @@ def _model_params(
     extra = extra_buffer_types()
     proven = proven_buffer_types(extra, ggml_library())
     excluded = new("char[]", ",".join(name for name in extra if name not in proven).encode())
-    device = ffi.NULL if config.device is None else new("char[]", config.device.encode())
-    layers = config.n_gpu_layers
+    options = c_options("dfl_model_params", config)
     with c_callback(progress) as callback:
         yield new(
             "dfl_model_params *",
             {
-                "device": device,
-                "n_gpu_layers": -1 if layers is None else layers,
-                "n_cpu_experts": config.n_cpu_moe,
-                "n_threads": config.n_threads or 0,
-                "repack": config.repack,
+                **options,
                 "excluded_buffer_types": excluded,
                 "progress": callback,
                 "measure": MEASURES.index(measure),

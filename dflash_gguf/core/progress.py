@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .._ffi import Error, ffi, lib
+from ._ffi import Error, ffi, lib
 
 Progress = Callable[[int, int], None]
 """Called with the part done and the whole. It may raise, to cancel."""

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .._ffi import Error, call, create, ffi, lib, new, text
-from ..config import LoadConfig
-from ..proposer import Draft
+from ._ffi import Error, call, create, ffi, lib, new, text
+from .limits import MAX_TOP, MAX_VERIFY
+from .load_config import LoadConfig, c_options
 from .models import Drafter, Model
 from .progress import Progress, c_callback
-
-MAX_TOP, MAX_VERIFY = 64, 256
-"""Tokens of a row that are picked, and rows a verify may be given room for, as in dflash.h."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +22,17 @@ class Checkpoint:
 
     handle: Any
     position: int
+
+
+class Draft(NamedTuple):
+    """What a drafter proposes for n_draft positions: their k best tokens, best first."""
+
+    tokens: NDArray[np.int32]
+    """[n_draft, k]"""
+    logits: NDArray[np.float32]
+    """Raw, [n_draft, k]."""
+    log_sum_exp: NDArray[np.float32]
+    """Of all raw logits of a position, [n_draft]; less it, a logit is a log-probability."""
 
 
 class Rows:
@@ -86,32 +94,23 @@ class Session:
         model: Model,
         n_ctx: int | None = None,
         drafter: Drafter | None = None,
-        draft_window: int = 4096,
+        draft_window: int | None = None,
         config: LoadConfig | None = None,
     ) -> None:
         """Allocates the caches and the compute buffer.
 
-        draft_window: target positions the drafter sees. config: in place of the model's.
+        config: in place of the model's. n_ctx, draft_window: in place of the config's.
 
         Raises:
             Error: out of memory, or the cache types do not work on the model's device.
         """
         config = config or model.config
-        type_k, type_v = (
-            new("char[]", x.encode()) for x in (config.cache_type_k, config.cache_type_v)
-        )
-        params = new(
-            "dfl_session_params *",
-            {
-                "n_ctx": model.n_ctx if n_ctx is None else n_ctx,
-                "n_ubatch": config.n_ubatch,
-                "n_threads": config.n_threads or 0,
-                "cache_type_k": type_k,
-                "cache_type_v": type_v,
-                "drafter": ffi.NULL if drafter is None else drafter.handle,
-                "draft_window": draft_window,
-            },
-        )
+        options = c_options("dfl_session_params", config)
+        options["n_ctx"] = model.n_ctx if n_ctx is None else n_ctx
+        options["drafter"] = ffi.NULL if drafter is None else drafter.handle
+        if draft_window is not None:
+            options["draft_window"] = draft_window
+        params = new("dfl_session_params *", options)
         self.model = model
         self.drafter = drafter
         self.max_draft = 0 if drafter is None else min(drafter.block_size, MAX_VERIFY) - 1
@@ -238,7 +237,7 @@ class Session:
         return min(MAX_TOP, self.model.n_vocab)
 
     def keep_top(self, k: int) -> bool:
-        """Has a device pick the k best (0 to 64) of every row in the passes to come.
+        """Has a device pick the k best (0 to MAX_TOP) of every row in the passes to come.
 
         They are then all that need be copied: `Rows.top`. False where the rows are at hand, on a
         CPU, or where the device cannot; 0 ends it.
@@ -249,7 +248,7 @@ class Session:
         return self.n_top > 0
 
     def reserve_verify(self, n: int) -> None:
-        """Makes room for verifies of up to n rows, 1 to 256; never less than there is.
+        """Makes room for verifies of up to n rows, 1 to MAX_VERIFY; never less than there is.
 
         Raises:
             Error: n is out of range, a verify waits for its commit, or memory is short.

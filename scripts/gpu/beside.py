@@ -20,7 +20,7 @@ from bench_prefill import rates
 from draft_rounds import Forced, Milliseconds, Ours, Theirs, equal_work, medians
 from peer_rounds import Peer
 
-from dflash_gguf.gguf_metadata import Metadata
+from dflash_gguf.text.gguf_metadata import Metadata
 from gpu import null_card
 from gpu.acceptance import FIRST_ID
 from gpu.setting import Figures, Setting

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any
 
 from dflash_gguf import core
-from dflash_gguf._ffi import ggml_library
+from dflash_gguf.core._ffi import ggml_library
 
 GRAPH_LINES = {
     "CUDA graph warmup complete": "captured",

@@ -11,7 +11,7 @@ from time import perf_counter
 from check_plan import anonymous_bytes
 
 from dflash_gguf import core
-from dflash_gguf.plan import Planner, plan_of
+from dflash_gguf.memory.plan import Planner, plan_of
 from gpu.facts import used_bytes
 from gpu.files import OUTTYPE, write_pair
 from gpu.ggml_device import copied_gb_per_s

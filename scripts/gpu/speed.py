@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_gguf import core
-from dflash_gguf.proposer import N_RANKED
+from dflash_gguf.draft.proposer import N_RANKED
 from gpu import acceptance, null_card
 from gpu.ggml_device import GraphCounter
 from gpu.limits import Moved, share_of_limit

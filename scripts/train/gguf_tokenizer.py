@@ -12,7 +12,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from dflash_gguf.gguf_metadata import Metadata
+from dflash_gguf.text.gguf_metadata import Metadata
 
 from .vocabulary import SPLIT
 

@@ -1,5 +1,5 @@
 // Kept masks against masks written anew, over random passes; and what keeping them saves.
-#include "cell_masks.h"
+#include "cache/cell_masks.h"
 #include "check.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // CellTable against a table without its shortcuts, over random moves.
-#include "cells.h"
+#include "cache/cells.h"
 #include "check.h"
 
 #include <cmath>

@@ -1,5 +1,5 @@
 // What is read of a draft: the device's selection against the host's.
-#include "draft_output.h"
+#include "draft/draft_output.h"
 
 #include "check.h"
 

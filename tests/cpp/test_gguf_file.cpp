@@ -1,8 +1,8 @@
 // GgufFile and Model on damaged bytes: an Error or a model that works, never anything else.
 #include "check.h"
-#include "gguf_file.h"
+#include "engine/session.h"
 #include "gguf_schema.h"
-#include "session.h"
+#include "model/gguf_file.h"
 #include "tiny_model.h"
 
 #include <algorithm>

@@ -1,8 +1,8 @@
 // Sizes of graphs: never too small, close on a CPU, few on a card.
 #include "check.h"
-#include "devices.h"
-#include "graph_sizes.h"
-#include "weights.h"
+#include "device/devices.h"
+#include "graph/graph_sizes.h"
+#include "model/weights.h"
 
 #include <functional>
 #include <set>

@@ -1,5 +1,5 @@
 // Limits of memory and cores, read from kernel files that a test wrote.
-#include "host.h"
+#include "device/host.h"
 
 #include "check.h"
 

@@ -1,6 +1,6 @@
 // What ggml logs goes to the thread that captures it, or to the callback that was set.
 #include "check.h"
-#include "log_capture.h"
+#include "device/log_capture.h"
 
 #include <atomic>
 #include <future>

@@ -2,9 +2,10 @@
 // and tiles.
 #include "cpu/packed_product.h"
 
-#include "backend.h"
 #include "check.h"
+#include "device/backend.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <ggml-cpp.h>
@@ -172,6 +173,25 @@ void check_same_bits(const Case & c) {
     }
 }
 
+// What is not finite in a row is in all of its outputs, wherever it lies, and in no other row's.
+void check_not_finite(Case c) {
+    const auto clean = c.multiply(0, N_ROWS, c.n_tiles());
+    for (const float bad : {NAN, -NAN, INFINITY, -INFINITY}) {
+        for (int64_t r = 2; r < N_ROWS; ++r) { // one value, a run of them, or all
+            const int64_t first = r % 4 == 3 ? 0 : r * 97 % c.n_in;
+            const int64_t n = r % 4 == 3 ? c.n_in : std::min(1 + (r % 4) * r, c.n_in - first);
+            std::fill_n(c.x.begin() + r * c.n_in + first, n, bad);
+        }
+        const auto found = c.multiply(0, N_ROWS, c.n_tiles());
+        CHECK(std::equal(clean.begin(), clean.begin() + 2 * c.n_out, found.begin()));
+        CHECK(std::none_of(found.begin() + 2 * c.n_out, found.end(),
+                           [](float x) { return std::isfinite(x); }));
+        std::mt19937 random(c.n_in);
+        const auto fresh = noise(c.n_in * (N_ROWS - 2), random);
+        std::copy(fresh.begin(), fresh.end(), c.x.begin() + 2 * c.n_in);
+    }
+}
+
 void check_product(const PackedProduct & product) {
     const int64_t block = product.block;
     CHECK(product.packed_size(block, 0) == 0);
@@ -192,6 +212,7 @@ void check_product(const PackedProduct & product) {
                 check_against_ggml(c);
             }
             check_same_bits(c);
+            check_not_finite(c);
         }
     }
 }

@@ -1,5 +1,5 @@
 // A session from the inside: micro-batches, checkpoints, cancellation, bad arguments.
-#include "session.h"
+#include "engine/session.h"
 
 #include "check.h"
 #include "tiny_model.h"

@@ -1,8 +1,8 @@
 // Threads that compute together, however many they are this time: what they hand out, where they
 // wait, and how many there should be.
 #include "check.h"
-#include "layers/cpu_node.h"
-#include "thread_count.h"
+#include "device/thread_count.h"
+#include "layers/host/cpu_node.h"
 
 #include <chrono>
 #include <numeric>

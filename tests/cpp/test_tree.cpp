@@ -1,6 +1,6 @@
 // Trees from the inside: every size, and every form of recurrent layers.
-#include "layers/walked_delta_net.h"
-#include "session.h"
+#include "engine/session.h"
+#include "layers/host/walked_delta_net.h"
 
 #include "check.h"
 #include "tiny_model.h"

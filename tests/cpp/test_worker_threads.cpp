@@ -1,7 +1,7 @@
 // All work is done, however few threads the system gives.
 #include "check.h"
-#include "quantize.h"
-#include "worker_threads.h"
+#include "device/worker_threads.h"
+#include "model/quantize.h"
 
 #include <atomic>
 #include <new>

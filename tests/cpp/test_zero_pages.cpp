@@ -1,8 +1,8 @@
 // Pages that take no memory until they are written to, and the promise they are.
-#include "zero_pages.h"
+#include "device/zero_pages.h"
 
-#include "backend.h"
 #include "check.h"
+#include "device/backend.h"
 
 #include <algorithm>
 #include <cstring>

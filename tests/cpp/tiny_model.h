@@ -1,7 +1,7 @@
 // Random small models written with ggml's own GGUF writer, so that no reader here is its own judge.
 #pragma once
 
-#include "model.h"
+#include "arch/model.h"
 
 #include <string>
 

@@ -19,11 +19,11 @@ from pairs import Pair, make_pair, random_tokens
 from synthetic_gguf import write_model
 from synthetic_shapes import PRESETS
 
-from dflash_gguf.cli import main
+from dflash_gguf.cli.command import main
 from dflash_gguf.config import LoadConfig
 from dflash_gguf.core import Drafter, Error, Model, Session
 from dflash_gguf.decoder import Decoder
-from dflash_gguf.plan import Planner, plan_of
+from dflash_gguf.memory.plan import Planner, plan_of
 
 KINDS = ("llama", "qwen3moe", "qwen35")
 N_TOKENS = 30

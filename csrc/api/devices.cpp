@@ -1,0 +1,69 @@
+// extern "C" bodies only: devices and quantisation.
+#include "api/handles.h"
+
+#include "device/backend.h"
+#include "model/quantize.h"
+
+#include <ggml.h>
+
+using dfl::guard;
+using dfl::need;
+
+int32_t dfl_abi_version(void) { return DFL_ABI_VERSION; }
+
+const char * dfl_ggml_version(void) { return ggml_version(); }
+
+const char * dfl_ggml_build_version(void) { return dfl::ggml_build_version(); }
+
+dfl_status dfl_backend_load(const char * path, dfl_error * err) {
+    return guard(err, [&] {
+        DFL_CHECK(path != nullptr, DFL_STATUS_ARGUMENT, "path of the backend module is NULL");
+        dfl::load_backend_module(path);
+    });
+}
+
+int32_t dfl_device_count(void) { return dfl::device_count(); }
+
+dfl_status dfl_device_get(int32_t index, dfl_device_info * info, dfl_error * err) {
+    return guard(err, [&] {
+        DFL_CHECK(info != nullptr, DFL_STATUS_ARGUMENT, "info is NULL");
+        *info = dfl::device_info(index);
+    });
+}
+
+dfl_status dfl_extra_buffer_types(char * names, uint64_t size, dfl_error * err) {
+    return guard(err, [&] {
+        need(names);
+        std::string joined;
+        for (const std::string & name : dfl::extra_buffer_types()) {
+            joined += (joined.empty() ? "" : ",") + name;
+        }
+        DFL_CHECK(joined.size() < size, DFL_STATUS_ARGUMENT, "%zu names need more than %llu bytes",
+                  joined.size(), (unsigned long long)size);
+        std::snprintf(names, size, "%s", joined.c_str());
+    });
+}
+
+dfl_status dfl_probe_buffer_type(const char * name, dfl_error * err) {
+    return guard(err, [&] {
+        need(name);
+        dfl::probe_buffer_type(name);
+    });
+}
+
+dfl_status dfl_quantize_row_size(const char * type, int64_t n_per_row, uint64_t * size,
+                                 dfl_error * err) {
+    return guard(err, [&] {
+        DFL_CHECK(type != nullptr && size != nullptr, DFL_STATUS_ARGUMENT, "type or size is NULL");
+        *size = dfl::quantized_row_size(type, n_per_row);
+    });
+}
+
+dfl_status dfl_quantize(const char * type, const float * src, int64_t n_rows, int64_t n_per_row,
+                        void * dst, uint64_t dst_size, int32_t n_threads, dfl_error * err) {
+    return guard(err, [&] {
+        DFL_CHECK(type != nullptr && src != nullptr && dst != nullptr, DFL_STATUS_ARGUMENT,
+                  "type, src or dst is NULL");
+        dfl::quantize(type, src, n_rows, n_per_row, dst, dst_size, n_threads);
+    });
+}

@@ -1,0 +1,122 @@
+// extern "C" bodies only: models and drafters.
+#include "api/handles.h"
+
+#include "gguf_schema.h"
+
+#include <sstream>
+
+using dfl::copy_text;
+using dfl::guard;
+using dfl::need;
+
+static dfl::ModelParams model_params(const dfl_model_params * params) {
+    dfl::ModelParams p;
+    p.device = params->device != nullptr ? params->device : "";
+    p.n_gpu_layers = params->n_gpu_layers;
+    DFL_CHECK(params->n_cpu_moe >= 0, DFL_STATUS_ARGUMENT, "n_cpu_moe is %d, expected 0 or more",
+              params->n_cpu_moe);
+    p.n_cpu_experts = params->n_cpu_moe;
+    p.n_threads = params->n_threads;
+    p.repack = params->repack != 0;
+    DFL_CHECK(params->measure >= DFL_MEASURE_NOTHING && params->measure <= DFL_MEASURE_CARD,
+              DFL_STATUS_ARGUMENT, "measure is %d, expected 0 to 2", params->measure);
+    p.measure = static_cast<dfl_measure>(params->measure);
+    std::stringstream names(params->excluded_buffer_types ? params->excluded_buffer_types : "");
+    for (std::string name; std::getline(names, name, ',');) {
+        p.excluded_buffer_types.push_back(name);
+    }
+    if (params->progress != nullptr) {
+        p.progress = [=](uint64_t done, uint64_t total) {
+            return params->progress(params->user, done, total) != 0;
+        };
+    }
+    return p;
+}
+
+dfl_status dfl_model_load(const char * path, const dfl_model_params * params, dfl_model ** model,
+                          dfl_error * err) {
+    return guard(err, [&] {
+        need(path, params, model);
+        *model = new dfl_model{std::make_shared<const dfl::Model>(path, model_params(params))};
+    });
+}
+
+void dfl_model_free(dfl_model * model) { delete model; }
+
+dfl_status dfl_model_get_info(const dfl_model * model, dfl_model_info * info, dfl_error * err) {
+    return guard(err, [&] {
+        need(model, info);
+        const dfl::Model & m = *model->model;
+        const dfl::Hparams & hp = m.hparams();
+        *info = {};
+        copy_text(info->architecture, m.file().arch());
+        copy_text(info->name, m.file().text(dfl::schema::KEY_GENERAL_NAME).value_or(""));
+        copy_text(info->device, m.device_name());
+        info->n_vocab = hp.n_vocab;
+        info->n_embd = hp.n_embd;
+        info->n_layer = hp.n_layer();
+        info->n_recurrent = hp.n_recurrent();
+        info->n_ctx_train = hp.n_ctx_train;
+        info->mapped_bytes = m.weights().mapped_bytes;
+        info->copied_bytes = m.weights().copied_bytes;
+        info->beside_bytes = m.weights().beside_bytes;
+        info->n_placements = static_cast<int32_t>(m.weights().placements.size());
+        info->embedding_bytes = m.weights().embedding_bytes;
+        info->on_gpu = m.on_gpu();
+    });
+}
+
+static void copy_placement(const dfl::Weights & weights, int32_t index, dfl_placement * to) {
+    const auto n = static_cast<int32_t>(weights.placements.size());
+    DFL_CHECK(index >= 0 && index < n, DFL_STATUS_ARGUMENT,
+              "placement %d: the weights have %d placements", index, n);
+    *to = {};
+    copy_text(to->kernels, weights.placements[index].kernels);
+    to->bytes = weights.placements[index].bytes;
+}
+
+dfl_status dfl_model_get_placement(const dfl_model * model, int32_t index,
+                                   dfl_placement * placement, dfl_error * err) {
+    return guard(err, [&] {
+        need(model, placement);
+        copy_placement(model->model->weights(), index, placement);
+    });
+}
+
+dfl_status dfl_drafter_load(const char * path, const dfl_model * target,
+                            const dfl_model_params * params, dfl_drafter ** drafter,
+                            dfl_error * err) {
+    return guard(err, [&] {
+        need(path, target, params, drafter);
+        *drafter = new dfl_drafter{
+            std::make_shared<const dfl::Drafter>(path, target->model, model_params(params))};
+    });
+}
+
+void dfl_drafter_free(dfl_drafter * drafter) { delete drafter; }
+
+dfl_status dfl_drafter_get_info(const dfl_drafter * drafter, dfl_drafter_info * info,
+                                dfl_error * err) {
+    return guard(err, [&] {
+        need(drafter, info);
+        const dfl::Drafter & d = *drafter->drafter;
+        *info = {};
+        copy_text(info->architecture, d.file().arch());
+        copy_text(info->name, d.file().text(dfl::schema::KEY_GENERAL_NAME).value_or(""));
+        info->n_layer = d.hparams().n_layer();
+        info->block_size = d.draft().block_size;
+        info->mask_token = d.draft().mask_token;
+        info->n_taps = static_cast<int32_t>(d.draft().target_layers.size());
+        info->mapped_bytes = d.weights().mapped_bytes;
+        info->copied_bytes = d.weights().copied_bytes;
+        info->n_placements = static_cast<int32_t>(d.weights().placements.size());
+    });
+}
+
+dfl_status dfl_drafter_get_placement(const dfl_drafter * drafter, int32_t index,
+                                     dfl_placement * placement, dfl_error * err) {
+    return guard(err, [&] {
+        need(drafter, placement);
+        copy_placement(drafter->drafter->weights(), index, placement);
+    });
+}

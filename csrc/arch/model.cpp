@@ -1,0 +1,54 @@
+#include "arch/model.h"
+
+#include "device/card.h"
+#include "error.h"
+
+#include <algorithm>
+
+namespace dfl {
+
+static ggml_backend_dev_t choose_device(const std::string & path, const ModelParams & params) {
+    ggml_backend_dev_t device = find_device(params.device);
+    const bool imagined = params.measure == DFL_MEASURE_CARD;
+    const int n = params.n_gpu_layers;
+    if (n == 0 || (device == cpu_device() && n < 0)) {
+        return cpu_device();
+    }
+    DFL_CHECK(device != cpu_device() || imagined, DFL_STATUS_UNSUPPORTED,
+              "%s: %d layers on a GPU: %s; a backend module may bring one", path.c_str(), n,
+              params.device.empty() ? "ggml has no such device here"
+                                    : "the device given is the CPU");
+    return imagined ? cpu_device() : device;
+}
+
+Model::Model(const std::string & path, const ModelParams & params)
+    : file_(path), arch_(find_arch(file_)), hp_(arch_.read(file_)), measure_(params.measure) {
+    check_no_key_skipped(file_);
+    hp_.n_vocab = read_vocab_size(file_);
+    device_ = choose_device(path, params);
+    if (measure_ == DFL_MEASURE_CARD && params.n_gpu_layers == 0) {
+        measure_ = DFL_MEASURE_DEVICE; // nothing is on the card
+    }
+    if (on_gpu()) {
+        const int64_t n = params.n_gpu_layers;
+        split_.first = n < 0 ? 0 : std::max<int64_t>(0, hp_.n_layer() + 1 - n);
+        if (hp_.experts.n_expert > 0) {
+            split_.first_experts = std::min<int64_t>(params.n_cpu_experts, hp_.n_layer());
+        }
+    }
+    Devices devices(device_, split_, params.n_threads, params.excluded_buffer_types, measure_,
+                    params.repack);
+    WeightLoader loader(file_, hp_, devices);
+    arch_.bind(loader);
+    weights_ = loader.load(params.progress);
+}
+
+const char * Model::device_name() const {
+    return measure_ == DFL_MEASURE_CARD ? card::NAME : ggml_backend_dev_name(device_);
+}
+
+void Model::embed(const int32_t * tokens, int64_t n, float * dst) const {
+    embed_rows(*weights_, hp_.n_embd, tokens, n, dst);
+}
+
+} // namespace dfl

@@ -1,0 +1,56 @@
+// A loaded model: immutable, shareable between sessions and threads.
+#pragma once
+
+#include "arch/arch.h"
+#include "device/devices.h"
+#include "model/gguf_file.h"
+#include "model/weights.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace dfl {
+
+struct ModelParams {
+    // Negative: all of them, if there is such a device; 0: none; else the last so many, of which
+    // the head is one.
+    int n_gpu_layers = -1;
+    std::vector<std::string> excluded_buffer_types;
+    LoadProgress progress;
+    std::string device = ""; // of the layers that are not on the CPU; empty: the first GPU
+    int n_threads = 0;       // that rearrange weights; 0: default_threads()
+    bool repack = true;      // for the CPU's faster kernels, ours and ggml's
+    dfl_measure measure = DFL_MEASURE_NOTHING; // else weights are placed, and not loaded
+    int n_cpu_experts = 0;                     // first layers whose experts stay on the CPU
+};
+
+class Model {
+  public:
+    Model(const std::string & path, const ModelParams & params);
+
+    const GgufFile & file() const { return file_; }
+    const Hparams & hparams() const { return hp_; }
+    const Arch & arch() const { return arch_; }
+    const Weights & weights() const { return *weights_; }
+    // The device whose memory the weights are in; the CPU's for an imagined card.
+    ggml_backend_dev_t device() const { return device_; }
+    const Split & split() const { return split_; }
+    dfl_measure measure() const { return measure_; }
+    const char * device_name() const;
+    bool on_gpu() const { return measure_ == DFL_MEASURE_CARD || device_ != cpu_device(); }
+
+    // Converts embedding rows to float32: dst [n_embd, n].
+    void embed(const int32_t * tokens, int64_t n, float * dst) const;
+
+  private:
+    GgufFile file_;
+    const Arch & arch_;
+    Hparams hp_;
+    dfl_measure measure_;
+    ggml_backend_dev_t device_ = nullptr;
+    Split split_;
+    std::unique_ptr<Weights> weights_;
+};
+
+} // namespace dfl

@@ -1,0 +1,116 @@
+// What a session remembers: K/V rows in cells, and the recurrent state of linear-attention layers.
+//
+// Accepting or dropping K/V rows changes the table of cells, and on the CPU the order of the rows.
+#pragma once
+
+#include "cache/cell_masks.h"
+
+#include <cstdint>
+#include <ggml-cpp.h>
+#include <map>
+#include <memory>
+#include <vector>
+
+namespace dfl {
+
+// K and V of every attention layer, where the layer lies: [head_dim * n_head_kv, n_cells] each.
+class KvCache {
+  public:
+    // n_rows: most rows of a pass, for the masks. Throws DFL_STATUS_UNSUPPORTED for a pair of types
+    // a device cannot attend with, and DFL_STATUS_MEMORY naming the bytes.
+    KvCache(const Hparams & hp, const LayerPlace & place, ggml_type type_k, ggml_type type_v,
+            int64_t n_cells, int64_t n_rows);
+
+    ggml_tensor * k(int64_t il) const { return k_[il]; }
+    ggml_tensor * v(int64_t il) const { return v_[il]; }
+    // Hadamard matrices that even out what is quantised; NULL where nothing is.
+    ggml_tensor * rotation_k(int64_t il) const { return parts_.at(part_[il]).rotation_k; }
+    ggml_tensor * rotation_v(int64_t il) const { return parts_.at(part_[il]).rotation_v; }
+
+    CellTable & cells() { return cells_; }
+    const CellTable & cells() const { return cells_; }
+    CellMasks & masks() { return masks_; }
+    const CellMasks & masks() const { return masks_; }
+    // Of K and V alone.
+    uint64_t bytes() const;
+    uint64_t bytes_on(const Backend * backend) const;
+    // Whether all of it lies in host memory.
+    bool is_host() const;
+    // Copies a cell's rows of every layer into another cell. Host memory only.
+    void copy_row(int64_t from, int64_t to);
+    // Zeroes what is stored, and touches no memory that was never written to; the table stays.
+    void clear();
+    void clear_cell(int64_t cell);
+    // The cells of a sequence from a position on.
+    void clear_from(int32_t sequence, int32_t position);
+
+  private:
+    void zero(int64_t first, int64_t n);
+
+    // What lies on one device.
+    struct Part {
+        ggml_context_ptr ctx;
+        Allocation memory;
+        ggml_tensor * rotation_k = nullptr;
+        ggml_tensor * rotation_v = nullptr;
+    };
+    std::map<Backend *, Part> parts_;
+    std::vector<Backend *> part_;      // of each layer; NULL for recurrent ones
+    std::vector<ggml_tensor *> k_, v_; // NULL for recurrent layers
+    CellTable cells_;
+    CellMasks masks_;
+};
+
+// What the recurrent layers of one device remember.
+struct RecurrentPart {
+    Backend * backend = nullptr;
+    bool shares_keys = true; // whether a product takes a key head for all of its value heads
+    int64_t n_layers = 0;
+    ggml_context_ptr ctx, trace_ctx;
+    Allocation memory, trace_memory;
+    // [state_size, n_sequences, n_layers] and [conv_channels * (d_conv - 1), n_sequences,
+    // n_layers]; the newest convolution input lies last.
+    ggml_tensor * state = nullptr;
+    ggml_tensor * conv = nullptr;
+    // Per node, k (not normed) | v | g, or exp(g) of own code | beta: [trace_size, n_trace,
+    // n_layers]. And the committed convolution inputs, then each node's: [conv_channels, d_conv - 1
+    // + n_trace, n_layers]. NULL until room was made.
+    ggml_tensor * trace = nullptr;
+    ggml_tensor * conv_trace = nullptr;
+};
+
+// State and last convolution inputs of every recurrent layer, one slot a sequence; and, for
+// verifying, what each node would do to them.
+class RecurrentCache {
+  public:
+    RecurrentCache(const Hparams & hp, const LayerPlace & place, int64_t n_sequences);
+    // Makes room for verifies of up to n nodes, forgetting any trace. Throws DFL_STATUS_MEMORY and
+    // changes nothing.
+    void reserve_trace(int64_t n);
+
+    // One for each device that has recurrent layers.
+    const std::vector<std::unique_ptr<RecurrentPart>> & parts() const { return parts_; }
+    const RecurrentPart & part_of(int64_t il) const { return *part_[il]; }
+    // Index of a layer among the recurrent ones of its device.
+    int64_t index(int64_t il) const { return index_[il]; }
+
+    void clear(int32_t sequence);
+    // A sequence's state as bytes, device by device and layer by layer, and back.
+    std::vector<uint8_t> save(int32_t sequence) const;
+    void load(int32_t sequence, const std::vector<uint8_t> & bytes);
+    uint64_t bytes() const;
+    uint64_t trace_bytes() const;
+    uint64_t bytes_on(const Backend * backend) const;
+    uint64_t trace_bytes_on(const Backend * backend) const;
+
+  private:
+    template <typename Visit>
+    void for_each_row(int32_t sequence, Visit && visit) const;
+
+    RecurrentShape shape_;
+    std::vector<std::unique_ptr<RecurrentPart>> parts_;
+    std::vector<const RecurrentPart *> part_; // NULL for other layers
+    std::vector<int64_t> index_;
+};
+
+} // namespace dfl

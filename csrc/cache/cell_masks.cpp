@@ -1,0 +1,205 @@
+#include "cache/cell_masks.h"
+
+#include <algorithm>
+
+namespace dfl {
+
+// Changes that are remembered. Rows that missed more are written anew.
+static constexpr size_t MOST_LOGGED = 8192;
+// Cells between two spans that are written with them: one copy to a device costs as much.
+static constexpr int64_t MOST_BETWEEN = 256;
+
+CellMasks::CellMasks(const Hparams & hp, const LayerPlace & place, int64_t n_cells, int64_t n_rows)
+    : n_cells_(n_cells), n_rows_(0), index_(hp.n_layer(), -1) {
+    for (int64_t il = 0; il < hp.n_layer(); ++il) {
+        const LayerShape & layer = hp.layers[il];
+        if (layer.recurrent) {
+            continue;
+        }
+        const MaskRule rule = {layer.window, layer.causal};
+        Backend * backend = &place(il);
+        const auto known = std::find_if(masks_.begin(), masks_.end(), [&](const Kept & mask) {
+            return mask.rule == rule && mask.backend == backend;
+        });
+        index_[il] = known - masks_.begin();
+        if (known == masks_.end()) {
+            masks_.push_back({rule, backend, nullptr, {}});
+        }
+    }
+    reserve(n_rows);
+}
+
+void CellMasks::reserve(int64_t n_rows) {
+    if (n_rows <= n_rows_) {
+        return;
+    }
+    std::vector<Kept> fresh;
+    for (const Kept & mask : masks_) {
+        ggml_context_ptr ctx(ggml_init({ggml_tensor_overhead(), nullptr, true}));
+        ggml_tensor * tensor = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F16, n_cells_ * n_rows);
+        Allocation memory = mask.backend->allocate(ctx.get(), "the buffer of attention masks");
+        fresh.push_back({mask.rule, mask.backend, std::move(ctx), std::move(memory), tensor});
+    }
+    masks_ = std::move(fresh);
+    n_rows_ = n_rows;
+    n_kv_ = 0;
+}
+
+std::vector<ggml_tensor *> CellMasks::views(ggml_context * ctx, int64_t n_kv,
+                                            int64_t n_rows) const {
+    std::vector<ggml_tensor *> views;
+    for (const Kept & mask : masks_) {
+        const size_t row = ggml_row_size(GGML_TYPE_F16, n_kv);
+        views.push_back(ggml_view_2d(ctx, mask.tensor, n_kv, n_rows, row, 0));
+    }
+    return views;
+}
+
+void CellMasks::log_changes(const CellTable & table, const std::vector<int64_t> & cells) {
+    for (const int64_t cell : cells) {
+        if (table.sequence(cell) == SEQUENCE) {
+            const size_t position = table.position(cell);
+            if (position >= cell_at_.size()) {
+                cell_at_.resize(2 * position + 1, -1);
+            }
+            cell_at_[position] = static_cast<int32_t>(cell);
+        }
+    }
+    log_.insert(log_.end(), cells.begin(), cells.end());
+    if (log_.size() > MOST_LOGGED) {
+        const size_t n_dropped = log_.size() - MOST_LOGGED / 2;
+        log_.erase(log_.begin(), log_.begin() + n_dropped);
+        log_start_ += n_dropped;
+    }
+}
+
+int64_t CellMasks::n_known_rows() const {
+    const auto outdated = std::find_if(written_.begin(), written_.end(), [&](const Written & row) {
+        return row.changes < log_start_;
+    });
+    return outdated - written_.begin();
+}
+
+// Where the first n_known rows may differ from what was written.
+std::vector<CellMasks::Span> CellMasks::changed_spans(const Kept & mask, const MaskRows & rows,
+                                                      int64_t n_known) const {
+    std::vector<int64_t> cells(log_.begin() + (written_[n_known - 1].changes - log_start_),
+                               log_.end());
+    if (mask.rule.window > 0) {
+        // As rows move on, positions leave their windows; of moves back, they enter them.
+        int64_t first = INT32_MAX, last = 0;
+        for (int64_t i = 0; i < n_known; ++i) {
+            const auto [low, high] = std::minmax(written_[i].position, rows.positions[i]);
+            first = std::min<int64_t>(first, low - mask.rule.window + 1);
+            last = std::max<int64_t>(last, high - mask.rule.window);
+        }
+        last = std::min<int64_t>(last, static_cast<int64_t>(cell_at_.size()) - 1);
+        for (int64_t position = std::max<int64_t>(0, first); position <= last; ++position) {
+            if (cell_at_[position] >= 0) {
+                cells.push_back(cell_at_[position]);
+            }
+        }
+    }
+    std::sort(cells.begin(), cells.end());
+    std::vector<Span> spans;
+    for (const int64_t cell : cells) {
+        if (cell >= n_kv_) {
+            break;
+        }
+        if (spans.empty() || cell > spans.back().end + MOST_BETWEEN) {
+            spans.push_back({cell, cell});
+        }
+        spans.back().end = cell + 1;
+    }
+    return spans;
+}
+
+void CellMasks::fill(const MaskRule & rule, const CellTable & table, const MaskRows & rows,
+                     int64_t i, Span span, ggml_fp16_t * to) const {
+    const int32_t position = rows.positions[i];
+    table.mask_row(SEQUENCE, position, rule.window, rule.causal, span.first, span.end - span.first,
+                   to);
+    if (rows.tree == nullptr) {
+        return;
+    }
+    const ggml_fp16_t visible = ggml_fp32_to_fp16(0.0f);
+    int64_t node = i < rows.tree->size() ? i : 0;
+    for (; node >= 0; node = rows.tree->parent(node)) {
+        const int64_t cell = rows.cells[node];
+        const bool is_near = rule.window == 0 || position - rows.positions[node] < rule.window;
+        if (is_near && cell >= span.first && cell < span.end) {
+            to[cell - span.first] = visible;
+        }
+    }
+}
+
+// Cells of rows [first_row, end_row).
+void CellMasks::write(const Kept & mask, const CellTable & table, const MaskRows & rows, Span span,
+                      int64_t first_row, int64_t end_row) {
+    const int64_t n = span.end - span.first, n_rows = end_row - first_row;
+    if (n == 0 || n_rows == 0) {
+        return;
+    }
+    const bool is_host = mask.backend->is_host();
+    ggml_fp16_t * at = nullptr;
+    int64_t stride = n;
+    if (!is_host) {
+        staged_.emplace_back(n * n_rows);
+        at = staged_.back().data();
+    } else {
+        at = static_cast<ggml_fp16_t *>(mask.tensor->data) + first_row * n_kv_ + span.first;
+        stride = n_kv_;
+    }
+    for (int64_t i = first_row; i < end_row; ++i) {
+        fill(mask.rule, table, rows, i, span, at + (i - first_row) * stride);
+    }
+    if (!is_host) {
+        constexpr size_t size = sizeof(ggml_fp16_t);
+        ggml_backend_tensor_set_2d_async(mask.backend->get(), mask.tensor, at,
+                                         (first_row * n_kv_ + span.first) * size, n * size, n_rows,
+                                         n_kv_ * size, n * size);
+    }
+    bytes_written_ += n * n_rows * sizeof(ggml_fp16_t);
+}
+
+void CellMasks::update(CellTable & table, const MaskRows & rows, int64_t n_kv) {
+    const auto n_rows = static_cast<int64_t>(rows.positions.size());
+    staged_.clear();
+    log_changes(table, table.take_changes());
+    if (n_kv != n_kv_) {
+        written_.clear();
+        n_kv_ = n_kv;
+    }
+    const int64_t n_known = std::min(n_rows, n_known_rows());
+    for (const Kept & mask : masks_) {
+        if (n_known > 0) {
+            for (const Span & span : changed_spans(mask, rows, n_known)) {
+                write(mask, table, rows, span, 0, n_known);
+            }
+        }
+        write(mask, table, rows, {0, n_kv}, n_known, n_rows);
+    }
+    written_.resize(std::max(written_.size(), rows.positions.size()));
+    for (int64_t i = 0; i < n_rows; ++i) {
+        written_[i] = {rows.positions[i], log_start_ + static_cast<int64_t>(log_.size())};
+    }
+    log_changes(table, rows.cells); // what its rows see of each other holds for this pass alone
+}
+
+uint64_t CellMasks::bytes() const {
+    uint64_t sum = 0;
+    for (const Kept & mask : masks_) {
+        sum += mask.memory.bytes;
+    }
+    return sum;
+}
+
+uint64_t CellMasks::bytes_on(const Backend * backend) const {
+    uint64_t sum = 0;
+    for (const Kept & mask : masks_) {
+        sum += mask.backend == backend ? mask.memory.bytes : 0;
+    }
+    return sum;
+}
+
+} // namespace dfl

@@ -1,0 +1,96 @@
+// Attention masks that stay on the device from pass to pass: what a round writes of them depends on
+// its rows, not on how long the timeline is.
+#pragma once
+
+#include "cache/cells.h"
+#include "cache/tree.h"
+#include "device/backend.h"
+#include "model/hparams.h"
+
+#include <cstdint>
+#include <vector>
+
+namespace dfl {
+
+// Which earlier and later cells a row sees; every such rule of a model has one mask a device.
+struct MaskRule {
+    int64_t window = 0;
+    bool causal = true;
+
+    bool operator==(const MaskRule & o) const { return window == o.window && causal == o.causal; }
+};
+
+// Rows of a pass, which see the sequence's cells by their positions.
+struct MaskRows {
+    const std::vector<int32_t> & positions;
+    const std::vector<int64_t> & cells; // that they write
+    // NULL, or what the first rows are nodes of: each then sees itself and its ancestors too,
+    // whoever owns their cells. Rows after them see what the root sees.
+    const Tree * tree;
+};
+
+class CellMasks {
+  public:
+    // For the attention layers of a model where they lie, and passes of at most n_rows.
+    CellMasks(const Hparams & hp, const LayerPlace & place, int64_t n_cells, int64_t n_rows);
+    // Makes room for passes of more rows, after which every graph that was built is void. Throws
+    // DFL_STATUS_MEMORY and changes nothing.
+    void reserve(int64_t n_rows);
+
+    // All of them over the first n_kv cells: f16 [n_kv, n_rows] each.
+    std::vector<ggml_tensor *> views(ggml_context * ctx, int64_t n_kv, int64_t n_rows) const;
+    // Which of these is an attention layer's.
+    int64_t index(int64_t il) const { return index_[il]; }
+
+    // Makes them those of these rows; takes the table's changes.
+    void update(CellTable & table, const MaskRows & rows, int64_t n_kv);
+
+    uint64_t bytes() const;
+    uint64_t bytes_on(const Backend * backend) const;
+    // Of all updates so far.
+    uint64_t bytes_written() const { return bytes_written_; }
+
+  private:
+    struct Kept {
+        MaskRule rule;
+        Backend * backend;
+        ggml_context_ptr ctx;
+        Allocation memory;
+        ggml_tensor * tensor = nullptr; // [n_cells * n_rows]: rows of n_kv_ lie without gaps
+    };
+    // Cells [first, end).
+    struct Span {
+        int64_t first, end;
+    };
+    // What a row of the masks was written for.
+    struct Written {
+        int32_t position;
+        int64_t changes; // of the log
+    };
+
+    void log_changes(const CellTable & table, const std::vector<int64_t> & cells);
+    int64_t n_known_rows() const;
+    std::vector<Span> changed_spans(const Kept & mask, const MaskRows & rows,
+                                    int64_t n_known) const;
+    void fill(const MaskRule & rule, const CellTable & table, const MaskRows & rows, int64_t i,
+              Span span, ggml_fp16_t * to) const;
+    void write(const Kept & mask, const CellTable & table, const MaskRows & rows, Span span,
+               int64_t first_row, int64_t end_row);
+
+    int64_t n_cells_, n_rows_;
+    std::vector<Kept> masks_;
+    std::vector<int64_t> index_; // -1 for recurrent layers
+    int64_t n_kv_ = 0;           // cells of a row as they were written
+    // Rows were written for passes that all began with row 0, so later rows know no more changes
+    // than earlier ones.
+    std::vector<Written> written_;
+    // Changed cells in the order of their changes, those before log_start_ forgotten.
+    std::vector<int64_t> log_;
+    int64_t log_start_ = 0;
+    std::vector<int32_t> cell_at_; // of positions of the sequence; -1; may be outdated
+    // What goes to devices until the next update: some copy it only as their graph begins.
+    std::vector<std::vector<ggml_fp16_t>> staged_;
+    uint64_t bytes_written_ = 0;
+};
+
+} // namespace dfl

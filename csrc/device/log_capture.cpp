@@ -1,0 +1,92 @@
+#include "device/log_capture.h"
+
+#include <cstdio>
+#include <forward_list>
+#include <ggml.h>
+#include <mutex>
+
+namespace dfl {
+
+namespace {
+
+struct Callback {
+    ggml_log_callback function;
+    void * data;
+};
+
+thread_local LogCapture * innermost = nullptr;
+
+// Never destroyed: ggml may log to the end of the process.
+struct Known {
+    std::mutex mutex;
+    std::forward_list<Callback> callbacks; // a place in it is ours to hand to ggml as data
+};
+
+Known & known() {
+    static Known * one = new Known;
+    return *one;
+}
+
+void print_warnings(ggml_log_level level, const char * text, void *) {
+    if (level == GGML_LOG_LEVEL_WARN || level == GGML_LOG_LEVEL_ERROR) {
+        std::fputs(text, stderr);
+    }
+}
+
+// data: the callback that was set before this one. ggml reads and writes its callback and the data
+// as two variables without a lock, so that another's data may come here for one line.
+void route(ggml_log_level level, const char * text, void * data) {
+    if (innermost != nullptr) {
+        innermost->append(text);
+        return;
+    }
+    Callback before = {print_warnings, nullptr};
+    {
+        Known & all = known();
+        std::lock_guard<std::mutex> lock(all.mutex);
+        for (const Callback & one : all.callbacks) {
+            before = &one == data ? one : before;
+        }
+    }
+    before.function(level, text, before.data);
+}
+
+} // namespace
+
+LogCapture::LogCapture() : outer_(innermost) {
+    quiet_log();
+    innermost = this;
+}
+
+LogCapture::~LogCapture() { innermost = outer_; }
+
+std::string LogCapture::reason() const {
+    const std::string line = text_.substr(0, text_.find('\n'));
+    const size_t colon = line.find(": ");
+    return colon == std::string::npos ? line : line.substr(colon + 2);
+}
+
+void quiet_log() {
+    Known & all = known();
+    std::lock_guard<std::mutex> lock(all.mutex);
+    Callback set = {nullptr, nullptr}, by_default = {nullptr, nullptr};
+    ggml_log_get(&set.function, &set.data);
+    if (set.function == route) {
+        return;
+    }
+    ggml_log_set(nullptr, nullptr);
+    ggml_log_get(&by_default.function, &by_default.data);
+    if (set.function == by_default.function) {
+        set = {print_warnings, nullptr};
+    }
+    for (Callback & one : all.callbacks) {
+        if (one.function == set.function && one.data == set.data) {
+            ggml_log_set(route, &one);
+            return;
+        }
+    }
+    all.callbacks.push_front(set);
+    ggml_log_set(route, &all.callbacks.front());
+}
+
+} // namespace dfl

@@ -1,0 +1,269 @@
+#include "draft/dflash.h"
+
+#include "error.h"
+#include "gguf_schema.h"
+#include "layers/attention.h"
+#include "layers/common.h"
+#include "layers/host/packed_linear.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
+namespace dfl {
+
+static const char * const OLD_ARCHS[] = {schema::ARCH_OLD_DFLASH, schema::ARCH_OLD_QWEN35_DFLASH,
+                                         schema::ARCH_OLD_GEMMA4_DFLASH};
+
+// What the older files leave out.
+static constexpr double OLD_EPS = 1e-6;
+
+static bool is_old(const GgufFile & file) {
+    return std::any_of(std::begin(OLD_ARCHS), std::end(OLD_ARCHS),
+                       [&](const char * name) { return file.arch() == name; });
+}
+
+bool is_drafter(const GgufFile & file) {
+    return file.arch() == schema::ARCH_DFLASH || is_old(file);
+}
+
+static void refuse_relatives(const GgufFile & file) {
+    for (const char * marker : {schema::TENSOR_MARKOV_W1, schema::TENSOR_SELECTOR_HIDDEN}) {
+        DFL_CHECK(file.tensor(marker) == nullptr, DFL_STATUS_UNSUPPORTED,
+                  "%s: tensor %s makes it a %s drafter; only DFlash drafters can be run",
+                  file.path().c_str(), marker,
+                  marker == schema::TENSOR_MARKOV_W1 ? "DSpark" : "DFlash2");
+    }
+}
+
+// The reference's choice where a checkpoint names no layers, as layer inputs.
+static std::vector<int64_t> default_taps(int64_t n_taps, int64_t n_target_layers) {
+    if (n_taps == 1) {
+        return {n_target_layers / 2 + 1};
+    }
+    std::vector<int64_t> taps;
+    for (int64_t i = 0; i < n_taps; ++i) {
+        taps.push_back(std::llrint(1.0 + double(i) * (n_target_layers - 4) / (n_taps - 1)) + 1);
+    }
+    return taps;
+}
+
+static std::vector<int64_t> read_taps(const GgufFile & file, int64_t n_embd,
+                                      int64_t n_target_layers) {
+    std::vector<int64_t> taps;
+    if (!is_old(file)) {
+        const auto stored = file.integers(schema::KEY_TARGET_LAYERS);
+        DFL_CHECK(stored, DFL_STATUS_FILE, "%s: metadata key %s is missing", file.path().c_str(),
+                  file.key(schema::KEY_TARGET_LAYERS).c_str());
+        taps = *stored;
+    } else if (const auto ids = file.integers(schema::KEY_OLD_DFLASH_TARGET_LAYER_IDS)) {
+        taps = *ids;
+        std::for_each(taps.begin(), taps.end(), [](int64_t & id) { ++id; });
+    } else {
+        const int64_t n_features =
+            file.integer(schema::KEY_OLD_DFLASH_N_TARGET_FEATURES).value_or(0);
+        const int64_t n_taps =
+            file.integer(schema::KEY_OLD_DFLASH_N_TARGET_LAYERS).value_or(n_features / n_embd);
+        DFL_CHECK(n_taps >= 1 && n_taps <= n_target_layers, DFL_STATUS_FILE,
+                  "%s: %lld tapped layers are given for a target of %lld", file.path().c_str(),
+                  (long long)n_taps, (long long)n_target_layers);
+        taps = default_taps(n_taps, n_target_layers);
+    }
+    DFL_CHECK(!taps.empty() && taps.size() <= 64, DFL_STATUS_FILE,
+              "%s: %zu tapped layers, expected 1 to 64", file.path().c_str(), taps.size());
+    for (const int64_t tap : taps) {
+        DFL_CHECK(tap >= 0 && tap < n_target_layers, DFL_STATUS_FILE,
+                  "%s: it taps the input of target layer %lld, the target has layers 0 to %lld",
+                  file.path().c_str(), (long long)tap, (long long)n_target_layers - 1);
+    }
+    return taps;
+}
+
+// Which layers slide, and which see only what came before them: a key in the file holds for all;
+// without it sliding layers are causal and full layers are not.
+// Source: the reference package dflash 0.1.0, Qwen3DFlashAttention.
+static void read_attention_rules(const GgufFile & file, Hparams & hp) {
+    const int64_t window = file.integer(schema::KEY_ATTENTION_SLIDING_WINDOW).value_or(0);
+    std::vector<int64_t> pattern(hp.n_layer(), 0);
+    if (window > 0) {
+        const auto stored = file.integers(schema::KEY_ATTENTION_SLIDING_WINDOW_PATTERN);
+        DFL_CHECK(stored && (int64_t)stored->size() >= hp.n_layer(), DFL_STATUS_FILE,
+                  "%s: metadata key %s must say for each of %lld layers whether it slides",
+                  file.path().c_str(),
+                  file.key(schema::KEY_ATTENTION_SLIDING_WINDOW_PATTERN).c_str(),
+                  (long long)hp.n_layer());
+        pattern = *stored;
+    }
+    const auto causal = file.boolean(schema::KEY_ATTENTION_CAUSAL);
+    for (int64_t il = 0; il < hp.n_layer(); ++il) {
+        LayerShape & layer = hp.layers[il];
+        layer.window = pattern[il] != 0 ? window : 0;
+        layer.causal = causal.value_or(layer.window > 0);
+        layer.value_is_key = true;
+    }
+}
+
+DraftHparams read_draft_hparams(const GgufFile & file, int64_t n_target_layers) {
+    refuse_relatives(file);
+    DraftHparams draft;
+    const auto sections = file.integers(schema::KEY_ROPE_DIMENSION_SECTIONS);
+    const bool multi =
+        sections && sections->size() == 4 &&
+        std::any_of(sections->begin(), sections->end(), [](int64_t n) { return n != 0; });
+    const bool old = is_old(file);
+    DFL_CHECK(!old || file.has(schema::KEY_ROPE_FREQ_BASE), DFL_STATUS_FILE,
+              "%s: metadata key %s is missing", file.path().c_str(),
+              file.key(schema::KEY_ROPE_FREQ_BASE).c_str());
+    const int rope_type = multi ? GGML_ROPE_TYPE_MROPE : GGML_ROPE_TYPE_NEOX;
+    draft.hp = read_common_hparams(file, rope_type, old ? std::optional(OLD_EPS) : std::nullopt);
+    for (LayerShape & layer : draft.hp.layers) {
+        for (size_t i = 0; multi && i < 4; ++i) {
+            const int64_t n = (*sections)[i];
+            DFL_CHECK(n >= 0 && n <= layer.head_dim, DFL_STATUS_FILE,
+                      "%s: rope section %lld is outside 0 to %lld", file.path().c_str(),
+                      (long long)n, (long long)layer.head_dim);
+            layer.rope.sections[i] = static_cast<int>(n);
+        }
+    }
+    read_attention_rules(file, draft.hp);
+
+    draft.target_layers = read_taps(file, draft.hp.n_embd, n_target_layers);
+    const char * block_key = old ? schema::KEY_OLD_DFLASH_BLOCK_SIZE : schema::KEY_BLOCK_SIZE;
+    draft.block_size = file.integer(block_key).value_or(16);
+    DFL_CHECK(draft.block_size >= 2 && draft.block_size <= 1024, DFL_STATUS_FILE,
+              "%s: metadata key %s is %lld, expected 2 to 1024", file.path().c_str(),
+              file.key(block_key).c_str(), (long long)draft.block_size);
+    const char * mask_key =
+        old ? schema::KEY_OLD_DFLASH_MASK_TOKEN_ID : schema::KEY_TOKENIZER_MASK_ID;
+    draft.mask_token = static_cast<int32_t>(file.need_integer(mask_key, 0, INT32_MAX));
+    const auto number = [&](const char * key) {
+        const double value = file.real(key).value_or(0.0);
+        return value > 0.0 ? static_cast<float>(value) : 1.0f;
+    };
+    draft.embedding_scale = number(schema::KEY_EMBEDDING_SCALE);
+    draft.value_scale = number(schema::KEY_ATTENTION_VALUE_SCALE);
+    draft.logit_scale = number(schema::KEY_LOGIT_SCALE);
+    draft.logit_softcap =
+        static_cast<float>(file.real(schema::KEY_FINAL_LOGIT_SOFTCAPPING).value_or(0.0));
+    const std::string activation = file.text(schema::KEY_HIDDEN_ACTIVATION).value_or("silu");
+    draft.gelu = activation == "gelu" || activation == "gelu_pytorch_tanh";
+    DFL_CHECK(draft.gelu || activation == "silu", DFL_STATUS_UNSUPPORTED,
+              "%s: activation \"%.32s\" is not known; supported: silu, gelu, gelu_pytorch_tanh",
+              file.path().c_str(), activation.c_str());
+    return draft;
+}
+
+// The first of several names that the file has.
+static const char * spelled(const WeightLoader & loader, std::initializer_list<const char *> names,
+                            int il) {
+    for (const char * name : names) {
+        if (loader.has(name, il)) {
+            return name;
+        }
+    }
+    return *names.begin();
+}
+
+void bind_drafter(WeightLoader & loader, const DraftHparams & draft) {
+    const Hparams & hp = draft.hp;
+    Weights & w = loader.weights();
+    w.fusion = loader.linear(spelled(loader,
+                                     {schema::TENSOR_FC, schema::TENSOR_OLD_DFLASH_FC,
+                                      schema::TENSOR_OLD_DFLASH_FC_FLAT},
+                                     0),
+                             0, draft.n_features(), hp.n_embd);
+    w.fusion_norm = loader.vector(
+        spelled(loader,
+                {schema::TENSOR_ENC_OUTPUT_NORM, schema::TENSOR_OLD_DFLASH_HIDDEN_NORM,
+                 schema::TENSOR_OLD_DFLASH_HIDDEN_NORM_FLAT},
+                0),
+        0, hp.n_embd);
+    w.output_norm = loader.vector(schema::TENSOR_OUTPUT_NORM, 0, hp.n_embd);
+    w.rope_freqs = loader.maybe_vector(schema::TENSOR_ROPE_FREQS, 0, hp.layers[0].rope.n_dims / 2);
+    if (hp.layers[0].rope.n_position_ids() > 1) {
+        w.rope_freqs = nullptr; // as llama.cpp: unused with M-RoPE
+    }
+    if (loader.has(schema::TENSOR_TOKEN_EMBD, 0)) {
+        loader.token_embeddings();
+    }
+    loader.drafter_head();
+    for (int il = 0; il < hp.n_layer(); ++il) {
+        const LayerShape & shape = hp.layers[il];
+        LayerWeights & layer = w.layers[il];
+        layer.attn_norm = loader.vector(schema::TENSOR_ATTN_NORM, il, hp.n_embd);
+        loader.attention(il, shape.head_dim * shape.n_head);
+        layer.attn.q_norm = loader.vector(schema::TENSOR_ATTN_Q_NORM, il, shape.head_dim);
+        layer.attn.k_norm = loader.vector(schema::TENSOR_ATTN_K_NORM, il, shape.head_dim);
+        layer.attn.sinks = loader.maybe_vector(schema::TENSOR_ATTN_SINKS, il, shape.n_head);
+        // Older files keep the norm before the feed-forward under the name of the one after
+        // attention.
+        const bool plain = loader.has(schema::TENSOR_FFN_NORM, il);
+        layer.ffn_norm = loader.vector(
+            plain ? schema::TENSOR_FFN_NORM : schema::TENSOR_POST_ATTENTION_NORM, il, hp.n_embd);
+        if (plain) {
+            layer.post_attn_norm =
+                loader.maybe_vector(schema::TENSOR_POST_ATTENTION_NORM, il, hp.n_embd);
+        }
+        layer.post_ffn_norm = loader.maybe_vector(schema::TENSOR_POST_FFW_NORM, il, hp.n_embd);
+        layer.output_scale = loader.maybe_vector(schema::TENSOR_LAYER_OUTPUT_SCALE, il, 1);
+        loader.feed_forward(il);
+        layer.ffn.gelu = draft.gelu;
+    }
+}
+
+void build_injection(Build & b, ggml_tensor * features, ggml_tensor * positions,
+                     ggml_tensor * cells) {
+    // The same for every layer; it does not pass the layer's own norm.
+    ggml_tensor * fused = rms_norm(b, linear(b, b.weights.fusion, features), b.weights.fusion_norm);
+    const std::vector<KeyValue> projected = project_kv(b, fused);
+    for (int il = 0; il < b.hp.n_layer(); ++il) {
+        const KeyValue & kv = projected[il];
+        ggml_tensor * k_norm = b.weights.layers[il].attn.k_norm;
+        store_kv(b, il, {nullptr, kv.k, kv.v, nullptr, k_norm, positions, cells});
+    }
+}
+
+// ggml's CPU kernels for quantised weights take rows by fours, and the odd ones at a loss: 15 rows
+// of a head took 67 ms, 16 take 48. Elsewhere logits that begin inside a tensor may be refused:
+// Vulkan wants operands aligned, and a row is as long as the vocabulary.
+static bool fills_kernels(const Build & b, const Linear & head, int64_t n_rows) {
+    return b.cpu_nodes.n_threads > 0 && head.packed == nullptr && n_rows >= 8 && n_rows % 4 == 0;
+}
+
+ggml_tensor * build_block(Build & b, const DraftHparams & draft, const Linear & head) {
+    ggml_tensor * x = b.in.embd;
+    for (int il = 0; il < b.hp.n_layer(); ++il) {
+        const LayerWeights & layer = b.weights.layers[il];
+        ggml_tensor * y = self_attention(b, il, rms_norm(b, x, layer.attn_norm));
+        if (draft.value_scale != 1.0f) {
+            y = ggml_scale(b.ctx, y, draft.value_scale);
+        }
+        y = layer.post_attn_norm != nullptr ? rms_norm(b, y, layer.post_attn_norm) : y;
+        x = add_residual(b, y, x);
+        y = feed_forward(b, layer.ffn, rms_norm(b, x, layer.ffn_norm));
+        y = layer.post_ffn_norm != nullptr ? rms_norm(b, y, layer.post_ffn_norm) : y;
+        x = add_residual(b, y, x);
+        x = layer.output_scale != nullptr ? ggml_mul(b.ctx, x, layer.output_scale) : x;
+    }
+    // The first row holds the last token itself; what follows it is read from the masks.
+    const bool skips_first = !fills_kernels(b, head, x->ne[1]);
+    if (skips_first) {
+        x = ggml_view_2d(b.ctx, x, x->ne[0], x->ne[1] - 1, x->nb[1], x->nb[1]);
+    }
+    ggml_tensor * logits = linear(b, head, rms_norm(b, x, b.weights.output_norm));
+    if (draft.logit_scale != 1.0f) {
+        logits = ggml_scale(b.ctx, logits, draft.logit_scale);
+    }
+    if (draft.logit_softcap > 0.0f) {
+        logits = ggml_tanh(b.ctx, ggml_scale(b.ctx, logits, 1.0f / draft.logit_softcap));
+        logits = ggml_scale(b.ctx, logits, draft.logit_softcap);
+    }
+    if (!skips_first) {
+        logits = ggml_view_2d(b.ctx, logits, logits->ne[0], logits->ne[1] - 1, logits->nb[1],
+                              logits->nb[1]);
+    }
+    ggml_build_forward_expand(b.graph, logits);
+    return logits;
+}
+
+} // namespace dfl

@@ -1,0 +1,30 @@
+// What is read of a draft: per position the best candidates and the row's log-sum-exp, picked on
+// the device where its logits do not lie in host memory.
+#pragma once
+
+#include "graph/graph.h"
+#include "graph/select.h"
+
+#include <vector>
+
+namespace dfl {
+
+struct Draft {
+    std::vector<Candidate> best;    // [n_draft][k], best first
+    std::vector<float> log_sum_exp; // [n_draft] of the whole rows; empty unless asked for
+    std::vector<float> sums;        // likewise of raw logits, of a target's
+};
+
+// Marks the logits [n_rows, n_draft] as wanted and adds the selection of live.shape: the n_top best
+// on the device (0: the host looks for them), and the rows' probabilities where log_sum_exp.
+void add_draft_output(LiveGraph & live, ggml_tensor * logits);
+
+// The k best of each row, lower row of the head first on ties; k is shape.n_top unless that is 0.
+Draft read_draft(const LiveGraph & live, int64_t k, const Backend & backend);
+
+// Whether the device picks the k best of n itself.
+bool selects_on_device(const Backend & backend, int64_t n, int64_t k);
+// Whether it does so by blocks, sorting whole rows slowly.
+bool selects_by_blocks(const Backend & backend);
+
+} // namespace dfl

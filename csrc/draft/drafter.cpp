@@ -1,0 +1,65 @@
+#include "draft/drafter.h"
+
+#include "error.h"
+#include "gguf_schema.h"
+
+namespace dfl {
+
+// The two files must name the same tokens; special ids may differ, as a published pair's do.
+static void check_tokenizers(const GgufFile & drafter, const GgufFile & target) {
+    for (const char * key : {schema::KEY_TOKENIZER_TOKENS, schema::KEY_TOKENIZER_MERGES}) {
+        if (!drafter.has(key) || !target.has(key)) {
+            continue; // older drafter files carry no tokenizer
+        }
+        const int64_t differs = drafter.first_difference(target, key);
+        DFL_CHECK(differs < 0, DFL_STATUS_FILE,
+                  "%s: its %s differs from that of the target %s at entry %lld",
+                  drafter.path().c_str(), key, target.path().c_str(), (long long)differs);
+    }
+}
+
+Drafter::Drafter(const std::string & path, const std::shared_ptr<const Model> & model,
+                 const ModelParams & params)
+    : file_(path), target_(model) {
+    const Model & target = *model;
+    DFL_CHECK(is_drafter(file_), DFL_STATUS_UNSUPPORTED,
+              "%s: architecture \"%s\" is not a DFlash drafter", path.c_str(),
+              file_.arch().c_str());
+    const Hparams & hp = target.hparams();
+    draft_ = read_draft_hparams(file_, hp.n_layer());
+    check_no_key_skipped(file_);
+    draft_.hp.n_vocab = hp.n_vocab;
+    DFL_CHECK(draft_.hp.n_embd == hp.n_embd, DFL_STATUS_FILE,
+              "%s: its hidden size is %lld, that of the target %s is %lld", path.c_str(),
+              (long long)draft_.hp.n_embd, target.file().path().c_str(), (long long)hp.n_embd);
+    DFL_CHECK(draft_.mask_token < hp.n_vocab, DFL_STATUS_FILE,
+              "%s: its mask token %d is outside the target's vocabulary of %lld", path.c_str(),
+              draft_.mask_token, (long long)hp.n_vocab);
+    check_tokenizers(file_, target.file());
+
+    Devices devices(target.device(), {}, params.n_threads, params.excluded_buffer_types,
+                    target.measure(), params.repack);
+    WeightLoader loader(file_, draft_.hp, devices);
+    bind_drafter(loader, draft_);
+    weights_ = loader.load(params.progress);
+}
+
+const Linear & Drafter::head(const Model & target) const {
+    return weights_->output ? weights_->output : target.weights().output;
+}
+
+int32_t Drafter::token(int64_t row) const {
+    return static_cast<int32_t>(weights_->head_tokens.empty() ? row : weights_->head_tokens[row]);
+}
+
+void Drafter::embed(const Model & target, const int32_t * tokens, int64_t n, float * dst) const {
+    const Weights & w = weights_->token_embd != nullptr ? *weights_ : target.weights();
+    embed_rows(w, draft_.hp.n_embd, tokens, n, dst);
+    if (draft_.embedding_scale != 1.0f) {
+        for (int64_t i = 0; i < n * draft_.hp.n_embd; ++i) {
+            dst[i] *= draft_.embedding_scale;
+        }
+    }
+}
+
+} // namespace dfl

@@ -1,0 +1,148 @@
+// The life of a graph: build, allocate, set inputs, compute, read. Live graphs are kept by shape
+// and share one arena: only one runs at a time, and inputs are written before every run. What goes
+// over two devices is one live graph of its kind, in memory of its own.
+#pragma once
+
+#include "cache/cache.h"
+#include "graph/input_block.h"
+#include "graph/scheduler.h"
+#include "graph/select.h"
+#include "layers/host/build.h"
+
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace dfl {
+
+// Inputs of the graphs that serve drafting, beside those of a forward pass.
+struct DraftInputs {
+    ggml_tensor * feature_rows = nullptr;     // i64 [n_rows]: where the taps of a pass are written
+    ggml_tensor * inject_rows = nullptr;      // i32 [n_inject]: feature rows to project; or NULL
+    ggml_tensor * inject_positions = nullptr; // i32 [n_inject], or [4 * n_inject]
+    ggml_tensor * inject_cells = nullptr;     // i64 [n_inject]
+    ggml_tensor * path = nullptr;             // i32 [n_path, n_layers]: accepted nodes
+    ggml_tensor * on_path = nullptr;          // f32 [1, n_path]: 1, or 0 for padding
+    ggml_tensor * conv_rows = nullptr;        // i32 [d_conv - 1, n_layers]
+};
+
+// What a draft's graph picks of its logits.
+struct TopOutputs {
+    TopRows found;                         // n_top of n_draft rows, in any order
+    ggml_tensor * logits = nullptr;        // f32 [1, n_top, n_draft], of these rows
+    ggml_tensor * probabilities = nullptr; // f32, the same; or [n_vocab, n_draft] where n_top is 0
+    ggml_tensor * log_sum_exp = nullptr;   // f32 [n_draft], in their place where own code sums
+    ggml_tensor * sums = nullptr;          // f32 [n_out] of a target's logits: NaN if one is
+};
+
+struct LiveGraph {
+    // Writes an input, before each run. One that no node reads has no memory.
+    template <typename T>
+    void write(ggml_tensor * input, const std::function<void(T * data)> & fill) const;
+
+    BatchShape shape;
+    ggml_context_ptr ctx;
+    ggml_cgraph * graph = nullptr;
+    CpuNodes cpu_nodes;
+    GraphInputs in;
+    DraftInputs draft;
+    TopOutputs top;
+    ggml_tensor * logits = nullptr;    // [n_vocab, n_out]
+    ggml_tensor * argmax = nullptr;    // i32 [n_out]; only where logits do not lie in host memory
+    std::vector<int32_t> best;         // what argmax was in the last run, once it was asked for
+    std::vector<Candidate> candidates; // likewise what the device picked, [n_out][n_top]
+    std::vector<float> sums;           // and top.sums
+    std::vector<float> firsts;         // and, where they lie on a device, each row's first logit
+    InputBlock * block = nullptr; // where inputs wait for the device; NULL: they are just written
+    size_t input_bytes = 0;       // of it
+    Scheduler * scheduler = nullptr; // that runs it; NULL: the device does
+};
+
+template <typename T>
+void LiveGraph::write(ggml_tensor * input, const std::function<void(T * data)> & fill) const {
+    if (input->buffer == nullptr) {
+        return;
+    }
+    if (block != nullptr) {
+        fill(static_cast<T *>(block->host(input)));
+    } else if (ggml_backend_buffer_is_host(input->buffer)) {
+        fill(static_cast<T *>(input->data));
+    } else { // of a graph over two devices
+        std::vector<T> staging(ggml_nelements(input));
+        fill(staging.data());
+        ggml_backend_tensor_set(input, staging.data(), 0, ggml_nbytes(input));
+    }
+}
+
+// Adds the nodes of live.shape to live.graph and its inputs to live.
+using GraphBuilder = std::function<void(LiveGraph & live)>;
+
+// Inputs of a forward pass for these layers, masks being those of the cells.
+GraphInputs make_inputs(ggml_context * ctx, const Hparams & hp, const CellMasks & masks,
+                        const BatchShape & shape);
+ggml_tensor * make_input(ggml_context * ctx, ggml_type type, int64_t ne0, int64_t ne1,
+                         const char * name);
+// Nothing else may lie in this result's memory until the next run.
+void keep_output(ggml_tensor * tensor);
+// Adds a result to the graph and keeps it.
+ggml_tensor * wanted(LiveGraph & live, ggml_tensor * tensor);
+// Adds the selection of live.shape.n_top of each row of logits, on the device.
+void add_top(LiveGraph & live, ggml_tensor * logits);
+// Marks logits as wanted and, where they are not in host memory, adds their argmax.
+void finish_logits(LiveGraph & live, ggml_tensor * logits, const Backend & backend);
+
+class GraphPool {
+  public:
+    // max_nodes: of the largest graph.
+    GraphPool(Devices & devices, size_t max_nodes);
+
+    // The live graph of this shape, built if there is none. Throws DFL_STATUS_MEMORY.
+    LiveGraph & get(const BatchShape & shape, const GraphBuilder & build);
+    // Runs a live graph. Throws DFL_STATUS_COMPUTE or DFL_STATUS_MEMORY.
+    void compute(LiveGraph & live);
+    // Names of operations that the device lacks and the CPU does.
+    const std::set<std::string> & cpu_operations() const { return cpu_operations_; }
+    // Forgets all graphs: a tensor they use goes away.
+    void clear() { live_.clear(); }
+    // Of the memory for all results. Of an imagined card that has the CPU beside it: at most.
+    ArenaBytes arena_bytes() const;
+    // What the largest graph of a kind needs of it on the main device.
+    uint64_t arena_bytes(GraphKind kind) const;
+    // What the device's own pool takes beside it; 0 where there is none.
+    uint64_t pool_bytes() const { return pool_bytes_; }
+    // Graphs built so far: a round that builds none reuses what is there.
+    int64_t n_built() const { return n_built_; }
+
+  private:
+    LiveGraph built(const BatchShape & shape, const GraphBuilder & build) const;
+    // Whether a graph goes over two devices. Notes the operations that the main one lacks.
+    bool is_split(const LiveGraph & fresh);
+    void forget_in_arena();
+    void place_inputs(LiveGraph & fresh);
+    LiveGraph & get_in_arena(LiveGraph fresh);
+    LiveGraph & get_scheduled(LiveGraph fresh, const GraphBuilder & build);
+    uint64_t arena_bytes_for(ggml_cgraph * graph) const;
+    void allocate(LiveGraph & fresh, uint64_t wanted);
+    void note_size(const LiveGraph & live, const ArenaBytes & wanted);
+
+    Devices & devices_;
+    Backend & backend_; // the main one
+    size_t max_nodes_;
+    // Of the graphs that go over two devices, by kinds that do not take turns within a round: each
+    // holds one graph.
+    std::map<GraphKind, Scheduler> schedulers_;
+    std::set<GraphKind> split_kinds_; // those that have gone over two devices
+    std::set<std::string> cpu_operations_;
+    ggml_gallocr_ptr arena_;
+    std::unique_ptr<InputBlock> block_; // NULL where the host writes inputs in their place
+    std::list<LiveGraph> live_;         // most recently used first
+    int64_t n_built_ = 0;
+    std::map<GraphKind, ArenaBytes> wanted_; // by the largest graph
+    uint64_t pool_bytes_ = 0;
+};
+
+} // namespace dfl

@@ -1,0 +1,50 @@
+#include "graph/graph_sizes.h"
+
+#include "device/devices.h"
+#include "model/weights.h"
+
+#include <algorithm>
+
+namespace dfl {
+
+// What a verify of the usual block leaves at most.
+static constexpr int64_t USUAL_BLOCK = 16;
+
+int64_t row_bucket(int64_t n) {
+    int64_t size = 1;
+    while (size < n) {
+        size *= 2;
+    }
+    const int64_t between = size / 4 * 3;
+    return n == 0 ? 0 : size >= 4 && between >= n ? between : size;
+}
+
+GraphSizes::GraphSizes(const Devices & devices)
+    : fit_closely_(devices.main().is_host() || !devices.split().is_whole()) {}
+
+int64_t GraphSizes::verify_rows(int64_t n, const Weights & weights) const {
+    if (!fit_closely_) {
+        return row_bucket(n);
+    }
+    return weights.packed.empty() && n > 4 && n % 4 >= 2 ? (n + 3) / 4 * 4 : n;
+}
+
+// Steps grow with the context, so that a long answer does not rebuild its graph every few rounds.
+int64_t GraphSizes::cells(int64_t high, int64_t size) const {
+    int64_t step = fit_closely_ ? 256 : 1024;
+    while (step * 16 < high) {
+        step *= 2;
+    }
+    return std::min((high + step - 1) / step * step, size);
+}
+
+int64_t GraphSizes::path(int64_t n) const {
+    // The fused operation goes step by step, so on a CPU padding costs as much as a step.
+    return fit_closely_ ? n : row_bucket(n);
+}
+
+int64_t GraphSizes::injected(int64_t n) const {
+    return fit_closely_ || n == 0 ? row_bucket(n) : std::max(USUAL_BLOCK, row_bucket(n));
+}
+
+} // namespace dfl

@@ -1,0 +1,87 @@
+#include "graph/input_block.h"
+
+#include "error.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace dfl {
+
+// Inputs without memory that nodes read, each once.
+static std::vector<ggml_tensor *> inputs_of(ggml_cgraph * graph) {
+    std::vector<ggml_tensor *> inputs;
+    auto add = [&](ggml_tensor * tensor) {
+        if (tensor != nullptr && tensor->view_src != nullptr) {
+            tensor = tensor->view_src;
+        }
+        if (tensor != nullptr && (tensor->flags & GGML_TENSOR_FLAG_INPUT) != 0 &&
+            tensor->buffer == nullptr &&
+            std::find(inputs.begin(), inputs.end(), tensor) == inputs.end()) {
+            inputs.push_back(tensor);
+        }
+    };
+    for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
+        std::for_each_n(ggml_graph_node(graph, i)->src, GGML_MAX_SRC, add);
+    }
+    return inputs;
+}
+
+void InputBlock::grow(size_t bytes) {
+    ggml_context_ptr ctx(ggml_init({ggml_tensor_overhead(), nullptr, true}));
+    ggml_tensor * block = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I8, bytes);
+    Allocation memory = backend_.allocate(ctx.get(), "the inputs of graphs");
+    if (!backend_.measures()) {
+        ggml_backend_buffer_type_t type = ggml_backend_dev_host_buffer_type(backend_.device());
+        if (type == nullptr) {
+            type = ggml_backend_dev_buffer_type(cpu_device());
+        }
+        host_.reset(ggml_backend_buft_alloc_buffer(type, bytes));
+        DFL_CHECK(host_ != nullptr, DFL_STATUS_MEMORY,
+                  "no %llu bytes of main memory for the inputs of graphs",
+                  (unsigned long long)bytes);
+    }
+    ctx_ = std::move(ctx);
+    memory_ = std::move(memory);
+    block_ = block;
+    ++n_moves_;
+}
+
+size_t InputBlock::place(ggml_cgraph * graph) {
+    const std::vector<ggml_tensor *> inputs = inputs_of(graph);
+    ggml_backend_buffer_type_t type = backend_.default_buffer_type();
+    const size_t alignment = ggml_backend_buft_get_alignment(type);
+    std::vector<size_t> offsets;
+    size_t end = 0;
+    for (const ggml_tensor * input : inputs) {
+        offsets.push_back(end);
+        end += ggml_backend_buft_get_alloc_size(type, input);
+        end = (end + alignment - 1) / alignment * alignment;
+    }
+    if (block_ == nullptr || end > ggml_nbytes(block_)) {
+        grow(end);
+    }
+    for (size_t i = 0; i < inputs.size(); ++i) {
+        if (backend_.measures()) {
+            inputs[i]->buffer = memory_.buffer.get(); // as if it lay there
+        } else {
+            ggml_backend_tensor_alloc(memory_.buffer.get(), inputs[i],
+                                      static_cast<char *>(block_->data) + offsets[i]);
+        }
+    }
+    return end;
+}
+
+void * InputBlock::host(const ggml_tensor * input) const {
+    const auto offset =
+        static_cast<const char *>(input->data) - static_cast<const char *>(block_->data);
+    return static_cast<char *>(ggml_backend_buffer_get_base(host_.get())) + offset;
+}
+
+void InputBlock::upload(size_t bytes) {
+    if (bytes > 0) {
+        ggml_backend_tensor_set_async(backend_.get(), block_,
+                                      ggml_backend_buffer_get_base(host_.get()), 0, bytes);
+    }
+}
+
+} // namespace dfl

@@ -1,0 +1,160 @@
+#include "layers/host/head_rows.h"
+
+#include "cpu/row_kernel.h"
+#include "layers/host/float_rows.h"
+
+namespace dfl {
+
+ggml_tensor * rope(Build & b, int il, ggml_tensor * x, ggml_tensor * positions) {
+    const RopeShape & r = b.hp.layers[il].rope;
+    if (positions->ne[0] == x->ne[2]) {
+        return ggml_rope_ext(b.ctx, x, positions, b.weights.rope_freqs, r.n_dims, r.type,
+                             r.n_ctx_orig, r.freq_base, r.freq_scale, r.ext_factor, r.attn_factor,
+                             r.beta_fast, r.beta_slow);
+    }
+    int sections[4] = {r.sections[0], r.sections[1], r.sections[2], r.sections[3]};
+    return ggml_rope_multi(b.ctx, x, positions, b.weights.rope_freqs, r.n_dims, sections, r.type,
+                           r.n_ctx_orig, r.freq_base, r.freq_scale, r.ext_factor, r.attn_factor,
+                           r.beta_fast, r.beta_slow);
+}
+
+namespace {
+
+// (1, 0) in every pair that rope turns, [n_dims, 1, n_rows]: turned, they are its cosines and
+// sines, by ggml's own rope with all its variants.
+class Units : public CpuNode {
+  public:
+    explicit Units(bool pairs) : pairs_(pairs) {}
+
+    void compute(ggml_tensor * dst, int ith, int nth) override {
+        const int64_t n = dst->ne[0], rows = dst->ne[1];
+        auto * to = static_cast<float *>(dst->data);
+        for (int64_t row = ith; row < rows; row += nth) {
+            for (int64_t i = 0; i < n; ++i) {
+                to[row * n + i] = (pairs_ ? i % 2 == 0 : i < n / 2) ? 1.0f : 0.0f;
+            }
+        }
+    }
+
+  private:
+    bool pairs_;
+};
+
+// src: the turned units, k, v, cells, the caches of K and V, then q where there is one. dst: the
+// queries.
+class TurnHeads : public CpuNode {
+  public:
+    TurnHeads(const cpu::RowKernel & kernel, const HeadRows & rows, float eps, bool pairs)
+        : kernel_(kernel), q_norm_(rows.q_norm), k_norm_(rows.k_norm), eps_(eps), pairs_(pairs) {}
+
+    void compute(ggml_tensor * dst, int ith, int nth) override {
+        const ggml_tensor *k = dst->src[1], *q = dst->src[6];
+        const int64_t n_q = q != nullptr ? q->ne[1] : 0;
+        const int64_t heads = n_q + 2 * k->ne[1], n = heads * k->ne[2];
+        for (int64_t i = n * ith / nth; i < n * (ith + 1) / nth; ++i) {
+            const int64_t row = i / heads, head = i % heads;
+            if (head < n_q) {
+                auto * to = static_cast<float *>(dst->data) + (row * n_q + head) * q->ne[0];
+                turn(dst, head_of(q, head, row), q_norm_, row, to);
+            } else {
+                store(dst, row, head - n_q);
+            }
+        }
+    }
+
+  private:
+    static const float * head_of(const ggml_tensor * x, int64_t head, int64_t row) {
+        return reinterpret_cast<const float *>(static_cast<const char *>(x->data) +
+                                               head * x->nb[1] + row * x->nb[2]);
+    }
+
+    void turn(const ggml_tensor * dst, const float * x, const ggml_tensor * norm, int64_t row,
+              float * to) const {
+        const ggml_tensor *turned = dst->src[0], *k = dst->src[1];
+        const float * weight = norm != nullptr ? static_cast<const float *>(norm->data) : nullptr;
+        const auto * angles = reinterpret_cast<const float *>(
+            static_cast<const char *>(turned->data) + row * turned->nb[2]);
+        kernel_.turn({x, k->ne[0], weight, eps_, angles, turned->ne[0], pairs_}, to);
+    }
+
+    // Keys, then values.
+    void store(const ggml_tensor * dst, int64_t row, int64_t head) const {
+        const ggml_tensor *k = dst->src[1], *v = dst->src[2];
+        const int64_t d = k->ne[0], n = k->ne[1];
+        const bool is_key = head < n;
+        const ggml_tensor * cache = dst->src[is_key ? 4 : 5];
+        const int64_t cell = static_cast<const int64_t *>(dst->src[3]->data)[row];
+        auto * to =
+            reinterpret_cast<uint16_t *>(static_cast<char *>(cache->data) + cell * cache->nb[1]) +
+            head % n * d;
+        if (is_key) {
+            float key[cpu::MAX_TURNED_HEAD];
+            turn(dst, head_of(k, head, row), k_norm_, row, key);
+            kernel_.to_half(key, d, to);
+        } else {
+            kernel_.to_half(head_of(v, head - n, row), d, to);
+        }
+    }
+
+    const cpu::RowKernel & kernel_;
+    const ggml_tensor * q_norm_;
+    const ggml_tensor * k_norm_;
+    float eps_;
+    bool pairs_;
+};
+
+} // namespace
+
+static bool turns_pairs(const RopeShape & rope) { return rope.type == GGML_ROPE_TYPE_NORMAL; }
+
+bool turns_heads(const Build & b, int il, const HeadRows & rows) {
+    const int64_t d = rows.k->ne[0];
+    const auto lies_well = [](const ggml_tensor * x) {
+        return x == nullptr || (x->type == GGML_TYPE_F32 && x->nb[0] == sizeof(float));
+    };
+    return b.cpu_nodes.n_threads > 0 && d % cpu::row_kernel()->lanes == 0 &&
+           d <= cpu::MAX_TURNED_HEAD && b.hp.layers[il].rope.n_dims <= d &&
+           b.kv.k(il)->type == GGML_TYPE_F16 && b.kv.v(il)->type == GGML_TYPE_F16 &&
+           b.kv.rotation_k(il) == nullptr && b.kv.rotation_v(il) == nullptr && lies_well(rows.q) &&
+           lies_well(rows.k) && lies_well(rows.v);
+}
+
+// Cosines and sines at these positions, [n_dims, 1, n_rows]; layers that turn alike share them.
+static ggml_tensor * turned_units(Build & b, int il, ggml_tensor * positions, int64_t n_rows) {
+    const RopeShape & rope_shape = b.hp.layers[il].rope;
+    for (const TurnedUnits & known : b.turned_units) {
+        if (known.positions == positions && known.rope == rope_shape) {
+            return known.units;
+        }
+    }
+    const int64_t n = rope_shape.n_dims;
+    ggml_tensor * units = add_cpu_node(b, GGML_TYPE_F32, n, n_rows, {positions},
+                                       std::make_unique<Units>(turns_pairs(rope_shape)));
+    units = rope(b, il, ggml_reshape_3d(b.ctx, units, n, 1, n_rows), positions);
+    b.turned_units.push_back({rope_shape, positions, units});
+    return units;
+}
+
+ggml_tensor * turn_heads(Build & b, int il, const HeadRows & rows) {
+    const int64_t n_rows = rows.k->ne[2];
+    const bool pairs = turns_pairs(b.hp.layers[il].rope);
+    std::vector<ggml_tensor *> src = {turned_units(b, il, rows.positions, n_rows),
+                                      rows.k,
+                                      rows.v,
+                                      rows.cells,
+                                      b.kv.k(il),
+                                      b.kv.v(il)};
+    auto work = std::make_unique<TurnHeads>(*cpu::row_kernel(), rows, b.hp.eps, pairs);
+    if (rows.q == nullptr) {
+        ggml_build_forward_expand(b.graph,
+                                  add_cpu_node(b, GGML_TYPE_F32, 1, 1, src, std::move(work)));
+        return nullptr;
+    }
+    src.push_back(rows.q);
+    const int64_t d = rows.q->ne[0], n_head = rows.q->ne[1];
+    ggml_tensor * q = add_cpu_node(b, GGML_TYPE_F32, d * n_head, n_rows, src, std::move(work));
+    ggml_build_forward_expand(b.graph, q);
+    return ggml_reshape_3d(b.ctx, q, d, n_head, n_rows);
+}
+
+} // namespace dfl

@@ -1,0 +1,27 @@
+// Gated DeltaNet in our own code, on the CPU: all but its products in two nodes a layer. A chain
+// and a tree are walked alike, so that a node of a tree has the bits of plain decoding.
+#pragma once
+
+#include "layers/host/build.h"
+
+namespace dfl {
+
+// Whether there is code for this CPU and shape.
+bool walks_delta_net(const RecurrentShape & shape);
+
+// The products of a layer's input [n_embd, n_rows].
+struct DeltaNetProducts {
+    ggml_tensor * qkv;   // [conv_channels, n_rows]
+    ggml_tensor * gate;  // [d_state * n_v_heads, n_rows]
+    ggml_tensor * beta;  // [n_v_heads, n_rows]
+    ggml_tensor * alpha; // the same
+};
+
+// What the output matrix takes, [d_state * n_v_heads, n_rows]; otherwise as delta_net().
+ggml_tensor * walked_delta_net(Build & b, int il, const DeltaNetProducts & in);
+
+// As promote().
+void walked_promote(Build & b, const RecurrentPart & part, ggml_tensor * path,
+                    ggml_tensor * on_path, ggml_tensor * conv_rows);
+
+} // namespace dfl

@@ -1,0 +1,190 @@
+#include "model/hparams.h"
+
+#include "error.h"
+#include "gguf_schema.h"
+#include "model/gguf_file.h"
+
+#include <algorithm>
+#include <cmath>
+#include <ggml.h>
+
+namespace dfl {
+
+namespace {
+
+constexpr int64_t MAX_LAYERS = 1024;
+constexpr int64_t MAX_WIDTH = 1 << 20;
+constexpr int64_t MAX_VOCAB = 1 << 24;
+
+// A key's number; its default where the key is missing, or zero.
+double number_or(const GgufFile & file, const char * key, double by_default) {
+    const double value = file.real(key).value_or(0.0);
+    DFL_CHECK(std::isfinite(value) && value >= 0.0, DFL_STATUS_FILE,
+              "%s: %s is %g, expected a positive number", file.path().c_str(),
+              file.key(key).c_str(), value);
+    return value == 0.0 ? by_default : value;
+}
+
+// Source: llama.cpp, llama_context::llama_context, and for the keys that it leaves unread here
+// transformers, modeling_rope_utils.py, _compute_yarn_parameters.
+void read_rope_scaling(const GgufFile & file, int64_t n_ctx_train, RopeShape & rope) {
+    const std::string scaling = file.text(schema::KEY_ROPE_SCALING_TYPE).value_or("linear");
+    DFL_CHECK(scaling == "linear" || scaling == "none" || scaling == "yarn", DFL_STATUS_UNSUPPORTED,
+              "%s: %s is \"%.32s\", supported are none, linear and yarn", file.path().c_str(),
+              file.key(schema::KEY_ROPE_SCALING_TYPE).c_str(), scaling.c_str());
+    double factor = number_or(file, schema::KEY_ROPE_SCALE_LINEAR, 1.0);
+    factor = number_or(file, schema::KEY_ROPE_SCALING_FACTOR, factor);
+    if (scaling == "none") {
+        factor = 1.0;
+    }
+    rope.freq_scale = static_cast<float>(1.0 / factor);
+    const char * original = schema::KEY_ROPE_SCALING_ORIGINAL_CONTEXT_LENGTH;
+    const bool given = file.has(original);
+    rope.n_ctx_orig = static_cast<int>(given ? file.need_integer(original, 0, INT32_MAX) : 0);
+    if (rope.n_ctx_orig == 0) {
+        rope.n_ctx_orig = static_cast<int>(n_ctx_train);
+    }
+    rope.beta_fast = static_cast<float>(
+        number_or(file, schema::KEY_ROPE_SCALING_YARN_BETA_FAST, rope.beta_fast));
+    rope.beta_slow = static_cast<float>(
+        number_or(file, schema::KEY_ROPE_SCALING_YARN_BETA_SLOW, rope.beta_slow));
+    const double ext = file.real(schema::KEY_ROPE_SCALING_YARN_EXT_FACTOR).value_or(-1.0);
+    DFL_CHECK(std::isfinite(ext), DFL_STATUS_FILE, "%s: %s is %g, expected a number",
+              file.path().c_str(), file.key(schema::KEY_ROPE_SCALING_YARN_EXT_FACTOR).c_str(), ext);
+    rope.ext_factor = ext >= 0.0 ? static_cast<float>(ext) : scaling == "yarn" ? 1.0f : 0.0f;
+    const bool ramps = rope.ext_factor != 0.0f;
+
+    // ggml's rope multiplies by 1 + 0.1 ln(factor) of its own where it ramps. Converters store
+    // Hugging Face's attention_factor, which stands in place of that.
+    const double own = ramps ? 1.0 + 0.1 * std::log(factor) : 1.0;
+    DFL_CHECK(own > 0.0, DFL_STATUS_FILE, "%s: %s is %g, too small for yarn", file.path().c_str(),
+              file.key(schema::KEY_ROPE_SCALING_FACTOR).c_str(), factor);
+    double all =
+        number_or(file, schema::KEY_ROPE_SCALING_YARN_ATTN_FACTOR, factor > 1.0 ? own : 1.0);
+    // They store attn_factor there too, which multiplies instead: so it undoes that of ggml, as in
+    // DeepSeek-R1-0528-Qwen3-8B.
+    if (ramps && std::fabs(all * own - 1.0) < 1e-5) {
+        all = 1.0;
+    }
+    rope.attn_factor =
+        static_cast<float>(all / own * number_or(file, schema::KEY_ROPE_SCALING_ATTN_FACTOR, 1.0));
+}
+
+RopeShape read_rope(const GgufFile & file, int rope_type, int64_t head_dim, int64_t n_ctx_train) {
+    RopeShape rope;
+    rope.type = rope_type;
+    rope.n_dims =
+        static_cast<int>(file.integer(schema::KEY_ROPE_DIMENSION_COUNT).value_or(head_dim));
+    DFL_CHECK(rope.n_dims > 0 && rope.n_dims % 2 == 0 && rope.n_dims <= head_dim, DFL_STATUS_FILE,
+              "%s: %s is %d, expected an even number up to the head size %lld", file.path().c_str(),
+              file.key(schema::KEY_ROPE_DIMENSION_COUNT).c_str(), rope.n_dims, (long long)head_dim);
+    rope.freq_base = static_cast<float>(file.real(schema::KEY_ROPE_FREQ_BASE).value_or(10000.0));
+    DFL_CHECK(rope.freq_base > 0 && std::isfinite(rope.freq_base), DFL_STATUS_FILE,
+              "%s: %s is %g, expected a positive number", file.path().c_str(),
+              file.key(schema::KEY_ROPE_FREQ_BASE).c_str(), rope.freq_base);
+
+    read_rope_scaling(file, n_ctx_train, rope);
+    return rope;
+}
+
+} // namespace
+
+int64_t RopeShape::n_position_ids() const { return (type & GGML_ROPE_TYPE_MROPE) != 0 ? 4 : 1; }
+
+bool RopeShape::operator==(const RopeShape & o) const {
+    return type == o.type && n_dims == o.n_dims && std::equal(sections, sections + 4, o.sections) &&
+           n_ctx_orig == o.n_ctx_orig && freq_base == o.freq_base && freq_scale == o.freq_scale &&
+           ext_factor == o.ext_factor && attn_factor == o.attn_factor && beta_fast == o.beta_fast &&
+           beta_slow == o.beta_slow;
+}
+
+int64_t Hparams::n_recurrent() const {
+    return std::count_if(layers.begin(), layers.end(),
+                         [](auto & layer) { return layer.recurrent; });
+}
+
+Hparams read_common_hparams(const GgufFile & file, int rope_type,
+                            std::optional<double> default_eps) {
+    Hparams hp;
+    hp.n_embd = file.need_integer(schema::KEY_EMBEDDING_LENGTH, 1, MAX_WIDTH);
+    hp.n_ctx_train = file.need_integer(schema::KEY_CONTEXT_LENGTH, 1, INT32_MAX);
+    const char * eps_key = schema::KEY_ATTENTION_LAYER_NORM_RMS_EPSILON;
+    const bool given = file.has(eps_key) || !default_eps;
+    hp.eps = static_cast<float>(given ? file.need_real(eps_key) : *default_eps);
+    DFL_CHECK(hp.eps >= 0.0f && hp.eps < 1.0f, DFL_STATUS_FILE, "%s: %s is %g, expected 0 to 1",
+              file.path().c_str(), file.key(eps_key).c_str(), hp.eps);
+
+    const int64_t n_block = file.need_integer(schema::KEY_BLOCK_COUNT, 1, MAX_LAYERS);
+    const int64_t n_nextn = file.integer(schema::KEY_NEXTN_PREDICT_LAYERS).value_or(0);
+    DFL_CHECK(n_nextn >= 0 && n_nextn < n_block, DFL_STATUS_FILE,
+              "%s: %lld MTP blocks of %lld blocks leave no layer to run", file.path().c_str(),
+              (long long)n_nextn, (long long)n_block);
+    const int64_t n_layer = n_block - n_nextn;
+
+    const auto n_head =
+        file.need_per_layer(schema::KEY_ATTENTION_HEAD_COUNT, n_layer, 1, MAX_WIDTH);
+    const auto n_head_kv =
+        file.has(schema::KEY_ATTENTION_HEAD_COUNT_KV)
+            ? file.need_per_layer(schema::KEY_ATTENTION_HEAD_COUNT_KV, n_layer, 1, MAX_WIDTH)
+            : n_head;
+    const auto n_ff =
+        file.has(schema::KEY_FEED_FORWARD_LENGTH)
+            ? file.need_per_layer(schema::KEY_FEED_FORWARD_LENGTH, n_layer, 0, MAX_WIDTH)
+            : std::vector<int64_t>(n_layer, 0);
+    hp.layers.resize(n_layer);
+    for (int64_t il = 0; il < n_layer; ++il) {
+        LayerShape & layer = hp.layers[il];
+        layer.n_head = n_head[il];
+        layer.n_head_kv = n_head_kv[il];
+        layer.n_ff = n_ff[il];
+        DFL_CHECK(layer.n_head % layer.n_head_kv == 0, DFL_STATUS_FILE,
+                  "%s: layer %lld has %lld heads, not a multiple of its %lld K/V heads",
+                  file.path().c_str(), (long long)il, (long long)layer.n_head,
+                  (long long)layer.n_head_kv);
+        layer.head_dim = file.has(schema::KEY_ATTENTION_KEY_LENGTH)
+                             ? file.need_integer(schema::KEY_ATTENTION_KEY_LENGTH, 1, MAX_WIDTH)
+                             : hp.n_embd / layer.n_head;
+        const int64_t value_dim =
+            file.integer(schema::KEY_ATTENTION_VALUE_LENGTH).value_or(layer.head_dim);
+        DFL_CHECK(layer.head_dim > 0 && value_dim == layer.head_dim, DFL_STATUS_UNSUPPORTED,
+                  "%s: value head size %lld differs from key head size %lld", file.path().c_str(),
+                  (long long)value_dim, (long long)layer.head_dim);
+        layer.attn_scale = static_cast<float>(
+            number_or(file, schema::KEY_ATTENTION_SCALE, 1.0 / std::sqrt(double(layer.head_dim))));
+        layer.rope = read_rope(file, rope_type, layer.head_dim, hp.n_ctx_train);
+    }
+    return hp;
+}
+
+int64_t read_vocab_size(const GgufFile & file) {
+    const ggml_tensor * embd = file.tensor(schema::TENSOR_TOKEN_EMBD);
+    DFL_CHECK(embd != nullptr, DFL_STATUS_FILE, "%s: tensor %s is missing", file.path().c_str(),
+              schema::TENSOR_TOKEN_EMBD);
+    const int64_t n_vocab = embd->ne[1];
+    const int64_t n_tokens = file.array_length(schema::KEY_TOKENIZER_TOKENS).value_or(n_vocab);
+    DFL_CHECK(n_vocab > 0 && n_vocab <= MAX_VOCAB && n_tokens == n_vocab, DFL_STATUS_FILE,
+              "%s: tensor %s has %lld rows, the tokenizer has %lld tokens", file.path().c_str(),
+              schema::TENSOR_TOKEN_EMBD, (long long)n_vocab, (long long)n_tokens);
+    return n_vocab;
+}
+
+ExpertShape read_expert_shape(const GgufFile & file, bool shared) {
+    ExpertShape experts;
+    experts.n_expert = file.need_integer(schema::KEY_EXPERT_COUNT, 1, 4096);
+    experts.n_used = file.need_integer(schema::KEY_EXPERT_USED_COUNT, 1, experts.n_expert);
+    const int64_t n_ff = file.integer(schema::KEY_FEED_FORWARD_LENGTH).value_or(0);
+    experts.n_ff = file.has(schema::KEY_EXPERT_FEED_FORWARD_LENGTH)
+                       ? file.need_integer(schema::KEY_EXPERT_FEED_FORWARD_LENGTH, 1, MAX_WIDTH)
+                       : n_ff / experts.n_used;
+    if (shared) {
+        experts.n_ff_shared =
+            file.has(schema::KEY_EXPERT_SHARED_FEED_FORWARD_LENGTH)
+                ? file.need_integer(schema::KEY_EXPERT_SHARED_FEED_FORWARD_LENGTH, 1, MAX_WIDTH)
+                : n_ff;
+    }
+    DFL_CHECK(experts.n_ff > 0 && (!shared || experts.n_ff_shared > 0), DFL_STATUS_FILE,
+              "%s: no width is given for the experts", file.path().c_str());
+    return experts;
+}
+
+} // namespace dfl

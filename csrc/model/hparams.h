@@ -1,0 +1,92 @@
+// What a model file says about its shapes. A layer's shape is data: attention, cells and the memory
+// plan read only this, never the architecture's name.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace dfl {
+
+class GgufFile;
+
+struct RopeShape {
+    int type = 0; // ggml rope mode
+    int n_dims = 0;
+    int sections[4] = {0, 0, 0, 0};
+    int n_ctx_orig = 0;
+    float freq_base = 10000.0f;
+    float freq_scale = 1.0f;
+    float ext_factor = 0.0f;
+    float attn_factor = 1.0f;
+    float beta_fast = 32.0f; // YaRN: rotations in n_ctx_orig above which a pair is left alone,
+    float beta_slow = 1.0f;  // and below which it is interpolated in full
+
+    // Position ids a row needs: M-RoPE takes time, height, width and a fourth.
+    int64_t n_position_ids() const;
+    bool operator==(const RopeShape & o) const;
+};
+
+struct LayerShape {
+    bool recurrent = false;
+    int64_t n_head = 0;
+    int64_t n_head_kv = 0;
+    int64_t head_dim = 0;
+    int64_t window = 0;        // keys a row may see, itself included; 0: all
+    bool causal = true;        // false: a row also sees what comes after it
+    bool value_is_key = false; // V may be the weightless norm of the raw K projection
+    float attn_scale = 0.0f;
+    RopeShape rope;
+    int64_t n_ff = 0;
+};
+
+struct RecurrentShape {
+    int64_t d_conv = 0;  // convolution taps
+    int64_t d_state = 0; // key and value head size
+    int64_t n_k_heads = 0;
+    int64_t n_v_heads = 0;
+
+    int64_t conv_channels() const { return d_state * (2 * n_k_heads + n_v_heads); }
+    // What promoting a node needs: k, v, g and beta.
+    int64_t trace_size() const { return d_state * (n_k_heads + n_v_heads) + 2 * n_v_heads; }
+    int64_t state_size() const { return d_state * d_state * n_v_heads; }
+};
+
+struct ExpertShape {
+    int64_t n_expert = 0;
+    int64_t n_used = 0;
+    int64_t n_ff = 0;
+    int64_t n_ff_shared = 0;
+};
+
+struct Hparams {
+    int64_t n_vocab = 0;
+    int64_t n_embd = 0;
+    int64_t n_ctx_train = 0;
+    float eps = 0.0f;
+    std::vector<LayerShape> layers; // executed layers only: no MTP blocks
+    RecurrentShape recurrent;
+    ExpertShape experts;
+
+    int64_t n_layer() const { return static_cast<int64_t>(layers.size()); }
+    int64_t n_recurrent() const;
+};
+
+// Everything the decoder architectures have in common: sizes, heads, rope, feed-forward widths.
+// rope_type is a ggml rope mode; default_eps: for files that may leave it out. n_vocab is left to
+// read_vocab_size.
+Hparams read_common_hparams(const GgufFile & file, int rope_type,
+                            std::optional<double> default_eps = {});
+
+// Rows of the token embeddings; throws unless the tokenizer has as many tokens.
+int64_t read_vocab_size(const GgufFile & file);
+
+// The expert keys of a mixture-of-experts model; shared: it also has a shared expert.
+ExpertShape read_expert_shape(const GgufFile & file, bool shared);
+
+// Call when the hyper-parameters have been read. Throws DFL_STATUS_UNSUPPORTED naming the first key
+// of the file's architecture that nobody asked for, unless it or its value is known to change
+// nothing.
+void check_no_key_skipped(const GgufFile & file);
+
+} // namespace dfl

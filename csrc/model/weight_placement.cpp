@@ -1,0 +1,289 @@
+// Where weights go: left in the mapped file, copied into the best buffer that ggml's kernels have,
+// or packed for our own.
+#include "device/devices.h"
+#include "device/log_capture.h"
+#include "error.h"
+#include "gguf_schema.h"
+#include "model/weights.h"
+
+#include <algorithm>
+#include <cstdio>
+
+namespace dfl {
+
+ggml_context * WeightLoader::context_for(const Place & place) {
+    auto found = contexts_.find(place);
+    if (found == contexts_.end()) {
+        // Every tensor of the file, and the head once more where it is tied to the embeddings.
+        const size_t size = (file_.tensor_count() + 1) * ggml_tensor_overhead();
+        weights_.contexts.emplace_back(ggml_init({size, nullptr, true}));
+        found = contexts_.emplace(place, weights_.contexts.back().get()).first;
+    }
+    return found->second;
+}
+
+static bool op_runs(const Backend & backend, ggml_backend_buffer_type_t buft,
+                    const ggml_tensor * meta, ggml_op op, int64_t n_expert_used) {
+    ggml_context_ptr ctx(ggml_init({8 * ggml_tensor_overhead(), nullptr, true}));
+    ggml_tensor * w = ggml_dup_tensor(ctx.get(), meta);
+    constexpr int64_t rows = 512;
+    ggml_tensor * node = nullptr;
+    if (op == GGML_OP_MUL_MAT_ID) {
+        ggml_tensor * x =
+            ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, w->ne[0], n_expert_used, rows);
+        ggml_tensor * ids = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_I32, n_expert_used, rows);
+        node = ggml_mul_mat_id(ctx.get(), w, x, ids);
+    } else {
+        ggml_tensor * x = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, w->ne[0], rows);
+        node = ggml_mul_mat(ctx.get(), w, x);
+    }
+    // A buffer of no bytes tells the device which type the weight would lie in.
+    ggml_backend_buffer_ptr buffer(ggml_backend_buft_alloc_buffer(buft, 0));
+    w->buffer = buffer.get();
+    const bool runs = backend.runs(node);
+    w->buffer = nullptr;
+    return runs;
+}
+
+WeightLoader::Place WeightLoader::choose(const ggml_tensor * meta, ggml_op op) const {
+    const Backend & backend = devices_.of_weight(meta->name);
+    if (op == GGML_OP_MUL_MAT || op == GGML_OP_MUL_MAT_ID) {
+        for (auto buft : backend.weight_buffer_types()) {
+            if (op_runs(backend, buft, meta, op, std::max<int64_t>(1, hp_.experts.n_used))) {
+                return {&backend, buft};
+            }
+        }
+        throw Error(DFL_STATUS_UNSUPPORTED,
+                    format("%s: device %s cannot multiply with tensor %s of type %s",
+                           file_.path().c_str(), backend.name(), meta->name,
+                           ggml_type_name(meta->type)));
+    }
+    return {&backend, backend.default_buffer_type()};
+}
+
+// Mapped pages serve the CPU as they are; ggml's kernels want their usual alignment.
+bool WeightLoader::can_map(const std::string & name, const Place & place) const {
+    const auto address = reinterpret_cast<uintptr_t>(file_.tensor_data(name));
+    return place.backend->is_host() && place.type == place.backend->default_buffer_type() &&
+           address % ggml_backend_buft_get_alignment(place.type) == 0;
+}
+
+const cpu::PackedProduct * WeightLoader::product_for(const std::string & name,
+                                                     ggml_type type) const {
+    const Backend & backend = devices_.of_weight(name);
+    if (!backend.runs_cpu_nodes()) {
+        return nullptr;
+    }
+    return backend.packs_weights() ? cpu::packed_product(type) : cpu::product_in_place(type);
+}
+
+const PackedMatrix * WeightLoader::packed(const std::string & name, ggml_type type, int64_t n_in,
+                                          int64_t n_out, int64_t n_experts) {
+    PackedMatrix matrix;
+    matrix.product = product_for(name, type);
+    matrix.n_in = n_in;
+    matrix.n_out = n_out;
+    matrix.n_experts = n_experts;
+    if (matrix.product == nullptr || matrix.bytes() == 0) {
+        return nullptr;
+    }
+    weights_.packed.push_back(matrix);
+    Request request;
+    request.file_names = {name};
+    request.packed = &weights_.packed.back();
+    request.mapped = matrix.product->in_place &&
+                     reinterpret_cast<uintptr_t>(file_.tensor_data(name)) % sizeof(float) == 0;
+    requests_.push_back(request);
+    return request.packed;
+}
+
+// A tensor nobody asked for would be a part of the model left out in silence.
+void WeightLoader::check_nothing_left() const {
+    std::set<std::string> used = read_directly_;
+    for (const Request & request : requests_) {
+        used.insert(request.file_names.begin(), request.file_names.end());
+    }
+    for (int64_t i = 0; i < file_.tensor_count(); ++i) {
+        const std::string name = file_.tensor_name(i);
+        int block = -1;
+        const bool mtp =
+            std::sscanf(name.c_str(), "blk.%d.", &block) == 1 && block >= hp_.n_layer();
+        const bool hint =
+            name.size() > 12 && name.compare(name.size() - 12, 12, ".input_scale") == 0;
+        DFL_CHECK(mtp || hint || name == schema::TENSOR_TOKEN_EMBD || used.count(name) != 0,
+                  DFL_STATUS_UNSUPPORTED,
+                  "%s: tensor %s is not part of architecture %s as known here",
+                  file_.path().c_str(), name.c_str(), file_.arch().c_str());
+    }
+}
+
+uint64_t WeightLoader::file_bytes(const Request & request) const {
+    uint64_t bytes = 0;
+    for (const std::string & name : request.file_names) {
+        bytes += ggml_nbytes(file_.tensor(name));
+    }
+    return bytes;
+}
+
+uint64_t WeightLoader::bytes_of(const Request & request) {
+    return request.packed != nullptr ? request.packed->bytes() : ggml_nbytes(request.tensor);
+}
+
+void WeightLoader::map_in_place() {
+    std::map<const FileMapping *, ggml_backend_buffer_t> buffers;
+    for (const Request & request : requests_) {
+        if (!request.mapped) {
+            continue;
+        }
+        void * data = const_cast<void *>(file_.tensor_data(request.file_names[0]));
+        if (request.packed != nullptr) {
+            request.packed->data = static_cast<char *>(data);
+        } else {
+            const FileMapping & map = file_.mapping_of(request.file_names[0]);
+            ggml_backend_buffer_t & buffer = buffers[&map];
+            if (buffer == nullptr) {
+                buffer = ggml_backend_dev_buffer_from_host_ptr(cpu_device(), map.data(), map.size(),
+                                                               map.size());
+                DFL_CHECK(buffer != nullptr, DFL_STATUS_MEMORY,
+                          "%s: the CPU cannot use mapped memory", file_.path().c_str());
+                weights_.buffers.emplace_back(buffer);
+                ggml_backend_buffer_set_usage(buffer, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+            }
+            ggml_backend_tensor_alloc(buffer, request.tensor, data);
+        }
+        weights_.mapped_bytes += bytes_of(request);
+        if (data == weights_.token_embd) {
+            weights_.embedding_bytes = 0;
+        }
+    }
+}
+
+void WeightLoader::count_copied(const Backend & backend, uint64_t bytes) {
+    weights_.copied_bytes += bytes;
+    weights_.beside_bytes += &backend == devices_.cpu() ? bytes : 0;
+}
+
+void WeightLoader::allocate(const Place & place, ggml_context * ctx) {
+    uint64_t bytes = 0;
+    for (const Request & request : requests_) {
+        if (request.tensor != nullptr && !request.mapped &&
+            ggml_get_tensor(ctx, request.tensor->name) == request.tensor) {
+            bytes += ggml_backend_buft_get_alloc_size(place.type, request.tensor);
+        }
+    }
+    if (bytes == 0) {
+        return;
+    }
+    const Backend & backend = *place.backend;
+    ggml_backend_buffer_ptr buffer;
+    if (backend.measures()) {
+        Allocation counted = backend.count(ctx, place.type);
+        count_copied(backend, counted.bytes);
+        buffer = std::move(counted.buffer);
+    } else {
+        backend.check_fits(bytes, format("weights of %s", file_.path().c_str()).c_str());
+        // Mapped tensors of this context have their buffer already and are passed over.
+        buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(ctx, place.type));
+        DFL_CHECK(buffer != nullptr, DFL_STATUS_MEMORY,
+                  "%s: device %s cannot allocate %llu bytes for weights", file_.path().c_str(),
+                  backend.name(), (unsigned long long)bytes);
+        backend.use_huge_pages(buffer.get());
+        count_copied(backend, ggml_backend_buffer_get_size(buffer.get()));
+    }
+    ggml_backend_buffer_set_usage(buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    weights_.buffers.push_back(std::move(buffer));
+}
+
+void WeightLoader::allocate_packed() {
+    const Backend & backend = devices_.host();
+    constexpr uint64_t alignment = 64;
+    uint64_t bytes = 0;
+    for (const PackedMatrix & matrix : weights_.packed) {
+        bytes += matrix.data == nullptr ? GGML_PAD(matrix.bytes(), alignment) : 0;
+    }
+    count_copied(backend, bytes);
+    if (bytes == 0 || backend.measures()) {
+        return;
+    }
+    backend.check_fits(bytes, format("rearranging the weights of %s (--no-repack leaves them in "
+                                     "the file)",
+                                     file_.path().c_str())
+                                  .c_str());
+    weights_.buffers.emplace_back(
+        ggml_backend_buft_alloc_buffer(backend.default_buffer_type(), bytes));
+    ggml_backend_buffer_t buffer = weights_.buffers.back().get();
+    DFL_CHECK(buffer != nullptr, DFL_STATUS_MEMORY,
+              "%s: device %s cannot allocate %llu bytes for weights", file_.path().c_str(),
+              backend.name(), (unsigned long long)bytes);
+    backend.use_huge_pages(buffer);
+    auto * next = static_cast<char *>(ggml_backend_buffer_get_base(buffer));
+    for (PackedMatrix & matrix : weights_.packed) {
+        if (matrix.data == nullptr) {
+            matrix.data = next;
+            next += GGML_PAD(matrix.bytes(), alignment);
+        }
+    }
+}
+
+void WeightLoader::note_placement(const Request & request) {
+    const std::string kernels = request.packed != nullptr
+                                    ? request.packed->product->name
+                                    : ggml_backend_buffer_name(request.tensor->buffer);
+    auto known = std::find_if(weights_.placements.begin(), weights_.placements.end(),
+                              [&](const Placement & p) { return p.kernels == kernels; });
+    if (known == weights_.placements.end()) {
+        known = weights_.placements.insert(known, {kernels, 0});
+    }
+    known->bytes += bytes_of(request);
+}
+
+void WeightLoader::fill(const Request & request) const {
+    const void * rows = file_.tensor_data(request.file_names[0]);
+    // Buffer types that rearrange weights take a tensor only whole.
+    std::vector<char> whole;
+    if (!file_.are_adjacent(request.file_names)) {
+        whole.reserve(file_bytes(request));
+        for (const std::string & name : request.file_names) {
+            const auto * data = static_cast<const char *>(file_.tensor_data(name));
+            whole.insert(whole.end(), data, data + ggml_nbytes(file_.tensor(name)));
+        }
+        rows = whole.data();
+    }
+    if (request.packed != nullptr) {
+        request.packed->pack(rows, devices_.host().n_threads());
+    } else {
+        ggml_backend_tensor_set(request.tensor, rows, 0, ggml_nbytes(request.tensor));
+    }
+    for (const std::string & name : request.file_names) {
+        file_.mapping_of(name).release(file_.tensor_data(name), ggml_nbytes(file_.tensor(name)));
+    }
+}
+
+std::unique_ptr<Weights> WeightLoader::load(const LoadProgress & progress) {
+    LogCapture quiet; // repacking logs a line for each tensor
+    check_nothing_left();
+    map_in_place();
+    for (auto [place, ctx] : contexts_) {
+        allocate(place, ctx);
+    }
+    allocate_packed();
+    if (devices_.main().measures()) {
+        return std::move(owned_);
+    }
+    uint64_t total = 0, done = 0;
+    for (const Request & request : requests_) {
+        total += file_bytes(request);
+    }
+    for (const Request & request : requests_) {
+        if (!request.mapped) {
+            fill(request);
+        }
+        note_placement(request);
+        done += file_bytes(request);
+        DFL_CHECK(!progress || !progress(done, total), DFL_STATUS_CANCELLED,
+                  "loading %s was cancelled", file_.path().c_str());
+    }
+    return std::move(owned_);
+}
+
+} // namespace dfl

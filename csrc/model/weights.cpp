@@ -1,0 +1,302 @@
+#include "model/weights.h"
+
+#include "device/devices.h"
+#include "error.h"
+#include "gguf_schema.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+namespace dfl {
+
+static std::string name_of(const char * pattern, int il) {
+    char name[GGML_MAX_NAME * 2];
+    // Patterns are the constants of gguf_schema.h: at most one %d.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
+    std::snprintf(name, sizeof name, pattern, il);
+#pragma GCC diagnostic pop
+    return name;
+}
+
+static std::string companion(const std::string & weight, const char * suffix) {
+    const size_t dot = weight.rfind(".weight");
+    return dot == std::string::npos ? weight + suffix : weight.substr(0, dot) + suffix;
+}
+
+static std::string shape_text(const int64_t * ne, int n) {
+    std::string text = "[";
+    for (int i = 0; i < n; ++i) {
+        text += (i != 0 ? ", " : "") + std::to_string(ne[i]);
+    }
+    return text + "]";
+}
+
+// A type ggml can multiply with: floating point, or quantised with a way back to float.
+static bool is_multipliable(ggml_type type) {
+    if (type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16) {
+        return true;
+    }
+    return ggml_is_quantized(type) && type != GGML_TYPE_Q8_1 &&
+           ggml_get_type_traits(type)->to_float != nullptr;
+}
+
+void embed_rows(const Weights & w, int64_t n_embd, const int32_t * tokens, int64_t n, float * dst) {
+    const char * rows = static_cast<const char *>(w.token_embd);
+    const size_t row_size = ggml_row_size(w.token_embd_type, n_embd);
+    for (int64_t i = 0; i < n; ++i) {
+        const char * row = rows + tokens[i] * row_size;
+        if (w.token_embd_type == GGML_TYPE_F32) {
+            std::memcpy(dst + i * n_embd, row, row_size);
+        } else {
+            ggml_get_type_traits(w.token_embd_type)->to_float(row, dst + i * n_embd, n_embd);
+        }
+    }
+}
+
+WeightLoader::WeightLoader(const GgufFile & file, const Hparams & hp, Devices & devices)
+    : file_(file), hp_(hp), devices_(devices), owned_(new Weights), weights_(*owned_) {
+    weights_.layers.resize(hp.n_layer());
+}
+
+WeightLoader::~WeightLoader() = default;
+
+const ggml_tensor * WeightLoader::checked(const std::string & name, const std::vector<int64_t> & ne,
+                                          ggml_op op) const {
+    const ggml_tensor * meta = file_.tensor(name);
+    DFL_CHECK(meta != nullptr, DFL_STATUS_FILE, "%s: tensor %s is missing", file_.path().c_str(),
+              name.c_str());
+    bool same = true;
+    for (int i = 0; i < GGML_MAX_DIMS; ++i) {
+        same = same && meta->ne[i] == (i < static_cast<int>(ne.size()) ? ne[i] : 1);
+    }
+    DFL_CHECK(same, DFL_STATUS_FILE, "%s: tensor %s: got %s, expected %s", file_.path().c_str(),
+              name.c_str(), shape_text(meta->ne, ggml_n_dims(meta)).c_str(),
+              shape_text(ne.data(), ne.size()).c_str());
+    const bool product = op == GGML_OP_MUL_MAT || op == GGML_OP_MUL_MAT_ID;
+    DFL_CHECK(product ? is_multipliable(meta->type) : meta->type == GGML_TYPE_F32,
+              DFL_STATUS_UNSUPPORTED, "%s: tensor %s is of type %s, expected %s",
+              file_.path().c_str(), name.c_str(), ggml_type_name(meta->type),
+              product ? "a quantised or float type" : "f32");
+    return meta;
+}
+
+ggml_tensor * WeightLoader::request(const std::string & name, std::vector<int64_t> ne, ggml_op op) {
+    const ggml_tensor * meta = checked(name, ne, op);
+    const Place place = choose(meta, op);
+    ggml_tensor * tensor = ggml_dup_tensor(context_for(place), meta);
+    ggml_set_name(tensor, name.c_str());
+    Request request;
+    request.file_names = {name};
+    request.tensor = tensor;
+    request.mapped = can_map(name, place);
+    requests_.push_back(request);
+    return tensor;
+}
+
+Linear WeightLoader::stacked(const std::vector<Part> & parts, int il, int64_t n_in) {
+    std::vector<std::string> names;
+    ggml_tensor whole = {};
+    for (const Part & part : parts) {
+        names.push_back(name_of(part.pattern, il));
+        const ggml_tensor * meta = checked(names.back(), {n_in, part.n_out}, GGML_OP_MUL_MAT);
+        const bool plain = file_.tensor(companion(names.back(), ".scale")) == nullptr &&
+                           file_.tensor(companion(names.back(), ".bias")) == nullptr;
+        if (!plain || (names.size() > 1 && meta->type != whole.type)) {
+            return {};
+        }
+        const int64_t rows = names.size() > 1 ? whole.ne[1] : 0;
+        whole = *meta;
+        whole.ne[1] += rows;
+    }
+    if (product_for(names[0], whole.type) != nullptr) {
+        return {};
+    }
+    const Place place = choose(&whole, GGML_OP_MUL_MAT);
+    Request request;
+    request.mapped = can_map(names[0], place);
+    if (request.mapped && !file_.are_adjacent(names)) {
+        return {}; // a copy would cost the memory that mapping saves
+    }
+    Linear linear;
+    linear.weight = ggml_new_tensor_2d(context_for(place), whole.type, n_in, whole.ne[1]);
+    ggml_set_name(linear.weight, names[0].c_str());
+    request.tensor = linear.weight;
+    request.file_names = std::move(names);
+    requests_.push_back(request);
+    return linear;
+}
+
+bool WeightLoader::has(const char * pattern, int il) const {
+    return file_.tensor(name_of(pattern, il)) != nullptr;
+}
+
+ggml_tensor * WeightLoader::vector(const char * pattern, int il, int64_t n) {
+    return request(name_of(pattern, il), {n}, GGML_OP_MUL);
+}
+
+ggml_tensor * WeightLoader::maybe_vector(const char * pattern, int il, int64_t n) {
+    return has(pattern, il) ? vector(pattern, il, n) : nullptr;
+}
+
+ggml_tensor * WeightLoader::matrix(const char * pattern, int il, std::initializer_list<int64_t> ne,
+                                   ggml_op op) {
+    return request(name_of(pattern, il), ne, op);
+}
+
+Linear WeightLoader::linear(const char * pattern, int il, int64_t n_in, int64_t n_out) {
+    const std::string name = name_of(pattern, il);
+    const std::string scale = companion(name, ".scale");
+    const std::string bias = companion(name, ".bias");
+    Linear linear;
+    const ggml_tensor * meta = checked(name, {n_in, n_out}, GGML_OP_MUL_MAT);
+    linear.packed = packed(name, meta->type, n_in, n_out);
+    if (linear.packed == nullptr) {
+        linear.weight = request(name, {n_in, n_out}, GGML_OP_MUL_MAT);
+    }
+    if (file_.tensor(bias) != nullptr) {
+        linear.bias = request(bias, {n_out}, GGML_OP_ADD);
+    }
+    if (file_.tensor(scale) != nullptr) {
+        linear.scale = request(scale, {1}, GGML_OP_MUL);
+    }
+    return linear;
+}
+
+Linear WeightLoader::expert_linear(const char * pattern, int il, int64_t n_in, int64_t n_out,
+                                   bool packs) {
+    const std::string name = name_of(pattern, il);
+    const std::string scale = companion(name, ".scale");
+    const int64_t n_experts = hp_.experts.n_expert;
+    Linear linear;
+    if (packs) {
+        const ggml_tensor * meta = checked(name, {n_in, n_out, n_experts}, GGML_OP_MUL_MAT_ID);
+        linear.packed = packed(name, meta->type, n_in, n_out, n_experts);
+    } else {
+        linear.weight = request(name, {n_in, n_out, n_experts}, GGML_OP_MUL_MAT_ID);
+    }
+    if (file_.tensor(scale) != nullptr) {
+        linear.scale = request(scale, {n_experts}, GGML_OP_MUL);
+    }
+    return linear;
+}
+
+bool WeightLoader::packs_experts(int il) const {
+    const auto product = [&](const char * pattern) -> const cpu::PackedProduct * {
+        const std::string name = name_of(pattern, il);
+        const ggml_tensor * meta = file_.tensor(name);
+        const cpu::PackedProduct * found =
+            meta != nullptr ? product_for(name, meta->type) : nullptr;
+        return found != nullptr && found->packed_size(meta->ne[0], meta->ne[1]) > 0 ? found
+                                                                                    : nullptr;
+    };
+    const cpu::PackedProduct * gate = product(schema::TENSOR_FFN_GATE_EXPS);
+    const cpu::PackedProduct * up = product(schema::TENSOR_FFN_UP_EXPS);
+    return gate != nullptr && up != nullptr && product(schema::TENSOR_FFN_DOWN_EXPS) != nullptr &&
+           gate->quantize_row == up->quantize_row;
+}
+
+void WeightLoader::token_embeddings() {
+    const ggml_tensor * embd = file_.tensor(schema::TENSOR_TOKEN_EMBD);
+    DFL_CHECK(embd->ne[0] == hp_.n_embd && embd->ne[1] == hp_.n_vocab, DFL_STATUS_FILE,
+              "%s: tensor %s: got %s, expected [%lld, %lld]", file_.path().c_str(), embd->name,
+              shape_text(embd->ne, ggml_n_dims(embd)).c_str(), (long long)hp_.n_embd,
+              (long long)hp_.n_vocab);
+    DFL_CHECK(is_multipliable(embd->type), DFL_STATUS_UNSUPPORTED,
+              "%s: tensor %s is of type %s, expected a quantised or float type",
+              file_.path().c_str(), embd->name, ggml_type_name(embd->type));
+    weights_.token_embd = file_.tensor_data(schema::TENSOR_TOKEN_EMBD);
+    weights_.token_embd_type = embd->type;
+    weights_.embedding_bytes = ggml_nbytes(embd);
+}
+
+void WeightLoader::shared_tensors() {
+    token_embeddings();
+    weights_.output_norm = vector(schema::TENSOR_OUTPUT_NORM, 0, hp_.n_embd);
+    const bool tied = !has(schema::TENSOR_OUTPUT, 0);
+    weights_.output = linear(tied ? schema::TENSOR_TOKEN_EMBD : schema::TENSOR_OUTPUT, 0,
+                             hp_.n_embd, hp_.n_vocab);
+    weights_.rope_freqs = maybe_vector(schema::TENSOR_ROPE_FREQS, 0, hp_.layers[0].rope.n_dims / 2);
+}
+
+void WeightLoader::drafter_head() {
+    int64_t n_rows = hp_.n_vocab;
+    if (const ggml_tensor * map = file_.tensor(schema::TENSOR_D2T)) {
+        DFL_CHECK(map->type == GGML_TYPE_I64 && ggml_n_dims(map) == 1, DFL_STATUS_FILE,
+                  "%s: tensor %s is not a list of i64", file_.path().c_str(), schema::TENSOR_D2T);
+        const auto * tokens = static_cast<const int64_t *>(file_.tensor_data(schema::TENSOR_D2T));
+        n_rows = map->ne[0];
+        weights_.head_tokens.resize(n_rows);
+        // The file aligns tensors to what its header says, which may be less than an i64 wants.
+        std::memcpy(weights_.head_tokens.data(), tokens, n_rows * sizeof(int64_t));
+        for (const int64_t token : weights_.head_tokens) {
+            DFL_CHECK(token >= 0 && token < hp_.n_vocab, DFL_STATUS_FILE,
+                      "%s: tensor %s names token %lld, the target has %lld", file_.path().c_str(),
+                      schema::TENSOR_D2T, (long long)token, (long long)hp_.n_vocab);
+        }
+        read_directly_.insert(schema::TENSOR_D2T);
+    }
+    if (has(schema::TENSOR_OUTPUT, 0)) {
+        weights_.output = linear(schema::TENSOR_OUTPUT, 0, hp_.n_embd, n_rows);
+    } else if (has(schema::TENSOR_TOKEN_EMBD, 0)) {
+        weights_.output = linear(schema::TENSOR_TOKEN_EMBD, 0, hp_.n_embd, hp_.n_vocab);
+    }
+    DFL_CHECK(weights_.head_tokens.empty() || has(schema::TENSOR_OUTPUT, 0), DFL_STATUS_FILE,
+              "%s: tensor %s maps the rows of a head that is missing", file_.path().c_str(),
+              schema::TENSOR_D2T);
+}
+
+void WeightLoader::attention(int il, int64_t q_width) {
+    const LayerShape & shape = hp_.layers[il];
+    const int64_t kv_width = shape.head_dim * shape.n_head_kv;
+    AttentionWeights & attn = weights_.layers[il].attn;
+    if (has(schema::TENSOR_ATTN_QKV, il)) {
+        attn.qkv = linear(schema::TENSOR_ATTN_QKV, il, hp_.n_embd, q_width + 2 * kv_width);
+    } else if (!shape.value_is_key) { // a drafter wants K and V of features without Q
+        attn.qkv = stacked({{schema::TENSOR_ATTN_Q, q_width},
+                            {schema::TENSOR_ATTN_K, kv_width},
+                            {schema::TENSOR_ATTN_V, kv_width}},
+                           il, hp_.n_embd);
+    }
+    if (!attn.qkv) {
+        attn.q = linear(schema::TENSOR_ATTN_Q, il, hp_.n_embd, q_width);
+        attn.k = linear(schema::TENSOR_ATTN_K, il, hp_.n_embd, kv_width);
+        if (has(schema::TENSOR_ATTN_V, il) || !hp_.layers[il].value_is_key) {
+            attn.v = linear(schema::TENSOR_ATTN_V, il, hp_.n_embd, kv_width);
+        }
+    }
+    attn.output = linear(schema::TENSOR_ATTN_OUTPUT, il, shape.head_dim * shape.n_head, hp_.n_embd);
+}
+
+void WeightLoader::feed_forward(int il) {
+    const int64_t n_ff = hp_.layers[il].n_ff;
+    FeedForwardWeights & ffn = weights_.layers[il].ffn;
+    ffn.gate_up =
+        stacked({{schema::TENSOR_FFN_GATE, n_ff}, {schema::TENSOR_FFN_UP, n_ff}}, il, hp_.n_embd);
+    if (!ffn.gate_up) {
+        ffn.gate = linear(schema::TENSOR_FFN_GATE, il, hp_.n_embd, n_ff);
+        ffn.up = linear(schema::TENSOR_FFN_UP, il, hp_.n_embd, n_ff);
+    }
+    ffn.down = linear(schema::TENSOR_FFN_DOWN, il, n_ff, hp_.n_embd);
+}
+
+void WeightLoader::experts(int il) {
+    const ExpertShape & shape = hp_.experts;
+    ExpertWeights & experts = weights_.layers[il].experts;
+    experts.router = linear(schema::TENSOR_FFN_GATE_INP, il, hp_.n_embd, shape.n_expert);
+    const bool packs = packs_experts(il);
+    experts.gate = expert_linear(schema::TENSOR_FFN_GATE_EXPS, il, hp_.n_embd, shape.n_ff, packs);
+    experts.up = expert_linear(schema::TENSOR_FFN_UP_EXPS, il, hp_.n_embd, shape.n_ff, packs);
+    experts.down = expert_linear(schema::TENSOR_FFN_DOWN_EXPS, il, shape.n_ff, hp_.n_embd, packs);
+    if (shape.n_ff_shared > 0) {
+        experts.shared_gate = linear(schema::TENSOR_FFN_GATE_INP_SHEXP, il, hp_.n_embd, 1);
+        experts.shared.gate =
+            linear(schema::TENSOR_FFN_GATE_SHEXP, il, hp_.n_embd, shape.n_ff_shared);
+        experts.shared.up = linear(schema::TENSOR_FFN_UP_SHEXP, il, hp_.n_embd, shape.n_ff_shared);
+        experts.shared.down =
+            linear(schema::TENSOR_FFN_DOWN_SHEXP, il, shape.n_ff_shared, hp_.n_embd);
+    }
+}
+
+} // namespace dfl

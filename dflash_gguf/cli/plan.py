@@ -1,0 +1,119 @@
+"""dflash-run --plan and --fit: what a pair takes, and the settings that a device has room for."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+
+from ..config import AUTO_TREE_BUDGET, MAX_LAYERS, TREE_BUDGET, DecodeConfig, LoadConfig
+from ..core import Error
+from ..memory.fit import Fit, Wish, fit, fit_part, most_rows, with_context
+from ..memory.plan import Planner, gib
+
+
+def show_plan(args: argparse.Namespace, load: LoadConfig, decode: DecodeConfig) -> int:
+    """Prints the plan of the settings, or of those that --fit chose; returns the exit code.
+
+    0 if all fits, else 1.
+    """
+    if args.fit:
+        plan = _fit(args, load, decode)[1].plan
+    else:
+        planner = Planner(args.model, args.model_draft, load, args.vram)
+        n_rows = verify_rows(planner.block_size, decode)
+        load = with_context(planner.plan, load, planner.model.n_ctx_train)
+        if decode.draft == "auto":  # which has as many as fit
+            n_rows = most_rows(planner.plan, load, n_rows)
+        plan = planner.plan(load, n_rows)
+    print(plan.to_json() if args.json else plan.table())
+    return 1 if plan.missing_bytes else 0
+
+
+def fitted(args: argparse.Namespace, load: LoadConfig, decode: DecodeConfig) -> LoadConfig:
+    """The settings that fit the device here; a line on stderr says which, and why.
+
+    Errors: Error if nothing fits.
+    """
+    planner, found = _fit(args, load, decode)
+    if planner.model.is_imagined:
+        raise ValueError("--vram without --plan limits a GPU, and there is none")
+    return replace(
+        load,
+        n_gpu_layers=planner.config.n_gpu_layers,
+        n_cpu_moe=planner.config.n_cpu_moe,
+        n_ctx=found.config.n_ctx,
+        cache_type_k=found.config.cache_type_k,
+        cache_type_v=found.config.cache_type_v,
+        n_ubatch=found.config.n_ubatch,
+        draft_window=found.config.draft_window,
+    )
+
+
+def verify_rows(block_size: int, decode: DecodeConfig) -> int:
+    """Rows a round may verify with a drafter of this block; 0 for none."""
+    if not block_size or decode.draft == "none":
+        return 0
+    if decode.draft == "chain":
+        return min(block_size, (decode.draft_max or block_size) + 1)
+    usual = TREE_BUDGET if decode.draft == "tree" else AUTO_TREE_BUDGET
+    return (decode.tree_budget or usual) + 1
+
+
+def _wish(args: argparse.Namespace, planner: Planner, decode: DecodeConfig) -> Wish:
+    return Wish(
+        n_ctx_train=planner.model.n_ctx_train,
+        n_ctx=planner.config.n_ctx,
+        cache_types=(args.cache_type_k, args.cache_type_v),
+        n_ubatch=args.n_ubatch,
+        draft_window=args.draft_window,
+        n_rows=verify_rows(planner.block_size, decode),
+    )
+
+
+def _fit(args: argparse.Namespace, load: LoadConfig, decode: DecodeConfig) -> tuple[Planner, Fit]:
+    """What fits on the GPU; unless -ngl is given, else a part of it, else nothing of it.
+
+    Announced on stderr.
+    """
+
+    def planner_of(layers: int | None, without_experts: int) -> Planner:
+        place = replace(load, n_gpu_layers=layers, n_cpu_moe=without_experts)
+        return Planner(args.model, args.model_draft, place, args.vram)
+
+    first = planner_of(load.n_gpu_layers, load.n_cpu_moe)
+    wish = _wish(args, first, decode)
+    planner, found = first, fit(first.plan, wish)
+    left = ""
+    if found is None and first.model.on_gpu and load.n_gpu_layers is None:
+        left = f"{_too_large(first)}"
+        experts = load.n_cpu_moe == 0 and _has_experts(first, planner_of(None, MAX_LAYERS))
+        part = fit_part(
+            lambda layers, without: planner_of(layers, without or load.n_cpu_moe).plan,
+            wish,
+            first.model.n_layer,
+            experts,
+        )
+        if part is not None:
+            left += "; "
+            planner, found = planner_of(part.n_gpu_layers, part.n_cpu_moe), part.fit
+        else:
+            left += ", so all stays on the CPU; "
+            planner = planner_of(0, 0)
+            found = fit(planner.plan, wish)
+    if found is None:
+        raise Error(f"--fit: {_too_large(planner)}")
+    print(f"--fit on {found.plan.device}: {left}{found.reason}", file=sys.stderr)
+    return planner, found
+
+
+def _has_experts(whole: Planner, without: Planner) -> bool:
+    return without.model.device_bytes < whole.model.device_bytes
+
+
+def _too_large(planner: Planner) -> str:
+    least = planner.plan(replace(planner.config, n_ctx=256, n_ubatch=128, draft_window=256))
+    return (
+        f"weights and the shortest context need {gib(least.needed_bytes)}, "
+        f"{least.device} has {gib(least.free_bytes)}"
+    )

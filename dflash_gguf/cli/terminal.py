@@ -1,0 +1,98 @@
+"""What a terminal sees besides the text: progress bars and the line of figures."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import TextIO
+
+from ..results import Result
+
+BAR_CELLS = 30
+REDRAW_S = 0.1
+DELAY_S = 0.3
+"""A bar appears only once its work has taken this long."""
+
+
+class Bar:
+    """A progress bar on stderr, silent where that is not a terminal. Use as a progress callback."""
+
+    def __init__(self, what: str, stream: TextIO | None = None, unit: str | None = None) -> None:
+        """unit: of what is done, to show how many of it a second."""
+        self._what = what
+        self._unit = unit
+        self._started = time.monotonic()
+        self._stream = stream or sys.stderr
+        self._is_terminal = self._stream.isatty()
+        self._drawn = self._started + DELAY_S - REDRAW_S
+        self._is_visible = False
+
+    def __call__(self, done: int, total: int) -> None:
+        """Redraws, at most ten times a second."""
+        now = time.monotonic()
+        if not self._is_terminal or total <= 0 or now - self._drawn < REDRAW_S:
+            return
+        self._drawn, self._is_visible = now, True
+        cells = BAR_CELLS * done // total
+        bar = "#" * cells + "." * (BAR_CELLS - cells)
+        rate = ""
+        if self._unit is not None:
+            rate = f", {done / (now - self._started):.0f} {self._unit}/s"
+        self._stream.write(f"\r{self._what} [{bar}] {100 * done // total:3d} %{rate}  ")
+        self._stream.flush()
+
+    def clear(self) -> None:
+        """Takes the bar off the screen, if it is there."""
+        if self._is_visible:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+            self._is_visible = False
+
+
+def figures(result: Result) -> str:
+    """One line about an answer."""
+    parts = [
+        f"prompt {result.n_prompt} tokens{_rate(result.prefill_tokens_per_s)}",
+        f"answer {result.n_tokens} tokens{_rate(result.tokens_per_s)}",
+    ]
+    if result.tau is not None:
+        parts.append(f"{result.tau:.2f} tokens a round, {result.n_drafted} drafted")
+        parts.append(f"rounds: {_kinds(result.rounds_by_draft or {})}")
+        phases = ((name, 1e3 * s / result.rounds) for name, s in result.phase_s.items())
+        shown = ", ".join(f"{name} {ms:.1f}" for name, ms in phases if name != "prefill")
+        parts.append(f"ms a round: {shown}")
+    parts += [f"ended by {result.stop_reason}", f"seed {result.seed}"]
+    parts.append(f"{result.backend}, {result.threads} threads")
+    return " | ".join(parts)
+
+
+def comparison(drafted: Result, plain: Result) -> str:
+    """One line about the same answer with and without drafts."""
+    pairs = zip(drafted.tokens, plain.tokens, strict=False)
+    n_same = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+    parts = [f"again{_rate(drafted.tokens_per_s)}", f"plainly{_rate(plain.tokens_per_s)}"]
+    if drafted.tokens_per_s and plain.tokens_per_s:
+        parts.append(f"{drafted.tokens_per_s / plain.tokens_per_s:.2f} times as fast")
+    if drafted.tau is not None:
+        parts.append(f"{drafted.tau:.2f} tokens a round")
+    parts.append("the same tokens" if n_same is None else f"other tokens from number {n_same + 1}")
+    return " | ".join(parts)
+
+
+def _rate(rate: float | None) -> str:
+    return "" if rate is None else f" at {rate:.1f}/s"
+
+
+def _kinds(rounds_by_draft: Mapping[str, int]) -> str:
+    """Rounds of each kind, with the mean of their candidates: "9 chain of 3.2, 40 none"."""
+    rounds, nodes = Counter[str](), Counter[str]()
+    for name, n in rounds_by_draft.items():
+        kind, _, size = name.partition(" ")
+        rounds[kind] += n
+        nodes[kind] += n * int(size or 0)
+    return ", ".join(
+        f"{n} {kind}" + (f" of {nodes[kind] / n:.1f}" if nodes[kind] else "")
+        for kind, n in sorted(rounds.items())
+    )

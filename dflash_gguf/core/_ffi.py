@@ -1,0 +1,151 @@
+"""The one door to C: opens ggml and libdflash on first use and turns a status into an exception.
+
+`dflash.h` itself is the declaration cffi reads, at once, as limits are in it. ggml is the copy
+inside llama-cpp-python, the very file libllama depends on, so that one ggml serves the process
+whoever comes first.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import threading
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from cffi import FFI
+
+ABI_VERSION = 8
+
+ffi: Any = FFI()
+
+_LIBRARY_NAMES = {"darwin": "lib{}.dylib", "win32": "{}.dll"}
+
+
+class Error(Exception):
+    """A failed call of the core. The message is one sentence for the user."""
+
+
+def library_name(stem: str) -> str:
+    """File name of a shared library on this platform."""
+    return _LIBRARY_NAMES.get(sys.platform, "lib{}.so").format(stem)
+
+
+def _installed_file(name: str) -> Path:
+    # An editable install keeps Python and compiled files in two folders, both on __path__.
+    package = importlib.util.find_spec("dflash_gguf")
+    folders = list(package.submodule_search_locations or []) if package else []
+    for folder in folders:
+        if (path := Path(folder) / name).is_file():
+            return path
+    raise Error(f"{name}: not found in {folders}; leave the source folder, or reinstall")
+
+
+def library_build() -> str:
+    """What tells this build of libdflash from others: the size and time of its file."""
+    stat = _installed_file(library_name("dflash")).stat()
+    return f"{stat.st_size} {stat.st_mtime_ns}"
+
+
+def ggml_library() -> Path:
+    """The libggml that llama-cpp-python loads."""
+    spec = importlib.util.find_spec("llama_cpp")
+    plain = library_name("ggml")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        # The wheel holds copies, not links: another file of the same library is another ggml.
+        for name in (f"{plain}.0", plain):
+            if (path := Path(folder) / "lib" / name).is_file():
+                return path
+    raise Error("llama-cpp-python is not installed; it brings the ggml libraries")
+
+
+def lib() -> Any:
+    """The opened libdflash, checked against the header and the ggml it was built with."""
+    with _opening:  # lru_cache lets threads that come first together all run the function
+        return _open()
+
+
+def _declarations() -> str:
+    header = _installed_file("dflash.h").read_text(encoding="utf-8")
+    lines = [x for x in header.splitlines() if not x.startswith("#") and 'extern "C"' not in x]
+    # What is left of `extern "C" { ... }` between the #ifdefs is its closing brace.
+    return "\n".join(x for x in lines if x.strip() != "}")
+
+
+ffi.cdef(_declarations())
+
+
+def constants(enum: str) -> dict[str, int]:
+    """Names and values of an enum of the header."""
+    return dict(ffi.typeof(enum).relements)
+
+
+def fields_of(struct: str) -> set[str]:
+    """Names of the fields of a struct of the header."""
+    return {name for name, _ in ffi.typeof(struct).fields}
+
+
+@lru_cache(maxsize=1)
+def _open() -> Any:
+    try:
+        keep = ffi.dlopen(str(ggml_library()), ffi.RTLD_NOW | ffi.RTLD_GLOBAL)
+        core = ffi.dlopen(str(_installed_file(library_name("dflash"))), ffi.RTLD_NOW)
+    except OSError as error:
+        raise Error(f"cannot open the core library: {error}") from error
+    if (version := core.dfl_abi_version()) != ABI_VERSION:
+        raise Error(f"libdflash has ABI version {version}, this package needs {ABI_VERSION}")
+    have, want = (
+        ffi.string(f()).decode() for f in (core.dfl_ggml_version, core.dfl_ggml_build_version)
+    )
+    if have != want:
+        raise Error(f"ggml {have} is loaded, libdflash was built with ggml {want}; reinstall it")
+    _keep_alive.append(keep)
+    return core
+
+
+_keep_alive: list[Any] = []
+_opening = threading.Lock()
+
+
+_functions: dict[str, Any] = {}
+_of_thread = threading.local()
+
+
+def _function(name: str) -> Any:
+    """The C function; looking one up takes as long as calling it."""
+    found = _functions.get(name)
+    if found is None:
+        found = _functions[name] = getattr(lib(), name)
+    return found
+
+
+def call(function: str, *args: Any) -> None:
+    """Calls `dfl_<function>(*args, err)` and raises Error unless it returns DFL_STATUS_OK."""
+    run = _function("dfl_" + function)
+    try:
+        err = _of_thread.err
+    except AttributeError:
+        err = _of_thread.err = new("dfl_error *")
+    if run(*args, err) != 0:
+        raise Error(ffi.string(err.message).decode(errors="replace"))
+
+
+def create(kind: str, function: str, *args: Any) -> Any:
+    """Calls `dfl_<function>(*args, &handle, err)`; `dfl_<kind>_free` ends the handle with Python's.
+
+    Raises Error as `call` does.
+    """
+    out = new(f"dfl_{kind} **")
+    call(function, *args, out)
+    return ffi.gc(out[0], getattr(lib(), f"dfl_{kind}_free"))
+
+
+def new(cdecl: str, init: Any = None) -> Any:
+    """`ffi.new`."""
+    return ffi.new(cdecl, init)
+
+
+def text(value: Any) -> str:
+    """A C string as Python text."""
+    return str(ffi.string(value).decode(errors="replace"))

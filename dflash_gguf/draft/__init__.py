@@ -1,0 +1,1 @@
+"""What may follow: proposers, what they learn about their chances, and trees of candidates."""

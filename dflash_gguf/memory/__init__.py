@@ -1,0 +1,1 @@
+"""What a model takes of memory, and the settings that fit."""

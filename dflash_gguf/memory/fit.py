@@ -1,0 +1,223 @@
+"""What a device has room for: the context nobody chose; with --fit also K/V types and the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from ..config import DEFAULT_N_CTX, TREE_BUDGET, LoadConfig
+from ..core import DEFAULTS, MAX_VERIFY
+from .plan import Plan, gib
+
+USEFUL_CONTEXT = 32768
+"""Without a wish for a context, K/V are quantised further only to reach so many tokens."""
+USABLE = 0.98
+"""Of what is free: other programs breathe, and allocators round up."""
+PART_CONTEXT = 8192
+"""Without a wish for a context, that of a model of which a part stays on the CPU."""
+STEP = 1024
+"""Contexts are chosen by so many tokens."""
+
+PAIRS = (("f16", "f16"), ("q8_0", "q8_0"), ("q4_0", "q4_0"))
+"""K/V types by what they lose, least first."""
+
+Planning = Callable[[LoadConfig, int], Plan]
+"""The plan of settings and rows of a verify."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the user decided; None is left to choose.
+
+    n_ctx: tokens. cache_types: K and V. n_ubatch, draft_window: as in LoadConfig. n_rows: of a
+    verify. n_ctx_train: the most the model was trained for.
+    """
+
+    n_ctx_train: int
+    n_ctx: int | None = None
+    cache_types: tuple[str | None, str | None] = (None, None)
+    n_ubatch: int | None = None
+    draft_window: int | None = None
+    n_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The settings chosen, their plan, and a line that says why."""
+
+    config: LoadConfig
+    n_rows: int
+    plan: Plan
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A split that fits: layers on the device with the head, first layers without their experts."""
+
+    n_gpu_layers: int
+    n_cpu_moe: int
+    fit: Fit
+
+
+def _small_parts(wish: Wish) -> Iterator[tuple[int, int, int]]:
+    """Micro-batch, drafter's window and rows of a verify, largest first."""
+    for n_ubatch, window, n_rows in (
+        (DEFAULTS["n_ubatch"], DEFAULTS["draft_window"], MAX_VERIFY),
+        (256, 2048, TREE_BUDGET + 1),
+        (128, 1024, 1),
+    ):
+        yield wish.n_ubatch or n_ubatch, wish.draft_window or window, min(wish.n_rows, n_rows)
+
+
+def _pairs(wish: Wish) -> list[tuple[str, str]]:
+    key, value = wish.cache_types
+    pairs = [(key or k, value or v) for k, v in PAIRS]
+    return list(dict.fromkeys(pairs))
+
+
+def candidates(wish: Wish) -> Iterator[tuple[LoadConfig, int]]:
+    """Settings but for the context, the best first: large parts shrink before K/V lose much."""
+    pairs, parts = _pairs(wish), list(dict.fromkeys(_small_parts(wish)))
+    gentle, rough = pairs[:2], pairs[2:]
+    for some in (gentle, rough):
+        for part in parts:
+            for key, value in some:
+                n_ubatch, window, n_rows = part
+                yield (
+                    LoadConfig(
+                        cache_type_k=key,
+                        cache_type_v=value,
+                        n_ubatch=n_ubatch,
+                        draft_window=window,
+                    ),
+                    n_rows,
+                )
+
+
+def fits(plan: Plan) -> bool:
+    """Whether a plan fits with room to spare."""
+    return all(needed <= USABLE * free for _, needed, free in plan.places)
+
+
+def longest_context(planning: Planning, config: LoadConfig, n_rows: int, most: int) -> int:
+    """The longest context up to `most` that fits, a multiple of STEP or `most`; 0 if none does."""
+
+    def holds(n_ctx: int) -> bool:
+        return fits(planning(replace(config, n_ctx=n_ctx), n_rows))
+
+    return most if holds(most) else _largest(lambda n: holds(n * STEP), (most - 1) // STEP) * STEP
+
+
+def with_context(planning: Planning, config: LoadConfig, n_ctx_train: int) -> LoadConfig:
+    """The settings with a context: that of training, at most DEFAULT_N_CTX and what fits.
+
+    A given one stays. Large verifies are given up for it. Where nothing fits it is short, and its
+    plan says what is missing.
+    """
+    if config.n_ctx is not None:
+        return config
+    most = min(n_ctx_train, DEFAULT_N_CTX)
+    n_ctx = longest_context(planning, config, 0, most)
+    return replace(config, n_ctx=n_ctx or min(most, STEP))
+
+
+def most_rows(planning: Planning, config: LoadConfig, most: int) -> int:
+    """Rows of the largest verify that fits, up to `most`; 0 if none does."""
+
+    def holds(n_rows: int) -> bool:
+        return fits(planning(config, n_rows))
+
+    return most if holds(most) else _largest(holds, most - 1)
+
+
+def _largest(holds: Callable[[int], bool], most: int) -> int:
+    """The largest number up to `most` that holds, as all below it do; 0 if none does."""
+    low, high = 0, most + 1  # low holds or is 0, high does not
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def fit(planning: Planning, wish: Wish) -> Fit | None:
+    """The best settings that fit, or None if not even a short context does.
+
+    A wished context is kept as long as K/V types allow it, then shortened.
+    """
+    most = wish.n_ctx or wish.n_ctx_train
+    *_, (least, n_least) = candidates(wish)
+    if not fits(planning(replace(least, n_ctx=min(most, STEP)), n_least)):
+        return None
+    enough = wish.n_ctx or min(most, USEFUL_CONTEXT)
+    best: tuple[int, LoadConfig, int] = (0, LoadConfig(), 0)
+    for config, n_rows in candidates(wish):
+        if wish.n_ctx and not fits(planning(replace(config, n_ctx=most), n_rows)):
+            continue
+        n_ctx = most if wish.n_ctx else longest_context(planning, config, n_rows, most)
+        if n_ctx > best[0]:
+            best = (n_ctx, config, n_rows)
+        if n_ctx >= enough:
+            break
+    if not best[0] and wish.n_ctx:
+        config, n_rows = list(candidates(wish))[-1]
+        best = (longest_context(planning, config, n_rows, most), config, n_rows)
+    if not best[0]:
+        return None
+    config = replace(best[1], n_ctx=best[0])
+    plan = planning(config, best[2])
+    return Fit(config, best[2], plan, _reason(planning, wish, plan))
+
+
+def fit_part(
+    planning_of: Callable[[int, int], Planning], wish: Wish, n_layer: int, has_experts: bool
+) -> Part | None:
+    """The largest part of a model that fits with settings that lose nothing, or None.
+
+    Experts stay on the CPU before layers do, as a token touches few of them. planning_of: plans
+    with so many layers on the device and so many without their experts.
+    """
+    config, n_rows = next(candidates(wish))
+    config = replace(config, n_ctx=wish.n_ctx or min(wish.n_ctx_train, PART_CONTEXT))
+
+    def holds(layers: int, without_experts: int) -> bool:
+        return fits(planning_of(layers, without_experts)(config, n_rows))
+
+    layers, without = n_layer + 1, n_layer if has_experts else 0
+    if has_experts and holds(layers, n_layer):
+        without -= _largest(lambda n: holds(layers, n_layer - n), n_layer)
+        place = f"all layers, of which the first {without} without their experts"
+    else:
+        layers = _largest(lambda n: holds(n, without), n_layer)
+        place = f"{layers} of {n_layer + 1} layers{' without experts' if has_experts else ''}"
+    if not layers:
+        return None
+    plan = planning_of(layers, without)(config, n_rows)
+    reason = f"{place}, {_chosen(plan)}: {_used(plan)}, the rest stays on the CPU"
+    return Part(layers, without, Fit(config, n_rows, plan, reason))
+
+
+def _used(plan: Plan) -> str:
+    return f"{gib(plan.needed_bytes)} of {gib(plan.free_bytes)}"
+
+
+def _chosen(plan: Plan) -> str:
+    chosen = (
+        f"context {plan.n_ctx}, K/V {plan.cache_type_k}/{plan.cache_type_v}, "
+        f"micro-batch {plan.n_ubatch}"
+    )
+    if plan.verify_rows:
+        chosen += f", window {plan.draft_window}, {plan.verify_rows} rows a verify"
+    return chosen
+
+
+def _reason(planning: Planning, wish: Wish, plan: Plan) -> str:
+    chosen, used = _chosen(plan), _used(plan)
+    first, n_rows = next(candidates(wish))
+    ideal = planning(replace(first, n_ctx=wish.n_ctx or wish.n_ctx_train), n_rows)
+    if fits(ideal):
+        return f"{chosen}: {used}, nothing had to give"
+    return (
+        f"{chosen}: {used}; {ideal.n_ctx} tokens with {ideal.cache_type_k}/{ideal.cache_type_v} "
+        f"would need {gib(ideal.needed_bytes)}"
+    )

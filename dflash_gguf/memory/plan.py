@@ -1,0 +1,246 @@
+"""The memory plan: what a target and its drafter take, item by item, before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+
+from ..config import N_CHECKPOINTS, LoadConfig
+from ..core import Drafter, Error, Model, Session, devices, load_backend
+
+CONTEXT_BYTES = 512 << 20
+"""About what the driver and ggml's kernels take of a card that is not there to be asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One use of memory. where: "device"; "host"; or "file", mapped pages the system may drop."""
+
+    name: str
+    bytes: int
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a session takes with its weights. device is the host itself without an accelerator.
+
+    verify_rows: rows a round may verify. free_bytes: of the device; of a card not there, all.
+    host_free_bytes: of the memory beside it; None without an accelerator, or with one not there.
+    """
+
+    device: str
+    on_gpu: bool
+    free_bytes: int
+    n_ctx: int
+    cache_type_k: str
+    cache_type_v: str
+    n_ubatch: int
+    draft_window: int
+    verify_rows: int
+    items: tuple[Item, ...]
+    host_free_bytes: int | None = None
+
+    def total(self, where: str) -> int:
+        """Bytes of one place."""
+        return sum(item.bytes for item in self.items if item.where == where)
+
+    @property
+    def needed_bytes(self) -> int:
+        """Bytes of the device that must be free."""
+        return self.total("device" if self.on_gpu else "host")
+
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes that are not free; 0 if all fits."""
+        return sum(max(0, needed - free) for _, needed, free in self.places)
+
+    @property
+    def places(self) -> list[tuple[str, int, int]]:
+        """Where memory is taken: a name, bytes needed there, bytes free."""
+        found = [(self.device, self.needed_bytes, self.free_bytes)]
+        if self.host_free_bytes is not None:
+            found.append(("main memory", self.total("host"), self.host_free_bytes))
+        return found
+
+    @property
+    def tightest(self) -> tuple[str, int, int]:
+        """The first place that is short of memory, or the device."""
+        return next((x for x in self.places if x[1] > x[2]), self.places[0])
+
+    def to_json(self) -> str:
+        """All fields, and the sums."""
+        sums = {"needed_bytes": self.needed_bytes, "missing_bytes": self.missing_bytes}
+        return json.dumps(asdict(self) | sums)
+
+    def table(self) -> str:
+        """The items in MiB, a column for each place."""
+        places = [x for x in ("device", "host", "file") if self.total(x)]
+        rows = [("MiB", *(self._heading(place) for place in places))]
+        for name in dict.fromkeys(item.name for item in self.items):
+            found = {item.where: _mib(item.bytes) for item in self.items if item.name == name}
+            rows.append((name, *(found.get(place, "") for place in places)))
+        rows.append(("in all", *(_mib(self.total(place)) for place in places)))
+        widths = [max(len(row[i]) for row in rows) for i in range(len(places) + 1)]
+        lines = [
+            "  ".join(
+                cell.ljust(width) if i == 0 else cell.rjust(width)
+                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in rows
+        ]
+        lines.insert(-1, "-" * max(map(len, lines)))
+        return "\n".join([self._settings(), *lines, self._verdict()])
+
+    def _heading(self, place: str) -> str:
+        return {"device": "card", "host": "memory", "file": "mapped file"}[place]
+
+    def _settings(self) -> str:
+        drafts = f", {self.verify_rows} rows a verify, window {self.draft_window}"
+        return (
+            f"{self.device}: context {self.n_ctx}, K/V {self.cache_type_k}/{self.cache_type_v}, "
+            f"micro-batch {self.n_ubatch}{drafts if self.verify_rows else ''}"
+        )
+
+    def _verdict(self) -> str:
+        name, needed, free = self.tightest
+        amounts = f"needs {gib(needed)}, {gib(free)} are free"
+        if self.missing_bytes:
+            place = f"{name} " if name != self.device else ""
+            return f"does not fit: {place}{amounts}, {gib(needed - free)} short"
+        return f"fits: {amounts}"
+
+
+def _mib(n: int) -> str:
+    return f"{n / (1 << 20):.1f}"
+
+
+def gib(n: int) -> str:
+    """Bytes for a sentence."""
+    return f"{n / (1 << 30):.2f} GiB"
+
+
+class Planner:
+    """Plans of one pair of files; only their headers are read.
+
+    vram: bytes of a card to plan for: of the GPU here, or of an NVIDIA card that is not there.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        drafter: str | os.PathLike[str] | None,
+        config: LoadConfig,
+        vram: int | None = None,
+    ) -> None:
+        """Errors: Error for files that would not load."""
+        self._vram = vram
+        self.config = config
+        imagined = vram is not None and not _has_gpu(config)
+        self.model = Model(os.fspath(path), config, measure="card" if imagined else "device")
+        self._drafter = None if drafter is None else Drafter(os.fspath(drafter), self.model)
+
+    @property
+    def block_size(self) -> int:
+        """Rows of the drafter's block; 0 without a drafter."""
+        return self._drafter.block_size if self._drafter else 0
+
+    def plan(self, config: LoadConfig | None = None, verify_rows: int = 0) -> Plan:
+        """The plan for these settings in place of the planner's; layers stay where they are.
+
+        verify_rows: of a round; at least the drafter's block.
+        Errors: Error for K/V types that do not work on the device.
+        """
+        config = config or self.config
+        session = Session(
+            self.model, config.n_ctx, self._drafter, config.draft_window, config=config
+        )
+        if self._drafter and verify_rows > session.max_verify:
+            session.reserve_verify(verify_rows)
+        plan = plan_of(self.model, self._drafter, session, config, self.capacity)
+        has_host_too = self.model.on_gpu and not self.model.is_imagined
+        return replace(plan, host_free_bytes=free_bytes("CPU")) if has_host_too else plan
+
+    @property
+    def capacity(self) -> int:
+        """Bytes that may be used of the device."""
+        free = free_bytes(self.model.backend)
+        if not self.model.on_gpu or self._vram is None:
+            return free
+        return self._vram if self.model.is_imagined else min(self._vram, free)
+
+
+def _has_gpu(config: LoadConfig) -> bool:
+    if config.backend_module is not None:
+        load_backend(config.backend_module)
+    wanted = (config.device or "").lower()
+    return any(x.type == "gpu" and wanted in ("", x.name.lower()) for x in devices())
+
+
+def free_bytes(device: str) -> int:
+    """Bytes that can be allocated on a device now; 0 if it is not there."""
+    return next((x.free_bytes for x in devices() if x.name == device), 0)
+
+
+def plan_of(
+    model: Model, drafter: Drafter | None, session: Session, config: LoadConfig, free: int
+) -> Plan:
+    """The plan that a session, measured or real, amounts to."""
+    return Plan(
+        device=model.backend,
+        on_gpu=model.on_gpu,
+        free_bytes=free,
+        n_ctx=session.n_ctx,
+        cache_type_k=config.cache_type_k,
+        cache_type_v=config.cache_type_v,
+        n_ubatch=config.n_ubatch,
+        draft_window=config.draft_window,
+        verify_rows=session.max_verify if drafter else 0,
+        items=tuple(item for item in _items(model, drafter, session) if item.bytes),
+    )
+
+
+def _items(model: Model, drafter: Drafter | None, session: Session) -> Iterator[Item]:
+    place, info = "device" if model.on_gpu else "host", session.info()
+    yield Item("target weights", model.device_bytes, place)
+    yield Item("target weights", model.beside_bytes, "host")
+    yield Item("target weights", model.mapped_bytes, "file")
+    yield Item("token embeddings", model.embedding_bytes, "file")
+    if drafter is not None:
+        yield Item("drafter weights", drafter.copied_bytes, place)
+        yield Item("drafter weights", drafter.mapped_bytes, "file")
+    for name, size, beside in (
+        ("K/V cache", info.kv_bytes, info.kv_beside_bytes),
+        ("recurrent state", info.recurrent_bytes, info.recurrent_beside_bytes),
+        (f"trace of {info.verify_rows} rows", info.trace_bytes, info.trace_beside_bytes),
+        ("attention masks", info.mask_bytes, info.mask_beside_bytes),
+    ):
+        yield Item(name, size - beside, place)
+        yield Item(name, beside, "host")
+    yield Item("drafter's K/V and features", info.draft_bytes, place)
+    at_most = ", at most" if model.is_imagined and info.arena_beside_bytes else ""
+    compute = f"compute buffer ({_largest(info)}){at_most}"
+    yield Item(compute, info.arena_bytes - info.arena_beside_bytes, place)
+    yield Item(compute, info.arena_beside_bytes, "host")
+    yield Item("device library's pool, about", info.pool_bytes, place)
+    if model.is_imagined:
+        yield Item("driver and kernels, about", CONTEXT_BYTES, place)
+    yield Item("prompts to go back to", N_CHECKPOINTS * info.recurrent_bytes, "host")
+
+
+def _largest(info: object) -> str:
+    """The graph that decides the size of the compute buffer."""
+    kinds = ("prefill", "verify", "draft")
+    return max(kinds, key=lambda kind: getattr(info, f"{kind}_arena_bytes"))
+
+
+def check_fits(plan: Plan) -> None:
+    """Error naming the bytes if the plan does not fit."""
+    if plan.missing_bytes:
+        name, needed, free = plan.tightest
+        raise Error(
+            f"{name} has {gib(free)} free, {gib(needed)} are needed, "
+            f"{needed - free} bytes short; --plan shows for what, --fit finds what fits"
+        )

@@ -1,0 +1,1 @@
+"""Text to tokens and back: tokenizer, chat templates, streaming, vocabularies of GGUF files."""

@@ -1,0 +1,343 @@
+"""Tokenizer and chat template of a target, by llama.cpp on a vocabulary that was checked first."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..convert.schema import Key
+from .chat import Message, render
+from .gguf_metadata import Metadata
+from .vocabulary import GPT2, NORMAL, Vocabulary, read_vocabulary
+
+_unopened: Exception | None = None
+try:
+    import llama_cpp
+except (
+    RuntimeError
+) as error:  # a library that it needs is missing, such as CUDA's: told on first use
+    _unopened = error
+
+PIECE_BYTES = 256
+LOG_LEVEL_ERROR = 4
+MAX_TEXT_BYTES = (1 << 31) - (1 << 20)
+PLAIN_RUN = 4096
+"""Characters without a word boundary that an ordinary stack carries with room to spare."""
+STACK_BYTES_PER_CHARACTER = 640
+"""llama.cpp splits text by std::regex for many tokenizers, which recurses for every character of a
+word: 312 bytes were measured (libstdc++ 12); twice that is given."""
+MAX_RUN = 1 << 20
+_EOG_MARKS = (b"<", b"[")
+"""Every text that llama.cpp takes for the end of a generation holds one of these."""
+
+_LogCallback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+_load_lock = threading.Lock()
+_stack_lock = threading.Lock()
+_log_errors: list[str] = []
+
+
+@_LogCallback  # type: ignore[untyped-decorator]
+def _keep_errors(level: int, text: bytes, _data: Any) -> None:
+    """Keeps llama.cpp quiet; the text of errors is for the message of a failed load."""
+    if level == LOG_LEVEL_ERROR:
+        _log_errors.append(text.decode("utf-8", "replace").strip())
+
+
+@_LogCallback  # type: ignore[untyped-decorator]
+def _print_errors(level: int, text: bytes, _data: Any) -> None:
+    """What ggml says before it ends the process: it logs the device's own words nowhere else."""
+    if level == LOG_LEVEL_ERROR:
+        sys.stderr.write(text.decode("utf-8", "replace"))
+
+
+class Tokenizer:
+    """The tokenizer of one GGUF file. Calls from several threads are safe."""
+
+    def __init__(self, vocabulary: Vocabulary, name: str = "tokenizer") -> None:
+        """Loads a checked vocabulary. ValueError where llama.cpp still refuses it."""
+        self._vocabulary = vocabulary
+        self._pieces: dict[tuple[int, bool], bytes] = {}
+        model = _load(vocabulary, name)
+        self._free = weakref.finalize(self, llama_cpp.llama_model_free, model)
+        self._vocab = llama_cpp.llama_model_get_vocab(model)
+        self.stop_tokens = self._stop_tokens()
+        self.suppressed_tokens = vocabulary.suppressed
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> Tokenizer | None:
+        """The tokenizer of a GGUF file of any architecture; None if it has none.
+
+        Errors: OSError; ValueError that names the file and what is wrong with it.
+        """
+        with Metadata(path) as file:
+            vocabulary = read_vocabulary(file)
+        return None if vocabulary is None else cls(vocabulary, os.fspath(path))
+
+    def close(self) -> None:
+        """Frees the tokenizer; closing twice is harmless."""
+        self._pieces.clear()
+        self._free()
+
+    @property
+    def n_tokens(self) -> int:
+        """Size of the vocabulary."""
+        return len(self._vocabulary.tokens)
+
+    @property
+    def templates(self) -> dict[str, str]:
+        """The chat templates in the file by name, "" for the default one."""
+        return self._vocabulary.templates
+
+    def tokenize(
+        self, text: str, *, add_special: bool = True, parse_special: bool = True
+    ) -> list[int]:
+        """Token ids of a text.
+
+        add_special: with the BOS and EOS tokens that the model asks for.
+        parse_special: names of control tokens in the text become those tokens.
+        Errors: ValueError for text that is not valid Unicode, or 2 GB and more of it.
+        """
+        try:
+            data = text.encode()
+        except UnicodeEncodeError:
+            raise ValueError("the text holds half of a surrogate pair, not valid Unicode") from None
+        if len(data) > MAX_TEXT_BYTES:
+            raise ValueError(f"the text has {len(data)} bytes, the limit is {MAX_TEXT_BYTES}")
+        vocab = self._open()
+
+        def run() -> list[int]:
+            size = len(data) + 16
+            while True:
+                out = (llama_cpp.llama_token * size)()
+                n = llama_cpp.llama_tokenize(
+                    vocab, data, len(data), out, size, add_special, parse_special
+                )
+                if n >= 0:
+                    return list(out[:n])
+                size = -n
+
+        n_run = _longest_run(text)
+        return run() if n_run <= PLAIN_RUN else _with_stack(run, n_run)
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """The bytes a token adds to a text; none for a control token unless `special`.
+
+        Errors: ValueError for an id outside the vocabulary.
+        """
+        known = self._pieces.get((token, special))
+        if known is None:
+            known = self._pieces[token, special] = self._new_piece(token, special)
+        return known
+
+    def _new_piece(self, token: int, special: bool) -> bytes:
+        if not 0 <= token < self.n_tokens:
+            raise ValueError(f"token id {token} is outside the vocabulary of {self.n_tokens}")
+        size = PIECE_BYTES
+        while True:
+            out = ctypes.create_string_buffer(size)
+            n = llama_cpp.llama_token_to_piece(self._open(), token, out, size, 0, special)
+            if n >= 0:
+                return out.raw[:n]
+            size = -n
+
+    def detokenize(self, tokens: Iterable[int], *, special: bool = False) -> str:
+        """The text of tokens; bytes that are no character become U+FFFD.
+
+        The space that the model's tokenizer put before the text is taken off again.
+        """
+        pieces = [self.piece(int(token), special=special) for token in tokens]
+        data = b"".join(pieces)
+        prefixed = self._vocabulary.flags[Key.TOKENIZER_ADD_SPACE_PREFIX]
+        if prefixed and data.startswith(b" "):
+            data = data[1:]
+        return data.decode("utf-8", "replace")
+
+    def special_text(self, key: str) -> str | None:
+        """The text of a special token by its metadata key, None if the model has none."""
+        token = self._vocabulary.ids.get(key)
+        return None if token is None else self._vocabulary.tokens[token].decode()
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        template: str | None = None,
+        enable_thinking: bool | None = None,
+    ) -> list[int]:
+        """Token ids of a conversation up to where the answer begins.
+
+        template: None for the file's own; else see `chat_text`.
+        """
+        text = self.chat_text(messages, template=template, enable_thinking=enable_thinking)
+        bos = self.special_text(Key.TOKENIZER_BOS_ID)
+        return self.tokenize(text, add_special=bos is None or not text.startswith(bos))
+
+    def chat_text(
+        self,
+        messages: Sequence[Message],
+        *,
+        template: str | None = None,
+        enable_thinking: bool | None = None,
+    ) -> str:
+        """The prompt of a conversation as text.
+
+        template: name of a template in the file or of one built into llama.cpp ("chatml", ...),
+            or a file with a Jinja template, or the template itself.
+        Errors: ValueError for an unknown template, or one that does not take the messages.
+        """
+        for message in messages:
+            if not {"role", "content"} <= message.keys():
+                raise ValueError(f"a chat message needs role and content, got {dict(message)!r}")
+        source = self._template(template)
+        if source is None:
+            return _builtin(template or "", messages)
+        specials = {
+            name: text
+            for name, key in (
+                ("bos_token", Key.TOKENIZER_BOS_ID),
+                ("eos_token", Key.TOKENIZER_EOS_ID),
+                ("unk_token", Key.TOKENIZER_UNK_ID),
+                ("pad_token", Key.TOKENIZER_PAD_ID),
+            )
+            if (text := self.special_text(key)) is not None
+        }
+        specials = {"bos_token": "", "eos_token": ""} | specials
+        return render(source, messages, special_tokens=specials, enable_thinking=enable_thinking)
+
+    def _template(self, choice: str | None) -> str | None:
+        """The Jinja text of a choice, None if it is the name of a built-in template."""
+        if choice is None:
+            if not self.templates.get(""):
+                raise ValueError("the model has no chat template, name one (for example chatml)")
+            return self.templates[""]
+        if choice in self.templates:
+            return self.templates[choice]
+        if choice in _builtin_names():
+            return None
+        if "{%" in choice or "{{" in choice:
+            return choice
+        try:
+            return Path(choice).read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise ValueError(f"the chat template {choice} is not valid UTF-8") from None
+        except OSError as error:
+            names = ", ".join([*filter(None, self.templates), *_builtin_names()])
+            raise ValueError(
+                f"the chat template {choice!r} is no file that can be read ({error.strerror}) "
+                f"and none of: {names}"
+            ) from None
+
+    def _stop_tokens(self) -> frozenset[int]:
+        """The ids llama.cpp takes for the end of a generation.
+
+        Without an EOS id in the file llama.cpp takes 11 for one in byte-level vocabularies, an
+        ordinary token: that one is left out.
+        """
+        tokens, types = self._vocabulary.tokens, self._vocabulary.types
+        candidates = {t for t, text in enumerate(tokens) if any(m in text for m in _EOG_MARKS)}
+        candidates |= set(self._vocabulary.ids.values())
+        if types is not None:
+            candidates |= set(np.flatnonzero(types != NORMAL).tolist())
+        candidates |= {
+            token
+            for token in (
+                llama_cpp.llama_vocab_eos(self._vocab),
+                llama_cpp.llama_vocab_eot(self._vocab),
+            )
+            if token >= 0
+        }
+        stop = {t for t in candidates if llama_cpp.llama_vocab_is_eog(self._vocab, t)}
+        if self._vocabulary.model == GPT2 and Key.TOKENIZER_EOS_ID not in self._vocabulary.ids:
+            stop -= {t for t in stop & {11} if not any(m in tokens[t] for m in _EOG_MARKS)}
+        return frozenset(stop)
+
+    def _open(self) -> Any:
+        if not self._free.alive:
+            raise ValueError("the tokenizer is closed")
+        return self._vocab
+
+
+def _longest_run(text: str) -> int:
+    """Bound on the characters of one pre-token: a word and the white space beside it."""
+    if len(text) <= PLAIN_RUN:
+        return len(text)
+    return 2 * max(match.end() - match.start() for match in re.finditer(r"\S+|\s+", text))
+
+
+def _with_stack(run: Callable[[], list[int]], n_run: int) -> list[int]:
+    """Runs in a thread whose stack carries the recursion over `n_run` characters."""
+    if n_run > 2 * MAX_RUN:
+        raise ValueError(
+            f"the text holds {n_run // 2} characters without a word boundary, "
+            f"the limit is {MAX_RUN}"
+        )
+    result: list[int] = []
+    thread = threading.Thread(target=lambda: result.extend(run()))
+    with _stack_lock:
+        before = threading.stack_size((1 << 20) + STACK_BYTES_PER_CHARACTER * n_run // 4096 * 4096)
+        try:
+            thread.start()
+        except RuntimeError:
+            raise ValueError(
+                f"no memory to tokenize {n_run // 2} characters without a word boundary"
+            ) from None
+        finally:
+            threading.stack_size(before)
+    thread.join()
+    return result
+
+
+def _load(vocabulary: Vocabulary, name: str) -> Any:
+    """A llama.cpp model that holds the vocabulary only."""
+    if _unopened is not None:
+        raise ValueError(f"llama-cpp-python cannot be used: {_unopened}") from _unopened
+    with _load_lock:
+        _log_errors.clear()
+        llama_cpp.llama_log_set(_keep_errors, ctypes.c_void_p(0))
+        params = llama_cpp.llama_model_default_params()
+        params.vocab_only = True
+        handle, path = tempfile.mkstemp(prefix="dflash-", suffix=".gguf")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(vocabulary.to_gguf())
+            model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
+        finally:
+            os.unlink(path)
+            llama_cpp.llama_log_set(_print_errors, ctypes.c_void_p(0))
+        if not model:
+            reason = "; ".join(_log_errors) or "no reason given"
+            raise ValueError(f"{name}: llama.cpp refuses the vocabulary: {reason}")
+        return model
+
+
+def _builtin_names() -> list[str]:
+    """Names of the chat templates that are compiled into llama.cpp."""
+    n = llama_cpp.llama_chat_builtin_templates(None, 0)
+    names = (ctypes.c_char_p * n)()
+    llama_cpp.llama_chat_builtin_templates(names, n)
+    return [name.decode() for name in names if name]
+
+
+def _builtin(name: str, messages: Sequence[Message]) -> str:
+    """The prompt by a template compiled into llama.cpp."""
+    chat = (llama_cpp.llama_chat_message * len(messages))()
+    for entry, message in zip(chat, messages, strict=True):
+        entry.role = str(message["role"]).encode()
+        entry.content = str(message["content"]).encode()
+    apply: Callable[..., int] = llama_cpp.llama_chat_apply_template
+    size = apply(name.encode(), chat, len(messages), True, None, 0)
+    if size < 0:
+        raise ValueError(f"the chat template {name!r} does not take these messages")
+    out = ctypes.create_string_buffer(size)
+    apply(name.encode(), chat, len(messages), True, out, size)
+    return out.raw[:size].decode("utf-8", "replace")
