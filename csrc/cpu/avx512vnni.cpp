@@ -5,6 +5,7 @@
 #if !defined(__clang__)
 // GCC 12 warns of its own intrinsics (its bug 105593).
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 
 #include "codes_32.h"

@@ -2,6 +2,8 @@
 // where it can; it may not join products and sums, nor take a sum's parts in another order.
 #pragma once
 
+#include "exp_lanes.h"
+
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -27,6 +29,9 @@ struct FloatsPortable {
     }
 
     static F zero() { return F{}; }
+    static F spread(float x) {
+        return each([&](int) { return x; });
+    }
     static F load(const float * p) {
         F all;
         std::memcpy(all.at, p, sizeof all.at);
@@ -43,6 +48,12 @@ struct FloatsPortable {
         return each([&](int i) { return ggml_fp16_to_fp32(bits[i]); });
 #endif
     }
+    static void store(float * p, F x) { std::memcpy(p, x.at, sizeof x.at); }
+    static void store_halves(uint16_t * p, F x) {
+        for (int i = 0; i < T; ++i) {
+            p[i] = ggml_fp32_to_fp16(x.at[i]);
+        }
+    }
     static F brains(const uint16_t * p) { // bfloat16
         uint16_t bits[T];
         std::memcpy(bits, p, sizeof bits);
@@ -52,6 +63,35 @@ struct FloatsPortable {
             std::memcpy(&value, &wide, sizeof value);
             return value;
         });
+    }
+    static F add(F a, F b) {
+        return each([&](int i) { return a.at[i] + b.at[i]; });
+    }
+    static F sub(F a, F b) {
+        return each([&](int i) { return a.at[i] - b.at[i]; });
+    }
+    static F mul(F a, F b) {
+        return each([&](int i) { return a.at[i] * b.at[i]; });
+    }
+    static F divide(F a, F b) {
+        return each([&](int i) { return a.at[i] / b.at[i]; });
+    }
+    static F max(F a, F b) { // b where one is no number
+        return each([&](int i) { return a.at[i] > b.at[i] ? a.at[i] : b.at[i]; });
+    }
+    static F round(F x) {
+        return each([&](int i) { return std::nearbyint(x.at[i]); });
+    }
+    static F times_power_of_two(F x, F n) {
+        return each([&](int i) { return std::ldexp(x.at[i], static_cast<int>(n.at[i])); });
+    }
+    static F zero_below(F x, float limit, F y) {
+        return each([&](int i) { return x.at[i] >= limit ? y.at[i] : 0.0f; });
+    }
+    static F exp(F x) { return exp_lanes<FloatsPortable>(x); }
+    // a where x < 0, else b
+    static F where_negative(F x, F a, F b) {
+        return each([&](int i) { return x.at[i] < 0.0f ? a.at[i] : b.at[i]; });
     }
     static F mul_add(F a, F b, F c) {
         return each([&](int i) {

@@ -4,6 +4,9 @@
 
 namespace dfl::cpu {
 
-const RowKernel * row_kernel() { return best_kernel(row_kernel_avx512(), row_kernel_avx2()); }
+const RowKernel * row_kernel() {
+    const RowKernel * best = best_kernel(row_kernel_avx512(), row_kernel_avx2());
+    return best != nullptr ? best : row_kernel_portable();
+}
 
 } // namespace dfl::cpu

@@ -25,7 +25,7 @@ void add_draft_output(LiveGraph & live, ggml_tensor * logits) {
     live.logits = wanted(live, logits);
     const int64_t n_draft = logits->ne[1], k = live.shape.n_top;
     ggml_tensor * probabilities = nullptr;
-    if (live.shape.log_sum_exp && live.cpu_nodes.n_threads > 0 && cpu::row_kernel() != nullptr) {
+    if (live.shape.log_sum_exp && live.cpu_nodes.n_threads > 0) {
         live.top.log_sum_exp =
             wanted(live, add_cpu_node(ctx, live.cpu_nodes, GGML_TYPE_F32, n_draft, 1, {logits},
                                       std::make_unique<LogSumExp>()));

@@ -4,30 +4,10 @@
 
 #include <algorithm>
 #include <cfloat>
-#include <cmath>
 
 namespace dfl {
 
-int64_t first_largest(const float * x, int64_t n) {
-    if (const cpu::RowKernel * kernel = cpu::row_kernel()) {
-        return kernel->first_largest(x, n);
-    }
-    // Sixteen running maxima let the compiler use vector registers.
-    constexpr int64_t lanes = 16;
-    float best[lanes];
-    std::fill(best, best + lanes, -INFINITY);
-    int64_t i = 0;
-    for (; i + lanes <= n; i += lanes) {
-        for (int64_t j = 0; j < lanes; ++j) {
-            best[j] = x[i + j] > best[j] ? x[i + j] : best[j];
-        }
-    }
-    float top = *std::max_element(best, best + lanes);
-    for (; i < n; ++i) {
-        top = x[i] > top ? x[i] : top;
-    }
-    return std::find(x, x + n, top) - x;
-}
+int64_t first_largest(const float * x, int64_t n) { return cpu::row_kernel()->first_largest(x, n); }
 
 void append_best(const float * x, int64_t n, int64_t k, std::vector<Candidate> & out) {
     if (k == 1) {

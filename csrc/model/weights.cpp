@@ -1,6 +1,5 @@
 #include "model/weights.h"
 
-#include "cpu/row_kernel.h"
 #include "device/devices.h"
 #include "error.h"
 #include "gguf_schema.h"
@@ -195,7 +194,7 @@ bool WeightLoader::packs_experts(int il) const {
     const cpu::PackedProduct * gate = product(schema::TENSOR_FFN_GATE_EXPS);
     const cpu::PackedProduct * up = product(schema::TENSOR_FFN_UP_EXPS);
     return gate != nullptr && up != nullptr && product(schema::TENSOR_FFN_DOWN_EXPS) != nullptr &&
-           gate->quantize_row == up->quantize_row && cpu::row_kernel() != nullptr;
+           gate->quantize_row == up->quantize_row;
 }
 
 void WeightLoader::token_embeddings() {

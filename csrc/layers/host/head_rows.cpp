@@ -108,16 +108,15 @@ class TurnHeads : public CpuNode {
 static bool turns_pairs(const RopeShape & rope) { return rope.type == GGML_ROPE_TYPE_NORMAL; }
 
 bool turns_heads(const Build & b, int il, const HeadRows & rows) {
-    const cpu::RowKernel * kernel = b.cpu_nodes.n_threads > 0 ? cpu::row_kernel() : nullptr;
     const int64_t d = rows.k->ne[0];
     const auto lies_well = [](const ggml_tensor * x) {
         return x == nullptr || (x->type == GGML_TYPE_F32 && x->nb[0] == sizeof(float));
     };
-    return kernel != nullptr && d % kernel->lanes == 0 && d <= cpu::MAX_TURNED_HEAD &&
-           b.hp.layers[il].rope.n_dims <= d && b.kv.k(il)->type == GGML_TYPE_F16 &&
-           b.kv.v(il)->type == GGML_TYPE_F16 && b.kv.rotation_k(il) == nullptr &&
-           b.kv.rotation_v(il) == nullptr && lies_well(rows.q) && lies_well(rows.k) &&
-           lies_well(rows.v);
+    return b.cpu_nodes.n_threads > 0 && d % cpu::row_kernel()->lanes == 0 &&
+           d <= cpu::MAX_TURNED_HEAD && b.hp.layers[il].rope.n_dims <= d &&
+           b.kv.k(il)->type == GGML_TYPE_F16 && b.kv.v(il)->type == GGML_TYPE_F16 &&
+           b.kv.rotation_k(il) == nullptr && b.kv.rotation_v(il) == nullptr && lies_well(rows.q) &&
+           lies_well(rows.k) && lies_well(rows.v);
 }
 
 // Cosines and sines at these positions, [n_dims, 1, n_rows]; layers that turn alike share them.

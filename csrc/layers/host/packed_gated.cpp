@@ -74,8 +74,7 @@ class Gated : public CpuNode {
 } // namespace
 
 bool gates_packed(const Build & b, const PackedMatrix & gate, const PackedMatrix & up) {
-    return b.cpu_nodes.n_threads > 0 && cpu::row_kernel() != nullptr &&
-           gate.product->quantize_row == up.product->quantize_row;
+    return b.cpu_nodes.n_threads > 0 && gate.product->quantize_row == up.product->quantize_row;
 }
 
 PackedInput packed_gated(Build & b, const PackedMatrix & gate, const PackedMatrix & up,

@@ -40,8 +40,7 @@ static ggml_tensor * sigmoid_gate(const ggml_tensor * x) {
 PackedRows packed_rows(const Build & b, ggml_tensor * x) {
     using Kind = PackedRows::Kind;
     // Scratch is counted for graphs of the CPU alone.
-    const cpu::RowKernel * kernel = b.cpu_nodes.n_threads > 0 ? cpu::row_kernel() : nullptr;
-    if (kernel != nullptr && x->ne[0] % kernel->lanes == 0) {
+    if (b.cpu_nodes.n_threads > 0 && x->ne[0] % cpu::row_kernel()->lanes == 0) {
         if (is_weighted_norm(x)) {
             return {Kind::NORM, x->src[0]->src[0], x->src[1], b.hp.eps};
         }
