@@ -236,7 +236,8 @@ class Walk:
         if self.session.model.n_recurrent and same < len(self.timeline):
             assert there <= same
         else:
-            assert there == same
+            # Back to where a pass began whose rows were never read.
+            assert same - N_UBATCH < there <= same
         self.n_back += 0 < there < len(self.timeline)
         self.timeline = prompt[:there]
 
