@@ -210,8 +210,7 @@ class Generation:
         with self._account.round(len(self.history) - 1) as done:
             tree = self._propose(done)
             if tree is not None and tree.n_drafted:
-                done.n_drafted, done.is_tree = tree.n_drafted, not tree.is_chain
-                done.n_expected = tree.n_expected
+                done.verifies(tree)
                 done.n_accepted = self._verify(tree)
             else:
                 with self._account.phase("decode"):

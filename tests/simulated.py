@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -88,6 +88,19 @@ class Text:
         return truth, np.log(np.maximum(claims, 1e-9))
 
 
+def chosen(
+    truth: np.ndarray, order: np.ndarray, places: list[int], rng: np.random.Generator
+) -> Iterator[int]:
+    """The target's tokens of the positions to come, K for one that was no candidate.
+
+    places: takes their places among the candidates in the drafter's order.
+    """
+    while True:
+        token = int(rng.choice(K + 1, p=np.append(truth, 1.0 - truth.sum())))
+        places.append(int(np.flatnonzero(order == token)[0]) if token < K else K)
+        yield token
+
+
 def answer(
     machine: Machine,
     text: Callable[[int], Text],
@@ -112,14 +125,8 @@ def answer(
             features = Features(np.tile(claims[order], (n, 1)))
             tokens = np.tile(order, (n, 1)).astype(np.int64)
             tree = rule.pick(0, Candidates(tokens, calibration.log_chances(features)), 255)
-            done.n_drafted, done.is_tree = tree.n_drafted, not tree.is_chain
-            done.n_expected = tree.n_expected
-            node: int | None = 0
-            while node is not None:
-                token = int(rng.choice(K + 1, p=np.append(truth, 1.0 - truth.sum())))
-                places.append(int(np.flatnonzero(order == token)[0]) if token < K else K)
-                node = tree.child(node, token) if tree.n_drafted else None
-                done.n_accepted += node is not None
+            done.verifies(tree)
+            done.n_accepted = len(tree.accepted(chosen(truth, order, places, rng))) - 1
             calibration.observe(features, places[:n])
         done.n_tokens = done.n_accepted + 1
         machine.run(done, rng)

@@ -141,3 +141,17 @@ def test_equal_chances_give_equal_trees() -> None:
     trees = [grow(ROOT, given, 40) for _ in range(2)]
     assert trees[0] == trees[1]
     check(trees[0], given, 40)
+
+
+def test_the_accepted_path_takes_no_more_tokens_than_it_needs() -> None:
+    given = Candidates(
+        np.array([[1, 2], [3, 4], [5, 6]]), np.log([[0.5, 0.4], [0.4, 0.1], [0.4, 0.1]])
+    )
+    tree = grow(ROOT, given, 12)
+    for tokens, n_taken in (([2, 3, 5, 7], 4), ([2, 9, 5], 2), ([9, 1, 3], 1), ([1], 1)):
+        left = iter(tokens)
+        path = tree.accepted(left)
+        expected = tokens[: n_taken - 1] if tokens != [1] else [1]
+        assert [tree.tokens[node] for node in path] == [ROOT, *expected]
+        assert [tree.parents[node] for node in path] == [-1, *path[:-1]]
+        assert list(left) == tokens[n_taken:]

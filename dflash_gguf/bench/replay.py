@@ -81,12 +81,8 @@ def play(
             )
             if candidates is not None:
                 tree = rule.pick(record.tokens[at], candidates, most)
-                done.n_drafted, done.is_tree = tree.n_drafted, not tree.is_chain
-                done.n_expected = tree.n_expected
-                node = tree.child(0, coming[0])
-                while node is not None:
-                    done.n_accepted += 1
-                    node = tree.child(node, coming[done.n_accepted])
+                done.verifies(tree)
+                done.n_accepted = len(tree.accepted(coming)) - 1
         done.n_tokens = done.n_accepted + 1
         done.draft_s = costs.draft_s(n) if n else 0.0
         done.pass_s = costs.pass_s(done.position, done.n_drafted + 1, done.is_tree)

@@ -11,6 +11,7 @@ Source: Ringel & Romano, DDTree, arXiv 2604.12989.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any
@@ -76,6 +77,19 @@ class Tree:
             keys = zip(self.parents, self.tokens, strict=True)
             self._children.update({key: child for child, key in enumerate(keys)})
         return self._children.get((node, token))
+
+    def accepted(self, chosen: Iterable[int]) -> list[int]:
+        """The path that the target takes, root first.
+
+        chosen: its token after each node of the path, taken only as far as the path goes.
+        """
+        path = [0]
+        for token in chosen:
+            node = self.child(path[-1], token)
+            if node is None:
+                break
+            path.append(node)
+        return path
 
     def first(self, n_drafted: int) -> Tree:
         """The root and the first nodes below it, which are a tree as well."""

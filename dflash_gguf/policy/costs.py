@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..draft.tree import Tree
+
 N_TIMES = 9
 """Times that a moving median looks back."""
 N_FEW = 4
@@ -43,6 +45,11 @@ class Round:
     pass_s: float = 0.0
     sample_s: float = 0.0
     is_narrow: bool = False
+
+    def verifies(self, tree: Tree) -> None:
+        """Fills in what the target is given."""
+        self.n_drafted, self.is_tree = tree.n_drafted, not tree.is_chain
+        self.n_expected = tree.n_expected
 
     @property
     def kind(self) -> str:

@@ -9,6 +9,7 @@ and with trees of 22.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 
 import numpy as np
@@ -50,12 +51,11 @@ def tokens_a_round(kind: str, size: int) -> float:
 
 def accepted(tree: Tree, candidates: Candidates, random: np.random.Generator) -> list[int]:
     """The path that the target takes, root first, for one draw of its choices."""
-    path = [0]
+    return tree.accepted(_chosen(candidates, random))
+
+
+def _chosen(candidates: Candidates, random: np.random.Generator) -> Iterator[int]:
     for tokens, steps in zip(candidates.tokens, candidates.log_chances, strict=True):
         chances = np.exp(steps)
         rank = random.choice(N_RANKS, p=chances / chances.sum())
-        child = tree.child(path[-1], int(tokens[rank]))
-        if child is None:
-            break
-        path.append(child)
-    return path
+        yield int(tokens[rank])
