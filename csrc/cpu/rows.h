@@ -95,8 +95,9 @@ inline float largest_magnitude(const float * x) {
     return _mm_cvtss_f32(_mm_castsi128_ps(m));
 }
 
-// 32 values times scale, to the nearest integers. Returns their sum.
-inline int32_t quantize_32(const float * x, float scale, int8_t * q) {
+// 32 values times scale, to the nearest integers. Returns their sum: small, unless a value is not
+// finite, when it may be any number.
+inline int64_t quantize_32(const float * x, float scale, int8_t * q) {
     __m256i v[4];
     for (int i = 0; i < 4; ++i) {
         const __m256 scaled = _mm256_mul_ps(_mm256_loadu_ps(x + 8 * i), _mm256_set1_ps(scale));
@@ -116,7 +117,7 @@ inline int32_t quantize_32(const float * x, float scale, int8_t * q) {
 
 // Quantises 32 values; *d is their scale before it is rounded to a half, NaN if a value is. Returns
 // the sum of q.
-inline int32_t quantize_block_32(const float * x, int8_t * q, float * d) {
+inline int64_t quantize_block_32(const float * x, int8_t * q, float * d) {
     const float top = largest_magnitude<32>(x);
     *d = top / 127.0f;
     return quantize_32(x, top != 0.0f ? 127.0f / top : 0.0f, q);
@@ -127,7 +128,7 @@ inline void quantize_blocks_32(const float * x, int64_t n_in, int32_t offset, vo
     auto * block = static_cast<Block32 *>(dst);
     for (int64_t i = 0; i < n_in; i += 32, ++block) {
         float d;
-        block->bias = -offset * quantize_block_32(x + i, block->q, &d);
+        block->bias = static_cast<int32_t>(-offset * quantize_block_32(x + i, block->q, &d));
         block->d = through_half(d);
     }
 }
@@ -164,14 +165,14 @@ inline void quantize_blocks_256(const float * x, int64_t n_in, void * dst) {
         const float top = first_largest_256(x + i);
         const float scale = top != 0.0f ? -127.0f / top : 0.0f;
         for (int j = 0; j < 8; ++j) {
-            const int32_t sum = quantize_32(x + i + 32 * j, scale, block->q + 32 * j);
+            const int64_t sum = quantize_32(x + i + 32 * j, scale, block->q + 32 * j);
             int32_t first = 0;
             for (int k = 0; k < 16; ++k) {
                 first += block->q[32 * j + k];
             }
             block->sums[j] = static_cast<int16_t>(sum);
             block->biases[2 * j] = -32 * first;
-            block->biases[2 * j + 1] = -32 * (sum - first);
+            block->biases[2 * j + 1] = static_cast<int32_t>(-32 * (sum - first));
         }
         block->d = top != 0.0f ? 1.0f / scale : 0.0f;
     }

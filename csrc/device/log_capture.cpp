@@ -19,7 +19,8 @@ thread_local LogCapture * innermost = nullptr;
 // Never destroyed: ggml may log to the end of the process.
 struct Known {
     std::mutex mutex;
-    std::forward_list<Callback> callbacks; // a place in it is ours to hand to ggml as data
+    ggml_log_callback by_default = nullptr; // ggml's own
+    std::forward_list<Callback> callbacks;  // a place in it is ours to hand to ggml as data
 };
 
 Known & known() {
@@ -69,14 +70,18 @@ std::string LogCapture::reason() const {
 void quiet_log() {
     Known & all = known();
     std::lock_guard<std::mutex> lock(all.mutex);
-    Callback set = {nullptr, nullptr}, by_default = {nullptr, nullptr};
+    Callback set = {nullptr, nullptr};
     ggml_log_get(&set.function, &set.data);
     if (set.function == route) {
         return;
     }
-    ggml_log_set(nullptr, nullptr);
-    ggml_log_get(&by_default.function, &by_default.data);
-    if (set.function == by_default.function) {
+    if (all.by_default == nullptr) { // once, as lines of other threads go astray meanwhile
+        void * no_data = nullptr;
+        ggml_log_set(nullptr, nullptr);
+        ggml_log_get(&all.by_default, &no_data);
+        ggml_log_set(set.function, set.data);
+    }
+    if (set.function == all.by_default) {
         set = {print_warnings, nullptr};
     }
     for (Callback & one : all.callbacks) {
