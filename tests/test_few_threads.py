@@ -26,6 +26,7 @@ def load():
 
 os.chdir(sys.argv[1])
 expected = load()
+values = np.random.default_rng(3).standard_normal((512, 1024), dtype=np.float32)
 if os.getuid() == 0:
     os.setresuid(65534, 65534, 65534)
 resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
@@ -34,7 +35,6 @@ try:
     sys.exit("the limit does not hold")
 except RuntimeError:
     pass
-values = np.random.default_rng(3).standard_normal((512, 1024), dtype=np.float32)
 np.save(sys.stdout.buffer, quantize(values, "q8_0", 4))
 assert load() == expected
 """

@@ -147,6 +147,30 @@ def test_rows_before_what_was_never_read_are_right(poisoned: Pair) -> None:
         np.testing.assert_array_equal(one, two)
 
 
+@pytest.mark.parametrize("n_ubatch", [7, 100])
+def test_truncation_runs_spoiled_rows_again(poisoned: Pair, n_ubatch: int) -> None:
+    session = start(poisoned, n_ubatch=n_ubatch)
+    if session.model.n_recurrent:  # goes back to between passes only
+        session.prefill(CLEAN[:9])
+        with pytest.raises(Error, match="goes back only to a checkpoint"):
+            session.truncate(1)
+        return
+
+    def cancel(done: int, _total: int) -> None:
+        if done > 20:  # the bad one is among them
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        session.prefill(POISONED, cancel)
+    session.truncate(18)
+    assert session.position == 18
+    found = session.prefill(CLEAN[30:33]).logits()
+    fresh = start(poisoned, n_ubatch=n_ubatch)
+    fresh.prefill(POISONED[:18])
+    np.testing.assert_array_equal(found, fresh.prefill(CLEAN[30:33]).logits())
+    assert np.isfinite(session.draft(7, 3, 4).logits).all()
+
+
 def test_a_prompt_that_begins_like_a_cancelled_one_is_answered(poisoned: Pair) -> None:
     decoder, fresh = (Decoder((x := start(poisoned)).model, x, None) for _ in range(2))
     n_asked = iter(range(100))

@@ -436,7 +436,16 @@ void Session::truncate(int64_t position) {
               DFL_STATUS_UNSUPPORTED,
               "a model with recurrent layers goes back only to a checkpoint, not to position %lld",
               (long long)position);
-    forget_from(position);
+    prove();
+    const int64_t from = sound(position);
+    const std::vector<int32_t> again(tokens_.begin() + from, tokens_.begin() + position);
+    forget_from(from);
+    for (size_t done = 0; done < again.size();) {
+        const auto n = std::min<size_t>(params_.n_ubatch, again.size() - done);
+        append(again.data() + done, static_cast<int64_t>(n), /*n_out =*/0,
+               /*inject =*/draft_ != nullptr);
+        done += n;
+    }
 }
 
 } // namespace dfl

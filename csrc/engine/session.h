@@ -122,8 +122,9 @@ class Session {
     void restore(const Checkpoint & checkpoint);
     // Whether restore() would work.
     bool holds(const Checkpoint & checkpoint) const;
-    // Forgets the tokens from a position on; throws DFL_STATUS_UNSUPPORTED if recurrent layers
-    // have overwritten what they knew there.
+    // Forgets the tokens from a position on, and runs those before it again that they may have
+    // spoiled, in a pass that nobody read a row after; throws DFL_STATUS_UNSUPPORTED if recurrent
+    // layers have overwritten what they knew there.
     void truncate(int64_t position);
 
     uint64_t kv_bytes() const { return kv_.bytes(); }
