@@ -43,7 +43,9 @@ std::set<std::string> lacking_operations(const Backend & backend, ggml_cgraph * 
 
 bool reaches_beside(const Backend & backend, ggml_cgraph * graph) {
     for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
-        if (is_beside(backend, ggml_graph_node(graph, i))) {
+        const ggml_tensor * node = ggml_graph_node(graph, i);
+        // The weights of our own nodes are no tensors of the graph.
+        if (node->op == GGML_OP_CUSTOM || is_beside(backend, node)) {
             return true;
         }
     }
