@@ -273,6 +273,7 @@ LiveGraph & GraphPool::get_in_arena(LiveGraph fresh) {
 
 void GraphPool::compute(LiveGraph & live) {
     live.best.clear();
+    live.firsts.clear();
     live.candidates.clear();
     live.cpu_nodes.begin_run();
     if (live.scheduler != nullptr) {
