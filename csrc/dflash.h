@@ -285,9 +285,9 @@ dfl_status dfl_session_commit_path(dfl_session * session, const int32_t * nodes,
 
 /* Back to position 0. */
 dfl_status dfl_session_reset(dfl_session * session, dfl_error * err);
-/* Forgets the tokens from a position on; if no row was read after the pass that appended them, those
- * before them in that pass run again. Errors: DFL_STATUS_UNSUPPORTED on a model with recurrent
- * layers, unless position is 0 or the present one; COMPUTE. */
+/* Forgets the tokens from a position on; if no row was read after the pass that appended them,
+ * those before them in that pass run again. Errors: DFL_STATUS_UNSUPPORTED on a model with
+ * recurrent layers, unless position is 0 or the present one; COMPUTE. */
 dfl_status dfl_session_truncate(dfl_session * session, int64_t position, dfl_error * err);
 
 /* All that the prefix up to here leaves behind; valid for this session alone, while it still begins
