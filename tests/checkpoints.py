@@ -17,6 +17,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -48,6 +50,12 @@ SPLIT_PATTERNS = {
     "qwen35": _CONTRACTIONS
     + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|"
     + _TAIL,
+    "gpt-4o": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    + _CONTRACTIONS
+    + r"?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    + _CONTRACTIONS
+    + r"?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|"
+    + _TAIL,
 }
 PRE_OF_KIND = {
     "llama": "llama-bpe",
@@ -55,6 +63,7 @@ PRE_OF_KIND = {
     "qwen3moe": "qwen2",
     "qwen35": "qwen35",
     "qwen35moe": "qwen35",
+    "gpt-oss": "gpt-4o",
 }
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (
@@ -169,6 +178,13 @@ def _text_config(kind: str, overrides: dict[str, Any]) -> Any:
     if kind == "qwen35moe":
         extra = {"shared_expert_intermediate_size": 32}
         return Qwen3_5MoeTextConfig(**{**shared, **moe, **hybrid, **extra, **overrides})
+    if kind == "gpt-oss":
+        yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "truncate": False,
+                "beta_fast": 32.0, "beta_slow": 1.0,
+                "original_max_position_embeddings": 64}  # fmt: skip
+        own = {"intermediate_size": 64, "num_local_experts": 8, "num_experts_per_tok": 4,
+               "num_hidden_layers": 4, "sliding_window": 8, "rope_parameters": yarn}  # fmt: skip
+        return GptOssConfig(**{**shared, **own, **overrides})
     raise ValueError(f"kind {kind!r} is not one of {', '.join(KINDS)}")
 
 
@@ -180,6 +196,7 @@ def _model(kind: str, text_config: Any, wrapped: bool) -> PreTrainedModel:
             "qwen3moe": Qwen3MoeForCausalLM,
             "qwen35": Qwen3_5ForCausalLM,
             "qwen35moe": Qwen3_5MoeForCausalLM,
+            "gpt-oss": GptOssForCausalLM,
         }
         model: PreTrainedModel = classes[kind](text_config)
         return model
@@ -239,6 +256,56 @@ def _fuse_experts(directory: Path, n_experts: int) -> None:
     save_file(tensors, path, metadata={"format": "pt"})
 
 
+def mxfp4_values(blocks: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
+    """What a checkpoint's blocks [..., n, 16] and exponents [..., n] stand for: [..., 32 * n].
+
+    Source: transformers, integrations/mxfp4.py.
+    """
+    magnitudes = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2).long()
+    values = magnitudes[codes & 7] * torch.where(codes >= 8, -1.0, 1.0)
+    return (values * torch.exp2(exponents.float() - 127)[..., None]).flatten(-2)
+
+
+def _pack_experts(directory: Path, seed: int) -> None:
+    """Gives the experts of a gpt-oss folder random MXFP4 blocks, as published ones have them."""
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    generator = torch.Generator().manual_seed(seed)
+    for name in [name for name in tensors if name.endswith((".gate_up_proj", ".down_proj"))]:
+        n_experts, n_in, n_out = tensors.pop(name).shape
+        shape = (n_experts, n_out, n_in // 32)
+        tensors[f"{name}_blocks"] = torch.randint(
+            0, 256, (*shape, 16), generator=generator, dtype=torch.uint8
+        )
+        # Values up to 6, so an exponent of -5 keeps activations near 1.
+        tensors[f"{name}_scales"] = torch.randint(
+            120, 124, shape, generator=generator, dtype=torch.uint8
+        )
+    save_file(tensors, path, metadata={"format": "pt"})
+    path = directory / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config["quantization_config"] = {"quant_method": "mxfp4"}
+    path.write_text(json.dumps(config), encoding="utf-8")
+
+
+def unpack_experts(directory: Path) -> Path:
+    """The same gpt-oss folder with plain experts of the same values, for transformers."""
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    for name in [name for name in tensors if name.endswith("_blocks")]:
+        base = name.removesuffix("_blocks")
+        values = mxfp4_values(tensors.pop(name), tensors.pop(f"{base}_scales"))
+        tensors[base] = values.transpose(1, 2).contiguous()
+    config = text_config_of(directory)
+    del config["quantization_config"]
+    plain = directory / "plain"
+    plain.mkdir()
+    (plain / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    save_file(tensors, plain / "model.safetensors", metadata={"format": "pt"})
+    return plain
+
+
 def make_target(
     directory: Path,
     kind: str,
@@ -249,6 +316,7 @@ def make_target(
     wrapped: bool = False,
     mtp: bool = False,
     fused_experts: bool = False,
+    packed_experts: bool = False,
     pre: str | None = None,
     **overrides: Any,
 ) -> Path:
@@ -256,8 +324,9 @@ def make_target(
 
     `wrapped` writes the multimodal form of the Qwen3.5 kinds (text part plus a tiny vision tower),
     `mtp` adds one multi-token-prediction layer to them, `fused_experts` stores the experts of the
-    mixture kinds as 3-D tensors (both need a single shard), `pre` names the tokenizer's split
-    pattern (PRE_OF_KIND by default), `overrides` are fields of the transformers text config.
+    mixture kinds as 3-D tensors, `packed_experts` those of gpt-oss as random MXFP4 blocks (these
+    need a single shard), `pre` names the tokenizer's split pattern (PRE_OF_KIND by default),
+    `overrides` are fields of the transformers text config.
     """
     text_config = _text_config(kind, overrides)
     if mtp:
@@ -269,6 +338,8 @@ def make_target(
         _append_mtp(directory, text_config, seed + 1, dtype)
     if fused_experts:
         _fuse_experts(directory, text_config.num_experts)
+    if packed_experts:
+        _pack_experts(directory, seed + 2)
     write_tokenizer(directory, pre or PRE_OF_KIND[kind])
     return directory
 

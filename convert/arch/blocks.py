@@ -20,7 +20,7 @@ def add_attention(
     q_rows: NDArray[np.int64] | None = None,
     k_rows: NDArray[np.int64] | None = None,
 ) -> None:
-    """Q, K, V and output projections, Q, K and V with biases where present.
+    """Q, K, V and output projections, with biases where present.
 
     `q_factor` is 2 where Q holds a gate beside the query; `q_rows` and `k_rows` reorder the rows.
     """
@@ -36,6 +36,8 @@ def add_attention(
         inventory.add_optional(of_block(bias, block), f"{source}.bias", (size,), columns=rows)
     output = of_block(Tensor.ATTN_OUTPUT, block)
     inventory.add(output, f"{prefix}.self_attn.o_proj.weight", (dims.n_embd, q))
+    output_bias = of_block(Tensor.ATTN_OUTPUT_BIAS, block)
+    inventory.add_optional(output_bias, f"{prefix}.self_attn.o_proj.bias", (dims.n_embd,))
 
 
 def add_ffn(inventory: Inventory, n_embd: int, n_ff: int, block: int, prefix: str) -> None:

@@ -39,14 +39,16 @@ def expert_count(config: Config) -> int:
     return config.integer(name)
 
 
-def add_expert_counts(metadata: Metadata, config: Config) -> None:
-    """Number, choice and width of the routed experts."""
+def add_expert_counts(
+    metadata: Metadata, config: Config, width: str = "moe_intermediate_size"
+) -> None:
+    """Number, choice and width of the routed experts. `width`: the name of that in config.json."""
     count, used = expert_count(config), config.integer("num_experts_per_tok")
     if used > count:
         raise ConvertError(f"{config.path}: {used} experts per token, but there are only {count}")
     metadata.uint32(Key.EXPERT_COUNT, count)
     metadata.uint32(Key.EXPERT_USED_COUNT, used)
-    metadata.uint32(Key.EXPERT_FEED_FORWARD_LENGTH, config.integer("moe_intermediate_size"))
+    metadata.uint32(Key.EXPERT_FEED_FORWARD_LENGTH, config.integer(width))
 
 
 def _require_uniform_experts(config: Config) -> None:

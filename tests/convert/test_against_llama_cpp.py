@@ -51,6 +51,9 @@ CASES = [
     Case("qwen3", "q8_0", "qwen2"),
     Case("qwen3moe", "q8_0", "qwen2"),
     Case("qwen35moe", "q8_0", "qwen35"),
+    Case("gpt-oss", "f32", "gpt-4o"),
+    Case("gpt-oss", "q8_0", "gpt-4o"),
+    Case("gpt-oss-packed", "bf16", "gpt-4o"),
 ]
 
 
@@ -66,6 +69,8 @@ def make_folders(base: Path) -> None:
     make_target(base / "qwen3", "qwen3", rope_parameters=yarn, tie_word_embeddings=True, **bf16)
     make_target(base / "qwen3moe", "qwen3moe", **bf16)
     make_target(base / "qwen35moe", "qwen35moe", wrapped=True, fused_experts=True, mtp=True, **bf16)
+    make_target(base / "gpt-oss", "gpt-oss", **bf16)
+    make_target(base / "gpt-oss-packed", "gpt-oss", packed_experts=True, **bf16)
     smollm2_sizes = {"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64}
     taps = {"target_layer_ids": [1, 14, 27], "mask_token_id": 4}
     make_drafter(

@@ -75,6 +75,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen35moe",
         {"wrapped": True, "fused_experts": True, "mtp": True, **value_heads(2, 6)},
     ),
+    # llama.cpp rounds the bounds of yarn's ramp whatever the model was trained with.
+    "gpt-oss": ("gpt-oss", {"rope_parameters": {**YARN_ROPE, "truncate": True}}),
+    "gpt-oss two of four experts": (
+        "gpt-oss",
+        {"rope_parameters": {**YARN_ROPE, "truncate": True}, "num_local_experts": 4,
+         "num_experts_per_tok": 2, **heads(6, 2, 48)},
+    ),
 }  # fmt: skip
 
 
