@@ -204,7 +204,7 @@ def _sources(plan: TensorPlan, checkpoint: Checkpoint, arch: str) -> Iterator[ND
         return
     for source in plan.sources:
         view = checkpoint.view(source)
-        if source.endswith(".gate_up_proj"):
+        if source.endswith(".gate_up_proj") and "gate_up" not in plan.name:
             half = view.shape[1] // 2
             for expert in view:
                 yield expert[:half] if "gate" in plan.name else expert[half:]

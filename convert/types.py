@@ -133,11 +133,14 @@ class _Mixture:
         # ggml drops leading dimensions of 1 when it counts.
         if _stays_f32(plan, 1 + sum(size > 1 for size in plan.shape[:-1])):
             return "f32"
+        if plan.name == Tensor.PER_LAYER_MODEL_PROJ:
+            return "f16"
         return self._fallback(self._preferred(plan), plan.n_columns)
 
     def _preferred(self, plan: TensorPlan) -> str:
         name = plan.name
-        if name == Tensor.OUTPUT or (self.is_tied and name == Tensor.TOKEN_EMBD):
+        tables = (Tensor.TOKEN_EMBD, Tensor.PER_LAYER_TOKEN_EMBD)
+        if name == Tensor.OUTPUT or (self.is_tied and name in tables):
             return "q8_0" if plan.n_columns % BLOCKS[self.base][0] else "q6_K"
         if _is_attention_value(name):
             return self._attention_value()

@@ -18,7 +18,10 @@ from ..plan import Array, Elementwise, Metadata, TensorPlan
 from ..schema import Key, Tensor
 
 # Parts of multimodal checkpoints that a text model does not need, and buffers of old ones.
-IGNORED = re.compile(r"^(model\.)?(visual|vision_tower|audio_tower)\.|\.rotary_emb\.inv_freq$")
+IGNORED = re.compile(
+    r"^(model\.)?(visual|vision_tower|vision_embedder|embed_vision|audio_tower|embed_audio)\."
+    r"|\.rotary_emb\.inv_freq$"
+)
 
 MAX_LAYERS = 512  # llama.cpp's LLAMA_MAX_LAYERS
 MAX_VOCAB = 1 << 24  # ids beyond are not exact in float32, which some readers carry them in

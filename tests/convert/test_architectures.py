@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -350,3 +351,79 @@ def test_damaged_mxfp4_blocks_are_refused(tmp_path: Path) -> None:
     edit_tensors(tmp_path / "y", **{"model.layers.0.mlp.experts.down_proj_blocks": blocks})
     with pytest.raises(ConvertError, match="rows of 40 values, which MXFP4's blocks of 32"):
         prepare(tmp_path / "y", "f32", pre="gpt-4o")
+
+
+# --- gemma4 --------------------------------------------------------------------------------------
+
+
+def test_gemma4_layers_of_two_kinds(tmp_path: Path) -> None:
+    make_target(tmp_path, "gemma4")
+    conversion, ours, theirs = converted(tmp_path, "gemma4")
+    found = metadata(conversion)
+    assert found["attention.sliding_window_pattern"] == [True, True, True, False]
+    assert found["attention.head_count_kv"] == [2, 2, 2, 1]
+    assert (found["attention.key_length"], found["attention.key_length_swa"]) == (48, 32)
+    assert (found["rope.freq_base"], found["rope.freq_base_swa"]) == (1e6, 1e4)
+    assert found["final_logit_softcapping"] == 30.0
+    # A quarter of a head of 48 turns: 6 of 24 pairs.
+    np.testing.assert_array_equal(ours["rope_freqs.weight"], [1.0] * 6 + [np.float32(1e30)] * 18)
+    assert "blk.3.attn_v.weight" not in ours and "blk.2.attn_v.weight" in ours
+    for name, source in (
+        ("attn_norm", "input_layernorm"),
+        ("post_attention_norm", "post_attention_layernorm"),
+        ("ffn_norm", "pre_feedforward_layernorm"),
+        ("post_ffw_norm", "post_feedforward_layernorm"),
+    ):
+        expected = theirs[f"model.layers.1.{source}.weight"]
+        np.testing.assert_array_equal(ours[f"blk.1.{name}.weight"], expected)
+    np.testing.assert_array_equal(
+        ours["blk.2.layer_output_scale.weight"], theirs["model.layers.2.layer_scalar"]
+    )
+
+
+def test_gemma4_without_a_cap_says_so(tmp_path: Path) -> None:
+    make_target(tmp_path, "gemma4", final_logit_softcapping=None)
+    assert metadata(prepare(tmp_path, "f32"))["final_logit_softcapping"] == 0.0
+
+
+def test_gemma4_configs_as_published_give_the_same_metadata(tmp_path: Path) -> None:
+    make_target(tmp_path, "gemma4")
+    new = metadata(prepare(tmp_path, "f32"))
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["per_layer_config"]
+    config |= {"global_head_dim": 48, "num_global_key_value_heads": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert metadata(prepare(tmp_path, "f32")) == new
+
+
+GEMMA4_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "activation": ({"hidden_activation": "silu"}, "hidden_activation 'silu' is not supported"),
+    "both directions": ({"use_bidirectional_attention": "all"}, "is not a text generator"),
+    "layer kinds": ({"layer_types": ["full_attention"] * 3}, "for each of 4 layers"),
+    "no full layer": ({"layer_types": ["sliding_attention"] * 4}, "name no layer full_attention"),
+    "shared": ({"num_kv_shared_layers": 3}, "num_kv_shared_layers is 3 of 4, which leaves no"),
+    "rope": (
+        {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}},
+        "rope type 'yarn' of full_attention is not supported",
+    ),
+    "norms": ({"hidden_size": 64}, r"has shape \[421, 96\], config.json asks for \[421, 64\]"),
+    "heads": (
+        {"per_layer_config": {"3": {"head_dim": 33}}},
+        "full layers of 4 heads of 33 over 2 key-value heads cannot be",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", GEMMA4_FAULTS)
+def test_a_gemma4_config_that_cannot_be_is_refused(tmp_path: Path, case: str) -> None:
+    changes, message = GEMMA4_FAULTS[case]
+    make_target(tmp_path, "gemma4")
+    edit_config(tmp_path, **changes)
+    with pytest.raises(ConvertError, match=message):
+        prepare(tmp_path, "f32")
+
+
+def test_a_gemma4_tokenizer_needs_bytes_to_fall_back_to(tmp_path: Path) -> None:
+    make_target(tmp_path, "gemma4", pre="qwen2")
+    with pytest.raises(ConvertError, match="is not the tokenizer of a Gemma 4 model"):
+        prepare(tmp_path, "f32")
