@@ -136,7 +136,8 @@ def _gemma4_tokenizer_json() -> str:
     trainer = trainers.BpeTrainer(
         vocab_size=VOCAB_SIZE - 4, special_tokens=first, show_progress=False
     )
-    tokenizer.train_from_iterator([word for text in _CORPUS for word in text.split(" ")], trainer)
+    lines = [line for text in _CORPUS for line in text.split("\n")]  # llama.cpp splits there too
+    tokenizer.train_from_iterator(lines, trainer)
     description = json.loads(tokenizer.to_str())
     special = set(GEMMA4_TOKENS.values())
     description["added_tokens"] = [
