@@ -1,7 +1,7 @@
 """The decode loop: prefill, then rounds until something ends the answer.
 
-The loop knows the model only through `Session` and the vocabulary only through `Vocabulary`, so
-that a scripted session tests every way an answer can end.
+The loop knows the model only through `Timeline` and the vocabulary only through `Vocabulary`, so
+that a scripted timeline tests every way an answer can end.
 """
 
 from __future__ import annotations
@@ -40,20 +40,12 @@ class Rows(Protocol):
         """One row, float32 [n_vocab], fetched when asked for."""
 
 
-class Session(Protocol):
-    """One timeline of a model: `position` tokens are in its caches, at most `n_ctx`.
-
-    A call that raises leaves `position` where the last finished micro-batch put it, and the
-    session usable from there.
-    """
+class Engine(Protocol):
+    """What a timeline is computed by."""
 
     @property
-    def n_ctx(self) -> int:
-        """Tokens the caches can hold."""
-
-    @property
-    def position(self) -> int:
-        """Tokens the caches hold."""
+    def max_verify(self) -> int:
+        """Rows of one verify at most."""
 
     @property
     def n_most_top(self) -> int:
@@ -61,6 +53,26 @@ class Session(Protocol):
 
     def keep_top(self, k: int) -> bool:
         """Has the k best of every row picked in the passes to come; False if they are not."""
+
+
+class Timeline(Protocol):
+    """A `core.Sequence`: `position` tokens are in the caches, at most `n_ctx`.
+
+    A call that raises leaves `position` where the last finished micro-batch put it, and the
+    timeline usable from there.
+    """
+
+    @property
+    def engine(self) -> Engine:
+        """Its engine."""
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens it may hold."""
+
+    @property
+    def position(self) -> int:
+        """Tokens the caches hold."""
 
     def sync(self, tokens: Sequence[int]) -> int:
         """Goes back to where the timeline agrees with `tokens`; how many of them are there.
@@ -76,10 +88,6 @@ class Session(Protocol):
 
     def decode(self, token: int) -> Rows:
         """Appends one token and returns its row."""
-
-    @property
-    def max_verify(self) -> int:
-        """Rows of one verify at most."""
 
     def verify(self, tokens: Sequence[int]) -> Rows:
         """Runs tokens after the timeline and returns a row for each; appends nothing."""
@@ -102,12 +110,12 @@ class Generation:
     """One answer in the making: iterate for its steps, `result()` at any time for its account.
 
     `history` is the prompt and the answer so far: what penalties and the drafter's scores look at.
-    What the caches hold is for the session to know.
+    What the caches hold is for the timeline to know.
     """
 
     def __init__(
         self,
-        session: Session,
+        timeline: Timeline,
         vocabulary: Vocabulary,
         prompt: Sequence[int],
         config: DecodeConfig,
@@ -125,10 +133,10 @@ class Generation:
         cancelled: asked between micro-batches and tokens; True ends the answer.
         Errors: ValueError for an empty prompt or one that does not fit into the context.
         """
-        check_prompt(prompt, session.n_ctx)
+        check_prompt(prompt, timeline.n_ctx)
         self.config = config
         self.history = list(prompt)
-        self._session = session
+        self._timeline = timeline
         self._prompt = tuple(prompt)
         self._n_cached = 0
         self._has_top = False
@@ -138,7 +146,7 @@ class Generation:
         self._rule = rule
         banned = vocabulary.stop_tokens if config.ignore_eos else frozenset()
         self._sampler = Sampler(config, banned=banned | vocabulary.suppressed_tokens)
-        self._answer = Answer(vocabulary, config, session.n_ctx - len(prompt), self._cancelled)
+        self._answer = Answer(vocabulary, config, timeline.n_ctx - len(prompt), self._cancelled)
         self._account = Account(self._proposer is not None)
         self._steps = self._run()
 
@@ -201,8 +209,8 @@ class Generation:
                 self._on_prefill(done, total)
 
         with self._account.phase("prefill"):
-            self._n_cached = self._session.sync(self._prompt)
-            return self._session.prefill(self._prompt[self._n_cached :], progress)
+            self._n_cached = self._timeline.sync(self._prompt)
+            return self._timeline.prefill(self._prompt[self._n_cached :], progress)
 
     def _step(self) -> Step:
         """One round: puts the last token, and what follows it, into the caches."""
@@ -214,7 +222,7 @@ class Generation:
                 done.n_accepted = self._verify(tree)
             else:
                 with self._account.phase("decode"):
-                    rows = self._session.decode(self.history[-1])
+                    rows = self._timeline.decode(self.history[-1])
                 self._take(self._choose(rows, -1))
             done.n_tokens = len(self._answer.tokens) - n_before
         tokens = tuple(self._answer.tokens[n_before:])
@@ -239,7 +247,7 @@ class Generation:
         if candidates is None:
             self._rule = None
             return None
-        n_room = min(self._session.max_verify, self._session.n_ctx - done.position)
+        n_room = min(self._timeline.engine.max_verify, self._timeline.n_ctx - done.position)
         with self._account.phase("tree"):
             return self._rule.pick(self.history[-1], candidates, n_room - 1)
 
@@ -263,18 +271,18 @@ class Generation:
                     break
             with self._account.phase("commit"):
                 if tree.is_chain:
-                    self._session.commit(len(path))
+                    self._timeline.commit(len(path))
                 else:
-                    self._session.commit_path(path)
+                    self._timeline.commit_path(path)
         except BaseException:
-            self._session.commit(0)
+            self._timeline.commit(0)
             raise
         return n_accepted
 
     def _rows_of(self, tree: Tree) -> Rows:
         if tree.is_chain:
-            return self._session.verify(tree.tokens)
-        return self._session.verify_tree(tree.tokens, tree.parents)
+            return self._timeline.verify(tree.tokens)
+        return self._timeline.verify_tree(tree.tokens, tree.parents)
 
     def _take(self, token: int) -> bool:
         """Adds a token to the answer; whether it ends it."""
@@ -283,8 +291,9 @@ class Generation:
 
     def _keep_top(self) -> bool:
         """Whether rows come as their best tokens, since these are all that a draw looks at."""
-        n_most = self._session.n_most_top
-        return self._session.keep_top(n_most if 0 < self._sampler.n_best <= n_most else 0)
+        engine = self._timeline.engine
+        n_most = engine.n_most_top
+        return engine.keep_top(n_most if 0 < self._sampler.n_best <= n_most else 0)
 
     def _choose(self, rows: Rows, index: int) -> int:
         """Draws the token after `history` from a row."""

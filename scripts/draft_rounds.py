@@ -98,25 +98,25 @@ def equal_work(tables: Sequence[Sequence[Milliseconds]]) -> dict[str, Any]:
 class Ours:
     """This project's core, called as the decode loop calls it."""
 
-    def __init__(self, session: core.Session) -> None:
-        self.session = session
+    def __init__(self, sequence: core.Sequence) -> None:
+        self.sequence = sequence
 
     def rounds(self, work: Forced) -> Milliseconds:
         """Runs the work."""
-        session, n_chosen = self.session, 1
-        session.reset()
-        session.prefill(work.prompt).argmax()
+        sequence, n_chosen = self.sequence, 1
+        sequence.reset()
+        sequence.prefill(work.prompt).argmax()
         rows = []
         while n_chosen + work.n_draft <= len(work.text):
             times = [perf_counter()]
-            session.draft(work.text[n_chosen - 1], work.n_draft)
+            sequence.draft(work.text[n_chosen - 1], work.n_draft)
             times.append(perf_counter())
-            checked = session.verify([work.text[n_chosen - 1], *work.candidates(n_chosen)])
+            checked = sequence.verify([work.text[n_chosen - 1], *work.candidates(n_chosen)])
             times.append(perf_counter())
             for index in range(work.accept + 1):
                 checked.argmax(index)
             times.append(perf_counter())
-            session.commit(work.accept + 1)
+            sequence.commit(work.accept + 1)
             times.append(perf_counter())
             n_chosen += work.accept + 1
             draft, verify, host, commit = np.diff(times)
@@ -130,9 +130,9 @@ class Ours:
         """
         times = []
         for _ in range(n_runs):
-            self.session.verify([last_token] * (n_draft + 1))
-            self.session.commit(0)
+            self.sequence.verify([last_token] * (n_draft + 1))
+            self.sequence.commit(0)
             started = perf_counter()
-            self.session.draft(last_token, n_draft)
+            self.sequence.draft(last_token, n_draft)
             times.append(perf_counter() - started)
         return 1e3 * float(np.median(times))

@@ -67,18 +67,18 @@ def record(
     decoder: dflash_gguf.Decoder, prompt: Sequence[int], config: dflash_gguf.DecodeConfig
 ) -> Record:
     """Draws an answer by plain decoding and drafts before every token of it."""
-    n_draft = config.draft_max or decoder.session.max_draft
+    n_draft = config.draft_max or decoder.sequence.max_draft
     sampler = Sampler(config)
     stops = decoder.tokenizer.stop_tokens if decoder.tokenizer else frozenset[int]()
     decoder.reset()
-    session, seen = decoder.session, list(prompt)
-    seen.append(sampler.choose(session.prefill(prompt).logits(), seen, len(seen)).token)
+    sequence, seen = decoder.sequence, list(prompt)
+    seen.append(sampler.choose(sequence.prefill(prompt).logits(), seen, len(seen)).token)
     ids, logits = [], []
     while len(ids) < (config.max_tokens or 0) and seen[-1] not in stops:
-        drafted = session.draft(seen[-1], n_draft, N_RECORDED)
+        drafted = sequence.draft(seen[-1], n_draft, N_RECORDED)
         ids.append(drafted.tokens)
         logits.append(drafted.logits)
-        row = session.decode(seen[-1]).logits()
+        row = sequence.decode(seen[-1]).logits()
         seen.append(sampler.choose(row, seen, len(seen)).token)
     shape = (-1, n_draft, N_RECORDED)
     return Record(

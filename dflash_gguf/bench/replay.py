@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from .. import core
 from ..config import DecodeConfig
-from ..core import Draft, Session
+from ..core import Draft
 from ..draft.proposer import N_RANKED, DFlash
 from ..policy.budget import Budget
 from ..policy.costs import Costs, Round
@@ -29,14 +30,14 @@ class Record:
 
 
 def record(
-    session: Session, prompt: Sequence[int], n_tokens: int, lengths: Sequence[int]
+    sequence: core.Sequence, prompt: Sequence[int], n_tokens: int, lengths: Sequence[int]
 ) -> Record:
     """Decodes plainly, drafting `lengths` positions before every token."""
-    session.reset()
-    tokens, drafts = [session.prefill(prompt).argmax()], []
+    sequence.reset()
+    tokens, drafts = [sequence.prefill(prompt).argmax()], []
     while len(tokens) < n_tokens:
-        drafts.append({n: session.draft(tokens[-1], n, N_RANKED) for n in lengths})
-        tokens.append(session.decode(tokens[-1]).argmax())
+        drafts.append({n: sequence.draft(tokens[-1], n, N_RANKED) for n in lengths})
+        tokens.append(sequence.decode(tokens[-1]).argmax())
     return Record(len(prompt), tokens, drafts)
 
 

@@ -58,7 +58,7 @@ def guarded(run: Callable[[], int]) -> int:
 
 def tell_detours(decoder: Decoder) -> None:
     """One line on stderr if the CPU computes what the device cannot."""
-    if lacking := decoder.session.cpu_operations:
+    if lacking := decoder.engine.cpu_operations:
         names = ", ".join(lacking)
         print(f"{decoder.model.backend} lacks {names}: the CPU computes that", file=sys.stderr)
 
