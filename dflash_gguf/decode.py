@@ -22,6 +22,7 @@ from .policy.costs import Round
 from .policy.rules import Rule
 from .results import Result, Step
 from .sampling import Sampler
+from .text.reasoning import Splitter
 
 Progress = Callable[[int, int], None]
 """Called with (tokens done, tokens in all) between micro-batches. It may raise, to cancel."""
@@ -124,6 +125,7 @@ class Generation:
         rule: Rule | None = None,
         on_prefill: Progress | None = None,
         cancelled: Callable[[], bool] | None = None,
+        splitter: Splitter | None = None,
     ) -> None:
         """Computes nothing yet.
 
@@ -131,6 +133,7 @@ class Generation:
             rounds are plain.
         on_prefill: progress of the prefill.
         cancelled: asked between micro-batches and tokens; True ends the answer.
+        splitter: tells thoughts apart from the answer's text.
         Errors: ValueError for an empty prompt or one that does not fit into the context.
         """
         check_prompt(prompt, timeline.n_ctx)
@@ -146,7 +149,8 @@ class Generation:
         self._rule = rule
         banned = vocabulary.stop_tokens if config.ignore_eos else frozenset()
         self._sampler = Sampler(config, banned=banned | vocabulary.suppressed_tokens)
-        self._answer = Answer(vocabulary, config, timeline.n_ctx - len(prompt), self._cancelled)
+        n_room = timeline.n_ctx - len(prompt)
+        self._answer = Answer(vocabulary, config, n_room, self._cancelled, splitter)
         self._account = Account(self._proposer is not None)
         self._steps = self._run()
 
@@ -166,6 +170,7 @@ class Generation:
         return Result(
             tokens=tuple(self._answer.tokens),
             text=self._answer.text,
+            reasoning=self._answer.reasoning,
             n_prompt=len(self._prompt),
             n_prefilled=len(self._prompt) - self._n_cached,
             n_decoded=account.n_decoded,
@@ -196,7 +201,8 @@ class Generation:
         started = time.perf_counter()
         ended = self._take(self._choose(rows, -1))
         self._account.prefill_s += time.perf_counter() - started
-        yield Step(tuple(self._answer.tokens), self._answer.new_text())
+        text, reasoning = self._answer.new_text()
+        yield Step(tuple(self._answer.tokens), text, reasoning=reasoning)
         while not ended:
             yield self._step()
             ended = self._answer.stop_reason is not None
@@ -229,7 +235,8 @@ class Generation:
         if self._proposer is not None and self._rule is not None:
             self._proposer.observe(tokens)
             self._rule.observe(done)
-        return Step(tokens, self._answer.new_text(), done.n_drafted, done.n_accepted)
+        text, reasoning = self._answer.new_text()
+        return Step(tokens, text, done.n_drafted, done.n_accepted, reasoning)
 
     def _propose(self, done: Round) -> Tree | None:
         """What may follow the last token: nothing in a plain round."""
