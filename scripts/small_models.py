@@ -19,7 +19,7 @@ from dflash_gguf.convert.plan import Metadata
 from dflash_gguf.convert.schema import Arch, Key
 from numpy.typing import NDArray
 from synthetic_shapes import Experts, Shape, metadata, tensors
-from synthetic_vocabulary import invented_vocabulary
+from synthetic_vocabulary import copied_vocabulary, invented_vocabulary
 
 from dflash_gguf.core import quantize
 
@@ -58,9 +58,9 @@ WIDTHS = {1: (100, 171), 32: (96, 160), 256: (256, 512)}
 WEIGHT_TYPES = ("f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K")
 WEIGHT_TYPES += ("q4_K", "q5_K", "q6_K", "iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs")
 WEIGHT_TYPES += ("iq3_s", "iq4_nl", "iq4_xs", "tq1_0", "tq2_0", "mxfp4")
-_NEED_IMPORTANCES = ("iq1_s", "iq2_xxs", "iq2_xs")
+NEED_IMPORTANCES = ("iq1_s", "iq2_xxs", "iq2_xs")
 """Types that nothing is quantised to without an importance matrix: their blocks are random bits."""
-_SLOW = ("iq1_m", "iq2_s", "iq3_xxs", "iq3_s", "iq4_xs")
+SLOW = ("iq1_m", "iq2_s", "iq3_xxs", "iq3_s", "iq4_xs")
 """Types that are slow to quantise to: their blocks are drawn from a few."""
 _N_POOL = 64
 
@@ -127,9 +127,9 @@ def _stored(
     if not is_matrix or type_name == "f32" or n_columns % block_of(type_name):
         return values, _type("f32")
     rows = np.ascontiguousarray(values).reshape(-1, n_columns)
-    if type_name in _NEED_IMPORTANCES:
+    if type_name in NEED_IMPORTANCES:
         data = _drawn(type_name, len(rows), n_columns, random)
-    elif type_name in _SLOW:
+    elif type_name in SLOW:
         data = _pool(type_name)[random.integers(_N_POOL, size=values.size // block_of(type_name))]
     else:
         data = quantize(rows, type_name)
@@ -156,12 +156,57 @@ def write_small(path: Path, kind: str, type_name: str, seed: int = 0) -> Path:
     if shape.n_v_heads:
         meta.array(Key.ROPE_DIMENSION_SECTIONS, [3, 3, 2, 0])
     invented_vocabulary(meta, shape.n_vocab)
+    return _write(path, shape, meta, type_name, seed)
+
+
+def write_small_drafter(
+    path: Path, kind: str, type_name: str, target: Path, target_type: str, seed: int = 0
+) -> Path:
+    """Writes a random drafter for a model of `write_small`."""
+    of = sized(kind, target_type)
+    shape = Shape(
+        **_SHARED | {"tied": True, "arch": Arch.DFLASH, "n_layer": 2},
+        n_embd=of.n_embd,
+        n_ff=WIDTHS[block_of(type_name)][1],
+        n_head=4,
+        n_head_kv=2,
+        head_dim=64,
+        rope_dims=64,
+        taps=(0, 1),
+        multi_rope=of.n_v_heads > 0,
+    )
+    meta = metadata(shape, f"drafter of {kind}", "f32")
+    copied_vocabulary(meta, target)
+    return _write(path, shape, meta, type_name, seed)
+
+
+def retyped(source: Path, path: Path, type_name: str) -> Path:
+    """Writes `source` with its matrices in another type, where rows are whole blocks of it."""
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(path, str(reader.fields[Key.GENERAL_ARCHITECTURE].contents()))
+    for key, field in reader.fields.items():
+        if not key.startswith("GGUF.") and key != Key.GENERAL_ARCHITECTURE:
+            element = field.types[1] if len(field.types) > 1 else None
+            writer.add_key_value(key, field.contents(), field.types[0], element)
+    random = np.random.default_rng(0)
+    for tensor in reader.tensors:
+        values = gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+        data, kind_of_data = _stored(tensor.name, values, type_name, random)
+        writer.add_tensor(tensor.name, data, raw_dtype=kind_of_data)
+    return _finished(writer, path)
+
+
+def _write(path: Path, shape: Shape, meta: Metadata, type_name: str, seed: int) -> Path:
     writer = gguf.GGUFWriter(path, shape.arch)
     _add(writer, meta)
     random = np.random.default_rng(seed)
     for name, sizes in tensors(shape):
         data, kind_of_data = _stored(name, _values(name, sizes, random), type_name, random)
         writer.add_tensor(name, data, raw_dtype=kind_of_data)
+    return _finished(writer, path)
+
+
+def _finished(writer: gguf.GGUFWriter, path: Path) -> Path:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
