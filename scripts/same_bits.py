@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 from covering import covering
 from numpy.typing import NDArray
-from small_models import N_VOCAB, SHAPES, WEIGHT_TYPES, write_small
+from small_models import N_VOCAB, ONE_HEAD, SHAPES, WEIGHT_TYPES, write_small
 from trees import bushy, comb, path_to, scattered, star, tokens_for
 
 from dflash_gguf.core import CACHE_TYPES, Checkpoint, LoadConfig, Model, Session
@@ -50,7 +50,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "kind": tuple(SHAPES),
     "weights": WEIGHT_TYPES,
     "kv": (*(f"{name}/{name}" for name in CACHE_TYPES), *MIXED),
-    "prefix": (0, 100, 600),
+    "prefix": (0, 100, 600, 2040),
     "threads": (1, 2, 3, 4),
     "work": WORKS,
     "repack": (True, False),
@@ -100,11 +100,12 @@ def pairwise_cases() -> list[Case]:
 
 def long_cases() -> list[Case]:
     """Contexts beyond 32,768 cells, a few."""
+    one, hybrid = ONE_HEAD
     rows = (
-        ("llama", "q4_0", "f16/f16", 1, "chains"),
-        ("llama", "q8_0", "q8_0/q8_0", 2, "prefill"),
-        ("qwen35", "f32", "f16/f16", 2, "trees"),
-        ("qwen3", "q4_K", "bf16/bf16", 2, "resumed"),
+        (one, "q4_0", "f16/f16", 1, "chains"),
+        (one, "q8_0", "q8_0/q8_0", 2, "prefill"),
+        (hybrid, "f32", "f16/f16", 2, "trees"),
+        (one, "q4_K", "bf16/bf16", 2, "resumed"),
     )
     return [Case(k, w, kv, LONG, threads, work, True) for k, w, kv, threads, work in rows]
 
@@ -399,10 +400,11 @@ def chosen_cases(args: argparse.Namespace) -> list[Case]:
 
 def by_value(differing: Mapping[Case, Found], cases: Sequence[Case]) -> Iterator[str]:
     """For every value of a factor, how many of its cases differ: what they have in common shows."""
-    for name, values in FACTORS.items():
+    for name in FACTORS:
+        values = sorted({getattr(case, name) for case in cases})
         n = Counter(getattr(case, name) for case in cases)
         bad = Counter(getattr(case, name) for case in differing)
-        counts = [f"{value}: {bad[value]} of {n[value]}" for value in values if n[value]]
+        counts = [f"{value}: {bad[value]} of {n[value]}" for value in values]
         yield f"{name:8} {', '.join(counts)}"
 
 

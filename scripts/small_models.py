@@ -52,6 +52,13 @@ SHAPES = {
         **_HYBRID,
     ),
 }
+ONE_HEAD = {
+    "llama, one head": _shape(Arch.LLAMA, (1, 1, 32), n_layer=1),
+    "qwen35, one head": _shape(
+        Arch.QWEN35, (1, 1, 32), n_k_heads=2, n_v_heads=8, d_state=32, **_HYBRID | {"n_layer": 2}
+    ),
+}
+"""For contexts so long that more heads would take minutes."""
 WIDTHS = {1: (100, 171), 32: (96, 160), 256: (256, 512)}
 """Of the residual stream and of the feed-forward part, by the elements of a block."""
 
@@ -76,7 +83,7 @@ def block_of(type_name: str) -> int:
 
 def sized(kind: str, type_name: str) -> Shape:
     """The shape of a kind with widths that fit a weight type."""
-    shape = SHAPES[kind]
+    shape = (SHAPES | ONE_HEAD)[kind]
     n_embd, n_ff = WIDTHS[block_of(type_name)]
     experts = shape.experts
     if experts is not None:
@@ -150,7 +157,7 @@ def _add(writer: gguf.GGUFWriter, meta: Metadata) -> None:
 
 
 def write_small(path: Path, kind: str, type_name: str, seed: int = 0) -> Path:
-    """Writes a model of `kind` (of SHAPES) whose matrices have a type of WEIGHT_TYPES."""
+    """Writes a model of `kind` (of SHAPES, ONE_HEAD) whose matrices have a type of WEIGHT_TYPES."""
     shape = sized(kind, type_name)
     meta = metadata(shape, kind, "f32")
     if shape.n_v_heads:
