@@ -8,99 +8,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .account import Account
 from .answer import Answer, Vocabulary
 from .config import DecodeConfig
 from .draft.proposer import Proposer
-from .draft.tree import Tree
-from .policy.costs import Round
 from .policy.rules import Rule
 from .results import Result, Step
+from .rounds import Progress, Rows, Speculation, Timeline, verify
 from .sampling import Sampler
 from .text.reasoning import Splitter
-
-Progress = Callable[[int, int], None]
-"""Called with (tokens done, tokens in all) between micro-batches. It may raise, to cancel."""
-
-
-class Rows(Protocol):
-    """The target's scores of one pass, one row per token asked for; valid until the next pass."""
-
-    def argmax(self, index: int = -1) -> int:
-        """Token with the largest logit of a row, lowest id on ties; no row is copied."""
-
-    def top(self, index: int = -1) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """The best tokens of a row and their logits, best first, where `keep_top` said so."""
-
-    def logits(self, index: int = -1) -> NDArray[np.float32]:
-        """One row, float32 [n_vocab], fetched when asked for."""
-
-
-class Engine(Protocol):
-    """What a timeline is computed by."""
-
-    @property
-    def max_verify(self) -> int:
-        """Rows of one verify at most."""
-
-    @property
-    def n_most_top(self) -> int:
-        """Best tokens of a row that `keep_top` may be asked for."""
-
-    def keep_top(self, k: int) -> bool:
-        """Has the k best of every row picked in the passes to come; False if they are not."""
-
-
-class Timeline(Protocol):
-    """A `core.Sequence`: `position` tokens are in the caches, at most `n_ctx`.
-
-    A call that raises leaves `position` where the last finished micro-batch put it, and the
-    timeline usable from there.
-    """
-
-    @property
-    def engine(self) -> Engine:
-        """Its engine."""
-
-    @property
-    def n_ctx(self) -> int:
-        """Tokens it may hold."""
-
-    @property
-    def position(self) -> int:
-        """Tokens the caches hold."""
-
-    def sync(self, tokens: Sequence[int]) -> int:
-        """Goes back to where the timeline agrees with `tokens`; how many of them are there.
-
-        At least the last is left to prefill. A verify that waits for its commit is closed.
-        """
-
-    def prefill(self, tokens: Sequence[int], progress: Progress | None = None) -> Rows:
-        """Appends tokens, in micro-batches, and returns the row of the last one.
-
-        What `progress` raises is passed on.
-        """
-
-    def decode(self, token: int) -> Rows:
-        """Appends one token and returns its row."""
-
-    def verify(self, tokens: Sequence[int]) -> Rows:
-        """Runs tokens after the timeline and returns a row for each; appends nothing."""
-
-    def verify_tree(self, tokens: Sequence[int], parents: Sequence[int]) -> Rows:
-        """The same for nodes that see only their ancestors; the root comes first, parent -1."""
-
-    def commit(self, n: int) -> None:
-        """Appends the first n tokens of the verify that waits for it; 0 is always allowed."""
-
-    def commit_path(self, nodes: Sequence[int]) -> None:
-        """Appends a path of the tree that waits for it, from the root down."""
 
 
 class _Cancelled(Exception):
@@ -145,13 +64,14 @@ class Generation:
         self._has_top = False
         self._on_prefill = on_prefill
         self._cancelled = cancelled or (lambda: False)
-        self._proposer = None if rule is None else proposer
-        self._rule = rule
         banned = vocabulary.stop_tokens if config.ignore_eos else frozenset()
         self._sampler = Sampler(config, banned=banned | vocabulary.suppressed_tokens)
         n_room = timeline.n_ctx - len(prompt)
         self._answer = Answer(vocabulary, config, n_room, self._cancelled, splitter)
-        self._account = Account(self._proposer is not None)
+        self._speculation: Speculation | None = None
+        self._account = Account(proposer is not None and rule is not None)
+        if proposer is not None and rule is not None:
+            self._speculation = Speculation(proposer, rule, self._sampler, self._account.phase)
         self._steps = self._run()
 
     def __iter__(self) -> Iterator[Step]:
@@ -178,11 +98,11 @@ class Generation:
             prefill_s=account.prefill_s,
             decode_s=account.decode_s,
             stop_reason=self._answer.stop_reason or "cancelled",
-            draft="none" if self._proposer is None else self.config.draft,
+            draft="none" if self._speculation is None else self.config.draft,
             seed=self._sampler.seed,
             n_drafted=account.n_drafted,
             accept_histogram=account.accept_histogram,
-            rounds_by_draft=None if self._proposer is None else dict(account.rounds_by_draft),
+            rounds_by_draft=None if self._speculation is None else dict(account.rounds_by_draft),
             phase_s=account.phase_s,
         )
 
@@ -220,76 +140,26 @@ class Generation:
 
     def _step(self) -> Step:
         """One round: puts the last token, and what follows it, into the caches."""
-        n_before = len(self._answer.tokens)
+        n_before, timeline = len(self._answer.tokens), self._timeline
         with self._account.round(len(self.history) - 1) as done:
-            tree = self._propose(done)
-            if tree is not None and tree.n_drafted:
-                done.verifies(tree)
-                done.n_accepted = self._verify(tree)
+            tree = None
+            if self._speculation is not None:
+                n_room = min(timeline.engine.max_verify, timeline.n_ctx - done.position)
+                n_left = self._answer.n_left
+                tree = self._speculation.propose(done, self.history, n_left, n_room)
+            if tree is not None:
+                phase = self._account.phase
+                done.n_accepted = verify(timeline, tree, self._choose, self._take, phase)
             else:
                 with self._account.phase("decode"):
-                    rows = self._timeline.decode(self.history[-1])
+                    rows = timeline.decode(self.history[-1])
                 self._take(self._choose(rows, -1))
             done.n_tokens = len(self._answer.tokens) - n_before
         tokens = tuple(self._answer.tokens[n_before:])
-        if self._proposer is not None and self._rule is not None:
-            self._proposer.observe(tokens)
-            self._rule.observe(done)
+        if self._speculation is not None:
+            self._speculation.observe(done, tokens)
         text, reasoning = self._answer.new_text()
         return Step(tokens, text, done.n_drafted, done.n_accepted, reasoning)
-
-    def _propose(self, done: Round) -> Tree | None:
-        """What may follow the last token: nothing in a plain round."""
-        if self._proposer is None or self._rule is None:
-            return None
-        limit = min(self._proposer.max_draft, self._answer.n_left - 1)
-        n = self._rule.choose(done.position, limit) if limit > 0 else 0
-        if n == 0:
-            return None
-        done.n_positions, done.is_narrow = n, self._rule.is_narrow
-        with self._account.phase("draft"):
-            candidates = self._proposer.propose(
-                self.history, n, self._sampler, is_narrow=self._rule.is_narrow
-            )
-        if candidates is None:
-            self._rule = None
-            return None
-        n_room = min(self._timeline.engine.max_verify, self._timeline.n_ctx - done.position)
-        with self._account.phase("tree"):
-            return self._rule.pick(self.history[-1], candidates, n_room - 1)
-
-    def _verify(self, tree: Tree) -> int:
-        """Verifies a tree and commits what the answer keeps; returns how many nodes are in it.
-
-        The walk ends at the token that ends the answer, so that nothing behind it is committed.
-        """
-        path: list[int] = []
-        node: int | None = 0
-        n_accepted = 0
-        try:
-            with self._account.phase("verify"):
-                rows = self._rows_of(tree)
-            while node is not None:
-                path.append(node)
-                token = self._choose(rows, node)
-                node = tree.child(node, token)
-                n_accepted += node is not None
-                if self._take(token):
-                    break
-            with self._account.phase("commit"):
-                if tree.is_chain:
-                    self._timeline.commit(len(path))
-                else:
-                    self._timeline.commit_path(path)
-        except BaseException:
-            self._timeline.commit(0)
-            raise
-        return n_accepted
-
-    def _rows_of(self, tree: Tree) -> Rows:
-        if tree.is_chain:
-            return self._timeline.verify(tree.tokens)
-        return self._timeline.verify_tree(tree.tokens, tree.parents)
 
     def _take(self, token: int) -> bool:
         """Adds a token to the answer; whether it ends it."""

@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from . import core
 from .config import DecodeConfig, LoadConfig
 from .core import MAX_VERIFY, Drafter, Engine, Model, library_build
-from .decode import Generation, Progress, check_prompt
+from .decode import Generation, check_prompt
 from .memory.fit import most_rows, with_context
 from .memory.plan import Planner, check_fits
 from .policy.cost_file import CostFile
 from .policy.drafting import Drafting
 from .results import Result, Step
+from .rounds import Progress
 from .text.chat import ChatPrompt, Message
 from .text.reasoning import Splitter
 from .text.tokenizer import Tokenizer

@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 
 from dflash_gguf.config import DecodeConfig
 from dflash_gguf.core import Draft
-from dflash_gguf.decode import Generation, Progress
+from dflash_gguf.decode import Generation
 from dflash_gguf.draft.proposer import DFlash
 from dflash_gguf.policy.budget import Budget
 from dflash_gguf.policy.rules import FixedChain, FixedTree, Rule
+from dflash_gguf.rounds import Progress
 
 N_VOCAB = 4096
 BLOCK = 7

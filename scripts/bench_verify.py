@@ -23,6 +23,8 @@ from bench_plain import commit, cpu_name
 
 from dflash_gguf import core
 from dflash_gguf.config import LoadConfig
+from dflash_gguf.draft.tree import Tree
+from dflash_gguf.rounds import Rows, verify
 
 N_PROMPT = 256
 N_ACCEPTED = 5
@@ -44,13 +46,14 @@ def run(sequence: core.Sequence, step: Step, tokens: list[int]) -> float:
     if kind == "plain":
         sequence.decode(tokens[0]).argmax()
     else:
-        if kind == "chain":
-            rows = sequence.verify(tokens[:n])
-        else:
-            rows = sequence.verify_tree(tokens[:n], tree_parents(n))
-        for i in range(n):
-            rows.argmax(i)
-        sequence.commit_path(range(min(n - n // 3, N_ACCEPTED)))
+        tree = Tree.of(tokens[:n], tree_parents(n) if kind == "tree" else None)
+        n_path = min(n - n // 3, N_ACCEPTED)
+
+        def choose(rows: Rows, node: int) -> int:
+            rows.argmax(node)
+            return tokens[node + 1] if node + 1 < n_path else -1
+
+        verify(sequence, tree, choose, lambda _: False)
     seconds = time.perf_counter() - began
     sequence.restore(start)
     return seconds

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dflash_gguf.core import Sequence
+from dflash_gguf.draft.tree import Tree
+from dflash_gguf.rounds import verify
 
 # From the drafted tokens and how many tokens stand already, the tokens to verify.
 Propose = Callable[[list[int], int], list[int]]
@@ -21,14 +23,14 @@ def plain(sequence: Sequence, prompt: list[int], n: int) -> list[int]:
 
 def run_round(sequence: Sequence, root: int, drafts: list[int]) -> list[int]:
     """Verifies and commits; returns the target's own tokens, one more than drafts were accepted."""
-    chain = [root, *drafts]
-    rows = sequence.verify(chain)
-    chosen = [rows.argmax(i) for i in range(len(chain))]
-    accepted = 0
-    while accepted < len(drafts) and chosen[accepted] == drafts[accepted]:
-        accepted += 1
-    sequence.commit(accepted + 1)
-    return chosen[: accepted + 1]
+    new: list[int] = []
+
+    def take(token: int) -> bool:
+        new.append(token)
+        return False
+
+    verify(sequence, Tree.of([root, *drafts]), lambda rows, node: rows.argmax(node), take)
+    return new
 
 
 def chain(

@@ -9,7 +9,7 @@ import numpy as np
 from scripted import common_start
 
 from dflash_gguf.core import Draft
-from dflash_gguf.decode import Progress
+from dflash_gguf.rounds import Progress
 
 N_VOCAB = 263
 END = 260

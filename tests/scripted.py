@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dflash_gguf.decode import Progress
+from dflash_gguf.rounds import Progress
 
 N_VOCAB = 300
 STOP = 256

@@ -220,7 +220,7 @@ def test_paths_are_as_long_as_promised() -> None:
     for _ in range(1500):
         draft = acceptance.draw(random, 5000)
         tree = acceptance.shape(draft, "tree", 22)
-        path = acceptance.accepted(tree, draft, random)
+        path = tree.accepted(acceptance.chosen(draft, random))
         assert [tree.parents[x] for x in path] == [-1, *path[:-1]]
         lengths.append(len(path))
     # The mean of 1500 rounds of up to 16 tokens has a standard error of about 0.13.

@@ -16,8 +16,8 @@ from vocabularies import byte_level, write
 from dflash_gguf import core
 from dflash_gguf.config import LoadConfig
 from dflash_gguf.core import Engine, Model, Rows
-from dflash_gguf.decode import Progress
 from dflash_gguf.decoder import Decoder
+from dflash_gguf.rounds import Progress
 from dflash_gguf.text.tokenizer import Tokenizer
 
 COLON = ord(":")

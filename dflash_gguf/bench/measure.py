@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 from .. import core
 from ..draft.proposer import N_RANKED
+from ..draft.tree import Tree
 from ..policy.costs import N_TIMES, Costs, Round
+from ..rounds import verify
 
 
 def branched(n: int) -> list[int]:
@@ -49,13 +51,7 @@ def _round(sequence: core.Sequence, last: int, n: int, size: int, is_tree: bool)
     draft = sequence.draft(last, n, N_RANKED)
     drafted = time.perf_counter()
     tokens = [last, *(int(draft.tokens[i % n, i // n % N_RANKED]) for i in range(size))]
-    if is_tree:
-        rows = sequence.verify_tree(tokens, branched(size + 1))
-        rows.argmax(0)
-        sequence.commit_path([0])
-    else:
-        rows = sequence.verify(tokens)
-        rows.argmax(0)
-        sequence.commit(1)
+    tree = Tree.of(tokens, branched(size + 1) if is_tree else None)
+    verify(sequence, tree, lambda rows, node: rows.argmax(node), lambda _: True)
     done.draft_s, done.pass_s = drafted - started, time.perf_counter() - drafted
     return done

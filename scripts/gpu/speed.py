@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dflash_gguf import core
+from dflash_gguf.account import Phase
 from dflash_gguf.draft.proposer import N_RANKED
+from dflash_gguf.rounds import Rows, verify
 from gpu import acceptance, null_card
 from gpu.ggml_device import GraphCounter
 from gpu.limits import Moved, share_of_limit
@@ -73,22 +76,23 @@ class Driver:
         sequence, is_tree = self.sequence, self.kind == "tree"
         length = min(self.size, sequence.max_draft)
         candidates = acceptance.draw(self._random, sequence.engine.model.n_vocab)
-        times = [perf_counter()]
-        sequence.draft(self._last, length, N_RANKED if is_tree else 1)
-        times.append(perf_counter())
-        tree = acceptance.shape(candidates, self.kind, self.size, self._last)
-        times.append(perf_counter())
-        rows = sequence.verify_tree(tree.tokens, tree.parents)
-        times.append(perf_counter())
-        path = acceptance.accepted(tree, candidates, self._random)
-        chosen_from = perf_counter()
-        for node in path:
-            self._last = rows.argmax(node)
-        times.append(times[-1] + perf_counter() - chosen_from)  # drawing the path is not our work
-        committed_from = perf_counter()
-        sequence.commit_path(path)
-        times.append(times[-1] + perf_counter() - committed_from)
-        return [*np.diff(times), times[-1] - times[0]]
+        chosen = list(acceptance.chosen(candidates, self._random))
+        seconds = dict.fromkeys(PHASES, 0.0)
+        clock = partial(Phase, seconds)
+
+        def choose(rows: Rows, node: int) -> int:
+            with clock("choose"):
+                self._last = rows.argmax(node)
+            depth = tree.depths[node]
+            return chosen[depth] if depth < len(chosen) else self._last
+
+        with clock("round"):
+            with clock("draft"):
+                sequence.draft(self._last, length, N_RANKED if is_tree else 1)
+            with clock("tree"):
+                tree = acceptance.shape(candidates, self.kind, self.size, self._last)
+            verify(sequence, tree, choose, lambda _: False, clock)
+        return [seconds[name] for name in PHASES]
 
 
 def most_tokens(sizes: Sizes) -> int:
