@@ -105,6 +105,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen35 with MTP": ("qwen35", {"mtp": True}),
     "qwen35moe": ("qwen35moe", {}),
     "qwen35moe MTP, three value heads": ("qwen35moe", {"mtp": True, **value_heads(2, 6)}),
+    "gemma4": ("gemma4", {}),
+    "gemma4 multimodal, seven layers": (
+        "gemma4",
+        {"wrapped": True, **SEVEN, "layer_types": (["sliding_attention"] * 2 + ["full_attention"])
+         * 2 + ["full_attention"], "num_global_key_value_heads": 2, **heads(6, 3, 20)},
+    ),
+    "gemma4 published head sizes, no cap": (
+        "gemma4",
+        {**heads(2, 1, 256), "global_head_dim": 512, "attention_k_eq_v": False,
+         "final_logit_softcapping": None, "sliding_window": 21},
+    ),
 }  # fmt: skip
 
 
