@@ -254,7 +254,7 @@ def _text_config(kind: str, overrides: dict[str, Any]) -> Any:
         return GptOssConfig(**{**shared, **own, **overrides})
     if kind.startswith("gemma4"):
         # Three sliding layers to a full one, whose keys are its values, in heads of another size.
-        own = {**dense, "num_hidden_layers": 4, "sliding_window": 8, "global_head_dim": 48,
+        own = {**dense, "num_hidden_layers": 4, "sliding_window": 8, "global_head_dim": 64,
                "num_global_key_value_heads": 1, "attention_k_eq_v": True,
                "hidden_size_per_layer_input": 0, "final_logit_softcapping": 30.0,
                "layer_types": ["sliding_attention"] * 3 + ["full_attention"],

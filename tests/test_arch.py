@@ -111,6 +111,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"wrapped": True, **SEVEN, "layer_types": (["sliding_attention"] * 2 + ["full_attention"])
          * 2 + ["full_attention"], "num_global_key_value_heads": 2, **heads(6, 3, 20)},
     ),
+    "gemma4 other heads": ("gemma4", {**heads(4, 2, 24), "global_head_dim": 48}),
     "gemma4 published head sizes, no cap": (
         "gemma4",
         {**heads(2, 1, 256), "global_head_dim": 512, "attention_k_eq_v": False,

@@ -16,7 +16,7 @@ static constexpr float DEFAULT_SLIDING_FREQ_BASE = 10000.0f;
 // Sizes that a file may give and this core has nothing for.
 static void refuse_unless_zero(const GgufFile & file, const char * key, const char * what) {
     const int64_t n = file.integer(key).value_or(0);
-    DFL_CHECK(n == 0, DFL_STATUS_UNSUPPORTED, "%s: metadata key %s is %lld; Gemma 4 models %s",
+    DFL_CHECK(n == 0, DFL_STATUS_UNSUPPORTED, "%s: metadata key %s is %lld: Gemma 4 models %s",
               file.path().c_str(), file.key(key).c_str(), (long long)n, what);
 }
 

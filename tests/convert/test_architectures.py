@@ -362,11 +362,11 @@ def test_gemma4_layers_of_two_kinds(tmp_path: Path) -> None:
     found = metadata(conversion)
     assert found["attention.sliding_window_pattern"] == [True, True, True, False]
     assert found["attention.head_count_kv"] == [2, 2, 2, 1]
-    assert (found["attention.key_length"], found["attention.key_length_swa"]) == (48, 32)
+    assert (found["attention.key_length"], found["attention.key_length_swa"]) == (64, 32)
     assert (found["rope.freq_base"], found["rope.freq_base_swa"]) == (1e6, 1e4)
     assert found["final_logit_softcapping"] == 30.0
-    # A quarter of a head of 48 turns: 6 of 24 pairs.
-    np.testing.assert_array_equal(ours["rope_freqs.weight"], [1.0] * 6 + [np.float32(1e30)] * 18)
+    # A quarter of a head of 64 turns: 8 of 32 pairs.
+    np.testing.assert_array_equal(ours["rope_freqs.weight"], [1.0] * 8 + [np.float32(1e30)] * 24)
     assert "blk.3.attn_v.weight" not in ours and "blk.2.attn_v.weight" in ours
     for name, source in (
         ("attn_norm", "input_layernorm"),
@@ -391,7 +391,7 @@ def test_gemma4_configs_as_published_give_the_same_metadata(tmp_path: Path) -> N
     new = metadata(prepare(tmp_path, "f32"))
     config = json.loads((tmp_path / "config.json").read_text())
     del config["per_layer_config"]
-    config |= {"global_head_dim": 48, "num_global_key_value_heads": 1}
+    config |= {"global_head_dim": 64, "num_global_key_value_heads": 1}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert metadata(prepare(tmp_path, "f32")) == new
 
