@@ -112,6 +112,14 @@ struct FloatsPortable {
             }
         }
     }
+    // The largest of all lanes; which of them counts if one is no number is left open.
+    static float largest(F x) {
+        float most = x.at[0];
+        for (int i = 1; i < T; ++i) {
+            most = x.at[i] > most ? x.at[i] : most;
+        }
+        return most;
+    }
     // The sums of four.
     static void sums(const F (&x)[4], float * to) {
         for (int i = 0; i < 4; ++i) {
