@@ -56,6 +56,8 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "repack": (True, False),
 }
 LONG = 33_000
+LONG_PREFIX = 1000
+"""Where plain decoding begins with a prefill."""
 N_AFTER = 300
 """Tokens after the prefix that a case may use."""
 WIDTHS = (2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 31, 33, 48, 63, 64)
@@ -171,7 +173,7 @@ class Models:
 class Reference:
     """Plain decoding: rows of a fixed text, computed token by token as far as they are asked for.
 
-    Of a very long text the first part is one prefill.
+    Of a long text the first part is one prefill.
     """
 
     def __init__(self, session: Session, prefix: int) -> None:
@@ -179,7 +181,7 @@ class Reference:
         n = session.n_ctx
         random = np.random.default_rng(prefix)
         self.tokens: list[int] = random.integers(0, N_VOCAB, n).tolist()
-        self.base = max(0, prefix - N_AFTER) if prefix > 8192 else 0
+        self.base = max(0, prefix - N_AFTER) if prefix > LONG_PREFIX else 0
         self._rows: list[Row] = []
         self._ends: dict[int, Checkpoint] = {}
         if self.base:
