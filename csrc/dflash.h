@@ -83,7 +83,7 @@ typedef int32_t (*dfl_progress)(void * user, uint64_t done, uint64_t total);
 typedef enum {
     DFL_MEASURE_NOTHING = 0,
     DFL_MEASURE_DEVICE = 1, /* where it would be loaded */
-    DFL_MEASURE_CARD = 2    /* on an NVIDIA card that is not there */
+    DFL_MEASURE_CUDA = 2    /* on a CUDA GPU that is not there */
 } dfl_measure;
 
 typedef struct {

@@ -107,7 +107,7 @@ class Timeline(Protocol):
 
 
 def untimed(_phase: str) -> AbstractContextManager[object]:
-    """A clock that stands still."""
+    """A clock that measures nothing."""
     return nullcontext()
 
 

@@ -44,7 +44,7 @@ MIX_1, MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 N_BLOCKS = 64
 """Ways to split a row in the search for its largest entries; 32 to 128 measured alike."""
 N_MASS_FIRST = 256
-"""Tokens that top-p looks at before it widens the search, when nothing else narrows the row."""
+"""Best tokens that top-p sorts first, when nothing else narrows the row; more if they do not do."""
 LOWEST = np.finfo(np.float32).min
 
 

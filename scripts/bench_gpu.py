@@ -1,14 +1,14 @@
-"""All that is measured on a graphics card, in one call that prints JSON lines as it goes.
+"""All that is measured on a GPU, in one call that prints JSON lines as it goes.
 
     scripts/bench_gpu.py --build cuda [--folder FOLDER] [--parts device,sweep...]
     scripts/bench_gpu.py --backend-module libggml-cuda.so
-    scripts/bench_gpu.py --device CPU --quick     tries the script without a card
-    scripts/bench_gpu.py --backend-module libggml-cuda.so --null-card 86
-                                                  what the host does, without a card
+    scripts/bench_gpu.py --device CPU --quick     tries the script without a GPU
+    scripts/bench_gpu.py --backend-module libggml-cuda.so --null-gpu 86
+                                                  what the host does, without a GPU
 
 At first, all at once, what is not there yet:
 
-build    the backend of the card (--build)
+build    the backend of the GPU (--build)
 tools    llama.cpp's drafting loop
 files    random models of true shape (Qwen3.5-27B at Q4_K_M, a drafter of five layers)
 
@@ -42,7 +42,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dflash_gguf.convert.errors import ConvertError
-from gpu import agreement, beside, built, facts, files, memory, null_card, sweep
+from gpu import agreement, beside, built, facts, files, memory, null_gpu, sweep
 from gpu.budget import LEAST_S, share
 from gpu.child import Child
 from gpu.setting import Figures, Setting, add_arguments
@@ -175,8 +175,8 @@ class Run:
         return found
 
     def _print(self, figures: Figures) -> None:
-        if self._args.null_card is not None:
-            figures = {**figures, "null_card": self._args.null_card}
+        if self._args.null_gpu is not None:
+            figures = {**figures, "null_gpu": self._args.null_gpu}
         line = json.dumps(figures)
         print(line, flush=True)
         if self._out is not None:
@@ -185,10 +185,10 @@ class Run:
 
 
 def _environment(args: argparse.Namespace) -> dict[str, str]:
-    """Of the processes of all parts: those of a null card find it in place of NVIDIA's driver."""
+    """Of the processes of all parts: those of a null GPU find it in place of NVIDIA's driver."""
     environment = dict(os.environ)
-    if args.null_card is not None:
-        folders = [str(null_card.build(args.cache, args.null_card))]
+    if args.null_gpu is not None:
+        folders = [str(null_gpu.build(args.cache, args.null_gpu))]
         folders += [x for x in [environment.get("LD_LIBRARY_PATH")] if x]
         environment["LD_LIBRARY_PATH"] = os.pathsep.join(folders)
     return environment
@@ -218,7 +218,7 @@ def main() -> None:
     parser.add_argument("--child", choices=[*BACKGROUND, *PARTS], help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.parts is None:
-        args.parts = [x for x in PARTS if args.null_card is None or not x.startswith("correct")]
+        args.parts = [x for x in PARTS if args.null_gpu is None or not x.startswith("correct")]
     if args.child is not None:
         run_here(args.child, Setting.of(args))
         return

@@ -5,7 +5,7 @@
 
 Plans, loads, fills the context and verifies as many rows as there is room for, so that every page
 of every buffer is touched; then prints each item of the plan, what was allocated for it, and by how
-much the process's anonymous memory grew (Linux; the interpreter's own growth is in it), on a card
+much the process's anonymous memory grew (Linux; the interpreter's own growth is in it), on a GPU
 by how much less of it is free. The last line is one JSON object.
 """
 
@@ -29,7 +29,7 @@ def anonymous_bytes() -> int:
 
 
 def held_bytes() -> int:
-    """Memory of all cards that is in use."""
+    """Memory of all GPUs that is in use."""
     return sum(x.total_bytes - x.free_bytes for x in core.devices() if x.type != "cpu")
 
 
@@ -53,22 +53,22 @@ def main() -> None:
     parser.add_argument("-ctk", "--cache-type-k", default="f16")
     parser.add_argument("-ctv", "--cache-type-v", default="f16")
     parser.add_argument("--rows", type=int, default=24, help="of a verify")
-    parser.add_argument("--backend-module", metavar="FILE", help="of the card")
-    parser.add_argument("-ngl", "--n-gpu-layers", type=int, help="default: all on the card")
+    parser.add_argument("--backend-module", metavar="FILE", help="of the GPU")
+    parser.add_argument("-ngl", "--n-gpu-layers", type=int, help="default: all on the GPU")
     parser.add_argument("--n-cpu-moe", type=int, default=0)
     parser.add_argument("--load-only", action="store_true", help="allocates, and computes nothing")
     args = parser.parse_args()
-    on_card = args.backend_module is not None
+    on_gpu = args.backend_module is not None
     config = LoadConfig(
         n_ctx=args.ctx_size,
         cache_type_k=args.cache_type_k,
         cache_type_v=args.cache_type_v,
         backend_module=args.backend_module,
-        n_gpu_layers=args.n_gpu_layers if on_card else 0,
+        n_gpu_layers=args.n_gpu_layers if on_gpu else 0,
         n_cpu_moe=args.n_cpu_moe,
     )
     try:
-        if on_card:
+        if on_gpu:
             core.load_backend(args.backend_module)
         plan = Planner(args.model, args.model_draft, config).plan(verify_rows=args.rows)
         before, held_before = anonymous_bytes(), held_bytes()
@@ -88,10 +88,10 @@ def main() -> None:
         found = allocated.pop((item.name, item.where), 0)
         print(f"{item.name:40} {item.where:6} {item.bytes:14,} {found:14,}")
     needed = plan.needed_bytes
-    if not on_card:  # kept only once an answer has begun
+    if not on_gpu:  # kept only once an answer has begun
         needed -= sum(x.bytes for x in plan.items if x.name.startswith("prompts to"))
-    if on_card:
-        print(f"{'needed, and how much less of the card is free':47} {needed:14,} {held:14,}")
+    if on_gpu:
+        print(f"{'needed, and how much less of the GPU is free':47} {needed:14,} {held:14,}")
     else:
         print(f"{'needed, and how much the process grew':47} {needed:14,} {grown:14,}")
     figures = {
@@ -102,7 +102,7 @@ def main() -> None:
         "grown_bytes": grown,
         "grown_over_planned": grown / needed,
     }
-    if on_card:
+    if on_gpu:
         figures |= {"held_bytes": held, "held_over_planned": held / needed}
     print(json.dumps(figures))
 

@@ -150,7 +150,7 @@ def prepare(args: argparse.Namespace) -> tuple[BlockModel, cached.Features, cach
 
 
 def report(fit: Fit) -> dict[str, Any]:
-    """The figures of the card: ours, and what prompt lookup reaches on the same answers."""
+    """The figures of the model card: ours, and what prompt lookup reaches on the same answers."""
     answers = [(a.tokens, a.n_prompt) for a in fit.held_out.answers]
     ours = fit.evaluate()
     lookup = measure(

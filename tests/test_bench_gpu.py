@@ -1,4 +1,4 @@
-"""The script for graphics cards, tried on the CPU with tiny shapes."""
+"""The script for GPUs, tried on the CPU with tiny shapes."""
 
 from __future__ import annotations
 

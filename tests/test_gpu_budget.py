@@ -1,4 +1,4 @@
-"""How a run on a card shares its seconds."""
+"""How a run on a GPU shares its seconds."""
 
 from __future__ import annotations
 

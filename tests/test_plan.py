@@ -32,7 +32,7 @@ from dflash_gguf.memory.fit import (
 from dflash_gguf.memory.plan import Item, Plan, Planner, check_fits, plan_of
 
 CONFIG = LoadConfig(n_ctx=512, n_ubatch=64, n_threads=1, n_gpu_layers=0, draft_window=128)
-CARD = 24 << 30
+GPU = 24 << 30
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -88,9 +88,9 @@ def test_files_of_true_sizes_are_planned_without_their_tensors(name: str, tmp_pa
     write_model(path, PRESETS[name], name, "q4_k_m", 1, header_only=True)
     assert path.stat().st_blocks * 512 < 32 << 20
     config = LoadConfig(n_ctx=131072, cache_type_k="q4_0", cache_type_v="q4_0")
-    plan = Planner(path, None, config, CARD).plan()
+    plan = Planner(path, None, config, GPU).plan()
     sizes = {x.name: x.bytes for x in plan.items}
-    # a tied head lies on the card, and its embeddings are read from the file too
+    # a tied head lies on the GPU, and its embeddings are read from the file too
     weights = sizes["target weights"] + (0 if PRESETS[name].tied else sizes["token embeddings"])
     assert weights == pytest.approx(path.stat().st_size, rel=0.02)
 
@@ -100,17 +100,17 @@ def test_a_27b_hybrid_with_its_drafter_and_128k_tokens_fits_into_24_gb(tmp_path:
     for path, name in zip(files, ("qwen35-27b", "qwen35-27b-dflash"), strict=True):
         write_model(path, PRESETS[name], name, "q4_k_m", 1, header_only=True)
     config = LoadConfig(n_ctx=131072, cache_type_k="q4_0", cache_type_v="q4_0")
-    plan = Planner(*files, config, CARD).plan(verify_rows=64)
+    plan = Planner(*files, config, GPU).plan(verify_rows=64)
     assert plan.needed_bytes < 22.5 * (1 << 30)
     copies = 2 * 131072 * 4 * 256 * 2  # K and V of a layer in float16
     assert next(x.bytes for x in plan.items if x.name.startswith("compute")) > copies
 
 
-def test_a_card_that_is_not_there_has_all_but_the_embeddings(pair: Pair) -> None:
+def test_a_gpu_that_is_not_there_has_all_but_the_embeddings(pair: Pair) -> None:
     config = replace(CONFIG, n_gpu_layers=None)
-    planner = Planner(str(pair.target), str(pair.drafter), config, vram=CARD)
+    planner = Planner(str(pair.target), str(pair.drafter), config, vram=GPU)
     plan = planner.plan()
-    assert (plan.on_gpu, plan.free_bytes, plan.missing_bytes) == (True, CARD, 0)
+    assert (plan.on_gpu, plan.free_bytes, plan.missing_bytes) == (True, GPU, 0)
     assert {item.name for item in plan.items if item.where == "file"} == {"token embeddings"}
     here = {x.name: x.bytes for x in real_plan(pair, CONFIG, True, 0).items}
     there = {x.name: x.bytes for x in plan.items}
@@ -119,13 +119,13 @@ def test_a_card_that_is_not_there_has_all_but_the_embeddings(pair: Pair) -> None
     assert there["target weights"] > here["target weights"] - here.get("token embeddings", 0)
 
 
-def test_a_card_keeps_float16_copies_of_quantised_keys(tmp_path: Path) -> None:
+def test_a_gpu_keeps_float16_copies_of_quantised_keys(tmp_path: Path) -> None:
     pair = make_pair(tmp_path, "llama", {"head_dim": 64})
     config = LoadConfig(n_ctx=4096, n_ubatch=2)
 
     def compute_buffer(type_name: str) -> int:
         both = replace(config, cache_type_k=type_name, cache_type_v=type_name)
-        plan = Planner(str(pair.target), None, both, vram=CARD).plan()
+        plan = Planner(str(pair.target), None, both, vram=GPU).plan()
         return next(x.bytes for x in plan.items if x.name.startswith("compute buffer"))
 
     n_values = 4096 * 64 * 2  # of K or V in one layer: cells, head_dim, heads
@@ -133,11 +133,11 @@ def test_a_card_keeps_float16_copies_of_quantised_keys(tmp_path: Path) -> None:
     assert copies == pytest.approx(2 * 2 * n_values, rel=0.03)
 
 
-def test_iq4_nl_is_refused_on_a_card(tmp_path: Path) -> None:
+def test_iq4_nl_is_refused_on_a_gpu(tmp_path: Path) -> None:
     pair = make_pair(tmp_path, "llama", {"head_dim": 64})
     config = LoadConfig(n_ctx=256, cache_type_k="iq4_nl", cache_type_v="iq4_nl")
-    with pytest.raises(Error, match="iq4_nl/iq4_nl do not work on an imagined CUDA card"):
-        Planner(str(pair.target), None, config, vram=CARD).plan()
+    with pytest.raises(Error, match="iq4_nl/iq4_nl do not work on a hypothetical CUDA GPU"):
+        Planner(str(pair.target), None, config, vram=GPU).plan()
 
 
 def test_a_measured_engine_does_not_run(pair: Pair) -> None:
@@ -154,7 +154,7 @@ def test_a_load_that_does_not_fit_names_the_missing_bytes(pair: Pair) -> None:
 
 def test_memory_beside_a_device_is_checked_too() -> None:
     items = (Item("weights", 100, "device"), Item("rest", 60, "host"), Item("map", 999, "file"))
-    plan = Plan("card", True, 110, 64, "f16", "f16", 64, 64, 0, items, host_free_bytes=62)
+    plan = Plan("GPU", True, 110, 64, "f16", "f16", 64, 64, 0, items, host_free_bytes=62)
     check_fits(plan)
     assert fits(replace(plan, free_bytes=110)) and "fits: " in plan.table()
     short = replace(plan, host_free_bytes=50)
@@ -269,22 +269,20 @@ def test_a_plan_of_auto_has_the_rows_that_fit(
     assert forced["missing_bytes"] > 0
 
 
-def test_fit_leaves_a_card_that_is_too_small(
-    pair: Pair, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fit_leaves_a_gpu_that_is_too_small(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["-m", str(pair.target), "-md", str(pair.drafter), "--plan", "--fit", "--json"]
     assert main([*command, "--vram", "1M"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["device"] == "CPU"
-    assert "an imagined CUDA card has 0.00 GiB, so all stays on the CPU" in err
+    assert "a hypothetical CUDA GPU has 0.00 GiB, so all stays on the CPU" in err
     assert main([*command, "--vram", "1M", "-ngl", "all"]) == 0
     capsys.readouterr()
     assert main([*command, "--vram", "1G"]) == 0
     out, err = capsys.readouterr()
-    assert json.loads(out)["device"] == "an imagined CUDA card"
+    assert json.loads(out)["device"] == "a hypothetical CUDA GPU"
 
 
-def test_fit_puts_a_part_on_a_card_too_small_for_the_whole(
+def test_fit_puts_a_part_on_a_gpu_too_small_for_the_whole(
     pair: Pair, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dflash_gguf.memory.plan.CONTEXT_BYTES", 0)
@@ -295,7 +293,7 @@ def test_fit_puts_a_part_on_a_card_too_small_for_the_whole(
     assert main([*command, "--fit", "--vram", str(int(whole["needed_bytes"] * 0.9))]) == 0
     out, err = capsys.readouterr()
     part = json.loads(out)
-    assert part["device"] == "an imagined CUDA card"
+    assert part["device"] == "a hypothetical CUDA GPU"
     assert "the rest stays on the CPU" in err
     place = {(x["name"], x["where"]) for x in part["items"]}
     assert ("target weights", "device") in place
@@ -337,7 +335,7 @@ def shaped(free: int, weights: int = WEIGHTS) -> tuple[list[Plan], Planning]:
         items = tuple(Item(str(i), size, "device") for i, size in enumerate(sizes))
         asked.append(
             Plan(
-                "card",
+                "GPU",
                 True,
                 free,
                 config.n_ctx,
@@ -357,7 +355,7 @@ def shaped(free: int, weights: int = WEIGHTS) -> tuple[list[Plan], Planning]:
 @pytest.mark.parametrize(
     ("gigabytes", "weights", "wish", "expected"),
     [
-        # a large card gives up nothing
+        # a large GPU gives up nothing
         (80, WEIGHTS, Wish(N_TRAIN, n_rows=64), (N_TRAIN, "f16", 512)),
         # the wished context decides the type
         (24, WEIGHTS, Wish(N_TRAIN, 131072, n_rows=64), (131072, "q8_0", 512)),

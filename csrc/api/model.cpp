@@ -18,7 +18,7 @@ static dfl::ModelParams model_params(const dfl_model_params * params) {
     p.n_cpu_experts = params->n_cpu_moe;
     p.n_threads = params->n_threads;
     p.repack = params->repack != 0;
-    DFL_CHECK(params->measure >= DFL_MEASURE_NOTHING && params->measure <= DFL_MEASURE_CARD,
+    DFL_CHECK(params->measure >= DFL_MEASURE_NOTHING && params->measure <= DFL_MEASURE_CUDA,
               DFL_STATUS_ARGUMENT, "measure is %d, expected 0 to 2", params->measure);
     p.measure = static_cast<dfl_measure>(params->measure);
     std::stringstream names(params->excluded_buffer_types ? params->excluded_buffer_types : "");

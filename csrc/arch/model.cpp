@@ -1,6 +1,6 @@
 #include "arch/model.h"
 
-#include "device/card.h"
+#include "device/cuda_estimate.h"
 #include "error.h"
 
 #include <algorithm>
@@ -9,16 +9,16 @@ namespace dfl {
 
 static ggml_backend_dev_t choose_device(const std::string & path, const ModelParams & params) {
     ggml_backend_dev_t device = find_device(params.device);
-    const bool imagined = params.measure == DFL_MEASURE_CARD;
+    const bool hypothetical = params.measure == DFL_MEASURE_CUDA;
     const int n = params.n_gpu_layers;
     if (n == 0 || (device == cpu_device() && n < 0)) {
         return cpu_device();
     }
-    DFL_CHECK(device != cpu_device() || imagined, DFL_STATUS_UNSUPPORTED,
+    DFL_CHECK(device != cpu_device() || hypothetical, DFL_STATUS_UNSUPPORTED,
               "%s: %d layers on a GPU: %s; a backend module may bring one", path.c_str(), n,
               params.device.empty() ? "ggml has no such device here"
                                     : "the device given is the CPU");
-    return imagined ? cpu_device() : device;
+    return hypothetical ? cpu_device() : device;
 }
 
 Model::Model(const std::string & path, const ModelParams & params)
@@ -26,8 +26,8 @@ Model::Model(const std::string & path, const ModelParams & params)
     check_no_key_skipped(file_);
     hp_.n_vocab = read_vocab_size(file_);
     device_ = choose_device(path, params);
-    if (measure_ == DFL_MEASURE_CARD && params.n_gpu_layers == 0) {
-        measure_ = DFL_MEASURE_DEVICE; // nothing is on the card
+    if (measure_ == DFL_MEASURE_CUDA && params.n_gpu_layers == 0) {
+        measure_ = DFL_MEASURE_DEVICE; // nothing is on the GPU
     }
     if (on_gpu()) {
         const int64_t n = params.n_gpu_layers;
@@ -44,7 +44,7 @@ Model::Model(const std::string & path, const ModelParams & params)
 }
 
 const char * Model::device_name() const {
-    return measure_ == DFL_MEASURE_CARD ? card::NAME : ggml_backend_dev_name(device_);
+    return measure_ == DFL_MEASURE_CUDA ? cuda_estimate::NAME : ggml_backend_dev_name(device_);
 }
 
 void Model::embed(const int32_t * tokens, int64_t n, float * dst) const {

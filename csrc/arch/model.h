@@ -33,12 +33,12 @@ class Model {
     const Hparams & hparams() const { return hp_; }
     const Arch & arch() const { return arch_; }
     const Weights & weights() const { return *weights_; }
-    // The device whose memory the weights are in; the CPU's for an imagined card.
+    // The device whose memory the weights are in; the CPU's for a hypothetical GPU.
     ggml_backend_dev_t device() const { return device_; }
     const Split & split() const { return split_; }
     dfl_measure measure() const { return measure_; }
     const char * device_name() const;
-    bool on_gpu() const { return measure_ == DFL_MEASURE_CARD || device_ != cpu_device(); }
+    bool on_gpu() const { return measure_ == DFL_MEASURE_CUDA || device_ != cpu_device(); }
 
     // Embeddings of tokens, scaled as the model wants them: dst [n_embd, n].
     void embed(const int32_t * tokens, int64_t n, float * dst) const;

@@ -24,7 +24,7 @@ class KvCache {
 
     ggml_tensor * k(int64_t il) const { return k_[il]; }
     ggml_tensor * v(int64_t il) const { return v_[il]; }
-    // Hadamard matrices that even out what is quantised; NULL where nothing is.
+    // Hadamard matrices that spread outliers before quantising; NULL where nothing is quantised.
     ggml_tensor * rotation_k(int64_t il) const { return parts_.at(part_[il]).rotation_k; }
     ggml_tensor * rotation_v(int64_t il) const { return parts_.at(part_[il]).rotation_v; }
 

@@ -60,7 +60,7 @@ void CellTable::release_before(int32_t sequence, int32_t position) {
     }
 }
 
-// As many notes as there are cells hold some twice.
+// A list longer than the table has duplicates.
 void CellTable::note_change(int64_t cell) {
     if (changes_.size() >= 2 * sequence_.size()) {
         changes_ = take_changes();

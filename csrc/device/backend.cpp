@@ -1,6 +1,6 @@
 #include "device/backend.h"
 
-#include "device/card.h"
+#include "device/cuda_estimate.h"
 #include "device/log_capture.h"
 #include "device/zero_pages.h"
 #include "error.h"
@@ -72,7 +72,7 @@ static std::vector<float> probe_product(ggml_backend_t backend, ggml_backend_buf
     ggml_cgraph * graph = ggml_new_graph(ctx.get());
     ggml_build_forward_expand(graph, y);
     if (!ggml_backend_supports_op(backend, y)) {
-        return {}; // nor would the buffer know how to take such a weight
+        return {}; // the buffer type cannot hold such a weight
     }
     std::vector<char> quantised(ggml_nbytes(w));
     ggml_quantize_chunk(type, values.data(), quantised.data(), 0, n_out, n_in, nullptr);
@@ -138,19 +138,20 @@ Backend::Backend(ggml_backend_dev_t device, int n_threads,
 }
 
 const char * Backend::name() const {
-    return is_imagined() ? card::NAME : ggml_backend_dev_name(device_);
+    return is_hypothetical() ? cuda_estimate::NAME : ggml_backend_dev_name(device_);
 }
 
 bool Backend::is_host() const {
-    return !is_imagined() && ggml_backend_buft_is_host(default_buffer_type());
+    return !is_hypothetical() && ggml_backend_buft_is_host(default_buffer_type());
 }
 
-bool Backend::runs_cpu_nodes() const { return device_ == cpu_device() && !is_imagined(); }
+bool Backend::runs_cpu_nodes() const { return device_ == cpu_device() && !is_hypothetical(); }
 
-bool Backend::is_cuda() const { return is_imagined() || std::strncmp(name(), "CUDA", 4) == 0; }
+bool Backend::is_cuda() const { return is_hypothetical() || std::strncmp(name(), "CUDA", 4) == 0; }
 
 bool Backend::runs(const ggml_tensor * node) const {
-    return is_imagined() ? card::runs(node) : ggml_backend_dev_supports_op(device_, node);
+    return is_hypothetical() ? cuda_estimate::runs(node)
+                             : ggml_backend_dev_supports_op(device_, node);
 }
 
 ggml_backend_buffer_type_t Backend::default_buffer_type() const {
@@ -212,7 +213,7 @@ Allocation Backend::allocate(ggml_context * ctx, const char * what) const {
 
 void Backend::use_huge_pages(ggml_backend_buffer_t buffer) const {
 #ifdef __linux__
-    // Page walks are a tenth of a prefill where they are nested, in a virtual machine.
+    // TLB misses take a tenth of a prefill in a virtual machine, where page walks are nested.
     if (is_host()) {
         const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
         const auto base = reinterpret_cast<uintptr_t>(ggml_backend_buffer_get_base(buffer));
@@ -261,7 +262,7 @@ void Backend::read(const ggml_tensor * tensor, void * dst, size_t offset, size_t
 void Backend::read(const std::vector<Fetch> & fetches) const {
     for (const Fetch & fetch : fetches) {
         const size_t size = ggml_nbytes(fetch.tensor);
-        // What a device lacks was computed, and lies, on the CPU beside it.
+        // The CPU beside a device computes, and then holds, what the device cannot.
         if (ggml_backend_supports_buft(get(), ggml_backend_buffer_get_type(fetch.tensor->buffer))) {
             ggml_backend_tensor_get_async(get(), fetch.tensor, fetch.to, 0, size);
         } else {

@@ -1,7 +1,7 @@
 // A device in use: its memory, where weights lie best, computing graphs.
 #pragma once
 
-#include "device/device.h"
+#include "device/registry.h"
 #include "device/thread_count.h"
 
 #include <functional>
@@ -18,10 +18,9 @@ std::vector<std::string> extra_buffer_types();
 // a wrong result; where the kernels cannot run the process dies, so call it in a child process.
 void probe_buffer_type(const std::string & name);
 
-// Device memory for the tensors of a context. Without a buffer where nothing is allocated but
-// counted.
+// Device memory for the tensors of a context; buffer is NULL where memory is only counted.
 struct Allocation {
-    std::shared_ptr<void> pages; // of the buffer, where they are not its own
+    std::shared_ptr<void> pages; // behind a buffer that does not own its memory
     ggml_backend_buffer_ptr buffer;
     uint64_t bytes = 0;
 };
@@ -30,7 +29,7 @@ struct Allocation {
 class Backend {
   public:
     // excluded: names of extra buffer types whose kernels must not be used. measure: memory is not
-    // allocated but counted, with DFL_MEASURE_CARD on an imagined card in the device's place.
+    // allocated but counted, with DFL_MEASURE_CUDA on a hypothetical GPU in the device's place.
     // repack: whether weights may be rearranged for the CPU's kernels, ours or ggml's.
     Backend(ggml_backend_dev_t device, int n_threads,
             const std::vector<std::string> & excluded = {},
@@ -39,23 +38,23 @@ class Backend {
     ggml_backend_t get() const { return backend_.get(); }
     ggml_backend_dev_t device() const { return device_; }
     const char * name() const;
-    // That compute at most; fewer do while other processes hold cores.
+    // Most threads that compute; fewer do while other processes use the cores.
     int n_threads() const { return threads_.most(); }
-    // Decides how many.
+    // Decides how many compute now.
     ThreadCount & threads() { return threads_; }
-    // Of a CPU, for the graphs to come.
+    // Sets the threads of the graphs to come, on a CPU.
     void set_threads(int n);
     bool is_host() const;
     // Whether its graphs may hold nodes of our own code.
     bool runs_cpu_nodes() const;
     bool measures() const { return measure_ != DFL_MEASURE_NOTHING; }
-    bool is_imagined() const { return measure_ == DFL_MEASURE_CARD; }
+    bool is_hypothetical() const { return measure_ == DFL_MEASURE_CUDA; }
     // Whether its memory is managed by ggml's CUDA backend.
     bool is_cuda() const;
     bool runs(const ggml_tensor * node) const;
 
     ggml_backend_buffer_type_t default_buffer_type() const;
-    // Candidates for a weight, best first; the plain type is last.
+    // Buffer types to try for a weight, best first; the plain type is last.
     const std::vector<ggml_backend_buffer_type_t> & weight_buffer_types() const { return weights_; }
     // Whether weights are packed for our own kernels where there are some.
     bool packs_weights() const { return packs_weights_; }
@@ -76,7 +75,7 @@ class Backend {
 
     // Throws DFL_STATUS_COMPUTE or DFL_STATUS_MEMORY.
     void compute(ggml_cgraph * graph);
-    // The same for work handed over by submit, which wait ends.
+    // The same for work that submit hands to the device and wait waits for.
     void compute(const std::function<ggml_status()> & submit, const std::function<void()> & wait);
     // Time spent in compute(): until the device had its work, and then until it was done. Devices
     // that compute while they are given work have all of it in the first.
@@ -98,7 +97,7 @@ class Backend {
     dfl_measure measure_ = DFL_MEASURE_NOTHING;
     ggml_backend_ptr backend_;
     ThreadCount threads_;
-    int n_set_ = 0; // threads that ggml was told
+    int n_set_ = 0; // thread count that ggml has
     bool packs_weights_ = false;
     std::vector<ggml_backend_buffer_type_t> weights_;
     mutable uint64_t bytes_read_ = 0;

@@ -8,7 +8,7 @@ Devices::Devices(ggml_backend_dev_t device, const Split & split, int n_threads,
                  const std::vector<std::string> & excluded, dfl_measure measure, bool repack)
     : split_(split), main_(device, n_threads, excluded, measure, repack) {
     if (device != cpu_device() || !split.is_whole()) {
-        measure = measure == DFL_MEASURE_CARD ? DFL_MEASURE_DEVICE : measure;
+        measure = measure == DFL_MEASURE_CUDA ? DFL_MEASURE_DEVICE : measure;
         cpu_ = std::make_unique<Backend>(cpu_device(), n_threads, excluded, measure, repack);
     }
 }

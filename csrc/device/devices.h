@@ -1,4 +1,4 @@
-// Where the parts of a model lie: on one device, or on a device and on the CPU beside it.
+// The devices of one model: one, or a device and the CPU beside it, and which layer is on which.
 #pragma once
 
 #include "device/backend.h"
@@ -19,7 +19,7 @@ struct Split {
 
 class Devices {
   public:
-    // measure, repack: as for Backend; the CPU beside an imagined card is not imagined.
+    // measure, repack: as for Backend; the CPU beside a hypothetical GPU is not hypothetical.
     Devices(ggml_backend_dev_t device, const Split & split, int n_threads,
             const std::vector<std::string> & excluded, dfl_measure measure = DFL_MEASURE_NOTHING,
             bool repack = true);

@@ -1,4 +1,4 @@
-// ggml explains itself only through its log, which is one for the process.
+// Captures ggml's log, where its errors are explained; a process has one log.
 #pragma once
 
 #include <string>

@@ -18,10 +18,10 @@ constexpr int64_t WINDOW_NS = 50'000'000;
 // Of the time that may be lost. A thread that shares its core with one other process loses half or
 // more; threads that all have a core lose next to nothing.
 constexpr double MAX_LOST = 0.25;
-// Between looks for cores that are free again. They begin close, since most disturbances are short;
-// a look takes a while on a core that is free, and ends soon on one that is not.
+// Time between probes for cores that are free again; short at first, since most disturbances are. A
+// probe takes longer on a free core than on a busy one.
 constexpr milliseconds FIRST_PAUSE{50}, LONGEST_PAUSE{400};
-// What a look takes of a core that is free. A thread that has just woken up has credit with the
+// How long a probe of a free core takes. A thread that has just woken up has credit with the
 // scheduler: beside a busy process it ran for 4 ms undisturbed in half of the cases.
 constexpr int64_t CALM_CPU_NS = 10'000'000;
 // Descheduled for so long, it shares its core.
@@ -107,7 +107,7 @@ void ThreadCount::look_for_cores(Clock::time_point now) {
                 probes_.push_back(std::async(std::launch::async, probe_));
             }
         } catch (const std::system_error &) {
-            next_probe_ = now + pause_; // no thread is to be had; later perhaps
+            next_probe_ = now + pause_; // the system gives no thread now
         }
     }
 }

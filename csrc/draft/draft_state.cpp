@@ -289,7 +289,7 @@ Draft DraftState::run_block(GraphPool & graphs, int32_t last_token, int32_t posi
         throw;
     }
     pending_.clear();
-    release(cells); // the block is noise: the target's features will stand there
+    release(cells); // the block's K/V are temporary: the target's features replace them
     return read_draft(*live, k, backend_);
 }
 

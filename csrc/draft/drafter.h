@@ -2,7 +2,7 @@
 #pragma once
 
 #include "arch/model.h"
-#include "draft/dflash.h"
+#include "draft/dflash_model.h"
 
 #include <memory>
 #include <string>

@@ -111,7 +111,7 @@ class Sequence {
     void note_row(int64_t row, bool is_finite);
     // Forgets all, zeroes every cache and voids checkpoints.
     void start_anew();
-    // Takes note of a row that can be read and nobody has.
+    // Looks at the row that can be read, if nobody has read it.
     void prove();
     // Zeroes the rows of tokens from a position on that may be not finite, as they are forgotten:
     // some kernels multiply what a mask hides by 0.

@@ -1,6 +1,6 @@
 #include "graph/graph.h"
 
-#include "device/card.h"
+#include "device/cuda_estimate.h"
 #include "error.h"
 
 #include <algorithm>
@@ -82,7 +82,7 @@ GraphPool::GraphPool(Devices & devices, size_t max_nodes)
       arena_(ggml_gallocr_new(backend_.default_buffer_type())),
       block_(backend_.is_host() ? nullptr : std::make_unique<InputBlock>(backend_)) {}
 
-// The kind whose memory graphs of a kind share where they go over two devices.
+// The kind whose scheduler graphs of a kind use where they are split over two devices.
 static GraphKind lane_of(GraphKind kind) {
     return kind == GraphKind::APPEND ? GraphKind::VERIFY : kind;
 }
@@ -126,7 +126,7 @@ static ggml_backend_buffer_t arena_buffer(ggml_cgraph * graph) {
     return ggml_graph_node(graph, i)->buffer;
 }
 
-// The arena itself cannot be asked: it would let go of its memory.
+// By an allocator of its own: asking the arena's would free its memory.
 uint64_t GraphPool::arena_bytes_for(ggml_cgraph * graph) const {
     ggml_gallocr_ptr planner(ggml_gallocr_new(backend_.default_buffer_type()));
     size_t size = 0;
@@ -187,7 +187,7 @@ LiveGraph GraphPool::built(const BatchShape & shape, const GraphBuilder & build)
 }
 
 bool GraphPool::is_split(const LiveGraph & fresh) {
-    if (devices_.cpu() == nullptr || backend_.is_imagined()) {
+    if (devices_.cpu() == nullptr || backend_.is_hypothetical()) {
         return false;
     }
     const std::set<std::string> lacking = lacking_operations(backend_, fresh.graph);
@@ -199,7 +199,7 @@ void GraphPool::note_size(const LiveGraph & live, const ArenaBytes & wanted) {
     ArenaBytes & most = wanted_[live.shape.kind];
     most = most_of(most, wanted);
     if (backend_.is_cuda()) {
-        pool_bytes_ = std::max(pool_bytes_, card::pool_bytes(live.graph));
+        pool_bytes_ = std::max(pool_bytes_, cuda_estimate::pool_bytes(live.graph));
     }
 }
 
@@ -241,8 +241,8 @@ void GraphPool::place_inputs(LiveGraph & fresh) {
 }
 
 LiveGraph & GraphPool::get_in_arena(LiveGraph fresh) {
-    if (backend_.is_imagined()) {
-        card::add_attention_copies(fresh.graph);
+    if (backend_.is_hypothetical()) {
+        cuda_estimate::add_attention_copies(fresh.graph);
     }
     if (block_) {
         place_inputs(fresh);
@@ -255,10 +255,10 @@ LiveGraph & GraphPool::get_in_arena(LiveGraph fresh) {
             number_graph(devices_, fresh.graph);
         }
     }
-    // Of a split of an imagined card nobody knows what goes over both: at most all of these, and
+    // Of a split of a hypothetical GPU nobody knows what goes over both: at most all of these, and
     // each with all results on either.
     const GraphKind kind = fresh.shape.kind;
-    const bool may_split = backend_.is_imagined() && !devices_.split().is_whole() &&
+    const bool may_split = backend_.is_hypothetical() && !devices_.split().is_whole() &&
                            (lane_of(kind) == GraphKind::VERIFY || kind == GraphKind::PROMOTE);
     if (may_split) {
         split_kinds_.insert(kind);

@@ -1,6 +1,6 @@
 // The life of a graph: build, allocate, set inputs, compute, read. Live graphs are kept by shape
-// and share one arena: only one runs at a time, and inputs are written before every run. What goes
-// over two devices is one live graph of its kind, in memory of its own.
+// and share one arena: only one runs at a time, and inputs are written before every run. A
+// graph split over two devices has memory of its own, and only one of its kind is live.
 #pragma once
 
 #include "cache/cache.h"
@@ -57,9 +57,9 @@ struct LiveGraph {
     std::vector<Candidate> candidates; // likewise what the device picked, [n_out][n_top]
     std::vector<float> sums;           // and top.sums
     std::vector<float> firsts;         // and, where they lie on a device, each row's first logit
-    InputBlock * block = nullptr; // where inputs wait for the device; NULL: they are just written
-    size_t input_bytes = 0;       // of it
-    Scheduler * scheduler = nullptr; // that runs it; NULL: the device does
+    InputBlock * block = nullptr;      // inputs on the host until a run; NULL: written in place
+    size_t input_bytes = 0;            // of it
+    Scheduler * scheduler = nullptr;   // that runs it; NULL: the device does
 };
 
 template <typename T>
@@ -71,7 +71,7 @@ void LiveGraph::write(ggml_tensor * input, const std::function<void(T * data)> &
         fill(static_cast<T *>(block->host(input)));
     } else if (ggml_backend_buffer_is_host(input->buffer)) {
         fill(static_cast<T *>(input->data));
-    } else { // of a graph over two devices
+    } else { // of a graph split over two devices
         std::vector<T> staging(ggml_nelements(input));
         fill(staging.data());
         ggml_backend_tensor_set(input, staging.data(), 0, ggml_nbytes(input));
@@ -86,13 +86,13 @@ GraphInputs make_inputs(ggml_context * ctx, const Hparams & hp, const CellMasks 
                         const BatchShape & shape);
 ggml_tensor * make_input(ggml_context * ctx, ggml_type type, int64_t ne0, int64_t ne1,
                          const char * name);
-// Nothing else may lie in this result's memory until the next run.
+// Keeps a result's memory from being reused before the next run.
 void keep_output(ggml_tensor * tensor);
 // Adds a result to the graph and keeps it.
 ggml_tensor * wanted(LiveGraph & live, ggml_tensor * tensor);
 // Adds the selection of live.shape.n_top of each row of logits, on the device.
 void add_top(LiveGraph & live, ggml_tensor * logits);
-// Marks logits as wanted and, where they are not in host memory, adds their argmax.
+// Marks logits as results and, where they are not in host memory, adds their argmax.
 void finish_logits(LiveGraph & live, ggml_tensor * logits, const Backend & backend);
 
 class GraphPool {
@@ -108,7 +108,7 @@ class GraphPool {
     const std::set<std::string> & cpu_operations() const { return cpu_operations_; }
     // Forgets all graphs: a tensor they use goes away.
     void clear() { live_.clear(); }
-    // Of the memory for all results. Of an imagined card that has the CPU beside it: at most.
+    // Of the memory for all results. Of a hypothetical GPU that has the CPU beside it: at most.
     ArenaBytes arena_bytes() const;
     // What the largest graph of a kind needs of it on the main device.
     uint64_t arena_bytes(GraphKind kind) const;
@@ -119,7 +119,7 @@ class GraphPool {
 
   private:
     LiveGraph built(const BatchShape & shape, const GraphBuilder & build) const;
-    // Whether a graph goes over two devices. Notes the operations that the main one lacks.
+    // Whether a graph is split over two devices. Notes the operations that the main one lacks.
     bool is_split(const LiveGraph & fresh);
     void forget_in_arena();
     void place_inputs(LiveGraph & fresh);
@@ -132,10 +132,10 @@ class GraphPool {
     Devices & devices_;
     Backend & backend_; // the main one
     size_t max_nodes_;
-    // Of the graphs that go over two devices, by kinds that do not take turns within a round: each
-    // holds one graph.
+    // Of graphs split over two devices. Each holds one live graph, so kinds that alternate within a
+    // round have one each.
     std::map<GraphKind, Scheduler> schedulers_;
-    std::set<GraphKind> split_kinds_; // those that have gone over two devices
+    std::set<GraphKind> split_kinds_; // kinds of graphs that were split over two devices
     std::set<std::string> cpu_operations_;
     ggml_gallocr_ptr arena_;
     std::unique_ptr<InputBlock> block_; // NULL where the host writes inputs in their place

@@ -13,7 +13,7 @@ namespace dfl {
 class Devices;
 struct Weights;
 
-// n rounded up to a size that few graphs serve and little padding fills: 0, 1, 2, 3, 4, 6, 8, 12,
+// n rounded up to one of a few sizes with little padding: 0, 1, 2, 3, 4, 6, 8, 12,
 // 16, 24...
 int64_t row_bucket(int64_t n);
 

@@ -11,7 +11,7 @@ ArenaBytes most_of(const ArenaBytes & a, const ArenaBytes & b) {
     return {std::max(a.main, b.main), std::max(a.beside, b.beside)};
 }
 
-// Whether a node works on what lies beside the device, by the wish of whoever placed it there.
+// Whether a node works on a tensor that was placed on the CPU beside the device.
 static bool is_beside(const Backend & backend, const ggml_tensor * node) {
     auto elsewhere = [&](const ggml_tensor * tensor) {
         const ggml_tensor * owner = tensor->view_src != nullptr ? tensor->view_src : tensor;
@@ -66,7 +66,7 @@ static size_t n_tensors(ggml_cgraph * graph) {
 }
 
 void number_graph(Devices & devices, ggml_cgraph * graph) {
-    // Numbers are given by ggml's scheduler as it looks where nodes are; there is no other door.
+    // Only ggml's scheduler numbers graphs, as it splits them; there is no other call for it.
     ggml_backend_t backends[] = {devices.main().get(), devices.cpu()->get()};
     const ggml_backend_sched_ptr scheduler(ggml_backend_sched_new(
         backends, nullptr, 2, n_tensors(graph), /*parallel =*/false, /*op_offload =*/false));

@@ -49,10 +49,10 @@ struct TopRows {
                   const std::vector<int32_t> & last, int64_t i) const;
 };
 
-// The same tensor, its NaNs gone.
+// The same tensor clamped to finite values.
 ggml_tensor * without_nans(ggml_context * ctx, ggml_tensor * logits);
 
-// values: f32 [n, n_rows], numbers all. by_blocks: else rows are sorted as the device does it.
+// values: f32 [n, n_rows] without NaNs. by_blocks false: whole rows are sorted as the device does.
 TopRows find_top(ggml_context * ctx, ggml_tensor * values, int64_t k, bool by_blocks);
 
 } // namespace dfl

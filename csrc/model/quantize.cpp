@@ -1,6 +1,6 @@
 #include "model/quantize.h"
 
-#include "device/device.h"
+#include "device/registry.h"
 #include "device/worker_threads.h"
 #include "error.h"
 

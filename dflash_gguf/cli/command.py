@@ -137,7 +137,7 @@ def _load(args: argparse.Namespace, settings: LoadConfig) -> Decoder:
 
 
 def _context(decoder: Decoder) -> str:
-    """The context that nobody gave, and why it is so long."""
+    """A context that was not given, and why it is so long."""
     n_ctx, n_train = decoder.n_ctx, decoder.model.n_ctx_train
     if n_ctx == n_train:
         return f"context: {n_ctx} tokens, all the model was trained for"

@@ -29,7 +29,7 @@ def add_fit(p: argparse.ArgumentParser) -> None:
         "--vram",
         type=byte_size,
         metavar="SIZE",
-        help="use so much of the GPU, like 24G; with --plan also of an NVIDIA card that is not "
+        help="use so much of the GPU, like 24G; with --plan also of an NVIDIA GPU that is not "
         "there",
     )
 
@@ -83,7 +83,7 @@ def number_or(words: tuple[str, ...]) -> Callable[[str], int | None]:
 
 
 def byte_size(text: str) -> int:
-    """The bytes of "24G" or "512M"; K, M, G and T are powers of 1024, as card makers count."""
+    """The bytes of "24G" or "512M"; K, M, G and T are powers of 1024, as GPU makers count."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", text, re.IGNORECASE)
     if not found or not float(found[1]):
         raise argparse.ArgumentTypeError(f"{text!r}: expected a size like 24G")

@@ -36,7 +36,7 @@ def fitted(args: argparse.Namespace, load: LoadConfig, decode: DecodeConfig) -> 
     Errors: Error if nothing fits.
     """
     planner, found = _fit(args, load, decode)
-    if planner.model.is_imagined:
+    if planner.model.is_hypothetical:
         raise ValueError("--vram without --plan limits a GPU, and there is none")
     return replace(
         load,

@@ -1,4 +1,4 @@
-"""The one door to C: opens ggml and libdflash on first use and turns a status into an exception.
+"""The only module that calls C: opens ggml and libdflash on first use, raises what fails.
 
 `dflash.h` itself is the declaration cffi reads, at once, as limits are in it. ggml is the copy
 inside llama-cpp-python, the very file libllama depends on, so that one ggml serves the process

@@ -20,7 +20,7 @@ MAX_N_CTX = 1 << 30
 MAX_LAYERS = 1 << 16
 MAX_UBATCH = 1 << 16
 DEFAULT_N_CTX = 32768
-"""Tokens of a context nobody asked for, if a model was trained for more."""
+"""Default context in tokens, if a model was trained for more."""
 
 
 @dataclass(frozen=True, slots=True)

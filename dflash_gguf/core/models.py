@@ -12,8 +12,8 @@ from .load_config import DEFAULT_N_CTX, LoadConfig, c_options
 from .progress import Progress, c_callback
 from .proof import proven_buffer_types
 
-MEASURES = (None, "device", "card")
-"""What a model is loaded for: to run, or to be measured where it would run, or on an NVIDIA card
+MEASURES = (None, "device", "cuda")
+"""What a model is loaded for: to run, or to be measured where it would run, or on a CUDA GPU
 that is not there. What is measured has no memory to run in."""
 
 
@@ -84,7 +84,7 @@ class Model:
         self.beside_bytes = int(info.beside_bytes)
         self.embedding_bytes = int(info.embedding_bytes)
         self.on_gpu = bool(info.on_gpu)
-        self.is_imagined = measure == "card" and self.on_gpu
+        self.is_hypothetical = measure == "cuda" and self.on_gpu
         self.kernels = _placements("model", self._handle, info.n_placements)
 
     @property

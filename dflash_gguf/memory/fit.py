@@ -1,4 +1,4 @@
-"""What a device has room for: the context nobody chose; with --fit also K/V types and the rest."""
+"""What fits a device: the context where none was given; with --fit also K/V types and the rest."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ..core import DEFAULTS, MAX_VERIFY
 from .plan import Plan, gib
 
 USEFUL_CONTEXT = 32768
-"""Without a wish for a context, K/V are quantised further only to reach so many tokens."""
+"""Where no context was given, K/V are quantised further only to reach so many tokens."""
 USABLE = 0.98
-"""Of what is free: other programs breathe, and allocators round up."""
+"""Of what is free: other programs' use varies, and allocators round up."""
 PART_CONTEXT = 8192
-"""Without a wish for a context, that of a model of which a part stays on the CPU."""
+"""Where no context was given, that of a model of which a part stays on the CPU."""
 STEP = 1024
 """Contexts are chosen by so many tokens."""
 

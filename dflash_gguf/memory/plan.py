@@ -11,7 +11,7 @@ from ..config import LoadConfig
 from ..core import Drafter, Engine, Error, Model, devices, load_backend
 
 CONTEXT_BYTES = 512 << 20
-"""About what the driver and ggml's kernels take of a card that is not there to be asked."""
+"""About what the driver and ggml's kernels take of a GPU that is not there to be asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Item:
 class Plan:
     """What an engine takes with its weights. device is the host itself without an accelerator.
 
-    verify_rows: rows a round may verify. free_bytes: of the device; of a card not there, all.
+    verify_rows: rows a round may verify. free_bytes: of the device; of a GPU not there, all.
     host_free_bytes: of the memory beside it; None without an accelerator, or with one not there.
     """
 
@@ -95,7 +95,7 @@ class Plan:
         return "\n".join([self._settings(), *lines, self._verdict()])
 
     def _heading(self, place: str) -> str:
-        return {"device": "card", "host": "memory", "file": "mapped file"}[place]
+        return {"device": "GPU", "host": "memory", "file": "mapped file"}[place]
 
     def _settings(self) -> str:
         drafts = f", {self.verify_rows} rows a verify, window {self.draft_window}"
@@ -125,7 +125,7 @@ def gib(n: int) -> str:
 class Planner:
     """Plans of one pair of files; only their headers are read.
 
-    vram: bytes of a card to plan for: of the GPU here, or of an NVIDIA card that is not there.
+    vram: bytes of a GPU to plan for: of the one here, or of a CUDA GPU that is not there.
     """
 
     def __init__(
@@ -138,8 +138,8 @@ class Planner:
         """Errors: Error for files that would not load."""
         self._vram = vram
         self.config = config
-        imagined = vram is not None and not _has_gpu(config)
-        self.model = Model(os.fspath(path), config, measure="card" if imagined else "device")
+        hypothetical = vram is not None and not _has_gpu(config)
+        self.model = Model(os.fspath(path), config, measure="cuda" if hypothetical else "device")
         self._drafter = None if drafter is None else Drafter(os.fspath(drafter), self.model)
 
     @property
@@ -158,7 +158,7 @@ class Planner:
         if self._drafter and verify_rows > engine.max_verify:
             engine.reserve_verify(verify_rows)
         plan = plan_of(engine, config, self.capacity)
-        has_host_too = self.model.on_gpu and not self.model.is_imagined
+        has_host_too = self.model.on_gpu and not self.model.is_hypothetical
         return replace(plan, host_free_bytes=free_bytes("CPU")) if has_host_too else plan
 
     @property
@@ -167,7 +167,7 @@ class Planner:
         free = free_bytes(self.model.backend)
         if not self.model.on_gpu or self._vram is None:
             return free
-        return self._vram if self.model.is_imagined else min(self._vram, free)
+        return self._vram if self.model.is_hypothetical else min(self._vram, free)
 
 
 def _has_gpu(config: LoadConfig) -> bool:
@@ -211,7 +211,7 @@ def _items(engine: Engine) -> Iterator[Item]:
         yield Item("drafter weights", drafter.mapped_bytes, "file")
     memory = engine.memory()
     is_split = any(use.name == "arena" and use.place != model.backend for use in memory)
-    at_most = ", at most" if model.is_imagined and is_split else ""
+    at_most = ", at most" if model.is_hypothetical and is_split else ""
     labels = {
         "kv": "K/V cache",
         "recurrent": "recurrent state",
@@ -225,7 +225,7 @@ def _items(engine: Engine) -> Iterator[Item]:
     for use in memory:
         where = place if use.place == model.backend else "host"
         yield Item(labels[use.name], use.bytes, where)
-    if model.is_imagined:
+    if model.is_hypothetical:
         yield Item("driver and kernels, about", CONTEXT_BYTES, place)
 
 

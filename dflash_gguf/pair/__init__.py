@@ -1,4 +1,4 @@
-"""Models that dflash-run finds by name; README.md beside is the card of those in the package."""
+"""Models that dflash-run finds by name. README.md is the model card of the packaged ones."""
 
 from __future__ import annotations
 

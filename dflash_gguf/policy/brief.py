@@ -1,8 +1,8 @@
-"""draft="auto" where a plain round takes less than the budget's deliberation.
+"""draft="auto" where a plain round takes less time than the budget's decision.
 
 Greedy chains only, of the drafter's best candidates as they are: what is expected of a length is
 how often the target took so many lately, not what this draft promises. A decision is kept for some
-rounds. Costs of passes and what may be lost on looking are the budget's.
+rounds. Costs of passes and what probes may cost are the budget's.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ KEPT = 16
 """Rounds between decisions."""
 DOUBTED, NEARLY = 8, 0.75
 """Decisions after which a neighbour of the best length is measured anew, if it was nearly as good:
-the first rounds of a length build graphs for every count of accepted tokens, and look too dear."""
+the first rounds of a length build graphs for every count of accepted tokens, and seem too slow."""
 FILED, ALL_FILED = 4, 8
 """One in so many rounds is filed once so many of its length were: filing takes a tenth of such a
 round."""
 SURE = 32
-"""Rounds after which it is asked again whether rounds are brief."""
+"""Rounds after which it is decided again whether rounds are brief."""
 FIRST = 3
 """The longest chain that is tried first."""
-LOOKS = 1
-"""Rounds of a look whether drafting pays by now, after first runs, which say little of the next
-ones. It goes on as long as more is accepted than was expected."""
+PROBES = 1
+"""Rounds of a probe after first runs, which are slower than later ones. A probe goes on as long as
+more is accepted than was expected."""
 
 
 class Taken:
@@ -45,7 +45,7 @@ class Taken:
 
     def __init__(self, longest: int, n_first: int = 1) -> None:
         """longest: positions of a draft. n_first: runs that are slower than those to come."""
-        self.n_looks = n_first + LOOKS
+        self.n_probes = n_first + PROBES
         self._n_first = n_first
         self._tried = [PRIOR_WEIGHT] * longest
         self._taken = [PRIOR_WEIGHT * PRIOR_CHANCE] * longest
@@ -102,7 +102,7 @@ class BriefRule:
         self._lengths = [n for n in ladder(SIZES, longest) if n >= least]
         self._kept, self._n_kept = 0, 0
         self._n_decisions, self._n_seen = 0, 0
-        self._expected = math.inf  # tokens of a round that looks
+        self._expected = math.inf  # tokens of a round of a probe
 
     @property
     def n_rows(self) -> int:
@@ -110,7 +110,7 @@ class BriefRule:
         return self._lengths[-1] + 1
 
     def choose(self, position: int, limit: int) -> int:
-        """The length decided on lately, or the best by now."""
+        """The length decided on lately, or the best now."""
         if self._n_kept and self._kept <= limit:
             self._n_kept -= 1
             return self._kept
@@ -131,10 +131,10 @@ class BriefRule:
             if self._budget.needs_plain(-loss_s / plain_s):
                 return 0
             return self._keep(lengths[self._doubted(rates, at)], KEPT)
-        if self._budget.may_lose(self._taken.n_looks * loss_s, position, may_save=True):
+        if self._budget.may_lose(self._taken.n_probes * loss_s, position, may_save=True):
             self._expected = tokens[lengths[at]]
-            return self._keep(lengths[at], self._taken.n_looks)
-        return self._keep(0, self._budget.pause(self._taken.n_looks * loss_s, position))
+            return self._keep(lengths[at], self._taken.n_probes)
+        return self._keep(0, self._budget.pause(self._taken.n_probes * loss_s, position))
 
     def _keep(self, length: int, n_rounds: int) -> int:
         self._kept, self._n_kept = length, n_rounds - 1
@@ -164,7 +164,7 @@ class BriefRule:
             self._taken.observe(done)
             self._budget.hope = self._taken.tokens(1)[1] - 1.0
             if done.n_accepted >= self._expected:
-                self._n_kept = max(self._n_kept, self._taken.n_looks)
+                self._n_kept = max(self._n_kept, self._taken.n_probes)
         self._n_seen += 1
         if self._n_seen % FILED and self._taken.is_filed(done.n_positions):
             self._budget.pass_over(done)
@@ -193,7 +193,7 @@ class AutoRule:
         return max(self._budgeted.n_rows, self._brief.n_rows)
 
     def choose(self, position: int, limit: int) -> int:
-        """As the rule does whose turn it is."""
+        """As the rule that applies now."""
         if self._n_sure:
             self._n_sure -= 1
         elif self._costs.knows_plain:

@@ -8,7 +8,7 @@ where the rate is what the best way is expected to reach, plain decoding's at le
 makes all rounds together fastest (Dinkelbach's method). Before the draft, what every length would give is the mean
 over the last drafts, of which each could have been verified in its own best way; after it, the
 draft at hand says which nodes are worth their cost. Costs have steps (kernels change at 4, 8 or 16
-rows), so every size of the ladder is looked at, not only the next one. Nothing here reads a clock:
+rows), so every size of the ladder is compared, not only the next one. Nothing here reads a clock:
 equal rounds give equal choices.
 
 The idea of letting the measured cost of the next node decide: CaDDTree, arXiv 2606.01813.
@@ -27,21 +27,22 @@ from .gains import Gains, ladder
 Floats = NDArray[np.float64]
 
 PROBE_SHARE = 0.01
-"""Part of the running time that may be lost on looking whether drafting pays by now."""
+"""Share of the running time that may be lost on probes: drafted rounds that find out whether
+drafting has begun to pay."""
 HOPEFUL, RAREST = 0.1, 4
-"""Chance of a draft's first candidate below which this part is smaller, and by how much at most: a
-drafter that is of no use for these texts needs few looks."""
+"""Chance of a draft's first candidate below which this share is smaller, and by how much at most: a
+drafter that is of no use for these texts needs few probes."""
 PROBE_AHEAD = 128
-"""Plain rounds whose share may be spent at once: on the first look, or after long without one."""
+"""Plain rounds whose share may be spent at once: on the first probe, or after long without one."""
 PROBE_SAVED = 512
-"""Plain rounds whose share can be saved for a look that costs more than that."""
+"""Plain rounds whose share can be saved for a probe that costs more than that."""
 MOST_PAUSED = 64
 """Rounds after which plain decoding is reconsidered at the latest. Deciding takes time as well: a
 tenth of a millisecond, which counts where a plain round takes two of them."""
 REFRESH = 4
 """Rounds after which the costs of passes are looked up again, those of a new shape at once; and
 rounds for which a length that pays, or chains where trees did not pay, are kept without comparing
-anew: comparing takes a third of a millisecond, which fast models feel."""
+anew: comparing takes a third of a millisecond, which is noticeable with fast models."""
 N_RATE_STEPS = 2
 """Steps towards the best rate in a round; the next one goes on from there."""
 SIZES = (1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63, 95, 127, 191, 255)
@@ -78,12 +79,12 @@ class Budget:
         return BudgetedRule(self, gains, lengths, sizes, least)
 
     def may_lose(self, seconds: float, position: int, *, may_save: bool = False) -> bool:
-        """Whether a look that will cost so much is affordable. may_save: also from long ago."""
+        """Whether a probe that will cost so much is affordable. may_save: also from long ago."""
         lost_s = self._lost_s if may_save else max(self._lost_s, 0.0)
         return lost_s + seconds <= PROBE_SHARE * PROBE_AHEAD * self.costs.plain_s(position)
 
     def needs_plain(self, advantage: float) -> bool:
-        """Whether a plain round is due, so that what drafting is compared with is not old.
+        """Whether a plain round is due, so that the cost that drafting is compared with is recent.
 
         It takes two: one straight after a drafted round is slower than those of plain decoding.
         advantage: tokens that each gives up.
@@ -91,7 +92,7 @@ class Budget:
         return self._is_cold or self._since_plain * PROBE_SHARE >= 2.0 * advantage
 
     def pause(self, seconds: float, position: int) -> int:
-        """Leaves plain decoding alone until a look that costs so much is affordable.
+        """Decodes plainly until a probe that costs so much is affordable.
 
         Returns the rounds until then.
         """
@@ -107,7 +108,7 @@ class Budget:
         return self._n_paused > 0
 
     def pass_over(self, done: Round) -> None:
-        """Earns a look by a round that nothing else is learned from."""
+        """Counts a round towards the next probe; nothing else is learned from it."""
         self._lost_s -= self._share * done.seconds
 
     def observe(self, done: Round) -> None:
@@ -124,14 +125,14 @@ class Budget:
 
     @property
     def _share(self) -> float:
-        """Part of the running time that looks may cost by now."""
+        """Share of the running time that probes may cost now."""
         return PROBE_SHARE * min(max(self.hope / HOPEFUL, 1.0 / RAREST), 1.0)
 
     def _warm_s(self, done: Round) -> float:
         """Seconds of a round without what a first run costs extra.
 
         Building its graph may take as long as a hundred rounds, but only once: what it takes more
-        than a look may is no loss to be made up for.
+        than a probe may is no loss to be made up for.
         """
         if self.costs.is_warm(done) or not self.costs.knows_plain:
             return done.seconds
@@ -159,11 +160,11 @@ class BudgetedRule:
 
     @property
     def n_rows(self) -> int:
-        """Those of the largest size that it looks at by now."""
+        """Those of the largest size that it considers now."""
         return int(self._sizes[self._n_open() - 1]) + 1
 
     def choose(self, position: int, limit: int) -> int:
-        """The most profitable length or 0; now and then one that only might be."""
+        """The most profitable length or 0; now and then a probe."""
         self._position, self._is_probe = position, False
         budget, costs = self._budget, self._costs
         if 0 < self._again <= limit:
@@ -265,7 +266,7 @@ class BudgetedRule:
         return _values(gains, self._more_s()[kind, 0], self._rate, self._costs.sample_s)
 
     def _n_open(self) -> int:
-        """Sizes of the ladder that are looked at: one step beyond the largest pass that was run."""
+        """Sizes of the ladder considered now: one step beyond the largest pass that was run."""
         known = int(np.searchsorted(self._sizes, self._costs.most_rows - 1, side="right"))
         return min(known + 1, len(self._sizes))
 

@@ -11,7 +11,7 @@ from typing import Any
 from ..draft.tree import Tree
 
 N_TIMES = 9
-"""Times that a moving median looks back."""
+"""Times of a moving median."""
 N_FEW = 4
 """Times of which the least counts, not yet the median."""
 N_KEPT = 3
@@ -249,7 +249,7 @@ class Median:
             self._is_warm = True
             self._times.clear()
         self._times.append(seconds)
-        # Noise only adds; what looks dear by a single accident would never be tried again.
+        # Noise only adds; what seems slow by a single outlier would never be tried again.
         times = sorted(self._times)
         at = len(times) // 2
         middle = times[at] if len(times) % 2 else (times[at - 1] + times[at]) / 2

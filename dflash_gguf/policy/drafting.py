@@ -21,7 +21,7 @@ class Drafting:
     def __init__(
         self, sequence: Sequence, cost_file: CostFile | None = None, most_rows: int = MAX_VERIFY
     ) -> None:
-        """cost_file: where this pair's costs are kept. most_rows: of a verify nobody asked for."""
+        """cost_file: where this pair's costs are kept. most_rows: of a verify by default."""
         # ggml's CUDA backend captures a graph as it runs for the second time.
         engine = sequence.engine
         n_first = 2 if engine.model.backend.startswith("CUDA") else 1

@@ -15,12 +15,12 @@ from ..draft.tree import Candidates, Tree
 Floats = NDArray[np.float64]
 
 WINDOW = 16
-"""Drafts that are looked back at."""
+"""Drafts that means are taken over."""
 PRIOR_CHANCE = 0.5
 """Of every candidate before anything was drafted."""
 TRUST_MEMORY, TRUST_WEIGHT = 32, 2.0
-"""Rounds after which an outcome weighs 1/e in what expectations are worth, and the accepted
-candidates that would have to be missing to halve it at the start."""
+"""Rounds after which an outcome weighs 1/e in the trust in expectations; and the accepted
+candidates that the trust begins with: so many missing ones halve it."""
 
 
 class Gains:

@@ -75,7 +75,7 @@ class Metadata:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Walks the whole table once. OSError where the file cannot be read."""
+        """Reads the whole table once. OSError where the file cannot be read."""
         self.path = os.fspath(path)
         if os.path.isdir(self.path):
             raise ValueError(f"{self.path}: is a directory, expected a GGUF file")

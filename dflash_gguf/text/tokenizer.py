@@ -56,7 +56,7 @@ def _keep_errors(level: int, text: bytes, _data: Any) -> None:
 
 @_LogCallback  # type: ignore[untyped-decorator]
 def _print_errors(level: int, text: bytes, _data: Any) -> None:
-    """What ggml says before it ends the process: it logs the device's own words nowhere else."""
+    """The message of ggml before it aborts: it logs the device's error nowhere else."""
     if level == LOG_LEVEL_ERROR:
         sys.stderr.write(text.decode("utf-8", "replace"))
 

@@ -1,8 +1,8 @@
 """Small random models of every architecture, float32, on the device and on the CPU.
 
 Errors are the largest difference of any logit, in parts of the range that the CPU's logits have.
-Products of float32 matrices keep 10 bits of a factor on the tensor cores of NVIDIA cards, and such
-cards have no attention over float32 cells: what must hold is not equality, but that every node of a
+Products of float32 matrices keep 10 bits of a factor on the tensor cores of NVIDIA GPUs, and such
+GPUs have no attention over float32 cells: what must hold is not equality, but that every node of a
 tree is nearer to the serial run of its own path than to that of a cousin, the same token at the
 same depth after other ancestors.
 """

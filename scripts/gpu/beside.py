@@ -1,6 +1,6 @@
 """Our engine beside llama.cpp on the same device and kernels, one after the other.
 
-One after the other, since a card that just holds the weights once has no room for them twice. What
+One after the other, since a GPU that just holds the weights once has no room for them twice. What
 ours took is told before llama.cpp is begun, in a line without a ratio.
 """
 
@@ -21,7 +21,7 @@ from draft_rounds import Forced, Milliseconds, Ours, Theirs, equal_work, medians
 from peer_rounds import Peer
 
 from dflash_gguf.text.gguf_metadata import Metadata
-from gpu import null_card
+from gpu import null_gpu
 from gpu.acceptance import FIRST_ID
 from gpu.setting import Figures, Setting
 from gpu.speed import close_pair, open_pair
@@ -46,12 +46,12 @@ def plain(setting: Setting) -> Iterator[Figures]:
         for _ in range(N_RUNS + 1):
             engine.reset()
             engine.prefill(prompt)
-            before = null_card.counts()
+            before = null_gpu.counts()
             started = perf_counter()
             for token in answer:
                 engine.decode(token)
             found.append(len(answer) / (perf_counter() - started))
-            kernels.update(null_card.kernels_a_graph(before, null_card.counts()))
+            kernels.update(null_gpu.kernels_a_graph(before, null_gpu.counts()))
         return found[1:]  # the first warms up
 
     found: list[list[float]] = []

@@ -41,7 +41,7 @@ def measure(setting: Setting) -> Iterator[Figures]:
         yield {"written": [], "bytes": 0, "seconds": 0.0}
         return
     started = time.perf_counter()
-    _write(*pair, setting.sizes.preset, OUTTYPE, empty=setting.null_card is not None)
+    _write(*pair, setting.sizes.preset, OUTTYPE, empty=setting.null_gpu is not None)
     seconds = time.perf_counter() - started
     size = sum(path.stat().st_size for path in pair)
     yield {

@@ -71,8 +71,8 @@ class Setting:
     device: ggml's name; "CPU" for the processor; None for the first GPU. module: a backend module.
     folder: for the files that are written. tools: folder with llama.cpp's tools, None to build
     them. build: kind of the backend to compile. cache: of what is compiled, and of its sources.
-    target, drafter: files to measure in place of random ones. null_card:
-    compute capability of one that computes nothing, in place of a card.
+    target, drafter: files to measure in place of random ones. null_gpu:
+    compute capability of one that computes nothing, in place of a GPU.
     """
 
     device: str | None
@@ -85,7 +85,7 @@ class Setting:
     threads: int | None = None
     target_file: Path | None = None
     drafter_file: Path | None = None
-    null_card: str | None = None
+    null_gpu: str | None = None
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Setting:
@@ -101,7 +101,7 @@ class Setting:
             args.threads,
             args.model,
             args.model_draft,
-            args.null_card,
+            args.null_gpu,
         )
 
     @property
@@ -116,13 +116,13 @@ class Setting:
 
     @property
     def arch(self) -> str:
-        """CUDA architectures to compile for; "" for those of the cards in the machine."""
-        return f"{self.null_card}-real" if self.null_card else ""
+        """CUDA architectures to compile for; "" for those of the GPUs in the machine."""
+        return f"{self.null_gpu}-real" if self.null_gpu else ""
 
     @property
     def _name(self) -> str:
-        """Of the files that are written: those of a null card are without weights."""
-        return f"{self.sizes.preset}-empty" if self.null_card else self.sizes.preset
+        """Of the files that are written: those of a null GPU are without weights."""
+        return f"{self.sizes.preset}-empty" if self.null_gpu else self.sizes.preset
 
     @property
     def on_cpu(self) -> bool:
@@ -167,9 +167,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--folder", type=Path, default=Path("build/gpu"), help="for models; default: %(default)s"
     )
     parser.add_argument(
-        "--null-card",
+        "--null-gpu",
         metavar="CAPABILITY",
-        help="without a card: one of 24 GiB that computes nothing, 86 for an RTX 3090",
+        help="without a GPU: one of 24 GiB that computes nothing, 86 for an RTX 3090",
     )
     parser.add_argument("--tools", type=Path, help="folder with peer-rounds; default: built")
     parser.add_argument("--quick", action="store_true", help="tiny shapes, to try the script")

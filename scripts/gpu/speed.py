@@ -13,7 +13,7 @@ from dflash_gguf import core
 from dflash_gguf.account import Phase
 from dflash_gguf.draft.proposer import N_RANKED
 from dflash_gguf.rounds import Rows, verify
-from gpu import acceptance, null_card
+from gpu import acceptance, null_gpu
 from gpu.ggml_device import GraphCounter
 from gpu.limits import Moved, share_of_limit
 from gpu.setting import Figures, Setting, Sizes
@@ -110,10 +110,10 @@ def measure_rounds(driver: Driver, sizes: Sizes, gb_per_s: float) -> Figures:
     sequence, n_rounds = driver.sequence, sizes.n_rounds
     engine = sequence.engine
     driver.run(sizes.n_warm)
-    before, calls = engine.info(), null_card.counts()
+    before, calls = engine.info(), null_gpu.counts()
     arena_before = engine.bytes_of("arena")
     times = driver.run(n_rounds)
-    after, called = engine.info(), null_card.counts()
+    after, called = engine.info(), null_gpu.counts()
     phases = dict(zip(PHASES, times.mean(axis=0), strict=True))
     submit, wait = ((getattr(after, x) - getattr(before, x)) / n_rounds / 1e6 for x in _CLOCKS)
     moved = Moved.of(sequence)
@@ -139,7 +139,7 @@ def measure_rounds(driver: Driver, sizes: Sizes, gb_per_s: float) -> Figures:
         "tokens_per_s": round(1e3 * tokens / float(phases["round"]), 2),
         "bytes": n_bytes,
         "share_of_limit": round(share_of_limit(n_bytes, gb_per_s, float(phases["round"])), 4),
-        **null_card.calls_a_round(calls, called, n_rounds),
+        **null_gpu.calls_a_round(calls, called, n_rounds),
     }
 
 

@@ -1,4 +1,4 @@
-// Sizes of graphs: never too small, close on a CPU, few on a card.
+// Sizes of graphs: never too small, close on a CPU, few on a GPU.
 #include "check.h"
 #include "device/devices.h"
 #include "graph/graph_sizes.h"
@@ -34,9 +34,9 @@ int64_t n_sizes(int64_t n, double most, const std::function<int64_t(int64_t)> & 
 int main() {
     const Weights weights;
     Devices cpu(cpu_device(), {}, 1, {});
-    Devices card(cpu_device(), {}, 1, {}, DFL_MEASURE_CARD);
-    Devices split(cpu_device(), {/*first =*/2, 0}, 1, {}, DFL_MEASURE_CARD);
-    const GraphSizes close(cpu), few(card), beside(split);
+    Devices gpu(cpu_device(), {}, 1, {}, DFL_MEASURE_CUDA);
+    Devices split(cpu_device(), {/*first =*/2, 0}, 1, {}, DFL_MEASURE_CUDA);
+    const GraphSizes close(cpu), few(gpu), beside(split);
 
     CHECK(close.injected(0) == 0);
     CHECK(few.injected(0) == 0);

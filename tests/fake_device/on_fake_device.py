@@ -401,7 +401,7 @@ def test_what_it_cannot_do_without_is_said(
         open_decoder(pair_of("llama"), {})
 
 
-def test_an_imagined_card_takes_about_as_much(
+def test_a_hypothetical_gpu_takes_about_as_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside one that is there, for a 27B hybrid of which half the layers stay on the CPU."""
@@ -413,6 +413,6 @@ def test_an_imagined_card_takes_about_as_much(
     monkeypatch.setenv("FAKE_DEVICE_MIB", "0")
     config = LoadConfig(n_ctx=32768, n_gpu_layers=33, device="CPU")
     there = Planner(path, None, config, vram=64 << 30).plan()
-    assert (here.device, there.device) == ("Fake0", "an imagined CUDA card")
+    assert (here.device, there.device) == ("Fake0", "a hypothetical CUDA GPU")
     estimates = sum(x.bytes for x in there.items if x.name.endswith(", about"))
     assert there.needed_bytes - estimates == pytest.approx(here.needed_bytes, rel=0.03)

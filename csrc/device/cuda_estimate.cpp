@@ -1,9 +1,9 @@
-#include "device/card.h"
+#include "device/cuda_estimate.h"
 
 #include <algorithm>
 #include <initializer_list>
 
-namespace dfl::card {
+namespace dfl::cuda_estimate {
 
 bool runs(const ggml_tensor * node) {
     if (node->op != GGML_OP_FLASH_ATTN_EXT) {
@@ -23,7 +23,7 @@ void add_attention_copies(ggml_cgraph * graph) {
         for (const ggml_tensor * x : {node->src[1], node->src[2]}) {
             copies += x->type == GGML_TYPE_F16 ? 0 : ggml_nelements(x) * sizeof(ggml_fp16_t);
         }
-        if (copies > 0) { // a dimension that nobody looks at
+        if (copies > 0) { // no node reads this dimension
             node->ne[3] = 2;
             node->nb[3] = copies;
         }
@@ -62,4 +62,4 @@ uint64_t pool_bytes(ggml_cgraph * graph) {
     return most;
 }
 
-} // namespace dfl::card
+} // namespace dfl::cuda_estimate

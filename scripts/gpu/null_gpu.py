@@ -1,4 +1,4 @@
-"""A CUDA card that computes nothing, for a machine without one: what the host does can be measured.
+"""A CUDA GPU that computes nothing, for a machine without one: what the host does can be measured.
 
 ggml's CUDA backend runs on it as it is: it takes memory, captures graphs and hands them over, and
 nothing is computed. Bytes that are allocated, calls of a round and the host's time are real; what
@@ -30,20 +30,20 @@ COUNTS = (
     "graph_updates",
     "cublas_calls",
     "synchronizations",
-    "copies_to_card",
-    "bytes_to_card",
+    "copies_to_gpu",
+    "bytes_to_gpu",
     "copies_to_host",
     "bytes_to_host",
 )
-"""In the order of NullCardCounts."""
+"""In the order of NullGpuCounts."""
 CALLS = (
     "allocations",
     "kernels",
     "captures",
     "graph_launches",
     "synchronizations",
-    "copies_to_card",
-    "bytes_to_card",
+    "copies_to_gpu",
+    "bytes_to_gpu",
     "copies_to_host",
     "bytes_to_host",
 )
@@ -63,7 +63,7 @@ def build(cache: Path, capability: str) -> Path:
         raise SystemExit(str(error)) from None
     version = re.search(r"define CUDART_VERSION\s+(\d+)", header.read_text(encoding="utf-8"))
     major = int(version[1]) // 1000 if version else 13
-    folder = cache / f"null-card-{capability}-cuda{major}"
+    folder = cache / f"null-gpu-{capability}-cuda{major}"
     libraries = {
         "DRIVER": DRIVER,
         "RUNTIME": f"libcudart.so.{major}",
@@ -76,7 +76,7 @@ def build(cache: Path, capability: str) -> Path:
     for part, name in libraries.items():
         flags = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-shared", "-fPIC", "-fvisibility=hidden"]
         flags += ["-isystem", str(header.parent), f"-Wl,-soname,{name}"]
-        flags += [f"-DNULL_CARD_{part}", f"-DNULL_CARD_CAPABILITY={capability}"]
+        flags += [f"-DNULL_GPU_{part}", f"-DNULL_GPU_CAPABILITY={capability}"]
         linked = []
         if part != "DRIVER":  # the others' symbols have versions, and the counts live in it
             versions = folder / f"{part}.map"
@@ -92,10 +92,10 @@ def build(cache: Path, capability: str) -> Path:
 
 
 def counts() -> dict[str, int] | None:
-    """What the process has asked of the card so far; None on a real card or without any."""
+    """What the process has asked of the GPU so far; None on a real GPU or without any."""
     try:
         driver = ctypes.CDLL(DRIVER, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-        found = driver.null_card_counts
+        found = driver.null_gpu_counts
     except (OSError, AttributeError):
         return None
     found.restype = ctypes.POINTER(ctypes.c_int64 * len(COUNTS))
@@ -105,7 +105,7 @@ def counts() -> dict[str, int] | None:
 def calls_a_round(
     before: dict[str, int] | None, after: dict[str, int] | None, n_rounds: int
 ) -> dict[str, dict[str, float]]:
-    """The field that a line of rounds has on this card, and no field on others."""
+    """The field that a line of rounds has on this GPU, and no field on others."""
     if before is None or after is None:
         return {}
     return {"calls_a_round": {x: round((after[x] - before[x]) / n_rounds, 2) for x in CALLS}}

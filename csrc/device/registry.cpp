@@ -1,4 +1,4 @@
-#include "device/device.h"
+#include "device/registry.h"
 
 #include "device/host.h"
 #include "device/log_capture.h"

@@ -1,9 +1,9 @@
-// A CUDA driver, runtime and cuBLAS whose card has memory and streams, but computes nothing.
+// A CUDA driver, runtime and cuBLAS whose GPU has memory and streams, but computes nothing.
 //
 // What runs on it is everything but the arithmetic: ggml's CUDA backend chooses kernels, takes
 // memory, captures graphs. What is read back is no result: of the first words that are read, word i
-// is the integer i. A host access to the card's memory ends the process. One source, compiled three
-// times (null_card.py); the counts live in the driver, which the others link.
+// is the integer i. A host access to the GPU's memory ends the process. One source, compiled three
+// times (null_gpu.py); the counts live in the driver, which the others link.
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
@@ -20,8 +20,8 @@
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-// Read by null_card.py, in this order.
-struct NullCardCounts {
+// Read by null_gpu.py, in this order.
+struct NullGpuCounts {
     std::atomic<int64_t> used_bytes;
     std::atomic<int64_t> peak_bytes;
     std::atomic<int64_t> allocations;
@@ -33,32 +33,32 @@ struct NullCardCounts {
     std::atomic<int64_t> graph_updates;
     std::atomic<int64_t> cublas_calls;
     std::atomic<int64_t> synchronizations;
-    std::atomic<int64_t> copies_to_card;
-    std::atomic<int64_t> bytes_to_card;
+    std::atomic<int64_t> copies_to_gpu;
+    std::atomic<int64_t> bytes_to_gpu;
     std::atomic<int64_t> copies_to_host;
     std::atomic<int64_t> bytes_to_host;
 };
 
-EXPORT NullCardCounts * null_card_counts();
-EXPORT int64_t null_card_total_bytes();
-EXPORT bool null_card_take(int64_t bytes);
+EXPORT NullGpuCounts * null_gpu_counts();
+EXPORT int64_t null_gpu_total_bytes();
+EXPORT bool null_gpu_take(int64_t bytes);
 
-#ifdef NULL_CARD_DRIVER
+#ifdef NULL_GPU_DRIVER
 
-EXPORT NullCardCounts * null_card_counts() {
-    static NullCardCounts counts = {};
+EXPORT NullGpuCounts * null_gpu_counts() {
+    static NullGpuCounts counts = {};
     return &counts;
 }
 
-EXPORT int64_t null_card_total_bytes() {
+EXPORT int64_t null_gpu_total_bytes() {
     return int64_t(24) << 30;
 }
 
-// Takes memory of the card, or gives it back: whether there was enough.
-EXPORT bool null_card_take(int64_t bytes) {
-    NullCardCounts & counts = *null_card_counts();
+// Takes memory of the GPU, or gives it back: whether there was enough.
+EXPORT bool null_gpu_take(int64_t bytes) {
+    NullGpuCounts & counts = *null_gpu_counts();
     const int64_t used = counts.used_bytes += bytes;
-    if (used > null_card_total_bytes()) {
+    if (used > null_gpu_total_bytes()) {
         counts.used_bytes -= bytes;
         return false;
     }
@@ -80,7 +80,7 @@ EXPORT CUresult cuDeviceGetAttribute(int * value, CUdevice_attribute, CUdevice) 
 }
 
 EXPORT CUresult cuGetErrorString(CUresult, const char ** text) {
-    *text = "the null card";
+    *text = "the null GPU";
     return CUDA_SUCCESS;
 }
 
@@ -106,11 +106,11 @@ EXPORT CUresult cuMemAddressFree(CUdeviceptr at, size_t bytes) {
 EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle * handle, size_t bytes,
                             const CUmemAllocationProp *, unsigned long long) {
     *handle = bytes;
-    return null_card_take(static_cast<int64_t>(bytes)) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    return null_gpu_take(static_cast<int64_t>(bytes)) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 EXPORT CUresult cuMemUnmap(CUdeviceptr, size_t bytes) {
-    null_card_take(-static_cast<int64_t>(bytes));
+    null_gpu_take(-static_cast<int64_t>(bytes));
     return CUDA_SUCCESS;
 }
 
@@ -129,9 +129,9 @@ EXPORT CUresult cuMemSetAccess(CUdeviceptr, size_t, const CUmemAccessDesc *, siz
 
 #endif
 
-#ifdef NULL_CARD_RUNTIME
+#ifdef NULL_GPU_RUNTIME
 
-// Addresses of the card's memory by size, so that copies know which way they go.
+// Addresses of the GPU's memory by size, so that copies know which way they go.
 static std::mutex mutex_;
 static std::map<uintptr_t, size_t> memory_;
 static std::map<const void *, size_t> pinned_;
@@ -143,7 +143,7 @@ static thread_local struct {
 } call_;
 
 static cudaError_t launched() {
-    NullCardCounts & counts = *null_card_counts();
+    NullGpuCounts & counts = *null_gpu_counts();
     ++(is_capturing_ ? counts.captured_kernels : counts.kernels);
     return cudaSuccess;
 }
@@ -161,12 +161,12 @@ static void * reserve(size_t bytes) {
     return found == MAP_FAILED ? nullptr : found;
 }
 
-// Of a copy to the host: a card's own copies cost the host no time.
+// Of a copy to the host: a GPU's own copies cost the host no time.
 static constexpr size_t MOST_WRITTEN = 16 << 10;
 
 static cudaError_t copied(void * to, size_t pitch, size_t width, size_t height,
                           cudaMemcpyKind kind) {
-    NullCardCounts & counts = *null_card_counts();
+    NullGpuCounts & counts = *null_gpu_counts();
     if (kind == cudaMemcpyDeviceToHost) {
         for (size_t row = 0; row < height; ++row) {
             auto * words = reinterpret_cast<uint32_t *>(static_cast<char *>(to) + row * pitch);
@@ -177,8 +177,8 @@ static cudaError_t copied(void * to, size_t pitch, size_t width, size_t height,
         ++counts.copies_to_host;
         counts.bytes_to_host += width * height;
     } else if (kind == cudaMemcpyHostToDevice) {
-        ++counts.copies_to_card;
-        counts.bytes_to_card += width * height;
+        ++counts.copies_to_gpu;
+        counts.bytes_to_gpu += width * height;
     }
     return cudaSuccess;
 }
@@ -246,15 +246,15 @@ EXPORT cudaError_t cudaSetDeviceFlags(unsigned) {
 }
 
 static constexpr int MULTIPROCESSORS = 82; // of an RTX 3090
-static constexpr bool IS_HOPPER = NULL_CARD_CAPABILITY == 90;
+static constexpr bool IS_HOPPER = NULL_GPU_CAPABILITY == 90;
 static constexpr int SHARED_PER_BLOCK = (IS_HOPPER ? 227 : 99) << 10;
 
 EXPORT cudaError_t cudaGetDeviceProperties(cudaDeviceProp * found, int) {
     *found = {};
-    std::snprintf(found->name, sizeof(found->name), "null card");
-    found->totalGlobalMem = null_card_total_bytes();
-    found->major = NULL_CARD_CAPABILITY / 10;
-    found->minor = NULL_CARD_CAPABILITY % 10;
+    std::snprintf(found->name, sizeof(found->name), "null GPU");
+    found->totalGlobalMem = null_gpu_total_bytes();
+    found->major = NULL_GPU_CAPABILITY / 10;
+    found->minor = NULL_GPU_CAPABILITY % 10;
     found->multiProcessorCount = MULTIPROCESSORS;
     found->warpSize = 32;
     found->sharedMemPerBlock = 48 << 10;
@@ -273,8 +273,8 @@ EXPORT cudaError_t cudaGetDeviceProperties(cudaDeviceProp * found, int) {
 
 EXPORT cudaError_t cudaDeviceGetAttribute(int * value, cudaDeviceAttr attribute, int) {
     switch (attribute) {
-        case cudaDevAttrComputeCapabilityMajor: *value = NULL_CARD_CAPABILITY / 10; break;
-        case cudaDevAttrComputeCapabilityMinor: *value = NULL_CARD_CAPABILITY % 10; break;
+        case cudaDevAttrComputeCapabilityMajor: *value = NULL_GPU_CAPABILITY / 10; break;
+        case cudaDevAttrComputeCapabilityMinor: *value = NULL_GPU_CAPABILITY % 10; break;
         case cudaDevAttrMultiProcessorCount: *value = MULTIPROCESSORS; break;
         case cudaDevAttrWarpSize: *value = 32; break;
         case cudaDevAttrMaxThreadsPerBlock: *value = 1024; break;
@@ -303,12 +303,12 @@ EXPORT cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) {
 }
 
 EXPORT cudaError_t cudaDeviceSynchronize() {
-    ++null_card_counts()->synchronizations;
+    ++null_gpu_counts()->synchronizations;
     return cudaSuccess;
 }
 
 EXPORT const char * cudaGetErrorString(cudaError_t error) {
-    return error == cudaErrorMemoryAllocation ? "out of memory" : "the null card";
+    return error == cudaErrorMemoryAllocation ? "out of memory" : "the null GPU";
 }
 
 EXPORT cudaError_t cudaGetLastError() {
@@ -323,7 +323,7 @@ EXPORT cudaError_t cudaFuncGetAttributes(cudaFuncAttributes * found, const void 
     *found = {};
     found->maxThreadsPerBlock = 1024;
     found->numRegs = 64;
-    found->ptxVersion = found->binaryVersion = NULL_CARD_CAPABILITY;
+    found->ptxVersion = found->binaryVersion = NULL_GPU_CAPABILITY;
     return cudaSuccess;
 }
 
@@ -339,7 +339,7 @@ EXPORT cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int * 
 
 EXPORT cudaError_t cudaMalloc(void ** at, size_t bytes) {
     *at = nullptr;
-    if (!null_card_take(static_cast<int64_t>(bytes))) {
+    if (!null_gpu_take(static_cast<int64_t>(bytes))) {
         return cudaErrorMemoryAllocation;
     }
     *at = reserve(bytes);
@@ -356,7 +356,7 @@ EXPORT cudaError_t cudaFree(void * at) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = memory_.find(reinterpret_cast<uintptr_t>(at));
     if (found != memory_.end()) {
-        null_card_take(-static_cast<int64_t>(found->second));
+        null_gpu_take(-static_cast<int64_t>(found->second));
         munmap(at, found->second);
         memory_.erase(found);
     }
@@ -367,7 +367,7 @@ EXPORT cudaError_t cudaHostAlloc(void ** at, size_t bytes, unsigned) {
     *at = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
     const std::lock_guard<std::mutex> lock(mutex_);
     pinned_[*at] = bytes;
-    null_card_counts()->pinned_bytes += bytes;
+    null_gpu_counts()->pinned_bytes += bytes;
     return *at != nullptr ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 
@@ -377,7 +377,7 @@ EXPORT cudaError_t cudaMallocHost(void ** at, size_t bytes) {
 
 EXPORT cudaError_t cudaFreeHost(void * at) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    null_card_counts()->pinned_bytes -= pinned_[at];
+    null_gpu_counts()->pinned_bytes -= pinned_[at];
     pinned_.erase(at);
     std::free(at);
     return cudaSuccess;
@@ -397,8 +397,8 @@ EXPORT cudaError_t cudaHostUnregister(void *) {
 }
 
 EXPORT cudaError_t cudaMemGetInfo(size_t * free, size_t * total) {
-    *total = null_card_total_bytes();
-    *free = *total - null_card_counts()->used_bytes;
+    *total = null_gpu_total_bytes();
+    *free = *total - null_gpu_counts()->used_bytes;
     return cudaSuccess;
 }
 
@@ -433,7 +433,7 @@ EXPORT cudaError_t cudaStreamDestroy(cudaStream_t) {
 }
 
 EXPORT cudaError_t cudaStreamSynchronize(cudaStream_t) {
-    ++null_card_counts()->synchronizations;
+    ++null_gpu_counts()->synchronizations;
     return is_capturing_ ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
 }
 
@@ -454,13 +454,13 @@ EXPORT cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) {
 }
 
 EXPORT cudaError_t cudaEventSynchronize(cudaEvent_t) {
-    ++null_card_counts()->synchronizations;
+    ++null_gpu_counts()->synchronizations;
     return cudaSuccess;
 }
 
 EXPORT cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) {
     is_capturing_ = true;
-    ++null_card_counts()->captures;
+    ++null_gpu_counts()->captures;
     return cudaSuccess;
 }
 
@@ -481,12 +481,12 @@ EXPORT cudaError_t cudaGraphInstantiate(cudaGraphExec_t * exec, cudaGraph_t, uns
 EXPORT cudaError_t cudaGraphExecUpdate(cudaGraphExec_t, cudaGraph_t,
                                        cudaGraphExecUpdateResultInfo * info) {
     *info = {};
-    ++null_card_counts()->graph_updates;
+    ++null_gpu_counts()->graph_updates;
     return cudaSuccess;
 }
 
 EXPORT cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t) {
-    ++null_card_counts()->graph_launches;
+    ++null_gpu_counts()->graph_launches;
     return cudaSuccess;
 }
 
@@ -500,12 +500,12 @@ EXPORT cudaError_t cudaGraphExecDestroy(cudaGraphExec_t) {
 
 #endif
 
-#ifdef NULL_CARD_CUBLAS
+#ifdef NULL_GPU_CUBLAS
 
 // Arguments are not read, so that cuBLAS's header is not needed.
 #define NULL_CUBLAS(name)                                                                          \
     EXPORT int name() {                                                                            \
-        ++null_card_counts()->cublas_calls;                                                        \
+        ++null_gpu_counts()->cublas_calls;                                                        \
         return 0;                                                                                  \
     }
 
@@ -540,7 +540,7 @@ EXPORT int cublasSetWorkspace_v2(void *, void *, size_t) {
 }
 
 EXPORT const char * cublasGetStatusString(int) {
-    return "the null card";
+    return "the null GPU";
 }
 
 #endif

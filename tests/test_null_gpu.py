@@ -1,4 +1,4 @@
-"""The card that computes nothing: what it counts. ggml's backend needs a compiler for CUDA too."""
+"""The GPU that computes nothing: what it counts. ggml's backend needs a compiler for CUDA too."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import sys
 from pathlib import Path
 
 import pytest
-from gpu import null_card
+from gpu import null_gpu
 
 GIB = 1 << 30
 CHILD = """
 import ctypes, json, sys
 sys.path[:0] = sys.argv[1:2]
-from gpu import null_card
-assert null_card.counts() is None
+from gpu import null_gpu
+assert null_gpu.counts() is None
 runtime = ctypes.CDLL(sys.argv[2])
 found = {}
 def note(name, status=0):
-    found[name] = {**null_card.counts(), "status": status}
+    found[name] = {**null_gpu.counts(), "status": status}
 a, b, host = (ctypes.c_void_p() for _ in range(3))
 note("before")
 note("taken", runtime.cudaMalloc(ctypes.byref(a), ctypes.c_size_t(20 << 30)))
@@ -46,14 +46,14 @@ print(json.dumps(found))
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
-        return null_card.build(tmp_path_factory.mktemp("null"), "86")
+        return null_gpu.build(tmp_path_factory.mktemp("null"), "86")
     except SystemExit as missing:
         pytest.skip(str(missing))
 
 
 def test_it_counts_what_is_asked_of_it(libraries: Path) -> None:
     (runtime,) = libraries.glob("libcudart.so.*")
-    scripts = Path(null_card.__file__).parent.parent
+    scripts = Path(null_gpu.__file__).parent.parent
     done = subprocess.run(
         [sys.executable, "-c", CHILD, str(scripts), str(runtime)], capture_output=True, text=True
     )
@@ -76,21 +76,21 @@ def test_it_counts_what_is_asked_of_it(libraries: Path) -> None:
 
 def test_a_capability_is_a_number(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"'8\.6'"):
-        null_card.build(tmp_path, "8.6")
+        null_gpu.build(tmp_path, "8.6")
 
 
-def test_calls_are_told_by_the_round_where_there_is_such_a_card() -> None:
-    before = dict.fromkeys(null_card.COUNTS, 10)
+def test_calls_are_told_by_the_round_where_there_is_such_a_gpu() -> None:
+    before = dict.fromkeys(null_gpu.COUNTS, 10)
     after = {**before, "graph_launches": 40, "used_bytes": 99}
-    told = null_card.calls_a_round(before, after, 10)["calls_a_round"]
+    told = null_gpu.calls_a_round(before, after, 10)["calls_a_round"]
     assert told.pop("graph_launches") == 3
     assert set(told.values()) == {0}
-    assert null_card.calls_a_round(None, None, 10) == {}
+    assert null_gpu.calls_a_round(None, None, 10) == {}
 
 
 def test_kernels_are_told_by_the_graph() -> None:
-    before = dict.fromkeys(null_card.COUNTS, 10)
+    before = dict.fromkeys(null_gpu.COUNTS, 10)
     after = {**before, "captures": 12, "captured_kernels": 310}
-    assert null_card.kernels_a_graph(before, after) == {"kernels_a_graph": 150.0}
-    assert null_card.kernels_a_graph(before, before) == {}
-    assert null_card.kernels_a_graph(None, None) == {}
+    assert null_gpu.kernels_a_graph(before, after) == {"kernels_a_graph": 150.0}
+    assert null_gpu.kernels_a_graph(before, before) == {}
+    assert null_gpu.kernels_a_graph(None, None) == {}

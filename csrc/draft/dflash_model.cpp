@@ -1,4 +1,4 @@
-#include "draft/dflash.h"
+#include "draft/dflash_model.h"
 
 #include "error.h"
 #include "gguf_schema.h"
