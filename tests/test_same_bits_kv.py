@@ -18,7 +18,7 @@ from gguf_files import make_gguf
 from numpy.typing import NDArray
 
 from dflash_gguf.config import CACHE_TYPES, LoadConfig
-from dflash_gguf.core import Model, Session
+from dflash_gguf.core import Engine, Model, Sequence
 
 pytestmark = pytest.mark.skipif(DEVICE is not None, reason="the CPU's kernels are meant")
 
@@ -40,15 +40,15 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return made
 
 
-def start(path: Path, cache_type: str, n_threads: int = 1, **settings: Any) -> Session:
+def start(path: Path, cache_type: str, n_threads: int = 1, **settings: Any) -> Sequence:
     config = {"n_ctx": N_TOKENS, "n_ubatch": 512, "n_gpu_layers": 0, **settings}
     config |= {"cache_type_k": cache_type, "cache_type_v": cache_type}
-    return Session(Model(str(path), LoadConfig(n_threads=n_threads, **config)))
+    return Sequence(Engine(Model(str(path), LoadConfig(n_threads=n_threads, **config))))
 
 
-def steps(session: Session, tokens: list[int]) -> NDArray[np.float32]:
+def steps(sequence: Sequence, tokens: list[int]) -> NDArray[np.float32]:
     """Logits of plain decoding, row by row."""
-    rows = np.stack([session.decode(token).logits() for token in tokens])
+    rows = np.stack([sequence.decode(token).logits() for token in tokens])
     assert np.isfinite(rows).all() and np.ptp(rows) > 0
     return rows
 
@@ -77,49 +77,52 @@ def tree_beside(
 
 
 def check_verifies(
-    session: Session, random: np.random.Generator, tokens: list[int], expected: NDArray[np.float32]
+    sequence: Sequence,
+    random: np.random.Generator,
+    tokens: list[int],
+    expected: NDArray[np.float32],
 ) -> None:
     """Chains and trees over `tokens`, whose plain steps gave `expected`; all are forgotten."""
     for n in (2, 3, 7, 16, 64):
-        rows = session.verify(tokens[:n])
+        rows = sequence.verify(tokens[:n])
         for i in range(n):
             np.testing.assert_array_equal(rows.logits(i), expected[i], err_msg=f"chain of {n}, {i}")
-        session.commit(0)
+        sequence.commit(0)
         spine = tokens[: max(2, n - n // 3)]
         nodes, parents, path = tree_beside(random, spine, n)
-        rows = session.verify_tree(nodes, parents)
+        rows = sequence.verify_tree(nodes, parents)
         for depth, node in enumerate(path):
             np.testing.assert_array_equal(
                 rows.logits(node), expected[depth], err_msg=f"tree of {n}, depth {depth}"
             )
-        session.commit(0)
+        sequence.commit(0)
 
 
 def check_everything(path: Path, cache_type: str, n_threads: int, seed: int) -> None:
     random = np.random.default_rng(seed)
     expected = steps(start(path, cache_type), TOKENS)
-    session = start(path, cache_type, n_threads)
-    session.reserve_verify(64)
+    sequence = start(path, cache_type, n_threads)
+    sequence.engine.reserve_verify(64)
     for n in PREFIXES:
-        session.reset()
+        sequence.reset()
         for size in cuts(random, n) if n > 0 else []:  # of no more than a micro-batch each
-            at = session.position
-            rows = session.logits(TOKENS[at : at + size])
+            at = sequence.position
+            rows = sequence.logits(TOKENS[at : at + size])
             np.testing.assert_array_equal(rows, expected[at : at + size], err_msg=f"{at} + {size}")
-        check_verifies(session, random, TOKENS[n:], expected[n:])
+        check_verifies(sequence, random, TOKENS[n:], expected[n:])
         # accepted: a path of a tree, then plain steps
         nodes, parents, spine = tree_beside(random, TOKENS[n : n + 9], 14)
-        session.verify_tree(nodes, parents)
-        session.commit_path(spine)
-        found = steps(session, TOKENS[n + 9 : n + 12])
+        sequence.verify_tree(nodes, parents)
+        sequence.commit_path(spine)
+        found = steps(sequence, TOKENS[n + 9 : n + 12])
         np.testing.assert_array_equal(found, expected[n + 9 : n + 12])
     # found, with another answer behind it
-    session.reset()
-    session.prefill(TOKENS[:610])
+    sequence.reset()
+    sequence.prefill(TOKENS[:610])
     prompt = [*TOKENS[:600], *TOKENS[630:660]]
-    n_kept = session.sync(prompt)
-    assert n_kept == (0 if session.model.n_recurrent else 600)
-    found = session.prefill(prompt[n_kept:]).logits()
+    n_kept = sequence.sync(prompt)
+    assert n_kept == (0 if sequence.engine.model.n_recurrent else 600)
+    found = sequence.prefill(prompt[n_kept:]).logits()
     fresh = start(path, cache_type)
     fresh.prefill(TOKENS[:1])
     assert len(prompt) == 630
@@ -155,6 +158,6 @@ def test_after_33000_tokens(models: Any, cache_type: str) -> None:
     for size in cuts(random, n):
         second.prefill(tokens[second.position : second.position + size])
     expected = steps(first, tokens[n:])
-    second.reserve_verify(64)
+    second.engine.reserve_verify(64)
     check_verifies(second, random, tokens[n:], expected)
     np.testing.assert_array_equal(steps(second, tokens[n : n + 2]), expected[:2])
