@@ -29,6 +29,7 @@ PREFIXES = (0, 100, 600)
 HEADS: dict[str, dict[str, Any]] = {"64": {"head_dim": 64}, "40": {"head_dim": 40}}
 HEADS["few"] = {"head_dim": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
 HEADS["few"] |= {"num_hidden_layers": 1}
+HEADS["delta 12"] = {"linear_key_head_dim": 12, "linear_value_head_dim": 12}
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +143,10 @@ def test_rows_are_plain_steps(models: Any, kind: str, cache_type: str) -> None:
 @pytest.mark.parametrize("kind", ["qwen3", "qwen35"])
 def test_heads_that_fit_no_vector(models: Any, kind: str, cache_type: str) -> None:
     check_everything(models(kind, "40"), cache_type, 2, 3)
+
+
+def test_states_that_fit_no_vector(models: Any) -> None:
+    check_everything(models("qwen35", "delta 12"), "f16", 2, 4)
 
 
 @pytest.mark.parametrize("cache_type", ["f16", "q8_0"])

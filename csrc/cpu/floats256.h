@@ -12,8 +12,9 @@ namespace {
 
 struct Floats256 {
     static constexpr int T = 8;
-    static constexpr int WIDE = 2;         // vectors of values summed at once
-    static constexpr int PRODUCT_ROWS = 3; // times 4 outputs, in registers
+    static constexpr int WIDE = 2;              // vectors of values summed at once
+    static constexpr bool HAS_REGISTERS = true; // of this width, for certain
+    static constexpr int PRODUCT_ROWS = 3;      // times 4 outputs, in registers
     using F = __m256;
 
     static F zero() { return _mm256_setzero_ps(); }

@@ -18,8 +18,9 @@ namespace {
 
 struct Floats512 {
     static constexpr int T = 16;
-    static constexpr int WIDE = 4;         // vectors of values summed at once
-    static constexpr int PRODUCT_ROWS = 6; // times 4 outputs, in registers
+    static constexpr int WIDE = 4;              // vectors of values summed at once
+    static constexpr bool HAS_REGISTERS = true; // of this width, for certain
+    static constexpr int PRODUCT_ROWS = 6;      // times 4 outputs, in registers
     using F = __m512;
 
     static F zero() { return _mm512_setzero_ps(); }

@@ -15,7 +15,8 @@ namespace {
 
 struct FloatsPortable {
     static constexpr int T = 8;
-    static constexpr int WIDE = 1; // vectors of values summed at once
+    static constexpr int WIDE = 1;               // vectors of values summed at once
+    static constexpr bool HAS_REGISTERS = false; // of this width, for certain
     static constexpr int PRODUCT_ROWS = 2;
     struct F {
         float at[T];
