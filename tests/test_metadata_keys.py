@@ -14,7 +14,7 @@ from gguf_files import Parts, edited
 from pairs import make_pair
 
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.core import Drafter, Error, Model, Session
+from dflash_gguf.core import Drafter, Engine, Error, Model, Sequence
 
 TYPES = {
     bool: gguf.GGUFValueType.BOOL,
@@ -67,12 +67,11 @@ HARMLESS = {
     "attention.layer_norm_epsilon": 1e-5,
     "expert_shared_count": 1,
     "rope.scaling.finetuned": True,
-    "rope.freq_base_swa": 5000.0,  # without sliding layers
-}
-OF_SLIDING_LAYERS = {
-    "attention.key_length_swa": (32, 16),
-    "attention.value_length_swa": (32, 16),
-    "rope.freq_base_swa": (10000.0, 5000.0),
+    # Of sliding layers, where there are none.
+    "attention.key_length_swa": 16,
+    "attention.value_length_swa": 16,
+    "rope.dimension_count_swa": 16,
+    "rope.freq_base_swa": 5000.0,
 }
 DENSE = {"expert_count": (0, 4), "expert_used_count": (0, 2), "expert_feed_forward_length": (0, 32)}
 WITHOUT_SECTIONS = {"rope.dimension_sections": ([0, 0, 0, 0], [8, 8, 8, 8])}
@@ -126,7 +125,7 @@ def test_values_that_change_nothing_are_accepted(
 
     tokens = [5, 9, 200, 17]
     expected, found = (
-        Session(load(path)).logits(tokens)
+        Sequence(Engine(load(path))).logits(tokens)
         for path in (tiny_gguf(kind), edited(tiny_gguf(kind), tmp_path / "x.gguf", edit))
     )
     np.testing.assert_array_equal(found, expected)
@@ -192,7 +191,7 @@ def test_published_files_are_accepted(
 
     tokens = [5, 9, 200, 17]
     expected, found = (
-        Session(load(path)).logits(tokens)
+        Sequence(Engine(load(path))).logits(tokens)
         for path in (tiny_gguf(kind), edited(tiny_gguf(kind), tmp_path / "x.gguf", edit))
     )
     np.testing.assert_array_equal(found, expected)
@@ -215,11 +214,11 @@ def test_a_factor_that_undoes_that_of_yarn(
 
     tokens = [5, 9, 200, 17, 8, 8, 1]
     undoing = 0.8782488562869419
-    expected = Session(load(with_factor("yarn_attn_factor", 1.0))).logits(tokens)
+    expected = Sequence(Engine(load(with_factor("yarn_attn_factor", 1.0)))).logits(tokens)
     for key in ("attn_factor", "yarn_attn_factor"):
-        found = Session(load(with_factor(key, undoing))).logits(tokens)
+        found = Sequence(Engine(load(with_factor(key, undoing)))).logits(tokens)
         np.testing.assert_allclose(found, expected, atol=1e-5 * np.ptp(expected))
-    other = Session(load(with_factor("yarn_attn_factor", 0.9))).logits(tokens)
+    other = Sequence(Engine(load(with_factor("yarn_attn_factor", 0.9)))).logits(tokens)
     assert np.abs(other - expected).max() > 1e-3 * np.ptp(expected)
 
 
@@ -266,7 +265,7 @@ def test_drafters_are_held_to_the_same(tmp_path: Path) -> None:
         path = edited(pair.drafter, tmp_path / "x.gguf", lambda parts: put(parts, key, value))
         Drafter(str(path), target)
 
-    for key, (neutral, other) in (KEYS | DENSE | OF_SLIDING_LAYERS).items():
+    for key, (neutral, other) in (KEYS | DENSE).items():
         open_with(key, neutral)
         if key not in DRAFTER_HONOURS:
             with pytest.raises(Error, match=f"metadata key dflash.{key} is {shown(other)}"):
@@ -283,7 +282,7 @@ def test_attention_scale_is_honoured(tiny_gguf: Callable[[str], Path], tmp_path:
 
     tokens = [5, 9, 200, 17, 8, 8, 1]
     expected, found = (
-        Session(load(path)).logits(tokens)
+        Sequence(Engine(load(path))).logits(tokens)
         for path in (tiny_gguf("llama"), edited(tiny_gguf("llama"), tmp_path / "x.gguf", edit))
     )
     np.testing.assert_allclose(found, expected, atol=1e-5 * np.ptp(expected))

@@ -1,4 +1,4 @@
-// What a session remembers: K/V rows in cells, and the recurrent state of linear-attention layers.
+// What an engine remembers: K/V rows in cells, and the recurrent state of linear-attention layers.
 //
 // Accepting or dropping K/V rows changes the table of cells, and on the CPU the order of the rows.
 #pragma once

@@ -221,7 +221,7 @@ void DraftState::build_draft(LiveGraph & live) const {
     if (live.shape.n_inject > 0) {
         add_pending_injection(live, b, features_);
     }
-    add_draft_output(live, dfl::build_block(b, drafter_->draft(), drafter_->head(target_)));
+    add_draft_output(live, build_block(b, drafter_->head(target_)));
 }
 
 void DraftState::reserve(GraphPool & graphs) {

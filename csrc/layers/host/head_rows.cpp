@@ -9,15 +9,16 @@ namespace dfl {
 
 ggml_tensor * rope(Build & b, int il, ggml_tensor * x, ggml_tensor * positions) {
     const RopeShape & r = b.hp.layers[il].rope;
+    ggml_tensor * factors = b.weights.layers[il].attn.rope_factors;
     if (positions->ne[0] == x->ne[2]) {
-        return ggml_rope_ext(b.ctx, x, positions, b.weights.rope_freqs, r.n_dims, r.type,
-                             r.n_ctx_orig, r.freq_base, r.freq_scale, r.ext_factor, r.attn_factor,
-                             r.beta_fast, r.beta_slow);
+        return ggml_rope_ext(b.ctx, x, positions, factors, r.n_dims, r.type, r.n_ctx_orig,
+                             r.freq_base, r.freq_scale, r.ext_factor, r.attn_factor, r.beta_fast,
+                             r.beta_slow);
     }
     int sections[4] = {r.sections[0], r.sections[1], r.sections[2], r.sections[3]};
-    return ggml_rope_multi(b.ctx, x, positions, b.weights.rope_freqs, r.n_dims, sections, r.type,
-                           r.n_ctx_orig, r.freq_base, r.freq_scale, r.ext_factor, r.attn_factor,
-                           r.beta_fast, r.beta_slow);
+    return ggml_rope_multi(b.ctx, x, positions, factors, r.n_dims, sections, r.type, r.n_ctx_orig,
+                           r.freq_base, r.freq_scale, r.ext_factor, r.attn_factor, r.beta_fast,
+                           r.beta_slow);
 }
 
 static bool turns_pairs(const RopeShape & rope) { return rope.type == GGML_ROPE_TYPE_NORMAL; }
