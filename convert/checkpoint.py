@@ -94,10 +94,12 @@ class Checkpoint:
         """Opens and checks every safetensors file of the folder."""
         self.directory = directory
         self.config = Config(directory)
-        if self.config.get("quantization_config") is not None:
+        method = self.config.mapping("quantization_config").get("quant_method")
+        if self.config.get("quantization_config") is not None and method != "mxfp4":
             raise ConvertError(
                 f"{self.config.path}: the checkpoint is already quantised "
-                "('quantization_config'); convert the original weights"
+                f"('quantization_config' names {method!r}, only 'mxfp4' can be taken over); "
+                "convert the original weights"
             )
         self.files = _open_files(directory)
         self._where: dict[str, tuple[SafetensorsFile, str]] = {}
@@ -129,10 +131,10 @@ class Checkpoint:
         file, original = self._where[name]
         return file.entries[original].dtype
 
-    def view(self, name: str) -> NDArray[Any]:
+    def view(self, name: str, *, packed: bool = False) -> NDArray[Any]:
         """The tensor without a copy; see SafetensorsFile.view."""
         file, original = self._where[name]
-        return file.view(original)
+        return file.view(original, packed=packed)
 
     def release(self) -> None:
         """See SafetensorsFile.release."""

@@ -18,9 +18,9 @@ from .checkpoint import Checkpoint
 from .errors import ConvertError
 from .gguf_header import ArrayValue, GgufHeader, TensorInfo, read_parts
 from .inspect import completeness, table
-from .layout import layout_of
+from .layout import gpt_oss_experts, layout_of
 from .plan import Metadata, TensorPlan, to_float32
-from .schema import Key
+from .schema import Arch, Key
 
 CHUNK_ELEMENTS = 1 << 22
 
@@ -38,6 +38,7 @@ LIMITS = {
     "Q4_K": 0.15,  # 0.072
     "Q4_1": 0.15,  # 0.079
     "Q4_0": 0.15,  # 0.087 / 0.104
+    "MXFP4": 1e-6,  # 0: blocks are taken over as they are
 }
 
 
@@ -182,7 +183,7 @@ def _check_tensor(
     layout = layout_of(tensor.name, arch, checkpoint.config)
     squares = np.zeros(2)  # of the differences, of the expected values
     first = 0
-    for source in _sources(plan, checkpoint):
+    for source in _sources(plan, checkpoint, arch):
         step = max(1, CHUNK_ELEMENTS // source.shape[1])
         for start in range(0, len(source), step):
             wanted = to_float32(source[start : start + step])
@@ -195,12 +196,15 @@ def _check_tensor(
     return TensorCheck(tensor.name, tensor.type.name, tensor.shape, _ratio(*squares), limit)
 
 
-def _sources(plan: TensorPlan, checkpoint: Checkpoint) -> Iterator[NDArray[Any]]:
+def _sources(plan: TensorPlan, checkpoint: Checkpoint, arch: str) -> Iterator[NDArray[Any]]:
     """Values of a tensor in the order of the checkpoint, as 2-D views that follow each other."""
     n_columns = plan.n_columns
+    if arch == Arch.GPT_OSS and "_exps." in plan.name:
+        yield from gpt_oss_experts(plan.name, plan.sources, checkpoint)
+        return
     for source in plan.sources:
         view = checkpoint.view(source)
-        if source.endswith(".gate_up_proj"):
+        if source.endswith(".gate_up_proj") and "gate_up" not in plan.name:
             half = view.shape[1] // 2
             for expert in view:
                 yield expert[:half] if "gate" in plan.name else expert[half:]

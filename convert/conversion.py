@@ -57,7 +57,10 @@ def prepare(
     plans = architecture.tensors(checkpoint, options)
     if outtype == "auto":
         outtype = stored_type(checkpoint)
-    general = general_metadata(model_dir, model.arch, plans, types.FILE_TYPES[outtype])
+    # Readers know files with blocks of MXFP4 by that type, whatever the other tensors have.
+    has_blocks = any(plan.packed is not None for plan in plans)
+    file_type = types.FILE_TYPES["mxfp4_moe" if has_blocks else outtype]
+    general = general_metadata(model_dir, model.arch, plans, file_type)
     tokenizer = Metadata(model.arch)
     tokenizer_dir = options.target_model_dir if architecture.is_drafter else model_dir
     vocab_size = checkpoint.config.integer("vocab_size")

@@ -61,7 +61,7 @@ def _parameters(plans: Sequence[TensorPlan]) -> tuple[int, int, int, int]:
     for plan in plans:
         size = math.prod(plan.shape)
         total += size
-        if "_exps." in plan.name:
+        if "_exps." in plan.name and len(plan.shape) >= 3:  # biases count as shared
             n_experts = plan.shape[0]
             expert += size // n_experts
         else:

@@ -9,13 +9,14 @@ llama.cpp's graphs (NORM rope, tiled value heads).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .checkpoint import Config
+from .checkpoint import Checkpoint, Config
 from .schema import Arch, Tensor
 
 Index = NDArray[np.int64]
@@ -113,3 +114,28 @@ def _tiled(head: Index, n_key: int, ratio: int) -> Index:
     """Value head number in GGUF: key head of the checkpoint's head, then its place there."""
     key_head, place = np.divmod(head, ratio)
     return place * n_key + key_head
+
+
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+
+
+def gpt_oss_experts(
+    name: str, sources: Sequence[str], checkpoint: Checkpoint
+) -> Iterator[NDArray[Any]]:
+    """An expert tensor's values by expert, 2-D, from gpt-oss's forms of them.
+
+    Gate and up are the even and the odd outputs of one projection. Plain weights are stored
+    [inputs, outputs], blocks of MXFP4 by output with neighbouring values in a byte.
+    """
+    kept = slice("_up_" in name, None, 2) if "gate_up_proj" in sources[0] else slice(None)
+    if not sources[0].endswith("_blocks"):
+        for expert in checkpoint.view(sources[0]):
+            yield expert[None, kept] if expert.ndim == 1 else expert[:, kept].T
+        return
+    both = np.concatenate((_E2M1, -_E2M1))
+    views = (checkpoint.view(source, packed=True) for source in sources)
+    for blocks, exponents in zip(*views, strict=True):
+        values = np.empty((*blocks.shape[:2], 32), np.float32)
+        values[..., 0::2], values[..., 1::2] = both[blocks % 16], both[blocks // 16]
+        values *= np.exp2(exponents.astype(np.float32) - 127)[..., None]
+        yield values.reshape(len(blocks), -1)[kept]

@@ -53,13 +53,24 @@ def to_float32(values: Array) -> NDArray[np.float32]:
     return values.astype(np.float32, copy=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Rows that the checkpoint holds in blocks already, so that they are written without loss."""
+
+    type: str
+    """ggml's name of their type."""
+    rows: Callable[[int, int], NDArray[np.uint8]]
+    """Rows from the first up to the second as ggml lays them out, [rows, bytes of a row]."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorPlan:
     """One GGUF tensor, computed row by row from views of the checkpoint.
 
     `parts` are 2-D [rows, cols] views that follow each other; `rows` and `columns` reorder them
     (new index -> old index), `apply` maps the float32 values. `shape` is row-major and has the
-    same number of elements; its last dimension is the length of a row.
+    same number of elements; its last dimension is the length of a row. With `packed` that alone
+    gives the rows, and `parts` only say how many there are.
     """
 
     name: str
@@ -69,6 +80,7 @@ class TensorPlan:
     columns: NDArray[np.int64] | None = None
     apply: Elementwise | None = None
     sources: tuple[str, ...] = field(default=())
+    packed: Packed | None = None
 
     @property
     def n_rows(self) -> int:

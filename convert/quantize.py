@@ -46,6 +46,8 @@ _SAME_BITS = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}
 
 
 def _encode_rows(plan: TensorPlan, type_name: str, start: int, stop: int) -> Array:
+    if plan.packed is not None:
+        return np.ascontiguousarray(plan.packed.rows(start, stop))
     if plan.is_plain and _SAME_BITS.get(type_name) == plan.parts[0].dtype:
         raw = np.ascontiguousarray(plan.raw(start, stop))
         _check_finite(plan.name, raw)

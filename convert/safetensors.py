@@ -41,6 +41,7 @@ DTYPE_BYTES = {
 }
 # Types a weight may have, as numpy sees them; numpy has no bfloat16, so uint16 stands for it.
 FLOAT_DTYPES: dict[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+PACKED_DTYPES: dict[str, Any] = {"U8": np.uint8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,15 +132,19 @@ class SafetensorsFile:
         if position != size:
             raise self._fail(f"{size - position} unused bytes at the end")
 
-    def view(self, name: str) -> NDArray[Any]:
-        """The tensor as float32, float16, or uint16 standing for bfloat16, without a copy."""
+    def view(self, name: str, *, packed: bool = False) -> NDArray[Any]:
+        """The tensor as float32, float16, or uint16 standing for bfloat16, without a copy.
+
+        packed: as uint8, the bytes of blocks.
+        """
         entry = self.entries[name]
-        if entry.dtype not in FLOAT_DTYPES:
+        dtypes = PACKED_DTYPES if packed else FLOAT_DTYPES
+        if entry.dtype not in dtypes:
             raise ConvertError(
                 f"{self.path}: tensor {name!r} has dtype {entry.dtype}; "
-                f"weights must be one of {', '.join(FLOAT_DTYPES)}"
+                f"{'blocks' if packed else 'weights'} must be one of {', '.join(dtypes)}"
             )
-        dtype = np.dtype(FLOAT_DTYPES[entry.dtype])
+        dtype = np.dtype(dtypes[entry.dtype])
         count = math.prod(entry.shape)
         if self._map is None or count == 0:
             return np.zeros(entry.shape, dtype)

@@ -128,6 +128,8 @@ class Key:
     ROPE_SCALING_YARN_ATTN_FACTOR = "{arch}.rope.scaling.yarn_attn_factor"
     ROPE_SCALING_YARN_BETA_FAST = "{arch}.rope.scaling.yarn_beta_fast"
     ROPE_SCALING_YARN_BETA_SLOW = "{arch}.rope.scaling.yarn_beta_slow"
+    # Ours: whether the bounds of the ramp are rounded. Without it they are, save in gpt-oss.
+    ROPE_SCALING_YARN_TRUNCATE = "{arch}.rope.scaling.yarn_truncate"
 
     SSM_CONV_KERNEL = "{arch}.ssm.conv_kernel"
     SSM_STATE_SIZE = "{arch}.ssm.state_size"

@@ -1,11 +1,13 @@
 """Tokenizer of a model folder as GGUF metadata: vocabulary, merges, special tokens, templates.
 
-Byte-level BPE only. What is written equals llama.cpp's converter (conversion/base.py,
-get_vocab_base and gguf-py's SpecialVocab), without transformers.
+Byte-level BPE, and Gemma 4's BPE on characters. What is written equals llama.cpp's converter
+(conversion/base.py, get_vocab_base; conversion/gemma.py; gguf-py's SpecialVocab), without
+transformers.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from string import ascii_letters, digits
@@ -20,7 +22,7 @@ from .plan import Metadata
 from .schema import Key
 
 # Values of tokenizer.ggml.token_type (llama.h, enum llama_token_type).
-NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
+NORMAL, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 3, 4, 5, 6
 
 SMOLLM_VOCAB_SIZE = 49152  # llama.cpp's mark of the models that must not begin with BOS
 
@@ -50,12 +52,30 @@ class _Files:
     config: dict[str, Any]
 
 
+GEMMA4 = "gemma4"
+"""tokenizer.ggml.model of Gemma 4."""
+# Control tokens of Gemma 4 that stand in its answers, for whoever reads calls and thoughts there.
+VISIBLE = frozenset(
+    f"{opening}{name}{closing}"
+    for name in ("channel", "tool_call", "tool_response")
+    for opening, closing in (("<|", ">"), ("<", "|>"))
+) | {'<|"|>'}
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_NO_SCORE = -1000.0
+
+
 def add_tokenizer(metadata: Metadata, directory: Path, vocab_size: int, pre: str | None) -> None:
     """Adds the tokenizer of `directory` for a model of `vocab_size` embedding rows.
 
-    `pre` names the pre-tokenizer; None finds it.
+    `pre` names the pre-tokenizer of byte-level BPE; None finds it.
     """
+    if Config(directory).architecture.startswith("Gemma4"):
+        _add_gemma4(metadata, directory, vocab_size)
+        return
     files = _read(directory)
+    if "ByteLevel" not in _types_in(files.json.get("pre_tokenizer")):
+        path = directory / "tokenizer.json"
+        raise ConvertError(f"{path}: is not a byte-level BPE tokenizer, others are not supported")
     tokens, types = _vocabulary(files, vocab_size)
     if pre is None:
         ids = files.tokenizer.encode(pretokenizer.CHECK_TEXT).ids
@@ -69,6 +89,43 @@ def add_tokenizer(metadata: Metadata, directory: Path, vocab_size: int, pre: str
     _add_templates(metadata, files)
 
 
+def _add_gemma4(metadata: Metadata, directory: Path, vocab_size: int) -> None:
+    """BPE on characters with bytes to fall back to, tokens as they stand in tokenizer.json."""
+    files = _read(directory)
+    if not files.json["model"].get("byte_fallback", False):
+        path = directory / "tokenizer.json"
+        raise ConvertError(f"{path}: is not the tokenizer of a Gemma 4 model: no byte_fallback")
+    by_id = _texts_by_id(files, vocab_size)
+    added = files.tokenizer.get_added_tokens_decoder()
+    n_base = files.tokenizer.get_vocab_size(with_added_tokens=False)
+    named = _named_special(files.config)
+    tokens, types = [], []
+    for index in range(vocab_size):
+        text = by_id.get(index)
+        kind = NORMAL
+        if text is None:
+            text, kind = f"[PAD{index}]", UNUSED
+        elif _BYTE_TOKEN.fullmatch(text):
+            kind = BYTE
+        elif text in VISIBLE:
+            kind = USER_DEFINED
+        elif text in named:
+            kind = CONTROL
+        elif index in added and index >= n_base:
+            kind = USER_DEFINED
+        tokens.append(text)
+        types.append(kind)
+    metadata.string(Key.TOKENIZER_MODEL, GEMMA4)
+    metadata.array(Key.TOKENIZER_TOKENS, tokens)
+    metadata.array(Key.TOKENIZER_SCORES, [_NO_SCORE] * len(tokens))
+    metadata.array(Key.TOKENIZER_TOKEN_TYPE, types)
+    metadata.array(Key.TOKENIZER_MERGES, _merges(files))
+    _add_special(metadata, files, vocab_size)
+    _add_templates(metadata, files)
+    metadata.boolean(Key.TOKENIZER_ADD_SPACE_PREFIX, False)
+    metadata.boolean(Key.TOKENIZER_ADD_BOS, True)
+
+
 def _read(directory: Path) -> _Files:
     path = directory / "tokenizer.json"
     if not path.is_file():
@@ -80,10 +137,8 @@ def _read(directory: Path) -> _Files:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises a plain Exception for any damage
         raise ConvertError(f"{path}: cannot be read as a tokenizer: {error}") from error
-    # byte_fallback is left aside: bytes mapped to characters always have a token.
-    is_bpe = content["model"].get("type") == "BPE"
-    if not is_bpe or "ByteLevel" not in _types_in(content.get("pre_tokenizer")):
-        raise ConvertError(f"{path}: is not a byte-level BPE tokenizer, others are not supported")
+    if content["model"].get("type") != "BPE":
+        raise ConvertError(f"{path}: is not a BPE tokenizer, others are not supported")
     config_path = directory / "tokenizer_config.json"
     config = read_json(config_path) if config_path.is_file() else {}
     if not isinstance(config, dict):
@@ -126,16 +181,21 @@ def _named_special(config: dict[str, Any]) -> set[str]:
     return {text for text in map(_content, entries) if text is not None}
 
 
-def _vocabulary(files: _Files, vocab_size: int) -> tuple[list[str], list[int]]:
-    """Token texts and types by id, gaps filled up to `vocab_size`."""
+def _texts_by_id(files: _Files, vocab_size: int) -> dict[int, str]:
     by_id = {index: text for text, index in files.tokenizer.get_vocab(True).items()}
-    added = files.tokenizer.get_added_tokens_decoder()
     highest = max(by_id, default=-1)
     if highest >= vocab_size:
         raise ConvertError(
             f"{files.directory}: the tokenizer has the token id {highest}, "
             f"but the model has vocab_size {vocab_size}"
         )
+    return by_id
+
+
+def _vocabulary(files: _Files, vocab_size: int) -> tuple[list[str], list[int]]:
+    """Token texts and types by id, gaps filled up to `vocab_size`."""
+    by_id = _texts_by_id(files, vocab_size)
+    added = files.tokenizer.get_added_tokens_decoder()
     named = _named_special(files.config)
     tokens, types = [], []
     for index in range(vocab_size):

@@ -11,6 +11,7 @@ llama_tensor_get_type_impl). In short, for block-quantised types:
   do not fit;
 - q4_k_m and q5_k_m give attn_v / attn_qkv and ffn_down q6_K in the first and last eighth of
   the blocks and in every third between;
+- what the checkpoint holds in blocks stays as it is;
 - models of exactly eight experts have attn_k and attn_v in q8_0 (q4_k_m: attn_output in q5_K);
 - a row that is no multiple of 256 falls back (q4_K to q5_0, q5_K to q5_1, q6_K to q8_0), and one
   that is no multiple of 32 falls back to f16.
@@ -37,6 +38,7 @@ FILE_TYPES = {
     "q5_k_m": 17,
     "q6_k": 18,
     "bf16": 32,
+    "mxfp4_moe": 38,
 }
 # The type most tensors of an outtype get, by ggml's name.
 BASE_TYPES = {"q4_k_m": "q4_K", "q5_k_m": "q5_K", "q6_k": "q6_K"}
@@ -54,6 +56,7 @@ BLOCKS = {
     "q5_K": (256, 176),
     "q6_K": (256, 210),
     "bf16": (1, 2),
+    "mxfp4": (32, 17),
 }
 TYPE_IDS = {
     "f32": 0,
@@ -67,6 +70,7 @@ TYPE_IDS = {
     "q5_K": 13,
     "q6_K": 14,
     "bf16": 30,
+    "mxfp4": 39,
 }
 _FALLBACKS = {"q4_K": "q5_0", "q5_K": "q5_1", "q6_K": "q8_0"}
 _ALWAYS_F32 = re.compile(r"_norm\.weight$|\.(ffn_gate_inp|ffn_gate_inp_shexp|ssm_conv1d)\.weight$")
@@ -88,9 +92,11 @@ def choose_types(
     plans: Sequence[TensorPlan], outtype: str, arch: str, n_blocks: int, n_experts: int
 ) -> dict[str, str]:
     """Ggml type name of every tensor. `n_blocks` counts the multi-token-prediction blocks too."""
+    loose = [plan for plan in plans if plan.packed is None]
+    stored = {plan.name: plan.packed.type for plan in plans if plan.packed is not None}
     if outtype in ("f32", "f16", "bf16", "q8_0"):
-        return {plan.name: _simple(plan, outtype) for plan in plans}
-    return _Mixture(plans, outtype, arch, n_blocks, n_experts).types
+        return stored | {plan.name: _simple(plan, outtype) for plan in loose}
+    return stored | _Mixture(loose, outtype, arch, n_blocks, n_experts).types
 
 
 def _stays_f32(plan: TensorPlan, n_dims: int) -> bool:
@@ -127,11 +133,14 @@ class _Mixture:
         # ggml drops leading dimensions of 1 when it counts.
         if _stays_f32(plan, 1 + sum(size > 1 for size in plan.shape[:-1])):
             return "f32"
+        if plan.name == Tensor.PER_LAYER_MODEL_PROJ:
+            return "f16"
         return self._fallback(self._preferred(plan), plan.n_columns)
 
     def _preferred(self, plan: TensorPlan) -> str:
         name = plan.name
-        if name == Tensor.OUTPUT or (self.is_tied and name == Tensor.TOKEN_EMBD):
+        tables = (Tensor.TOKEN_EMBD, Tensor.PER_LAYER_TOKEN_EMBD)
+        if name == Tensor.OUTPUT or (self.is_tied and name in tables):
             return "q8_0" if plan.n_columns % BLOCKS[self.base][0] else "q6_K"
         if _is_attention_value(name):
             return self._attention_value()

@@ -19,6 +19,7 @@ from .policy.rules import Rule
 from .results import Result, Step
 from .rounds import Progress, Rows, Speculation, Timeline, verify
 from .sampling import Sampler
+from .text.reasoning import Splitter
 
 
 class _Cancelled(Exception):
@@ -43,6 +44,7 @@ class Generation:
         rule: Rule | None = None,
         on_prefill: Progress | None = None,
         cancelled: Callable[[], bool] | None = None,
+        splitter: Splitter | None = None,
     ) -> None:
         """Computes nothing yet.
 
@@ -50,6 +52,7 @@ class Generation:
             rounds are plain.
         on_prefill: progress of the prefill.
         cancelled: asked between micro-batches and tokens; True ends the answer.
+        splitter: tells thoughts apart from the answer's text.
         Errors: ValueError for an empty prompt or one that does not fit into the context.
         """
         check_prompt(prompt, timeline.n_ctx)
@@ -63,7 +66,8 @@ class Generation:
         self._cancelled = cancelled or (lambda: False)
         banned = vocabulary.stop_tokens if config.ignore_eos else frozenset()
         self._sampler = Sampler(config, banned=banned | vocabulary.suppressed_tokens)
-        self._answer = Answer(vocabulary, config, timeline.n_ctx - len(prompt), self._cancelled)
+        n_room = timeline.n_ctx - len(prompt)
+        self._answer = Answer(vocabulary, config, n_room, self._cancelled, splitter)
         self._speculation: Speculation | None = None
         self._account = Account(proposer is not None and rule is not None)
         if proposer is not None and rule is not None:
@@ -86,6 +90,7 @@ class Generation:
         return Result(
             tokens=tuple(self._answer.tokens),
             text=self._answer.text,
+            reasoning=self._answer.reasoning,
             n_prompt=len(self._prompt),
             n_prefilled=len(self._prompt) - self._n_cached,
             n_decoded=account.n_decoded,
@@ -116,7 +121,8 @@ class Generation:
         started = time.perf_counter()
         ended = self._take(self._choose(rows, -1))
         self._account.prefill_s += time.perf_counter() - started
-        yield Step(tuple(self._answer.tokens), self._answer.new_text())
+        text, reasoning = self._answer.new_text()
+        yield Step(tuple(self._answer.tokens), text, reasoning=reasoning)
         while not ended:
             yield self._step()
             ended = self._answer.stop_reason is not None
@@ -152,7 +158,8 @@ class Generation:
         tokens = tuple(self._answer.tokens[n_before:])
         if self._speculation is not None:
             self._speculation.observe(done, tokens)
-        return Step(tokens, self._answer.new_text(), done.n_drafted, done.n_accepted)
+        text, reasoning = self._answer.new_text()
+        return Step(tokens, text, done.n_drafted, done.n_accepted, reasoning)
 
     def _take(self, token: int) -> bool:
         """Adds a token to the answer; whether it ends it."""

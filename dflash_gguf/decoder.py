@@ -23,7 +23,8 @@ from .policy.cost_file import CostFile
 from .policy.drafting import Drafting
 from .results import Result, Step
 from .rounds import Progress
-from .text.chat import Message
+from .text.chat import ChatPrompt, Message
+from .text.reasoning import Splitter
 from .text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | NDArray[np.integer[Any]]
@@ -173,6 +174,7 @@ class Decoder:
                 rule=rule,
                 on_prefill=on_prefill,
                 cancelled=cancelled,
+                splitter=_splitter(prompt, config),
             )
             self._active = Stream(self, generation)
             return self._active
@@ -196,8 +198,11 @@ class Decoder:
         *,
         template: str | None = None,
         enable_thinking: bool | None = None,
-    ) -> list[int]:
+    ) -> ChatPrompt:
         """Token ids of a conversation, up to where the answer begins.
+
+        In answers to it thoughts are told apart, where its template marks them; as a plain list
+        of ids it is a prompt like any other.
 
         messages: each with "role" and "content". template: None for the model's own, else the
         name of one, a file, or its text. enable_thinking: for templates that offer the choice.
@@ -297,6 +302,12 @@ class Stream:
     def result(self) -> Result:
         """The account so far; final once the iteration has ended."""
         return self._decoder._finish(self._generation.result())
+
+
+def _splitter(prompt: Prompt, config: DecodeConfig) -> Splitter | None:
+    if config.reasoning_format == "none" or not isinstance(prompt, ChatPrompt):
+        return None
+    return None if prompt.reasoning is None else prompt.reasoning.splitter()
 
 
 class _Words:

@@ -15,8 +15,26 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
 from transformers import (
+    Gemma4Config,
+    Gemma4ForCausalLM,
+    Gemma4ForConditionalGeneration,
+    Gemma4TextConfig,
+    Gemma4UnifiedConfig,
+    Gemma4UnifiedForConditionalGeneration,
+    Gemma4UnifiedTextConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -48,13 +66,24 @@ SPLIT_PATTERNS = {
     "qwen35": _CONTRACTIONS
     + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|"
     + _TAIL,
+    "gpt-4o": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    + _CONTRACTIONS
+    + r"?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    + _CONTRACTIONS
+    + r"?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|"
+    + _TAIL,
 }
+GEMMA4 = "gemma4"
 PRE_OF_KIND = {
     "llama": "llama-bpe",
     "qwen3": "qwen2",
     "qwen3moe": "qwen2",
     "qwen35": "qwen35",
     "qwen35moe": "qwen35",
+    "gpt-oss": "gpt-4o",
+    "gemma4": GEMMA4,
+    "gemma4moe": GEMMA4,
+    "gemma4e": GEMMA4,
 }
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (
@@ -91,9 +120,53 @@ def _tokenizer_json(pre: str) -> str:
     return tokenizer.to_str()
 
 
+GEMMA4_TOKENS = {"pad": "<pad>", "eos": "<eos>", "bos": "<bos>", "unk": "<unk>", "mask": "<mask>"}
+
+
+@cache
+def _gemma4_tokenizer_json() -> str:
+    """BPE on characters, spaces as \u2581, with a token for every byte of other characters."""
+    first = [*GEMMA4_TOKENS.values(), *(f"<0x{byte:02X}>" for byte in range(256))]
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE - 4, special_tokens=first, show_progress=False
+    )
+    lines = [line for text in _CORPUS for line in text.split("\n")]  # llama.cpp splits there too
+    tokenizer.train_from_iterator(lines, trainer)
+    description = json.loads(tokenizer.to_str())
+    special = set(GEMMA4_TOKENS.values())
+    description["added_tokens"] = [
+        token for token in description["added_tokens"] if token["content"] in special
+    ]
+    tokenizer = Tokenizer.from_str(json.dumps(description))
+    turns = [AddedToken(text, special=True) for text in ("<|turn>", "<turn|>", "<|channel>")]
+    tokenizer.add_special_tokens(turns)
+    tokenizer.add_tokens([AddedToken("<extra>", special=False, normalized=False)])
+    return tokenizer.to_str()
+
+
 def write_tokenizer(directory: Path, pre: str) -> None:
-    """Writes tokenizer.json and tokenizer_config.json of a byte-level BPE with `pre`'s splits."""
+    """Writes tokenizer.json and tokenizer_config.json.
+
+    Byte-level BPE with `pre`'s splits; where `pre` is GEMMA4, BPE on characters.
+    """
     directory.mkdir(parents=True, exist_ok=True)
+    if pre == GEMMA4:
+        text = _gemma4_tokenizer_json()
+        (directory / "tokenizer.json").write_text(text, encoding="utf-8")
+        named: dict[str, Any] = {f"{name}_token": text for name, text in GEMMA4_TOKENS.items()}
+        named |= {
+            "extra_special_tokens": ["<|turn>", "<turn|>", "<|channel>"],
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "chat_template": CHAT_TEMPLATE,
+        }
+        (directory / "tokenizer_config.json").write_text(json.dumps(named), encoding="utf-8")
+        return
     (directory / "tokenizer.json").write_text(_tokenizer_json(pre), encoding="utf-8")
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -124,6 +197,9 @@ def randomise(model: PreTrainedModel, seed: int) -> None:
             else:
                 value = noise / math.sqrt(parameter.shape[-1])
             parameter.copy_(value)
+        for name, buffer in sorted(model.named_buffers()):
+            if name.endswith("layer_scalar"):
+                buffer.copy_(1 + 0.2 * torch.randn(buffer.shape, generator=generator))
 
 
 def _text_config(kind: str, overrides: dict[str, Any]) -> Any:
@@ -169,6 +245,34 @@ def _text_config(kind: str, overrides: dict[str, Any]) -> Any:
     if kind == "qwen35moe":
         extra = {"shared_expert_intermediate_size": 32}
         return Qwen3_5MoeTextConfig(**{**shared, **moe, **hybrid, **extra, **overrides})
+    if kind == "gpt-oss":
+        yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "truncate": False,
+                "beta_fast": 32.0, "beta_slow": 1.0,
+                "original_max_position_embeddings": 64}  # fmt: skip
+        own = {"intermediate_size": 64, "num_local_experts": 8, "num_experts_per_tok": 4,
+               "num_hidden_layers": 4, "sliding_window": 8, "rope_parameters": yarn}  # fmt: skip
+        return GptOssConfig(**{**shared, **own, **overrides})
+    if kind.startswith("gemma4"):
+        # Three sliding layers to a full one, whose keys are its values, in heads of another size.
+        own = {**dense, "num_hidden_layers": 4, "sliding_window": 8, "global_head_dim": 48,
+               "num_global_key_value_heads": 1, "attention_k_eq_v": True,
+               "hidden_size_per_layer_input": 0, "final_logit_softcapping": 30.0,
+               "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+               "vocab_size_per_layer_input": VOCAB_SIZE, "bos_token_id": 2, "eos_token_id": 1,
+               "pad_token_id": 0,
+               "tie_word_embeddings": True}  # fmt: skip
+        if kind == "gemma4moe":
+            own |= {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2,
+                    "moe_intermediate_size": 64}  # fmt: skip
+        if kind == "gemma4e":
+            own |= {"num_hidden_layers": 6, "hidden_size_per_layer_input": 16,
+                    "num_kv_shared_layers": 2, "use_double_wide_mlp": True,
+                    "attention_k_eq_v": False, "num_global_key_value_heads": None,
+                    "layer_types": ["sliding_attention", "full_attention"] * 3}  # fmt: skip
+        unified = overrides.pop("unified", False)
+        return (Gemma4UnifiedTextConfig if unified else Gemma4TextConfig)(
+            **{**shared, **own, **overrides}
+        )
     raise ValueError(f"kind {kind!r} is not one of {', '.join(KINDS)}")
 
 
@@ -180,9 +284,15 @@ def _model(kind: str, text_config: Any, wrapped: bool) -> PreTrainedModel:
             "qwen3moe": Qwen3MoeForCausalLM,
             "qwen35": Qwen3_5ForCausalLM,
             "qwen35moe": Qwen3_5MoeForCausalLM,
+            "gpt-oss": GptOssForCausalLM,
+            "gemma4": Gemma4ForCausalLM,
+            "gemma4moe": Gemma4ForCausalLM,
+            "gemma4e": Gemma4ForCausalLM,
         }
         model: PreTrainedModel = classes[kind](text_config)
         return model
+    if kind.startswith("gemma4"):
+        return _wrapped_gemma4(text_config)
     vision = {
         "depth": 1,
         "hidden_size": 32,
@@ -201,6 +311,41 @@ def _model(kind: str, text_config: Any, wrapped: bool) -> PreTrainedModel:
     if kind == "qwen35moe":
         return Qwen3_5MoeForConditionalGeneration(Qwen3_5MoeConfig(**arguments))
     raise ValueError(f"kind {kind!r} has no multimodal wrapper")
+
+
+def _wrapped_gemma4(text_config: Any) -> PreTrainedModel:
+    arguments: dict[str, Any] = {
+        "text_config": text_config.to_dict(),
+        "audio_config": None,
+        "tie_word_embeddings": text_config.tie_word_embeddings,
+    }
+    if isinstance(text_config, Gemma4UnifiedTextConfig):
+        arguments["vision_config"] = {
+            "patch_size": 4,
+            "mm_embed_dim": text_config.hidden_size,
+            "mm_posemb_size": 4,
+            "output_proj_dims": text_config.hidden_size,
+        }
+        return Gemma4UnifiedForConditionalGeneration(Gemma4UnifiedConfig(**arguments))
+    arguments["vision_config"] = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "patch_size": 4,
+        "position_embedding_size": 16,
+    }
+    return Gemma4ForConditionalGeneration(Gemma4Config(**arguments))
+
+
+def _name_what_is_unset(directory: Path) -> None:
+    """Published Gemma configs name fields that are null, which llama.cpp's converter asks for."""
+    path = directory / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config.get("text_config", config).setdefault("moe_intermediate_size", None)
+    path.write_text(json.dumps(config), encoding="utf-8")
 
 
 def _append_mtp(directory: Path, config: Any, seed: int, dtype: torch.dtype) -> None:
@@ -239,6 +384,56 @@ def _fuse_experts(directory: Path, n_experts: int) -> None:
     save_file(tensors, path, metadata={"format": "pt"})
 
 
+def mxfp4_values(blocks: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
+    """What a checkpoint's blocks [..., n, 16] and exponents [..., n] stand for: [..., 32 * n].
+
+    Source: transformers, integrations/mxfp4.py.
+    """
+    magnitudes = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2).long()
+    values = magnitudes[codes & 7] * torch.where(codes >= 8, -1.0, 1.0)
+    return (values * torch.exp2(exponents.float() - 127)[..., None]).flatten(-2)
+
+
+def _pack_experts(directory: Path, seed: int) -> None:
+    """Gives the experts of a gpt-oss folder random MXFP4 blocks, as published ones have them."""
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    generator = torch.Generator().manual_seed(seed)
+    for name in [name for name in tensors if name.endswith((".gate_up_proj", ".down_proj"))]:
+        n_experts, n_in, n_out = tensors.pop(name).shape
+        shape = (n_experts, n_out, n_in // 32)
+        tensors[f"{name}_blocks"] = torch.randint(
+            0, 256, (*shape, 16), generator=generator, dtype=torch.uint8
+        )
+        # Values up to 6, so an exponent of -5 keeps activations near 1.
+        tensors[f"{name}_scales"] = torch.randint(
+            120, 124, shape, generator=generator, dtype=torch.uint8
+        )
+    save_file(tensors, path, metadata={"format": "pt"})
+    path = directory / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config["quantization_config"] = {"quant_method": "mxfp4"}
+    path.write_text(json.dumps(config), encoding="utf-8")
+
+
+def unpack_experts(directory: Path) -> Path:
+    """The same gpt-oss folder with plain experts of the same values, for transformers."""
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    for name in [name for name in tensors if name.endswith("_blocks")]:
+        base = name.removesuffix("_blocks")
+        values = mxfp4_values(tensors.pop(name), tensors.pop(f"{base}_scales"))
+        tensors[base] = values.transpose(1, 2).contiguous()
+    config = text_config_of(directory)
+    del config["quantization_config"]
+    plain = directory / "plain"
+    plain.mkdir()
+    (plain / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    save_file(tensors, plain / "model.safetensors", metadata={"format": "pt"})
+    return plain
+
+
 def make_target(
     directory: Path,
     kind: str,
@@ -249,6 +444,7 @@ def make_target(
     wrapped: bool = False,
     mtp: bool = False,
     fused_experts: bool = False,
+    packed_experts: bool = False,
     pre: str | None = None,
     **overrides: Any,
 ) -> Path:
@@ -256,8 +452,9 @@ def make_target(
 
     `wrapped` writes the multimodal form of the Qwen3.5 kinds (text part plus a tiny vision tower),
     `mtp` adds one multi-token-prediction layer to them, `fused_experts` stores the experts of the
-    mixture kinds as 3-D tensors (both need a single shard), `pre` names the tokenizer's split
-    pattern (PRE_OF_KIND by default), `overrides` are fields of the transformers text config.
+    mixture kinds as 3-D tensors, `packed_experts` those of gpt-oss as random MXFP4 blocks (these
+    need a single shard), `pre` names the tokenizer's split pattern (PRE_OF_KIND by default),
+    `overrides` are fields of the transformers text config.
     """
     text_config = _text_config(kind, overrides)
     if mtp:
@@ -269,6 +466,10 @@ def make_target(
         _append_mtp(directory, text_config, seed + 1, dtype)
     if fused_experts:
         _fuse_experts(directory, text_config.num_experts)
+    if kind.startswith("gemma4"):
+        _name_what_is_unset(directory)
+    if packed_experts:
+        _pack_experts(directory, seed + 2)
     write_tokenizer(directory, pre or PRE_OF_KIND[kind])
     return directory
 

@@ -40,6 +40,7 @@ class Loader:
         self.path = path
         self.arguments: dict[str, Any] = {}
         self.mark = ord(":")
+        self.script = b"yes"
         self.sequence: Any = None
         self.block_size = 1
         self.n_ctx = self.n_ctx_train = 128
@@ -49,7 +50,7 @@ class Loader:
         tokenizer = Tokenizer.from_file(self.path)
         model = FakeModel()
         model.n_ctx_train = self.n_ctx_train
-        self.sequence = FakeSequence(model, b"yes", self.mark, self.n_ctx, self.block_size)
+        self.sequence = FakeSequence(model, self.script, self.mark, self.n_ctx, self.block_size)
         if self.n_ctx > self.n_ctx_train:
             warnings.warn("n_ctx is too large", stacklevel=2)
         return Decoder(self.sequence, tokenizer)
@@ -108,6 +109,18 @@ def test_one_line_says_how_long_the_context_is(
     loader.n_ctx, loader.n_ctx_train = n_ctx, n_ctx_train
     assert run(loader, "-p", "ab:", "--no-perf", *flags.split()) == 0
     assert capsys.readouterr() == ("yes\n", sentence)
+
+
+def test_thoughts_go_to_stderr(loader: Loader, capsys: pytest.CaptureFixture[str]) -> None:
+    loader.script = b"<think>hm</think>yes"
+    chat = ("-p", "ab", "--chat-template", "{{ messages[0].content }}:{# </think> #}", "--no-perf")
+    assert run(loader, *chat, "-c", "128") == 0
+    assert capsys.readouterr() == ("yes\n", "hm\n\n")
+    assert run(loader, *chat, "-c", "128", "--reasoning-format", "none") == 0
+    assert capsys.readouterr() == ("<think>hm</think>yes\n", "")
+    assert run(loader, *chat, "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["text"], report["reasoning"]) == ("yes", "hm")
 
 
 def test_json_is_one_object(loader: Loader, capsys: pytest.CaptureFixture[str]) -> None:

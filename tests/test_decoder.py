@@ -77,6 +77,27 @@ def test_chat_answers_a_conversation(tokenizer: Tokenizer) -> None:
     assert fed(decoder) == b"ab:yes"
 
 
+THINKING = "{{ messages[0].content }}:{# </think> #}"
+
+
+def test_thoughts_are_no_part_of_the_text(tokenizer: Tokenizer) -> None:
+    decoder = make(tokenizer, b"<think>\nhm\n</think>\n\nyes", block_size=4)
+    messages = [{"role": "user", "content": "ab"}]
+    result = decoder.chat(messages, template=THINKING)
+    assert (result.text, result.reasoning) == ("yes", "hm")
+    raw = decoder.chat(messages, template=THINKING, reasoning_format="none")
+    assert (raw.text, raw.reasoning) == ("<think>\nhm\n</think>\n\nyes", None)
+    assert raw.tokens == result.tokens
+    # A prompt that no template made has no thoughts to tell apart.
+    prompt = decoder.chat_prompt(messages, template=THINKING)
+    assert decoder.generate(list(prompt)).text == raw.text
+    steps = list(decoder.stream(prompt))
+    assert "".join(step.reasoning for step in steps) == "hm"
+    assert "".join(step.text for step in steps) == "yes"
+    cut = decoder.generate(prompt, max_tokens=9)
+    assert (cut.text, cut.reasoning, cut.stop_reason) == ("", "h", "length")
+
+
 def test_a_prompt_is_computed_from_where_it_parts_from_the_last(tokenizer: Tokenizer) -> None:
     decoder = make(tokenizer)
     decoder.generate("ab:")

@@ -82,6 +82,12 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen3, full, causal": ("qwen3", {}, {"is_causal": True}),
     "qwen35, multimodal rope": ("qwen35", {}, {"num_hidden_layers": 3}),
     "qwen35moe, mixed": ("qwen35moe", {}, sliding(9, SLIDING, FULL)),
+    "llama, attention biases as in gpt-oss's": ("llama", {}, {"attention_bias": True}),
+    "llama, attention biases, sliding": (
+        "llama",
+        {},
+        sliding(8, SLIDING, FULL, attention_bias=True),
+    ),
     "llama, other heads and rope": (
         "llama",
         {},

@@ -67,12 +67,11 @@ HARMLESS = {
     "attention.layer_norm_epsilon": 1e-5,
     "expert_shared_count": 1,
     "rope.scaling.finetuned": True,
-    "rope.freq_base_swa": 5000.0,  # without sliding layers
-}
-OF_SLIDING_LAYERS = {
-    "attention.key_length_swa": (32, 16),
-    "attention.value_length_swa": (32, 16),
-    "rope.freq_base_swa": (10000.0, 5000.0),
+    # Of sliding layers, where there are none.
+    "attention.key_length_swa": 16,
+    "attention.value_length_swa": 16,
+    "rope.dimension_count_swa": 16,
+    "rope.freq_base_swa": 5000.0,
 }
 DENSE = {"expert_count": (0, 4), "expert_used_count": (0, 2), "expert_feed_forward_length": (0, 32)}
 WITHOUT_SECTIONS = {"rope.dimension_sections": ([0, 0, 0, 0], [8, 8, 8, 8])}
@@ -266,7 +265,7 @@ def test_drafters_are_held_to_the_same(tmp_path: Path) -> None:
         path = edited(pair.drafter, tmp_path / "x.gguf", lambda parts: put(parts, key, value))
         Drafter(str(path), target)
 
-    for key, (neutral, other) in (KEYS | DENSE | OF_SLIDING_LAYERS).items():
+    for key, (neutral, other) in (KEYS | DENSE).items():
         open_with(key, neutral)
         if key not in DRAFTER_HONOURS:
             with pytest.raises(Error, match=f"metadata key dflash.{key} is {shown(other)}"):

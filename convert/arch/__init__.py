@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..checkpoint import Checkpoint
 from ..errors import ConvertError
 from ..plan import Metadata, TensorPlan
-from . import dflash, llama, qwen3, qwen3moe, qwen35, qwen35moe
+from . import dflash, gemma4, gpt_oss, llama, qwen3, qwen3moe, qwen35, qwen35moe
 from .common import Options
 
 __all__ = ["ARCHITECTURES", "Architecture", "Options", "architecture_of"]
@@ -38,6 +38,17 @@ ARCHITECTURES = (
         ("Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeForCausalLM"),
         qwen35moe.metadata,
         qwen35moe.tensors,
+    ),
+    Architecture(("GptOssForCausalLM",), gpt_oss.metadata, gpt_oss.tensors),
+    Architecture(
+        (
+            "Gemma4ForConditionalGeneration",
+            "Gemma4ForCausalLM",
+            "Gemma4UnifiedForConditionalGeneration",
+            "Gemma4UnifiedForCausalLM",
+        ),
+        gemma4.metadata,
+        gemma4.tensors,
     ),
     Architecture(("DFlashDraftModel",), dflash.metadata, dflash.tensors, is_drafter=True),
 )

@@ -19,10 +19,13 @@ def add_attention(
     q_factor: int = 1,
     q_rows: NDArray[np.int64] | None = None,
     k_rows: NDArray[np.int64] | None = None,
+    optional_k: bool = False,
+    optional_v: bool = False,
 ) -> None:
-    """Q, K, V and output projections, Q, K and V with biases where present.
+    """Q, K, V and output projections, with biases where present.
 
-    `q_factor` is 2 where Q holds a gate beside the query; `q_rows` and `k_rows` reorder the rows.
+    `q_factor` is 2 where Q holds a gate beside the query; `q_rows` and `k_rows` reorder the rows;
+    `optional_k` and `optional_v` say that there may be no such projection.
     """
     q, kv = dims.n_head * dims.head_dim, dims.n_head_kv * dims.head_dim
     for part, weight, bias, size, rows in (
@@ -31,11 +34,15 @@ def add_attention(
         ("v_proj", Tensor.ATTN_V, Tensor.ATTN_V_BIAS, kv, None),
     ):
         source = f"{prefix}.self_attn.{part}"
-        inventory.add(of_block(weight, block), f"{source}.weight", (size, dims.n_embd), rows=rows)
+        optional = {"k_proj": optional_k, "v_proj": optional_v}.get(part, False)
+        add = inventory.add_optional if optional else inventory.add
+        add(of_block(weight, block), f"{source}.weight", (size, dims.n_embd), rows=rows)
         # A bias is one row of `size` values, so its order is one of columns.
         inventory.add_optional(of_block(bias, block), f"{source}.bias", (size,), columns=rows)
     output = of_block(Tensor.ATTN_OUTPUT, block)
     inventory.add(output, f"{prefix}.self_attn.o_proj.weight", (dims.n_embd, q))
+    output_bias = of_block(Tensor.ATTN_OUTPUT_BIAS, block)
+    inventory.add_optional(output_bias, f"{prefix}.self_attn.o_proj.bias", (dims.n_embd,))
 
 
 def add_ffn(inventory: Inventory, n_embd: int, n_ff: int, block: int, prefix: str) -> None:

@@ -18,7 +18,10 @@ from ..plan import Array, Elementwise, Metadata, TensorPlan
 from ..schema import Key, Tensor
 
 # Parts of multimodal checkpoints that a text model does not need, and buffers of old ones.
-IGNORED = re.compile(r"^(model\.)?(visual|vision_tower|audio_tower)\.|\.rotary_emb\.inv_freq$")
+IGNORED = re.compile(
+    r"^(model\.)?(visual|vision_tower|vision_embedder|embed_vision|audio_tower|embed_audio)\."
+    r"|\.rotary_emb\.inv_freq$"
+)
 
 MAX_LAYERS = 512  # llama.cpp's LLAMA_MAX_LAYERS
 MAX_VOCAB = 1 << 24  # ids beyond are not exact in float32, which some readers carry them in
@@ -90,8 +93,13 @@ def add_transformer(metadata: Metadata, config: Config, dims: Dims, n_blocks: in
     metadata.uint32(Key.ATTENTION_VALUE_LENGTH, dims.head_dim)
 
 
-def add_rope(metadata: Metadata, config: Config, also: Sequence[str] = ()) -> None:
-    """Rope base and scaling. `also` names rope types that the architecture treats itself."""
+def add_rope(
+    metadata: Metadata, config: Config, also: Sequence[str] = (), *, truncates: bool = True
+) -> None:
+    """Rope base and scaling. `also` names rope types that the architecture treats itself.
+
+    truncates: whether readers round the bounds of yarn's ramp where the file does not say.
+    """
     rope = rope_parameters(config)
     metadata.float32(Key.ROPE_FREQ_BASE, rope_number(config, rope, "rope_theta"))
     kind = rope["rope_type"]
@@ -109,6 +117,8 @@ def add_rope(metadata: Metadata, config: Config, also: Sequence[str] = ()) -> No
         length = original or config.integer("max_position_embeddings")
         metadata.uint32(Key.ROPE_SCALING_ORIGINAL_CONTEXT_LENGTH, length)
         _add_yarn(metadata, config, rope)
+        if (rope.get("truncate") is not False) is not truncates:
+            metadata.boolean(Key.ROPE_SCALING_YARN_TRUNCATE, not truncates)
 
 
 def _add_yarn(metadata: Metadata, config: Config, rope: dict[str, Any]) -> None:
@@ -116,11 +126,6 @@ def _add_yarn(metadata: Metadata, config: Config, rope: dict[str, Any]) -> None:
     factor = rope_number(config, rope, "factor")
     if rope.get("attention_factor") is None and rope.get("attn_factor") is not None:
         rope["attention_factor"] = rope["attn_factor"]
-    if rope.get("truncate") is False:
-        raise ConvertError(
-            f"{config.path}: rope setting 'truncate' is false, GGUF files have rounded yarn bounds "
-            "only"
-        )
     if rope.get("attention_factor") is None and rope.get("mscale") and rope.get("mscale_all_dim"):
         mscale, all_dim = (
             1 + 0.1 * rope_number(config, rope, name) * math.log(max(1.0, factor))
@@ -171,8 +176,8 @@ class Inventory:
         self.plans: list[TensorPlan] = []
         self._used: set[str] = set()
 
-    def view(self, source: str, shape: Sequence[int]) -> Array:
-        """A tensor of the checkpoint, its shape checked, counted as used."""
+    def view(self, source: str, shape: Sequence[int], *, packed: bool = False) -> Array:
+        """A tensor of the checkpoint, its shape checked, counted as used; packed: its bytes."""
         if source not in self.checkpoint:
             raise ConvertError(f"{self.checkpoint.directory}: the tensor {source!r} is missing")
         found = self.checkpoint.shape(source)
@@ -182,7 +187,7 @@ class Inventory:
                 f"config.json asks for {list(shape)}"
             )
         self._used.add(source)
-        return self.checkpoint.view(source)
+        return self.checkpoint.view(source, packed=packed)
 
     def add(
         self,

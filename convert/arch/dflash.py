@@ -233,11 +233,6 @@ def _refuse_unrepresentable(checkpoint: Checkpoint) -> None:
                 f"{checkpoint.directory}: is a DSpark drafter ({name!r}), only DFlash "
                 "drafters can be run"
             )
-        if ".self_attn." in name and name.endswith("_proj.bias"):
-            raise ConvertError(
-                f"{checkpoint.directory}: has attention biases ({name!r}), "
-                "which architecture dflash cannot store"
-            )
     if (checkpoint.directory / "mask_embedding.pt").exists():
         raise ConvertError(
             f"{checkpoint.directory}: has a mask_embedding.pt, which is not supported; "

@@ -39,14 +39,20 @@ def expert_count(config: Config) -> int:
     return config.integer(name)
 
 
-def add_expert_counts(metadata: Metadata, config: Config) -> None:
-    """Number, choice and width of the routed experts."""
-    count, used = expert_count(config), config.integer("num_experts_per_tok")
-    if used > count:
-        raise ConvertError(f"{config.path}: {used} experts per token, but there are only {count}")
+def add_expert_counts(
+    metadata: Metadata,
+    config: Config,
+    *,
+    used: str = "num_experts_per_tok",
+    width: str = "moe_intermediate_size",
+) -> None:
+    """Number, choice and width of the experts; `used` and `width` are names in config.json."""
+    count, n_used = expert_count(config), config.integer(used)
+    if n_used > count:
+        raise ConvertError(f"{config.path}: {n_used} experts per token, but there are only {count}")
     metadata.uint32(Key.EXPERT_COUNT, count)
-    metadata.uint32(Key.EXPERT_USED_COUNT, used)
-    metadata.uint32(Key.EXPERT_FEED_FORWARD_LENGTH, config.integer("moe_intermediate_size"))
+    metadata.uint32(Key.EXPERT_USED_COUNT, n_used)
+    metadata.uint32(Key.EXPERT_FEED_FORWARD_LENGTH, config.integer(width))
 
 
 def _require_uniform_experts(config: Config) -> None:

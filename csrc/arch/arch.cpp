@@ -2,13 +2,13 @@
 
 #include "error.h"
 
+#include <string>
+
 namespace dfl {
 
-static const Arch * const TABLE[] = {&LLAMA, &QWEN3, &QWEN3MOE, &QWEN35, &QWEN35MOE};
-
-const Arch & find_arch(const GgufFile & file) {
+extern const Arch & find_arch(const GgufFile & file) {
     std::string known;
-    for (const Arch * arch : TABLE) {
+    for (const Arch * arch : architectures()) {
         if (file.arch() == arch->name) {
             return *arch;
         }

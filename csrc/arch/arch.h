@@ -1,10 +1,11 @@
-// The interface of an architecture and the table of them. Adding one: a file and a row in arch.cpp.
+// The interface of an architecture and the table of them. Adding one: a file and a row in
+// table.cpp.
 #pragma once
 
 #include "layers/host/build.h"
 #include "model/weights.h"
 
-#include <string>
+#include <vector>
 
 namespace dfl {
 
@@ -18,13 +19,10 @@ struct Arch {
     ggml_tensor * (*build)(Build & b);
 };
 
+// Every architecture that can be a target.
+const std::vector<const Arch *> & architectures();
+
 // Throws DFL_STATUS_UNSUPPORTED listing what is known.
 const Arch & find_arch(const GgufFile & file);
-
-extern const Arch LLAMA;
-extern const Arch QWEN3;
-extern const Arch QWEN3MOE;
-extern const Arch QWEN35;
-extern const Arch QWEN35MOE;
 
 } // namespace dfl

@@ -2,12 +2,11 @@
 #include "arch/arch.h"
 #include "gguf_schema.h"
 #include "layers/attention.h"
-#include "layers/common.h"
 
 namespace dfl {
 
 static Hparams read(const GgufFile & file) {
-    return read_common_hparams(file, GGML_ROPE_TYPE_NORMAL);
+    return read_common_hparams(file, {GGML_ROPE_TYPE_NORMAL});
 }
 
 static void bind(WeightLoader & loader) {
@@ -23,11 +22,10 @@ static void bind(WeightLoader & loader) {
 }
 
 static ggml_tensor * build(Build & b) {
-    return build_decoder(b, self_attention, [](Build & b, int il, ggml_tensor * x) {
-        return feed_forward(b, b.weights.layers[il].ffn, x);
-    });
+    return build_decoder(b, {mixer_sublayer(self_attention), feed_forward_sublayer()},
+                         b.weights.output);
 }
 
-const Arch LLAMA = {schema::ARCH_LLAMA, read, bind, build};
+extern const Arch LLAMA = {schema::ARCH_LLAMA, read, bind, build};
 
 } // namespace dfl

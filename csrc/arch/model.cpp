@@ -48,7 +48,7 @@ const char * Model::device_name() const {
 }
 
 void Model::embed(const int32_t * tokens, int64_t n, float * dst) const {
-    embed_rows(*weights_, hp_.n_embd, tokens, n, dst);
+    embed_rows(*weights_, hp_, tokens, n, dst);
 }
 
 } // namespace dfl

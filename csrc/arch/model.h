@@ -40,7 +40,7 @@ class Model {
     const char * device_name() const;
     bool on_gpu() const { return measure_ == DFL_MEASURE_CUDA || device_ != cpu_device(); }
 
-    // Converts embedding rows to float32: dst [n_embd, n].
+    // Embeddings of tokens, scaled as the model wants them: dst [n_embd, n].
     void embed(const int32_t * tokens, int64_t n, float * dst) const;
 
   private:

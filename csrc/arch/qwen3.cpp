@@ -2,13 +2,11 @@
 #include "arch/arch.h"
 #include "gguf_schema.h"
 #include "layers/attention.h"
-#include "layers/common.h"
-#include "layers/moe.h"
 
 namespace dfl {
 
 static Hparams read(const GgufFile & file) {
-    return read_common_hparams(file, GGML_ROPE_TYPE_NEOX);
+    return read_common_hparams(file, {GGML_ROPE_TYPE_NEOX});
 }
 
 static Hparams read_moe(const GgufFile & file) {
@@ -37,13 +35,11 @@ static void bind(WeightLoader & loader) {
 }
 
 static ggml_tensor * build(Build & b) {
-    return build_decoder(b, self_attention, [](Build & b, int il, ggml_tensor * x) {
-        return b.hp.experts.n_expert > 0 ? mixture_of_experts(b, il, x)
-                                         : feed_forward(b, b.weights.layers[il].ffn, x);
-    });
+    return build_decoder(b, {mixer_sublayer(self_attention), feed_forward_sublayer()},
+                         b.weights.output);
 }
 
-const Arch QWEN3 = {schema::ARCH_QWEN3, read, bind, build};
-const Arch QWEN3MOE = {schema::ARCH_QWEN3MOE, read_moe, bind, build};
+extern const Arch QWEN3 = {schema::ARCH_QWEN3, read, bind, build};
+extern const Arch QWEN3MOE = {schema::ARCH_QWEN3MOE, read_moe, bind, build};
 
 } // namespace dfl

@@ -3,9 +3,7 @@
 #include "error.h"
 #include "gguf_schema.h"
 #include "layers/attention.h"
-#include "layers/common.h"
 #include "layers/delta_net.h"
-#include "layers/moe.h"
 
 #include <algorithm>
 
@@ -39,7 +37,7 @@ static void read_recurrent(const GgufFile & file, Hparams & hp) {
 }
 
 static Hparams read(const GgufFile & file) {
-    Hparams hp = read_common_hparams(file, GGML_ROPE_TYPE_IMROPE);
+    Hparams hp = read_common_hparams(file, {GGML_ROPE_TYPE_IMROPE});
     const auto sections = file.integers(schema::KEY_ROPE_DIMENSION_SECTIONS);
     DFL_CHECK(sections && sections->size() >= 3 && sections->size() <= 4, DFL_STATUS_FILE,
               "%s: metadata key %s must hold four rope sections", file.path().c_str(),
@@ -109,35 +107,32 @@ static void bind(WeightLoader & loader) {
 }
 
 // Attention whose output is gated head by head; a head's rows of q are [query | gate].
-static ggml_tensor * gated_attention(Build & b, int il, ggml_tensor * x) {
+static ggml_tensor * gated_attention(Build & b, int il, const SubLayerInput & in) {
     const LayerShape & shape = b.hp.layers[il];
     const AttentionWeights & w = b.weights.layers[il].attn;
     const int64_t d = shape.head_dim;
-    const int64_t rows = x->ne[1];
-    Projections p = project_qkv(b, il, x, 2 * d * shape.n_head);
+    Projections p = project_qkv(b, il, in.x, 2 * d * shape.n_head);
     const size_t e = ggml_element_size(p.q);
     auto half = [&](int64_t first) {
-        return ggml_view_3d(b.ctx, p.q, d, shape.n_head, rows, 2 * d * e, p.q->nb[1], first * e);
+        return ggml_view_3d(b.ctx, p.q, d, shape.n_head, in.x.n_rows(), 2 * d * e, p.q->nb[1],
+                            first * e);
     };
-    ggml_tensor * gate = ggml_cont_2d(b.ctx, half(d), d * shape.n_head, rows);
     ggml_tensor * attended =
         attend(b, il, {half(0), p.k, p.v, w.q_norm, w.k_norm, b.in.positions, b.in.cells});
-    return linear(b, w.output, ggml_mul(b.ctx, attended, ggml_sigmoid(b.ctx, gate)));
+    return project_output(b, il, gated_heads(attended, half(d)), in.add);
 }
 
 static ggml_tensor * build(Build & b) {
-    return build_decoder(
-        b,
-        [](Build & b, int il, ggml_tensor * x) {
-            return b.hp.layers[il].recurrent ? delta_net(b, il, x) : gated_attention(b, il, x);
-        },
-        [](Build & b, int il, ggml_tensor * x) {
-            return b.hp.experts.n_expert > 0 ? mixture_of_experts(b, il, x)
-                                             : feed_forward(b, b.weights.layers[il].ffn, x);
-        });
+    return build_decoder(b,
+                         {mixer_sublayer([](Build & b, int il, const SubLayerInput & in) {
+                              return b.hp.layers[il].recurrent ? delta_net(b, il, in.x, in.add)
+                                                               : gated_attention(b, il, in);
+                          }),
+                          feed_forward_sublayer()},
+                         b.weights.output);
 }
 
-const Arch QWEN35 = {schema::ARCH_QWEN35, read, bind, build};
-const Arch QWEN35MOE = {schema::ARCH_QWEN35MOE, read_moe, bind, build};
+extern const Arch QWEN35 = {schema::ARCH_QWEN35, read, bind, build};
+extern const Arch QWEN35MOE = {schema::ARCH_QWEN35MOE, read_moe, bind, build};
 
 } // namespace dfl

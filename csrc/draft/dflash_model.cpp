@@ -3,8 +3,7 @@
 #include "error.h"
 #include "gguf_schema.h"
 #include "layers/attention.h"
-#include "layers/common.h"
-#include "layers/host/packed_linear.h"
+#include "layers/linear.h"
 
 #include <algorithm>
 #include <cmath>
@@ -79,28 +78,23 @@ static std::vector<int64_t> read_taps(const GgufFile & file, int64_t n_embd,
     return taps;
 }
 
-// Which layers slide, and which see only what came before them: a key in the file holds for all;
-// without it sliding layers are causal and full layers are not.
+// Which layers see only what came before them: a key in the file holds for all; without it sliding
+// layers are causal and full layers are not.
 // Source: the reference package dflash 0.1.0, Qwen3DFlashAttention.
-static void read_attention_rules(const GgufFile & file, Hparams & hp) {
-    const int64_t window = file.integer(schema::KEY_ATTENTION_SLIDING_WINDOW).value_or(0);
-    std::vector<int64_t> pattern(hp.n_layer(), 0);
-    if (window > 0) {
-        const auto stored = file.integers(schema::KEY_ATTENTION_SLIDING_WINDOW_PATTERN);
-        DFL_CHECK(stored && (int64_t)stored->size() >= hp.n_layer(), DFL_STATUS_FILE,
-                  "%s: metadata key %s must say for each of %lld layers whether it slides",
-                  file.path().c_str(),
-                  file.key(schema::KEY_ATTENTION_SLIDING_WINDOW_PATTERN).c_str(),
-                  (long long)hp.n_layer());
-        pattern = *stored;
-    }
+static void read_causality(const GgufFile & file, Hparams & hp) {
     const auto causal = file.boolean(schema::KEY_ATTENTION_CAUSAL);
-    for (int64_t il = 0; il < hp.n_layer(); ++il) {
-        LayerShape & layer = hp.layers[il];
-        layer.window = pattern[il] != 0 ? window : 0;
+    for (LayerShape & layer : hp.layers) {
         layer.causal = causal.value_or(layer.window > 0);
-        layer.value_is_key = true;
     }
+}
+
+static Activation read_activation(const GgufFile & file) {
+    const std::string name = file.text(schema::KEY_HIDDEN_ACTIVATION).value_or("silu");
+    const bool gelu = name == "gelu" || name == "gelu_pytorch_tanh";
+    DFL_CHECK(gelu || name == "silu", DFL_STATUS_UNSUPPORTED,
+              "%s: activation \"%.32s\" is not known; supported: silu, gelu, gelu_pytorch_tanh",
+              file.path().c_str(), name.c_str());
+    return gelu ? Activation::GELU : Activation::SILU;
 }
 
 DraftHparams read_draft_hparams(const GgufFile & file, int64_t n_target_layers) {
@@ -114,9 +108,18 @@ DraftHparams read_draft_hparams(const GgufFile & file, int64_t n_target_layers) 
     DFL_CHECK(!old || file.has(schema::KEY_ROPE_FREQ_BASE), DFL_STATUS_FILE,
               "%s: metadata key %s is missing", file.path().c_str(),
               file.key(schema::KEY_ROPE_FREQ_BASE).c_str());
-    const int rope_type = multi ? GGML_ROPE_TYPE_MROPE : GGML_ROPE_TYPE_NEOX;
-    draft.hp = read_common_hparams(file, rope_type, old ? std::optional(OLD_EPS) : std::nullopt);
+    HparamRules rules;
+    rules.rope_type = multi ? GGML_ROPE_TYPE_MROPE : GGML_ROPE_TYPE_NEOX;
+    rules.default_eps = old ? std::optional(OLD_EPS) : std::nullopt;
+    rules.sliding_period = 0;
+    draft.hp = read_common_hparams(file, rules);
+    read_scales(file, draft.hp);
+    read_causality(file, draft.hp);
+    const Activation activation = read_activation(file);
     for (LayerShape & layer : draft.hp.layers) {
+        layer.activation = activation;
+        layer.value_is_key = true;
+        layer.rope.takes_factors = !multi; // as llama.cpp
         for (size_t i = 0; multi && i < 4; ++i) {
             const int64_t n = (*sections)[i];
             DFL_CHECK(n >= 0 && n <= layer.head_dim, DFL_STATUS_FILE,
@@ -125,7 +128,6 @@ DraftHparams read_draft_hparams(const GgufFile & file, int64_t n_target_layers) 
             layer.rope.sections[i] = static_cast<int>(n);
         }
     }
-    read_attention_rules(file, draft.hp);
 
     draft.target_layers = read_taps(file, draft.hp.n_embd, n_target_layers);
     const char * block_key = old ? schema::KEY_OLD_DFLASH_BLOCK_SIZE : schema::KEY_BLOCK_SIZE;
@@ -136,20 +138,6 @@ DraftHparams read_draft_hparams(const GgufFile & file, int64_t n_target_layers) 
     const char * mask_key =
         old ? schema::KEY_OLD_DFLASH_MASK_TOKEN_ID : schema::KEY_TOKENIZER_MASK_ID;
     draft.mask_token = static_cast<int32_t>(file.need_integer(mask_key, 0, INT32_MAX));
-    const auto number = [&](const char * key) {
-        const double value = file.real(key).value_or(0.0);
-        return value > 0.0 ? static_cast<float>(value) : 1.0f;
-    };
-    draft.embedding_scale = number(schema::KEY_EMBEDDING_SCALE);
-    draft.value_scale = number(schema::KEY_ATTENTION_VALUE_SCALE);
-    draft.logit_scale = number(schema::KEY_LOGIT_SCALE);
-    draft.logit_softcap =
-        static_cast<float>(file.real(schema::KEY_FINAL_LOGIT_SOFTCAPPING).value_or(0.0));
-    const std::string activation = file.text(schema::KEY_HIDDEN_ACTIVATION).value_or("silu");
-    draft.gelu = activation == "gelu" || activation == "gelu_pytorch_tanh";
-    DFL_CHECK(draft.gelu || activation == "silu", DFL_STATUS_UNSUPPORTED,
-              "%s: activation \"%.32s\" is not known; supported: silu, gelu, gelu_pytorch_tanh",
-              file.path().c_str(), activation.c_str());
     return draft;
 }
 
@@ -179,10 +167,7 @@ void bind_drafter(WeightLoader & loader, const DraftHparams & draft) {
                 0),
         0, hp.n_embd);
     w.output_norm = loader.vector(schema::TENSOR_OUTPUT_NORM, 0, hp.n_embd);
-    w.rope_freqs = loader.maybe_vector(schema::TENSOR_ROPE_FREQS, 0, hp.layers[0].rope.n_dims / 2);
-    if (hp.layers[0].rope.n_position_ids() > 1) {
-        w.rope_freqs = nullptr; // as llama.cpp: unused with M-RoPE
-    }
+    loader.rope_factors();
     if (loader.has(schema::TENSOR_TOKEN_EMBD, 0)) {
         loader.token_embeddings();
     }
@@ -207,15 +192,14 @@ void bind_drafter(WeightLoader & loader, const DraftHparams & draft) {
         layer.post_ffn_norm = loader.maybe_vector(schema::TENSOR_POST_FFW_NORM, il, hp.n_embd);
         layer.output_scale = loader.maybe_vector(schema::TENSOR_LAYER_OUTPUT_SCALE, il, 1);
         loader.feed_forward(il);
-        layer.ffn.gelu = draft.gelu;
     }
 }
 
 void build_injection(Build & b, ggml_tensor * features, ggml_tensor * positions,
                      ggml_tensor * cells) {
     // The same for every layer; it does not pass the layer's own norm.
-    ggml_tensor * fused = rms_norm(b, linear(b, b.weights.fusion, features), b.weights.fusion_norm);
-    const std::vector<KeyValue> projected = project_kv(b, fused);
+    ggml_tensor * fused = linear(b, b.weights.fusion, features);
+    const std::vector<KeyValue> projected = project_kv(b, normed(b, fused, b.weights.fusion_norm));
     for (int il = 0; il < b.hp.n_layer(); ++il) {
         const KeyValue & kv = projected[il];
         ggml_tensor * k_norm = b.weights.layers[il].attn.k_norm;
@@ -223,47 +207,9 @@ void build_injection(Build & b, ggml_tensor * features, ggml_tensor * positions,
     }
 }
 
-// ggml's CPU kernels for quantised weights take rows by fours, and the odd ones at a loss: 15 rows
-// of a head took 67 ms, 16 take 48. Elsewhere logits that begin inside a tensor may be refused:
-// Vulkan wants operands aligned, and a row is as long as the vocabulary.
-static bool fills_kernels(const Build & b, const Linear & head, int64_t n_rows) {
-    return b.cpu_nodes.n_threads > 0 && head.packed == nullptr && n_rows >= 8 && n_rows % 4 == 0;
-}
-
-ggml_tensor * build_block(Build & b, const DraftHparams & draft, const Linear & head) {
-    ggml_tensor * x = b.in.embd;
-    for (int il = 0; il < b.hp.n_layer(); ++il) {
-        const LayerWeights & layer = b.weights.layers[il];
-        ggml_tensor * y = self_attention(b, il, rms_norm(b, x, layer.attn_norm));
-        if (draft.value_scale != 1.0f) {
-            y = ggml_scale(b.ctx, y, draft.value_scale);
-        }
-        y = layer.post_attn_norm != nullptr ? rms_norm(b, y, layer.post_attn_norm) : y;
-        x = add_residual(b, y, x);
-        y = feed_forward(b, layer.ffn, rms_norm(b, x, layer.ffn_norm));
-        y = layer.post_ffn_norm != nullptr ? rms_norm(b, y, layer.post_ffn_norm) : y;
-        x = add_residual(b, y, x);
-        x = layer.output_scale != nullptr ? ggml_mul(b.ctx, x, layer.output_scale) : x;
-    }
-    // The first row holds the last token itself; what follows it is read from the masks.
-    const bool skips_first = !fills_kernels(b, head, x->ne[1]);
-    if (skips_first) {
-        x = ggml_view_2d(b.ctx, x, x->ne[0], x->ne[1] - 1, x->nb[1], x->nb[1]);
-    }
-    ggml_tensor * logits = linear(b, head, rms_norm(b, x, b.weights.output_norm));
-    if (draft.logit_scale != 1.0f) {
-        logits = ggml_scale(b.ctx, logits, draft.logit_scale);
-    }
-    if (draft.logit_softcap > 0.0f) {
-        logits = ggml_tanh(b.ctx, ggml_scale(b.ctx, logits, 1.0f / draft.logit_softcap));
-        logits = ggml_scale(b.ctx, logits, draft.logit_softcap);
-    }
-    if (!skips_first) {
-        logits = ggml_view_2d(b.ctx, logits, logits->ne[0], logits->ne[1] - 1, logits->nb[1],
-                              logits->nb[1]);
-    }
-    ggml_build_forward_expand(b.graph, logits);
-    return logits;
+ggml_tensor * build_block(Build & b, const Linear & head) {
+    b.in.first_out = 1; // row 0 is the last token; what follows it is read from the masks
+    return build_decoder(b, {mixer_sublayer(self_attention), feed_forward_sublayer()}, head);
 }
 
 } // namespace dfl

@@ -17,11 +17,6 @@ struct DraftHparams {
     std::vector<int64_t> target_layers;
     int64_t block_size = 16;
     int32_t mask_token = -1;
-    float embedding_scale = 1.0f;
-    float value_scale = 1.0f; // on the attention's output
-    float logit_scale = 1.0f;
-    float logit_softcap = 0.0f; // 0: none
-    bool gelu = false;
 
     int64_t n_features() const { return hp.n_embd * (int64_t)target_layers.size(); }
 };
@@ -37,6 +32,6 @@ void build_injection(Build & b, ggml_tensor * features, ggml_tensor * positions,
                      ggml_tensor * cells);
 // The block [last token, mask, ...] of b.shape.n_rows rows over the drafter's cells; returns the
 // logits [n_vocab, n_rows - 1] of what follows each row but the last. head: [n_embd, n_vocab].
-ggml_tensor * build_block(Build & b, const DraftHparams & draft, const Linear & head);
+ggml_tensor * build_block(Build & b, const Linear & head);
 
 } // namespace dfl

@@ -54,12 +54,7 @@ int32_t Drafter::token(int64_t row) const {
 
 void Drafter::embed(const Model & target, const int32_t * tokens, int64_t n, float * dst) const {
     const Weights & w = weights_->token_embd != nullptr ? *weights_ : target.weights();
-    embed_rows(w, draft_.hp.n_embd, tokens, n, dst);
-    if (draft_.embedding_scale != 1.0f) {
-        for (int64_t i = 0; i < n * draft_.hp.n_embd; ++i) {
-            dst[i] *= draft_.embedding_scale;
-        }
-    }
+    embed_rows(w, draft_.hp, tokens, n, dst);
 }
 
 } // namespace dfl

@@ -49,8 +49,7 @@ void Engine::set_inputs(LiveGraph & live, const Pass & pass) {
         });
     }
     const bool verifies = pass.kind == GraphKind::VERIFY;
-    kv_.masks().update(kv_.cells(), {pass.positions, pass.cells, verifies ? &pass.tree : nullptr},
-                       live.shape.n_kv);
+    kv_.set_rows({pass.positions, pass.cells, verifies ? &pass.tree : nullptr}, live.shape.n_kv);
     if (in.out_rows != nullptr) {
         live.write<int32_t>(in.out_rows,
                             [&](int32_t * data) { data[0] = static_cast<int32_t>(n - 1); });

@@ -1,7 +1,7 @@
 #include "layers/attention.h"
 
-#include "layers/common.h"
-#include "layers/host/few_row_attention.h"
+#include "layers/host/cell_attention.h"
+#include "layers/linear.h"
 
 namespace dfl {
 
@@ -11,13 +11,19 @@ static ggml_tensor * kv_heads(Build & b, const LayerShape & shape, ggml_tensor *
     return ggml_view_3d(b.ctx, y, shape.head_dim, shape.n_head_kv, y->ne[1], head, y->nb[1], 0);
 }
 
-std::vector<KeyValue> project_kv(Build & b, ggml_tensor * x) {
+// The values of a layer from its value projection, or without one from that of its keys.
+static ggml_tensor * values(Build & b, int il, ggml_tensor * k, ggml_tensor * v) {
+    const bool norms = v == nullptr || b.hp.layers[il].norms_values;
+    v = v != nullptr ? v : k;
+    return norms ? ggml_rms_norm(b.ctx, v, b.hp.eps) : v;
+}
+
+std::vector<KeyValue> project_kv(Build & b, const Rows & x) {
     std::vector<const Linear *> weights;
-    for (int il = 0; il < b.hp.n_layer(); ++il) {
-        const AttentionWeights & w = b.weights.layers[il].attn;
-        weights.push_back(&w.k);
-        if (w.v) {
-            weights.push_back(&w.v);
+    for (const LayerWeights & layer : b.weights.layers) {
+        weights.push_back(&layer.attn.k);
+        if (layer.attn.v) {
+            weights.push_back(&layer.attn.v);
         }
     }
     const std::vector<ggml_tensor *> products = linears(b, weights, x);
@@ -26,18 +32,19 @@ std::vector<KeyValue> project_kv(Build & b, ggml_tensor * x) {
     for (int il = 0; il < b.hp.n_layer(); ++il) {
         const LayerShape & shape = b.hp.layers[il];
         ggml_tensor * k = kv_heads(b, shape, products[next++]);
-        found.push_back({k, b.weights.layers[il].attn.v ? kv_heads(b, shape, products[next++])
-                                                        : ggml_rms_norm(b.ctx, k, b.hp.eps)});
+        const bool has_v = static_cast<bool>(b.weights.layers[il].attn.v);
+        ggml_tensor * v = has_v ? kv_heads(b, shape, products[next++]) : nullptr;
+        found.push_back({k, values(b, il, k, v)});
     }
     return found;
 }
 
-Projections project_qkv(Build & b, int il, ggml_tensor * x, int64_t q_width) {
+Projections project_qkv(Build & b, int il, const Rows & x, int64_t q_width) {
     const LayerShape & shape = b.hp.layers[il];
     const AttentionWeights & w = b.weights.layers[il].attn;
     const int64_t d = shape.head_dim;
     const int64_t n_kv = shape.n_head_kv;
-    const int64_t rows = x->ne[1];
+    const int64_t rows = x.n_rows();
     if (!w.qkv) {
         std::vector<const Linear *> weights = {&w.q, &w.k};
         if (w.v) {
@@ -45,16 +52,17 @@ Projections project_qkv(Build & b, int il, ggml_tensor * x, int64_t q_width) {
         }
         const std::vector<ggml_tensor *> products = linears(b, weights, x);
         ggml_tensor * k = kv_heads(b, shape, products[1]);
-        return {products[0], k,
-                w.v ? kv_heads(b, shape, products[2]) : ggml_rms_norm(b.ctx, k, b.hp.eps)};
+        ggml_tensor * v = w.v ? kv_heads(b, shape, products[2]) : nullptr;
+        return {products[0], k, values(b, il, k, v)};
     }
     ggml_tensor * all = linear(b, w.qkv, x); // [q_width + 2 * d * n_kv, n_rows]
     const size_t element = ggml_element_size(all);
     auto heads = [&](int64_t first) {
         return ggml_view_3d(b.ctx, all, d, n_kv, rows, d * element, all->nb[1], first * element);
     };
-    return {ggml_view_2d(b.ctx, all, q_width, rows, all->nb[1], 0), heads(q_width),
-            heads(q_width + d * n_kv)};
+    ggml_tensor * k = heads(q_width);
+    return {ggml_view_2d(b.ctx, all, q_width, rows, all->nb[1], 0), k,
+            values(b, il, k, heads(q_width + d * n_kv))};
 }
 
 // Multiplies each block of head values with the Hadamard matrix. Its inverse is itself.
@@ -87,7 +95,7 @@ static ggml_tensor * as_rows(Build & b, ggml_tensor * x) {
     return ggml_view_2d(b.ctx, x, x->ne[0] * x->ne[1], x->ne[2], x->nb[2], 0);
 }
 
-static ggml_tensor * normed(Build & b, ggml_tensor * x, ggml_tensor * weight) {
+static ggml_tensor * normed_heads(Build & b, ggml_tensor * x, ggml_tensor * weight) {
     return weight != nullptr ? rms_norm(b, x, weight) : x;
 }
 
@@ -98,60 +106,59 @@ static void store(Build & b, ggml_tensor * cache, ggml_tensor * x, ggml_tensor *
 }
 
 void store_kv(Build & b, int il, const HeadRows & rows) {
-    HeadRows stored = rows;
-    stored.q = nullptr;
-    if (turns_heads(b, il, stored)) {
+    if (b.kv.attends_on_host(il)) {
+        HeadRows stored = rows;
+        stored.q = nullptr;
         turn_heads(b, il, stored);
         return;
     }
-    ggml_tensor * k = rope(b, il, normed(b, rows.k, rows.k_norm), rows.positions);
+    ggml_tensor * k = rope(b, il, normed_heads(b, rows.k, rows.k_norm), rows.positions);
     store(b, b.kv.k(il), k, b.kv.rotation_k(il), rows.cells);
     store(b, b.kv.v(il), rows.v, b.kv.rotation_v(il), rows.cells);
 }
 
-// q: [head_dim, n_head, n_rows] -> same, over what is stored.
-static ggml_tensor * few_or_many(Build & b, int il, ggml_tensor * q) {
+// The same by ggml's operations -> [head_dim, n_head, n_rows].
+static ggml_tensor * masked_attention(Build & b, int il, const HeadRows & rows) {
     const LayerShape & shape = b.hp.layers[il];
-    ggml_tensor * k = cached(b, shape, b.kv.k(il));
-    ggml_tensor * v = cached(b, shape, b.kv.v(il));
-    ggml_tensor * mask = b.in.masks[b.kv.masks().index(il)];
-    ggml_tensor * sinks = b.weights.layers[il].attn.sinks;
-    if (sinks == nullptr && attends_few_rows(b, q, k, v)) {
-        return few_row_attention(b, q, k, v, mask, shape.attn_scale);
-    }
-    ggml_tensor * out = ggml_flash_attn_ext(b.ctx, ggml_permute(b.ctx, q, 0, 2, 1, 3), k, v, mask,
-                                            shape.attn_scale, 0.0f, 0.0f);
+    ggml_tensor * q = rope(b, il, normed_heads(b, rows.q, rows.q_norm), rows.positions);
+    q = rotate(b, q, b.kv.rotation_k(il));
+    ggml_build_forward_expand(b.graph, q);
+    // Stored before the read below: ggml runs nodes in the order they were added.
+    store_kv(b, il, rows);
+    ggml_tensor * out =
+        ggml_flash_attn_ext(b.ctx, ggml_permute(b.ctx, q, 0, 2, 1, 3), cached(b, shape, b.kv.k(il)),
+                            cached(b, shape, b.kv.v(il)), b.in.masks[b.kv.masks().index(il)],
+                            shape.attn_scale, 0.0f, 0.0f);
     ggml_prec_set_acc(out, GGML_PREC_F32);
-    if (sinks != nullptr) {
+    if (ggml_tensor * sinks = b.weights.layers[il].attn.sinks) {
         ggml_flash_attn_ext_add_sinks(out, sinks);
     }
-    return out;
+    return rotate(b, out, b.kv.rotation_v(il));
 }
 
 ggml_tensor * attend(Build & b, int il, const HeadRows & rows) {
-    ggml_tensor * q = nullptr;
-    if (turns_heads(b, il, rows)) {
-        q = turn_heads(b, il, rows);
-    } else {
-        q = rope(b, il, normed(b, rows.q, rows.q_norm), rows.positions);
-        q = rotate(b, q, b.kv.rotation_k(il));
-        ggml_build_forward_expand(b.graph, q);
-        // Stored before the read below: ggml runs nodes in the order they were added.
-        store_kv(b, il, rows);
-    }
-    ggml_tensor * out = few_or_many(b, il, q);
-    out = rotate(b, out, b.kv.rotation_v(il)); // [head_dim, n_head, n_rows]
+    ggml_tensor * out = b.kv.attends_on_host(il) ? cell_attention(b, il, turn_heads(b, il, rows))
+                                                 : masked_attention(b, il, rows);
     return ggml_reshape_2d(b.ctx, out, out->ne[0] * out->ne[1], out->ne[2]);
 }
 
-ggml_tensor * self_attention(Build & b, int il, ggml_tensor * x) {
+ggml_tensor * project_output(Build & b, int il, const Rows & attended, ggml_tensor * add) {
+    const Linear & output = b.weights.layers[il].attn.output;
+    if (b.hp.value_scale == 1.0f) {
+        return linear(b, output, attended, add);
+    }
+    return plus(b, ggml_scale(b.ctx, linear(b, output, attended), b.hp.value_scale), add);
+}
+
+ggml_tensor * self_attention(Build & b, int il, const SubLayerInput & in) {
     const LayerShape & shape = b.hp.layers[il];
     const AttentionWeights & w = b.weights.layers[il].attn;
-    const Projections p = project_qkv(b, il, x, shape.head_dim * shape.n_head);
-    ggml_tensor * q = ggml_view_3d(b.ctx, p.q, shape.head_dim, shape.n_head, x->ne[1],
+    const Projections p = project_qkv(b, il, in.x, shape.head_dim * shape.n_head);
+    ggml_tensor * q = ggml_view_3d(b.ctx, p.q, shape.head_dim, shape.n_head, in.x.n_rows(),
                                    ggml_row_size(p.q->type, shape.head_dim), p.q->nb[1], 0);
-    return linear(b, w.output,
-                  attend(b, il, {q, p.k, p.v, w.q_norm, w.k_norm, b.in.positions, b.in.cells}));
+    ggml_tensor * attended =
+        attend(b, il, {q, p.k, p.v, w.q_norm, w.k_norm, b.in.positions, b.in.cells});
+    return project_output(b, il, attended, in.add);
 }
 
 } // namespace dfl

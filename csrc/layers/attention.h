@@ -1,6 +1,7 @@
 // Softmax attention over cells. Everything that differs between layers comes from LayerShape.
 #pragma once
 
+#include "layers/decoder.h"
 #include "layers/host/head_rows.h"
 
 namespace dfl {
@@ -11,7 +12,7 @@ struct KeyValue {
 };
 
 // Every layer's key and value projections of the same x [n_embd, n_rows].
-std::vector<KeyValue> project_kv(Build & b, ggml_tensor * x);
+std::vector<KeyValue> project_kv(Build & b, const Rows & x);
 
 struct Projections {
     ggml_tensor * q; // [q_width, n_rows]; rows may be further apart than their width
@@ -20,17 +21,19 @@ struct Projections {
 };
 
 // Separate or fused projections of x [n_embd, n_rows].
-Projections project_qkv(Build & b, int il, ggml_tensor * x, int64_t q_width);
+Projections project_qkv(Build & b, int il, const Rows & x, int64_t q_width);
 
 // Writes the keys, normed and turned, and the values into their cells.
 void store_kv(Build & b, int il, const HeadRows & rows);
 
-// The same, and lets the queries, normed and turned, attend over the cells the mask shows
+// The same, and lets the queries, normed and turned, attend over the cells that the rows see
 // -> [head_dim * n_head, n_rows].
 ggml_tensor * attend(Build & b, int il, const HeadRows & rows);
 
-// The whole sublayer of llama and qwen3: project, norm heads where there are norms, rope, attend,
-// output projection. x: [n_embd, n_rows] -> same.
-ggml_tensor * self_attention(Build & b, int il, ggml_tensor * x);
+// The output projection of what attend() returned, scaled where the model scales it, plus `add`.
+ggml_tensor * project_output(Build & b, int il, const Rows & attended, ggml_tensor * add);
+
+// The usual sublayer: project, norm heads where there are norms, rope, attend, project.
+ggml_tensor * self_attention(Build & b, int il, const SubLayerInput & in);
 
 } // namespace dfl

@@ -1,8 +1,8 @@
 #include "layers/delta_net.h"
 
-#include "layers/common.h"
 #include "layers/delta_rule.h"
 #include "layers/host/walked_delta_net.h"
+#include "layers/linear.h"
 
 #include <algorithm>
 #include <cmath>
@@ -183,14 +183,14 @@ static ggml_tensor * path_rule(Build & b, int il, const RuleRows & in) {
     return ggml_reshape_2d(b.ctx, out, d, n_v * rows);
 }
 
-ggml_tensor * delta_net(Build & b, int il, ggml_tensor * x) {
+ggml_tensor * delta_net(Build & b, int il, const Rows & x, ggml_tensor * add) {
     const RecurrentShape & shape = b.hp.recurrent;
     const DeltaNetWeights & w = b.weights.layers[il].delta;
     const int64_t inner = shape.d_state * shape.n_v_heads;
 
     if (b.shape.walks) {
         const auto in = linears(b, {&w.qkv, &w.gate, &w.beta, &w.alpha}, x);
-        return linear(b, w.output, walked_delta_net(b, il, {in[0], in[1], in[2], in[3]}));
+        return linear(b, w.output, walked_delta_net(b, il, {in[0], in[1], in[2], in[3]}), add);
     }
     ggml_tensor * qkv = linear(b, w.qkv, x);
     ggml_tensor * z = linear(b, w.gate, x); // [inner, n_rows]
@@ -210,7 +210,7 @@ ggml_tensor * delta_net(Build & b, int il, ggml_tensor * x) {
     o = rms_norm(b, o, w.norm);
     ggml_tensor * gated =
         ggml_swiglu_split(b.ctx, ggml_reshape_2d(b.ctx, z, o->ne[0], o->ne[1]), o);
-    return linear(b, w.output, ggml_reshape_2d(b.ctx, gated, inner, b.shape.n_rows));
+    return linear(b, w.output, ggml_reshape_2d(b.ctx, gated, inner, b.shape.n_rows), add);
 }
 
 } // namespace dfl

@@ -5,10 +5,11 @@
 
 namespace dfl {
 
-// x: [n_embd, n_rows] -> same. Reads the committed state and convolution inputs of the batch's
-// sequences and writes them back advanced by all rows; a VERIFY writes the trace instead.
-// Source: reference forward of transformers' Qwen3_5GatedDeltaNet, with value heads in tiled order.
-ggml_tensor * delta_net(Build & b, int il, ggml_tensor * x);
+// x: [n_embd, n_rows] -> same, plus `add` if that is not NULL. Reads the committed state and
+// convolution inputs of the batch's sequences and writes them back advanced by all rows; a VERIFY
+// writes the trace instead. Source: reference forward of transformers' Qwen3_5GatedDeltaNet, with
+// value heads in tiled order.
+ggml_tensor * delta_net(Build & b, int il, const Rows & x, ggml_tensor * add);
 
 // Advances the committed state of a device's recurrent layers along an accepted path of the last
 // VERIFY. path: i32 [n_path, n_layers or more], nodes in order, padded with any; on_path: f32 [1,

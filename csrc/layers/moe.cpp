@@ -1,7 +1,7 @@
 #include "layers/moe.h"
 
-#include "layers/common.h"
 #include "layers/host/packed_experts.h"
+#include "layers/linear.h"
 
 #include <cmath>
 
@@ -17,7 +17,7 @@ static ggml_tensor * expert_linear(Build & b, const Linear & l, ggml_tensor * x,
         ggml_tensor * chosen = ggml_get_rows(b.ctx, per_expert, flat);
         y = ggml_mul(b.ctx, y, ggml_reshape_3d(b.ctx, chosen, 1, ids->ne[0], ids->ne[1]));
     }
-    return y;
+    return l.bias != nullptr ? ggml_add_id(b.ctx, y, l.bias, ids) : y;
 }
 
 // The weights of the chosen experts, [1, n_used, n_rows], summing to 1.
@@ -48,7 +48,7 @@ static ggml_tensor * chosen_experts(Build & b, const ExpertWeights & w, ggml_ten
     ggml_tensor * input = ggml_reshape_3d(b.ctx, x, n_embd, 1, rows);
     ggml_tensor * up = expert_linear(b, w.up, input, ids);
     ggml_tensor * gate = expert_linear(b, w.gate, input, ids);
-    ggml_tensor * each = expert_linear(b, w.down, ggml_swiglu_split(b.ctx, gate, up), ids);
+    ggml_tensor * each = expert_linear(b, w.down, gated(b, b.hp.experts.activation, gate, up), ids);
     each = ggml_mul(b.ctx, each, weights); // [n_embd, n_used, n_rows]
     ggml_build_forward_expand(b.graph, each);
 
@@ -60,24 +60,32 @@ static ggml_tensor * chosen_experts(Build & b, const ExpertWeights & w, ggml_ten
     return b.hp.experts.n_used == 1 ? ggml_cont(b.ctx, out) : out;
 }
 
-ggml_tensor * mixture_of_experts(Build & b, int il, ggml_tensor * x) {
+ggml_tensor * mixture_of_experts(Build & b, int il, const Rows & x, ggml_tensor * add) {
+    return mixture_of_experts(b, il, x, x, add);
+}
+
+ggml_tensor * mixture_of_experts(Build & b, int il, const Rows & router, const Rows & x,
+                                 ggml_tensor * add) {
     const ExpertWeights & w = b.weights.layers[il].experts;
-    ggml_tensor * logits = linear(b, w.router, x);
+    const Activation activation = b.hp.experts.activation;
+    ggml_tensor * logits = linear(b, w.router, router);
     if (w.gate.packed != nullptr) {
         ggml_tensor * routed = route(b, logits, b.hp.experts.n_used);
         BesideExperts beside;
+        beside.add = add;
         if (w.shared_gate) {
             beside.score = linear(b, w.shared_gate, x);
-            beside.shared = feed_forward(b, w.shared, x);
+            beside.shared = feed_forward(b, w.shared, activation, x, nullptr);
         }
         return packed_experts(b, w, x, routed, beside);
     }
-    ggml_tensor * out = chosen_experts(b, w, x, logits);
+    ggml_tensor * out = chosen_experts(b, w, tensor_of(b, x), logits);
     if (w.shared_gate) {
         ggml_tensor * score = ggml_sigmoid(b.ctx, linear(b, w.shared_gate, x)); // [1, rows]
-        out = ggml_add(b.ctx, out, ggml_mul(b.ctx, feed_forward(b, w.shared, x), score));
+        ggml_tensor * shared = feed_forward(b, w.shared, activation, x, nullptr);
+        out = ggml_add(b.ctx, out, ggml_mul(b.ctx, shared, score));
     }
-    return out;
+    return plus(b, out, add);
 }
 
 } // namespace dfl

@@ -5,7 +5,10 @@
 
 namespace dfl {
 
-// x: [n_embd, n_rows] -> same.
-ggml_tensor * mixture_of_experts(Build & b, int il, ggml_tensor * x);
+// x: [n_embd, n_rows] -> same, plus `add` if that is not NULL. router: what the router reads, where
+// that is not x.
+ggml_tensor * mixture_of_experts(Build & b, int il, const Rows & x, ggml_tensor * add);
+ggml_tensor * mixture_of_experts(Build & b, int il, const Rows & router, const Rows & x,
+                                 ggml_tensor * add);
 
 } // namespace dfl

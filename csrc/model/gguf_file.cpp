@@ -157,6 +157,11 @@ std::optional<std::string> GgufFile::text(const char * pattern) const {
     return gguf_get_val_str(gguf_, id);
 }
 
+bool GgufFile::is_array(const char * pattern) const {
+    const int64_t id = find(pattern);
+    return id >= 0 && gguf_get_kv_type(gguf_, id) == GGUF_TYPE_ARRAY;
+}
+
 std::optional<std::vector<int64_t>> GgufFile::integers(const char * pattern) const {
     const int64_t id = find(pattern);
     if (id < 0) {
@@ -227,8 +232,7 @@ double GgufFile::need_real(const char * pattern) const {
 
 std::vector<int64_t> GgufFile::need_per_layer(const char * pattern, int64_t n_layer, int64_t low,
                                               int64_t high) const {
-    const int64_t id = find(pattern);
-    if (id < 0 || gguf_get_kv_type(gguf_, id) != GGUF_TYPE_ARRAY) {
+    if (!is_array(pattern)) {
         return std::vector<int64_t>(n_layer, need_integer(pattern, low, high));
     }
     const auto values = *integers(pattern);

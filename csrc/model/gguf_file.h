@@ -27,6 +27,8 @@ class GgufFile {
     std::string key(const char * pattern) const;
 
     bool has(const char * pattern) const { return find(pattern) >= 0; }
+    // Of a key that holds one value, or one for each layer.
+    bool is_array(const char * pattern) const;
 
     // Each takes a key pattern. Empty if the key is absent; throws if its type does not fit.
     std::optional<int64_t> integer(const char * pattern) const;

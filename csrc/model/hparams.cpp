@@ -70,21 +70,75 @@ void read_rope_scaling(const GgufFile & file, int64_t n_ctx_train, RopeShape & r
         static_cast<float>(all / own * number_or(file, schema::KEY_ROPE_SCALING_ATTN_FACTOR, 1.0));
 }
 
-RopeShape read_rope(const GgufFile & file, int rope_type, int64_t head_dim, int64_t n_ctx_train) {
+// The key of a layer's kind: sliding layers may have one of their own.
+const char * key_for(const GgufFile & file, bool slides, const char * sliding, const char * all) {
+    return slides && file.has(sliding) ? sliding : all;
+}
+
+RopeShape read_rope(const GgufFile & file, int rope_type, const LayerShape & layer,
+                    int64_t n_ctx_train) {
+    const bool slides = layer.window > 0;
     RopeShape rope;
     rope.type = rope_type;
-    rope.n_dims =
-        static_cast<int>(file.integer(schema::KEY_ROPE_DIMENSION_COUNT).value_or(head_dim));
-    DFL_CHECK(rope.n_dims > 0 && rope.n_dims % 2 == 0 && rope.n_dims <= head_dim, DFL_STATUS_FILE,
-              "%s: %s is %d, expected an even number up to the head size %lld", file.path().c_str(),
-              file.key(schema::KEY_ROPE_DIMENSION_COUNT).c_str(), rope.n_dims, (long long)head_dim);
-    rope.freq_base = static_cast<float>(file.real(schema::KEY_ROPE_FREQ_BASE).value_or(10000.0));
+    const char * dims = key_for(file, slides, schema::KEY_ROPE_DIMENSION_COUNT_SWA,
+                                schema::KEY_ROPE_DIMENSION_COUNT);
+    rope.n_dims = static_cast<int>(file.integer(dims).value_or(layer.head_dim));
+    DFL_CHECK(rope.n_dims > 0 && rope.n_dims % 2 == 0 && rope.n_dims <= layer.head_dim,
+              DFL_STATUS_FILE, "%s: %s is %d, expected an even number up to the head size %lld",
+              file.path().c_str(), file.key(dims).c_str(), rope.n_dims, (long long)layer.head_dim);
+    const char * base =
+        key_for(file, slides, schema::KEY_ROPE_FREQ_BASE_SWA, schema::KEY_ROPE_FREQ_BASE);
+    rope.freq_base = static_cast<float>(file.real(base).value_or(10000.0));
     DFL_CHECK(rope.freq_base > 0 && std::isfinite(rope.freq_base), DFL_STATUS_FILE,
               "%s: %s is %g, expected a positive number", file.path().c_str(),
-              file.key(schema::KEY_ROPE_FREQ_BASE).c_str(), rope.freq_base);
+              file.key(base).c_str(), rope.freq_base);
 
     read_rope_scaling(file, n_ctx_train, rope);
     return rope;
+}
+
+// Which layers slide: a list with an entry a layer, or a number n that leaves every n-th full.
+std::vector<bool> sliding_layers(const GgufFile & file, int64_t n_layer, int64_t default_period) {
+    const char * key = schema::KEY_ATTENTION_SLIDING_WINDOW_PATTERN;
+    const bool listed = file.is_array(key);
+    const auto pattern = listed ? *file.integers(key) : std::vector<int64_t>(n_layer);
+    const int64_t period = listed ? 1 : file.integer(key).value_or(default_period);
+    DFL_CHECK((int64_t)pattern.size() >= n_layer && period >= 1, DFL_STATUS_FILE,
+              "%s: metadata key %s must say for each of %lld layers whether it slides",
+              file.path().c_str(), file.key(key).c_str(), (long long)n_layer);
+    std::vector<bool> slides;
+    for (int64_t il = 0; il < n_layer; ++il) {
+        slides.push_back(listed ? pattern[il] != 0 : il % period != period - 1);
+    }
+    return slides;
+}
+
+void read_windows(const GgufFile & file, Hparams & hp, int64_t default_period) {
+    const char * key = schema::KEY_ATTENTION_SLIDING_WINDOW;
+    const int64_t window = file.has(key) ? file.need_integer(key, 0, INT32_MAX) : 0;
+    if (window == 0) {
+        return;
+    }
+    const std::vector<bool> slides = sliding_layers(file, hp.n_layer(), default_period);
+    for (int64_t il = 0; il < hp.n_layer(); ++il) {
+        hp.layers[il].window = slides[il] ? window : 0;
+    }
+}
+
+void read_heads(const GgufFile & file, int64_t n_embd, LayerShape & layer) {
+    const bool slides = layer.window > 0;
+    const char * key_length = key_for(file, slides, schema::KEY_ATTENTION_KEY_LENGTH_SWA,
+                                      schema::KEY_ATTENTION_KEY_LENGTH);
+    const char * value_length = key_for(file, slides, schema::KEY_ATTENTION_VALUE_LENGTH_SWA,
+                                        schema::KEY_ATTENTION_VALUE_LENGTH);
+    layer.head_dim =
+        file.has(key_length) ? file.need_integer(key_length, 1, MAX_WIDTH) : n_embd / layer.n_head;
+    const int64_t value_dim = file.integer(value_length).value_or(layer.head_dim);
+    DFL_CHECK(layer.head_dim > 0 && value_dim == layer.head_dim, DFL_STATUS_UNSUPPORTED,
+              "%s: value head size %lld differs from key head size %lld", file.path().c_str(),
+              (long long)value_dim, (long long)layer.head_dim);
+    layer.attn_scale = static_cast<float>(
+        number_or(file, schema::KEY_ATTENTION_SCALE, 1.0 / std::sqrt(double(layer.head_dim))));
 }
 
 } // namespace
@@ -95,7 +149,7 @@ bool RopeShape::operator==(const RopeShape & o) const {
     return type == o.type && n_dims == o.n_dims && std::equal(sections, sections + 4, o.sections) &&
            n_ctx_orig == o.n_ctx_orig && freq_base == o.freq_base && freq_scale == o.freq_scale &&
            ext_factor == o.ext_factor && attn_factor == o.attn_factor && beta_fast == o.beta_fast &&
-           beta_slow == o.beta_slow;
+           beta_slow == o.beta_slow && takes_factors == o.takes_factors;
 }
 
 int64_t Hparams::n_recurrent() const {
@@ -103,14 +157,13 @@ int64_t Hparams::n_recurrent() const {
                          [](auto & layer) { return layer.recurrent; });
 }
 
-Hparams read_common_hparams(const GgufFile & file, int rope_type,
-                            std::optional<double> default_eps) {
+Hparams read_common_hparams(const GgufFile & file, const HparamRules & rules) {
     Hparams hp;
     hp.n_embd = file.need_integer(schema::KEY_EMBEDDING_LENGTH, 1, MAX_WIDTH);
     hp.n_ctx_train = file.need_integer(schema::KEY_CONTEXT_LENGTH, 1, INT32_MAX);
     const char * eps_key = schema::KEY_ATTENTION_LAYER_NORM_RMS_EPSILON;
-    const bool given = file.has(eps_key) || !default_eps;
-    hp.eps = static_cast<float>(given ? file.need_real(eps_key) : *default_eps);
+    const bool given = file.has(eps_key) || !rules.default_eps;
+    hp.eps = static_cast<float>(given ? file.need_real(eps_key) : *rules.default_eps);
     DFL_CHECK(hp.eps >= 0.0f && hp.eps < 1.0f, DFL_STATUS_FILE, "%s: %s is %g, expected 0 to 1",
               file.path().c_str(), file.key(eps_key).c_str(), hp.eps);
 
@@ -132,6 +185,9 @@ Hparams read_common_hparams(const GgufFile & file, int rope_type,
             ? file.need_per_layer(schema::KEY_FEED_FORWARD_LENGTH, n_layer, 0, MAX_WIDTH)
             : std::vector<int64_t>(n_layer, 0);
     hp.layers.resize(n_layer);
+    if (rules.sliding_period) {
+        read_windows(file, hp, *rules.sliding_period);
+    }
     for (int64_t il = 0; il < n_layer; ++il) {
         LayerShape & layer = hp.layers[il];
         layer.n_head = n_head[il];
@@ -141,19 +197,21 @@ Hparams read_common_hparams(const GgufFile & file, int rope_type,
                   "%s: layer %lld has %lld heads, not a multiple of its %lld K/V heads",
                   file.path().c_str(), (long long)il, (long long)layer.n_head,
                   (long long)layer.n_head_kv);
-        layer.head_dim = file.has(schema::KEY_ATTENTION_KEY_LENGTH)
-                             ? file.need_integer(schema::KEY_ATTENTION_KEY_LENGTH, 1, MAX_WIDTH)
-                             : hp.n_embd / layer.n_head;
-        const int64_t value_dim =
-            file.integer(schema::KEY_ATTENTION_VALUE_LENGTH).value_or(layer.head_dim);
-        DFL_CHECK(layer.head_dim > 0 && value_dim == layer.head_dim, DFL_STATUS_UNSUPPORTED,
-                  "%s: value head size %lld differs from key head size %lld", file.path().c_str(),
-                  (long long)value_dim, (long long)layer.head_dim);
-        layer.attn_scale = static_cast<float>(
-            number_or(file, schema::KEY_ATTENTION_SCALE, 1.0 / std::sqrt(double(layer.head_dim))));
-        layer.rope = read_rope(file, rope_type, layer.head_dim, hp.n_ctx_train);
+        read_heads(file, hp.n_embd, layer);
+        layer.rope = read_rope(file, rules.rope_type, layer, hp.n_ctx_train);
     }
     return hp;
+}
+
+void read_scales(const GgufFile & file, Hparams & hp) {
+    const auto read = [&](const char * key, float & scale) {
+        scale = static_cast<float>(number_or(file, key, scale));
+    };
+    read(schema::KEY_EMBEDDING_SCALE, hp.embedding_scale);
+    read(schema::KEY_ATTENTION_VALUE_SCALE, hp.value_scale);
+    read(schema::KEY_LOGIT_SCALE, hp.logit_scale);
+    hp.logit_softcap = static_cast<float>(
+        file.real(schema::KEY_FINAL_LOGIT_SOFTCAPPING).value_or(hp.logit_softcap));
 }
 
 int64_t read_vocab_size(const GgufFile & file) {

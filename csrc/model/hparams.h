@@ -19,12 +19,19 @@ struct RopeShape {
     float freq_scale = 1.0f;
     float ext_factor = 0.0f;
     float attn_factor = 1.0f;
-    float beta_fast = 32.0f; // YaRN: rotations in n_ctx_orig above which a pair is left alone,
-    float beta_slow = 1.0f;  // and below which it is interpolated in full
+    float beta_fast = 32.0f;   // YaRN: rotations in n_ctx_orig above which a pair is left alone,
+    float beta_slow = 1.0f;    // and below which it is interpolated in full
+    bool takes_factors = true; // those of rope_freqs.weight, where the file has it
 
     // Position ids a row needs: M-RoPE takes time, height, width and a fourth.
     int64_t n_position_ids() const;
     bool operator==(const RopeShape & o) const;
+};
+
+// What a gate passes through before it is multiplied with what it gates.
+enum class Activation {
+    SILU,
+    GELU, // the tanh form
 };
 
 struct LayerShape {
@@ -35,9 +42,11 @@ struct LayerShape {
     int64_t window = 0;        // keys a row may see, itself included; 0: all
     bool causal = true;        // false: a row also sees what comes after it
     bool value_is_key = false; // V may be the weightless norm of the raw K projection
+    bool norms_values = false; // V is normed without a weight, whatever projects it
     float attn_scale = 0.0f;
     RopeShape rope;
     int64_t n_ff = 0;
+    Activation activation = Activation::SILU;
 };
 
 struct RecurrentShape {
@@ -57,6 +66,7 @@ struct ExpertShape {
     int64_t n_used = 0;
     int64_t n_ff = 0;
     int64_t n_ff_shared = 0;
+    Activation activation = Activation::SILU; // of the shared expert, too
 };
 
 struct Hparams {
@@ -67,16 +77,32 @@ struct Hparams {
     std::vector<LayerShape> layers; // executed layers only: no MTP blocks
     RecurrentShape recurrent;
     ExpertShape experts;
+    float embedding_scale = 1.0f;
+    float value_scale = 1.0f; // of what attention adds to the residual stream
+    float logit_scale = 1.0f;
+    float logit_softcap = 0.0f; // logits become softcap * tanh(logits / softcap); 0: none
 
     int64_t n_layer() const { return static_cast<int64_t>(layers.size()); }
     int64_t n_recurrent() const;
 };
 
-// Everything the decoder architectures have in common: sizes, heads, rope, feed-forward widths.
-// rope_type is a ggml rope mode; default_eps: for files that may leave it out. n_vocab is left to
-// read_vocab_size.
-Hparams read_common_hparams(const GgufFile & file, int rope_type,
-                            std::optional<double> default_eps = {});
+// What read_common_hparams cannot know from the file.
+struct HparamRules {
+    int rope_type = 0;                      // a ggml rope mode
+    std::optional<double> default_eps = {}; // for files that may leave it out
+    // That some layers may slide. Where a file with a window does not say which, all but every n-th
+    // do; 0: it has to say. Empty: a window in the file is refused.
+    std::optional<int64_t> sliding_period = {};
+};
+
+// Everything the decoder architectures have in common: sizes, heads, rope, windows, feed-forward
+// widths. Sliding layers have a head size and a rope of their own where the file gives them any.
+// n_vocab is left to read_vocab_size.
+Hparams read_common_hparams(const GgufFile & file, const HparamRules & rules);
+
+// The factors of embeddings, attention outputs and logits, and the softcap; those that the file
+// does not give stay as they are. Architectures that do not call it refuse files with any.
+void read_scales(const GgufFile & file, Hparams & hp);
 
 // Rows of the token embeddings; throws unless the tokenizer has as many tokens.
 int64_t read_vocab_size(const GgufFile & file);

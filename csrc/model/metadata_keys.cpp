@@ -68,18 +68,14 @@ constexpr const char * HARMLESS[] = {
     schema::KEY_ATTENTION_LAYER_NORM_EPSILON, // converters copy it; every norm here is an RMS norm
     schema::KEY_EXPERT_SHARED_COUNT,
     schema::KEY_ROPE_SCALING_FINETUNED,
-    schema::KEY_ATTENTION_SLIDING_WINDOW_PATTERN, // without a window
+    // Of sliding layers, where there are none.
+    schema::KEY_ATTENTION_SLIDING_WINDOW_PATTERN,
+    schema::KEY_ATTENTION_KEY_LENGTH_SWA,
+    schema::KEY_ATTENTION_VALUE_LENGTH_SWA,
+    schema::KEY_ROPE_DIMENSION_COUNT_SWA,
+    schema::KEY_ROPE_FREQ_BASE_SWA,
     schema::KEY_OLD_DFLASH_N_TARGET_LAYERS,
     schema::KEY_OLD_DFLASH_N_TARGET_FEATURES,
-};
-
-// Sliding layers have no shape of their own here: where there are any, it must be that of the
-// others.
-constexpr const char * SAME[][2] = {
-    {schema::KEY_ATTENTION_KEY_LENGTH_SWA, schema::KEY_ATTENTION_KEY_LENGTH},
-    {schema::KEY_ATTENTION_VALUE_LENGTH_SWA, schema::KEY_ATTENTION_VALUE_LENGTH},
-    {schema::KEY_ROPE_DIMENSION_COUNT_SWA, schema::KEY_ROPE_DIMENSION_COUNT},
-    {schema::KEY_ROPE_FREQ_BASE_SWA, schema::KEY_ROPE_FREQ_BASE},
 };
 
 bool changes_nothing(const GgufFile & file, const GgufFile::Unread & found) {
@@ -96,13 +92,6 @@ bool changes_nothing(const GgufFile & file, const GgufFile::Unread & found) {
     for (const Neutral & known : NEUTRAL) {
         if (is(known.key)) {
             return all(known.values[0], known.values[1]);
-        }
-    }
-    for (const auto & [sliding, full] : SAME) {
-        if (is(sliding)) {
-            const auto other = file.real(full);
-            return file.integer(schema::KEY_ATTENTION_SLIDING_WINDOW).value_or(0) == 0 ||
-                   (other && all(*other, *other));
         }
     }
     return is(schema::KEY_HIDDEN_ACTIVATION) && found.text == "\"silu\"";

@@ -3,6 +3,8 @@
 
 #include "cpu/packed_product.h"
 
+#include <string>
+
 namespace dfl {
 
 struct PackedMatrix {
@@ -10,6 +12,7 @@ struct PackedMatrix {
     int64_t n_in = 0, n_out = 0;
     int64_t n_experts = 1; // matrices of this size, one after the other
     char * data = nullptr; // bytes() of them
+    std::string name = {}; // of the tensor in the file
 
     size_t bytes() const { return n_experts * expert_bytes(); }
     size_t expert_bytes() const { return product->packed_size(n_in, n_out); }

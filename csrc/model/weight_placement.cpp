@@ -84,6 +84,7 @@ const PackedMatrix * WeightLoader::packed(const std::string & name, ggml_type ty
     matrix.n_in = n_in;
     matrix.n_out = n_out;
     matrix.n_experts = n_experts;
+    matrix.name = name;
     if (matrix.product == nullptr || matrix.bytes() == 0) {
         return nullptr;
     }

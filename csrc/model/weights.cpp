@@ -42,7 +42,9 @@ static bool is_multipliable(ggml_type type) {
            ggml_get_type_traits(type)->to_float != nullptr;
 }
 
-void embed_rows(const Weights & w, int64_t n_embd, const int32_t * tokens, int64_t n, float * dst) {
+void embed_rows(const Weights & w, const Hparams & hp, const int32_t * tokens, int64_t n,
+                float * dst) {
+    const int64_t n_embd = hp.n_embd;
     const char * rows = static_cast<const char *>(w.token_embd);
     const size_t row_size = ggml_row_size(w.token_embd_type, n_embd);
     for (int64_t i = 0; i < n; ++i) {
@@ -52,6 +54,9 @@ void embed_rows(const Weights & w, int64_t n_embd, const int32_t * tokens, int64
         } else {
             ggml_get_type_traits(w.token_embd_type)->to_float(row, dst + i * n_embd, n_embd);
         }
+    }
+    if (hp.embedding_scale != 1.0f) {
+        std::for_each(dst, dst + n * n_embd, [&](float & x) { x *= hp.embedding_scale; });
     }
 }
 
@@ -217,7 +222,26 @@ void WeightLoader::shared_tensors() {
     const bool tied = !has(schema::TENSOR_OUTPUT, 0);
     weights_.output = linear(tied ? schema::TENSOR_TOKEN_EMBD : schema::TENSOR_OUTPUT, 0,
                              hp_.n_embd, hp_.n_vocab);
-    weights_.rope_freqs = maybe_vector(schema::TENSOR_ROPE_FREQS, 0, hp_.layers[0].rope.n_dims / 2);
+    rope_factors();
+}
+
+void WeightLoader::rope_factors() {
+    if (!has(schema::TENSOR_ROPE_FREQS, 0)) {
+        return;
+    }
+    read_directly_.insert(schema::TENSOR_ROPE_FREQS);
+    ggml_tensor * factors = nullptr;
+    for (int64_t il = 0; il < hp_.n_layer(); ++il) {
+        const RopeShape & rope = hp_.layers[il].rope;
+        if (!rope.takes_factors || hp_.layers[il].recurrent) {
+            continue;
+        }
+        if (factors == nullptr) {
+            factors = vector(schema::TENSOR_ROPE_FREQS, 0, rope.n_dims / 2);
+        }
+        checked(schema::TENSOR_ROPE_FREQS, {rope.n_dims / 2}, GGML_OP_MUL);
+        weights_.layers[il].attn.rope_factors = factors;
+    }
 }
 
 void WeightLoader::drafter_head() {

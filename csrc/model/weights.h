@@ -25,8 +25,8 @@ class Devices;
 struct Linear {
     ggml_tensor * weight = nullptr;        // [n_in, n_out], for ggml; or
     const PackedMatrix * packed = nullptr; // for our own kernels
-    ggml_tensor * scale = nullptr;         // [1]
-    ggml_tensor * bias = nullptr;          // [n_out]
+    ggml_tensor * scale = nullptr;         // [1]; of experts [n_expert]
+    ggml_tensor * bias = nullptr;          // [n_out]; of experts [n_out, n_expert]
 
     explicit operator bool() const { return weight != nullptr || packed != nullptr; }
     int64_t n_out() const { return packed != nullptr ? packed->n_out : weight->ne[1]; }
@@ -36,9 +36,10 @@ struct AttentionWeights {
     Linear q, k, v; // or
     Linear qkv;     // rows: q, then k, then v
     Linear output;
-    ggml_tensor * q_norm = nullptr; // [head_dim]
-    ggml_tensor * k_norm = nullptr; // [head_dim]
-    ggml_tensor * sinks = nullptr;  // [n_head]
+    ggml_tensor * q_norm = nullptr;       // [head_dim]
+    ggml_tensor * k_norm = nullptr;       // [head_dim]
+    ggml_tensor * sinks = nullptr;        // [n_head]
+    ggml_tensor * rope_factors = nullptr; // [rope.n_dims / 2], divisors of the frequencies
 };
 
 struct DeltaNetWeights {
@@ -53,12 +54,11 @@ struct FeedForwardWeights {
     Linear gate, up; // or
     Linear gate_up;  // rows: gate, then up
     Linear down;
-    bool gelu = false; // gelu (tanh form) in place of silu
 };
 
 struct ExpertWeights {
     Linear router;
-    Linear gate, up, down; // [n_in, n_out, n_expert]; scale [n_expert]
+    Linear gate, up, down; // [n_in, n_out, n_expert]
     Linear shared_gate;    // one output
     FeedForwardWeights shared;
 };
@@ -82,7 +82,6 @@ struct Placement {
 };
 
 struct Weights {
-    ggml_tensor * rope_freqs = nullptr;  // [n_rot / 2]
     ggml_tensor * output_norm = nullptr; // [n_embd]
     Linear output;                       // [n_embd, n_vocab]
     std::vector<LayerWeights> layers;
@@ -109,8 +108,9 @@ struct Weights {
     uint64_t embedding_bytes = 0; // of token_embd, unless mapped_bytes has it as the head
 };
 
-// Converts embedding rows to float32: dst [n_embd, n].
-void embed_rows(const Weights & w, int64_t n_embd, const int32_t * tokens, int64_t n, float * dst);
+// Embeddings of tokens as the model takes them, scaled: dst [n_embd, n].
+void embed_rows(const Weights & w, const Hparams & hp, const int32_t * tokens, int64_t n,
+                float * dst);
 
 // Done and total bytes; true: stop.
 using LoadProgress = std::function<bool(uint64_t done, uint64_t total)>;
@@ -148,6 +148,8 @@ class WeightLoader {
     void shared_tensors();
     // Token embeddings alone.
     void token_embeddings();
+    // The factors of rope, for the layers that take them.
+    void rope_factors();
     // A drafter's own head, or its own embeddings as one; nothing if the target's serves. Its rows
     // are n_vocab, or fewer where the file maps them to the target's tokens.
     void drafter_head();

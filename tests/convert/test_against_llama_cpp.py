@@ -6,6 +6,7 @@ the tensors (ours: block after block), which no reader depends on.
 
 from __future__ import annotations
 
+import json
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,13 @@ CASES = [
     Case("qwen3", "q8_0", "qwen2"),
     Case("qwen3moe", "q8_0", "qwen2"),
     Case("qwen35moe", "q8_0", "qwen35"),
+    Case("gpt-oss", "f32", "gpt-4o"),
+    Case("gpt-oss", "q8_0", "gpt-4o"),
+    Case("gpt-oss-packed", "bf16", "gpt-4o"),
+    *(Case("gemma4", outtype, None) for outtype in OUTTYPES),
+    Case("gemma4moe", "q8_0", None),
+    Case("gemma4e", "q8_0", None),
+    Case("gemma4-unified", "bf16", None),
 ]
 
 
@@ -66,6 +74,14 @@ def make_folders(base: Path) -> None:
     make_target(base / "qwen3", "qwen3", rope_parameters=yarn, tie_word_embeddings=True, **bf16)
     make_target(base / "qwen3moe", "qwen3moe", **bf16)
     make_target(base / "qwen35moe", "qwen35moe", wrapped=True, fused_experts=True, mtp=True, **bf16)
+    make_target(base / "gpt-oss", "gpt-oss", **bf16)
+    make_target(base / "gpt-oss-packed", "gpt-oss", packed_experts=True, **bf16)
+    make_target(base / "gemma4", "gemma4", wrapped=True, **bf16)
+    make_target(base / "gemma4moe", "gemma4moe", **bf16)
+    make_target(base / "gemma4e", "gemma4e", **bf16)
+    make_target(base / "gemma4-unified", "gemma4", wrapped=True, unified=True, **bf16)
+    forbidden = {"suppress_tokens": [7, 9]}
+    (base / "gemma4-unified" / "generation_config.json").write_text(json.dumps(forbidden))
     smollm2_sizes = {"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64}
     taps = {"target_layer_ids": [1, 14, 27], "mask_token_id": 4}
     make_drafter(

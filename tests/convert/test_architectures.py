@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from checkpoints import make_target
+from checkpoints import make_target, mxfp4_values
 from conversions import converted, edit_config, edit_tensors, metadata, metadata_only, stored
 from dflash_gguf.convert.arch.common import llama3_rope_factors
 from dflash_gguf.convert.checkpoint import Config
 from dflash_gguf.convert.conversion import prepare, stored_type
 from dflash_gguf.convert.errors import ConvertError
+from dflash_gguf.convert.write import write_gguf
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize
+from safetensors.torch import load_file
 
 # --- llama ---------------------------------------------------------------------------------------
 
@@ -94,11 +100,19 @@ def test_yarn_is_written_and_other_scalings_are_refused(tmp_path: Path) -> None:
         prepare(tmp_path, "f32", pre="qwen2")
 
 
-def test_yarn_without_rounded_bounds_is_refused(tmp_path: Path) -> None:
-    yarn = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "truncate": False}
-    make_target(tmp_path, "qwen3", rope_parameters=yarn | {"original_max_position_embeddings": 128})
-    with pytest.raises(ConvertError, match="rope setting 'truncate' is false"):
-        prepare(tmp_path, "f32", pre="qwen2")
+@pytest.mark.parametrize("truncate", [None, True, False])
+@pytest.mark.parametrize(("kind", "usual"), [("qwen3", True), ("gpt-oss", False)])
+def test_whether_bounds_of_yarn_are_rounded_is_written_where_unusual(
+    tmp_path: Path, kind: str, usual: bool, truncate: bool | None
+) -> None:
+    yarn = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0}
+    yarn |= {"original_max_position_embeddings": 128}
+    make_target(tmp_path, kind, rope_parameters=yarn)
+    edit_config(tmp_path, rope_parameters=yarn | {"truncate": truncate})
+    found = metadata(prepare(tmp_path, "f32", pre="qwen2"))
+    rounds = truncate is not False
+    assert found.get("rope.scaling.yarn_truncate", usual) == rounds
+    assert ("rope.scaling.yarn_truncate" in found) == (rounds != usual)
 
 
 def test_configs_of_older_releases_give_the_same_metadata(tmp_path: Path) -> None:
@@ -248,3 +262,168 @@ def test_auto_takes_the_type_of_the_first_matrix(tmp_path: Path) -> None:
         conversion = prepare(directory, "auto", pre="qwen2")
         assert conversion.outtype == expected
         assert stored_type(conversion.checkpoint) == expected
+
+
+# --- gpt-oss -------------------------------------------------------------------------------------
+
+
+def test_gpt_oss_gate_and_up_take_turns(tmp_path: Path) -> None:
+    make_target(tmp_path, "gpt-oss")
+    _, ours, theirs = converted(tmp_path, "gpt-4o")
+    both = theirs["model.layers.2.mlp.experts.gate_up_proj"]  # [experts, in, 2 * out]
+    bias = theirs["model.layers.2.mlp.experts.gate_up_proj_bias"]
+    for expert in range(8):
+        for row in range(64):
+            for part, column in (("gate", 2 * row), ("up", 2 * row + 1)):
+                name = f"blk.2.ffn_{part}_exps"
+                found = ours[f"{name}.weight"][expert, row]
+                np.testing.assert_array_equal(found, both[expert, :, column])
+                assert ours[f"{name}.bias"][expert, row] == bias[expert, column]
+    down = theirs["model.layers.1.mlp.experts.down_proj"]
+    np.testing.assert_array_equal(ours["blk.1.ffn_down_exps.weight"], down.swapaxes(1, 2))
+
+
+def test_mxfp4_blocks_keep_their_values(tmp_path: Path) -> None:
+    make_target(tmp_path, "gpt-oss", packed_experts=True)
+    conversion = prepare(tmp_path, "f32", pre="gpt-4o")
+    tensors = load_file(tmp_path / "model.safetensors")
+    plans = {plan.name: plan for plan in conversion.plans}
+    for part, first, step in (("gate_up", 1, 2), ("down", 0, 1)):
+        base = f"model.layers.3.mlp.experts.{part}_proj"
+        expected = mxfp4_values(tensors[f"{base}_blocks"], tensors[f"{base}_scales"])
+        plan = plans["blk.3.ffn_up_exps.weight" if first else "blk.3.ffn_down_exps.weight"]
+        assert plan.packed is not None and conversion.types[plan.name] == "mxfp4"
+        found = dequantize(plan.packed.rows(0, plan.n_rows), GGMLQuantizationType.MXFP4)
+        np.testing.assert_array_equal(found.reshape(plan.shape), expected[:, first::step].numpy())
+        # Any piece of them, over the bounds of experts.
+        some = plan.packed.rows(plan.n_rows // 8 - 3, plan.n_rows // 4 + 5)
+        rows = plan.packed.rows(0, plan.n_rows)[plan.n_rows // 8 - 3 : plan.n_rows // 4 + 5]
+        np.testing.assert_array_equal(some, rows)
+    assert conversion.metadata.values["general.file_type"][1] == 38
+
+
+LAYERS = ["full_attention", "sliding_attention"] * 2
+GPT_OSS_FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "no sinks": ({}, {"model.layers.1.self_attn.sinks": None}, "self_attn.sinks' is missing"),
+    "wrong number of experts": (
+        {"num_local_experts": 6},
+        {},
+        "'model.layers.0.mlp.router.bias' has shape \\[8\\], config.json asks for \\[6\\]",
+    ),
+    "too many chosen": ({"num_experts_per_tok": 9}, {}, "9 experts per token, but there are only"),
+    "other layers": ({"layer_types": LAYERS}, {}, "layer_types do not alternate"),
+    "part of a head": (
+        {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+        {},
+        "partial_rotary_factor is 0.5, gpt-oss turns whole heads",
+    ),
+    "another format": (
+        {"quantization_config": {"quant_method": "awq"}},
+        {},
+        "already quantised .* names 'awq', only 'mxfp4'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", GPT_OSS_FAULTS)
+def test_a_damaged_gpt_oss_folder_is_refused(tmp_path: Path, case: str) -> None:
+    config, tensors, message = GPT_OSS_FAULTS[case]
+    make_target(tmp_path, "gpt-oss")
+    edit_config(tmp_path, **config)
+    edit_tensors(tmp_path, **tensors)
+    with pytest.raises(ConvertError, match=message):
+        prepare(tmp_path, "f32", pre="gpt-4o")
+
+
+def test_damaged_mxfp4_blocks_are_refused(tmp_path: Path) -> None:
+    make_target(tmp_path / "x", "gpt-oss", packed_experts=True)
+    name = "model.layers.1.mlp.experts.down_proj_scales"
+    exponents = load_file(tmp_path / "x" / "model.safetensors")[name]
+    exponents[5, 40, 1] = 255
+    edit_tensors(tmp_path / "x", **{name: exponents})
+    conversion = prepare(tmp_path / "x", "f32", pre="gpt-4o")
+    with pytest.raises(ConvertError, match=r"ffn_down_exps\.weight: holds NaN blocks"):
+        write_gguf(tmp_path / "x.gguf", conversion.metadata, conversion.plans, conversion.types)
+    assert not (tmp_path / "x.gguf").exists()
+
+    make_target(tmp_path / "y", "gpt-oss", intermediate_size=40)
+    blocks = torch.zeros(8, 96, 2, 16, dtype=torch.uint8)
+    edit_tensors(tmp_path / "y", **{"model.layers.0.mlp.experts.down_proj_blocks": blocks})
+    with pytest.raises(ConvertError, match="rows of 40 values, which MXFP4's blocks of 32"):
+        prepare(tmp_path / "y", "f32", pre="gpt-4o")
+
+
+# --- gemma4 --------------------------------------------------------------------------------------
+
+
+def test_gemma4_layers_of_two_kinds(tmp_path: Path) -> None:
+    make_target(tmp_path, "gemma4")
+    conversion, ours, theirs = converted(tmp_path, "gemma4")
+    found = metadata(conversion)
+    assert found["attention.sliding_window_pattern"] == [True, True, True, False]
+    assert found["attention.head_count_kv"] == [2, 2, 2, 1]
+    assert (found["attention.key_length"], found["attention.key_length_swa"]) == (48, 32)
+    assert (found["rope.freq_base"], found["rope.freq_base_swa"]) == (1e6, 1e4)
+    assert found["final_logit_softcapping"] == 30.0
+    # A quarter of a head of 48 turns: 6 of 24 pairs.
+    np.testing.assert_array_equal(ours["rope_freqs.weight"], [1.0] * 6 + [np.float32(1e30)] * 18)
+    assert "blk.3.attn_v.weight" not in ours and "blk.2.attn_v.weight" in ours
+    for name, source in (
+        ("attn_norm", "input_layernorm"),
+        ("post_attention_norm", "post_attention_layernorm"),
+        ("ffn_norm", "pre_feedforward_layernorm"),
+        ("post_ffw_norm", "post_feedforward_layernorm"),
+    ):
+        expected = theirs[f"model.layers.1.{source}.weight"]
+        np.testing.assert_array_equal(ours[f"blk.1.{name}.weight"], expected)
+    np.testing.assert_array_equal(
+        ours["blk.2.layer_output_scale.weight"], theirs["model.layers.2.layer_scalar"]
+    )
+
+
+def test_gemma4_without_a_cap_says_so(tmp_path: Path) -> None:
+    make_target(tmp_path, "gemma4", final_logit_softcapping=None)
+    assert metadata(prepare(tmp_path, "f32"))["final_logit_softcapping"] == 0.0
+
+
+def test_gemma4_configs_as_published_give_the_same_metadata(tmp_path: Path) -> None:
+    make_target(tmp_path, "gemma4")
+    new = metadata(prepare(tmp_path, "f32"))
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["per_layer_config"]
+    config |= {"global_head_dim": 48, "num_global_key_value_heads": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert metadata(prepare(tmp_path, "f32")) == new
+
+
+GEMMA4_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "activation": ({"hidden_activation": "silu"}, "hidden_activation 'silu' is not supported"),
+    "both directions": ({"use_bidirectional_attention": "all"}, "is not a text generator"),
+    "layer kinds": ({"layer_types": ["full_attention"] * 3}, "for each of 4 layers"),
+    "no full layer": ({"layer_types": ["sliding_attention"] * 4}, "name no layer full_attention"),
+    "shared": ({"num_kv_shared_layers": 3}, "num_kv_shared_layers is 3 of 4, which leaves no"),
+    "rope": (
+        {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}},
+        "rope type 'yarn' of full_attention is not supported",
+    ),
+    "norms": ({"hidden_size": 64}, r"has shape \[421, 96\], config.json asks for \[421, 64\]"),
+    "heads": (
+        {"per_layer_config": {"3": {"head_dim": 33}}},
+        "full layers of 4 heads of 33 over 2 key-value heads cannot be",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", GEMMA4_FAULTS)
+def test_a_gemma4_config_that_cannot_be_is_refused(tmp_path: Path, case: str) -> None:
+    changes, message = GEMMA4_FAULTS[case]
+    make_target(tmp_path, "gemma4")
+    edit_config(tmp_path, **changes)
+    with pytest.raises(ConvertError, match=message):
+        prepare(tmp_path, "f32")
+
+
+def test_a_gemma4_tokenizer_needs_bytes_to_fall_back_to(tmp_path: Path) -> None:
+    make_target(tmp_path, "gemma4", pre="qwen2")
+    with pytest.raises(ConvertError, match="is not the tokenizer of a Gemma 4 model"):
+        prepare(tmp_path, "f32")

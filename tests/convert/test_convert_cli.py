@@ -302,9 +302,9 @@ DRAFTERS: dict[str, tuple[Damage, str]] = {
         lambda p: edit_tensors(p, **{"markov_head.markov_w1.weight": torch.ones(2, 2)}),
         "is a DSpark drafter ('markov_head.markov_w1.weight')",
     ),
-    "attention biases": (
-        lambda p: edit_tensors(p, **{"layers.0.self_attn.q_proj.bias": torch.ones(128)}),
-        "has attention biases",
+    "a bias of another size": (
+        lambda p: edit_tensors(p, **{"layers.0.self_attn.q_proj.bias": torch.ones(120)}),
+        "'layers.0.self_attn.q_proj.bias' has shape [120], config.json asks for [128]",
     ),
     "mask embedding file": (
         lambda p: (p / "mask_embedding.pt").write_bytes(b""),

@@ -14,6 +14,7 @@ from dflash_gguf.convert.write import write_gguf
 from llama import llama_logits
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
+from transformers.activations import GELUTanh
 
 PROMPT_LENGTHS = (1, 5, 70)
 # Of the range max - min of the logits. Observed: 2e-7 to 2e-5; a lost transform gives 0.1 and more.
@@ -75,12 +76,35 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen35moe",
         {"wrapped": True, "fused_experts": True, "mtp": True, **value_heads(2, 6)},
     ),
+    # llama.cpp rounds the bounds of yarn's ramp whatever the model was trained with.
+    "gpt-oss": ("gpt-oss", {"rope_parameters": {**YARN_ROPE, "truncate": True}}),
+    "gpt-oss two of four experts": (
+        "gpt-oss",
+        {"rope_parameters": {**YARN_ROPE, "truncate": True}, "num_local_experts": 4,
+         "num_experts_per_tok": 2, **heads(6, 2, 48)},
+    ),
+    "gemma4": ("gemma4", {}),
+    "gemma4 multimodal, values of their own": (
+        "gemma4", {"wrapped": True, "attention_k_eq_v": False, **heads(6, 2, 32)}
+    ),
+    "gemma4 unified": ("gemma4", {"wrapped": True, "unified": True}),
+    "gemma4 experts": ("gemma4moe", {}),
+    "gemma4 per-layer inputs": ("gemma4e", {}),
 }  # fmt: skip
+
+
+def gelu_of_a_table(x: torch.Tensor) -> torch.Tensor:
+    """The gelu of ggml's CPU kernels: both ends in half precision, beyond 10 as it is."""
+    looked_up = torch.nn.functional.gelu(x.half().float(), approximate="tanh").half().float()
+    return torch.where(x.abs() < 10, looked_up, torch.where(x > 0, x, 0.0))
 
 
 def reference_logits(directory: Path, prompts: list[list[int]]) -> list[NDArray[np.float32]]:
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     model.eval()
+    for module in model.modules():
+        if isinstance(getattr(module, "act_fn", None), GELUTanh):
+            module.act_fn.forward = gelu_of_a_table
     with torch.no_grad():
         return [model(torch.tensor([prompt])).logits[0].numpy() for prompt in prompts]
 

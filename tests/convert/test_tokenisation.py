@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from checkpoints import SPLIT_PATTERNS, write_tokenizer
+from checkpoints import GEMMA4, SPLIT_PATTERNS, write_tokenizer
 from dflash_gguf.convert.plan import Metadata, TensorPlan
 from dflash_gguf.convert.schema import Arch, Key
 from dflash_gguf.convert.tokenizer import add_tokenizer
@@ -68,3 +68,9 @@ def test_smollm2(tmp_path: Path) -> None:
     """Its pre-tokenizer is found by the hash."""
     make_smollm2_without_weights(tmp_path / "m")
     assert compare(tmp_path / "m", 49152, None, tmp_path / "x.gguf") == []
+
+
+def test_a_made_up_vocabulary_of_gemma4(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path / "m", GEMMA4)
+    (tmp_path / "m" / "config.json").write_text('{"architectures": ["Gemma4ForCausalLM"]}')
+    assert compare(tmp_path / "m", 421, None, tmp_path / "x.gguf") == []

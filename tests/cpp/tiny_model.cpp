@@ -23,17 +23,26 @@ TemporaryFolder::~TemporaryFolder() { std::filesystem::remove_all(path_); }
 
 namespace {
 
-constexpr int64_t N_EMBD = 32, N_FF = 48, HEAD_DIM = 16, N_HEAD = 2, N_HEAD_KV = 1;
-constexpr int64_t D_STATE = 16, N_K_HEADS = 1, N_V_HEADS = 2, D_CONV = 4;
+struct Sizes {
+    int64_t n_embd = 32, n_ff = 48, head_dim = 16, n_head = 2, n_head_kv = 1;
+    int64_t d_state = 16, n_k_heads = 1, n_v_heads = 2, d_conv = 4;
+    int64_t n_expert = 4, n_expert_used = 2;
+};
+
+// Rows that every quantised type's blocks fit.
+constexpr Sizes WIDE = {256, 512, 64, 4, 2, 64, 2, 4, 4, 4, 2};
 
 // A GGUF file in the making.
 class Writer {
   public:
+    const Sizes sizes;
+
     // type: of matrices that its blocks fit.
-    explicit Writer(const char * arch, ggml_type type = GGML_TYPE_F32)
-        : arch_(arch), type_(type), gguf_(gguf_init_empty()),
-          ctx_(ggml_init({1 << 22, nullptr, false})) {
-        gguf_set_val_str(gguf_.get(), schema::KEY_GENERAL_ARCHITECTURE, arch);
+    explicit Writer(const std::string & arch, ggml_type type = GGML_TYPE_F32,
+                    const Sizes & sizes = {})
+        : sizes(sizes), arch_(arch), type_(type), gguf_(gguf_init_empty()),
+          ctx_(ggml_init({1 << 25, nullptr, false})) {
+        gguf_set_val_str(gguf_.get(), schema::KEY_GENERAL_ARCHITECTURE, arch.c_str());
     }
 
     std::string key(const char * pattern) const {
@@ -53,7 +62,9 @@ class Writer {
 
     // Values around `mean`, spread by one over the root of a row's length.
     void tensor(const char * pattern, int il, std::initializer_list<int64_t> ne, float mean = 0) {
-        const bool fits = ne.size() > 1 && *ne.begin() % ggml_blck_size(type_) == 0;
+        // Convolutions and other short rows stay float32.
+        const bool fits =
+            ne.size() > 1 && *ne.begin() >= 16 && *ne.begin() % ggml_blck_size(type_) == 0;
         ggml_tensor * t = ggml_new_tensor(ctx_.get(), fits ? type_ : GGML_TYPE_F32,
                                           static_cast<int>(ne.size()), ne.begin());
         std::string name = pattern;
@@ -66,6 +77,7 @@ class Writer {
         ggml_quantize_chunk(t->type, values.data(), t->data, 0, ggml_nrows(t), t->ne[0], nullptr);
         gguf_add_tensor(gguf_.get(), t);
     }
+    gguf_context * gguf() const { return gguf_.get(); }
     void save(const std::string & path) const {
         CHECK(gguf_write_to_file(gguf_.get(), path.c_str(), /*only_meta =*/false));
     }
@@ -78,87 +90,166 @@ class Writer {
     std::mt19937 random_{11};
 };
 
-void common(Writer & w) {
+// n_layer layers and embeddings of n_vocab tokens, or none.
+void common(Writer & w, int64_t n_layer = 2, int64_t n_vocab = TINY_VOCAB) {
+    const Sizes & z = w.sizes;
     w.integer(schema::KEY_CONTEXT_LENGTH, 512);
-    w.integer(schema::KEY_EMBEDDING_LENGTH, N_EMBD);
-    w.integer(schema::KEY_BLOCK_COUNT, 2);
-    w.integer(schema::KEY_FEED_FORWARD_LENGTH, N_FF);
-    w.integer(schema::KEY_ATTENTION_HEAD_COUNT, N_HEAD);
-    w.integer(schema::KEY_ATTENTION_HEAD_COUNT_KV, N_HEAD_KV);
-    w.integer(schema::KEY_ATTENTION_KEY_LENGTH, HEAD_DIM);
+    w.integer(schema::KEY_EMBEDDING_LENGTH, z.n_embd);
+    w.integer(schema::KEY_BLOCK_COUNT, n_layer);
+    w.integer(schema::KEY_FEED_FORWARD_LENGTH, z.n_ff);
+    w.integer(schema::KEY_ATTENTION_HEAD_COUNT, z.n_head);
+    w.integer(schema::KEY_ATTENTION_HEAD_COUNT_KV, z.n_head_kv);
+    w.integer(schema::KEY_ATTENTION_KEY_LENGTH, z.head_dim);
     w.real(schema::KEY_ATTENTION_LAYER_NORM_RMS_EPSILON, 1e-5f);
-    w.tensor(schema::TENSOR_TOKEN_EMBD, 0, {N_EMBD, TINY_VOCAB});
-    w.tensor(schema::TENSOR_OUTPUT_NORM, 0, {N_EMBD}, 1);
+    if (n_vocab > 0) {
+        w.tensor(schema::TENSOR_TOKEN_EMBD, 0, {z.n_embd, n_vocab});
+    }
+    w.tensor(schema::TENSOR_OUTPUT_NORM, 0, {z.n_embd}, 1);
 }
 
-void attention(Writer & w, int il, int64_t q_width) {
-    w.tensor(schema::TENSOR_ATTN_Q, il, {N_EMBD, q_width});
-    w.tensor(schema::TENSOR_ATTN_K, il, {N_EMBD, HEAD_DIM * N_HEAD_KV});
-    w.tensor(schema::TENSOR_ATTN_V, il, {N_EMBD, HEAD_DIM * N_HEAD_KV});
-    w.tensor(schema::TENSOR_ATTN_OUTPUT, il, {HEAD_DIM * N_HEAD, N_EMBD});
+void attention(Writer & w, int il, int64_t q_factor, bool head_norms) {
+    const Sizes & z = w.sizes;
+    const int64_t kv = z.head_dim * z.n_head_kv;
+    w.tensor(schema::TENSOR_ATTN_Q, il, {z.n_embd, q_factor * z.head_dim * z.n_head});
+    w.tensor(schema::TENSOR_ATTN_K, il, {z.n_embd, kv});
+    w.tensor(schema::TENSOR_ATTN_V, il, {z.n_embd, kv});
+    w.tensor(schema::TENSOR_ATTN_OUTPUT, il, {z.head_dim * z.n_head, z.n_embd});
+    if (head_norms) {
+        w.tensor(schema::TENSOR_ATTN_Q_NORM, il, {z.head_dim}, 1);
+        w.tensor(schema::TENSOR_ATTN_K_NORM, il, {z.head_dim}, 1);
+    }
 }
 
 void feed_forward(Writer & w, int il) {
-    w.tensor(schema::TENSOR_FFN_GATE, il, {N_EMBD, N_FF});
-    w.tensor(schema::TENSOR_FFN_UP, il, {N_EMBD, N_FF});
-    w.tensor(schema::TENSOR_FFN_DOWN, il, {N_FF, N_EMBD});
+    const Sizes & z = w.sizes;
+    w.tensor(schema::TENSOR_FFN_GATE, il, {z.n_embd, z.n_ff});
+    w.tensor(schema::TENSOR_FFN_UP, il, {z.n_embd, z.n_ff});
+    w.tensor(schema::TENSOR_FFN_DOWN, il, {z.n_ff, z.n_embd});
+}
+
+void experts(Writer & w, int il, bool shared) {
+    const Sizes & z = w.sizes;
+    w.tensor(schema::TENSOR_FFN_GATE_INP, il, {z.n_embd, z.n_expert});
+    w.tensor(schema::TENSOR_FFN_GATE_EXPS, il, {z.n_embd, z.n_ff, z.n_expert});
+    w.tensor(schema::TENSOR_FFN_UP_EXPS, il, {z.n_embd, z.n_ff, z.n_expert});
+    w.tensor(schema::TENSOR_FFN_DOWN_EXPS, il, {z.n_ff, z.n_embd, z.n_expert});
+    if (shared) {
+        w.tensor(schema::TENSOR_FFN_GATE_INP_SHEXP, il, {z.n_embd, 1});
+        w.tensor(schema::TENSOR_FFN_GATE_SHEXP, il, {z.n_embd, z.n_ff});
+        w.tensor(schema::TENSOR_FFN_UP_SHEXP, il, {z.n_embd, z.n_ff});
+        w.tensor(schema::TENSOR_FFN_DOWN_SHEXP, il, {z.n_ff, z.n_embd});
+    }
+}
+
+void expert_keys(Writer & w, bool shared) {
+    w.integer(schema::KEY_EXPERT_COUNT, w.sizes.n_expert);
+    w.integer(schema::KEY_EXPERT_USED_COUNT, w.sizes.n_expert_used);
+    w.integer(schema::KEY_EXPERT_FEED_FORWARD_LENGTH, w.sizes.n_ff);
+    if (shared) {
+        w.integer(schema::KEY_EXPERT_SHARED_FEED_FORWARD_LENGTH, w.sizes.n_ff);
+    }
 }
 
 void delta_net(Writer & w, int il, float dt_bias) {
-    const int64_t channels = D_STATE * (2 * N_K_HEADS + N_V_HEADS), inner = D_STATE * N_V_HEADS;
-    w.tensor(schema::TENSOR_ATTN_QKV, il, {N_EMBD, channels});
-    w.tensor(schema::TENSOR_ATTN_GATE, il, {N_EMBD, inner});
-    w.tensor(schema::TENSOR_SSM_CONV1D, il, {D_CONV, channels});
-    w.tensor(schema::TENSOR_SSM_DT_BIAS, il, {N_V_HEADS}, dt_bias);
-    w.tensor(schema::TENSOR_SSM_A, il, {N_V_HEADS}, -3);
-    w.tensor(schema::TENSOR_SSM_BETA, il, {N_EMBD, N_V_HEADS});
-    w.tensor(schema::TENSOR_SSM_ALPHA, il, {N_EMBD, N_V_HEADS});
-    w.tensor(schema::TENSOR_SSM_NORM, il, {D_STATE}, 1);
-    w.tensor(schema::TENSOR_SSM_OUT, il, {inner, N_EMBD});
+    const Sizes & z = w.sizes;
+    const int64_t channels = z.d_state * (2 * z.n_k_heads + z.n_v_heads);
+    const int64_t inner = z.d_state * z.n_v_heads;
+    w.tensor(schema::TENSOR_ATTN_QKV, il, {z.n_embd, channels});
+    w.tensor(schema::TENSOR_ATTN_GATE, il, {z.n_embd, inner});
+    w.tensor(schema::TENSOR_SSM_CONV1D, il, {z.d_conv, channels});
+    w.tensor(schema::TENSOR_SSM_DT_BIAS, il, {z.n_v_heads}, dt_bias);
+    w.tensor(schema::TENSOR_SSM_A, il, {z.n_v_heads}, -3);
+    w.tensor(schema::TENSOR_SSM_BETA, il, {z.n_embd, z.n_v_heads});
+    w.tensor(schema::TENSOR_SSM_ALPHA, il, {z.n_embd, z.n_v_heads});
+    w.tensor(schema::TENSOR_SSM_NORM, il, {z.d_state}, 1);
+    w.tensor(schema::TENSOR_SSM_OUT, il, {inner, z.n_embd});
+}
+
+void attention_layers(Writer & w, int64_t n_layer, bool head_norms, bool of_experts) {
+    for (int il = 0; il < n_layer; ++il) {
+        w.tensor(schema::TENSOR_ATTN_NORM, il, {w.sizes.n_embd}, 1);
+        attention(w, il, 1, head_norms);
+        w.tensor(schema::TENSOR_FFN_NORM, il, {w.sizes.n_embd}, 1);
+        of_experts ? experts(w, il, false) : feed_forward(w, il);
+    }
+}
+
+void write_transformer(Writer & w, const std::string & path, bool head_norms, bool of_experts) {
+    common(w);
+    if (of_experts) {
+        expert_keys(w, false);
+    }
+    attention_layers(w, 2, head_norms, of_experts);
+    w.save(path);
+}
+
+void write_hybrid(Writer & w, const std::string & path, float dt_bias, bool of_experts) {
+    const Sizes & z = w.sizes;
+    common(w);
+    if (of_experts) {
+        expert_keys(w, true);
+    }
+    w.integer(schema::KEY_FULL_ATTENTION_INTERVAL, 2);
+    w.integer(schema::KEY_ROPE_DIMENSION_COUNT, 8);
+    w.integers(schema::KEY_ROPE_DIMENSION_SECTIONS, {2, 1, 1, 0});
+    w.integer(schema::KEY_SSM_CONV_KERNEL, z.d_conv);
+    w.integer(schema::KEY_SSM_STATE_SIZE, z.d_state);
+    w.integer(schema::KEY_SSM_GROUP_COUNT, z.n_k_heads);
+    w.integer(schema::KEY_SSM_TIME_STEP_RANK, z.n_v_heads);
+    w.integer(schema::KEY_SSM_INNER_SIZE, z.d_state * z.n_v_heads);
+    for (int il = 0; il < 2; ++il) {
+        w.tensor(schema::TENSOR_ATTN_NORM, il, {z.n_embd}, 1);
+        if (il == 0) {
+            delta_net(w, il, dt_bias);
+        } else {
+            attention(w, il, 2, true);
+        }
+        w.tensor(schema::TENSOR_POST_ATTENTION_NORM, il, {z.n_embd}, 1);
+        of_experts ? experts(w, il, true) : feed_forward(w, il);
+    }
+    w.save(path);
 }
 
 } // namespace
 
 void write_tiny_llama(const std::string & path) {
     Writer w(schema::ARCH_LLAMA);
-    common(w);
-    for (int il = 0; il < 2; ++il) {
-        w.tensor(schema::TENSOR_ATTN_NORM, il, {N_EMBD}, 1);
-        attention(w, il, HEAD_DIM * N_HEAD);
-        w.tensor(schema::TENSOR_FFN_NORM, il, {N_EMBD}, 1);
-        feed_forward(w, il);
-    }
-    w.save(path);
+    write_transformer(w, path, false, false);
 }
 
-static void write_hybrid(const std::string & path, float dt_bias, ggml_type type = GGML_TYPE_F32) {
-    Writer w(schema::ARCH_QWEN35, type);
-    common(w);
-    w.integer(schema::KEY_FULL_ATTENTION_INTERVAL, 2);
-    w.integer(schema::KEY_ROPE_DIMENSION_COUNT, 8);
-    w.integers(schema::KEY_ROPE_DIMENSION_SECTIONS, {2, 1, 1, 0});
-    w.integer(schema::KEY_SSM_CONV_KERNEL, D_CONV);
-    w.integer(schema::KEY_SSM_STATE_SIZE, D_STATE);
-    w.integer(schema::KEY_SSM_GROUP_COUNT, N_K_HEADS);
-    w.integer(schema::KEY_SSM_TIME_STEP_RANK, N_V_HEADS);
-    w.integer(schema::KEY_SSM_INNER_SIZE, D_STATE * N_V_HEADS);
-    for (int il = 0; il < 2; ++il) {
-        w.tensor(schema::TENSOR_ATTN_NORM, il, {N_EMBD}, 1);
-        if (il == 0) {
-            delta_net(w, il, dt_bias);
-        } else {
-            attention(w, il, 2 * HEAD_DIM * N_HEAD);
-            w.tensor(schema::TENSOR_ATTN_Q_NORM, il, {HEAD_DIM}, 1);
-            w.tensor(schema::TENSOR_ATTN_K_NORM, il, {HEAD_DIM}, 1);
-        }
-        w.tensor(schema::TENSOR_POST_ATTENTION_NORM, il, {N_EMBD}, 1);
-        feed_forward(w, il);
-    }
-    w.save(path);
+void write_tiny_qwen35(const std::string & path) {
+    Writer w(schema::ARCH_QWEN35);
+    write_hybrid(w, path, 0, false);
 }
 
-void write_tiny_qwen35(const std::string & path) { write_hybrid(path, 0); }
+void write_lasting_qwen35(const std::string & path) {
+    Writer w(schema::ARCH_QWEN35);
+    write_hybrid(w, path, -7, false);
+}
 
-void write_lasting_qwen35(const std::string & path) { write_hybrid(path, -7); }
+void write_quantized_qwen35(const std::string & path) {
+    Writer w(schema::ARCH_QWEN35, GGML_TYPE_Q8_0);
+    write_hybrid(w, path, 0, false);
+}
 
-void write_quantized_qwen35(const std::string & path) { write_hybrid(path, 0, GGML_TYPE_Q8_0); }
+void write_wide(const std::string & arch, ggml_type type, const std::string & path) {
+    Writer w(arch, type, WIDE);
+    if (arch == schema::ARCH_LLAMA || arch == schema::ARCH_QWEN3 || arch == schema::ARCH_QWEN3MOE) {
+        write_transformer(w, path, arch != schema::ARCH_LLAMA, arch == schema::ARCH_QWEN3MOE);
+    } else {
+        CHECK(arch == schema::ARCH_QWEN35 || arch == schema::ARCH_QWEN35MOE);
+        write_hybrid(w, path, 0, arch == schema::ARCH_QWEN35MOE);
+    }
+}
+
+void write_wide_drafter(ggml_type type, const std::string & path) {
+    Writer w(schema::ARCH_DFLASH, type, WIDE);
+    common(w, 2, 0);
+    w.integer(schema::KEY_BLOCK_SIZE, 8);
+    w.integers(schema::KEY_TARGET_LAYERS, {0, 1});
+    gguf_set_val_u32(w.gguf(), schema::KEY_TOKENIZER_MASK_ID, TINY_VOCAB - 1);
+    w.tensor(schema::TENSOR_FC, 0, {2 * WIDE.n_embd, WIDE.n_embd});
+    w.tensor(schema::TENSOR_ENC_OUTPUT_NORM, 0, {WIDE.n_embd}, 1);
+    attention_layers(w, 2, true, false);
+    w.save(path);
+}

@@ -4,6 +4,7 @@
 
 #include "cache/cache.h"
 #include "layers/host/cpu_node.h"
+#include "layers/host/rows.h"
 #include "model/hparams.h"
 #include "model/weights.h"
 
@@ -66,7 +67,8 @@ struct GraphInputs {
     ggml_tensor * embd = nullptr;      // f32 [n_embd, n_rows]
     ggml_tensor * positions = nullptr; // i32 [n_rows], or [4 * n_rows] for M-RoPE
     ggml_tensor * cells = nullptr;     // i64 [n_rows]
-    ggml_tensor * out_rows = nullptr;  // i32 [n_out]; NULL when every row gets logits
+    ggml_tensor * out_rows = nullptr;  // i32 [n_out] that get logits; NULL: all
+    int64_t first_out = 0;             // from this one on, where out_rows is NULL
     std::vector<ggml_tensor *> masks;  // f16 [n_kv, n_rows], kept; as CellMasks has them
     std::vector<PathInputs> paths;     // of every n the recurrent layers need
     // i32 [d_conv * n_rows], tap by tap: rows of (committed ++ new) convolution inputs; trees only.
@@ -74,11 +76,17 @@ struct GraphInputs {
     ggml_tensor * parents = nullptr; // i32 [n_rows]: -1, or an earlier row; trees of our own code
 };
 
-// Rows of x as packed products take them; products of the same x share them.
-struct QuantizedInput {
-    const ggml_tensor * x;
+// Rows as packed products take them; products of the same rows share them.
+struct QuantizedRows {
+    Rows rows;
     void (*quantize_row)(const float * x, int64_t n_in, void * dst);
-    ggml_tensor * rows;
+    ggml_tensor * tensor;
+};
+
+// Rows for operations of ggml, which share them likewise.
+struct MadeRows {
+    Rows rows;
+    ggml_tensor * tensor;
 };
 
 // Pairs (1, 0) turned by rope at some positions; see head_rows.h.
@@ -86,14 +94,6 @@ struct TurnedUnits {
     RopeShape rope;
     const ggml_tensor * positions;
     ggml_tensor * units;
-};
-
-// A product of packed weights: what readers take, the node that it is or lies in, and how many
-// sources that has.
-struct Product {
-    ggml_tensor * result = nullptr;
-    ggml_tensor * node = nullptr;
-    int n_src = 0;
 };
 
 // A builder only adds nodes to ctx and graph: it computes nothing and moves no cursor.
@@ -108,9 +108,9 @@ struct Build {
     BatchShape shape;
     GraphInputs in;
     std::vector<PathMasks> path_masks = {};
-    std::vector<QuantizedInput> quantized = {};
+    std::vector<QuantizedRows> quantized_rows = {};
+    std::vector<MadeRows> made_rows = {};
     std::vector<TurnedUnits> turned_units = {};
-    Product last_product = {}; // nothing reads it yet
     // Called with the residual stream [n_embd, n_rows] that enters layer il; may be empty.
     std::function<void(int il, ggml_tensor * x)> tap = {};
 };

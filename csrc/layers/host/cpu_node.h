@@ -10,6 +10,7 @@
 namespace dfl {
 
 struct Build;
+struct PackedMatrix;
 
 // Hands out the parts of one run.
 class Shares {
@@ -44,6 +45,8 @@ class CpuNode {
     // the next node before all have left. nth is at most CpuNodes::n_threads, and not always the
     // same. Must not throw.
     virtual void compute(ggml_tensor * dst, int ith, int nth) = 0;
+    // Weights that it multiplies with.
+    virtual std::vector<const PackedMatrix *> weights() const { return {}; }
 
     void begin_run() { shares_.begin_run(); }
 

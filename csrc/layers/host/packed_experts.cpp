@@ -1,10 +1,8 @@
 #include "layers/host/packed_experts.h"
 
-#include "cpu/row_kernel.h"
 #include "layers/host/float_rows.h"
 #include "layers/host/packed_gated.h"
 #include "layers/host/packed_input.h"
-#include "layers/host/packed_shares.h"
 
 #include <algorithm>
 #include <cmath>
@@ -115,56 +113,41 @@ class Groups {
     int64_t n_expert_, n_used_, n_pairs_;
 };
 
-// The factor of an expert's outputs.
-float scale_of(const ggml_tensor * scales, int64_t expert) {
-    return scales != nullptr ? static_cast<const float *>(scales->data)[expert] : 1.0f;
-}
-
-void scale_by(float factor, float * x, int64_t n) {
-    for (int64_t i = 0; i < n && factor != 1.0f; ++i) {
-        x[i] *= factor;
-    }
-}
-
-// src: the input's, the choices, and scales of gate and up where there are any. dst: of every pair,
-// as sorted, silu(gate x) * up x quantised for `down`, then scratch for each thread.
+// src: the input's, then the choices. dst: of every pair, as sorted, act(gate x) * up x quantised
+// for `down`, then scratch for each thread.
 class GatedExperts : public CpuNode {
   public:
-    GatedExperts(const ExpertWeights & w, Groups groups, PackedInput input)
-        : gate_(*w.gate.packed), up_(*w.up.packed), down_(*w.down.packed->product), groups_(groups),
-          input_(std::move(input)), step_(gate_step(down_)), scales_gate_(w.gate.scale != nullptr),
-          scales_up_(w.up.scale != nullptr) {}
+    GatedExperts(const ExpertWeights & w, Activation activation, Groups groups, PackedInput input)
+        : steps_(w.gate, w.up, w.down, activation),
+          x_size_(static_cast<int64_t>(
+              w.gate.packed->product->quantized_row_size(w.gate.packed->n_in))),
+          expert_bytes_(
+              static_cast<int64_t>(w.gate.packed->expert_bytes() + w.up.packed->expert_bytes())),
+          groups_(groups), input_(std::move(input)) {}
 
-    int64_t row_size() const { return static_cast<int64_t>(down_.quantized_row_size(gate_.n_out)); }
+    std::vector<const PackedMatrix *> weights() const override { return steps_.weights(); }
     int64_t most_rows() const { return std::min(MOST_ROWS, input_.n_rows()); }
-    int64_t x_size() const {
-        return static_cast<int64_t>(gate_.product->quantized_row_size(gate_.n_in));
-    }
 
-    // Bytes of a thread: groups, its input, rows of an expert, and gates and what they act on.
+    // Bytes of a thread: groups, its input, rows of an expert, and a step's columns of them.
     int64_t scratch_size() const {
-        return groups_.scratch_size() + input_.scratch_size() +
-               whole_lines(most_rows() * x_size()) +
-               whole_lines(2 * most_rows() * step_ * sizeof(float));
+        return groups_.scratch_size() + input_.scratch_size() + whole_lines(most_rows() * x_size_) +
+               steps_.scratch_size(most_rows());
     }
-    int64_t bytes() const { return whole_lines(groups_.n_pairs() * row_size()); }
+    int64_t bytes() const { return whole_lines(groups_.n_pairs() * steps_.row_size()); }
 
     void compute(ggml_tensor * dst, int ith, int nth) override {
         auto * to = static_cast<char *>(dst->data);
         Scratch at;
         char * scratch = to + bytes() + ith * scratch_size();
-        const auto n_src = static_cast<int64_t>(input_.sources().size());
-        at.sorted = groups_.sort(static_cast<const Choice *>(dst->src[n_src]->data), scratch);
+        const ggml_tensor * choices = dst->src[input_.sources().size()];
+        at.sorted = groups_.sort(static_cast<const Choice *>(choices->data), scratch);
         scratch += groups_.scratch_size();
         at.x = input_.quantized(dst, scratch);
         at.rows = scratch + input_.scratch_size();
-        at.values = reinterpret_cast<float *>(at.rows + whole_lines(most_rows() * x_size()));
-        at.gate_scales = scales_gate_ ? dst->src[n_src + 1] : nullptr;
-        at.up_scales = scales_up_ ? dst->src[n_src + 1 + scales_gate_] : nullptr;
+        at.columns = at.rows + whole_lines(most_rows() * x_size_);
 
-        const int64_t steps = (gate_.n_out + step_ - 1) / step_, n = at.sorted.n_active * steps;
-        const auto bytes =
-            static_cast<int64_t>(at.sorted.n_active * (gate_.expert_bytes() + up_.expert_bytes()));
+        const int64_t steps = steps_.n_steps(), n = at.sorted.n_active * steps;
+        const int64_t bytes = at.sorted.n_active * expert_bytes_;
         const int64_t parts = packed_parts(bytes, n, nth);
         shares_.share_out(parts, is_long_product(bytes), ith, nth, [&](int64_t part) {
             const int64_t end = (part + 1) * n / parts;
@@ -181,9 +164,7 @@ class GatedExperts : public CpuNode {
         Groups::Sorted sorted;
         const char * x;
         char * rows;
-        float * values;
-        const ggml_tensor * gate_scales;
-        const ggml_tensor * up_scales;
+        char * columns;
     };
 
     // Steps [first, last) of an expert.
@@ -193,7 +174,7 @@ class GatedExperts : public CpuNode {
             const int64_t n = std::min(most_rows(), n_rows - done);
             const char * x = gather(at, begin + done, n);
             for (int64_t step = first; step < last; ++step) {
-                gate(at, expert, x, n, step * step_, to + (begin + done) * row_size());
+                steps_.run(step, expert, x, n, at.columns, to + (begin + done) * steps_.row_size());
             }
         }
     }
@@ -201,62 +182,32 @@ class GatedExperts : public CpuNode {
     // The input of pairs [first, first + n), one after the other.
     const char * gather(const Scratch & at, int64_t first, int64_t n) const {
         const auto row = [&](int64_t i) {
-            return at.x + at.sorted.pairs[first + i] / groups_.n_used() * x_size();
+            return at.x + at.sorted.pairs[first + i] / groups_.n_used() * x_size_;
         };
-        if (row(n - 1) == row(0) + (n - 1) * x_size()) {
+        if (row(n - 1) == row(0) + (n - 1) * x_size_) {
             return row(0);
         }
         for (int64_t i = 0; i < n; ++i) {
-            std::memcpy(at.rows + i * x_size(), row(i), x_size());
+            std::memcpy(at.rows + i * x_size_, row(i), x_size_);
         }
         return at.rows;
     }
 
-    // Columns [first, first + step), or as many as there are, of n rows.
-    void gate(const Scratch & at, int64_t expert, const char * x, int64_t n, int64_t first,
-              char * to) const {
-        const int64_t n_columns = std::min(step_, gate_.n_out - first);
-        float *gates = at.values, *ups = at.values + n * step_;
-        if (n_columns < step_) { // what follows is computed, too, by whole vectors
-            std::fill(gates, ups + n * step_, 0.0f);
-        }
-        multiply(gate_, expert, x, n, first, gates);
-        multiply(up_, expert, x, n, first, ups);
-        scale_by(scale_of(at.gate_scales, expert), gates, n * step_);
-        scale_by(scale_of(at.up_scales, expert), ups, n * step_);
-        const auto place = static_cast<int64_t>(down_.quantized_row_size(first));
-        for (int64_t row = 0; row < n; ++row) {
-            float * gated = gates + row * step_;
-            cpu::row_kernel()->swiglu(gated, ups + row * step_, step_, gated);
-            down_.quantize_row(gated, n_columns, to + row * row_size() + place);
-        }
-    }
-
-    void multiply(const PackedMatrix & weight, int64_t expert, const char * x, int64_t n_rows,
-                  int64_t first, float * to) const {
-        const int64_t tile = weight.product->tile;
-        weight.product->multiply(weight.expert(expert), weight.n_in, weight.n_out, x, n_rows,
-                                 first / tile, std::min((first + step_) / tile, weight.n_tiles()),
-                                 to - first, step_);
-    }
-
-    const PackedMatrix & gate_;
-    const PackedMatrix & up_;
-    const cpu::PackedProduct & down_;
+    GatedSteps steps_;
+    int64_t x_size_, expert_bytes_;
     Groups groups_;
     PackedInput input_;
-    int64_t step_;
-    bool scales_gate_, scales_up_;
 };
 
-// src: what GatedExperts made, the choices, and then what there is of the scales of down, the
-// shared expert and its score. dst: f32 [n_embd, n_rows], then scratch for each thread.
+// src: what GatedExperts made, the choices, and what else is summed. dst: f32 [n_embd, n_rows],
+// then scratch for each thread.
 class SumExperts : public CpuNode {
   public:
-    SumExperts(const ExpertWeights & w, Groups groups, bool shared)
-        : down_(*w.down.packed), groups_(groups), scales_(w.down.scale != nullptr),
-          shared_(shared) {}
+    SumExperts(const ExpertWeights & w, Groups groups, const BesideExperts & beside)
+        : weights_(w.down), down_(*w.down.packed), groups_(groups),
+          shared_(beside.shared != nullptr), adds_(beside.add != nullptr) {}
 
+    std::vector<const PackedMatrix *> weights() const override { return {&down_}; }
     int64_t n_rows() const { return groups_.n_pairs() / groups_.n_used(); }
     int64_t most_rows() const { return std::min(MOST_ROWS, n_rows()); }
     int64_t bytes() const {
@@ -296,17 +247,22 @@ class SumExperts : public CpuNode {
 
     // Columns [first, last) of all rows before the experts are added.
     void start(const ggml_tensor * dst, int64_t first, int64_t last, float * to) const {
-        const ggml_tensor *shared = dst->src[2 + scales_], *score = dst->src[3 + scales_];
+        const ggml_tensor *shared = dst->src[2], *score = dst->src[3];
+        const ggml_tensor * added = dst->src[shared_ ? 4 : 2];
         for (int64_t row = 0; row < n_rows(); ++row) {
             float * at = to + row * down_.n_out;
-            if (!shared_) {
+            if (adds_) {
+                std::copy(row_of(added, row) + first, row_of(added, row) + last, at + first);
+            } else {
                 std::fill(at + first, at + last, 0.0f);
+            }
+            if (!shared_) {
                 continue;
             }
             const float factor = 1.0f / (1.0f + std::exp(-*row_of(score, row)));
             const float * from = row_of(shared, row);
             for (int64_t i = first; i < last; ++i) {
-                at[i] = from[i] * factor;
+                at[i] += from[i] * factor;
             }
         }
     }
@@ -317,7 +273,6 @@ class SumExperts : public CpuNode {
         const cpu::PackedProduct & product = *down_.product;
         const auto x_size = static_cast<int64_t>(product.quantized_row_size(down_.n_in));
         const auto * choices = static_cast<const Choice *>(dst->src[1]->data);
-        const float scale = scale_of(scales_ ? dst->src[2] : nullptr, expert);
         const int64_t column = first * product.tile;
         const int64_t n_columns = std::min(last * product.tile, down_.n_out) - column;
         const int64_t begin = sorted.first[expert], end = sorted.first[expert + 1];
@@ -326,9 +281,10 @@ class SumExperts : public CpuNode {
             product.multiply(down_.expert(expert), down_.n_in, down_.n_out,
                              static_cast<const char *>(dst->src[0]->data) + pair * x_size, n, first,
                              last, values - column, WIDTH);
+            finish_outputs(weights_, expert, column, n_columns, values, n, WIDTH);
             for (int64_t i = 0; i < n; ++i) {
                 const int32_t which = sorted.pairs[pair + i];
-                const float weight = choices[which].weight * scale;
+                const float weight = choices[which].weight;
                 float * at = to + which / groups_.n_used() * down_.n_out + column;
                 for (int64_t j = 0; j < n_columns; ++j) {
                     at[j] += weight * values[i * WIDTH + j];
@@ -337,9 +293,10 @@ class SumExperts : public CpuNode {
         }
     }
 
+    Linear weights_;
     const PackedMatrix & down_;
     Groups groups_;
-    bool scales_, shared_;
+    bool shared_, adds_;
 };
 
 } // namespace
@@ -349,34 +306,29 @@ ggml_tensor * route(Build & b, ggml_tensor * logits, int64_t n_used) {
     return add_cpu_node(b, GGML_TYPE_I8, bytes, 1, {logits}, std::make_unique<Route>(n_used));
 }
 
-ggml_tensor * packed_experts(Build & b, const ExpertWeights & w, ggml_tensor * x,
+ggml_tensor * packed_experts(Build & b, const ExpertWeights & w, const Rows & x,
                              ggml_tensor * routed, const BesideExperts & beside) {
     const int64_t n_threads = b.cpu_nodes.most_threads, n_embd = w.down.packed->n_out;
-    const Groups groups(w.gate.packed->n_experts, b.hp.experts.n_used, x->ne[1]);
+    const Groups groups(w.gate.packed->n_experts, b.hp.experts.n_used, x.n_rows());
     const PackedInput input(b, *w.gate.packed->product, x);
 
     std::vector<ggml_tensor *> src = input.sources();
     src.push_back(routed);
-    for (ggml_tensor * scale : {w.gate.scale, w.up.scale}) {
-        if (scale != nullptr) {
-            src.push_back(scale);
-        }
-    }
-    auto gates = std::make_unique<GatedExperts>(w, groups, input);
+    auto gates = std::make_unique<GatedExperts>(w, b.hp.experts.activation, groups, input);
     const int64_t gated_bytes = gates->bytes() + n_threads * gates->scratch_size();
     ggml_tensor * gated = add_cpu_node(b, GGML_TYPE_I8, gated_bytes, 1, src, std::move(gates));
 
     src = {gated, routed};
-    for (ggml_tensor * more : {w.down.scale, beside.shared, beside.score}) {
+    for (ggml_tensor * more : {beside.shared, beside.score, beside.add}) {
         if (more != nullptr) {
             src.push_back(more);
         }
     }
-    auto sums = std::make_unique<SumExperts>(w, groups, beside.shared != nullptr);
+    auto sums = std::make_unique<SumExperts>(w, groups, beside);
     const int64_t bytes = sums->bytes() + n_threads * sums->scratch_size();
     ggml_tensor * all = add_cpu_node(b, GGML_TYPE_F32, bytes / static_cast<int64_t>(sizeof(float)),
                                      1, src, std::move(sums));
-    return ggml_view_2d(b.ctx, all, n_embd, x->ne[1], n_embd * sizeof(float), 0);
+    return ggml_view_2d(b.ctx, all, n_embd, x.n_rows(), n_embd * sizeof(float), 0);
 }
 
 } // namespace dfl

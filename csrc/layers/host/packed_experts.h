@@ -11,14 +11,15 @@ namespace dfl {
 // over these, which is that over all, renormalised.
 ggml_tensor * route(Build & b, ggml_tensor * logits, int64_t n_used);
 
-// What is added to the experts' sum, in this order.
+// What the experts' sum begins with.
 struct BesideExperts {
     ggml_tensor * shared = nullptr; // f32 [n_embd, n_rows], times sigmoid(score); NULL: none
     ggml_tensor * score = nullptr;  // f32 [1, n_rows]
+    ggml_tensor * add = nullptr;    // f32 [n_embd, n_rows], or NULL
 };
 
 // x: f32 [n_embd, n_rows] -> same. routed: route()'s.
-ggml_tensor * packed_experts(Build & b, const ExpertWeights & w, ggml_tensor * x,
+ggml_tensor * packed_experts(Build & b, const ExpertWeights & w, const Rows & x,
                              ggml_tensor * routed, const BesideExperts & beside);
 
 } // namespace dfl

@@ -2,8 +2,6 @@
 
 #include "error.h"
 #include "layers/host/float_rows.h"
-#include "layers/host/packed_input.h"
-#include "layers/host/packed_shares.h"
 
 #include <algorithm>
 
@@ -12,20 +10,28 @@ namespace dfl {
 namespace {
 
 // Products of some weights with the same rows, their outputs side by side: f32
-// [n_out of all, n_rows], then scratch for each thread. src: the input's, and behind them, for a
-// sum, what is added.
+// [n_out of all, n_rows], then scratch for each thread. src: the input's, then what is added.
 class Multiply : public CpuNode {
   public:
-    Multiply(std::vector<const PackedMatrix *> weights, PackedInput input)
-        : weights_(std::move(weights)), input_(std::move(input)) {
-        for (const PackedMatrix * weight : weights_) {
-            n_tiles_ += weight->n_tiles();
-            n_out_ += weight->n_out;
-            bytes_ += static_cast<int64_t>(weight->bytes());
+    Multiply(const std::vector<const Linear *> & weights, PackedInput input)
+        : input_(std::move(input)) {
+        for (const Linear * weight : weights) {
+            weights_.push_back(*weight);
+            n_tiles_ += weight->packed->n_tiles();
+            n_out_ += weight->packed->n_out;
+            bytes_ += static_cast<int64_t>(weight->packed->bytes());
         }
     }
 
     int64_t n_out() const { return n_out_; }
+
+    std::vector<const PackedMatrix *> weights() const override {
+        std::vector<const PackedMatrix *> found;
+        for (const Linear & weight : weights_) {
+            found.push_back(weight.packed);
+        }
+        return found;
+    }
 
     void compute(ggml_tensor * dst, int ith, int nth) override {
         auto * to = static_cast<float *>(dst->data);
@@ -43,36 +49,39 @@ class Multiply : public CpuNode {
     // Tiles [first, last) of all weights' tiles.
     void multiply(const ggml_tensor * dst, const char * x, int64_t first, int64_t last,
                   float * to) const {
-        const ggml_tensor * more = dst->src[input_.sources().size()];
+        const ggml_tensor * added = dst->src[input_.sources().size()];
         int64_t before = 0, at = 0; // tiles and outputs of the weights passed
-        for (const PackedMatrix * weight : weights_) {
+        for (const Linear & weight : weights_) {
+            const PackedMatrix & matrix = *weight.packed;
             const int64_t begin = std::max(first - before, int64_t{0});
-            const int64_t end = std::min(last - before, weight->n_tiles());
+            const int64_t end = std::min(last - before, matrix.n_tiles());
             if (begin < end) {
-                const cpu::PackedProduct & product = *weight->product;
-                product.multiply(weight->data, weight->n_in, weight->n_out, x, input_.n_rows(),
-                                 begin, end, to + at, n_out_);
-                if (more != nullptr) {
-                    add(more, at + begin * product.tile,
-                        at + std::min(end * product.tile, weight->n_out), to);
+                const int64_t tile = matrix.product->tile, output = begin * tile;
+                const int64_t n = std::min(end * tile, matrix.n_out) - output;
+                matrix.product->multiply(matrix.data, matrix.n_in, matrix.n_out, x, input_.n_rows(),
+                                         begin, end, to + at, n_out_);
+                finish_outputs(weight, 0, output, n, to + at + output, input_.n_rows(), n_out_);
+                if (added != nullptr) {
+                    add(*added, at + output, n, to);
                 }
             }
-            before += weight->n_tiles();
-            at += weight->n_out;
+            before += matrix.n_tiles();
+            at += matrix.n_out;
         }
     }
 
-    // Outputs [first, last).
-    void add(const ggml_tensor * more, int64_t first, int64_t last, float * to) const {
+    // To outputs [first, first + n).
+    void add(const ggml_tensor & added, int64_t first, int64_t n, float * to) const {
         for (int64_t row = 0; row < input_.n_rows(); ++row) {
-            const float * from = row_of(more, row);
-            for (int64_t i = first; i < last; ++i) {
-                to[row * n_out_ + i] += from[i];
+            const float * from = row_of(&added, row) + first;
+            float * sums = to + row * n_out_ + first;
+            for (int64_t i = 0; i < n; ++i) {
+                sums[i] += from[i];
             }
         }
     }
 
-    std::vector<const PackedMatrix *> weights_;
+    std::vector<Linear> weights_;
     PackedInput input_;
     int64_t n_tiles_ = 0, n_out_ = 0, bytes_ = 0;
 };
@@ -80,64 +89,60 @@ class Multiply : public CpuNode {
 } // namespace
 
 // The products of all weights, [n_out of all, n_rows].
-static ggml_tensor * joint_product(Build & b, std::vector<const PackedMatrix *> weights,
-                                   const PackedInput & input) {
-    const std::vector<ggml_tensor *> & src = input.sources();
-    auto work = std::make_unique<Multiply>(std::move(weights), input);
+static ggml_tensor * joint_product(Build & b, const std::vector<const Linear *> & weights,
+                                   const PackedInput & input, ggml_tensor * add) {
+    std::vector<ggml_tensor *> src = input.sources();
+    auto work = std::make_unique<Multiply>(weights, input);
     const int64_t n_out = work->n_out(), n_rows = input.n_rows();
+    if (add != nullptr) {
+        DFL_CHECK(add->type == GGML_TYPE_F32 && add->nb[0] == sizeof(float) &&
+                      add->ne[0] == n_out && add->ne[1] == n_rows,
+                  DFL_STATUS_INTERNAL, "[%lld, %lld] of type %s added to [%lld, %lld]",
+                  (long long)add->ne[0], (long long)add->ne[1], ggml_type_name(add->type),
+                  (long long)n_out, (long long)n_rows);
+        src.push_back(add);
+    }
     const int64_t scratch = b.cpu_nodes.n_threads * input.scratch_size();
+    if (scratch == 0) {
+        return add_cpu_node(b, GGML_TYPE_F32, n_out, n_rows, src, std::move(work));
+    }
     const int64_t bytes = whole_lines(n_out * n_rows * sizeof(float)) + scratch;
-    ggml_tensor * node = nullptr;
-    ggml_tensor * result = nullptr;
-    if (scratch > 0) {
-        node = add_cpu_node(b, GGML_TYPE_F32, bytes / sizeof(float), 1, src, std::move(work));
-        result = ggml_view_2d(b.ctx, node, n_out, n_rows, n_out * sizeof(float), 0);
-    } else {
-        node = result = add_cpu_node(b, GGML_TYPE_F32, n_out, n_rows, src, std::move(work));
+    ggml_tensor * all =
+        add_cpu_node(b, GGML_TYPE_F32, bytes / sizeof(float), 1, src, std::move(work));
+    return ggml_view_2d(b.ctx, all, n_out, n_rows, n_out * sizeof(float), 0);
+}
+
+static void check_width(const Linear & l, int64_t width) {
+    DFL_CHECK(width == l.packed->n_in, DFL_STATUS_INTERNAL,
+              "weights for %lld inputs multiplied with %lld", (long long)l.packed->n_in,
+              (long long)width);
+}
+
+ggml_tensor * packed_linear(Build & b, const Linear & l, const PackedInput & input,
+                            ggml_tensor * add) {
+    check_width(l, input.width());
+    return joint_product(b, {&l}, input, add);
+}
+
+ggml_tensor * packed_linear(Build & b, const Linear & l, const Rows & x, ggml_tensor * add) {
+    return packed_linear(b, l, PackedInput(b, *l.packed->product, x), add);
+}
+
+std::vector<ggml_tensor *> packed_linears(Build & b, const std::vector<const Linear *> & weights,
+                                          const Rows & x) {
+    const PackedInput input(b, *weights[0]->packed->product, x);
+    for (const Linear * weight : weights) {
+        check_width(*weight, input.width());
     }
-    b.last_product = {result, node, static_cast<int>(src.size())};
-    return result;
-}
-
-ggml_tensor * packed_linear(Build & b, const PackedMatrix & weight, ggml_tensor * x) {
-    DFL_CHECK(x->ne[0] == weight.n_in, DFL_STATUS_INTERNAL,
-              "weights for %lld inputs multiplied with %lld", (long long)weight.n_in,
-              (long long)x->ne[0]);
-    return joint_product(b, {&weight}, PackedInput(b, *weight.product, x));
-}
-
-ggml_tensor * packed_linear(Build & b, const PackedMatrix & weight, const PackedInput & input) {
-    return joint_product(b, {&weight}, input);
-}
-
-std::vector<ggml_tensor *>
-packed_linears(Build & b, const std::vector<const PackedMatrix *> & weights, ggml_tensor * x) {
-    const bool alike = std::all_of(weights.begin(), weights.end(), [&](const PackedMatrix * w) {
-        return w->product->quantize_row == weights[0]->product->quantize_row && w->n_in == x->ne[0];
-    });
-    if (weights.size() < 2 || !alike) {
-        return {};
-    }
-    ggml_tensor * all = joint_product(b, weights, PackedInput(b, *weights[0]->product, x));
+    ggml_tensor * all = joint_product(b, weights, input, nullptr);
     std::vector<ggml_tensor *> found;
     size_t at = 0;
-    for (const PackedMatrix * weight : weights) {
-        found.push_back(ggml_view_2d(b.ctx, all, weight->n_out, all->ne[1], all->nb[1], at));
-        at += weight->n_out * sizeof(float);
+    for (const Linear * weight : weights) {
+        const int64_t n_out = weight->packed->n_out;
+        found.push_back(ggml_view_2d(b.ctx, all, n_out, all->ne[1], all->nb[1], at));
+        at += n_out * sizeof(float);
     }
     return found;
-}
-
-ggml_tensor * add_residual(Build & b, ggml_tensor * y, ggml_tensor * x) {
-    const Product & product = b.last_product;
-    const bool joins = y == product.result && product.node->src[product.n_src] == nullptr &&
-                       ggml_are_same_shape(x, y) && x->type == GGML_TYPE_F32 &&
-                       x->nb[0] == sizeof(float);
-    if (!joins) {
-        return ggml_add(b.ctx, y, x);
-    }
-    product.node->src[product.n_src] = x;
-    return y;
 }
 
 } // namespace dfl

@@ -1,0 +1,51 @@
+"""MXFP4: from the blocks of a Hugging Face checkpoint to those of ggml, without loss.
+
+A block is 32 values: a shared exponent in a byte (E8M0), and 32 codes of 4 bits (E2M1). Both sides
+hold the same; they differ in where a code lies. In the checkpoint byte i has value 2i in its low
+half and 2i + 1 in its high half, in ggml byte j has value j and value j + 16.
+Source: transformers, integrations/mxfp4.py; ggml-common.h, block_mxfp4.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import ConvertError
+from .plan import Packed
+
+TYPE = "mxfp4"
+BLOCK = 32
+"""Values of a block."""
+NOT_A_NUMBER = 255
+"""The exponent that stands for NaN."""
+
+
+def repack(blocks: NDArray[np.uint8], exponents: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Codes [..., n, 16] and exponents [..., n] of a checkpoint as ggml's rows [..., n * 17]."""
+    halves = np.stack((blocks & 15, blocks >> 4), axis=-1)  # [..., n, 16, 2]
+    codes = halves.reshape(*blocks.shape[:-1], BLOCK)
+    packed = codes[..., : BLOCK // 2] | (codes[..., BLOCK // 2 :] << 4)
+    return np.concatenate((exponents[..., None], packed), axis=-1).reshape(*blocks.shape[:-2], -1)
+
+
+def packed_rows(name: str, blocks: NDArray[np.uint8], exponents: NDArray[np.uint8]) -> Packed:
+    """Rows of a tensor that the checkpoint holds as blocks.
+
+    blocks: [n_experts, rows, n, 16]; exponents: [n_experts, rows, n]; neither is copied as a whole.
+    """
+    n_rows = blocks.shape[1]
+
+    def rows(start: int, stop: int) -> NDArray[np.uint8]:
+        pieces = []
+        while start < stop:
+            expert, first = divmod(start, n_rows)
+            end = min(n_rows, first + stop - start)
+            part = exponents[expert, first:end]
+            if (part == NOT_A_NUMBER).any():
+                raise ConvertError(f"{name}: holds NaN blocks; the checkpoint is damaged")
+            pieces.append(repack(blocks[expert, first:end], part))
+            start += end - first
+        return np.concatenate(pieces)
+
+    return Packed(TYPE, rows)

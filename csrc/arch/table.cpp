@@ -1,0 +1,15 @@
+// The architectures: one row each.
+#include "arch/arch.h"
+
+namespace dfl {
+
+extern const Arch LLAMA, QWEN3, QWEN3MOE, QWEN35, QWEN35MOE;
+
+const std::vector<const Arch *> & architectures() {
+    static const std::vector<const Arch *> table = {
+        &LLAMA, &QWEN3, &QWEN3MOE, &QWEN35, &QWEN35MOE,
+    };
+    return table;
+}
+
+} // namespace dfl

@@ -1,0 +1,82 @@
+#include "layers/decoder.h"
+
+#include "layers/host/row_copies.h"
+#include "layers/linear.h"
+#include "layers/moe.h"
+
+namespace dfl {
+
+SubLayer
+mixer_sublayer(std::function<ggml_tensor *(Build & b, int il, const SubLayerInput & in)> build) {
+    return {&LayerWeights::attn_norm, &LayerWeights::post_attn_norm, std::move(build)};
+}
+
+SubLayer feed_forward_sublayer() {
+    return {&LayerWeights::ffn_norm, &LayerWeights::post_ffn_norm,
+            [](Build & b, int il, const SubLayerInput & in) {
+                const LayerWeights & layer = b.weights.layers[il];
+                return layer.experts.router
+                           ? mixture_of_experts(b, il, in.x, in.add)
+                           : feed_forward(b, layer.ffn, b.hp.layers[il].activation, in.x, in.add);
+            }};
+}
+
+// The rows that get logits.
+static ggml_tensor * rows_with_logits(Build & b, ggml_tensor * x) {
+    if (b.in.out_rows != nullptr) {
+        return pick_rows(b, x, b.in.out_rows);
+    }
+    const int64_t first = b.in.first_out;
+    return first == 0
+               ? x
+               : ggml_view_2d(b.ctx, x, x->ne[0], x->ne[1] - first, x->nb[1], first * x->nb[1]);
+}
+
+static ggml_tensor * add_sublayer(Build & b, const SubLayer & sublayer, int il, ggml_tensor * x) {
+    const LayerWeights & layer = b.weights.layers[il];
+    ggml_tensor *norm = layer.*sublayer.norm, *post_norm = layer.*sublayer.post_norm;
+    const Rows rows = norm != nullptr ? normed(b, x, norm) : Rows(x);
+    if (post_norm == nullptr) {
+        return sublayer.build(b, il, {rows, x, x});
+    }
+    return ggml_add(b.ctx, rms_norm(b, sublayer.build(b, il, {rows, x, nullptr}), post_norm), x);
+}
+
+static ggml_tensor * build_head(Build & b, const Linear & head, ggml_tensor * x) {
+    ggml_tensor * logits = linear(b, head, normed(b, x, b.weights.output_norm));
+    if (b.hp.logit_scale != 1.0f) {
+        logits = ggml_scale(b.ctx, logits, b.hp.logit_scale);
+    }
+    if (b.hp.logit_softcap > 0.0f) {
+        logits = ggml_tanh(b.ctx, ggml_scale(b.ctx, logits, 1.0f / b.hp.logit_softcap));
+        logits = ggml_scale(b.ctx, logits, b.hp.logit_softcap);
+    }
+    ggml_build_forward_expand(b.graph, logits);
+    return logits;
+}
+
+ggml_tensor * build_decoder(Build & b, const std::vector<SubLayer> & sublayers,
+                            const Linear & head) {
+    ggml_tensor * x = b.in.embd;
+    const int n_layer = static_cast<int>(b.hp.n_layer());
+    for (int il = 0; il < n_layer; ++il) {
+        if (b.tap) {
+            b.tap(il, x);
+        }
+        for (size_t i = 0; i < sublayers.size(); ++i) {
+            x = add_sublayer(b, sublayers[i], il, x);
+            if (i == 0 && il == n_layer - 1) {
+                if (b.shape.n_out == 0) {
+                    return nullptr; // the cache writes are in the graph; nobody reads the rest
+                }
+                x = rows_with_logits(b, x); // what follows sees only its own row
+            }
+        }
+        if (ggml_tensor * scale = b.weights.layers[il].output_scale) {
+            x = ggml_mul(b.ctx, x, scale);
+        }
+    }
+    return build_head(b, head, x);
+}
+
+} // namespace dfl

@@ -1,0 +1,92 @@
+#include "layers/linear.h"
+
+#include "layers/host/packed_gated.h"
+#include "layers/host/packed_linear.h"
+
+namespace dfl {
+
+ggml_tensor * rms_norm(Build & b, ggml_tensor * x, ggml_tensor * weight) {
+    return ggml_mul(b.ctx, ggml_rms_norm(b.ctx, x, b.hp.eps), weight);
+}
+
+ggml_tensor * plus(Build & b, ggml_tensor * y, ggml_tensor * add) {
+    return add != nullptr ? ggml_add(b.ctx, y, add) : y;
+}
+
+ggml_tensor * linear(Build & b, const Linear & l, const Rows & x, ggml_tensor * add) {
+    if (l.packed != nullptr) {
+        return packed_linear(b, l, x, add);
+    }
+    ggml_tensor * y = ggml_mul_mat(b.ctx, l.weight, tensor_of(b, x));
+    if (l.scale != nullptr) {
+        y = ggml_mul(b.ctx, y, l.scale);
+    }
+    return plus(b, plus(b, y, l.bias), add);
+}
+
+static bool take_alike(const Linear & one, const Linear & other) {
+    return one.packed != nullptr && other.packed != nullptr &&
+           one.packed->product->quantize_row == other.packed->product->quantize_row;
+}
+
+std::vector<ggml_tensor *> linears(Build & b, const std::vector<const Linear *> & weights,
+                                   const Rows & x) {
+    std::vector<ggml_tensor *> found(weights.size());
+    for (size_t i = 0; i < weights.size(); ++i) {
+        if (found[i] != nullptr) {
+            continue;
+        }
+        std::vector<size_t> places;
+        std::vector<const Linear *> alike;
+        for (size_t j = i; j < weights.size(); ++j) {
+            if (take_alike(*weights[i], *weights[j])) {
+                places.push_back(j);
+                alike.push_back(weights[j]);
+            }
+        }
+        if (alike.size() < 2) {
+            found[i] = linear(b, *weights[i], x);
+            continue;
+        }
+        const std::vector<ggml_tensor *> joint = packed_linears(b, alike, x);
+        for (size_t j = 0; j < places.size(); ++j) {
+            found[places[j]] = joint[j];
+        }
+    }
+    return found;
+}
+
+ggml_tensor * gated(Build & b, Activation activation, ggml_tensor * gate, ggml_tensor * up) {
+    switch (activation) {
+    case Activation::GELU:
+        return ggml_geglu_split(b.ctx, gate, up);
+    case Activation::SILU:
+        break;
+    }
+    return ggml_swiglu_split(b.ctx, gate, up);
+}
+
+// The same, with gate and up in halves of a row.
+static ggml_tensor * gated(Build & b, Activation activation, ggml_tensor * both) {
+    switch (activation) {
+    case Activation::GELU:
+        return ggml_geglu(b.ctx, both);
+    case Activation::SILU:
+        break;
+    }
+    return ggml_swiglu(b.ctx, both);
+}
+
+ggml_tensor * feed_forward(Build & b, const FeedForwardWeights & w, Activation activation,
+                           const Rows & x, ggml_tensor * add) {
+    if (gates_packed(b, w)) {
+        return packed_linear(b, w.down, packed_gated(b, w, activation, x), add);
+    }
+    if (w.gate_up) {
+        return linear(b, w.down, gated(b, activation, linear(b, w.gate_up, x)), add);
+    }
+    const std::vector<ggml_tensor *> both = linears(b, {&w.gate, &w.up}, x);
+    return linear(b, w.down, gated(b, activation, both[0], both[1]), add);
+}
+
+} // namespace dfl

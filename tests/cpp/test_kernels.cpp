@@ -1,0 +1,195 @@
+// Which kernels each architecture's weights take: every matrix is multiplied with once, by a node
+// of our own, and nothing else in a CPU's graph is a node of ggml but what is named here.
+#include "arch/model.h"
+#include "cpu/row_kernel.h"
+#include "draft/drafter.h"
+#include "graph/graph.h"
+
+#include "check.h"
+#include "tiny_model.h"
+
+#include <algorithm>
+#include <cctype>
+#include <map>
+#include <set>
+
+using namespace dfl;
+
+namespace {
+
+constexpr ggml_type TYPES[] = {GGML_TYPE_F32,  GGML_TYPE_F16,  GGML_TYPE_BF16, GGML_TYPE_Q4_0,
+                               GGML_TYPE_Q4_1, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1, GGML_TYPE_Q8_0,
+                               GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K};
+constexpr int64_t N_CELLS = 256, MOST_ROWS = 128;
+
+// What a graph consists of.
+struct Contents {
+    std::map<std::string, int> products; // how often each packed matrix is multiplied with
+    std::map<std::string, int> of_ggml;  // operations by name
+    int n_own = 0;                       // nodes of ours
+};
+
+bool computes_nothing(const ggml_tensor * node) {
+    return node->op == GGML_OP_VIEW || node->op == GGML_OP_RESHAPE || node->op == GGML_OP_PERMUTE ||
+           node->op == GGML_OP_TRANSPOSE;
+}
+
+Contents contents_of(const LiveGraph & live) {
+    Contents found;
+    std::map<const ggml_tensor *, const CpuStep *> steps;
+    for (const auto & step : live.cpu_nodes.list) {
+        steps[step->dst] = step.get();
+    }
+    for (int i = 0; i < ggml_graph_n_nodes(live.graph); ++i) {
+        const ggml_tensor * node = ggml_graph_node(live.graph, i);
+        if (computes_nothing(node)) {
+            continue;
+        }
+        if (node->op != GGML_OP_CUSTOM) {
+            ++found.of_ggml[ggml_op_name(node->op)];
+            continue;
+        }
+        ++found.n_own;
+        for (const PackedMatrix * matrix : steps.at(node)->node->weights()) {
+            ++found.products[matrix->name];
+        }
+    }
+    return found;
+}
+
+// Caches and a pool for graphs of one set of weights.
+struct Graphs {
+    Graphs(const Hparams & hp, const Weights & weights)
+        : hp(hp), weights(weights), devices(cpu_device(), {}, 1, {}, DFL_MEASURE_NOTHING, true),
+          place([this](int64_t) -> Backend & { return devices.main(); }),
+          kv(hp, place, GGML_TYPE_F16, GGML_TYPE_F16, N_CELLS, MOST_ROWS), recurrent(hp, place, 1),
+          pool(devices, 4096) {
+        recurrent.reserve_trace(MOST_ROWS);
+        kv.masks().reserve(MOST_ROWS);
+    }
+
+    Contents contents(BatchShape shape, const std::function<void(Build & b)> & build) {
+        shape.n_kv = N_CELLS;
+        shape.walks = hp.n_recurrent() > 0;
+        return contents_of(pool.get(shape, [&](LiveGraph & live) {
+            live.in = make_inputs(live.ctx.get(), hp, kv.masks(), live.shape);
+            Build b = {live.ctx.get(), live.graph, live.cpu_nodes, hp, weights, kv,
+                       recurrent,      live.shape, live.in};
+            build(b);
+        }));
+    }
+
+    const Hparams & hp;
+    const Weights & weights;
+    Devices devices;
+    LayerPlace place;
+    KvCache kv;
+    RecurrentCache recurrent;
+    GraphPool pool;
+};
+
+// Own nodes of a layer, the fewest there can be: a fused norm, gate or residual that falls off adds
+// one of ggml's, a product that no longer joins others one of ours.
+int attention_nodes() { return 4; } // q, k and v; norm, rope and store; attend; output
+int recurrent_nodes() { return 4; } // the four products; prepare; walk; output
+int dense_nodes() { return 2; }     // gate and up; down
+int expert_nodes(bool shared) {     // router, route, gate and up, down; score and a feed-forward
+    return shared ? 4 + 3 : 4;
+}
+
+int nodes_of(const Hparams & hp) {
+    int n = 1 + 1; // what rope turns to make a table of its angles; the head
+    for (const LayerShape & layer : hp.layers) {
+        n += layer.recurrent ? recurrent_nodes() : attention_nodes();
+        n += hp.experts.n_expert > 0 ? expert_nodes(hp.experts.n_ff_shared > 0) : dense_nodes();
+    }
+    return n;
+}
+
+// "q4_k avx2" for the type q4_K.
+std::string kernels_of(ggml_type type) {
+    std::string name = ggml_type_name(type);
+    std::transform(name.begin(), name.end(), name.begin(), ::tolower);
+    return name + " ";
+}
+
+void check_own_kernels(const Weights & weights, ggml_type type) {
+    const bool here = cpu::row_kernel() != cpu::row_kernel_portable();
+    for (const Placement & placement : weights.placements) {
+        if (placement.kernels == "CPU" || placement.kernels == "CPU_Mapped") {
+            continue; // vectors
+        }
+        CHECK(placement.kernels.rfind(kernels_of(type), 0) == 0);
+        CHECK(!here ||
+              (!contains(placement.kernels, "ggml") && !contains(placement.kernels, "portable")));
+    }
+}
+
+// All matrices of the weights, each once.
+void check_products(const Contents & found, const Weights & weights,
+                    const std::set<std::string> & elsewhere) {
+    for (const PackedMatrix & matrix : weights.packed) {
+        const auto at = found.products.find(matrix.name);
+        const int n = at == found.products.end() ? 0 : at->second;
+        CHECK(n == (elsewhere.count(matrix.name) > 0 ? 0 : 1));
+    }
+}
+
+void check_nodes(const Contents & found, int n_own) {
+    // The table of angles is made by ggml's own rope, once for all layers.
+    for (const auto & [operation, n] : found.of_ggml) {
+        CHECK(operation == "ROPE" && n == 1);
+    }
+    if (found.n_own != n_own) {
+        std::fprintf(stderr, "%d nodes of ours, expected %d\n", found.n_own, n_own);
+    }
+    CHECK(found.n_own == n_own);
+}
+
+void check_target(const Model & model, ggml_type type) {
+    const Hparams & hp = model.hparams();
+    check_own_kernels(model.weights(), type);
+    Graphs graphs(hp, model.weights());
+    for (const GraphKind kind : {GraphKind::APPEND, GraphKind::VERIFY}) {
+        BatchShape shape;
+        shape.kind = kind;
+        shape.n_rows = shape.n_out = kind == GraphKind::APPEND ? 1 : 4;
+        const Contents found = graphs.contents(shape, [&](Build & b) { model.arch().build(b); });
+        check_products(found, model.weights(), {});
+        check_nodes(found, nodes_of(hp));
+    }
+}
+
+void check_drafter(const std::shared_ptr<const Model> & model, const std::string & path,
+                   ggml_type type) {
+    const Drafter drafter(path, model, on_cpu());
+    Graphs graphs(drafter.hparams(), drafter.weights());
+    check_own_kernels(drafter.weights(), type);
+    const std::set<std::string> fusion = {"fc.weight"};
+    BatchShape shape;
+    shape.kind = GraphKind::DRAFT;
+    shape.n_rows = shape.n_out = 8;
+    const Contents block =
+        graphs.contents(shape, [&](Build & b) { build_block(b, drafter.head(*model)); });
+    check_products(block, drafter.weights(), fusion);
+    check_nodes(block, nodes_of(drafter.hparams()));
+}
+
+} // namespace
+
+int main() {
+    TemporaryFolder folder;
+    for (const ggml_type type : TYPES) {
+        const std::string drafter = folder.file("drafter.gguf");
+        write_wide_drafter(type, drafter);
+        for (const Arch * arch : architectures()) {
+            const std::string path = folder.file("model.gguf");
+            write_wide(arch->name, type, path);
+            const auto model = std::make_shared<const Model>(path, on_cpu());
+            CHECK(&model->arch() == arch);
+            check_target(*model, type);
+            check_drafter(model, drafter, type);
+        }
+    }
+    return 0;
+}

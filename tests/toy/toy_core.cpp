@@ -1,0 +1,72 @@
+// The core with one row more in its table. Writes float32 logits after each token to a file: of a
+// prefill in micro-batches, then of a prefill of half the tokens, a tree of the next ones, a branch
+// of which is taken, and single steps.
+//
+//     toy_core MODEL OUT TOKEN...
+#include "arch/arch.h"
+#include "engine/session.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+
+namespace dfl {
+
+extern const Arch LLAMA, TOY;
+
+// In place of csrc/arch/table.cpp: the linker takes that from the library only if it is missing.
+const std::vector<const Arch *> & architectures() {
+    static const std::vector<const Arch *> table = {&LLAMA, &TOY};
+    return table;
+}
+
+} // namespace dfl
+
+using namespace dfl;
+
+static Session session_of(const std::shared_ptr<const Model> & model) {
+    SessionParams params;
+    params.n_ctx = 256;
+    params.n_ubatch = 16;
+    params.n_threads = 2;
+    params.type_k = params.type_v = GGML_TYPE_F32;
+    return Session(model, params);
+}
+
+int main(int argc, char ** argv) {
+    std::vector<int32_t> tokens;
+    for (int i = 3; i < argc; ++i) {
+        tokens.push_back(std::atoi(argv[i]));
+    }
+    ModelParams params;
+    params.n_gpu_layers = 0;
+    const auto model = std::make_shared<const Model>(argv[1], params);
+    const int64_t n = static_cast<int64_t>(tokens.size()), n_vocab = model->hparams().n_vocab;
+    std::vector<float> at_once(n * n_vocab), by_steps(n * n_vocab);
+
+    Session whole = session_of(model);
+    whole.prefill(tokens.data(), n, at_once.data(), nullptr);
+
+    Session steps = session_of(model);
+    const int64_t half = n / 2;
+    steps.prefill(tokens.data(), half, by_steps.data(), nullptr);
+    // Two nodes that lead nowhere beside three that follow the text.
+    const int32_t nodes[] = {tokens[half], 1, tokens[half + 1], 2, tokens[half + 2]};
+    const int32_t parents[] = {-1, 0, 0, 2, 2}, path[] = {0, 2, 4};
+    steps.reserve_verify(5);
+    steps.verify(nodes, parents, 5);
+    for (int64_t i = 0; i < 3; ++i) {
+        steps.logits(path[i], by_steps.data() + (half + i) * n_vocab);
+    }
+    steps.commit_path(path, 3);
+    for (int64_t i = half + 3; i < n; ++i) {
+        steps.prefill(&tokens[i], 1, nullptr, nullptr);
+        steps.logits(0, by_steps.data() + i * n_vocab);
+    }
+
+    std::FILE * out = std::fopen(argv[2], "wb");
+    for (const std::vector<float> & logits : {at_once, by_steps}) {
+        std::fwrite(logits.data(), sizeof(float), logits.size(), out);
+    }
+    return std::fclose(out);
+}
