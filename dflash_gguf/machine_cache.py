@@ -1,4 +1,4 @@
-"""Small JSON files of what is measured once a machine. A file that cannot be used is not there."""
+"""Small JSON files of what is measured once a machine. An unreadable file counts as missing."""
 
 from __future__ import annotations
 

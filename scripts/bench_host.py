@@ -58,7 +58,7 @@ class Rows:
         return self._tokens[index]
 
     def top(self, index: int = -1) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Not told: its rows are at hand."""
+        """Never called: rows are read whole."""
         raise NotImplementedError
 
     def logits(self, index: int = -1) -> NDArray[np.float32]:

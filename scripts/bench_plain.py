@@ -177,7 +177,7 @@ def run_pair(work: Work) -> Times:
 def prefill_times(
     engines: Sequence[Engine], prompt: Tokens, n_runs: int, first: int
 ) -> tuple[float, float]:
-    """Seconds of n_runs prefills from an empty cache, engines taking turns."""
+    """Seconds of n_runs prefills from an empty cache, engines alternating."""
     times = [0.0, 0.0]
     for run in range(n_runs):
         for i in ((first + run) % 2, (first + run + 1) % 2):
@@ -191,7 +191,7 @@ def prefill_times(
 def decode_times(
     engines: Sequence[Engine], segments: Sequence[list[int]], first: int
 ) -> tuple[float, float]:
-    """Seconds of decoding all segments, engines taking turns."""
+    """Seconds of decoding all segments, engines alternating."""
     times = [0.0, 0.0]
     for n, tokens in enumerate(segments):
         for i in ((first + n) % 2, (first + n + 1) % 2):

@@ -33,7 +33,7 @@ Step = tuple[str, int]  # "plain", "chain" or "tree", and its rows
 
 
 def tree_parents(n: int) -> list[int]:
-    """A spine of two thirds of the nodes, the others beside its first nodes."""
+    """A spine of two thirds of the nodes, the others siblings of its first nodes."""
     n_spine = n - n // 3
     return [*range(-1, n_spine - 1), *range(n - n_spine)]
 

@@ -85,7 +85,7 @@ class Total:
 def compare(
     decoder: dflash_gguf.Decoder, prompts: list[list[int]], config: dflash_gguf.DecodeConfig
 ) -> tuple[dict[str, Any], list[dflash_gguf.Result]]:
-    """Totals of every kind, taken in turns, and the plain answers."""
+    """Totals of every kind, measured alternately, and the plain answers."""
     totals = {kind: Total() for kind in KINDS}
     plain = []
     for number, prompt in enumerate(prompts):

@@ -1,4 +1,4 @@
-"""The memory plan beside what a real load takes: by its buffers, and by the process.
+"""The memory plan compared with what a real load takes: by its buffers, and by the process.
 
     scripts/check_plan.py MODEL.gguf [-md DRAFTER.gguf] [-c 8192] [-ctk q8_0 -ctv q8_0]
     scripts/check_plan.py MODEL.gguf --backend-module libggml-cuda.so [-ngl 40] [--n-cpu-moe 8]

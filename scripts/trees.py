@@ -22,7 +22,7 @@ def deep(n: int) -> list[int]:
 
 
 def comb(n: int) -> list[int]:
-    """A spine of the odd nodes with a leaf beside each."""
+    """A spine of the odd nodes, each with a leaf as its sibling."""
     return [-1, *(max(0, i - 1 - (i + 1) % 2) for i in range(1, n))]
 
 

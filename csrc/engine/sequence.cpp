@@ -26,8 +26,8 @@ static bool all_finite(const float * logits, int64_t n) {
 Sequence::Sequence(std::shared_ptr<Engine> engine)
     : engine_(std::move(engine)), kv_(engine_->kv()), recurrent_(engine_->recurrent()),
       draft_(engine_->draft()), caches_(next_name()) {
-    engine_->enter(this);
     tokens_.reserve(engine_->n_ctx());
+    engine_->enter(this); // last: what throws after it would leave its place taken
 }
 
 Sequence::~Sequence() {

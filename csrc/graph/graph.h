@@ -1,5 +1,5 @@
-// The life of a graph: build, allocate, set inputs, compute, read. Live graphs are kept by shape
-// and share one arena: only one runs at a time, and inputs are written before every run. A
+// The life cycle of a graph: build, allocate, set inputs, compute, read. Live graphs are kept by
+// shape and share one arena: only one runs at a time, and inputs are written before every run. A
 // graph split over two devices has memory of its own, and only one of its kind is live.
 #pragma once
 

@@ -49,7 +49,7 @@ def _runs(name: str) -> bool | None:
 
 
 def proven_buffer_types(names: Sequence[str], library: Path) -> list[str]:
-    """Those of names whose kernels run and multiply rightly. library: the file that holds them."""
+    """Those of names whose kernels run and multiply correctly. library: the file with them."""
     identity = _identity(library)
     stored = machine_cache.read(FILE, identity)
     known = {}

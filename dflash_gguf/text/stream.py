@@ -1,4 +1,4 @@
-"""Text that appears bit by bit: characters split across tokens, and texts that end an answer."""
+"""Incremental text: characters split across tokens, and texts that end an answer."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ PIECE_BYTES = 256
 LOG_LEVEL_ERROR = 4
 MAX_TEXT_BYTES = (1 << 31) - (1 << 20)
 PLAIN_RUN = 4096
-"""Characters without a word boundary that an ordinary stack carries with room to spare."""
+"""Longest run of characters without a word boundary that fits a default stack with ease."""
 STACK_BYTES_PER_CHARACTER = 640
 """llama.cpp splits text by std::regex for many tokenizers, which recurses for every character of a
 word: 312 bytes were measured (libstdc++ 12); twice that is given."""

@@ -180,7 +180,7 @@ def _check_scores(file: Metadata, model: str, n_tokens: int) -> None:
 
 
 def _check_bytes(file: Metadata, known: frozenset[bytes]) -> None:
-    """Text that no token covers is spelled in bytes, so that every byte needs a token."""
+    """Text without a token of its own is encoded byte by byte, so every byte needs a token."""
     for byte in range(256):
         if b"<0x%02X>" % byte not in known and bytes([byte]) not in known:
             what = f"has no token for the byte 0x{byte:02X}"

@@ -47,7 +47,7 @@ CALLS = (
     "copies_to_host",
     "bytes_to_host",
 )
-"""Of these, what a round is told by."""
+"""Of these, what is reported of a round."""
 
 
 def build(cache: Path, capability: str) -> Path:
