@@ -102,6 +102,18 @@ def test_an_expert_of_many_rows_adds_the_same(tmp_path: Path) -> None:
     np.testing.assert_array_equal(*logits)
 
 
+def test_a_graph_does_not_take_the_places_of_another(tmp_path: Path) -> None:
+    """Of 33 and of 4 rows: as many nodes, but in one of them rows are quantised by their own."""
+    layers = ["linear_attention", "full_attention"]
+    path = make_gguf(tmp_path, "qwen35moe", head_dim=64, num_hidden_layers=2, layer_types=layers)
+    config = LoadConfig(n_ctx=64, n_threads=1, n_gpu_layers=0)
+    expected = Sequence(Engine(Model(str(path), config))).logits(TOKENS[:4])
+    sequence = Sequence(Engine(Model(str(path), config)))
+    sequence.logits(TOKENS[:33])
+    sequence.reset()
+    np.testing.assert_array_equal(sequence.logits(TOKENS[:4]), expected)
+
+
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An f32 model whose rows are whole blocks of every type."""

@@ -146,7 +146,10 @@ void GraphPool::allocate(LiveGraph & fresh, uint64_t wanted) {
     if (wanted > before) {
         backend_.check_fits(wanted - before, what.c_str());
     }
-    const bool allocated = ggml_gallocr_alloc_graph(arena_.get(), fresh.graph);
+    // Without a plan of its own ggml gives a graph the places of the last one where it has as many
+    // nodes, none of them larger: results would lie in what others are still read from.
+    const bool allocated = ggml_gallocr_reserve(arena_.get(), fresh.graph) &&
+                           ggml_gallocr_alloc_graph(arena_.get(), fresh.graph);
     const bool moved = arena_size() != before;
     if (!allocated || moved) {
         forget_in_arena(); // they point into what was just replaced

@@ -92,6 +92,10 @@ ArenaBytes Scheduler::measure(ggml_cgraph * graph) {
 
 bool Scheduler::hold(ggml_cgraph * graph) {
     ggml_backend_sched_reset(scheduler_.get());
+    // A plan of its own: see GraphPool::allocate().
+    if (!ggml_backend_sched_reserve(scheduler_.get(), graph)) {
+        return false;
+    }
     return ggml_backend_sched_alloc_graph(scheduler_.get(), graph);
 }
 
