@@ -104,11 +104,9 @@ struct CellAttentionTiles {
 
     // Keys of cells [first, end) of a tile, and others beside them: [width][BLOCK].
     static void load_keys(const CellRows & k, const char * const * cells, int64_t first,
-                          int64_t end, const Scratch & s, float * keys, const CellRows & v,
-                          const char * const * values) {
+                          int64_t end, const Scratch & s, float * keys) {
         for (int64_t c = first / T * T; c < end; c += T) {
             float * to = keys + c;
-            fetch_early(k, cells + c, v, values + c, s.d);
             if (s.d != s.width || ggml_is_quantized(k.type)) {
                 for (int i = 0; i < T; ++i) {
                     if (cells[c + i] != nullptr) {
@@ -135,11 +133,11 @@ struct CellAttentionTiles {
         }
     }
 
-    // Whether sums read values as they lie in the cache.
+    // Whether sums read values as they lie in the cache: to widen halves beforehand takes as long
+    // as to do it on the way for some fifty queries.
     static bool reads_in_place(const CellRows & v, const Scratch & s, int64_t n_queries) {
-        const bool whole = s.d == s.width;
-        return whole &&
-               (v.type == GGML_TYPE_F32 || (v.type == GGML_TYPE_F16 && n_queries <= QUERIES));
+        const bool is_half = v.type == GGML_TYPE_F16 && n_queries <= 8 * QUERIES;
+        return s.d == s.width && (v.type == GGML_TYPE_F32 || is_half);
     }
 
     // Where sums read the values of cells [first, end) of a tile: there, or as floats at `values`.
@@ -368,7 +366,8 @@ struct CellAttentionTiles {
         bool has_gaps;
         int64_t first_open, end_open; // indices
         const char *k[BLOCK], *v[BLOCK];
-        const char * values[BLOCK];
+        const char * rows[BLOCK];
+        const char * const * values; // where sums read: `rows`, or `v`
     };
 
     struct OpenTile {
@@ -392,27 +391,36 @@ struct CellAttentionTiles {
     // Finds a block's cells in the spans; `span` is the first that may hold any, and moves on.
     static void find_cells(const CellAttention & work, Block & block, size_t & span) {
         const auto & spans = work.seen->spans;
-        std::fill(block.k, block.k + BLOCK, nullptr);
-        std::fill(block.v, block.v + BLOCK, nullptr);
-        int64_t n_found = 0;
         while (span < spans.size() && spans[span].position + spans[span].n <= block.position) {
             ++span;
         }
-        for (size_t i = span; i < spans.size(); ++i) {
+        int64_t done = 0; // places that are filled
+        const auto leave_out = [&](int64_t end) {
+            std::fill(block.k + done, block.k + end, nullptr);
+            std::fill(block.v + done, block.v + end, nullptr);
+            done = end;
+        };
+        leave_out(block.first);
+        block.has_gaps = false;
+        for (size_t i = span; i < spans.size() && done < block.end; ++i) {
             const int64_t from = spans[i].position - block.position;
             const int64_t first = std::max(from, block.first);
             const int64_t end = std::min(from + spans[i].n, block.end);
-            for (int64_t c = first; c < end; ++c) {
-                const int64_t cell = spans[i].cell + c - from;
-                block.k[c] = work.k.first + cell * work.k.cell_bytes;
-                block.v[c] = work.v.first + cell * work.v.cell_bytes;
+            if (first >= end) {
+                continue;
             }
-            n_found += std::max<int64_t>(0, end - first);
-            if (from >= block.end) {
-                break;
+            block.has_gaps = block.has_gaps || first > done;
+            leave_out(first);
+            const int64_t cell = spans[i].cell - from;
+            const char * k = work.k.first + (cell + first) * work.k.cell_bytes;
+            const char * v = work.v.first + (cell + first) * work.v.cell_bytes;
+            for (; done < end; ++done, k += work.k.cell_bytes, v += work.v.cell_bytes) {
+                block.k[done] = k;
+                block.v[done] = v;
             }
         }
-        block.has_gaps = n_found < block.end - block.first;
+        block.has_gaps = block.has_gaps || done < block.end;
+        leave_out(BLOCK);
     }
 
     static void find_open(const CellAttention & work, Block & block) {
@@ -440,8 +448,7 @@ struct CellAttentionTiles {
                 tile.k[c] = work.k.first + cell * work.k.cell_bytes;
                 tile.v[c] = work.v.first + cell * work.v.cell_bytes;
             }
-            load_keys(work.k, tile.k, 0, here, s, s.keys + (BLOCK + first) * s.width, work.v,
-                      tile.v);
+            load_keys(work.k, tile.k, 0, here, s, s.keys + (BLOCK + first) * s.width);
             load_values(work.v, tile.v, 0, here, in_place, s, s.values + (BLOCK + first) * s.width,
                         s.open + first);
         }
@@ -529,6 +536,10 @@ struct CellAttentionTiles {
         clear(s.part, n, s.width);
         const bool in_place = reads_in_place(work.v, s, n);
         const bool in_halves = in_place && work.v.type == GGML_TYPE_F16;
+        constexpr size_t near_cache = 512 << 10; // bytes
+        const bool is_far =
+            (high - low) * (ggml_row_size(work.k.type, s.d) + ggml_row_size(work.v.type, s.d)) >
+            near_cache;
         size_t span = 0;
         for (int64_t at = low / BLOCK * BLOCK; at < high; at += BLOCK) {
             Block block;
@@ -537,9 +548,18 @@ struct CellAttentionTiles {
             block.end = std::max(block.first, place(std::min(high, spans_end), block));
             find_cells(work, block, span);
             find_open(work, block);
-            load_keys(work.k, block.k, block.first, block.end, s, s.keys, work.v, block.v);
-            load_values(work.v, block.v, block.first, block.end, in_place, s, s.values,
-                        block.values);
+            for (int64_t c = block.first / T * T; c < block.end; c += T) {
+                if (is_far) {
+                    fetch_early(work.k, block.k + c, work.v, block.v + c, s.d);
+                }
+                load_keys(work.k, block.k, c, std::min(c + T, block.end), s, s.keys);
+            }
+            block.values = block.v;
+            if (!in_place || block.has_gaps) {
+                block.values = block.rows;
+                load_values(work.v, block.v, block.first, block.end, in_place, s, s.values,
+                            block.rows);
+            }
             load_open(work, block, in_place, s);
             for (int64_t r = 0; r < n; r += QUERIES) {
                 walk_tile(work, block, first, r, std::min<int64_t>(QUERIES, n - r), ranges,

@@ -61,13 +61,14 @@ class Attend : public CpuNode {
             });
             return;
         }
-        const int64_t step =
-            queries_at_once(n_queries() * shape_.n_head_kv, is_long ? 2 * nth : nth);
-        const int64_t n_steps = (n_queries() + step - 1) / step;
+        const int64_t n_steps = steps_for(nth), step = (n_queries() + n_steps - 1) / n_steps;
         shares_.share_out(n_steps * shape_.n_head_kv, is_long, ith, nth, [&](int64_t part) {
             // Later rows see more: who comes last should have little to do.
             const int64_t first = (n_steps - 1 - part / shape_.n_head_kv) * step;
             const int64_t n = std::min(step, n_queries() - first);
+            if (n <= 0) {
+                return; // the steps before took all
+            }
             work = work_of(dst, part % shape_.n_head_kv);
             kernel_.attend(work, first, n, scratch);
             for (int64_t i = first; i < first + n; ++i) {
@@ -125,10 +126,21 @@ class Attend : public CpuNode {
     // Products of a query's value with a key's, from which on parts are worth fetching.
     static constexpr int64_t LONG = 1 << 20;
 
-    // Each call rearranges its keys anew, so few queries are worth it only for an even end.
-    static int64_t queries_at_once(int64_t n, int64_t n_calls) {
-        constexpr int64_t least = 4;
-        return std::clamp<int64_t>((n + n_calls - 1) / n_calls, least, cpu::MAX_QUERIES);
+    // Parts that a head's queries are cut into. Each rearranges its keys anew, which takes as long
+    // as some queries, so there are no more than an even end wants.
+    int64_t steps_for(int64_t nth) const {
+        constexpr int64_t to_rearrange = 4, most_more = 8;
+        const int64_t least = (n_queries() + cpu::MAX_QUERIES - 1) / cpu::MAX_QUERIES;
+        int64_t best = least, best_time = INT64_MAX;
+        for (int64_t n = least; n <= least + most_more && n <= n_queries(); ++n) {
+            const int64_t rounds = (n * shape_.n_head_kv + nth - 1) / nth;
+            const int64_t time = rounds * ((n_queries() + n - 1) / n + to_rearrange);
+            if (time < best_time) {
+                best = n;
+                best_time = time;
+            }
+        }
+        return best;
     }
 
     const cpu::CellAttentionKernel & kernel_ = *cpu::cell_attention();
