@@ -75,9 +75,11 @@ class Setting:
 
 def drawn_setting(random: np.random.Generator, number: int) -> Setting:
     """A decoder; weight types and architectures take turns."""
-    trained = number % 3 == 0
-    kind = TRAINED if trained else list(SHAPES)[number % len(SHAPES)]
-    types = TRAINED_TYPES if trained else WEIGHT_TYPES
+    place, is_trained = number // 3, number % 3 == 0
+    if not is_trained:
+        place = number - place - 1  # among those of random weights
+    kind = TRAINED if is_trained else list(SHAPES)[place % len(SHAPES)]
+    types = TRAINED_TYPES if is_trained else WEIGHT_TYPES
     caches = CACHE_TYPES[:3] if kind == "llama, heads of 40" else CACHE_TYPES
     k = str(random.choice(caches))
     config = LoadConfig(
@@ -90,7 +92,7 @@ def drawn_setting(random: np.random.Generator, number: int) -> Setting:
         draft_window=int(random.choice((30, 4096))),
         repack=bool(random.random() < 0.7),
     )
-    return Setting(kind, types[number % len(types)], str(random.choice(("q8_0", "f16"))), config)
+    return Setting(kind, types[place % len(types)], str(random.choice(("q8_0", "f16"))), config)
 
 
 class Files:
@@ -290,6 +292,8 @@ def use(seed: int, numbers: range, files: Files, counts: Counter[str]) -> Iterat
             yield f"scripts/random_use.py --seed {seed} --only {number}: {setting}: {sentence}"
         used.close()
         counts.update(used.counts)
+        if number % 25 == 24:
+            print(f"{counts['answers']} answers", file=sys.stderr, flush=True)
 
 
 def main() -> None:
