@@ -93,7 +93,9 @@ def test_quantised_caches_are_rotated_as_in_llama_cpp(
     theirs = llama_logits(model_file, TOKENS, cache_type)
     monkeypatch.setenv("LLAMA_ATTN_ROT_DISABLE", "1")
     unrotated = llama_logits(model_file, TOKENS, cache_type)
-    loss, loss_unrotated = rms(ours - exact), rms(unrotated - exact)
-    print(f"{cache_type}: {loss:.1e} rotated, {loss_unrotated:.1e} unrotated")
-    assert rms(ours - theirs) < 0.1 * loss
+    loss, loss_theirs, loss_unrotated = (rms(x - exact) for x in (ours, theirs, unrotated))
+    print(f"{cache_type}: {loss:.1e} rotated, {loss_theirs:.1e} theirs, {loss_unrotated:.1e} not")
+    # The same values are stored, but llama.cpp rounds queries too. Observed: 0.82 (q8_0), 0.98.
+    assert loss < 1.05 * loss_theirs
+    assert rms(ours - theirs) < loss_theirs
     assert loss < 0.8 * loss_unrotated

@@ -184,11 +184,13 @@ def test_a_prompt_that_begins_like_a_cancelled_one_is_answered(poisoned: Pair) -
     assert found.tokens == expected.tokens
 
 
+@pytest.mark.parametrize("cache_type", ["f16", "f32", "q8_0"])
 @pytest.mark.parametrize("path", [[0, 1], [0], []])
 def test_a_branch_that_is_not_finite_leaves_nothing_in_its_cells(
-    poisoned: Pair, path: list[int]
+    poisoned: Pair, path: list[int], cache_type: str
 ) -> None:
-    settings = {"cache_type_k": "f32", "cache_type_v": "f32"}  # where siblings do not meet at all
+    """Its siblings have the bits that they have beside any other."""
+    settings = {"cache_type_k": cache_type, "cache_type_v": cache_type}
 
     def says(branch: int) -> list[Any]:
         sequence = start(poisoned, **settings)

@@ -276,16 +276,6 @@ struct CellAttentionTiles {
         return lanes[0];
     }
 
-    static float largest_of(F x) {
-        float lanes[T];
-        V::store(lanes, x);
-        float most = lanes[0];
-        for (int i = 1; i < T; ++i) {
-            most = lanes[i] > most ? lanes[i] : most;
-        }
-        return most;
-    }
-
     static void scale_sum(float * sum, int64_t width, float by) {
         for (int64_t j = 0; j < width; j += T) {
             V::store(sum + j, V::mul(V::load(sum + j), V::spread(by)));
@@ -304,7 +294,7 @@ struct CellAttentionTiles {
         for (int c = T; c < BLOCK; c += T) {
             largest = V::max(largest, V::load(scores + c));
         }
-        const float here = largest_of(largest);
+        const float here = V::largest(largest);
         if (here > most) {
             const float by = exp_of(most - here);
             total *= by;

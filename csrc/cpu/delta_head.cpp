@@ -4,6 +4,9 @@
 
 namespace dfl::cpu {
 
-const DeltaHeadKernel * delta_head() { return best_kernel(delta_head_avx512(), delta_head_avx2()); }
+const DeltaHeadKernel * delta_head() {
+    const DeltaHeadKernel * best = best_kernel(delta_head_avx512(), delta_head_avx2());
+    return best != nullptr ? best : delta_head_portable();
+}
 
 } // namespace dfl::cpu

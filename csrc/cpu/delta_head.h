@@ -60,8 +60,6 @@ struct DeltaGates {
 };
 
 struct DeltaHeadKernel {
-    // Whether heads of d values are served.
-    bool (*serves)(int64_t d);
     void (*convolve)(const DeltaConvolution & work);
     // to <- x * length / sqrt(sum(x^2) + eps)
     void (*scale)(const float * x, int64_t d, float length, float eps, float * to);
@@ -74,12 +72,13 @@ struct DeltaHeadKernel {
 };
 
 // Most taps of a convolution and values of a head.
-constexpr int64_t MAX_DELTA_TAPS = 8, MAX_DELTA_HEAD = 256;
+constexpr int64_t MAX_DELTA_TAPS = 16, MAX_DELTA_HEAD = 1024;
 
-// The best one for this CPU, or NULL.
+// The best one for this CPU.
 const DeltaHeadKernel * delta_head();
 // Those of each instruction set; NULL where the compiler lacks it.
 const DeltaHeadKernel * delta_head_avx512();
 const DeltaHeadKernel * delta_head_avx2();
+const DeltaHeadKernel * delta_head_portable();
 
 } // namespace dfl::cpu

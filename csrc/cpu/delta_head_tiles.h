@@ -1,8 +1,10 @@
 // The loops of DeltaHeadKernel over vectors of V::T floats.
 #pragma once
 
+#include "delta_walk_any.h"
 #include "delta_walk_lanes.h"
 #include "delta_walk_rows.h"
+#include "parts_of_rows.h"
 
 #include <algorithm>
 #include <cmath>
@@ -13,12 +15,8 @@ namespace {
 template <class V>
 struct DeltaHeadTiles {
     using F = typename V::F;
+    using Part = PartsOfRows<V>;
     static constexpr int T = V::T;
-
-    static bool serves(int64_t d) {
-        return d <= MAX_DELTA_HEAD &&
-               (d == T || d == 2 * T || d == 4 * T || d == 8 * T || d == 16 * T);
-    }
 
     // x * sigmoid(x)
     static F silu(F x) {
@@ -43,11 +41,12 @@ struct DeltaHeadTiles {
             }
             float * out = work.out + i * work.out_row;
             for (int64_t c = 0; c < d; c += T) {
-                F sum = V::mul(V::load(under[0] + c), V::load(kernel + c));
+                F sum = V::mul(Part::load(under[0], c, d), Part::load(kernel, c, d));
                 for (int64_t t = 1; t < work.d_conv; ++t) {
-                    sum = V::mul_add(V::load(under[t] + c), V::load(kernel + t * d + c), sum);
+                    sum = V::mul_add(Part::load(under[t], c, d), Part::load(kernel + t * d, c, d),
+                                     sum);
                 }
-                V::store(out + c, silu(sum));
+                Part::store(out, c, d, silu(sum));
             }
         }
     }
@@ -55,7 +54,7 @@ struct DeltaHeadTiles {
     static float dot(const float * a, const float * b, int64_t d) {
         F sum[4] = {V::zero(), V::zero(), V::zero(), V::zero()};
         for (int64_t c = 0; c < d; c += T) {
-            sum[0] = V::mul_add(V::load(a + c), V::load(b + c), sum[0]);
+            sum[0] = V::mul_add(Part::load(a, c, d), Part::load(b, c, d), sum[0]);
         }
         float total[4];
         V::sums(sum, total);
@@ -65,16 +64,18 @@ struct DeltaHeadTiles {
     static void scale(const float * x, int64_t d, float length, float eps, float * to) {
         const F by = V::spread(length / std::sqrt(dot(x, x, d) + eps));
         for (int64_t c = 0; c < d; c += T) {
-            V::store(to + c, V::mul(by, V::load(x + c)));
+            Part::store(to, c, d, V::mul(by, Part::load(x, c, d)));
         }
     }
 
     static void gate(const DeltaGate & work) {
-        const auto d = static_cast<float>(work.d);
-        const F by = V::spread(1.0f / std::sqrt(dot(work.out, work.out, work.d) / d + work.eps));
-        for (int64_t c = 0; c < work.d; c += T) {
-            const F normed = V::mul(V::mul(by, V::load(work.out + c)), V::load(work.weight + c));
-            V::store(work.out + c, V::mul(normed, silu(V::load(work.gate + c))));
+        const int64_t d = work.d;
+        const float mean = dot(work.out, work.out, d) / static_cast<float>(d);
+        const F by = V::spread(1.0f / std::sqrt(mean + work.eps));
+        for (int64_t c = 0; c < d; c += T) {
+            const F x = Part::load(work.out, c, d), weight = Part::load(work.weight, c, d);
+            const F gate = silu(Part::load(work.gate, c, d));
+            Part::store(work.out, c, d, V::mul(V::mul(V::mul(by, x), weight), gate));
         }
     }
 
@@ -117,22 +118,27 @@ struct DeltaHeadTiles {
     }
 
     static void walk(const DeltaWalk & work, float * scratch) {
-        switch (work.d / T) {
-        case 1:
-            return walk_heads<1>(work, scratch);
-        case 2:
-            return walk_heads<2>(work, scratch);
-        case 4:
-            return walk_heads<4>(work, scratch);
-        case 8:
-            return walk_heads<8>(work, scratch);
-        default:
-            return walk_heads<16>(work, scratch);
+        if constexpr (V::HAS_REGISTERS) { // which whole rows of a state fit into
+            switch (work.d) {
+            case T:
+                return walk_heads<1>(work, scratch);
+            case 2 * T:
+                return walk_heads<2>(work, scratch);
+            case 4 * T:
+                return walk_heads<4>(work, scratch);
+            case 8 * T:
+                return walk_heads<8>(work, scratch);
+            case 16 * T:
+                return walk_heads<16>(work, scratch);
+            default:
+                break;
+            }
         }
+        DeltaWalkAny<V>::walk(work, scratch);
     }
 
-    static constexpr DeltaHeadKernel KERNEL = {serves,       convolve, scale, dot,
-                                               scratch_size, walk,     gate,  gates};
+    static constexpr DeltaHeadKernel KERNEL = {convolve, scale, dot,  scratch_size,
+                                               walk,     gate,  gates};
 };
 
 } // namespace

@@ -12,8 +12,9 @@ namespace {
 
 struct Floats256 {
     static constexpr int T = 8;
-    static constexpr int WIDE = 2;         // vectors of values summed at once
-    static constexpr int PRODUCT_ROWS = 3; // times 4 outputs, in registers
+    static constexpr int WIDE = 2;              // vectors of values summed at once
+    static constexpr bool HAS_REGISTERS = true; // of this width, for certain
+    static constexpr int PRODUCT_ROWS = 3;      // times 4 outputs, in registers
     using F = __m256;
 
     static F zero() { return _mm256_setzero_ps(); }
@@ -55,6 +56,12 @@ struct Floats256 {
         return _mm256_blendv_ps(b, a, _mm256_cmp_ps(x, zero(), _CMP_LT_OQ));
     }
 
+    // The largest of all lanes; which of them counts if one is no number is left open.
+    static float largest(F x) {
+        const __m128 four = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+        const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+        return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
+    }
     // The sums of four.
     static void sums(const F (&x)[4], float * to) {
         const F all = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));

@@ -18,8 +18,9 @@ namespace {
 
 struct Floats512 {
     static constexpr int T = 16;
-    static constexpr int WIDE = 4;         // vectors of values summed at once
-    static constexpr int PRODUCT_ROWS = 6; // times 4 outputs, in registers
+    static constexpr int WIDE = 4;              // vectors of values summed at once
+    static constexpr bool HAS_REGISTERS = true; // of this width, for certain
+    static constexpr int PRODUCT_ROWS = 6;      // times 4 outputs, in registers
     using F = __m512;
 
     static F zero() { return _mm512_setzero_ps(); }
@@ -55,6 +56,8 @@ struct Floats512 {
     static F where_negative(F x, F a, F b) {
         return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, zero(), _CMP_LT_OQ), b, a);
     }
+    // The largest of all lanes; which of them counts if one is no number is left open.
+    static float largest(F x) { return _mm512_reduce_max_ps(x); }
     // The sums of four.
     static void sums(const F (&x)[4], float * to) {
         const __m256 low = _mm256_hadd_ps(folded(x[0]), folded(x[1]));

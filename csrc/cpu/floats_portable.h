@@ -15,7 +15,8 @@ namespace {
 
 struct FloatsPortable {
     static constexpr int T = 8;
-    static constexpr int WIDE = 1; // vectors of values summed at once
+    static constexpr int WIDE = 1;               // vectors of values summed at once
+    static constexpr bool HAS_REGISTERS = false; // of this width, for certain
     static constexpr int PRODUCT_ROWS = 2;
     struct F {
         float at[T];
@@ -111,6 +112,14 @@ struct FloatsPortable {
                 std::swap(r[i].at[j], r[j].at[i]);
             }
         }
+    }
+    // The largest of all lanes; which of them counts if one is no number is left open.
+    static float largest(F x) {
+        float most = x.at[0];
+        for (int i = 1; i < T; ++i) {
+            most = x.at[i] > most ? x.at[i] : most;
+        }
+        return most;
     }
     // The sums of four.
     static void sums(const F (&x)[4], float * to) {

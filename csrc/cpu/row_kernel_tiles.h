@@ -1,6 +1,7 @@
 // The loops of RowKernel over vectors of V::T floats.
 #pragma once
 
+#include "parts_of_rows.h"
 #include "row_kernel.h"
 
 #include <algorithm>
@@ -12,32 +13,13 @@ namespace {
 template <class V>
 struct RowTiles {
     using F = typename V::F;
+    using Part = PartsOfRows<V>;
     static constexpr int T = V::T;
-
-    // Values from i on, zeros from n on.
-    static F load_at(const float * x, int64_t i, int64_t n) {
-        if (i + T <= n) {
-            return V::load(x + i);
-        }
-        float rest[T] = {};
-        std::copy_n(x + i, n - i, rest);
-        return V::load(rest);
-    }
-
-    static void store_at(float * to, int64_t i, int64_t n, F x) {
-        if (i + T <= n) {
-            V::store(to + i, x);
-            return;
-        }
-        float rest[T];
-        V::store(rest, x);
-        std::copy_n(rest, n - i, to + i);
-    }
 
     static float sum_of_squares(const float * x, int64_t n) {
         F sum[4] = {V::zero(), V::zero(), V::zero(), V::zero()}; // that do not wait for each other
         for (int64_t i = 0; i < n; i += T) {
-            const F value = load_at(x, i, n);
+            const F value = Part::load(x, i, n);
             F & at = sum[i / T % 4];
             at = V::mul_add(value, value, at);
         }
@@ -50,7 +32,8 @@ struct RowTiles {
         const float mean = sum_of_squares(x, n) / static_cast<float>(n);
         const F by = V::spread(1.0f / std::sqrt(mean + eps));
         for (int64_t i = 0; i < n; i += T) {
-            store_at(to, i, n, V::mul(V::mul(by, load_at(x, i, n)), load_at(weight, i, n)));
+            Part::store(to, i, n,
+                        V::mul(V::mul(by, Part::load(x, i, n)), Part::load(weight, i, n)));
         }
     }
 
@@ -106,7 +89,7 @@ struct RowTiles {
         }
         if (i < n) {
             uint16_t rest[T];
-            V::store_halves(rest, load_at(x, i, n));
+            V::store_halves(rest, Part::load(x, i, n));
             std::copy_n(rest, n - i, to + i);
         }
     }

@@ -1,6 +1,9 @@
-// Kept masks against masks written anew, over random passes; and what keeping them saves.
+// Kept masks, and what takes their place on the CPU, against what rows see, over random passes; and
+// what keeping masks saves.
 #include "cache/cell_masks.h"
+#include "cache/seen_cells.h"
 #include "check.h"
+#include "cpu/cell_views.h"
 
 #include <algorithm>
 #include <cmath>
@@ -40,7 +43,8 @@ class Timeline {
     Timeline(int64_t n_cells, unsigned seed)
         : hp_(layers()), backend_(cpu_device(), 1), table_(n_cells),
           masks_(
-              hp_, [&](int64_t) -> Backend & { return backend_; }, n_cells, MOST_ROWS / 2),
+              hp_, {0, 2, 4, 6, 8, 10}, [&](int64_t) -> Backend & { return backend_; }, n_cells,
+              MOST_ROWS / 2),
           n_cells_(n_cells), random_(seed) {
         masks_.reserve(MOST_ROWS);
     }
@@ -146,6 +150,57 @@ class Timeline {
                 }
             }
         }
+        check_seen(rows);
+    }
+
+    void check_seen(const MaskRows & rows) {
+        cpu::SeenCells seen;
+        find_seen_cells(table_, rows, seen);
+        CHECK(seen.rows.size() == rows.positions.size());
+        for (int64_t il = 0; il < hp_.n_layer(); il += 2) {
+            const LayerShape & layer = hp_.layers[il];
+            if (!layer.causal && rows.tree != nullptr) {
+                continue; // no drafter verifies
+            }
+            cpu::CellAttention work = {};
+            work.seen = &seen;
+            work.window = layer.window;
+            work.causal = layer.causal;
+            for (size_t i = 0; i < seen.rows.size(); ++i) {
+                const std::vector<int64_t> cells = cells_of(cpu::seen_range(work, i), seen);
+                std::vector<int64_t> expected;
+                for (int64_t cell = 0; cell < n_cells_; ++cell) {
+                    if (sees(layer, rows, i, cell)) {
+                        expected.push_back(cell);
+                    }
+                }
+                CHECK(std::is_permutation(cells.begin(), cells.end(), expected.begin(),
+                                          expected.end()));
+            }
+        }
+    }
+
+    static std::vector<int64_t> cells_of(const cpu::SeenRange & range,
+                                         const cpu::SeenCells & seen) {
+        std::vector<int64_t> cells;
+        int64_t last = -1;
+        for (const cpu::CellSpan & span : seen.spans) {
+            CHECK(span.position > last && span.n > 0);
+            last = span.position + span.n - 1;
+            for (int64_t i = 0; i < span.n; ++i) {
+                const int64_t position = span.position + i;
+                if (position >= range.first && position < range.end && position < range.spans_end) {
+                    cells.push_back(span.cell + i);
+                }
+            }
+        }
+        for (int64_t position = std::max(range.first, range.spans_end); position < range.end;
+             ++position) {
+            const auto & open = seen.open[seen.paths[range.path + position - range.spans_end]];
+            CHECK(open.position == position);
+            cells.push_back(open.cell);
+        }
+        return cells;
     }
 
     bool sees(const LayerShape & layer, const MaskRows & rows, int64_t i, int64_t cell) const {

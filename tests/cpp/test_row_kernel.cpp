@@ -36,13 +36,26 @@ double norm_of(const Floats & x, double eps) {
     return 1.0 / std::sqrt(sum / static_cast<double>(x.size()) + eps);
 }
 
-void check_rows(const cpu::RowKernel & kernel, int64_t n) {
+// What takes rows of any length.
+void check_any(const cpu::RowKernel & kernel, int64_t n) {
     const Floats x = values(n), y = values(n, 30.0f);
-    Floats to(n);
+    Floats to(n + 1, 7.0f);
     kernel.norm(x.data(), n, y.data(), 1e-5f, to.data());
     for (int64_t i = 0; i < n; ++i) {
         CHECK(close(to[i], x[i] * norm_of(x, 1e-5) * y[i]));
     }
+    CHECK(to[n] == 7.0f);
+    std::vector<uint16_t> halves(n + 1, 7);
+    kernel.to_half(x.data(), n, halves.data());
+    for (int64_t i = 0; i < n; ++i) {
+        CHECK(halves[i] == ggml_fp32_to_fp16(x[i]));
+    }
+    CHECK(halves[n] == 7);
+}
+
+void check_rows(const cpu::RowKernel & kernel, int64_t n) {
+    const Floats x = values(n), y = values(n, 30.0f);
+    Floats to(n);
     kernel.swiglu(y.data(), x.data(), n, to.data());
     for (int64_t i = 0; i < n; ++i) {
         CHECK(close(to[i], y[i] * sigmoid(y[i]) * x[i]));
@@ -51,11 +64,7 @@ void check_rows(const cpu::RowKernel & kernel, int64_t n) {
     for (int64_t i = 0; i < n; ++i) {
         CHECK(close(to[i], x[i] * sigmoid(y[i])));
     }
-    std::vector<uint16_t> halves(n);
-    kernel.to_half(x.data(), n, halves.data());
-    for (int64_t i = 0; i < n; ++i) {
-        CHECK(halves[i] == ggml_fp32_to_fp16(x[i]));
-    }
+    check_any(kernel, n);
 }
 
 void check_turns(const cpu::RowKernel & kernel, int64_t d, int64_t n_turned, bool pairs,
@@ -107,11 +116,16 @@ void check_kernel(const cpu::RowKernel & kernel) {
     for (const int64_t n : {16, 32, 64, 96, 1536}) {
         check_rows(kernel, n);
     }
+    for (const int64_t n : {1, 15, 17, 40, 100}) {
+        check_any(kernel, n);
+    }
     for (const bool pairs : {false, true}) {
         for (const bool normed : {false, true}) {
             check_turns(kernel, 64, 64, pairs, normed);
             check_turns(kernel, 64, 20, pairs, normed);
             check_turns(kernel, 256, 64, pairs, normed);
+            check_turns(kernel, 20, 10, pairs, normed);
+            check_turns(kernel, 81, 36, pairs, normed);
         }
     }
     for (const int64_t n : {1, 7, 16, 511, 512, 513, 4096, 10007}) {

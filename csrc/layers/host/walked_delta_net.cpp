@@ -238,9 +238,7 @@ class Walk : public CpuNode {
 } // namespace
 
 bool walks_delta_net(const RecurrentShape & shape) {
-    const cpu::DeltaHeadKernel * kernel = cpu::delta_head();
-    return kernel != nullptr && kernel->serves(shape.d_state) &&
-           shape.d_conv <= cpu::MAX_DELTA_TAPS;
+    return shape.d_state <= cpu::MAX_DELTA_HEAD && shape.d_conv <= cpu::MAX_DELTA_TAPS;
 }
 
 ggml_tensor * walked_delta_net(Build & b, int il, const DeltaNetProducts & in) {
