@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..config import AUTO_TREE_BUDGET, TREE_BUDGET, DecodeConfig
 from ..core import MAX_VERIFY, Error, Session
-from ..draft.proposer import DFlash, Proposer
+from ..draft.kinds import proposer_of
 from .brief import AutoRule, BriefRule, Taken
 from .budget import Budget
 from .cost_file import CostFile
@@ -19,16 +19,21 @@ class Drafting:
     """The drafter of one session; what is learned outlives answers, and its costs the process."""
 
     def __init__(
-        self, session: Session, cost_file: CostFile | None = None, most_rows: int = MAX_VERIFY
+        self,
+        session: Session,
+        cost_file: CostFile | None = None,
+        most_rows: int = MAX_VERIFY,
+        proposer: str | None = None,
     ) -> None:
-        """cost_file: where this pair's costs are kept. most_rows: of a verify nobody asked for."""
+        """cost_file: where this pair's costs are kept. most_rows: of a verify nobody asked for.
+
+        proposer: its name; None is whichever serves the session.
+        """
         # ggml's CUDA backend captures a graph as it runs for the second time.
         n_first = 2 if session.model.backend.startswith("CUDA") else 1
         self.budget = Budget(cost_file.load(n_first) if cost_file else Costs(n_first))
-        self.proposer: Proposer | None = None
-        if session.max_draft:
-            self.proposer = DFlash(session, self.budget.calibrations)
-        self._taken = Taken(session.max_draft, n_first)
+        self.proposer = proposer_of(session, self.budget.calibrations, proposer)
+        self._taken = Taken(self.proposer.max_draft if self.proposer else 0, n_first)
         self._session = session
         self._cost_file = cost_file
         self._most_rows = most_rows

@@ -65,8 +65,23 @@ class Writer {
         // Convolutions and other short rows stay float32.
         const bool fits =
             ne.size() > 1 && *ne.begin() >= 16 && *ne.begin() % ggml_blck_size(type_) == 0;
-        ggml_tensor * t = ggml_new_tensor(ctx_.get(), fits ? type_ : GGML_TYPE_F32,
-                                          static_cast<int>(ne.size()), ne.begin());
+        add(fits ? type_ : GGML_TYPE_F32, pattern, il, ne, mean);
+    }
+    // Several vectors, which are float32 like one.
+    void vectors(const char * pattern, int il, std::initializer_list<int64_t> ne) {
+        add(GGML_TYPE_F32, pattern, il, ne, 0);
+    }
+
+    gguf_context * gguf() const { return gguf_.get(); }
+    void save(const std::string & path) const {
+        CHECK(gguf_write_to_file(gguf_.get(), path.c_str(), /*only_meta =*/false));
+    }
+
+  private:
+    void add(ggml_type type, const char * pattern, int il, std::initializer_list<int64_t> ne,
+             float mean) {
+        ggml_tensor * t =
+            ggml_new_tensor(ctx_.get(), type, static_cast<int>(ne.size()), ne.begin());
         std::string name = pattern;
         const size_t at = name.find("%d");
         ggml_set_name(t, at == std::string::npos ? pattern
