@@ -67,12 +67,15 @@ HARMLESS = {
     "attention.layer_norm_epsilon": 1e-5,
     "expert_shared_count": 1,
     "rope.scaling.finetuned": True,
-    # Of sliding layers, where there are none.
+}
+# What sliding layers have of their own, where there are none.
+OF_SLIDING_LAYERS = {
     "attention.key_length_swa": 16,
     "attention.value_length_swa": 16,
     "rope.dimension_count_swa": 16,
     "rope.freq_base_swa": 5000.0,
 }
+WINDOWED = ("gpt-oss",)
 DENSE = {"expert_count": (0, 4), "expert_used_count": (0, 2), "expert_feed_forward_length": (0, 32)}
 WITHOUT_SECTIONS = {"rope.dimension_sections": ([0, 0, 0, 0], [8, 8, 8, 8])}
 WITHOUT_RECURRENCE = {
@@ -89,6 +92,11 @@ OWN: dict[str, dict[str, tuple[Any, Any]]] = {
     },
     "qwen35": DENSE,
     "qwen35moe": {},
+    "gpt-oss": {
+        **WITHOUT_SECTIONS,
+        **WITHOUT_RECURRENCE,
+        "expert_shared_feed_forward_length": (0, 32),
+    },
 }
 # What the drafter's graph does with these keys is shown in test_drafter.
 DRAFTER_HONOURS = (
@@ -109,6 +117,14 @@ def put(parts: Parts, key: str, value: Any) -> None:
     parts.metadata[f"{parts.architecture}.{key}"] = typed(value)
 
 
+def keys_of(kind: str) -> dict[str, tuple[Any, Any]]:
+    """Keys that the graph of a kind does not honour."""
+    found = KEYS | OWN[kind]
+    if kind in WINDOWED:
+        del found["attention.sliding_window"]
+    return found
+
+
 def load(path: Path) -> Model:
     return Model(str(path), LoadConfig(n_ctx=64, n_threads=1, n_gpu_layers=0))
 
@@ -118,9 +134,10 @@ def test_values_that_change_nothing_are_accepted(
     tiny_gguf: Callable[[str], Path], tmp_path: Path, kind: str
 ) -> None:
     def edit(parts: Parts) -> None:
-        for key, (neutral, _) in (KEYS | OWN[kind]).items():
+        for key, (neutral, _) in keys_of(kind).items():
             put(parts, key, neutral)
-        for key, value in HARMLESS.items():
+        of_windows = {} if kind in WINDOWED else OF_SLIDING_LAYERS
+        for key, value in (HARMLESS | of_windows).items():
             put(parts, key, value)
 
     tokens = [5, 9, 200, 17]
@@ -174,6 +191,7 @@ PUBLISHED_OF: dict[str, dict[str, Any]] = {
         "rope.dimension_sections": [2, 1, 1, 0],
     },
 }
+PUBLISHED_OF["gpt-oss"] = {"rope.scaling.type": "yarn"}
 PUBLISHED_OF["qwen35moe"] = PUBLISHED_OF["qwen35"] | PUBLISHED_OF["qwen3moe"]
 
 
@@ -227,7 +245,7 @@ def test_values_that_would_change_numbers_are_refused_by_name(
     tiny_gguf: Callable[[str], Path], tmp_path: Path, kind: str
 ) -> None:
     arch = load(tiny_gguf(kind)).architecture
-    for key, (_, other) in (KEYS | OWN[kind]).items():
+    for key, (_, other) in keys_of(kind).items():
 
         def edit(parts: Parts, key: str = key, other: Any = other) -> None:
             put(parts, key, other)
