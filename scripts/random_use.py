@@ -42,7 +42,7 @@ from small_models import (
 
 from dflash_gguf import pair
 from dflash_gguf.config import DecodeConfig
-from dflash_gguf.core import CACHE_TYPES, Drafter, LoadConfig, Model, Session
+from dflash_gguf.core import CACHE_TYPES, Drafter, Engine, LoadConfig, Model, Sequence
 from dflash_gguf.decoder import Decoder
 from dflash_gguf.results import Result
 from dflash_gguf.text.tokenizer import Tokenizer
@@ -139,7 +139,7 @@ def drawn_config(random: np.random.Generator, decoder: Decoder) -> DecodeConfig:
         drawn["repeat_last_n"] = int(random.choice((4, 64)))
     if random.random() < 0.15:
         drawn["stop"] = str(random.choice(("e", "\n", "return", "word7")))
-    longest = decoder.session.max_draft
+    longest = decoder.sequence.max_draft
     drawn["draft"] = str(random.choice(("none", "chain", "tree", "auto"), p=(0.1, 0.3, 0.3, 0.3)))
     if random.random() < 0.5:
         drawn["draft_max"] = int(random.integers(1, longest + 1))
@@ -159,9 +159,9 @@ class Use:
         tokenizer = Tokenizer.from_file(path)
         model = Model(str(path), setting.config)
         drafter = Drafter(str(files.drafter(setting)), model)
-        self.drafted = Decoder(model, Session(model, drafter=drafter), tokenizer)
+        self.drafted = Decoder(Sequence(Engine(model, drafter=drafter)), tokenizer)
         alone = Model(str(path), replace(setting.config, n_threads=1))
-        self.plain = Decoder(alone, Session(alone), tokenizer)
+        self.plain = Decoder(Sequence(Engine(alone)), tokenizer)
         self.proposer = self.drafted._drafting.proposer
         self.prompts: list[list[int]] = []
         is_trained = setting.kind == TRAINED
@@ -235,7 +235,7 @@ class Use:
                 expected.tokens,
                 n_prompt,
                 lambda r: every + r % 5,
-                self.drafted.session.max_draft,
+                self.drafted.sequence.max_draft,
                 width=width,
                 rank=lambda i: (i // 3 + shift) % width,
                 n_vocab=self.drafted.model.n_vocab,

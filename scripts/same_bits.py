@@ -28,7 +28,7 @@ import sys
 import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 from small_models import N_VOCAB, ONE_HEAD, SHAPES, WEIGHT_TYPES, write_small
 from trees import bushy, comb, path_to, scattered, star, tokens_for
 
-from dflash_gguf.core import CACHE_TYPES, Checkpoint, LoadConfig, Model, Session
+from dflash_gguf.core import CACHE_TYPES, Checkpoint, Engine, LoadConfig, Model, Sequence
 
 Row = NDArray[np.float32]
 
@@ -56,6 +56,8 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "repack": (True, False),
 }
 LONG = 33_000
+LONG_PREFIX = 1000
+"""Where plain decoding begins with a prefill."""
 N_AFTER = 300
 """Tokens after the prefix that a case may use."""
 WIDTHS = (2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 31, 33, 48, 63, 64)
@@ -142,7 +144,7 @@ class Models:
         self._folder = folder
         self._reference: tuple[tuple[Any, ...], Reference] | None = None
 
-    def load(self, case: Case, n_threads: int) -> Session:
+    def load(self, case: Case, n_threads: int) -> Sequence:
         """A fresh timeline."""
         path = self._folder / f"{case.kind}-{case.weights}.gguf"
         if not path.exists():
@@ -158,7 +160,7 @@ class Models:
             # cuts of a prefill in other places than those of the caller
             n_ubatch=(512, 96)[case.seed % 2],
         )
-        return Session(Model(str(path), config))
+        return Sequence(Engine(Model(str(path), config)))
 
     def reference(self, case: Case) -> Reference:
         """What one thread makes of the case's tokens; kept for the next case."""
@@ -171,25 +173,25 @@ class Models:
 class Reference:
     """Plain decoding: rows of a fixed text, computed token by token as far as they are asked for.
 
-    Of a very long text the first part is one prefill.
+    Of a long text the first part is one prefill.
     """
 
-    def __init__(self, session: Session, prefix: int) -> None:
-        self.session = session
-        n = session.n_ctx
+    def __init__(self, sequence: Sequence, prefix: int) -> None:
+        self.sequence = sequence
+        n = sequence.n_ctx
         random = np.random.default_rng(prefix)
         self.tokens: list[int] = random.integers(0, N_VOCAB, n).tolist()
-        self.base = max(0, prefix - N_AFTER) if prefix > 8192 else 0
+        self.base = max(0, prefix - N_AFTER) if prefix > LONG_PREFIX else 0
         self._rows: list[Row] = []
         self._ends: dict[int, Checkpoint] = {}
         if self.base:
-            session.prefill(self.tokens[: self.base])
+            sequence.prefill(self.tokens[: self.base])
 
     def row(self, position: int) -> Row:
         """The row after the token at `position`, which is not before `base`."""
         while self.base + len(self._rows) <= position:
             self._rows.append(
-                self.session.decode(self.tokens[self.base + len(self._rows)]).logits()
+                self.sequence.decode(self.tokens[self.base + len(self._rows)]).logits()
             )
             assert np.isfinite(self._rows[-1]).all()
             assert np.ptp(self._rows[-1]) > 0
@@ -215,31 +217,31 @@ class Work:
     models: Models
     found: Found
     random: np.random.Generator
-    session: Session = field(init=False)
+    sequence: Sequence = field(init=False)
 
     def __post_init__(self) -> None:
-        self.session = self.models.load(self.case, self.case.threads)
-        self.session.reserve_verify(max(WIDTHS))
+        self.sequence = self.models.load(self.case, self.case.threads)
+        self.sequence.engine.reserve_verify(max(WIDTHS))
         self.tokens = self.reference.tokens
 
     def begin(self) -> None:
         """Brings the prefix into the caches token by token, so that only the work can differ."""
         if self.reference.base:
-            self.session.prefill(self.tokens[: self.reference.base])
+            self.sequence.prefill(self.tokens[: self.reference.base])
         for position in range(self.reference.base, self.case.prefix):
             self.decode(position)
 
     def decode(self, position: int) -> None:
         """A plain step."""
-        row = self.session.decode(self.tokens[position]).logits()
+        row = self.sequence.decode(self.tokens[position]).logits()
         self.found.compare(row, self.reference.row(position), f"decoding at {position}")
 
     def append(self, start: int, end: int, what: str) -> None:
         """A prefill, of which all rows are compared or only the last."""
         if self.random.random() < 0.5:
-            rows, first = list(self.session.logits(self.tokens[start:end])), start
+            rows, first = list(self.sequence.logits(self.tokens[start:end])), start
         else:
-            rows, first = [self.session.prefill(self.tokens[start:end]).logits()], end - 1
+            rows, first = [self.sequence.prefill(self.tokens[start:end]).logits()], end - 1
         for position, row in enumerate(rows, first):
             if position >= self.reference.base:
                 sentence = f"{what} of {end - start} tokens from {start}, row {position}"
@@ -251,12 +253,12 @@ class Work:
         at = self.case.prefix
         widths = [*self.random.permutation(WIDTHS[1:-1])[: N_WIDTHS - 2].tolist(), 2, 64]
         for n in self.random.permutation(widths).tolist():
-            rows = self.session.verify(self.tokens[at : at + n])
+            rows = self.sequence.verify(self.tokens[at : at + n])
             for i in range(n):
                 expected = self.reference.row(at + i)
                 self.found.compare(rows.logits(i), expected, f"row {i} of {n} after {at}")
             n_kept = int(self.random.integers(1, min(n, 32) + 1))
-            self.session.commit(n_kept)
+            self.sequence.commit(n_kept)
             at += n_kept
             self.decode(at)
             at += 1
@@ -273,8 +275,8 @@ class Work:
             shape = (star, comb, bushy)[number] if number < 3 else None
             parents = shape(n) if shape else scattered(n, self.random)
             tokens = [root, *tokens_for(parents, self.random, N_VOCAB)[1:]]
-            rows = self.session.verify_tree(tokens, parents)
-            at = self.session.position
+            rows = self.sequence.verify_tree(tokens, parents)
+            at = self.sequence.position
             expected = self._paths(plain, start, tokens, parents)
             if number == 0:
                 self.found.compare(expected[0], expected_root, "a checkpoint of the reference")
@@ -282,16 +284,16 @@ class Work:
                 what = f"node {node} of {n} after {at}, parents {parents}"
                 self.found.compare(rows.logits(node), expected[node], what)
             path = path_to(parents, int(self.random.integers(n)))
-            self.session.commit_path(path)
+            self.sequence.commit_path(path)
             plain.restore(start)
             for node in path:
                 plain.decode(tokens[node])
             token, root = (int(x) for x in self.random.integers(0, N_VOCAB, 2))
-            after = [x.decode(token).logits() for x in (self.session, plain)]
+            after = [x.decode(token).logits() for x in (self.sequence, plain)]
             self.found.compare(*after, f"a step after a path of {len(path)} of {n} after {at}")
             start = plain.take()
 
-    def _same_prefix(self, plain: Session) -> Checkpoint:
+    def _same_prefix(self, plain: Sequence) -> Checkpoint:
         if self.reference.base:
             plain.prefill(self.tokens[: self.reference.base])
         for token in self.tokens[self.reference.base : self.case.prefix]:
@@ -299,7 +301,7 @@ class Work:
         return plain.take()
 
     def _paths(
-        self, plain: Session, start: Checkpoint, tokens: list[int], parents: list[int]
+        self, plain: Sequence, start: Checkpoint, tokens: list[int], parents: list[int]
     ) -> dict[int, Row]:
         """Every node's row from plain decoding of the path to it."""
         rows: dict[int, Row] = {}
@@ -319,7 +321,7 @@ class Work:
             self.append(start, stop, "a prefill")
         for position in range(end, end + 3):
             self.decode(position)
-        rows = self.session.verify(self.tokens[end + 3 : end + 12])
+        rows = self.sequence.verify(self.tokens[end + 3 : end + 12])
         for i in range(9):
             what = f"row {i} of 9 after the prefill"
             self.found.compare(rows.logits(i), self.reference.row(end + 3 + i), what)
@@ -328,7 +330,7 @@ class Work:
         """The timeline leaves the text and comes back to it: sync, checkpoints, truncate."""
         ways = [self._by_sync, self._by_checkpoint, self._by_truncate]
         end = self.case.prefix + 1
-        self.session.sync(self.tokens[:end])
+        self.sequence.sync(self.tokens[:end])
         self.append(0, end, "a prefill")
         for number in range(N_WALK):
             end = ways[number % 3 if number < 3 else self.random.integers(3)](end)
@@ -338,13 +340,13 @@ class Work:
         strange = self.random.integers(0, N_VOCAB, self.random.integers(1, 24)).tolist()
         way = self.random.integers(3)
         if way == 0:
-            self.session.prefill(strange)
+            self.sequence.prefill(strange)
         elif way == 1:
-            self.session.verify(strange)
-            self.session.commit(int(self.random.integers(len(strange) + 1)))
+            self.sequence.verify(strange)
+            self.sequence.commit(int(self.random.integers(len(strange) + 1)))
         else:
             for token in strange[:4]:
-                self.session.decode(token)
+                self.sequence.decode(token)
 
     def _place(self) -> int:
         """Somewhere about the end of the prefix."""
@@ -354,25 +356,25 @@ class Work:
     def _by_sync(self, _end: int) -> int:
         self._leave()
         end = self._place()
-        start = self.session.sync(self.tokens[:end])
+        start = self.sequence.sync(self.tokens[:end])
         self.append(start, end, "after sync, a prefill")
         return end
 
     def _by_checkpoint(self, end: int) -> int:
-        checkpoint = self.session.take()
+        checkpoint = self.sequence.take()
         for _ in range(2):
             self._leave()
-            self.session.restore(checkpoint)
+            self.sequence.restore(checkpoint)
         stop = end + int(self.random.integers(1, 24))
         self.append(end, stop, "after a checkpoint, a prefill")
         return stop
 
     def _by_truncate(self, end: int) -> int:
-        if self.session.model.n_recurrent:  # there only sync goes back
+        if self.sequence.engine.model.n_recurrent:  # there only sync goes back
             return self._by_sync(end)
         self._leave()
         start = min(end, self._place())
-        self.session.truncate(start)
+        self.sequence.truncate(start)
         stop = start + int(self.random.integers(1, 24))
         self.append(start, stop, "after truncate, a prefill")
         return stop
@@ -398,7 +400,7 @@ def chosen_cases(args: argparse.Namespace) -> list[Case]:
     ]
 
 
-def by_value(differing: Mapping[Case, Found], cases: Sequence[Case]) -> Iterator[str]:
+def by_value(differing: Mapping[Case, Found], cases: list[Case]) -> Iterator[str]:
     """For every value of a factor, how many of its cases differ: what they have in common shows."""
     for name in FACTORS:
         values = sorted({getattr(case, name) for case in cases})

@@ -81,28 +81,29 @@ struct FloatProduct {
         return load(bytes);
     }
 
-    // Weight rows that are read side by side. One row of x waits for memory, which comes faster
-    // when it is read on and on; several rows wait for each other's sums.
+    // So few rows wait for memory, which comes fastest where the hardware sees it read on and on:
+    // weight rows that are multiplied side by side then lie far apart, each the next of a stream.
+    // More rows wait for each other's sums, and for weights that they share.
     template <int R>
-    static constexpr int SIDE = R == 1 ? 2 : COLUMNS;
+    static constexpr bool STREAMS = R <= 2;
 
-    // Adds up N weight rows, from w on, with R rows.
+    // Adds up N weight rows, `apart` bytes from each other, with R rows.
     template <int R, int N>
-    static void add_up(const uint8_t * w, int64_t size, int64_t n_in, const uint8_t * x,
-                       int64_t x_size, F (&acc)[R][COLUMNS], int first) {
-        // The hardware does not fetch on from the end of rows: without this, one row of x took
-        // twice as long. Fetched from where these rows end on, or later.
+    static void add_up(const uint8_t * w, int64_t apart, int64_t n_in, const uint8_t * x,
+                       F (&sum)[R][COLUMNS]) {
+        // The hardware does not fetch on from the end of neighbours that are read side by side:
+        // without this, some rows took twice as long. Fetched from where they end on, or later.
         constexpr int64_t least_ahead = 8192;
+        const int64_t size = n_in * W::SIZE, x_size = n_in * W::X_SIZE;
         const uint8_t * next = w + (least_ahead + N * size - 1) / (N * size) * (N * size);
-        F sum[R][N];
         for (auto & row : sum) {
-            std::fill(row, row + N, W::zero());
+            std::fill(row, row + COLUMNS, W::zero());
         }
         typename W::Inputs in[R];
         const auto add = [&](auto weights) {
 #pragma GCC unroll 4
             for (int c = 0; c < N; ++c) {
-                const auto column = weights(w + c * size);
+                const auto column = weights(w + c * apart);
 #pragma GCC unroll 8
                 for (int r = 0; r < R; ++r) {
                     sum[r][c] = W::mul_add(in[r], column, sum[r][c]);
@@ -115,9 +116,11 @@ struct FloatProduct {
             for (int r = 0; r < R; ++r) {
                 in[r] = W::inputs(x + r * x_size + k * W::X_SIZE);
             }
+            if constexpr (!STREAMS<R>) {
 #pragma GCC unroll 4
-            for (int i = 0; i < N * LANES * W::SIZE; i += 64) {
-                __builtin_prefetch(next + N * k * W::SIZE + i, 0, 2);
+                for (int i = 0; i < N * LANES * W::SIZE; i += 64) {
+                    __builtin_prefetch(next + N * k * W::SIZE + i, 0, 2);
+                }
             }
             add([&](const uint8_t * column) { return W::weights(column + k * W::SIZE); });
         }
@@ -129,34 +132,20 @@ struct FloatProduct {
                 return padded(W::weights, column + k * W::SIZE, n_in - k, W::SIZE);
             });
         }
-        for (int r = 0; r < R; ++r) {
-            std::copy(sum[r], sum[r] + N, acc[r] + first);
-        }
     }
 
-    // R rows with the n weight rows from w on, COLUMNS at most.
-    template <int R>
-    static void multiply_columns(const uint8_t * w, int64_t n_in, const uint8_t * x, float * dst,
-                                 int64_t dst_stride, int n) {
-        const int64_t size = n_in * W::SIZE, x_size = n_in * W::X_SIZE;
-        F acc[R][COLUMNS];
-        if (n == COLUMNS) {
-#pragma GCC unroll 4
-            for (int c = 0; c < COLUMNS; c += SIDE<R>) {
-                add_up<R, SIDE<R>>(w + c * size, size, n_in, x, x_size, acc, c);
-            }
-        } else {
-            for (auto & row : acc) {
-                std::fill(row, row + COLUMNS, W::zero());
-            }
-            for (int c = 0; c < n; ++c) {
-                add_up<R, 1>(w + c * size, size, n_in, x, x_size, acc, c);
-            }
-        }
+    // R rows with N weight rows, the outputs from dst on, `apart` of them from each other.
+    template <int R, int N>
+    static void multiply_columns(const uint8_t * w, int64_t n_in, int64_t apart, const uint8_t * x,
+                                 float * dst, int64_t dst_stride) {
+        F sum[R][COLUMNS];
+        add_up<R, N>(w, apart * n_in * W::SIZE, n_in, x, sum);
         for (int r = 0; r < R; ++r) {
             float sums[COLUMNS];
-            W::sums(acc[r], sums);
-            std::memcpy(dst + r * dst_stride, sums, n * sizeof(float));
+            W::sums(sum[r], sums);
+            for (int c = 0; c < N; ++c) {
+                dst[r * dst_stride + c * apart] = sums[c];
+            }
         }
     }
 
@@ -164,9 +153,13 @@ struct FloatProduct {
     template <int R>
     static void multiply_group(const uint8_t * weights, int64_t n_in, int64_t first, int64_t last,
                                const uint8_t * x, float * dst, int64_t dst_stride) {
-        for (int64_t o = first; o < last; o += COLUMNS) {
-            multiply_columns<R>(weights + o * n_in * W::SIZE, n_in, x, dst + o, dst_stride,
-                                static_cast<int>(std::min<int64_t>(COLUMNS, last - o)));
+        const int64_t size = n_in * W::SIZE, n = (last - first) / COLUMNS;
+        const int64_t apart = STREAMS<R> ? n : 1, step = STREAMS<R> ? 1 : COLUMNS;
+        for (int64_t o = first; o < first + n * step; o += step) {
+            multiply_columns<R, COLUMNS>(weights + o * size, n_in, apart, x, dst + o, dst_stride);
+        }
+        for (int64_t o = first + n * COLUMNS; o < last; ++o) {
+            multiply_columns<R, 1>(weights + o * size, n_in, 1, x, dst + o, dst_stride);
         }
     }
 
@@ -184,8 +177,10 @@ struct FloatProduct {
                          int64_t dst_stride) {
         const int64_t x_size = n_in * W::X_SIZE, most = MAX_ROWS;
         const int64_t chunk = std::max<int64_t>(CHUNK / x_size / most, 1) * most;
-        const int64_t step = std::max<int64_t>(BLOCK / (n_in * W::SIZE) / TILE, 1) * TILE;
         const int64_t last_out = std::min(last_tile * TILE, n_out);
+        // One group of rows reads its weights once, whole streams of them.
+        const int64_t block = std::max<int64_t>(BLOCK / (n_in * W::SIZE) / TILE, 1) * TILE;
+        const int64_t step = n_rows <= most ? std::max<int64_t>(last_out, 1) : block;
         for (int64_t first = 0; first < n_rows; first += chunk) {
             const int64_t n = std::min(chunk, n_rows - first), n_groups = (n + most - 1) / most;
             const auto * rows = static_cast<const uint8_t *>(x) + first * x_size;
