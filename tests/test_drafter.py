@@ -204,10 +204,10 @@ def test_a_full_ring_is_read_in_whole_steps(tmp_path: Path) -> None:
     """Multiples of 256 cells, which flash attention is made for, with the cell of padding."""
     sequence = open_pair(make_pair(tmp_path, "llama"), draft_window=256)
     sequence.prefill(random_tokens(300))
-    before = sequence.engine.info().mask_bytes_written
+    engine = sequence.engine
+    before = engine.info().mask_bytes_written
     sequence.draft(9, 4)
-    written = sequence.engine.info().mask_bytes_written - before
-    n_mask_values = written // 2  # f16, first of this size
+    n_mask_values = (engine.info().mask_bytes_written - before) // 2  # f16, first of this size
     assert n_mask_values == (0 if DEVICE is None else 5 * 512)  # our own attention takes none
 
 

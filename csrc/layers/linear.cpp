@@ -60,17 +60,26 @@ ggml_tensor * gated(Build & b, Activation activation, ggml_tensor * gate, ggml_t
     switch (activation) {
     case Activation::GELU:
         return ggml_geglu_split(b.ctx, gate, up);
+    case Activation::CLAMPED_SILU:
+        return ggml_swiglu_oai(b.ctx, gate, up, GATE_SHARPNESS, GATE_LIMIT);
     case Activation::SILU:
         break;
     }
     return ggml_swiglu_split(b.ctx, gate, up);
 }
 
-// The same, with gate and up in halves of a row.
+// The same, with gate and up as the halves of rows.
 static ggml_tensor * gated(Build & b, Activation activation, ggml_tensor * both) {
+    const int64_t n = both->ne[0] / 2;
+    const auto half = [&](int64_t first) {
+        return ggml_view_2d(b.ctx, both, n, both->ne[1], both->nb[1],
+                            first * ggml_element_size(both));
+    };
     switch (activation) {
     case Activation::GELU:
         return ggml_geglu(b.ctx, both);
+    case Activation::CLAMPED_SILU:
+        return gated(b, activation, half(0), half(n));
     case Activation::SILU:
         break;
     }

@@ -70,16 +70,37 @@ void read_rope_scaling(const GgufFile & file, int64_t n_ctx_train, RopeShape & r
         static_cast<float>(all / own * number_or(file, schema::KEY_ROPE_SCALING_ATTN_FACTOR, 1.0));
 }
 
+// ggml rounds the bounds between which YaRN's ramp lies. Where a model does not, factors of the
+// frequencies stand in place of the ramp.
+// Source: transformers, modeling_rope_utils.py, _compute_yarn_parameters.
+void ramp_by_factors(RopeShape & rope) {
+    const double base = rope.freq_base, pi = 3.14159265358979323846;
+    const auto pair_that_turns = [&](double rotations) {
+        return rope.n_dims * std::log(rope.n_ctx_orig / (rotations * 2 * pi)) /
+               (2 * std::log(base));
+    };
+    const double low = std::max(pair_that_turns(rope.beta_fast), 0.0);
+    const double high = std::min(pair_that_turns(rope.beta_slow), rope.n_dims - 1.0);
+    for (int i = 0; i < rope.n_dims / 2; ++i) {
+        const double along = (i - low) / std::max(high - low, 0.001);
+        const double kept = rope.ext_factor * (1.0 - std::clamp(along, 0.0, 1.0));
+        rope.factors.push_back(static_cast<float>(1.0 / ((1.0 - kept) * rope.freq_scale + kept)));
+    }
+    rope.attn_factor *= static_cast<float>(1.0 - 0.1 * std::log(rope.freq_scale));
+    rope.freq_scale = 1.0f;
+    rope.ext_factor = 0.0f;
+}
+
 // The key of a layer's kind: sliding layers may have one of their own.
 const char * key_for(const GgufFile & file, bool slides, const char * sliding, const char * all) {
     return slides && file.has(sliding) ? sliding : all;
 }
 
-RopeShape read_rope(const GgufFile & file, int rope_type, const LayerShape & layer,
+RopeShape read_rope(const GgufFile & file, const HparamRules & rules, const LayerShape & layer,
                     int64_t n_ctx_train) {
     const bool slides = layer.window > 0;
     RopeShape rope;
-    rope.type = rope_type;
+    rope.type = rules.rope_type;
     const char * dims = key_for(file, slides, schema::KEY_ROPE_DIMENSION_COUNT_SWA,
                                 schema::KEY_ROPE_DIMENSION_COUNT);
     rope.n_dims = static_cast<int>(file.integer(dims).value_or(layer.head_dim));
@@ -94,6 +115,11 @@ RopeShape read_rope(const GgufFile & file, int rope_type, const LayerShape & lay
               file.key(base).c_str(), rope.freq_base);
 
     read_rope_scaling(file, n_ctx_train, rope);
+    const bool truncates =
+        file.boolean(schema::KEY_ROPE_SCALING_YARN_TRUNCATE).value_or(rules.truncates_yarn);
+    if (!truncates && rope.ext_factor != 0.0f) {
+        ramp_by_factors(rope);
+    }
     return rope;
 }
 
@@ -149,7 +175,7 @@ bool RopeShape::operator==(const RopeShape & o) const {
     return type == o.type && n_dims == o.n_dims && std::equal(sections, sections + 4, o.sections) &&
            n_ctx_orig == o.n_ctx_orig && freq_base == o.freq_base && freq_scale == o.freq_scale &&
            ext_factor == o.ext_factor && attn_factor == o.attn_factor && beta_fast == o.beta_fast &&
-           beta_slow == o.beta_slow && takes_factors == o.takes_factors;
+           beta_slow == o.beta_slow && takes_factors == o.takes_factors && factors == o.factors;
 }
 
 int64_t Hparams::n_recurrent() const {
@@ -198,7 +224,7 @@ Hparams read_common_hparams(const GgufFile & file, const HparamRules & rules) {
                   file.path().c_str(), (long long)il, (long long)layer.n_head,
                   (long long)layer.n_head_kv);
         read_heads(file, hp.n_embd, layer);
-        layer.rope = read_rope(file, rules.rope_type, layer, hp.n_ctx_train);
+        layer.rope = read_rope(file, rules, layer, hp.n_ctx_train);
     }
     return hp;
 }

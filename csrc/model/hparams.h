@@ -22,6 +22,7 @@ struct RopeShape {
     float beta_fast = 32.0f;   // YaRN: rotations in n_ctx_orig above which a pair is left alone,
     float beta_slow = 1.0f;    // and below which it is interpolated in full
     bool takes_factors = true; // those of rope_freqs.weight, where the file has it
+    std::vector<float> factors = {}; // [n_dims / 2] of its own, in place of YaRN with a ramp
 
     // Position ids a row needs: M-RoPE takes time, height, width and a fourth.
     int64_t n_position_ids() const;
@@ -31,8 +32,12 @@ struct RopeShape {
 // What a gate passes through before it is multiplied with what it gates.
 enum class Activation {
     SILU,
-    GELU, // the tanh form
+    GELU,         // the tanh form
+    CLAMPED_SILU, // of gpt-oss: g sigmoid(1.702 g) (u + 1), g up to 7, u within 7
 };
+
+// Of CLAMPED_SILU.
+constexpr float GATE_SHARPNESS = 1.702f, GATE_LIMIT = 7.0f;
 
 struct LayerShape {
     bool recurrent = false;
@@ -93,6 +98,7 @@ struct HparamRules {
     // That some layers may slide. Where a file with a window does not say which, all but every n-th
     // do; 0: it has to say. Empty: a window in the file is refused.
     std::optional<int64_t> sliding_period = {};
+    bool truncates_yarn = true; // whether the bounds of its ramp are whole, unless the file says
 };
 
 // Everything the decoder architectures have in common: sizes, heads, rope, windows, feed-forward

@@ -14,8 +14,9 @@ namespace dfl {
 ggml_context * WeightLoader::context_for(const Place & place) {
     auto found = contexts_.find(place);
     if (found == contexts_.end()) {
-        // Every tensor of the file, and the head once more where it is tied to the embeddings.
-        const size_t size = (file_.tensor_count() + 1) * ggml_tensor_overhead();
+        // Every tensor of the file, the head once more where it is tied to the embeddings, and what
+        // is computed for a layer.
+        const size_t size = (file_.tensor_count() + 1 + hp_.n_layer()) * ggml_tensor_overhead();
         weights_.contexts.emplace_back(ggml_init({size, nullptr, true}));
         found = contexts_.emplace(place, weights_.contexts.back().get()).first;
     }
@@ -239,6 +240,11 @@ void WeightLoader::note_placement(const Request & request) {
 }
 
 void WeightLoader::fill(const Request & request) const {
+    if (request.file_names.empty()) {
+        ggml_backend_tensor_set(request.tensor, request.values.data(), 0,
+                                ggml_nbytes(request.tensor));
+        return;
+    }
     const void * rows = file_.tensor_data(request.file_names[0]);
     // Buffer types that rearrange weights take a tensor only whole.
     std::vector<char> whole;

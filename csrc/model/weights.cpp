@@ -141,6 +141,17 @@ ggml_tensor * WeightLoader::vector(const char * pattern, int il, int64_t n) {
     return request(name_of(pattern, il), {n}, GGML_OP_MUL);
 }
 
+ggml_tensor * WeightLoader::computed(const char * name, const std::vector<float> & values) {
+    const Backend & backend = devices_.of_weight(name);
+    Request request;
+    request.tensor = ggml_new_tensor_1d(context_for({&backend, backend.default_buffer_type()}),
+                                        GGML_TYPE_F32, static_cast<int64_t>(values.size()));
+    ggml_set_name(request.tensor, name);
+    request.values = values;
+    requests_.push_back(request);
+    return request.tensor;
+}
+
 ggml_tensor * WeightLoader::maybe_vector(const char * pattern, int il, int64_t n) {
     return has(pattern, il) ? vector(pattern, il, n) : nullptr;
 }
@@ -173,6 +184,7 @@ Linear WeightLoader::expert_linear(const char * pattern, int il, int64_t n_in, i
                                    bool packs) {
     const std::string name = name_of(pattern, il);
     const std::string scale = companion(name, ".scale");
+    const std::string bias = companion(name, ".bias");
     const int64_t n_experts = hp_.experts.n_expert;
     Linear linear;
     if (packs) {
@@ -180,6 +192,9 @@ Linear WeightLoader::expert_linear(const char * pattern, int il, int64_t n_in, i
         linear.packed = packed(name, meta->type, n_in, n_out, n_experts);
     } else {
         linear.weight = request(name, {n_in, n_out, n_experts}, GGML_OP_MUL_MAT_ID);
+    }
+    if (file_.tensor(bias) != nullptr) {
+        linear.bias = request(bias, {n_out, n_experts}, GGML_OP_ADD_ID);
     }
     if (file_.tensor(scale) != nullptr) {
         linear.scale = request(scale, {n_experts}, GGML_OP_MUL);
@@ -226,20 +241,28 @@ void WeightLoader::shared_tensors() {
 }
 
 void WeightLoader::rope_factors() {
-    if (!has(schema::TENSOR_ROPE_FREQS, 0)) {
-        return;
+    const bool stored = has(schema::TENSOR_ROPE_FREQS, 0);
+    if (stored) {
+        read_directly_.insert(schema::TENSOR_ROPE_FREQS); // which no layer may take
     }
-    read_directly_.insert(schema::TENSOR_ROPE_FREQS);
-    ggml_tensor * factors = nullptr;
+    std::map<std::vector<float>, ggml_tensor *> known; // by their values; none: those of the file
     for (int64_t il = 0; il < hp_.n_layer(); ++il) {
         const RopeShape & rope = hp_.layers[il].rope;
-        if (!rope.takes_factors || hp_.layers[il].recurrent) {
+        const bool reads = stored && rope.takes_factors;
+        if (hp_.layers[il].recurrent || (!reads && rope.factors.empty())) {
             continue;
         }
-        if (factors == nullptr) {
-            factors = vector(schema::TENSOR_ROPE_FREQS, 0, rope.n_dims / 2);
+        DFL_CHECK(!reads || rope.factors.empty(), DFL_STATUS_UNSUPPORTED,
+                  "%s: tensor %s beside yarn with bounds that are not rounded",
+                  file_.path().c_str(), schema::TENSOR_ROPE_FREQS);
+        ggml_tensor *& factors = known[rope.factors];
+        if (reads) {
+            checked(schema::TENSOR_ROPE_FREQS, {rope.n_dims / 2}, GGML_OP_MUL);
         }
-        checked(schema::TENSOR_ROPE_FREQS, {rope.n_dims / 2}, GGML_OP_MUL);
+        if (factors == nullptr) {
+            factors = reads ? vector(schema::TENSOR_ROPE_FREQS, 0, rope.n_dims / 2)
+                            : computed("yarn_factors", rope.factors);
+        }
         weights_.layers[il].attn.rope_factors = factors;
     }
 }

@@ -127,11 +127,13 @@ class WeightLoader {
     ggml_tensor * vector(const char * pattern, int il, int64_t n);
     ggml_tensor * matrix(const char * pattern, int il, std::initializer_list<int64_t> ne,
                          ggml_op op);
+    // Of values that are not in the file.
+    ggml_tensor * computed(const char * name, const std::vector<float> & values);
     // NULL if the file has none.
     ggml_tensor * maybe_vector(const char * pattern, int il, int64_t n);
     // With its ".scale" and ".bias" companions.
     Linear linear(const char * pattern, int il, int64_t n_in, int64_t n_out);
-    // A stack of expert matrices, with their ".scale". packs: for our own kernels.
+    // A stack of expert matrices, with their companions. packs: for our own kernels.
     Linear expert_linear(const char * pattern, int il, int64_t n_in, int64_t n_out, bool packs);
     // Several matrices of one input as one, rows in this order: one product instead of several.
     // Empty where that is not to be had: other types, companions, or mapped weights that do not
@@ -167,6 +169,7 @@ class WeightLoader {
     // A tensor or a packed matrix, and what fills it.
     struct Request {
         std::vector<std::string> file_names; // several: their rows one after the other
+        std::vector<float> values;           // in place of the file's
         ggml_tensor * tensor = nullptr;
         PackedMatrix * packed = nullptr;
         bool mapped = false; // used where it lies in the file

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..config import AUTO_TREE_BUDGET, TREE_BUDGET, DecodeConfig
 from ..core import MAX_VERIFY, Error, Sequence
-from ..draft.proposer import DFlash, Proposer
+from ..draft.kinds import proposer_of
 from .brief import AutoRule, BriefRule, Taken
 from .budget import Budget
 from .cost_file import CostFile
@@ -19,17 +19,22 @@ class Drafting:
     """The drafter of one sequence; what is learned outlives answers, and its costs the process."""
 
     def __init__(
-        self, sequence: Sequence, cost_file: CostFile | None = None, most_rows: int = MAX_VERIFY
+        self,
+        sequence: Sequence,
+        cost_file: CostFile | None = None,
+        most_rows: int = MAX_VERIFY,
+        proposer: str | None = None,
     ) -> None:
-        """cost_file: where this pair's costs are kept. most_rows: of a verify by default."""
+        """cost_file: where this pair's costs are kept. most_rows: of a verify by default.
+
+        proposer: its name; None is whichever serves the sequence.
+        """
         # ggml's CUDA backend captures a graph as it runs for the second time.
         engine = sequence.engine
         n_first = 2 if engine.model.backend.startswith("CUDA") else 1
         self.budget = Budget(cost_file.load(n_first) if cost_file else Costs(n_first))
-        self.proposer: Proposer | None = None
-        if sequence.max_draft:
-            self.proposer = DFlash(sequence, self.budget.calibrations)
-        self._taken = Taken(sequence.max_draft, n_first)
+        self.proposer = proposer_of(sequence, self.budget.calibrations, proposer)
+        self._taken = Taken(self.proposer.max_draft if self.proposer else 0, n_first)
         self._engine = engine
         self._cost_file = cost_file
         self._most_rows = most_rows

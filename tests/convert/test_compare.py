@@ -45,7 +45,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
-FORMS = [*KINDS, "fused", "gpt-oss", "mxfp4", "gemma4moe", "gemma4e"]
+FORMS = [*KINDS, "fused", "mxfp4", "gemma4moe", "gemma4e"]
 
 
 @pytest.mark.parametrize("kind", FORMS)

@@ -65,8 +65,23 @@ class Writer {
         // Convolutions and other short rows stay float32.
         const bool fits =
             ne.size() > 1 && *ne.begin() >= 16 && *ne.begin() % ggml_blck_size(type_) == 0;
-        ggml_tensor * t = ggml_new_tensor(ctx_.get(), fits ? type_ : GGML_TYPE_F32,
-                                          static_cast<int>(ne.size()), ne.begin());
+        add(fits ? type_ : GGML_TYPE_F32, pattern, il, ne, mean);
+    }
+    // Several vectors, which are float32 like one.
+    void vectors(const char * pattern, int il, std::initializer_list<int64_t> ne) {
+        add(GGML_TYPE_F32, pattern, il, ne, 0);
+    }
+
+    gguf_context * gguf() const { return gguf_.get(); }
+    void save(const std::string & path) const {
+        CHECK(gguf_write_to_file(gguf_.get(), path.c_str(), /*only_meta =*/false));
+    }
+
+  private:
+    void add(ggml_type type, const char * pattern, int il, std::initializer_list<int64_t> ne,
+             float mean) {
+        ggml_tensor * t =
+            ggml_new_tensor(ctx_.get(), type, static_cast<int>(ne.size()), ne.begin());
         std::string name = pattern;
         const size_t at = name.find("%d");
         ggml_set_name(t, at == std::string::npos ? pattern
@@ -77,12 +92,7 @@ class Writer {
         ggml_quantize_chunk(t->type, values.data(), t->data, 0, ggml_nrows(t), t->ne[0], nullptr);
         gguf_add_tensor(gguf_.get(), t);
     }
-    gguf_context * gguf() const { return gguf_.get(); }
-    void save(const std::string & path) const {
-        CHECK(gguf_write_to_file(gguf_.get(), path.c_str(), /*only_meta =*/false));
-    }
 
-  private:
     std::string arch_;
     ggml_type type_;
     gguf_context_ptr gguf_;
@@ -210,6 +220,29 @@ void write_hybrid(Writer & w, const std::string & path, float dt_bias, bool of_e
     w.save(path);
 }
 
+void write_gpt_oss(Writer & w, const std::string & path) {
+    const Sizes & z = w.sizes;
+    common(w);
+    expert_keys(w, false);
+    w.integer(schema::KEY_ATTENTION_SLIDING_WINDOW, 8);
+    for (int il = 0; il < 2; ++il) {
+        w.tensor(schema::TENSOR_ATTN_NORM, il, {z.n_embd}, 1);
+        attention(w, il, 1, false);
+        w.tensor(schema::TENSOR_ATTN_Q_BIAS, il, {z.head_dim * z.n_head});
+        w.tensor(schema::TENSOR_ATTN_K_BIAS, il, {z.head_dim * z.n_head_kv});
+        w.tensor(schema::TENSOR_ATTN_V_BIAS, il, {z.head_dim * z.n_head_kv});
+        w.tensor(schema::TENSOR_ATTN_OUTPUT_BIAS, il, {z.n_embd});
+        w.tensor(schema::TENSOR_ATTN_SINKS, il, {z.n_head});
+        w.tensor(schema::TENSOR_POST_ATTENTION_NORM, il, {z.n_embd}, 1);
+        experts(w, il, false);
+        w.tensor(schema::TENSOR_FFN_GATE_INP_BIAS, il, {z.n_expert});
+        w.vectors(schema::TENSOR_FFN_GATE_EXPS_BIAS, il, {z.n_ff, z.n_expert});
+        w.vectors(schema::TENSOR_FFN_UP_EXPS_BIAS, il, {z.n_ff, z.n_expert});
+        w.vectors(schema::TENSOR_FFN_DOWN_EXPS_BIAS, il, {z.n_embd, z.n_expert});
+    }
+    w.save(path);
+}
+
 } // namespace
 
 void write_tiny_llama(const std::string & path) {
@@ -236,6 +269,8 @@ void write_wide(const std::string & arch, ggml_type type, const std::string & pa
     Writer w(arch, type, WIDE);
     if (arch == schema::ARCH_LLAMA || arch == schema::ARCH_QWEN3 || arch == schema::ARCH_QWEN3MOE) {
         write_transformer(w, path, arch != schema::ARCH_LLAMA, arch == schema::ARCH_QWEN3MOE);
+    } else if (arch == schema::ARCH_GPT_OSS) {
+        write_gpt_oss(w, path);
     } else {
         CHECK(arch == schema::ARCH_QWEN35 || arch == schema::ARCH_QWEN35MOE);
         write_hybrid(w, path, 0, arch == schema::ARCH_QWEN35MOE);

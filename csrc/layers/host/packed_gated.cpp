@@ -16,6 +16,12 @@ static void activate(Activation kind, float * gate, float * up, int64_t n) {
             up[i] /= ratio;
         }
     }
+    if (kind == Activation::CLAMPED_SILU) {
+        for (int64_t i = 0; i < n; ++i) {
+            gate[i] = std::min(gate[i], GATE_LIMIT) * GATE_SHARPNESS;
+            up[i] = (std::clamp(up[i], -GATE_LIMIT, GATE_LIMIT) + 1.0f) / GATE_SHARPNESS;
+        }
+    }
     cpu::row_kernel()->swiglu(gate, up, n, gate);
 }
 
