@@ -14,7 +14,7 @@ extern "C" {
 
 #pragma GCC visibility push(default)
 
-enum { DFL_ABI_VERSION = 9 };
+enum { DFL_ABI_VERSION = 10 };
 
 typedef enum {
     DFL_STATUS_OK = 0,
@@ -35,7 +35,7 @@ typedef struct {
 typedef enum {
     DFL_MAX_TOP = 64,     /* best tokens of a row that may be picked */
     DFL_MAX_VERIFY = 256, /* rows of a verify */
-    DFL_MAX_THREADS = 512 /* of a session; ggml takes no more */
+    DFL_MAX_THREADS = 512 /* of an engine; ggml takes no more */
 } dfl_limit;
 
 /* ---- versions and devices ---- */
@@ -78,7 +78,7 @@ typedef struct dfl_model dfl_model;
  * returns DFL_STATUS_CANCELLED. */
 typedef int32_t (*dfl_progress)(void * user, uint64_t done, uint64_t total);
 
-/* A model, its drafter and its sessions can be measured: weights are placed and not read, memory is
+/* A model, its drafter and its engines can be measured: weights are placed and not read, memory is
  * counted and not allocated, and only infos can be asked for. */
 typedef enum {
     DFL_MEASURE_NOTHING = 0,
@@ -160,60 +160,78 @@ dfl_status dfl_drafter_get_info(const dfl_drafter * drafter, dfl_drafter_info * 
 dfl_status dfl_drafter_get_placement(const dfl_drafter * drafter, int32_t index,
                                      dfl_placement * placement, dfl_error * err);
 
-/* ---- session: one mutable decode timeline with its caches and cursor ---- */
+/* ---- engine: what costs memory and is there once: caches, graphs, the drafter's state ---- */
 
-typedef struct dfl_session dfl_session;
-typedef struct dfl_checkpoint dfl_checkpoint;
+typedef struct dfl_engine dfl_engine;
 
 typedef struct {
-    int64_t n_ctx;             /* tokens the timeline can hold */
+    int64_t n_ctx;             /* tokens a sequence can hold */
     int64_t n_ubatch;          /* most rows of one pass */
     int32_t n_threads;         /* 0: one per usable core: physical, fast, in the quota */
     const char * cache_type_k; /* "f32", "f16", "bf16", "q8_0", "q4_0", ... */
     const char * cache_type_v;
     const dfl_drafter * drafter; /* loaded for this model; may be NULL */
     int64_t draft_window;        /* target positions the drafter sees */
-} dfl_session_params;
+} dfl_engine_params;
 
 typedef struct {
     int64_t n_ctx;
-    int64_t position; /* tokens in the caches */
     int32_t n_threads;
-    int64_t n_graphs_built;
-    uint64_t kv_bytes;
-    uint64_t recurrent_bytes;
-    uint64_t kept_bytes;  /* of the states that dfl_session_sync may go back to, on the host */
-    uint64_t arena_bytes; /* results and inputs of graphs */
-    uint64_t draft_bytes; /* the drafter's cache and features */
-    uint64_t trace_bytes; /* what a verify keeps of its rows for recurrent layers */
-    int64_t verify_rows;  /* most rows of a verify: a drafter's block, or what was reserved */
-    uint64_t prefill_arena_bytes; /* of arena_bytes: what the largest graph of a kind uses */
-    uint64_t verify_arena_bytes;
-    uint64_t draft_arena_bytes;
-    uint64_t pool_bytes;      /* about what the device's library takes beside the arena */
-    int64_t n_passes;         /* forward passes of the target so far */
-    uint64_t bytes_read;      /* copied from device tensors to the caller so far */
-    uint64_t submit_ns;       /* spent handing graphs to the device; a CPU computes meanwhile */
-    uint64_t wait_ns;         /* spent waiting until the device was done with them */
-    uint64_t kv_beside_bytes; /* of kv_bytes and so on, on the CPU beside another device */
-    uint64_t recurrent_beside_bytes;
-    uint64_t trace_beside_bytes;
-    uint64_t arena_beside_bytes;
-    uint64_t mask_bytes; /* attention masks of the target */
-    uint64_t mask_beside_bytes;
-    uint64_t mask_bytes_written; /* of all masks so far, the drafter's too */
+    int32_t n_memory;       /* records of dfl_engine_get_memory */
+    int64_t verify_rows;    /* most rows of a verify: a drafter's block, or what was reserved */
+    int64_t n_graphs_built; /* this and what follows: so far */
+    int64_t n_passes;       /* forward passes of the target */
+    uint64_t bytes_read;    /* copied from device tensors to the caller */
+    uint64_t mask_bytes_written; /* of attention masks, the drafter's too */
+    uint64_t submit_ns;          /* spent handing graphs to the device; a CPU computes meanwhile */
+    uint64_t wait_ns;            /* spent waiting until the device was done with them */
+    char largest_graph[16];      /* that decides the arena's size: "prefill", "verify" or "draft" */
     char cpu_operations[128];    /* that the device lacks and the CPU does, separated by commas */
-} dfl_session_info;
+} dfl_engine_info;
 
-/* The session keeps the model alive. Not for use by two threads at once, nor from within a callback
- * of its own call: what runs or changes it is then refused with DFL_STATUS_ARGUMENT.
+/* Memory of one use in one place; a use in two places has two of them.
+ * name: "kv" and "mask" (attention masks) of the target; "recurrent" (state) and "trace" (what a
+ * verify keeps of its rows) of recurrent layers; "kept" (states that dfl_sequence_sync may go back
+ * to, at most; taken as they are kept); "draft" (the drafter's cache and features); "arena"
+ * (results and inputs of graphs); "pool" (about what the device's library takes beside the arena).
+ */
+typedef struct {
+    char name[16];
+    char place[64]; /* name of a device */
+    uint64_t bytes;
+} dfl_memory;
+
+/* The engine keeps the model alive. Neither it nor its sequences may be used by two threads at
+ * once, nor from within a callback of one of their calls: what runs or changes them is then refused
+ * with DFL_STATUS_ARGUMENT.
  * Errors: DFL_STATUS_ARGUMENT, DFL_STATUS_UNSUPPORTED (cache types; the sentence lists the valid
  * pairs), DFL_STATUS_MEMORY. */
-dfl_status dfl_session_create(const dfl_model * model, const dfl_session_params * params,
-                              dfl_session ** session, dfl_error * err);
-void dfl_session_free(dfl_session * session); /* not from within a callback */
-dfl_status dfl_session_get_info(const dfl_session * session, dfl_session_info * info,
-                                dfl_error * err);
+dfl_status dfl_engine_create(const dfl_model * model, const dfl_engine_params * params,
+                             dfl_engine ** engine, dfl_error * err);
+void dfl_engine_free(dfl_engine * engine);
+dfl_status dfl_engine_get_info(const dfl_engine * engine, dfl_engine_info * info, dfl_error * err);
+/* index: 0 to n_memory - 1. Errors: ARGUMENT. */
+dfl_status dfl_engine_get_memory(const dfl_engine * engine, int32_t index, dfl_memory * memory,
+                                 dfl_error * err);
+/* Has the device pick the k best (0 to DFL_MAX_TOP) of every row in the passes to come; kept: out,
+ * k, or 0 where it cannot: a CPU has the rows at hand. k of 0 ends it. Errors: ARGUMENT. */
+dfl_status dfl_engine_keep_top(dfl_engine * engine, int32_t k, int32_t * kept, dfl_error * err);
+/* Makes room for verifies of up to n rows (1 to DFL_MAX_VERIFY); never less than there is. Costs
+ * trace and feature rows and compute memory, no state. Errors: ARGUMENT (also while a verify waits
+ * for its commit), MEMORY (names the bytes; the room is as before). */
+dfl_status dfl_engine_reserve_verify(dfl_engine * engine, int64_t n, dfl_error * err);
+
+/* ---- sequence: a timeline in an engine, its cursor and its checkpoints ---- */
+
+typedef struct dfl_sequence dfl_sequence;
+typedef struct dfl_checkpoint dfl_checkpoint;
+
+/* The sequence keeps the engine alive. Errors: ARGUMENT (an engine that was only measured),
+ * UNSUPPORTED (the engine has a sequence already: it holds one at a time). */
+dfl_status dfl_sequence_create(dfl_engine * engine, dfl_sequence ** sequence, dfl_error * err);
+void dfl_sequence_free(dfl_sequence * sequence); /* not from within a callback */
+/* Tokens of the timeline that are in the caches; -1 for NULL. */
+int64_t dfl_sequence_position(const dfl_sequence * sequence);
 
 /* Takes the timeline back to where it agrees with n tokens and closes an open verify, so that what
  * is left of them can be prefilled: at least the last one, whose logits begin an answer.
@@ -223,31 +241,31 @@ dfl_status dfl_session_get_info(const dfl_session * session, dfl_session_info * 
  * while their tokens do) and computes that token in a pass of its own: its logits have the same
  * bits whether or not those before it were there.
  * Errors: ARGUMENT (no tokens, token ids, context; nothing has changed then). */
-dfl_status dfl_session_sync(dfl_session * session, const int32_t * tokens, int64_t n,
-                            int64_t * n_kept, dfl_error * err);
+dfl_status dfl_sequence_sync(dfl_sequence * sequence, const int32_t * tokens, int64_t n,
+                             int64_t * n_kept, dfl_error * err);
 /* Appends n tokens, a micro-batch at a time. Afterwards the last token's logits can be read.
- * all_logits: NULL, or [n][n_vocab] float32 for every token's, checked as dfl_session_logits does.
+ * all_logits: NULL, or [n][n_vocab] float32 for every token's, checked as dfl_sequence_logits does.
  * progress: may be NULL.
  * On an error the timeline ends after the last finished micro-batch (for a device failure on a
  * model with recurrent layers: it is empty).
  * Errors: DFL_STATUS_ARGUMENT (token ids, context), MEMORY, COMPUTE, CANCELLED. */
-dfl_status dfl_session_prefill(dfl_session * session, const int32_t * tokens, int64_t n,
-                               float * all_logits, dfl_progress progress, void * user,
-                               dfl_error * err);
+dfl_status dfl_sequence_prefill(dfl_sequence * sequence, const int32_t * tokens, int64_t n,
+                                float * all_logits, dfl_progress progress, void * user,
+                                dfl_error * err);
 /* Largest logit of a row of the last pass (after a prefill only row 0, the last token's); the
  * lowest id on ties. Errors: ARGUMENT for a row that is not there; COMPUTE if its logits are not
- * finite. The caches are then no better, so they are zeroed: the session is empty as after a reset,
- * and no checkpoint of it is valid any more. */
-dfl_status dfl_session_argmax(dfl_session * session, int64_t row, int32_t * token, dfl_error * err);
-/* Has the device pick the k best (0 to DFL_MAX_TOP) of every row in the passes to come; kept: out,
- * k, or 0 where it cannot: a CPU has the rows at hand. k of 0 ends it. Errors: ARGUMENT. */
-dfl_status dfl_session_keep_top(dfl_session * session, int32_t k, int32_t * kept, dfl_error * err);
-/* What it picked of a row of the last pass, best first, the lowest id on ties: out, [k] each.
- * Errors: ARGUMENT (a row that is not there, nothing was kept), COMPUTE as for argmax. */
-dfl_status dfl_session_top(dfl_session * session, int64_t row, int32_t * tokens, float * logits,
-                           dfl_error * err);
+ * finite. The caches are then no better, so they are zeroed: the sequence is empty as after a
+ * reset, and no checkpoint of it is valid any more. */
+dfl_status dfl_sequence_argmax(dfl_sequence * sequence, int64_t row, int32_t * token,
+                               dfl_error * err);
+/* The k best of a row of the last pass, best first, the lowest id on ties: out, [k] each. k is what
+ * dfl_engine_keep_top gave before that pass. Errors: ARGUMENT (a row that is not there, another k),
+ * COMPUTE as for argmax. */
+dfl_status dfl_sequence_top(dfl_sequence * sequence, int64_t row, int32_t k, int32_t * tokens,
+                            float * logits, dfl_error * err);
 /* logits: out, [n_vocab] float32; single tokens may have -inf. Errors: as for argmax. */
-dfl_status dfl_session_logits(dfl_session * session, int64_t row, float * logits, dfl_error * err);
+dfl_status dfl_sequence_logits(dfl_sequence * sequence, int64_t row, float * logits,
+                               dfl_error * err);
 
 /* What the drafter proposes after last_token, which is chosen but not appended: for each of n_draft
  * positions its k best tokens and their raw logits, best first. Moves no cursor.
@@ -256,50 +274,46 @@ dfl_status dfl_session_logits(dfl_session * session, int64_t row, float * logits
  * that are not finite come back as they are, and the drafter has then forgotten the timeline so
  * far. Errors: ARGUMENT (no drafter; n_draft above block_size - 1; k above the drafter's head; no
  * room in the context for last_token and the draft), COMPUTE. */
-dfl_status dfl_session_draft(dfl_session * session, int32_t last_token, int64_t n_draft, int64_t k,
-                             int32_t * tokens, float * logits, float * log_sum_exp,
-                             dfl_error * err);
+dfl_status dfl_sequence_draft(dfl_sequence * sequence, int32_t last_token, int64_t n_draft,
+                              int64_t k, int32_t * tokens, float * logits, float * log_sum_exp,
+                              dfl_error * err);
 
-/* Makes room for verifies of up to n rows (1 to DFL_MAX_VERIFY); never less than there is. Costs
- * trace and feature rows and compute memory, no state. Errors: ARGUMENT, MEMORY (names the bytes;
- * the room is as before). */
-dfl_status dfl_session_reserve_verify(dfl_session * session, int64_t n, dfl_error * err);
 /* Runs n tokens after the timeline in one pass and commits nothing; all n rows can be read until
  * the commit, which must follow. Errors: ARGUMENT, MEMORY, COMPUTE. */
-dfl_status dfl_session_verify(dfl_session * session, const int32_t * tokens, int64_t n,
-                              dfl_error * err);
+dfl_status dfl_sequence_verify(dfl_sequence * sequence, const int32_t * tokens, int64_t n,
+                               dfl_error * err);
 /* The same for a tree. tokens[0] is the root (chosen, not appended yet), parents[0] = -1,
  * 0 <= parents[i] < i; node i stands at timeline position + depth(i) and sees its ancestors only.
- * Errors: as dfl_session_verify; ARGUMENT also for parents, and for n above the room left in the
+ * Errors: as dfl_sequence_verify; ARGUMENT also for parents, and for n above the room left in the
  * context, however flat the tree. */
-dfl_status dfl_session_verify_tree(dfl_session * session, const int32_t * tokens,
-                                   const int32_t * parents, int64_t n, dfl_error * err);
+dfl_status dfl_sequence_verify_tree(dfl_sequence * sequence, const int32_t * tokens,
+                                    const int32_t * parents, int64_t n, dfl_error * err);
 /* Appends the first n tokens of the open verify; the rest leaves no trace. With n = 0 it may be
  * called without an open verify, and then does nothing. Errors: ARGUMENT, MEMORY, COMPUTE (after
  * the last two a model with recurrent layers is empty). */
-dfl_status dfl_session_commit(dfl_session * session, int64_t n, dfl_error * err);
+dfl_status dfl_sequence_commit(dfl_sequence * sequence, int64_t n, dfl_error * err);
 /* Appends a path of the open verify: n nodes, root first, each a child of the one before. The rest
- * leaves no trace. n = 0 and errors: as dfl_session_commit. */
-dfl_status dfl_session_commit_path(dfl_session * session, const int32_t * nodes, int64_t n,
-                                   dfl_error * err);
+ * leaves no trace. n = 0 and errors: as dfl_sequence_commit. */
+dfl_status dfl_sequence_commit_path(dfl_sequence * sequence, const int32_t * nodes, int64_t n,
+                                    dfl_error * err);
 
 /* Back to position 0. */
-dfl_status dfl_session_reset(dfl_session * session, dfl_error * err);
+dfl_status dfl_sequence_reset(dfl_sequence * sequence, dfl_error * err);
 /* Forgets the tokens from a position on; if no row was read after the pass that appended them,
  * those before them in that pass run again. Errors: DFL_STATUS_UNSUPPORTED on a model with
  * recurrent layers, unless position is 0 or the present one; COMPUTE. */
-dfl_status dfl_session_truncate(dfl_session * session, int64_t position, dfl_error * err);
+dfl_status dfl_sequence_truncate(dfl_sequence * sequence, int64_t position, dfl_error * err);
 
-/* All that the prefix up to here leaves behind; valid for this session alone, while it still begins
- * with the same tokens. */
-dfl_status dfl_checkpoint_take(dfl_session * session, dfl_checkpoint ** checkpoint,
+/* All that the prefix up to here leaves behind; valid for this sequence alone, while it still
+ * begins with the same tokens. */
+dfl_status dfl_checkpoint_take(dfl_sequence * sequence, dfl_checkpoint ** checkpoint,
                                dfl_error * err);
-/* Back to a checkpoint, however often. Errors: DFL_STATUS_ARGUMENT if it is another session's, or
+/* Back to a checkpoint, however often. Errors: DFL_STATUS_ARGUMENT if it is another sequence's, or
  * the tokens differ now. */
-dfl_status dfl_checkpoint_restore(dfl_session * session, const dfl_checkpoint * checkpoint,
+dfl_status dfl_checkpoint_restore(dfl_sequence * sequence, const dfl_checkpoint * checkpoint,
                                   dfl_error * err);
 /* 1 if dfl_checkpoint_restore would work. */
-int32_t dfl_checkpoint_is_valid(const dfl_session * session, const dfl_checkpoint * checkpoint);
+int32_t dfl_checkpoint_is_valid(const dfl_sequence * sequence, const dfl_checkpoint * checkpoint);
 int64_t dfl_checkpoint_position(const dfl_checkpoint * checkpoint);
 void dfl_checkpoint_free(dfl_checkpoint * checkpoint);
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from .config import DecodeConfig
+from .text.reasoning import Part, Splitter
 from .text.stream import StopMatcher, Utf8Stream
 
 
@@ -33,8 +34,12 @@ class Answer:
         config: DecodeConfig,
         n_room: int,
         cancelled: Callable[[], bool],
+        splitter: Splitter | None = None,
     ) -> None:
-        """n_room: tokens the context has room for; one more can be drawn, as the last."""
+        """n_room: tokens the context has room for; one more can be drawn, as the last.
+
+        splitter: tells thoughts apart; without one all text is the answer's.
+        """
         self.tokens: list[int] = []
         self.stop_reason: str | None = None
         self._vocabulary = vocabulary
@@ -44,13 +49,19 @@ class Answer:
         self._cancelled = cancelled
         self._utf8 = Utf8Stream()
         self._stop = StopMatcher(config.stop_texts)
-        self._texts: list[str] = []
-        self._n_texts_read = 0
+        self._splitter = splitter
+        self._parts: list[Part] = []
+        self._n_parts_read = 0
 
     @property
     def text(self) -> str:
-        """All text that is certain."""
-        return "".join(self._texts)
+        """All text that is certain, without thoughts."""
+        return _joined(self._parts, is_reasoning=False)
+
+    @property
+    def reasoning(self) -> str | None:
+        """The thoughts as far as they are certain; None where nothing tells them apart."""
+        return None if self._splitter is None else _joined(self._parts, is_reasoning=True)
 
     @property
     def n_left(self) -> int:
@@ -64,16 +75,25 @@ class Answer:
         if token in self._vocabulary.stop_tokens and not self._ignore_eos:
             self.stop_reason = "token"
         else:
-            self._texts.append(self._stop.push(self._utf8.push(self._vocabulary.piece(token))))
+            self._add(self._stop.push(self._utf8.push(self._vocabulary.piece(token))))
             self.stop_reason = self._limit()
         if self.stop_reason is not None:
-            self._texts.append(self._stop.push(self._utf8.finish()) + self._stop.finish())
+            self._add(self._stop.push(self._utf8.finish()) + self._stop.finish())
+            if self._splitter is not None:
+                self._parts += self._splitter.finish()
         return self.stop_reason is not None
 
-    def new_text(self) -> str:
-        """The text that became certain since the last call."""
-        start, self._n_texts_read = self._n_texts_read, len(self._texts)
-        return "".join(self._texts[start:])
+    def new_text(self) -> tuple[str, str]:
+        """The text and the thoughts that became certain since the last call."""
+        new = self._parts[self._n_parts_read :]
+        self._n_parts_read += len(new)
+        return _joined(new, is_reasoning=False), _joined(new, is_reasoning=True)
+
+    def _add(self, text: str) -> None:
+        if self._splitter is None:
+            self._parts.append(Part(text))
+        else:
+            self._parts += self._splitter.push(text)
 
     def _limit(self) -> str | None:
         """Why the answer ends after the token just taken, or None."""
@@ -84,3 +104,7 @@ class Answer:
         if len(self.tokens) > self._n_room:
             return "context"
         return "cancelled" if self._cancelled() else None
+
+
+def _joined(parts: list[Part], *, is_reasoning: bool) -> str:
+    return "".join(part.text for part in parts if part.is_reasoning == is_reasoning)

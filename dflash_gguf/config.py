@@ -18,6 +18,7 @@ __all__ = [
     "MAX_LAYERS",
     "MAX_N_CTX",
     "MAX_TREE_BUDGET",
+    "REASONING_FORMATS",
     "SEED_MAX",
     "SEED_MIN",
     "TREE_BUDGET",
@@ -33,6 +34,10 @@ TREE_BUDGET = 23
 MAX_TREE_BUDGET = MAX_VERIFY - 1
 AUTO_TREE_BUDGET = 63
 """Nodes that "auto" tries at most unless told otherwise; a node of a 27B hybrid takes 3.5 MB."""
+
+REASONING_FORMATS = ("auto", "none")
+"""Whether the thoughts before the answer to a conversation are told apart from it, as its template
+marks them, or stay in its text."""
 
 MAX_DRAFT = 1 << 16
 SEED_MIN, SEED_MAX = -(1 << 63), (1 << 64) - 1
@@ -51,6 +56,7 @@ class DecodeConfig:
     seed: any signed or unsigned 64-bit integer; None draws one, and the result reports it.
     stop: texts that end the answer; they are not part of it. One text or several.
     ignore_eos: tokens that end a generation are never drawn.
+    reasoning_format: one of REASONING_FORMATS.
     draft: one of DRAFT_KINDS.
     draft_max: positions that a round drafts at most; None is what the drafter's block holds.
     draft_min: a round drafts so many candidates or none.
@@ -70,6 +76,7 @@ class DecodeConfig:
     seed: int | None = None
     stop: str | Iterable[str] = ()
     ignore_eos: bool = False
+    reasoning_format: str = "auto"
     draft: str = "auto"
     draft_max: int | None = None
     draft_min: int = 0
@@ -95,6 +102,7 @@ class DecodeConfig:
         for name in ("ignore_eos", "tree_spine"):
             flag(name, getattr(self, name))
         choice("draft", self.draft, DRAFT_KINDS)
+        choice("reasoning_format", self.reasoning_format, REASONING_FORMATS)
         _set(self, "draft_min", integer("draft_min", self.draft_min, 0, MAX_DRAFT))
         if self.draft_max is not None:
             _set(self, "draft_max", integer("draft_max", self.draft_max, 1, MAX_DRAFT))

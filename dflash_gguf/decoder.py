@@ -13,15 +13,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from . import core
 from .config import DecodeConfig, LoadConfig
-from .core import MAX_VERIFY, Drafter, Model, Session, library_build
-from .decode import Generation, Progress, check_prompt
+from .core import MAX_VERIFY, Drafter, Engine, Model, library_build
+from .decode import Generation, check_prompt
 from .memory.fit import most_rows, with_context
 from .memory.plan import Planner, check_fits
 from .policy.cost_file import CostFile
 from .policy.drafting import Drafting
 from .results import Result, Step
-from .text.chat import Message
+from .rounds import Progress
+from .text.chat import ChatPrompt, Message
+from .text.reasoning import Splitter
 from .text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | NDArray[np.integer[Any]]
@@ -58,15 +61,15 @@ def load(
     tokenizer = Tokenizer.from_file(path)
     model = Model(os.fspath(path), config, progress)
     if drafter is None:
-        return Decoder(model, Session(model), tokenizer)
+        return Decoder(core.Sequence(Engine(model)), tokenizer)
     loaded = Drafter(os.fspath(drafter), model, progress)
-    session = Session(model, drafter=loaded)
+    engine = Engine(model, drafter=loaded)
     # Another build may have other kernels: what rounds cost before says nothing of it.
     place = (library_build(), model.backend, str(config.n_gpu_layers), str(config.n_cpu_moe))
-    settings = (*place, session.n_threads, config.cache_type_k, config.cache_type_v)
+    settings = (*place, engine.n_threads, config.cache_type_k, config.cache_type_v)
     kernels = [*sorted(model.kernels), *sorted(loaded.kernels)]
     costs = CostFile([model.path, loaded.path], *settings, *kernels)
-    return Decoder(model, session, tokenizer, costs, n_most)
+    return Decoder(core.Sequence(engine), tokenizer, costs, n_most)
 
 
 class Decoder:
@@ -80,18 +83,18 @@ class Decoder:
 
     def __init__(
         self,
-        model: Model,
-        session: Session,
+        sequence: core.Sequence,
         tokenizer: Tokenizer | None,
         cost_file: CostFile | None = None,
         most_rows: int = MAX_VERIFY,
     ) -> None:
         """Use `load`. Without a tokenizer prompts are token ids, and answers have no text."""
-        self.model = model
-        self.session = session
+        self.sequence = sequence
+        self.engine = sequence.engine
+        self.model = sequence.engine.model
         self.tokenizer = tokenizer
         self._vocabulary = _Words(tokenizer)
-        self._drafting = Drafting(session, cost_file, most_rows)
+        self._drafting = Drafting(sequence, cost_file, most_rows)
         self._lock = threading.RLock()
         self._active: Stream | None = None
         self._is_running = False
@@ -99,7 +102,7 @@ class Decoder:
     @property
     def n_ctx(self) -> int:
         """Tokens the context holds: prompt and answer together."""
-        return self.session.n_ctx
+        return self.sequence.n_ctx
 
     def __enter__(self) -> Decoder:
         return self
@@ -112,7 +115,8 @@ class Decoder:
         with self._turn():
             self._active = None
             self._drafting.keep_costs()
-            self.session.close()
+            self.sequence.close()
+            self.engine.close()
             self.model.close()
             if self.tokenizer is not None:
                 self.tokenizer.close()
@@ -154,15 +158,15 @@ class Decoder:
         """
         config = dataclasses.replace(config or DecodeConfig(), **settings)
         tokens = self._tokens_of(prompt)
-        check_prompt(tokens, self.session.n_ctx)
+        check_prompt(tokens, self.sequence.n_ctx)
         rule = self._drafting.rule(config)
         with self._turn():
             self._drafting.keep_costs()
-            self.session.commit(0)  # an interrupted round may have left a verify open
+            self.sequence.commit(0)  # an interrupted round may have left a verify open
             if rule is not None:
                 self._drafting.make_room(rule.n_rows, is_needed=config.draft == "tree")
             generation = Generation(
-                self.session,
+                self.sequence,
                 self._vocabulary,
                 tokens,
                 config,
@@ -170,6 +174,7 @@ class Decoder:
                 rule=rule,
                 on_prefill=on_prefill,
                 cancelled=cancelled,
+                splitter=_splitter(prompt, config),
             )
             self._active = Stream(self, generation)
             return self._active
@@ -193,8 +198,11 @@ class Decoder:
         *,
         template: str | None = None,
         enable_thinking: bool | None = None,
-    ) -> list[int]:
+    ) -> ChatPrompt:
         """Token ids of a conversation, up to where the answer begins.
+
+        In answers to it thoughts are told apart, where its template marks them; as a plain list
+        of ids it is a prompt like any other.
 
         messages: each with "role" and "content". template: None for the model's own, else the
         name of one, a file, or its text. enable_thinking: for templates that offer the choice.
@@ -206,7 +214,7 @@ class Decoder:
         """Logits after every token, float32 [n, n_vocab], by a plain pass over an empty cache."""
         with self._turn():
             self.reset()
-            return self.session.logits(self._tokens_of(tokens))
+            return self.sequence.logits(self._tokens_of(tokens))
 
     def tokenize(
         self, text: str, *, add_special: bool = True, parse_special: bool = True
@@ -224,7 +232,7 @@ class Decoder:
         """Forgets the timeline, so that the next prompt is computed whole."""
         with self._turn():
             self._active = None
-            self.session.reset()
+            self.sequence.reset()
 
     def _tokens_of(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -261,7 +269,7 @@ class Decoder:
                 self._is_running = False
 
     def _finish(self, result: Result) -> Result:
-        drafter = self.session.drafter
+        drafter = self.engine.drafter
         return dataclasses.replace(
             result,
             model=os.path.basename(self.model.path),
@@ -269,7 +277,7 @@ class Decoder:
             backend=self.model.backend,
             kernels=self.model.kernels,
             drafter_kernels=None if drafter is None else drafter.kernels,
-            threads=self.session.n_threads,
+            threads=self.engine.n_threads,
         )
 
 
@@ -294,6 +302,12 @@ class Stream:
     def result(self) -> Result:
         """The account so far; final once the iteration has ended."""
         return self._decoder._finish(self._generation.result())
+
+
+def _splitter(prompt: Prompt, config: DecodeConfig) -> Splitter | None:
+    if config.reasoning_format == "none" or not isinstance(prompt, ChatPrompt):
+        return None
+    return None if prompt.reasoning is None else prompt.reasoning.splitter()
 
 
 class _Words:

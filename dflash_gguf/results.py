@@ -15,6 +15,7 @@ class Step:
     tokens: the ids drawn, in order; a stop token is among them.
     text: the text that became certain. It may lag behind the tokens, while a character is
         incomplete or a stop text may have begun.
+    reasoning: the thoughts that became certain; see Result.
     n_drafted, n_accepted: candidates proposed, and those that were the target's own choice.
     """
 
@@ -22,6 +23,7 @@ class Step:
     text: str
     n_drafted: int = 0
     n_accepted: int = 0
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,8 @@ class Result:
 
     tokens: every id drawn, with the stop token or those that completed a stop text.
     text: the answer without stop token and stop text.
+    reasoning: what the model thought before it answered a conversation, which is then no part of
+        the text; None where the chat template marks no thoughts, or there was no conversation.
     n_prompt: tokens of the prompt. n_prefilled: those computed now, not reused from a cache.
     n_decoded: tokens drawn by rounds; the first token comes from the prefill.
     rounds: target passes after the prefill.
@@ -67,6 +71,7 @@ class Result:
     kernels: Mapping[str, int] | None = None
     drafter_kernels: Mapping[str, int] | None = None
     threads: int | None = None
+    reasoning: str | None = None
 
     @property
     def n_tokens(self) -> int:
@@ -99,6 +104,7 @@ class Result:
         """The report as plain values; None for what does not apply."""
         return {
             "text": self.text,
+            "reasoning": self.reasoning,
             "tokens": list(self.tokens),
             "n_prompt": self.n_prompt,
             "n_tokens": self.n_tokens,

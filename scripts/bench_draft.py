@@ -63,9 +63,9 @@ def part_a(args: argparse.Namespace) -> Figures:
     """Equal work."""
     load = LoadConfig(n_ctx=N_CTX, n_threads=args.threads, n_gpu_layers=0)
     model = core.Model(str(args.target), load)
-    session = core.Session(model, drafter=core.Drafter(str(args.drafter), model))
-    n_draft = min(args.draft_max, session.max_draft)
-    ours = Ours(session)
+    sequence = core.Sequence(core.Engine(model, drafter=core.Drafter(str(args.drafter), model)))
+    n_draft = min(args.draft_max, sequence.max_draft)
+    ours = Ours(sequence)
     found: Figures = {}
     with _peer(args, n_draft) as peer:
         theirs = Theirs(peer)
@@ -112,7 +112,7 @@ def part_b(args: argparse.Namespace) -> Figures:
     """Each at its best on real prompts."""
     with _decoder(args) as decoder:
         prompts = _prompts(decoder, args.prompts)
-        longest = min(args.draft_max, decoder.session.max_draft)
+        longest = min(args.draft_max, decoder.sequence.max_draft)
         lengths = [n for n in LENGTHS if n <= longest]
         chain = max(lengths, key=lambda n: _tried(args, prompts, _our_way(decoder, "chain", n)))
         theirs = max(lengths, key=lambda n: _tried_peer(args, prompts, n))

@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 
 from dflash_gguf.config import DecodeConfig
 from dflash_gguf.core import Draft
-from dflash_gguf.decode import Generation, Progress
+from dflash_gguf.decode import Generation
 from dflash_gguf.draft.proposer import DFlash
 from dflash_gguf.policy.budget import Budget
 from dflash_gguf.policy.rules import FixedChain, FixedTree, Rule
+from dflash_gguf.rounds import Progress
 
 N_VOCAB = 4096
 BLOCK = 7
@@ -68,7 +69,7 @@ class Rows:
 
 
 class Simulated:
-    """A session whose drafter knows each position of the script with the same chance."""
+    """A sequence whose drafter knows each position of the script with the same chance."""
 
     max_verify = 256
     max_draft = BLOCK
@@ -81,6 +82,7 @@ class Simulated:
         self._chance, self._clock = chance, clock
         self._depths: list[int] = []
         self.n_ctx = n_tokens + BLOCK + 2
+        self.engine = self
         self.position = 0
 
     def keep_top(self, k: int) -> bool:  # noqa: ARG002
@@ -160,7 +162,7 @@ def measure(setting: str, n_tokens: int, chance: float, temperature: float) -> d
     And tokens a round.
     """
     clock = Clock()
-    session = Simulated(n_tokens, chance, clock)
+    sequence = Simulated(n_tokens, chance, clock)
     budget = Budget()
     rules: dict[str, Rule | None] = {
         "none": None,
@@ -170,11 +172,11 @@ def measure(setting: str, n_tokens: int, chance: float, temperature: float) -> d
     }
     config = DecodeConfig(max_tokens=n_tokens, temperature=temperature, seed=1)
     generation = Generation(
-        session,
+        sequence,
         Letters(),
         [1],
         config,
-        proposer=DFlash(session, budget.calibrations),
+        proposer=DFlash(sequence, budget.calibrations),
         rule=rules[setting],
     )
     rounds, waits = [], []

@@ -5,7 +5,7 @@
 Both engines sit in one process, on one ggml, with the same threads, the same default weight
 buffers, f16 K/V and flash attention, and read the same random tokens. llama.cpp is driven by
 `llama_decode` alone, with logits of the last token only, as its llama-bench does. Ours goes through
-`core.Session` as the decode loop does, so it also pays for Python's checks and the argmax.
+`core.Sequence` as the decode loop does, so it also pays for Python's checks and the argmax.
 
 One process rather than two, because then both use one OpenMP pool and take turns within a fraction
 of a second: whatever else runs on the machine hits both alike. A pair is one prefill and one decode
@@ -66,23 +66,24 @@ class Engine(Protocol):
 
 
 class Ours:
-    """This project's session."""
+    """This project's sequence."""
 
     def __init__(self, path: Path, config: LoadConfig) -> None:
         self.model = core.Model(str(path), config)
-        self.session = core.Session(self.model)
+        self.sequence = core.Sequence(core.Engine(self.model))
 
     def reset(self) -> None:
-        self.session.reset()
+        self.sequence.reset()
 
     def prefill(self, tokens: Tokens) -> None:
-        self.session.prefill(tokens).argmax()
+        self.sequence.prefill(tokens).argmax()
 
     def decode(self, token: int) -> None:
-        self.session.decode(token).argmax()
+        self.sequence.decode(token).argmax()
 
     def close(self) -> None:
-        self.session.close()
+        self.sequence.close()
+        self.sequence.engine.close()
         self.model.close()
 
 
@@ -161,7 +162,7 @@ def run_pair(work: Work) -> Times:
     n_ctx = work.n_prompt + work.n_decode
     config = LoadConfig(n_ctx=n_ctx, n_ubatch=N_UBATCH, n_threads=work.n_threads, n_gpu_layers=0)
     ours = Ours(work.path, config)
-    n_threads = ours.session.n_threads
+    n_threads = ours.sequence.engine.n_threads
     engines: list[Engine] = [ours, Theirs(work.path, n_ctx, n_threads)]
     random = np.random.default_rng(work.index)
     tokens = random.integers(0, ours.model.n_vocab, n_ctx, dtype=np.int32)

@@ -32,7 +32,10 @@ def engines_of(args: argparse.Namespace, n_ubatch: int) -> dict[str, Engine]:
     ours = Ours(args.model, config)
     if args.ours_only:
         return {"ours": ours}
-    return {"ours": ours, "llama.cpp": Theirs(args.model, n_ctx, ours.session.n_threads, n_ubatch)}
+    return {
+        "ours": ours,
+        "llama.cpp": Theirs(args.model, n_ctx, ours.sequence.engine.n_threads, n_ubatch),
+    }
 
 
 def rates(engines: Mapping[str, Engine], tokens: Tokens, n_runs: int) -> dict[str, float]:

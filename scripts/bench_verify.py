@@ -23,6 +23,8 @@ from bench_plain import commit, cpu_name
 
 from dflash_gguf import core
 from dflash_gguf.config import LoadConfig
+from dflash_gguf.draft.tree import Tree
+from dflash_gguf.rounds import Rows, verify
 
 N_PROMPT = 256
 N_ACCEPTED = 5
@@ -36,47 +38,48 @@ def tree_parents(n: int) -> list[int]:
     return [*range(-1, n_spine - 1), *range(n - n_spine)]
 
 
-def run(session: core.Session, step: Step, tokens: list[int]) -> float:
-    """Seconds of one step, after which the session stands where it stood."""
+def run(sequence: core.Sequence, step: Step, tokens: list[int]) -> float:
+    """Seconds of one step, after which the sequence stands where it stood."""
     kind, n = step
-    start = session.take()
+    start = sequence.take()
     began = time.perf_counter()
     if kind == "plain":
-        session.decode(tokens[0]).argmax()
+        sequence.decode(tokens[0]).argmax()
     else:
-        if kind == "chain":
-            rows = session.verify(tokens[:n])
-        else:
-            rows = session.verify_tree(tokens[:n], tree_parents(n))
-        for i in range(n):
-            rows.argmax(i)
-        session.commit_path(range(min(n - n // 3, N_ACCEPTED)))
+        tree = Tree.of(tokens[:n], tree_parents(n) if kind == "tree" else None)
+        n_path = min(n - n // 3, N_ACCEPTED)
+
+        def choose(rows: Rows, node: int) -> int:
+            rows.argmax(node)
+            return tokens[node + 1] if node + 1 < n_path else -1
+
+        verify(sequence, tree, choose, lambda _: False)
     seconds = time.perf_counter() - began
-    session.restore(start)
+    sequence.restore(start)
     return seconds
 
 
 def bench(path: Path, rows: list[int], n_rounds: int, n_threads: int | None) -> dict[str, Any]:
     """Medians of every step on one model."""
     config = LoadConfig(n_ctx=1024, n_threads=n_threads, n_gpu_layers=0)
-    session = core.Session(core.Model(str(path), config))
-    session.reserve_verify(max(rows))
+    sequence = core.Sequence(core.Engine(core.Model(str(path), config)))
+    sequence.engine.reserve_verify(max(rows))
     random = np.random.default_rng(1)
-    tokens = random.integers(0, session.model.n_vocab, N_PROMPT + max(rows)).tolist()
-    session.prefill(tokens[:N_PROMPT])
+    tokens = random.integers(0, sequence.engine.model.n_vocab, N_PROMPT + max(rows)).tolist()
+    sequence.prefill(tokens[:N_PROMPT])
     steps: list[Step] = [("plain", 1), *((kind, n) for n in rows for kind in ("chain", "tree"))]
     seconds: dict[Step, list[float]] = defaultdict(list)
     for i in range(n_rounds + 1):
         for j in random.permutation(len(steps)):
-            spent = run(session, steps[j], tokens[N_PROMPT:])
+            spent = run(sequence, steps[j], tokens[N_PROMPT:])
             if i > 0:  # the first round builds the graphs
                 seconds[steps[j]].append(spent)
     each = {step: np.array(values) for step, values in seconds.items()}
     plain = float(np.median(each["plain", 1]))
     return {
         "model": path.name,
-        "n_threads": session.n_threads,
-        "n_recurrent": session.model.n_recurrent,
+        "n_threads": sequence.engine.n_threads,
+        "n_recurrent": sequence.engine.model.n_recurrent,
         "plain_ms": 1e3 * plain,
         "rows": [
             {

@@ -121,7 +121,7 @@ def main() -> None:
         decoder.generate(prompts[0], config)  # graphs and clocks warm up
         greedy, plain = compare(decoder, prompts, config)
         drawn, _ = compare(decoder, prompts, sampled)
-        n_draft = decoder.session.max_draft
+        n_draft = decoder.sequence.max_draft
         answers = [
             ([*prompt, *result.tokens], len(prompt))
             for prompt, result in zip(prompts, plain, strict=True)

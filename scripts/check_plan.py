@@ -33,15 +33,15 @@ def held_bytes() -> int:
     return sum(x.total_bytes - x.free_bytes for x in core.devices() if x.type != "cpu")
 
 
-def fill(session: core.Session, drafts: bool) -> None:
+def fill(sequence: core.Sequence, drafts: bool) -> None:
     """Runs the largest passes there are."""
-    tokens = [i % 100 for i in range(session.n_ctx)]
-    n_last = session.max_verify if drafts else 1
-    session.prefill(tokens[:-n_last])
+    tokens = [i % 100 for i in range(sequence.n_ctx)]
+    n_last = sequence.engine.max_verify if drafts else 1
+    sequence.prefill(tokens[:-n_last])
     if drafts:
-        session.draft(tokens[-n_last], session.max_draft, 8)
-        session.verify_tree(tokens[-n_last:], [-1, *[0] * (n_last - 1)])
-        session.commit(1)
+        sequence.draft(tokens[-n_last], sequence.max_draft, 8)
+        sequence.verify_tree(tokens[-n_last:], [-1, *[0] * (n_last - 1)])
+        sequence.commit(1)
 
 
 def main() -> None:
@@ -74,13 +74,13 @@ def main() -> None:
         before, held_before = anonymous_bytes(), held_bytes()
         model = core.Model(args.model, config)
         drafter = core.Drafter(args.model_draft, model) if args.model_draft else None
-        session = core.Session(model, None, drafter)
+        engine = core.Engine(model, None, drafter)
         if drafter:
-            session.reserve_verify(args.rows)
+            engine.reserve_verify(args.rows)
         if not args.load_only:
-            fill(session, drafter is not None)
+            fill(core.Sequence(engine), drafter is not None)
         grown, held = anonymous_bytes() - before, held_bytes() - held_before
-        real = plan_of(model, drafter, session, config, plan.free_bytes)
+        real = plan_of(engine, config, plan.free_bytes)
     except (core.Error, ValueError, OSError) as error:
         sys.exit(f"error: {error}")
     allocated = {(x.name, x.where): x.bytes for x in real.items}

@@ -75,7 +75,7 @@ def first_difference(
 def compare(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     """All figures of one file."""
     ours = Ours(path, N_CTX, args.threads)
-    theirs = Theirs(path, N_CTX, ours.session.n_threads)
+    theirs = Theirs(path, N_CTX, ours.sequence.engine.n_threads)
     result: dict[str, Any] = {"model": path.name, "float": holds_floats_only(path)}
     result |= compare_rows(ours, theirs, humaneval_prompts(path, args.prompts))
     parted = [

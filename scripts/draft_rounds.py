@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -13,6 +14,9 @@ from numpy.typing import NDArray
 from peer_rounds import Peer
 
 from dflash_gguf import core
+from dflash_gguf.account import Phase
+from dflash_gguf.draft.tree import Tree
+from dflash_gguf.rounds import Rows, verify
 
 PHASES = ("draft", "inject", "verify", "commit", "host", "round")
 """inject: the drafter takes up rows of the round before, which with us is part of the draft; host:
@@ -95,32 +99,38 @@ def equal_work(tables: Sequence[Sequence[Milliseconds]]) -> dict[str, Any]:
     }
 
 
+def _forced(coming: Sequence[int], rows: Rows, node: int) -> int:
+    """Reads the target's token after a node of a chain, and takes the given one."""
+    rows.argmax(node)
+    return coming[node]
+
+
 class Ours:
     """This project's core, called as the decode loop calls it."""
 
-    def __init__(self, session: core.Session) -> None:
-        self.session = session
+    def __init__(self, sequence: core.Sequence) -> None:
+        self.sequence = sequence
 
     def rounds(self, work: Forced) -> Milliseconds:
         """Runs the work."""
-        session, n_chosen = self.session, 1
-        session.reset()
-        session.prefill(work.prompt).argmax()
+        sequence, n_chosen = self.sequence, 1
+        sequence.reset()
+        sequence.prefill(work.prompt).argmax()
         rows = []
         while n_chosen + work.n_draft <= len(work.text):
-            times = [perf_counter()]
-            session.draft(work.text[n_chosen - 1], work.n_draft)
-            times.append(perf_counter())
-            checked = session.verify([work.text[n_chosen - 1], *work.candidates(n_chosen)])
-            times.append(perf_counter())
-            for index in range(work.accept + 1):
-                checked.argmax(index)
-            times.append(perf_counter())
-            session.commit(work.accept + 1)
-            times.append(perf_counter())
+            root = work.text[n_chosen - 1]
+            coming = [*work.text[n_chosen : n_chosen + work.n_draft], -1]
+            seconds = dict.fromkeys(PHASES, 0.0)
+            clock = partial(Phase, seconds)
+            with clock("round"):
+                with clock("draft"):
+                    sequence.draft(root, work.n_draft)
+                tree = Tree.of([root, *work.candidates(n_chosen)])
+                verify(sequence, tree, partial(_forced, coming), lambda _: False, clock)
+            known = seconds["draft"] + seconds["verify"] + seconds["commit"]
+            seconds["host"] = seconds["round"] - known
+            rows.append([seconds[name] for name in PHASES])
             n_chosen += work.accept + 1
-            draft, verify, host, commit = np.diff(times)
-            rows.append([draft, 0.0, verify, commit, host, times[-1] - times[0]])
         return 1e3 * np.array(rows)
 
     def bare_draft_ms(self, last_token: int, n_draft: int, n_runs: int = 25) -> float:
@@ -130,9 +140,9 @@ class Ours:
         """
         times = []
         for _ in range(n_runs):
-            self.session.verify([last_token] * (n_draft + 1))
-            self.session.commit(0)
+            self.sequence.verify([last_token] * (n_draft + 1))
+            self.sequence.commit(0)
             started = perf_counter()
-            self.session.draft(last_token, n_draft)
+            self.sequence.draft(last_token, n_draft)
             times.append(perf_counter() - started)
         return 1e3 * float(np.median(times))

@@ -88,7 +88,7 @@ def measure(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     """All pairs, printed as they are done."""
     text = humaneval_text() if args.text is None else args.text.read_text(encoding="utf-8")
     chunks = chunks_of(path, text, args.chunks)
-    n_threads = Ours(path, CHUNK, args.threads).session.n_threads
+    n_threads = Ours(path, CHUNK, args.threads).sequence.engine.n_threads
     engines: dict[str, MakeEngine] = {
         "ours": lambda k, v: Ours(path, CHUNK, n_threads, k, v),
         "llama.cpp": lambda k, v: Theirs(path, CHUNK, n_threads, k, v),

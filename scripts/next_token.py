@@ -36,7 +36,7 @@ class Engine(Protocol):
 
 
 class Ours:
-    """This project's session."""
+    """This project's sequence."""
 
     def __init__(
         self,
@@ -55,16 +55,16 @@ class Ours:
             cache_type_k=type_k,
             cache_type_v=type_v,
         )
-        self.session = core.Session(core.Model(str(path), config))
+        self.sequence = core.Sequence(core.Engine(core.Model(str(path), config)))
 
     def rows(self, tokens: Sequence[int], last: int) -> Logits:
-        self.session.reset()
+        self.sequence.reset()
         if len(tokens) > last:
-            self.session.prefill(tokens[:-last])
-        return self.session.logits(tokens[-last:])
+            self.sequence.prefill(tokens[:-last])
+        return self.sequence.logits(tokens[-last:])
 
     def next(self, token: int) -> Logits:
-        return self.session.decode(token).logits()
+        return self.sequence.decode(token).logits()
 
 
 class Theirs:

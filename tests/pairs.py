@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.core import Drafter, Model, Session
+from dflash_gguf.core import Drafter, Engine, Model, Sequence
 
 torch.set_num_threads(1)  # on models this small a second thread only waits
 
@@ -73,10 +73,10 @@ def load_target(path: Path, n_ubatch: int = N_UBATCH) -> Model:
 
 def open_pair(
     pair: Pair, *, n_ctx: int | None = None, n_ubatch: int = N_UBATCH, draft_window: int = 4096
-) -> Session:
-    """A session that drafts."""
+) -> Sequence:
+    """A sequence that drafts."""
     model = load_target(pair.target, n_ubatch)
-    return Session(model, n_ctx, Drafter(str(pair.drafter), model), draft_window)
+    return Sequence(Engine(model, n_ctx, Drafter(str(pair.drafter), model), draft_window))
 
 
 def random_tokens(n: int, seed: int = 11) -> list[int]:
@@ -84,10 +84,10 @@ def random_tokens(n: int, seed: int = 11) -> list[int]:
     return np.random.default_rng(seed).integers(0, VOCAB_SIZE, n).tolist()
 
 
-def draft_logits(session: Session, last_token: int, n_draft: int) -> NDArray[np.float32]:
+def draft_logits(sequence: Sequence, last_token: int, n_draft: int) -> NDArray[np.float32]:
     """All raw logits of a draft, float32 [n_draft, n_vocab] (-inf: not in the drafter's head)."""
-    n_vocab = session.model.n_vocab
-    tokens, values, log_sum_exp = session.draft(last_token, n_draft, n_vocab)
+    n_vocab = sequence.engine.model.n_vocab
+    tokens, values, log_sum_exp = sequence.draft(last_token, n_draft, n_vocab)
     logits = np.full((n_draft, n_vocab), -np.inf, dtype=np.float32)
     np.put_along_axis(logits, tokens.astype(np.int64), values, axis=1)
     assert (np.diff(values, axis=1) <= 0).all()

@@ -1,4 +1,4 @@
-"""A session for the decode loop that says a script, and a proposer that half knows it."""
+"""A sequence for the decode loop that says a script, and a proposer that half knows it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dflash_gguf.decode import Progress
+from dflash_gguf.rounds import Progress
 
 N_VOCAB = 300
 STOP = 256
@@ -56,6 +56,7 @@ class Scripted:
     """
 
     def __init__(self, script: Sequence[int], n_ctx: int = 64, n_prompt: int = 3) -> None:
+        self.engine = self
         self.script = list(script)
         self.n_ctx = n_ctx
         self.n_prompt = n_prompt

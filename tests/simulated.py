@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from dflash_gguf.config import DecodeConfig
 from dflash_gguf.draft.calibration import Features
-from dflash_gguf.draft.tree import Candidates
+from dflash_gguf.draft.tree import Candidates, Tree
 from dflash_gguf.policy.budget import Budget
 from dflash_gguf.policy.costs import Round
 from dflash_gguf.policy.rules import Rule
+from dflash_gguf.rounds import Speculation
+from dflash_gguf.sampling import Sampler
 
 K = 8
 BLOCK = 15
@@ -88,17 +91,41 @@ class Text:
         return truth, np.log(np.maximum(claims, 1e-9))
 
 
-def chosen(
-    truth: np.ndarray, order: np.ndarray, places: list[int], rng: np.random.Generator
-) -> Iterator[int]:
-    """The target's tokens of the positions to come, K for one that was no candidate.
+class Drafter:
+    """Proposes by a text that stays the same for a round, in the order of what it claims."""
 
-    places: takes their places among the candidates in the drafter's order.
-    """
-    while True:
-        token = int(rng.choice(K + 1, p=np.append(truth, 1.0 - truth.sum())))
-        places.append(int(np.flatnonzero(order == token)[0]) if token < K else K)
-        yield token
+    max_draft = BLOCK
+
+    def __init__(self, text: Callable[[int], Text], budget: Budget, rng: np.random.Generator):
+        self._text, self._rng = text, rng
+        self._calibration = budget.calibrations.of(0.0, False)
+        self._open: tuple[Features, list[int]] | None = None
+
+    def propose(
+        self,
+        seen: Sequence[int],
+        n: int,
+        sampler: Sampler,  # noqa: ARG002
+        *,
+        is_narrow: bool,  # noqa: ARG002
+    ) -> Candidates:
+        self._truth, claims = self._text(len(seen) - 1).draft(self._rng)
+        order = np.argsort(-claims, kind="stable")
+        features = Features(np.tile(claims[order], (n, 1)))
+        self._open = features, order.tolist()
+        tokens = np.tile(order, (n, 1)).astype(np.int64)
+        return Candidates(tokens, self._calibration.log_chances(features))
+
+    def chosen(self) -> Iterator[int]:
+        """The target's tokens of the positions to come, K for one that was no candidate."""
+        while True:
+            yield int(self._rng.choice(K + 1, p=np.append(self._truth, 1.0 - self._truth.sum())))
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        if self._open is not None:
+            (features, order), self._open = self._open, None
+            places = [order.index(token) if token < K else K for token in tokens]
+            self._calibration.observe(features, places[: len(features.values)])
 
 
 def answer(
@@ -112,26 +139,21 @@ def answer(
 ) -> tuple[float, list[Round]]:
     """Milliseconds of an answer, and its rounds. text: of what kind it is after so many tokens."""
     rng = np.random.default_rng(seed)
-    calibration = budget.calibrations.of(0.0, False)
-    ms, n_done, rounds = 0.0, 0, []
-    while n_done < n_tokens:
+    drafter = Drafter(text, budget, rng)
+    speculation = Speculation(drafter, rule, Sampler(DecodeConfig()))
+    ms, seen, rounds = 0.0, [0], []
+    while (n_done := len(seen) - 1) < n_tokens:
         done = Round(100 + n_done)
-        n = rule.choose(done.position, min(BLOCK, n_tokens - n_done - 1))
-        places: list[int] = []
-        if n:
-            done.n_positions, done.is_narrow = n, rule.is_narrow
-            truth, claims = text(n_done).draft(rng)
-            order = np.argsort(-claims, kind="stable")
-            features = Features(np.tile(claims[order], (n, 1)))
-            tokens = np.tile(order, (n, 1)).astype(np.int64)
-            tree = rule.pick(0, Candidates(tokens, calibration.log_chances(features)), 255)
-            done.verifies(tree)
-            done.n_accepted = len(tree.accepted(chosen(truth, order, places, rng))) - 1
-            calibration.observe(features, places[:n])
+        tree = speculation.propose(done, seen, n_tokens - n_done, 256)
+        tokens = [K]
+        if done.n_positions:
+            tokens = []
+            drawn = (tokens.append(x) or x for x in drafter.chosen())
+            done.n_accepted = len((tree or Tree.of([0])).accepted(drawn)) - 1
         done.n_tokens = done.n_accepted + 1
         machine.run(done, rng)
-        rule.observe(done)
+        speculation.observe(done, tokens)
         ms += done.seconds
-        n_done += done.n_tokens
+        seen += tokens
         rounds.append(done)
-    return ms / n_done * n_tokens, rounds
+    return ms / (len(seen) - 1) * n_tokens, rounds

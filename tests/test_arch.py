@@ -14,7 +14,7 @@ from gguf_files import Parts, edited, make_gguf, reference_logits
 from numpy.typing import NDArray
 
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.core import Model, Session
+from dflash_gguf.core import Engine, Model, Sequence
 
 N_UBATCH = 16
 N_TOKENS = 70
@@ -121,7 +121,7 @@ def prompt(n: int = N_TOKENS) -> list[int]:
     return np.random.default_rng(11).integers(0, VOCAB_SIZE, n).tolist()
 
 
-def session_of(path: Path, cache_type: str = "f32", n_ubatch: int = N_UBATCH) -> Session:
+def sequence_of(path: Path, cache_type: str = "f32", n_ubatch: int = N_UBATCH) -> Sequence:
     config = LoadConfig(
         n_ctx=128,
         n_ubatch=n_ubatch,
@@ -130,7 +130,7 @@ def session_of(path: Path, cache_type: str = "f32", n_ubatch: int = N_UBATCH) ->
         cache_type_k=cache_type,
         cache_type_v=cache_type,
     )
-    return Session(Model(str(path), config))
+    return Sequence(Engine(Model(str(path), config)))
 
 
 def assert_close(
@@ -150,12 +150,12 @@ def test_logits_equal_those_of_transformers(tmp_path: Path, case: str) -> None:
     tokens = prompt()
     expected = reference_logits(tmp_path / "checkpoint", tokens)
     for cache_type in LIMITS:
-        session = session_of(path, cache_type)
+        sequence = sequence_of(path, cache_type)
         for n in LENGTHS:
-            session.reset()
-            assert_close(session.logits(tokens[:n]), expected[:n], cache_type)
-        session.reset()
-        assert_close(continued(session, tokens), expected[N_UBATCH:], cache_type)
+            sequence.reset()
+            assert_close(sequence.logits(tokens[:n]), expected[:n], cache_type)
+        sequence.reset()
+        assert_close(continued(sequence, tokens), expected[N_UBATCH:], cache_type)
 
 
 def test_experts_in_mxfp4_blocks(tmp_path: Path) -> None:
@@ -163,17 +163,17 @@ def test_experts_in_mxfp4_blocks(tmp_path: Path) -> None:
     path = make_gguf(tmp_path, "gpt-oss", outtype="auto", packed_experts=True)
     tokens = prompt(24)
     expected = reference_logits(unpack_experts(tmp_path / "checkpoint"), tokens)
-    found = session_of(path).logits(tokens)
+    found = sequence_of(path).logits(tokens)
     # Of the range, in half of the rows; observed: 4e-3, and 0.5 with values in another order.
     assert np.median(np.abs(found - expected).max(1)) <= 0.03 * np.ptp(expected)
 
 
-def continued(session: Session, tokens: list[int]) -> NDArray[np.float32]:
+def continued(sequence: Sequence, tokens: list[int]) -> NDArray[np.float32]:
     """Rows after a prefill of N_UBATCH + 1 tokens and after each token that follows one by one."""
-    rows = [session.prefill(tokens[: N_UBATCH + 1])]
+    rows = [sequence.prefill(tokens[: N_UBATCH + 1])]
     found = [rows[0].logits()]
     for token in tokens[N_UBATCH + 1 :]:
-        row = session.decode(token)
+        row = sequence.decode(token)
         found.append(row.logits())
         assert row.argmax() == found[-1].argmax()
     return np.stack(found)
@@ -184,9 +184,9 @@ def test_micro_batches_do_not_change_the_logits(
     tiny_gguf: Callable[[str], Path], kind: str
 ) -> None:
     tokens = prompt()
-    expected = session_of(tiny_gguf(kind), n_ubatch=128).logits(tokens)
+    expected = sequence_of(tiny_gguf(kind), n_ubatch=128).logits(tokens)
     for n_ubatch in (1, 7, 64):
-        found = session_of(tiny_gguf(kind), n_ubatch=n_ubatch).logits(tokens)
+        found = sequence_of(tiny_gguf(kind), n_ubatch=n_ubatch).logits(tokens)
         np.testing.assert_allclose(found, expected, atol=1e-4 * np.ptp(expected))
 
 
@@ -203,7 +203,7 @@ def fuse_qkv(parts: Parts) -> None:
 def test_fused_projections_give_the_same(tmp_path: Path, kind: str) -> None:
     path = make_gguf(tmp_path, kind, attention_bias=kind == "llama")
     fused = edited(path, tmp_path / "fused.gguf", fuse_qkv)
-    found, expected = (session_of(x).logits(prompt(20)) for x in (fused, path))
+    found, expected = (sequence_of(x).logits(prompt(20)) for x in (fused, path))
     np.testing.assert_allclose(found, expected, atol=1e-5 * np.ptp(expected))
 
 
@@ -227,5 +227,5 @@ def test_scale_companions_are_multiplied_in(
     tmp_path: Path, tiny_gguf: Callable[[str], Path], kind: str
 ) -> None:
     scaled = edited(tiny_gguf(kind), tmp_path / "scaled.gguf", divide_by_scales)
-    found, expected = (session_of(x).logits(prompt(20)) for x in (scaled, tiny_gguf(kind)))
+    found, expected = (sequence_of(x).logits(prompt(20)) for x in (scaled, tiny_gguf(kind)))
     np.testing.assert_allclose(found, expected, atol=1e-4 * np.ptp(expected))

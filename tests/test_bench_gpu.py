@@ -220,7 +220,7 @@ def test_paths_are_as_long_as_promised() -> None:
     for _ in range(1500):
         draft = acceptance.draw(random, 5000)
         tree = acceptance.shape(draft, "tree", 22)
-        path = acceptance.accepted(tree, draft, random)
+        path = tree.accepted(acceptance.chosen(draft, random))
         assert [tree.parents[x] for x in path] == [-1, *path[:-1]]
         lengths.append(len(path))
     # The mean of 1500 rounds of up to 16 tokens has a standard error of about 0.13.
@@ -236,10 +236,12 @@ def test_bytes_of_a_round_are_those_of_its_tensors(tmp_path: Path) -> None:
     assert head_bytes(str(target), tied=False) == 512 * 256 * 34 // 32
     assert head_bytes(str(drafter), tied=False) == 0
     model = core.Model(str(target), LoadConfig(n_ctx=512, n_gpu_layers=0, draft_window=512))
-    session = core.Session(model, drafter=core.Drafter(str(drafter), model), draft_window=512)
-    session.prefill(list(range(300, 428)))
-    moved = Moved.of(session)
-    assert moved.cache == session.info().kv_bytes // 4
-    assert moved.plain == moved.weights + moved.cache + 2 * session.info().recurrent_bytes
+    sequence = core.Sequence(
+        core.Engine(model, drafter=core.Drafter(str(drafter), model), draft_window=512)
+    )
+    sequence.prefill(list(range(300, 428)))
+    moved = Moved.of(sequence)
+    assert moved.cache == sequence.engine.bytes_of("kv") // 4
+    assert moved.plain == moved.weights + moved.cache + 2 * sequence.engine.bytes_of("recurrent")
     assert moved.drafted(8) - moved.drafted(7) == 2 * moved.trace > 0
     assert moved.draft > drafter.stat().st_size * 0.9

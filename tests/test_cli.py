@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import FakeModel, FakeSession
+from fakes import FakeModel, FakeSequence
 from vocabularies import CHAT_TEMPLATE, byte_level, smollm2_file, write
 
 from dflash_gguf import pair
@@ -34,13 +34,14 @@ from dflash_gguf.text.tokenizer import Tokenizer
 
 
 class Loader:
-    """Stands in for `load`; keeps its arguments and the session it made."""
+    """Stands in for `load`; keeps its arguments and the sequence it made."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.arguments: dict[str, Any] = {}
         self.mark = ord(":")
-        self.session: Any = None
+        self.script = b"yes"
+        self.sequence: Any = None
         self.block_size = 1
         self.n_ctx = self.n_ctx_train = 128
 
@@ -49,16 +50,16 @@ class Loader:
         tokenizer = Tokenizer.from_file(self.path)
         model = FakeModel()
         model.n_ctx_train = self.n_ctx_train
-        self.session = FakeSession(model, b"yes", self.mark, self.n_ctx, self.block_size)
+        self.sequence = FakeSequence(model, self.script, self.mark, self.n_ctx, self.block_size)
         if self.n_ctx > self.n_ctx_train:
             warnings.warn("n_ctx is too large", stacklevel=2)
-        return Decoder(model, self.session, tokenizer)  # type: ignore[arg-type]
+        return Decoder(self.sequence, tokenizer)
 
     @property
     def said(self) -> str:
-        """What the session was fed, as text."""
+        """What the sequence was fed, as text."""
         names = byte_level()["tokenizer.ggml.tokens"]
-        text = "".join(names[token] for token in self.session.fed)
+        text = "".join(names[token] for token in self.sequence.fed)
         return text.replace("Ċ", "\n").replace("Ġ", " ")
 
 
@@ -110,6 +111,18 @@ def test_one_line_says_how_long_the_context_is(
     assert capsys.readouterr() == ("yes\n", sentence)
 
 
+def test_thoughts_go_to_stderr(loader: Loader, capsys: pytest.CaptureFixture[str]) -> None:
+    loader.script = b"<think>hm</think>yes"
+    chat = ("-p", "ab", "--chat-template", "{{ messages[0].content }}:{# </think> #}", "--no-perf")
+    assert run(loader, *chat, "-c", "128") == 0
+    assert capsys.readouterr() == ("yes\n", "hm\n\n")
+    assert run(loader, *chat, "-c", "128", "--reasoning-format", "none") == 0
+    assert capsys.readouterr() == ("<think>hm</think>yes\n", "")
+    assert run(loader, *chat, "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["text"], report["reasoning"]) == ("yes", "hm")
+
+
 def test_json_is_one_object(loader: Loader, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(loader, "--tokens", "97,58", "--json", "-n", "2") == 0
     report = json.loads(capsys.readouterr().out)
@@ -126,9 +139,9 @@ def test_a_prompt_file_loses_one_line_break(loader: Loader, tmp_path: Path) -> N
 
 def test_escapes_are_read_in_prompts_unless_told_otherwise(loader: Loader) -> None:
     run(loader, "-p", r"a\n:")
-    assert loader.session.fed[:3] == [ord("a"), ord("\n"), ord(":")]
+    assert loader.sequence.fed[:3] == [ord("a"), ord("\n"), ord(":")]
     run(loader, "-p", r"a\n:", "--no-escape")
-    assert loader.session.fed[:4] == [*rb"a\n:"]
+    assert loader.sequence.fed[:4] == [*rb"a\n:"]
 
 
 def test_flags_reach_the_load(loader: Loader) -> None:
@@ -263,14 +276,14 @@ def test_chat_remembers_the_conversation(
 def test_an_interrupt_keeps_what_was_said(
     loader: Loader, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    decode = FakeSession.decode
+    decode = FakeSequence.decode
 
-    def interrupted(self: FakeSession, token: int) -> Any:
+    def interrupted(self: FakeSequence, token: int) -> Any:
         if self.position == 5:
             raise KeyboardInterrupt
         return decode(self, token)
 
-    monkeypatch.setattr(FakeSession, "decode", interrupted)
+    monkeypatch.setattr(FakeSequence, "decode", interrupted)
     assert run(loader, "-p", "abc:") == 130
     out, err = capsys.readouterr()
     assert out == "ye\n"

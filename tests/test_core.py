@@ -1,4 +1,4 @@
-"""The compiled core from Python: every bad input is one sentence, and a session survives it."""
+"""The compiled core from Python: every bad input is one sentence, and a sequence survives it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from checkpoints import VOCAB_SIZE
 from gguf_files import Parts, edited, make_gguf
 
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.core import Error, Model, Session
+from dflash_gguf.core import Engine, Error, Model, Sequence, _ffi
 
 Tiny = Callable[[str], Path]
 PROMPT = np.random.default_rng(5).integers(0, VOCAB_SIZE, 40).tolist()
@@ -27,13 +27,13 @@ def load(path: Path, **settings: Any) -> Model:
     return Model(str(path), LoadConfig(**{"n_ctx": 64, "n_ubatch": 16, "n_threads": 1, **settings}))
 
 
-def start(path: Path, **settings: Any) -> Session:
-    return Session(load(path, **settings))
+def start(path: Path, **settings: Any) -> Sequence:
+    return Sequence(Engine(load(path, **settings)))
 
 
-def last_row(session: Session) -> np.ndarray:
-    """The logits a fresh session gives after the same tokens must equal these."""
-    return session.decode(7).logits()
+def last_row(sequence: Sequence) -> np.ndarray:
+    """The logits a fresh sequence gives after the same tokens must equal these."""
+    return sequence.decode(7).logits()
 
 
 def assert_one_sentence(message: str) -> None:
@@ -168,7 +168,7 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path: Path, tiny_gguf: Tiny, ca
     refused(edited(tiny_gguf(kind), tmp_path / "x.gguf", damage), message)
 
 
-# --- sessions ------------------------------------------------------------------------------------
+# --- sequences ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -190,10 +190,10 @@ def test_a_context_larger_than_memory_is_refused(tmp_path: Path) -> None:
     path = make_gguf(tmp_path, "llama", num_hidden_layers=64, hidden_size=32, intermediate_size=32)
     model = load(path, n_ctx=1 << 24, cache_type_k="f32", cache_type_v="f32")
     with pytest.raises(Error, match=r"K/V cache of 16777216 cells needs 524288 MiB, .* MiB free"):
-        Session(model)
+        Sequence(Engine(model))
     with pytest.raises(Error, match="n_ctx is 1073741824, expected 1 to 16777216"):
-        Session(model, n_ctx=1 << 30)
-    assert Session(model, n_ctx=64).logits(PROMPT).shape == (40, VOCAB_SIZE)
+        Sequence(Engine(model, n_ctx=1 << 30))
+    assert Sequence(Engine(model, n_ctx=64)).logits(PROMPT).shape == (40, VOCAB_SIZE)
 
 
 def test_masks_larger_than_memory_are_refused(tmp_path: Path) -> None:
@@ -202,14 +202,14 @@ def test_masks_larger_than_memory_are_refused(tmp_path: Path) -> None:
     # 256 GiB for the mask alone, half precision [2 Mi cells, 64 Ki rows]
     sentence = r"the buffer of attention masks needs 2\d{5} MiB, .* MiB free"
     with pytest.raises(Error, match=sentence):
-        Session(model)
+        Sequence(Engine(model))
 
 
 def test_a_context_of_nothing_is_refused(tiny_gguf: Tiny) -> None:
     with pytest.raises(ValueError, match="n_ctx is 0, must be at least 1"):
         LoadConfig(n_ctx=0)
     with pytest.raises(Error, match="n_ctx is 0, expected 1 to"):
-        Session(load(tiny_gguf("llama")), n_ctx=0)
+        Sequence(Engine(load(tiny_gguf("llama")), n_ctx=0))
 
 
 def test_cache_types_that_do_not_work_are_listed_with_those_that_do(tmp_path: Path) -> None:
@@ -217,57 +217,57 @@ def test_cache_types_that_do_not_work_are_listed_with_those_that_do(tmp_path: Pa
     model = load(path, cache_type_k="q8_0")
     message = "cache types q8_0/f16 do not work on CPU with heads of 24 values; valid .*f16/f16"
     with pytest.raises(Error, match=message) as caught:
-        Session(model)
+        Sequence(Engine(model))
     assert "q8_0" not in str(caught.value).partition("valid")[2]
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen35"])
-def test_bad_tokens_leave_the_session_as_it_was(tiny_gguf: Tiny, kind: str) -> None:
-    session = start(tiny_gguf(kind))
-    session.prefill(PROMPT[:20])
+def test_bad_tokens_leave_the_sequence_as_it_was(tiny_gguf: Tiny, kind: str) -> None:
+    sequence = start(tiny_gguf(kind))
+    sequence.prefill(PROMPT[:20])
     with pytest.raises(Error, match="there are no tokens to run"):
-        session.prefill([])
+        sequence.prefill([])
     with pytest.raises(Error, match="token id 421 is outside the vocabulary of 421"):
-        session.prefill([1, VOCAB_SIZE])
+        sequence.prefill([1, VOCAB_SIZE])
     with pytest.raises(Error, match="token id -1 is outside the vocabulary of 421"):
-        session.decode(-1)
+        sequence.decode(-1)
     with pytest.raises(Error, match="token id 9223372036854775807 is outside"):
-        session.decode((1 << 63) - 1)
+        sequence.decode((1 << 63) - 1)
     with pytest.raises(Error, match="45 tokens after 20 do not fit into a context of 64"):
-        session.prefill([1] * 45)
+        sequence.prefill([1] * 45)
     with pytest.raises(ValueError, match="tokens: need a list of integers, got float64"):
-        session.prefill([1.5])
+        sequence.prefill([1.5])
     with pytest.raises(ValueError, match="tokens: need a list of integers, got int64"):
-        session.prefill([[1, 2]])
-    assert session.position == 20
+        sequence.prefill([[1, 2]])
+    assert sequence.position == 20
 
     fresh = start(tiny_gguf(kind))
     fresh.prefill(PROMPT[:20])
-    np.testing.assert_array_equal(last_row(session), last_row(fresh))
+    np.testing.assert_array_equal(last_row(sequence), last_row(fresh))
 
 
 def test_the_context_can_be_filled_to_the_last_token(tiny_gguf: Tiny) -> None:
-    session = start(tiny_gguf("llama"), n_ctx=40)
-    session.prefill(PROMPT)
-    assert session.position == session.n_ctx == 40
+    sequence = start(tiny_gguf("llama"), n_ctx=40)
+    sequence.prefill(PROMPT)
+    assert sequence.position == sequence.n_ctx == 40
     with pytest.raises(Error, match="1 tokens after 40 do not fit into a context of 40"):
-        session.decode(1)
+        sequence.decode(1)
 
 
 def test_rows_are_valid_until_the_next_pass(tiny_gguf: Tiny) -> None:
-    session = start(tiny_gguf("llama"))
-    rows = session.prefill(PROMPT)
+    sequence = start(tiny_gguf("llama"))
+    rows = sequence.prefill(PROMPT)
     assert rows.argmax() == rows.logits().argmax()
     with pytest.raises(ValueError, match="row 1: the pass has 1"):
         rows.logits(1)
     moves: list[Callable[[], object]] = [
-        lambda: session.decode(1),
-        lambda: session.truncate(20),
-        session.reset,
+        lambda: sequence.decode(1),
+        lambda: sequence.truncate(20),
+        sequence.reset,
     ]
     for move in moves:
-        session.reset()
-        rows = session.prefill(PROMPT)
+        sequence.reset()
+        rows = sequence.prefill(PROMPT)
         move()
         for read in (rows.argmax, rows.logits):
             with pytest.raises(Error, match="these rows are gone"):
@@ -276,27 +276,61 @@ def test_rows_are_valid_until_the_next_pass(tiny_gguf: Tiny) -> None:
 
 def test_what_is_closed_says_so(tiny_gguf: Tiny) -> None:
     model = load(tiny_gguf("llama"))
-    session = Session(model)
-    rows = session.prefill(PROMPT)
+    sequence = Sequence(Engine(model))
+    rows = sequence.prefill(PROMPT)
     model.close()
     with pytest.raises(Error, match=r"model\.gguf: the model is closed"):
-        Session(model)
+        Sequence(Engine(model))
     assert np.isfinite(rows.logits()).all()
-    rows = session.decode(1)
+    rows = sequence.decode(1)
     assert rows.argmax() == rows.logits().argmax()
-    session.close()
-    session.close()
+    sequence.close()
+    sequence.close()
     calls: list[Callable[[], object]] = [
         rows.argmax,
-        session.take,
-        session.reset,
-        session.info,
-        lambda: session.decode(1),
-        lambda: session.position,
+        sequence.take,
+        sequence.reset,
+        lambda: sequence.decode(1),
+        lambda: sequence.position,
     ]
     for call in calls:
-        with pytest.raises(Error, match="the session is closed"):
+        with pytest.raises(Error, match="the sequence is closed"):
             call()
+    engine = sequence.engine
+    engine.close()
+    engine.close()
+    for call in (engine.info, engine.memory, lambda: engine.keep_top(1), lambda: Sequence(engine)):
+        with pytest.raises(Error, match="the engine is closed"):
+            call()
+
+
+def test_an_engine_has_one_sequence_at_a_time(tiny_gguf: Tiny) -> None:
+    """The next one finds nothing of the one before, and keeps the engine itself."""
+    engine, fresh = (Engine(load(tiny_gguf("qwen35"))) for _ in range(2))
+    engine.reserve_verify(4)
+    first = Sequence(engine)
+    with pytest.raises(Error, match="the engine has a sequence already, and holds 1 at a time"):
+        Sequence(engine)
+    first.prefill(PROMPT[3:])
+    checkpoint = first.take()
+    first.verify([1, 2, 3])  # is left open
+    first.close()
+    second = Sequence(engine)
+    engine.close()
+    assert second.position == 0 and not second.holds(checkpoint)
+    with pytest.raises(Error, match="of another sequence"):
+        second.restore(checkpoint)
+    np.testing.assert_array_equal(second.logits(PROMPT), Sequence(fresh).logits(PROMPT))
+
+
+def test_memory_is_told_by_use_and_place(tiny_gguf: Tiny) -> None:
+    engine = Engine(load(tiny_gguf("qwen35")))
+    assert {use.name for use in engine.memory()} == {"kv", "recurrent", "kept", "mask", "arena"}
+    assert {use.place for use in engine.memory()} == {"CPU"}
+    engine.reserve_verify(4)
+    assert engine.bytes_of("trace") > 0 == engine.bytes_of("draft")
+    with pytest.raises(Error, match="memory 6: the engine uses memory for 6 things"):
+        _ffi.call("engine_get_memory", engine.handle, 6, _ffi.new("dfl_memory *"))
 
 
 # --- checkpoints ---------------------------------------------------------------------------------
@@ -304,83 +338,85 @@ def test_what_is_closed_says_so(tiny_gguf: Tiny) -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3moe", "qwen35", "qwen35moe"])
 def test_a_restored_checkpoint_continues_as_a_fresh_run(tiny_gguf: Tiny, kind: str) -> None:
-    session = start(tiny_gguf(kind))
-    session.prefill(PROMPT[:21])
-    checkpoint = session.take()
+    sequence = start(tiny_gguf(kind))
+    sequence.prefill(PROMPT[:21])
+    checkpoint = sequence.take()
     assert checkpoint.position == 21
     fresh = start(tiny_gguf(kind))
     fresh.prefill(PROMPT[:21])
     expected = [fresh.decode(token).logits() for token in PROMPT[21:25]]
     for detour in ([], [3], PROMPT[5:38], []):
         for token in detour:
-            session.decode(token)
-        session.restore(checkpoint)
-        assert session.position == 21
-        found = [session.decode(token).logits() for token in PROMPT[21:25]]
+            sequence.decode(token)
+        sequence.restore(checkpoint)
+        assert sequence.position == 21
+        found = [sequence.decode(token).logits() for token in PROMPT[21:25]]
         np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen35"])
 def test_a_checkpoint_holds_while_its_tokens_do(tiny_gguf: Tiny, kind: str) -> None:
-    session = start(tiny_gguf(kind))
-    empty = session.take()
-    session.prefill(PROMPT[:10])
-    early = session.take()
-    session.prefill(PROMPT[10:20])
-    late = session.take()
-    assert all(session.holds(x) for x in (empty, early, late))
-    session.restore(early)
-    assert [session.holds(x) for x in (empty, early, late)] == [True, True, False]
-    message = "the checkpoint of 20 tokens is not a beginning of this session's 10 tokens"
+    sequence = start(tiny_gguf(kind))
+    empty = sequence.take()
+    sequence.prefill(PROMPT[:10])
+    early = sequence.take()
+    sequence.prefill(PROMPT[10:20])
+    late = sequence.take()
+    assert all(sequence.holds(x) for x in (empty, early, late))
+    sequence.restore(early)
+    assert [sequence.holds(x) for x in (empty, early, late)] == [True, True, False]
+    message = "the checkpoint of 20 tokens is not a beginning of this sequence's 10 tokens"
     with pytest.raises(Error, match=message):
-        session.restore(late)
-    session.prefill([(PROMPT[10] + 1) % VOCAB_SIZE, *PROMPT[11:20]])
-    assert not session.holds(late)
-    session.reset()
-    assert [session.holds(x) for x in (empty, early, late)] == [True, False, False]
+        sequence.restore(late)
+    sequence.prefill([(PROMPT[10] + 1) % VOCAB_SIZE, *PROMPT[11:20]])
+    assert not sequence.holds(late)
+    sequence.reset()
+    assert [sequence.holds(x) for x in (empty, early, late)] == [True, False, False]
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen35"])
 @pytest.mark.parametrize("other", ["llama", "qwen35", "qwen3"])
-def test_a_checkpoint_of_another_session_is_refused(tiny_gguf: Tiny, kind: str, other: str) -> None:
-    session, another = start(tiny_gguf(kind)), start(tiny_gguf(other))
-    for each in (session, another):
+def test_a_checkpoint_of_another_sequence_is_refused(
+    tiny_gguf: Tiny, kind: str, other: str
+) -> None:
+    sequence, another = start(tiny_gguf(kind)), start(tiny_gguf(other))
+    for each in (sequence, another):
         each.prefill(PROMPT[:21])
     checkpoint = another.take()
     assert another.holds(checkpoint)
-    assert not session.holds(checkpoint)
-    with pytest.raises(Error, match="of 21 tokens was taken of another session") as caught:
-        session.restore(checkpoint)
+    assert not sequence.holds(checkpoint)
+    with pytest.raises(Error, match="of 21 tokens was taken of another sequence") as caught:
+        sequence.restore(checkpoint)
     assert_one_sentence(str(caught.value))
     fresh = start(tiny_gguf(kind))
     fresh.prefill(PROMPT[:21])
-    np.testing.assert_array_equal(last_row(session), last_row(fresh))
+    np.testing.assert_array_equal(last_row(sequence), last_row(fresh))
 
 
 def test_truncation_where_nothing_is_recurrent(tiny_gguf: Tiny) -> None:
-    session = start(tiny_gguf("qwen3"))
-    session.prefill(PROMPT)
-    session.truncate(23)
+    sequence = start(tiny_gguf("qwen3"))
+    sequence.prefill(PROMPT)
+    sequence.truncate(23)
     fresh = start(tiny_gguf("qwen3"))
     fresh.prefill(PROMPT[:23])
-    np.testing.assert_allclose(last_row(session), last_row(fresh), atol=1e-4)
+    np.testing.assert_allclose(last_row(sequence), last_row(fresh), atol=1e-4)
     for position in (-1, 25):
-        with pytest.raises(Error, match=f"position {position}: the session holds 24 tokens"):
-            session.truncate(position)
+        with pytest.raises(Error, match=f"position {position}: the sequence holds 24 tokens"):
+            sequence.truncate(position)
 
 
 def test_truncation_of_a_hybrid_goes_to_its_ends_only(tiny_gguf: Tiny) -> None:
-    session = start(tiny_gguf("qwen35"))
-    session.prefill(PROMPT)
-    session.truncate(40)
+    sequence = start(tiny_gguf("qwen35"))
+    sequence.prefill(PROMPT)
+    sequence.truncate(40)
     with pytest.raises(Error, match="goes back only to a checkpoint, not to position 39"):
-        session.truncate(39)
-    assert session.position == 40
-    session.truncate(0)
-    session.prefill(PROMPT[:5])
+        sequence.truncate(39)
+    assert sequence.position == 40
+    sequence.truncate(0)
+    sequence.prefill(PROMPT[:5])
     fresh = start(tiny_gguf("qwen35"))
     fresh.prefill(PROMPT[:5])
-    np.testing.assert_array_equal(last_row(session), last_row(fresh))
+    np.testing.assert_array_equal(last_row(sequence), last_row(fresh))
 
 
 # --- interruptions -------------------------------------------------------------------------------
@@ -413,14 +449,14 @@ def test_an_interrupted_prefill_ends_after_a_micro_batch(
         if done >= 32:
             raise error
 
-    session = start(tiny_gguf(kind))
+    sequence = start(tiny_gguf(kind))
     with pytest.raises(type(error)):
-        session.prefill(PROMPT, progress)
-    assert session.position == 32
-    session.prefill(PROMPT[32:])
+        sequence.prefill(PROMPT, progress)
+    assert sequence.position == 32
+    sequence.prefill(PROMPT[32:])
     fresh = start(tiny_gguf(kind))
     fresh.prefill(PROMPT)
-    np.testing.assert_array_equal(last_row(session), last_row(fresh))
+    np.testing.assert_array_equal(last_row(sequence), last_row(fresh))
 
 
 def test_prefill_reports_every_micro_batch(tiny_gguf: Tiny) -> None:
@@ -429,44 +465,44 @@ def test_prefill_reports_every_micro_batch(tiny_gguf: Tiny) -> None:
     assert seen == [(16, 40), (32, 40), (40, 40)]
 
 
-def test_a_callback_cannot_use_its_session(tiny_gguf: Tiny) -> None:
-    session = start(tiny_gguf("qwen35"))
-    checkpoint = session.take()
+def test_a_callback_cannot_use_its_sequence(tiny_gguf: Tiny) -> None:
+    sequence = start(tiny_gguf("qwen35"))
+    checkpoint = sequence.take()
     calls: dict[str, Callable[[], object]] = {
-        "prefill": lambda: session.prefill([1]),
-        "decode": lambda: session.decode(1),
-        "logits": lambda: session.logits([1]),
-        "verify": lambda: session.verify([1]),
-        "reserve_verify": lambda: session.reserve_verify(4),
-        "commit": lambda: session.commit(0),
-        "keep_top": lambda: session.keep_top(0),
-        "reset": session.reset,
-        "truncate": lambda: session.truncate(0),
-        "take": session.take,
-        "restore": lambda: session.restore(checkpoint),
+        "prefill": lambda: sequence.prefill([1]),
+        "decode": lambda: sequence.decode(1),
+        "logits": lambda: sequence.logits([1]),
+        "verify": lambda: sequence.verify([1]),
+        "reserve_verify": lambda: sequence.engine.reserve_verify(4),
+        "commit": lambda: sequence.commit(0),
+        "keep_top": lambda: sequence.engine.keep_top(0),
+        "reset": sequence.reset,
+        "truncate": lambda: sequence.truncate(0),
+        "take": sequence.take,
+        "restore": lambda: sequence.restore(checkpoint),
     }
     refused: list[str] = []
 
     def progress(done: int, _total: int) -> None:
-        assert session.position == done
+        assert sequence.position == done
         for name, call in calls.items():
-            with pytest.raises(Error, match="the session is busy: an earlier call of it has not"):
+            with pytest.raises(Error, match="the engine is busy: an earlier call of it has not"):
                 call()
             refused.append(name)
 
-    session.prefill(PROMPT, progress)
+    sequence.prefill(PROMPT, progress)
     assert refused == [*calls] * 3
     fresh = start(tiny_gguf("qwen35"))
     fresh.prefill(PROMPT)
-    np.testing.assert_array_equal(last_row(session), last_row(fresh))
+    np.testing.assert_array_equal(last_row(sequence), last_row(fresh))
 
 
 # --- many ----------------------------------------------------------------------------------------
 
 
-def test_sessions_in_two_threads_do_not_meet(tiny_gguf: Tiny) -> None:
+def test_sequences_in_two_threads_do_not_meet(tiny_gguf: Tiny) -> None:
     model = load(tiny_gguf("qwen35"), n_threads=2)
-    alone = Session(model)
+    alone = Sequence(Engine(model))
     alone.prefill(PROMPT)
     expected = last_row(alone)
     found: list[np.ndarray] = []
@@ -476,9 +512,9 @@ def test_sessions_in_two_threads_do_not_meet(tiny_gguf: Tiny) -> None:
         mine = model if shared else load(tiny_gguf("qwen35"), n_threads=2)
         barrier.wait()
         for _ in range(10):
-            session = Session(mine)
-            session.prefill(PROMPT)
-            found.append(last_row(session))
+            sequence = Sequence(Engine(mine))
+            sequence.prefill(PROMPT)
+            found.append(last_row(sequence))
 
     threads = [threading.Thread(target=run, args=(shared,)) for shared in (True, False)]
     for thread in threads:
@@ -490,28 +526,28 @@ def test_sessions_in_two_threads_do_not_meet(tiny_gguf: Tiny) -> None:
         np.testing.assert_array_equal(row, expected)
 
 
-SESSIONS = """
+SEQUENCES = """
 import sys
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.core import Model, Session
+from dflash_gguf.core import Model, Engine, Sequence
 
 def resident_mib():
     lines = open("/proc/self/status").read().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1024
 
 model = Model(sys.argv[1], LoadConfig(n_threads=1, n_gpu_layers=0))
-Session(model, 256).prefill([1, 2, 3])
+Sequence(Engine(model, 256)).prefill([1, 2, 3])
 before = resident_mib()
-session = Session(model, 1 << 20)
-info = session.info()
-print((info.kv_bytes + info.mask_bytes) >> 20, resident_mib() - before)
-session.prefill([1, 2, 3])
+sequence = Sequence(Engine(model, 1 << 20))
+n_bytes = sequence.engine.bytes_of("kv") + sequence.engine.bytes_of("mask")
+print(n_bytes >> 20, resident_mib() - before)
+sequence.prefill([1, 2, 3])
 print(resident_mib() - before)
 """
 
 
 def test_a_long_context_takes_memory_only_as_it_is_used(tiny_gguf: Tiny) -> None:
-    command = [sys.executable, "-c", SESSIONS, str(tiny_gguf("llama"))]
+    command = [sys.executable, "-c", SEQUENCES, str(tiny_gguf("llama"))]
     found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     caches, created, used = map(float, found)
     assert caches > 1024
@@ -527,13 +563,13 @@ def resident_kib() -> int:
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen35moe"])
-def test_models_and_sessions_leave_no_memory_behind(tiny_gguf: Tiny, kind: str) -> None:
+def test_models_and_sequences_leave_no_memory_behind(tiny_gguf: Tiny, kind: str) -> None:
     def cycle() -> None:
-        session = start(tiny_gguf(kind))
-        session.prefill(PROMPT[:20])
-        checkpoint = session.take()
-        session.decode(1)
-        session.restore(checkpoint)
+        sequence = start(tiny_gguf(kind))
+        sequence.prefill(PROMPT[:20])
+        checkpoint = sequence.take()
+        sequence.decode(1)
+        sequence.restore(checkpoint)
 
     for _ in range(20):
         cycle()

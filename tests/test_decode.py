@@ -1,4 +1,4 @@
-"""The loop on a scripted session: every way an answer ends, and what an interruption leaves."""
+"""The loop on a scripted sequence: every way an answer ends, and what an interruption leaves."""
 
 from __future__ import annotations
 
@@ -21,50 +21,50 @@ def answer(
     cancelled: Callable[[], bool] | None = None,
     **config: Any,
 ) -> tuple[Generation, list[Step], Scripted]:
-    session = Scripted(script, n_ctx)
+    sequence = Scripted(script, n_ctx)
     generation = Generation(
-        session, Bytes(), [1, 2, 3], DecodeConfig(**config), cancelled=cancelled
+        sequence, Bytes(), [1, 2, 3], DecodeConfig(**config), cancelled=cancelled
     )
-    return generation, list(generation), session
+    return generation, list(generation), sequence
 
 
 def test_a_stop_token_ends_the_answer_and_is_not_text() -> None:
-    generation, steps, session = answer(b"hello")
+    generation, steps, sequence = answer(b"hello")
     result = generation.result()
     assert result.text == "hello" == "".join(step.text for step in steps)
     assert result.tokens == (*b"hello", STOP)
     assert result.stop_reason == "token"
     assert (result.n_prompt, result.n_prefilled) == (3, 3)
     assert (result.rounds, result.n_decoded) == (5, 5)
-    assert session.tokens == [1, 2, 3, *b"hello"] == generation.history[:-1]
+    assert sequence.tokens == [1, 2, 3, *b"hello"] == generation.history[:-1]
 
 
 def test_greedy_copies_no_row() -> None:
-    _, _, session = answer(b"hello")
-    assert not any(row.n_fetched for row in session.rows)
+    _, _, sequence = answer(b"hello")
+    assert not any(row.n_fetched for row in sequence.rows)
 
 
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_max_tokens_ends_the_answer(n: int) -> None:
-    generation, steps, session = answer(b"hello world", max_tokens=n)
+    generation, steps, sequence = answer(b"hello world", max_tokens=n)
     result = generation.result()
     assert result.text == "hello world"[:n]
     assert (len(steps), result.rounds, result.stop_reason) == (n, n - 1, "length")
-    assert session.position == 3 + n - 1
+    assert sequence.position == 3 + n - 1
 
 
 def test_zero_tokens_only_prefill() -> None:
-    generation, steps, session = answer(b"x", max_tokens=0)
+    generation, steps, sequence = answer(b"x", max_tokens=0)
     assert steps == []
     assert generation.result().stop_reason == "length"
-    assert session.position == 3
+    assert sequence.position == 3
 
 
 def test_the_end_of_the_context_ends_the_answer() -> None:
-    generation, _, session = answer(b"hello world", n_ctx=6)
+    generation, _, sequence = answer(b"hello world", n_ctx=6)
     assert generation.result().text == "hell"
     assert generation.result().stop_reason == "context"
-    assert session.position == 6
+    assert sequence.position == 6
 
 
 def test_a_prompt_that_fills_the_context_still_gives_one_token() -> None:
@@ -119,11 +119,11 @@ def test_ignore_eos_never_draws_a_stop_token(temperature: float) -> None:
 
 def test_sampling_uses_position_and_history() -> None:
     config = DecodeConfig(temperature=2.0, seed=5, repeat_penalty=1.5, max_tokens=6)
-    session = Scripted(b"abcdefgh")
-    generation = Generation(session, Bytes(), [1, 2, 3], config)
+    sequence = Scripted(b"abcdefgh")
+    generation = Generation(sequence, Bytes(), [1, 2, 3], config)
     list(generation)
     seen = [1, 2, 3]
-    for row, token in zip(session.rows, generation.result().tokens, strict=True):
+    for row, token in zip(sequence.rows, generation.result().tokens, strict=True):
         assert Sampler(config).choose(row.logits(), seen, len(seen)).token == token
         seen.append(token)
 
@@ -131,13 +131,13 @@ def test_sampling_uses_position_and_history() -> None:
 @pytest.mark.parametrize("config", [{}, {"top_k": 7, "min_p": 0.0}, {"ignore_eos": True}])
 def test_sampling_among_the_best_of_a_row_draws_as_from_all_of_it(config: dict[str, Any]) -> None:
     def run(n_top: int) -> tuple[list[int], int]:
-        session = Scripted(b"abcdefgh", n_ctx=64)
-        session.n_most_top = n_top
+        sequence = Scripted(b"abcdefgh", n_ctx=64)
+        sequence.engine.n_most_top = n_top
         settings = DecodeConfig(temperature=3.0, seed=5, max_tokens=40, **config)
-        generation = Generation(session, Bytes(), [1, 2, 3], settings)
+        generation = Generation(sequence, Bytes(), [1, 2, 3], settings)
         for _ in generation:
             pass
-        return list(generation.result().tokens), sum(rows.n_fetched for rows in session.rows)
+        return list(generation.result().tokens), sum(rows.n_fetched for rows in sequence.rows)
 
     whole, n_whole = run(0)
     best, n_best = run(N_TOP)
@@ -151,12 +151,12 @@ def test_sampling_among_the_best_of_a_row_draws_as_from_all_of_it(config: dict[s
     "config", [{"top_k": 0}, {"top_k": 65}, {"repeat_penalty": 1.1}, {"temperature": 0.0}]
 )
 def test_draws_that_need_more_than_the_best_do_not_ask_for_them(config: dict[str, Any]) -> None:
-    session = Scripted(b"ab")
-    session.n_most_top = N_TOP
+    sequence = Scripted(b"ab")
+    sequence.engine.n_most_top = N_TOP
     asked: list[int] = []
-    session.keep_top = lambda k: bool(asked.append(k))  # type: ignore[func-returns-value]
+    sequence.engine.keep_top = lambda k: bool(asked.append(k))  # type: ignore[func-returns-value]
     for _ in Generation(
-        session, Bytes(), [1, 2, 3], DecodeConfig(**{"temperature": 1.0, **config})
+        sequence, Bytes(), [1, 2, 3], DecodeConfig(**{"temperature": 1.0, **config})
     ):
         pass
     assert asked == [0]
@@ -171,27 +171,27 @@ def test_the_seed_is_reported() -> None:
 @pytest.mark.parametrize("n_calls", [0, 2])
 def test_a_cancelled_prefill_stops_between_micro_batches(n_calls: int) -> None:
     answers = iter([False] * n_calls + [True] * 9)
-    generation, steps, session = answer(b"hello", cancelled=lambda: next(answers))
+    generation, steps, sequence = answer(b"hello", cancelled=lambda: next(answers))
     assert steps == []
     assert generation.result().stop_reason == "cancelled"
-    assert session.tokens == [1, 2, 3][:n_calls]
+    assert sequence.tokens == [1, 2, 3][:n_calls]
 
 
 def test_a_cancelled_answer_keeps_what_was_said() -> None:
     answers = iter([False] * 6 + [True])
-    generation, _, session = answer(b"hello", cancelled=lambda: next(answers))
+    generation, _, sequence = answer(b"hello", cancelled=lambda: next(answers))
     assert generation.result().text == "hell"
     assert generation.result().stop_reason == "cancelled"
-    assert session.tokens == [1, 2, 3, *b"hel"]
+    assert sequence.tokens == [1, 2, 3, *b"hel"]
 
 
 def test_an_interrupted_answer_keeps_what_was_said() -> None:
-    session = Scripted(b"hello")
-    session.fail_at = 5
-    generation = Generation(session, Bytes(), [1, 2, 3], DecodeConfig())
+    sequence = Scripted(b"hello")
+    sequence.fail_at = 5
+    generation = Generation(sequence, Bytes(), [1, 2, 3], DecodeConfig())
     with pytest.raises(KeyboardInterrupt):
         list(generation)
-    assert session.tokens == [1, 2, 3, *b"he"]
+    assert sequence.tokens == [1, 2, 3, *b"he"]
     assert generation.result().text == "hel"
     assert generation.result().stop_reason == "cancelled"
 
@@ -207,14 +207,14 @@ def test_closing_ends_the_answer() -> None:
     ("there", "n_cached"),
     [([], 0), ([1, 2], 2), ([1, 2, 3], 2), ([1, 2, 3, 4], 2), ([1, 9, 3], 1), ([9, 2, 3], 0)],
 )
-def test_what_the_session_holds_of_the_prompt_is_not_computed_again(
+def test_what_the_sequence_holds_of_the_prompt_is_not_computed_again(
     there: list[int], n_cached: int
 ) -> None:
-    session = Scripted(b"hello")
-    session.tokens = there
+    sequence = Scripted(b"hello")
+    sequence.tokens = there
     seen: list[tuple[int, int]] = []
     generation = Generation(
-        session,
+        sequence,
         Bytes(),
         [1, 2, 3],
         DecodeConfig(),

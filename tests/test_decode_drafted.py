@@ -20,10 +20,10 @@ RIGHT = 99
 
 
 def plain(n_ctx: int = 64, script: bytes = SCRIPT, **config: Any) -> tuple[Generation, Scripted]:
-    session = Scripted(script, n_ctx)
-    generation = Generation(session, Bytes(), PROMPT, DecodeConfig(**config))
+    sequence = Scripted(script, n_ctx)
+    generation = Generation(sequence, Bytes(), PROMPT, DecodeConfig(**config))
     list(generation)
-    return generation, session
+    return generation, sequence
 
 
 def drafted(
@@ -37,12 +37,12 @@ def drafted(
     cancelled: Callable[[], bool] | None = None,
     **config: Any,
 ) -> tuple[Generation, Scripted, HalfRight]:
-    session, proposer = (
+    sequence, proposer = (
         Scripted(script, n_ctx),
         HalfRight(known, len(PROMPT), wrong, **(settings or {})),
     )
     generation = Generation(
-        session,
+        sequence,
         Bytes(),
         PROMPT,
         DecodeConfig(**{"draft": "chain", **config}),
@@ -50,7 +50,7 @@ def drafted(
         rule=rule,
         cancelled=cancelled,
     )
-    return generation, session, proposer
+    return generation, sequence, proposer
 
 
 SAMPLED = {"temperature": 1.0, "seed": 3, "min_p": 0.0, "repeat_penalty": 1.3}
@@ -89,13 +89,13 @@ def test_every_end_is_that_of_plain_decoding(end: str, name: str) -> None:
     rule, settings = RULES[name]
     for wrong in (lambda _: RIGHT, lambda _: 0, lambda r: r % 7, lambda r: 3 * r % 5):
         known = expected.result().tokens
-        generation, session, proposer = drafted(known, rule, wrong, settings, **ENDS[end])
+        generation, sequence, proposer = drafted(known, rule, wrong, settings, **ENDS[end])
         steps = list(generation)
         result, goal = generation.result(), expected.result()
         assert (result.tokens, result.text) == (goal.tokens, goal.text)
         assert (result.stop_reason, result.n_decoded) == (goal.stop_reason, goal.n_decoded)
-        assert session.tokens == after.tokens == generation.history[:-1]
-        assert not session.open
+        assert sequence.tokens == after.tokens == generation.history[:-1]
+        assert not sequence.open
         assert proposer.observed == list(result.tokens[1:])
         assert "".join(step.text for step in steps) == result.text
         assert sum(step.n_accepted for step in steps) == result.n_accepted
@@ -107,7 +107,7 @@ def test_every_end_is_that_of_plain_decoding(end: str, name: str) -> None:
 
 def test_all_accepted_lengths_occur_and_are_counted() -> None:
     expected, _ = plain()
-    generation, session, _ = drafted(expected.result().tokens, FixedChain(4), lambda r: r % 5)
+    generation, sequence, _ = drafted(expected.result().tokens, FixedChain(4), lambda r: r % 5)
     steps = list(generation)
     result = generation.result()
     assert [step.n_accepted for step in steps[1:]] == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0]
@@ -115,7 +115,7 @@ def test_all_accepted_lengths_occur_and_are_counted() -> None:
     assert result.rounds == 11
     assert result.tau == 31 / 11
     assert result.draft == "chain"
-    assert session.verified == [5] * 11
+    assert sequence.verified == [5] * 11
 
 
 def test_paths_leave_the_spine_at_every_depth() -> None:
@@ -125,10 +125,10 @@ def test_paths_leave_the_spine_at_every_depth() -> None:
     left = set()
     for at in range(len(known)):
         settings = {"width": 3, "rank": lambda i, at=at: 2 if i == at else 0}
-        generation, session, _ = drafted(known, FixedTree(120, 4), settings=settings, n_ctx=256)
+        generation, sequence, _ = drafted(known, FixedTree(120, 4), settings=settings, n_ctx=256)
         steps = list(generation)
         assert generation.result().tokens == known
-        assert session.tokens == generation.history[:-1]
+        assert sequence.tokens == generation.history[:-1]
         assert [step.n_accepted for step in steps[1:6]] == [4] * 5
         left.add((at - 1) % 5)
     assert left == set(range(5))
@@ -142,58 +142,58 @@ def test_a_tree_that_is_a_chain_is_verified_as_one() -> None:
     assert generation.result().rounds_by_draft == {"chain 4": 7}
 
 
-def test_a_tree_fits_the_session_and_the_context() -> None:
+def test_a_tree_fits_the_sequence_and_the_context() -> None:
     expected, _ = plain(n_ctx=20)
     known, settings = expected.result().tokens, {"width": 3, "rank": lambda i: i % 3}
-    generation, session, _ = drafted(known, FixedTree(40, 15), settings=settings, n_ctx=20)
-    session.max_verify = 9
+    generation, sequence, _ = drafted(known, FixedTree(40, 15), settings=settings, n_ctx=20)
+    sequence.engine.max_verify = 9
     list(generation)
     assert generation.result().tokens == known
-    assert max(session.verified) == 9
-    assert session.verified[-1] < 9
+    assert max(sequence.verified) == 9
+    assert sequence.verified[-1] < 9
 
 
 def test_a_stop_token_inside_a_span_cuts_the_commit() -> None:
-    generation, session, _ = drafted((*b"abc", STOP, *b"def"), FixedChain(6), script=b"abc")
+    generation, sequence, _ = drafted((*b"abc", STOP, *b"def"), FixedChain(6), script=b"abc")
     steps = list(generation)
     assert [step.tokens for step in steps] == [(ord("a"),), (ord("b"), ord("c"), STOP)]
     assert (steps[1].n_drafted, steps[1].n_accepted) == (6, 3)
-    assert session.tokens == [*PROMPT, *b"abc"]
+    assert sequence.tokens == [*PROMPT, *b"abc"]
 
 
 def test_the_last_token_is_not_drafted() -> None:
     expected, _ = plain(max_tokens=4)
-    generation, session, _ = drafted(expected.result().tokens, FixedChain(9), max_tokens=4)
+    generation, sequence, _ = drafted(expected.result().tokens, FixedChain(9), max_tokens=4)
     list(generation)
-    assert session.verified == [3]
+    assert sequence.verified == [3]
     assert generation.result().n_drafted == 2
-    generation, session, _ = drafted((), FixedChain(9, least=3), max_tokens=4)
+    generation, sequence, _ = drafted((), FixedChain(9, least=3), max_tokens=4)
     list(generation)
-    assert session.verified == []
+    assert sequence.verified == []
 
 
 def test_greedy_copies_no_row() -> None:
     expected, _ = plain()
-    generation, session, _ = drafted(expected.result().tokens, FixedChain(3))
+    generation, sequence, _ = drafted(expected.result().tokens, FixedChain(3))
     list(generation)
-    assert not any(rows.n_fetched for rows in session.rows)
+    assert not any(rows.n_fetched for rows in sequence.rows)
 
 
 def test_sampling_copies_only_the_rows_it_walks() -> None:
     expected, _ = plain(**SAMPLED)
-    generation, session, _ = drafted(
+    generation, sequence, _ = drafted(
         expected.result().tokens, FixedChain(5), lambda r: r % 3, **SAMPLED
     )
     list(generation)
     result = generation.result()
-    assert sum(rows.n_fetched for rows in session.rows) == result.n_tokens
+    assert sum(rows.n_fetched for rows in sequence.rows) == result.n_tokens
 
 
 @pytest.mark.parametrize("n_calls", range(3, 14))
 def test_a_cancelled_answer_commits_what_it_keeps(n_calls: int) -> None:
     expected, _ = plain()
     answers: Iterator[bool] = iter([False] * n_calls + [True])
-    generation, session, _ = drafted(
+    generation, sequence, _ = drafted(
         expected.result().tokens, FixedChain(4), lambda r: r % 5, cancelled=lambda: next(answers)
     )
     list(generation)
@@ -201,29 +201,29 @@ def test_a_cancelled_answer_commits_what_it_keeps(n_calls: int) -> None:
     n = n_calls - 2  # three for the prompt
     assert (result.stop_reason, result.n_tokens) == ("cancelled", n)
     assert result.tokens == expected.result().tokens[:n]
-    assert session.tokens == generation.history[:-1] == [*PROMPT, *result.tokens[:-1]]
+    assert sequence.tokens == generation.history[:-1] == [*PROMPT, *result.tokens[:-1]]
 
 
 @pytest.mark.parametrize("name", ["verify", "commit"])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_an_interrupt_between_phases_leaves_a_clean_session(name: str, when: str) -> None:
+def test_an_interrupt_between_phases_leaves_a_clean_sequence(name: str, when: str) -> None:
     expected, _ = plain()
-    generation, session, _ = drafted(expected.result().tokens, FixedChain(4), lambda r: r % 5)
+    generation, sequence, _ = drafted(expected.result().tokens, FixedChain(4), lambda r: r % 5)
     for _ in range(3):
         next(generation)
-    session.fail_in = (name, when)
+    sequence.fail_in = (name, when)
     with pytest.raises(KeyboardInterrupt):
         next(generation)
-    assert not session.open
-    assert session.tokens == [*PROMPT, *expected.result().tokens][: session.position]
-    assert session.position == 3 + (6 if (name, when) == ("commit", "after") else 3)
+    assert not sequence.open
+    assert sequence.tokens == [*PROMPT, *expected.result().tokens][: sequence.position]
+    assert sequence.position == 3 + (6 if (name, when) == ("commit", "after") else 3)
     assert list(generation) == []
     assert generation.result().stop_reason == "cancelled"
 
 
-def test_an_interrupt_while_choosing_leaves_a_clean_session() -> None:
+def test_an_interrupt_while_choosing_leaves_a_clean_sequence() -> None:
     expected, _ = plain(**SAMPLED)
-    generation, session, _ = drafted(expected.result().tokens, FixedChain(4), **SAMPLED)
+    generation, sequence, _ = drafted(expected.result().tokens, FixedChain(4), **SAMPLED)
     next(generation)
     calls = iter([None, KeyboardInterrupt()])
     choose = generation._sampler.choose
@@ -237,15 +237,15 @@ def test_an_interrupt_while_choosing_leaves_a_clean_session() -> None:
     generation._sampler.choose = interrupted  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         next(generation)
-    assert not session.open
-    assert session.tokens == PROMPT
+    assert not sequence.open
+    assert sequence.tokens == PROMPT
 
 
 def test_budgeted_lengths_give_the_same_text() -> None:
     expected, after = plain(**SAMPLED, ignore_eos=True, n_ctx=600)
     budget = Budget()
     for _ in range(2):
-        generation, session, _ = drafted(
+        generation, sequence, _ = drafted(
             expected.result().tokens,
             budget.rule(15, 63),
             lambda r: r % 9,
@@ -254,5 +254,5 @@ def test_budgeted_lengths_give_the_same_text() -> None:
         )
         list(generation)
         assert generation.result().tokens == expected.result().tokens
-        assert session.tokens == after.tokens
+        assert sequence.tokens == after.tokens
         assert generation.result().draft == "auto"

@@ -9,14 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes import END, FakeModel, FakeSession
+from fakes import END, FakeModel, FakeSequence
 from numpy.typing import NDArray
 from vocabularies import byte_level, write
 
+from dflash_gguf import core
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.core import Model, Rows, Session
-from dflash_gguf.decode import Progress
+from dflash_gguf.core import Engine, Model, Rows
 from dflash_gguf.decoder import Decoder
+from dflash_gguf.rounds import Progress
 from dflash_gguf.text.tokenizer import Tokenizer
 
 COLON = ord(":")
@@ -33,14 +34,14 @@ def make(
     tokenizer: Tokenizer | None, script: bytes = b"yes", block_size: int = 1, **model: Any
 ) -> Decoder:
     fake = FakeModel(**model)
-    session: Any = FakeSession(fake, script, COLON, block_size=block_size)
-    return Decoder(fake, session, tokenizer)  # type: ignore[arg-type]
+    sequence: Any = FakeSequence(fake, script, COLON, block_size=block_size)
+    return Decoder(sequence, tokenizer)
 
 
 def fed(decoder: Decoder) -> bytes:
     """The tokens computed since the last look, as bytes."""
-    session: Any = decoder.session
-    tokens, session.fed = session.fed, []
+    sequence: Any = decoder.sequence
+    tokens, sequence.fed = sequence.fed, []
     return bytes(tokens)
 
 
@@ -76,6 +77,27 @@ def test_chat_answers_a_conversation(tokenizer: Tokenizer) -> None:
     assert fed(decoder) == b"ab:yes"
 
 
+THINKING = "{{ messages[0].content }}:{# </think> #}"
+
+
+def test_thoughts_are_no_part_of_the_text(tokenizer: Tokenizer) -> None:
+    decoder = make(tokenizer, b"<think>\nhm\n</think>\n\nyes", block_size=4)
+    messages = [{"role": "user", "content": "ab"}]
+    result = decoder.chat(messages, template=THINKING)
+    assert (result.text, result.reasoning) == ("yes", "hm")
+    raw = decoder.chat(messages, template=THINKING, reasoning_format="none")
+    assert (raw.text, raw.reasoning) == ("<think>\nhm\n</think>\n\nyes", None)
+    assert raw.tokens == result.tokens
+    # A prompt that no template made has no thoughts to tell apart.
+    prompt = decoder.chat_prompt(messages, template=THINKING)
+    assert decoder.generate(list(prompt)).text == raw.text
+    steps = list(decoder.stream(prompt))
+    assert "".join(step.reasoning for step in steps) == "hm"
+    assert "".join(step.text for step in steps) == "yes"
+    cut = decoder.generate(prompt, max_tokens=9)
+    assert (cut.text, cut.reasoning, cut.stop_reason) == ("", "h", "length")
+
+
 def test_a_prompt_is_computed_from_where_it_parts_from_the_last(tokenizer: Tokenizer) -> None:
     decoder = make(tokenizer)
     decoder.generate("ab:")
@@ -97,17 +119,17 @@ def test_a_repeated_prompt_computes_one_token_and_has_the_same_bits(
     tiny_gguf: Callable[[str], Path], kind: str
 ) -> None:
     model = Model(str(tiny_gguf(kind)), LoadConfig(n_ctx=256, n_ubatch=32, n_threads=1))
-    session = Session(model)
-    decoder = Decoder(model, session, None)
+    sequence = core.Sequence(Engine(model))
+    decoder = Decoder(sequence, None)
     rows: list[NDArray[np.float32]] = []
-    prefill = session.prefill
+    prefill = sequence.prefill
 
     def watched(tokens: Sequence[int], progress: Progress | None = None) -> Rows:
         found = prefill(tokens, progress)
         rows.append(found.logits())
         return found
 
-    session.prefill = watched  # type: ignore[method-assign]
+    sequence.prefill = watched  # type: ignore[method-assign]
     prompt = np.random.default_rng(2).integers(0, model.n_vocab, 100).tolist()
     changed = [*prompt[:-1], (prompt[-1] + 1) % model.n_vocab]
     counts, answers = [], []
@@ -152,17 +174,17 @@ def test_callbacks_cannot_use_their_decoder(tokenizer: Tokenizer) -> None:
     assert refused
     assert refused == [*calls] * (len(refused) // len(calls))
     assert decoder.generate("ab:yes:").n_prefilled == 1
-    assert bytes(decoder.session.tokens) == b"ab:yes:yes"  # type: ignore[attr-defined]
+    assert bytes(decoder.sequence.tokens) == b"ab:yes:yes"  # type: ignore[attr-defined]
 
 
 def test_a_timeline_that_others_moved_is_used_as_far_as_it_agrees(tokenizer: Tokenizer) -> None:
     decoder = make(tokenizer)
     stream = decoder.stream("ab:")
-    decoder.session.prefill(list(b"ab, not what was asked"))
+    decoder.sequence.prefill(list(b"ab, not what was asked"))
     fed(decoder)
     assert [step.text for step in stream] == ["y", "e", "s", ""]
     assert fed(decoder) == b":yes"
-    decoder.session.prefill(list(b"more"))
+    decoder.sequence.prefill(list(b"more"))
     assert decoder.generate("ab:yes:").text == "yes"
     assert fed(decoder) == b"more:yes"
 
@@ -170,17 +192,17 @@ def test_a_timeline_that_others_moved_is_used_as_far_as_it_agrees(tokenizer: Tok
 @pytest.mark.parametrize("at", [1, 3, 4, 5])
 def test_an_interrupt_at_any_point_leaves_a_usable_decoder(tokenizer: Tokenizer, at: int) -> None:
     decoder = make(tokenizer)
-    session: Any = decoder.session
-    session.interrupt_at = at
+    sequence: Any = decoder.sequence
+    sequence.interrupt_at = at
     with pytest.raises(KeyboardInterrupt):
         decoder.generate("ab:")
     assert decoder.generate("ab:").text == "yes"
-    assert bytes(session.tokens) == b"ab:yes"
+    assert bytes(sequence.tokens) == b"ab:yes"
 
 
 def test_a_cancelled_answer_can_be_asked_again(tokenizer: Tokenizer) -> None:
     decoder = make(tokenizer)
-    result = decoder.generate("ab:", cancelled=lambda: decoder.session.position > 3)
+    result = decoder.generate("ab:", cancelled=lambda: decoder.sequence.position > 3)
     assert (result.text, result.stop_reason) == ("ye", "cancelled")
     assert decoder.generate("ab:").text == "yes"
 
@@ -192,7 +214,7 @@ def test_drafting_gives_the_same_text_and_timeline(tokenizer: Tokenizer) -> None
         for _ in range(2):
             result = decoder.generate("ab:", draft=draft)
             assert (result.text, result.draft) == (script.decode(), draft)
-            assert bytes(decoder.session.tokens) == b"ab:" + script  # type: ignore[attr-defined]
+            assert bytes(decoder.sequence.tokens) == b"ab:" + script  # type: ignore[attr-defined]
         assert result.drafter == "fake-drafter.gguf"
         assert result.n_accepted > 0 or draft != "chain"
 
@@ -214,17 +236,17 @@ def test_an_interrupted_round_leaves_a_usable_decoder(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     decoder = make(tokenizer, b"a longer answer", block_size=6)
-    work = getattr(FakeSession, name)
+    work = getattr(FakeSequence, name)
 
-    def interrupted(self: FakeSession, *args: Any) -> Any:
+    def interrupted(self: FakeSequence, *args: Any) -> Any:
         work(self, *args)
         if args != (0,):
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(FakeSession, name, interrupted)
+    monkeypatch.setattr(FakeSequence, name, interrupted)
     with pytest.raises(KeyboardInterrupt):
         decoder.generate("ab:", draft="chain")
-    monkeypatch.setattr(FakeSession, name, work)
+    monkeypatch.setattr(FakeSequence, name, work)
     assert decoder.generate("ab:", draft="chain").text == "a longer answer"
 
 
@@ -255,7 +277,7 @@ def test_without_tokenizer_only_tokens_are_taken() -> None:
 
 def test_rows_beyond_the_tokenizer_have_no_text(tokenizer: Tokenizer) -> None:
     decoder = make(tokenizer, n_vocab=300)
-    decoder.session.script = [ord("a"), 290, ord("b")]  # type: ignore[attr-defined]
+    decoder.sequence.script = [ord("a"), 290, ord("b")]  # type: ignore[attr-defined]
     assert decoder.generate("x:", max_tokens=3).text == "ab"
 
 
@@ -263,7 +285,7 @@ def test_logits_start_from_an_empty_cache(tokenizer: Tokenizer) -> None:
     decoder = make(tokenizer)
     decoder.generate("ab:")
     assert decoder.logits([1, 2, 3]).shape == (3, 263)
-    assert decoder.session.position == 3
+    assert decoder.sequence.position == 3
     assert decoder.generate("ab:").text == "yes"
 
 

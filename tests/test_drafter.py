@@ -25,7 +25,7 @@ from pairs import (
     random_tokens,
 )
 
-from dflash_gguf.core import Drafter, Error, Session
+from dflash_gguf.core import Drafter, Engine, Error, Sequence
 
 N_TOKENS = 240
 # Of the range max - min of the logits.
@@ -134,37 +134,37 @@ def assert_close(found: NDArray[np.float32], expected: NDArray[np.float32], what
 
 
 class Comparison:
-    """A session that walks along the reference's tokens and drafts where it stands."""
+    """A sequence that walks along the reference's tokens and drafts where it stands."""
 
     def __init__(self, pair: Pair, window: int | None = None, **settings: Any) -> None:
         self.tokens = random_tokens(N_TOKENS)
         self.reference = Reference(pair, self.tokens)
         self.window = window
-        self.session = open_pair(pair, **settings, **({"draft_window": window} if window else {}))
-        assert self.session.drafter is not None
-        self.session.reserve_verify(64)
-        self.block_size = self.session.drafter.block_size
+        self.sequence = open_pair(pair, **settings, **({"draft_window": window} if window else {}))
+        assert self.sequence.engine.drafter is not None
+        self.sequence.engine.reserve_verify(64)
+        self.block_size = self.sequence.engine.drafter.block_size
 
     @property
     def position(self) -> int:
-        return self.session.position
+        return self.sequence.position
 
     def prefill(self, n: int) -> None:
-        self.session.prefill(self.tokens[self.position : self.position + n])
+        self.sequence.prefill(self.tokens[self.position : self.position + n])
 
     def decode(self, n: int) -> None:
         for _ in range(n):
-            self.session.decode(self.tokens[self.position])
+            self.sequence.decode(self.tokens[self.position])
 
     def round(self, n_accepted: int, n_rows: int) -> None:
         right = self.tokens[self.position : self.position + n_accepted]
-        self.session.verify([*right, *[5] * (n_rows - n_accepted)])
-        self.session.commit(n_accepted)
+        self.sequence.verify([*right, *[5] * (n_rows - n_accepted)])
+        self.sequence.commit(n_accepted)
 
     def check(self, n_draft: int | None = None) -> None:
         n = n_draft or self.block_size - 1
         at = self.position
-        found = draft_logits(self.session, self.tokens[at], n)
+        found = draft_logits(self.sequence, self.tokens[at], n)
         expected = self.reference.draft_logits(at, n, self.window)
         assert_close(found, expected, f"draft of {n} after {at} tokens")
 
@@ -174,7 +174,7 @@ def test_logits_equal_those_of_the_reference(tmp_path: Path, case: str) -> None:
     kind, target, drafter = CASES[case]
     at = Comparison(make_pair(tmp_path, kind, target, **drafter))
     for n in LENGTHS:
-        at.session.reset()
+        at.sequence.reset()
         at.prefill(n)
         at.check()
         at.check(1)  # nothing of the first draft is left
@@ -202,11 +202,13 @@ def test_many_plain_rounds_before_a_draft(tmp_path: Path) -> None:
 
 def test_a_full_ring_is_read_in_whole_steps(tmp_path: Path) -> None:
     """Multiples of 256 cells, which flash attention is made for, with the cell of padding."""
-    session = open_pair(make_pair(tmp_path, "llama"), draft_window=256)
-    session.prefill(random_tokens(300))
-    before = session.info().mask_bytes_written
-    session.draft(9, 4)
-    n_mask_values = (session.info().mask_bytes_written - before) // 2  # f16, first of this size
+    sequence = open_pair(make_pair(tmp_path, "llama"), draft_window=256)
+    sequence.prefill(random_tokens(300))
+    before = sequence.engine.info().mask_bytes_written
+    sequence.draft(9, 4)
+    n_mask_values = (
+        sequence.engine.info().mask_bytes_written - before
+    ) // 2  # f16, first of this size
     assert n_mask_values == 5 * 512
 
 
@@ -216,7 +218,7 @@ def test_a_draft_sees_the_last_positions_only(tmp_path: Path, window: int) -> No
     pair = make_pair(tmp_path, "qwen3", {}, **sliding(32, FULL, SLIDING))
     at = Comparison(pair, window)
     for n in (window, 100):
-        at.session.reset()
+        at.sequence.reset()
         at.prefill(n)
         at.check()
     at.round(6, 8)
@@ -242,9 +244,9 @@ def rewritten(pair: Pair, path: Path, edit: Callable[[Parts], object]) -> Pair:
 
 
 def drafts_after(pair: Pair, n: int = 40) -> NDArray[np.float32]:
-    session = open_pair(pair)
-    session.prefill(random_tokens(n))
-    return draft_logits(session, 9, 7)
+    sequence = open_pair(pair)
+    sequence.prefill(random_tokens(n))
+    return draft_logits(sequence, 9, 7)
 
 
 def to_old(parts: Parts, arch: str, flat: bool, ids: str) -> None:
@@ -318,9 +320,9 @@ def test_own_embeddings_and_head(pair: Pair, tmp_path: Path) -> None:
     assert_close(found, reference.draft_logits(40, 7), "own embeddings are the head as well")
 
     reference.head = torch.from_numpy(head)
-    session = open_pair(rewritten(pair, tmp_path / "both.gguf", add_both))
-    session.prefill(context)
-    ids, values, _ = session.draft(9, 7, 130)
+    sequence = open_pair(rewritten(pair, tmp_path / "both.gguf", add_both))
+    sequence.prefill(context)
+    ids, values, _ = sequence.draft(9, 7, 130)
     expected = reference.draft_logits(40, 7)
     order = np.argsort(tokens)
     by_token = np.argsort(ids, axis=1)
@@ -329,7 +331,7 @@ def test_own_embeddings_and_head(pair: Pair, tmp_path: Path) -> None:
         np.take_along_axis(values, by_token, 1), expected[:, order], atol=1e-4
     )
     with pytest.raises(Error, match="131 candidates: the drafter chooses among 130 tokens"):
-        session.draft(9, 7, 131)
+        sequence.draft(9, 7, 131)
 
 
 def test_rope_factors_and_attention_scales(pair: Pair, tmp_path: Path) -> None:
@@ -477,7 +479,7 @@ def test_foreign_files_are_refused_by_name(pair: Pair, tmp_path: Path) -> None:
     with pytest.raises(Error, match=r"its hidden size is 96, that of the target .* is 64"):
         Drafter(str(pair.drafter), load_target(wider.target))
     with pytest.raises(Error, match="was loaded for another model than"):
-        Session(load_target(wider.target), drafter=Drafter(str(pair.drafter), target))
+        Sequence(Engine(load_target(wider.target), drafter=Drafter(str(pair.drafter), target)))
     for window in (0, -5, 1 << 25):
         with pytest.raises(Error, match=f"draft_window is {window}, expected 1 to"):
             open_pair(pair, draft_window=window)
@@ -486,16 +488,16 @@ def test_foreign_files_are_refused_by_name(pair: Pair, tmp_path: Path) -> None:
 def test_scores_that_are_no_numbers_clear_the_drafter(pair: Pair, tmp_path: Path) -> None:
     """Only the drafter is lost: the target goes on as if nothing had been drafted."""
     edit = tensor("enc.output_norm.weight", 96, value=np.nan)
-    session = open_pair(rewritten(pair, tmp_path / "nan.gguf", edit))
+    sequence = open_pair(rewritten(pair, tmp_path / "nan.gguf", edit))
     expected = [open_pair(pair).prefill(random_tokens(n)).argmax() for n in (20, 21)]
-    assert session.prefill(random_tokens(20)).argmax() == expected[0]
+    assert sequence.prefill(random_tokens(20)).argmax() == expected[0]
     for k in (1, 5):
-        draft = session.draft(9, 4, k)
+        draft = sequence.draft(9, 4, k)
         assert not np.isfinite(draft.log_sum_exp).any()
         assert draft.tokens.min() >= 0
-        assert draft.tokens.max() < session.model.n_vocab
-        draft = session.draft(9, 4, k)  # it sees nothing now, so nothing that is not finite
+        assert draft.tokens.max() < sequence.engine.model.n_vocab
+        draft = sequence.draft(9, 4, k)  # it sees nothing now, so nothing that is not finite
         assert np.isfinite(draft.logits).all()
-        session.reset()
-        session.prefill(random_tokens(20))
-    assert session.decode(random_tokens(21)[20]).argmax() == expected[1]
+        sequence.reset()
+        sequence.prefill(random_tokens(20))
+    assert sequence.decode(random_tokens(21)[20]).argmax() == expected[1]

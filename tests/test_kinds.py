@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import toy_drafter
-from fakes import FakeModel, FakeSession
+from fakes import FakeModel, FakeSequence
 from pairs import make_pair
 
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.core import Drafter, Model, Session
+from dflash_gguf.core import Drafter, Engine, Model, Sequence
 from dflash_gguf.decoder import Decoder
 from dflash_gguf.draft import kinds
 from dflash_gguf.draft.calibration import Calibrations
@@ -30,7 +30,7 @@ def with_echo(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("with_echo")
 def test_a_row_is_all_that_a_kind_of_drafter_needs(tiny_gguf: Callable[[str], Path]) -> None:
     model = Model(str(tiny_gguf("llama")), CONFIG)
-    with Decoder(model, Session(model), None) as decoder:
+    with Decoder(Sequence(Engine(model)), None) as decoder:
         plain = decoder.generate(PROMPT, draft="none", max_tokens=120)
         for draft in ("chain", "tree", "auto"):
             found = decoder.generate(PROMPT, draft=draft, max_tokens=120)
@@ -46,18 +46,18 @@ def test_a_row_is_all_that_a_kind_of_drafter_needs(tiny_gguf: Callable[[str], Pa
 def test_a_name_chooses_among_kinds(tmp_path: Path) -> None:
     pair = make_pair(tmp_path, "llama")
     model = Model(str(pair.target), CONFIG)
-    session = Session(model, drafter=Drafter(str(pair.drafter), model))
-    assert isinstance(Drafting(session).proposer, DFlash)
-    assert isinstance(Drafting(session, proposer="dflash").proposer, DFlash)
-    assert isinstance(Drafting(session, proposer="echo").proposer, toy_drafter.Echo)
+    sequence = Sequence(Engine(model, drafter=Drafter(str(pair.drafter), model)))
+    assert isinstance(Drafting(sequence).proposer, DFlash)
+    assert isinstance(Drafting(sequence, proposer="dflash").proposer, DFlash)
+    assert isinstance(Drafting(sequence, proposer="echo").proposer, toy_drafter.Echo)
 
 
 def test_names_that_cannot_be() -> None:
-    session = FakeSession(FakeModel(), b"yes", ord(":"), block_size=1)
+    sequence = FakeSequence(FakeModel(), b"yes", ord(":"), block_size=1)
     for name, sentence in (
         ("echo", "proposer 'echo' is not known; there are: dflash"),
-        ("dflash", "proposer 'dflash' lacks its drafter in this session"),
+        ("dflash", "proposer 'dflash' lacks its drafter in this sequence"),
     ):
         with pytest.raises(ValueError, match=sentence):
-            kinds.proposer_of(session, Calibrations(), name)
-    assert kinds.proposer_of(session, Calibrations()) is None
+            kinds.proposer_of(sequence, Calibrations(), name)
+    assert kinds.proposer_of(sequence, Calibrations()) is None

@@ -13,7 +13,7 @@ from llama import llama_logits
 from numpy.typing import NDArray
 
 from dflash_gguf.config import CACHE_TYPES, LoadConfig
-from dflash_gguf.core import Model, Session
+from dflash_gguf.core import Engine, Model, Sequence
 
 TOKENS = np.random.default_rng(3).integers(0, VOCAB_SIZE, 60).tolist()
 # Root mean square of what a type changes, over that of the logits. Observed, in this order:
@@ -47,7 +47,7 @@ def logits(path: Path, type_k: str, type_v: str) -> NDArray[np.float32]:
         cache_type_k=type_k,
         cache_type_v=type_v,
     )
-    return Session(Model(str(path), config)).logits(TOKENS)
+    return Sequence(Engine(Model(str(path), config))).logits(TOKENS)
 
 
 def rms(values: NDArray[np.float32]) -> float:

@@ -56,15 +56,15 @@ def noise(decoder: dflash_gguf.Decoder) -> float:
     """
     tokens = decoder.tokenize(PROMPT * 8)[: N_CHECKED + 1]
     decoder.reset()
-    decoder.session.prefill(tokens[:1])
-    single = np.stack([decoder.session.decode(token).logits() for token in tokens[1:]])
+    decoder.sequence.prefill(tokens[:1])
+    single = np.stack([decoder.sequence.decode(token).logits() for token in tokens[1:]])
     decoder.reset()
-    decoder.session.prefill(tokens[:1])
+    decoder.sequence.prefill(tokens[:1])
     several = []
     for first in range(1, len(tokens), 8):
-        rows = decoder.session.verify(tokens[first : first + 8])
+        rows = decoder.sequence.verify(tokens[first : first + 8])
         several += [rows.logits(i) for i in range(len(rows))]
-        decoder.session.commit(len(rows))
+        decoder.sequence.commit(len(rows))
     best = np.argsort(-single, axis=1)[:, :8]
     moved = np.take_along_axis(np.stack(several) - single, best, axis=1)
     return 2.0 * float(np.ptp(moved, axis=1).max())
@@ -158,7 +158,7 @@ def test_the_context_ends_a_block(decoder: dflash_gguf.Decoder) -> None:
     prompt = (decoder.tokenize("a b c ") * 100)[:246]
     result = decoder.generate(prompt, ignore_eos=True, draft="chain")
     assert (result.stop_reason, result.n_tokens) == ("context", 11)
-    assert decoder.session.position == 256
+    assert decoder.sequence.position == 256
 
 
 def test_the_command_takes_a_drafter(drafter: Path, capsys: pytest.CaptureFixture[str]) -> None:

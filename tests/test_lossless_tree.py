@@ -35,8 +35,8 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
 
 
 def open_decoder(pair: Pair) -> Decoder:
-    session = open_pair(pair, draft_window=30)
-    return Decoder(session.model, session, None)
+    sequence = open_pair(pair, draft_window=30)
+    return Decoder(sequence, None)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -69,7 +69,7 @@ def test_trees_give_the_tokens_of_plain_decoding(
                 patch.setattr(decoder._drafting, "proposer", proposer)
                 knowing = decoder.generate(prompt, draft="tree", tree_budget=budget, **config)
             assert knowing.tokens == plain.tokens
-            assert decoder.session.position == len(prompt) + N_TOKENS - 1
+            assert decoder.sequence.position == len(prompt) + N_TOKENS - 1
             left.update({n: x for n, x in enumerate(knowing.accept_histogram or ()) if n})
             again = decoder.logits([*prompt, *plain.tokens[:5]])[-1]
             assert again.argmax() == plain.tokens[5] or config != {"max_tokens": N_TOKENS}

@@ -14,7 +14,7 @@ from gguf_files import Parts, edited
 from pairs import make_pair
 
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.core import Drafter, Error, Model, Session
+from dflash_gguf.core import Drafter, Engine, Error, Model, Sequence
 
 TYPES = {
     bool: gguf.GGUFValueType.BOOL,
@@ -142,7 +142,7 @@ def test_values_that_change_nothing_are_accepted(
 
     tokens = [5, 9, 200, 17]
     expected, found = (
-        Session(load(path)).logits(tokens)
+        Sequence(Engine(load(path))).logits(tokens)
         for path in (tiny_gguf(kind), edited(tiny_gguf(kind), tmp_path / "x.gguf", edit))
     )
     np.testing.assert_array_equal(found, expected)
@@ -209,7 +209,7 @@ def test_published_files_are_accepted(
 
     tokens = [5, 9, 200, 17]
     expected, found = (
-        Session(load(path)).logits(tokens)
+        Sequence(Engine(load(path))).logits(tokens)
         for path in (tiny_gguf(kind), edited(tiny_gguf(kind), tmp_path / "x.gguf", edit))
     )
     np.testing.assert_array_equal(found, expected)
@@ -232,11 +232,11 @@ def test_a_factor_that_undoes_that_of_yarn(
 
     tokens = [5, 9, 200, 17, 8, 8, 1]
     undoing = 0.8782488562869419
-    expected = Session(load(with_factor("yarn_attn_factor", 1.0))).logits(tokens)
+    expected = Sequence(Engine(load(with_factor("yarn_attn_factor", 1.0)))).logits(tokens)
     for key in ("attn_factor", "yarn_attn_factor"):
-        found = Session(load(with_factor(key, undoing))).logits(tokens)
+        found = Sequence(Engine(load(with_factor(key, undoing)))).logits(tokens)
         np.testing.assert_allclose(found, expected, atol=1e-5 * np.ptp(expected))
-    other = Session(load(with_factor("yarn_attn_factor", 0.9))).logits(tokens)
+    other = Sequence(Engine(load(with_factor("yarn_attn_factor", 0.9)))).logits(tokens)
     assert np.abs(other - expected).max() > 1e-3 * np.ptp(expected)
 
 
@@ -300,7 +300,7 @@ def test_attention_scale_is_honoured(tiny_gguf: Callable[[str], Path], tmp_path:
 
     tokens = [5, 9, 200, 17, 8, 8, 1]
     expected, found = (
-        Session(load(path)).logits(tokens)
+        Sequence(Engine(load(path))).logits(tokens)
         for path in (tiny_gguf("llama"), edited(tiny_gguf("llama"), tmp_path / "x.gguf", edit))
     )
     np.testing.assert_allclose(found, expected, atol=1e-5 * np.ptp(expected))

@@ -1,4 +1,4 @@
-"""What is not finite stays where it was: the next prompt is answered as by a fresh session."""
+"""What is not finite stays where it was: the next prompt is answered as by a fresh sequence."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ from gguf_files import Parts, edited
 from pairs import Pair, make_pair, random_tokens
 
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.core import Drafter, Error, Model, Session
+from dflash_gguf.core import Drafter, Engine, Error, Model, Sequence
 from dflash_gguf.decoder import Decoder
 
 BAD = 5
 """The token whose embedding is not finite."""
 CLEAN = [token + (token == BAD) for token in random_tokens(90)]
 POISONED = [*CLEAN[:20], BAD, *CLEAN, *CLEAN[:60]]  # in more cells than the next prompt takes
-NOT_FINITE = "the logits of row 0 are not finite numbers; the session forgot all it held"
-READS: dict[str, Callable[[Session], Any]] = {
-    "argmax": lambda session: session.prefill(POISONED).argmax(),
-    "logits": lambda session: session.prefill(POISONED).logits(),
-    "decode": lambda session: (session.prefill(CLEAN[:9]), session.decode(BAD).argmax()),
-    "verify": lambda session: (session.prefill(CLEAN[:9]), session.verify([BAD, 1, 2]).argmax(0)),
+NOT_FINITE = "the logits of row 0 are not finite numbers; the sequence forgot all it held"
+READS: dict[str, Callable[[Sequence], Any]] = {
+    "argmax": lambda sequence: sequence.prefill(POISONED).argmax(),
+    "logits": lambda sequence: sequence.prefill(POISONED).logits(),
+    "decode": lambda sequence: (sequence.prefill(CLEAN[:9]), sequence.decode(BAD).argmax()),
+    "verify": lambda sequence: (
+        sequence.prefill(CLEAN[:9]),
+        sequence.verify([BAD, 1, 2]).argmax(0),
+    ),
 }
 
 
@@ -55,24 +58,24 @@ def poisoned(
     )
 
 
-def start(pair: Pair, **settings: Any) -> Session:
+def start(pair: Pair, **settings: Any) -> Sequence:
     # Of more rows than own kernels take: ggml's multiply what masks hide by 0.
     config = LoadConfig(**{"n_ctx": 256, "n_ubatch": 128, "n_threads": 1, **settings})
     model = Model(str(pair.target), config)
-    return Session(model, drafter=Drafter(str(pair.drafter), model))
+    return Sequence(Engine(model, drafter=Drafter(str(pair.drafter), model)))
 
 
-def assert_like_fresh(session: Session, pair: Pair, **settings: Any) -> None:
+def assert_like_fresh(sequence: Sequence, pair: Pair, **settings: Any) -> None:
     """A prompt's row, drafts after it and a verify."""
 
-    def says(session: Session) -> list[Any]:
-        found = [session.prefill(CLEAN).logits(), *session.draft(7, 3, 4)]
-        rows = session.verify_tree([7, 8, 9], [-1, 0, 0])
+    def says(sequence: Sequence) -> list[Any]:
+        found = [sequence.prefill(CLEAN).logits(), *sequence.draft(7, 3, 4)]
+        rows = sequence.verify_tree([7, 8, 9], [-1, 0, 0])
         found += [rows.logits(node) for node in range(3)]
-        session.commit_path([0, 2])
-        return [*found, session.decode(4).logits()]
+        sequence.commit_path([0, 2])
+        return [*found, sequence.decode(4).logits()]
 
-    for found, expected in zip(says(session), says(start(pair, **settings)), strict=True):
+    for found, expected in zip(says(sequence), says(start(pair, **settings)), strict=True):
         np.testing.assert_array_equal(found, expected)
 
 
@@ -80,80 +83,80 @@ def assert_like_fresh(session: Session, pair: Pair, **settings: Any) -> None:
 @pytest.mark.parametrize("cache_type", ["f16", "f32", "q8_0"])
 def test_the_next_prompt_is_right(poisoned: Pair, cache_type: str, read: str) -> None:
     settings = {"cache_type_k": cache_type, "cache_type_v": cache_type}
-    session = start(poisoned, **settings)
-    session.prefill(CLEAN[:8]).argmax()
-    before = session.take()
+    sequence = start(poisoned, **settings)
+    sequence.prefill(CLEAN[:8]).argmax()
+    before = sequence.take()
     with pytest.raises(Error, match=NOT_FINITE):
-        READS[read](session)
-    assert session.position == 0
-    assert_like_fresh(session, poisoned, **settings)
-    session.reset()
-    session.prefill(CLEAN[:8])
-    assert not session.holds(before)
+        READS[read](sequence)
+    assert sequence.position == 0
+    assert_like_fresh(sequence, poisoned, **settings)
+    sequence.reset()
+    sequence.prefill(CLEAN[:8])
+    assert not sequence.holds(before)
     with pytest.raises(Error, match="before this one forgot all it held"):
-        session.restore(before)
+        sequence.restore(before)
 
 
 def test_rows_of_all_tokens_are_checked(poisoned: Pair) -> None:
-    session = start(poisoned)
+    sequence = start(poisoned)
     with pytest.raises(Error, match=r"the logits of row \d+ are not finite"):
-        session.logits(POISONED)
-    assert session.position == 0
-    assert_like_fresh(session, poisoned)
+        sequence.logits(POISONED)
+    assert sequence.position == 0
+    assert_like_fresh(sequence, poisoned)
 
 
 @pytest.mark.parametrize("n_kept", [0, 8])
 def test_what_was_never_read_goes_with_its_tokens(poisoned: Pair, n_kept: int) -> None:
     """A prefill was cancelled, so that nobody saw that it was not finite."""
-    session = start(poisoned, n_ubatch=100)
+    sequence = start(poisoned, n_ubatch=100)
 
     def cancel(_done: int, _total: int) -> None:
         raise KeyboardInterrupt
 
-    session.prefill(CLEAN[:8]).argmax()
-    kept = session.take()
+    sequence.prefill(CLEAN[:8]).argmax()
+    kept = sequence.take()
     with pytest.raises(KeyboardInterrupt):
-        session.prefill(POISONED, cancel)
-    assert session.position == 108
+        sequence.prefill(POISONED, cancel)
+    assert sequence.position == 108
     fresh = start(poisoned, n_ubatch=100)
     if n_kept:
-        session.restore(kept)
+        sequence.restore(kept)
         fresh.prefill(CLEAN[:8])
     else:
-        session.reset()
-    found, expected = (x.prefill(CLEAN).logits() for x in (session, fresh))
+        sequence.reset()
+    found, expected = (x.prefill(CLEAN).logits() for x in (sequence, fresh))
     np.testing.assert_array_equal(found, expected)
-    assert np.isfinite(session.draft(7, 3, 4).logits).all()
+    assert np.isfinite(sequence.draft(7, 3, 4).logits).all()
 
 
 def test_rows_before_what_was_never_read_are_right(poisoned: Pair) -> None:
     """Attention of many rows spoils those before the token too."""
-    session, fresh = (start(poisoned, n_ubatch=100) for _ in range(2))
+    sequence, fresh = (start(poisoned, n_ubatch=100) for _ in range(2))
 
     def cancel(_done: int, _total: int) -> None:
         raise KeyboardInterrupt
 
-    for one in (session, fresh):
+    for one in (sequence, fresh):
         one.prefill(CLEAN[:8]).argmax()
     with pytest.raises(KeyboardInterrupt):
-        session.prefill(POISONED, cancel)
+        sequence.prefill(POISONED, cancel)
     tokens = [*CLEAN[:8], *POISONED[:12], *CLEAN[30:40]]
-    n_kept = session.sync(tokens)
-    assert n_kept == (0 if session.model.n_recurrent else 8)
+    n_kept = sequence.sync(tokens)
+    assert n_kept == (0 if sequence.engine.model.n_recurrent else 8)
     fresh.truncate(n_kept)
-    found, expected = (x.prefill(tokens[n_kept:]).logits() for x in (session, fresh))
+    found, expected = (x.prefill(tokens[n_kept:]).logits() for x in (sequence, fresh))
     np.testing.assert_array_equal(found, expected)
-    for one, two in zip(session.draft(7, 3, 4), fresh.draft(7, 3, 4), strict=True):
+    for one, two in zip(sequence.draft(7, 3, 4), fresh.draft(7, 3, 4), strict=True):
         np.testing.assert_array_equal(one, two)
 
 
 @pytest.mark.parametrize("n_ubatch", [7, 100])
 def test_truncation_runs_spoiled_rows_again(poisoned: Pair, n_ubatch: int) -> None:
-    session = start(poisoned, n_ubatch=n_ubatch)
-    if session.model.n_recurrent:  # goes back to between passes only
-        session.prefill(CLEAN[:9])
+    sequence = start(poisoned, n_ubatch=n_ubatch)
+    if sequence.engine.model.n_recurrent:  # goes back to between passes only
+        sequence.prefill(CLEAN[:9])
         with pytest.raises(Error, match="goes back only to a checkpoint"):
-            session.truncate(1)
+            sequence.truncate(1)
         return
 
     def cancel(done: int, _total: int) -> None:
@@ -161,21 +164,21 @@ def test_truncation_runs_spoiled_rows_again(poisoned: Pair, n_ubatch: int) -> No
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        session.prefill(POISONED, cancel)
-    session.truncate(18)
-    assert session.position == 18
-    found = session.prefill(CLEAN[30:33]).logits()
+        sequence.prefill(POISONED, cancel)
+    sequence.truncate(18)
+    assert sequence.position == 18
+    found = sequence.prefill(CLEAN[30:33]).logits()
     fresh = start(poisoned, n_ubatch=n_ubatch)
     fresh.prefill(POISONED[:18])
     np.testing.assert_array_equal(found, fresh.prefill(CLEAN[30:33]).logits())
-    assert np.isfinite(session.draft(7, 3, 4).logits).all()
+    assert np.isfinite(sequence.draft(7, 3, 4).logits).all()
 
 
 def test_a_prompt_that_begins_like_a_cancelled_one_is_answered(poisoned: Pair) -> None:
-    decoder, fresh = (Decoder((x := start(poisoned)).model, x, None) for _ in range(2))
+    decoder, fresh = (Decoder(start(poisoned), None) for _ in range(2))
     n_asked = iter(range(100))
     cancelled = decoder.generate(POISONED, cancelled=lambda: next(n_asked) == 0, max_tokens=4)
-    assert cancelled.stop_reason == "cancelled" and decoder.session.position == 128
+    assert cancelled.stop_reason == "cancelled" and decoder.sequence.position == 128
     prompt = [*POISONED[:15], *CLEAN[40:60]]
     found, expected = (x.generate(prompt, max_tokens=8, draft="tree") for x in (decoder, fresh))
     assert found.tokens == expected.tokens
@@ -188,13 +191,13 @@ def test_a_branch_that_is_not_finite_leaves_nothing_in_its_cells(
     settings = {"cache_type_k": "f32", "cache_type_v": "f32"}  # where siblings do not meet at all
 
     def says(branch: int) -> list[Any]:
-        session = start(poisoned, **settings)
-        session.prefill(CLEAN).argmax()
-        rows = session.verify_tree([7, 8, branch, 9, 10, 11], [-1, 0, 0, 2, 3, 4])
+        sequence = start(poisoned, **settings)
+        sequence.prefill(CLEAN).argmax()
+        rows = sequence.verify_tree([7, 8, branch, 9, 10, 11], [-1, 0, 0, 2, 3, 4])
         found = [rows.logits(node) for node in path]
-        session.commit_path(path)
-        session.reset()
-        return [*found, session.prefill(CLEAN[:80]).logits()]  # beside the cells of the branch
+        sequence.commit_path(path)
+        sequence.reset()
+        return [*found, sequence.prefill(CLEAN[:80]).logits()]  # beside the cells of the branch
 
     for found, expected in zip(says(BAD), says(10), strict=True):
         np.testing.assert_array_equal(found, expected)
@@ -213,10 +216,10 @@ def test_minus_infinity_bans_a_token(pair: Pair, tmp_path: Path) -> None:
         parts.f32("output_norm.weight", np.abs(values))
 
     banned = replace(pair, target=edited(pair.target, tmp_path / "banned.gguf", ban))
-    session = start(banned)
+    sequence = start(banned)
     seen = set()
     for token in CLEAN[:8]:
-        rows = session.decode(token)
+        rows = sequence.decode(token)
         try:
             row = rows.logits()
         except Error:  # the first value of the hidden state is below 0
@@ -229,8 +232,8 @@ def test_minus_infinity_bans_a_token(pair: Pair, tmp_path: Path) -> None:
 
 
 def test_a_decoder_answers_the_next_prompt(poisoned: Pair) -> None:
-    decoder = Decoder((session := start(poisoned)).model, session, None)
-    fresh = Decoder((other := start(poisoned)).model, other, None)
+    decoder = Decoder(start(poisoned), None)
+    fresh = Decoder(start(poisoned), None)
     settings: dict[str, Any] = {"max_tokens": 12, "draft": "tree"}
     expected = fresh.generate(CLEAN, **settings)
     assert decoder.generate(CLEAN, **settings).tokens == expected.tokens
@@ -248,8 +251,8 @@ def test_a_drafter_that_fails_is_said_once_and_left(
     pair: Pair, tmp_path: Path, draft: str, temperature: float
 ) -> None:
     broken = edited(pair.drafter, tmp_path / "nan.gguf", spoil("enc.output_norm.weight", np.nan))
-    session = start(replace(pair, drafter=broken))
-    decoder = Decoder(session.model, session, None)
+    sequence = start(replace(pair, drafter=broken))
+    decoder = Decoder(sequence, None)
     settings: dict[str, Any] = {"temperature": temperature, "seed": 4, "max_tokens": 40}
     expected = decoder.generate(CLEAN, draft="none", **settings)
     for _ in range(2):

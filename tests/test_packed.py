@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.core import Drafter, Error, Model, Session
+from dflash_gguf.core import Drafter, Engine, Error, Model, Sequence
 from dflash_gguf.pair import DRAFTER, TARGET
 
 TOKENS = np.random.default_rng(3).integers(0, 1000, 96).tolist()
@@ -28,9 +28,9 @@ def packed() -> Model:
 
 
 def serial_logits(model: Model, tokens: list[int]) -> np.ndarray:
-    session = Session(model)
-    session.prefill(tokens[:1])
-    return np.stack([session.decode(token).logits() for token in tokens[1:]])
+    sequence = Sequence(Engine(model))
+    sequence.prefill(tokens[:1])
+    return np.stack([sequence.decode(token).logits() for token in tokens[1:]])
 
 
 def test_a_load_tells_which_kernels_serve_which_bytes(packed: Model) -> None:
@@ -59,15 +59,15 @@ def test_packed_weights_are_those_of_the_file(packed: Model) -> None:
 @pytest.mark.parametrize("n_threads", [1, 2, 3])
 def test_a_row_is_the_same_bits_in_every_pass(packed: Model, n_threads: int) -> None:
     expected = serial_logits(packed, TOKENS[:40])
-    session = Session(load(n_threads=n_threads))
-    session.reserve_verify(24)
-    session.prefill(TOKENS[:1])
+    sequence = Sequence(Engine(load(n_threads=n_threads)))
+    sequence.engine.reserve_verify(24)
+    sequence.prefill(TOKENS[:1])
     done = 1
     for n in (1, 2, 3, 5, 7, 12):
-        rows = session.verify(TOKENS[done : done + n])
+        rows = sequence.verify(TOKENS[done : done + n])
         for i in range(n):
             np.testing.assert_array_equal(rows.logits(i), expected[done - 1 + i])
-        session.commit(n)
+        sequence.commit(n)
         done += n
 
 
@@ -76,17 +76,17 @@ def test_a_tree_beyond_many_cells_is_the_same_bits() -> None:
     """Attention sums over the cells as they lie, and a node's ancestors have gaps between them."""
     prompt = (TOKENS * 7)[:600]
     model = load(n_ctx=700)
-    serial = Session(model)
+    serial = Sequence(Engine(model))
     serial.prefill(prompt)
-    session = Session(model)
-    session.reserve_verify(16)
-    session.prefill(prompt)
+    sequence = Sequence(Engine(model))
+    sequence.engine.reserve_verify(16)
+    sequence.prefill(prompt)
     tokens, parents, path = [TOKENS[0]], [-1], [0]
     for token in TOKENS[1:6]:
         parents += [path[-1]] * 2
         tokens += [token + 1, token]
         path.append(len(tokens) - 1)
-    rows = session.verify_tree(tokens, parents)
+    rows = sequence.verify_tree(tokens, parents)
     for i, node in enumerate(path):
         np.testing.assert_array_equal(rows.logits(node), serial.decode(TOKENS[i]).logits())
 

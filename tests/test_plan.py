@@ -17,7 +17,7 @@ from synthetic_shapes import PRESETS
 
 from dflash_gguf.cli import main
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.core import Drafter, Error, Model, Session
+from dflash_gguf.core import Drafter, Engine, Error, Model, Sequence
 from dflash_gguf.decoder import Decoder, load
 from dflash_gguf.memory.fit import (
     USABLE,
@@ -44,10 +44,10 @@ def real_plan(pair: Pair, config: LoadConfig, drafts: bool, verify_rows: int) ->
     """What a real load amounts to, by the sizes of its buffers."""
     model = Model(str(pair.target), config)
     drafter = Drafter(str(pair.drafter), model) if drafts else None
-    session = Session(model, None, drafter, config.draft_window)
+    engine = Engine(model, None, drafter, config.draft_window)
     if verify_rows:
-        session.reserve_verify(verify_rows)
-    return plan_of(model, drafter, session, config, 1 << 40)
+        engine.reserve_verify(verify_rows)
+    return plan_of(engine, config, 1 << 40)
 
 
 @pytest.mark.parametrize("types", [("f16", "f16"), ("f32", "f32"), ("q8_0", "q4_0")])
@@ -77,7 +77,7 @@ def test_a_plan_knows_where_weights_are_copied(
     path = make_gguf(tmp_path, kind, outtype=outtype)
     config = replace(CONFIG, repack=repack)
     model = Model(str(path), config)
-    real = plan_of(model, None, Session(model), config, 1 << 40)
+    real = plan_of(Engine(model), config, 1 << 40)
     assert Planner(path, None, config).plan().items == real.items
     assert any(x.name == "target weights" and x.where == "file" for x in real.items) or repack
 
@@ -140,11 +140,10 @@ def test_iq4_nl_is_refused_on_a_card(tmp_path: Path) -> None:
         Planner(str(pair.target), None, config, vram=CARD).plan()
 
 
-def test_a_measured_session_does_not_run(pair: Pair) -> None:
-    session = Session(Model(str(pair.target), CONFIG, measure="device"))
-    for call in (lambda: session.prefill([1, 2]), session.reset, session.take):
-        with pytest.raises(Error, match="only measured"):
-            call()
+def test_a_measured_engine_does_not_run(pair: Pair) -> None:
+    engine = Engine(Model(str(pair.target), CONFIG, measure="device"))
+    with pytest.raises(Error, match="only measured"):
+        Sequence(engine)
 
 
 def test_a_load_that_does_not_fit_names_the_missing_bytes(pair: Pair) -> None:
@@ -185,15 +184,15 @@ def test_auto_takes_no_more_than_was_checked_before_loading(
 ) -> None:
     free = room_for(pair, monkeypatch, CONFIG, n_rows)
     with open_decoder(pair, CONFIG) as decoder:
-        drafting, session = decoder._drafting, decoder.session
+        drafting, engine = decoder._drafting, decoder.engine
         for wanted in (n_rows, 64, 256):  # as rules come to look at larger trees
             drafting.make_room(wanted, is_needed=False)
-        assert session.max_verify >= n_rows
-        real = plan_of(decoder.model, session.drafter, session, CONFIG, free)
+        assert engine.max_verify >= n_rows
+        real = plan_of(engine, CONFIG, free)
         assert real.missing_bytes == 0
-        assert session.max_verify < 256
+        assert engine.max_verify < 256
         drafting.make_room(256, is_needed=True)  # who asks for it is told by the core
-        assert session.max_verify == 256
+        assert engine.max_verify == 256
 
 
 def test_a_growth_that_failed_is_not_tried_again(
@@ -201,12 +200,12 @@ def test_a_growth_that_failed_is_not_tried_again(
 ) -> None:
     asked: list[int] = []
 
-    def refuse(_: Session, n: int) -> None:
+    def refuse(_: Engine, n: int) -> None:
         asked.append(n)
         raise Error("no memory")
 
     with open_decoder(pair, CONFIG) as decoder:
-        monkeypatch.setattr(Session, "reserve_verify", refuse)
+        monkeypatch.setattr(Engine, "reserve_verify", refuse)
         for _ in range(3):
             decoder._drafting.make_room(64, is_needed=False)
         assert asked == [64]

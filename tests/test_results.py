@@ -8,6 +8,7 @@ from dflash_gguf.results import Result, Step
 
 FIELDS = [
     "text",
+    "reasoning",
     "tokens",
     "n_prompt",
     "n_tokens",

@@ -13,7 +13,7 @@ from gguf_files import Parts, edited, make_gguf
 from numpy.typing import NDArray
 
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.core import Model, Session, quantize
+from dflash_gguf.core import Engine, Model, Sequence, quantize
 
 pytestmark = pytest.mark.skipif(DEVICE is not None, reason="the CPU's kernels are meant")
 
@@ -36,25 +36,25 @@ def quantised_to(type_name: str, parts: Parts) -> None:
             parts.tensors[name] = (rows.reshape(*data.shape[:-1], -1), kind)
 
 
-def single_logits(session: Session) -> NDArray[np.float32]:
-    session.prefill(TOKENS[:1])
-    return np.stack([session.decode(token).logits() for token in TOKENS[1:]])
+def single_logits(sequence: Sequence) -> NDArray[np.float32]:
+    sequence.prefill(TOKENS[:1])
+    return np.stack([sequence.decode(token).logits() for token in TOKENS[1:]])
 
 
 def check_rows(path: Path, **settings: Any) -> Model:
     """Compares passes of several rows with passes of one; returns the model."""
     model = Model(str(path), LoadConfig(n_ctx=128, n_threads=1, **settings))
-    expected = single_logits(Session(model))
+    expected = single_logits(Sequence(Engine(model)))
     assert np.isfinite(expected).all() and np.ptp(expected) > 0
-    session = Session(Model(str(path), LoadConfig(n_ctx=128, n_threads=2, **settings)))
-    session.reserve_verify(max(WIDTHS))
-    session.prefill(TOKENS[:1])
+    sequence = Sequence(Engine(Model(str(path), LoadConfig(n_ctx=128, n_threads=2, **settings))))
+    sequence.engine.reserve_verify(max(WIDTHS))
+    sequence.prefill(TOKENS[:1])
     done = 0
     for n in WIDTHS:
-        rows = session.verify(TOKENS[1 + done : 1 + done + n])
+        rows = sequence.verify(TOKENS[1 + done : 1 + done + n])
         for i in range(n):
             np.testing.assert_array_equal(rows.logits(i), expected[done + i])
-        session.commit(n)
+        sequence.commit(n)
         done += n
     assert done == len(expected)
     return model
@@ -97,8 +97,8 @@ def test_an_expert_of_many_rows_adds_the_same(tmp_path: Path) -> None:
     tokens = (TOKENS * 6)[:250]
     logits = []
     for n_ubatch in (250, 40):
-        session = Session(Model(str(path), LoadConfig(n_ctx=256, n_ubatch=n_ubatch)))
-        logits.append(session.prefill(tokens).logits())
+        sequence = Sequence(Engine(Model(str(path), LoadConfig(n_ctx=256, n_ubatch=n_ubatch))))
+        logits.append(sequence.prefill(tokens).logits())
     # attention of many rows is ggml's, which sums otherwise; a row that meets another's expert, or
     # none, moves logits by all of their range
     assert np.abs(logits[0] - logits[1]).max() <= 1e-3 * np.ptp(logits[0])

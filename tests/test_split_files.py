@@ -20,7 +20,7 @@ from pairs import Pair, make_pair, open_pair, random_tokens
 from dflash_gguf import load
 from dflash_gguf.cli import main
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.core import Error, Model, Session
+from dflash_gguf.core import Engine, Error, Model, Sequence
 from dflash_gguf.memory.plan import Planner
 from dflash_gguf.policy.cost_file import CostFile
 from dflash_gguf.text.tokenizer import Tokenizer
@@ -42,7 +42,7 @@ def test_logits_are_those_of_the_whole_file(
     whole = tiny_gguf(kind)
     first = write_split(whole, tmp_path / kind, sizes)
     for repack in (True, False):
-        expected, found = (Session(open_model(x, repack=repack)) for x in (whole, first))
+        expected, found = (Sequence(Engine(open_model(x, repack=repack))) for x in (whole, first))
         np.testing.assert_array_equal(found.logits(TOKENS), expected.logits(TOKENS))
 
 
@@ -52,7 +52,7 @@ def test_quantised_weights_in_parts(tmp_path: Path, repack: bool) -> None:
     models = [
         open_model(x, repack=repack) for x in (whole, write_split(whole, tmp_path / "p", (9, 9, 0)))
     ]
-    np.testing.assert_array_equal(*(Session(model).logits(TOKENS) for model in models))
+    np.testing.assert_array_equal(*(Sequence(Engine(model)).logits(TOKENS) for model in models))
     assert len({tuple(model.kernels.items()) for model in models}) == 1
     plans = [Planner(model.path, None, LoadConfig(n_ctx=64)).plan() for model in models]
     assert plans[0].items == plans[1].items
@@ -72,9 +72,9 @@ def test_drafter_in_parts(pair: Pair, tmp_path: Path) -> None:
     )
     drafts = []
     for each in (pair, split):
-        session = open_pair(each)
-        session.prefill(random_tokens(20))
-        drafts.append(session.draft(9, 4, 5))
+        sequence = open_pair(each)
+        sequence.prefill(random_tokens(20))
+        drafts.append(sequence.draft(9, 4, 5))
     for expected, found in zip(*drafts, strict=True):
         np.testing.assert_array_equal(found, expected)
 

@@ -1,4 +1,4 @@
-"""A session told what its timeline should be: what it keeps of it, and that the rest is right."""
+"""A sequence told what its timeline should be: what it keeps of it, and that the rest is right."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from checkpoints import VOCAB_SIZE
 from pairs import N_UBATCH, Pair, make_pair, open_pair, random_tokens
 
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.core import Error, Model, Session
+from dflash_gguf.core import Engine, Error, Model, Sequence
 from dflash_gguf.decoder import Decoder
 
 Tiny = Callable[[str], Path]
@@ -22,7 +22,7 @@ KINDS = ("llama", "qwen35")
 N_WALKS = 4
 
 
-def start(path: Path, **settings: Any) -> Session:
+def start(path: Path, **settings: Any) -> Sequence:
     config = LoadConfig(
         **{
             "n_ctx": 64,
@@ -33,7 +33,7 @@ def start(path: Path, **settings: Any) -> Session:
             **settings,
         }
     )
-    return Session(Model(str(path), config))
+    return Sequence(Engine(Model(str(path), config)))
 
 
 def other(token: int) -> int:
@@ -41,23 +41,23 @@ def other(token: int) -> int:
     return (token + 1) % VOCAB_SIZE
 
 
-def ask(session: Session, prompt: list[int]) -> tuple[int, np.ndarray[Any, Any]]:
+def ask(sequence: Sequence, prompt: list[int]) -> tuple[int, np.ndarray[Any, Any]]:
     """How many tokens of a prompt were there, and the row after it."""
-    there = session.sync(prompt)
-    assert session.position == there
-    row = session.prefill(prompt[there:]).logits()
-    assert session.position == len(prompt)
+    there = sequence.sync(prompt)
+    assert sequence.position == there
+    row = sequence.prefill(prompt[there:]).logits()
+    assert sequence.position == len(prompt)
     return there, row
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_there(tiny_gguf: Tiny, kind: str) -> None:
     """With attention alone any beginning, with recurrent layers a prompt but its last token."""
-    session = start(tiny_gguf(kind))
-    recurs = session.model.n_recurrent > 0
+    sequence = start(tiny_gguf(kind))
+    recurs = sequence.engine.model.n_recurrent > 0
     parted = [*PROMPT[:30], other(PROMPT[30]), *PROMPT[31:]]
     for prompt, there, hybrid in (
-        (PROMPT, 0, 0),  # an empty session
+        (PROMPT, 0, 0),  # an empty sequence
         (PROMPT, 39, 39),  # the same
         ([*PROMPT[:39], other(PROMPT[39])], 39, 39),
         ([*PROMPT[:39], other(PROMPT[39]), 5], 40, 40),  # one token more
@@ -75,71 +75,71 @@ def test_what_is_there(tiny_gguf: Tiny, kind: str) -> None:
         (PROMPT[:2], 1, 1),
         (PROMPT[:1], 0, 0),
     ):
-        assert ask(session, prompt)[0] == (hybrid if recurs else there)
-    session.reset()
-    assert session.sync(PROMPT) == 0
-    session.sync(PROMPT)
-    session.prefill(PROMPT[:17])
-    assert session.sync(PROMPT) == 17  # nothing to forget
-    session.prefill(PROMPT[17:])
-    assert session.sync(PROMPT) == 39
+        assert ask(sequence, prompt)[0] == (hybrid if recurs else there)
+    sequence.reset()
+    assert sequence.sync(PROMPT) == 0
+    sequence.sync(PROMPT)
+    sequence.prefill(PROMPT[:17])
+    assert sequence.sync(PROMPT) == 17  # nothing to forget
+    sequence.prefill(PROMPT[17:])
+    assert sequence.sync(PROMPT) == 39
 
 
 def test_recurrent_layers_go_back_to_the_two_newest_prompts(tiny_gguf: Tiny) -> None:
-    session = start(tiny_gguf("qwen35"))
+    sequence = start(tiny_gguf("qwen35"))
     for n in (10, 20, 30):
-        ask(session, PROMPT[:n])
-    assert session.info().kept_bytes == 2 * session.info().recurrent_bytes
-    assert session.sync([*PROMPT[:25], 1]) == 19
-    assert session.sync(PROMPT[:15]) == 0
-    ask(session, PROMPT)
-    assert session.sync(PROMPT[:30]) == 0  # nobody asked for it on this timeline
+        ask(sequence, PROMPT[:n])
+    assert sequence.engine.bytes_of("kept") == 2 * sequence.engine.bytes_of("recurrent")
+    assert sequence.sync([*PROMPT[:25], 1]) == 19
+    assert sequence.sync(PROMPT[:15]) == 0
+    ask(sequence, PROMPT)
+    assert sequence.sync(PROMPT[:30]) == 0  # nobody asked for it on this timeline
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_prefill_in_parts_keeps_what_one_call_keeps(tiny_gguf: Tiny, kind: str) -> None:
     rows = []
     for cuts in ([0, 40], [0, 39, 40], [0, 7, 30, 40], [*range(41)]):
-        session = start(tiny_gguf(kind))
-        session.sync(PROMPT)
+        sequence = start(tiny_gguf(kind))
+        sequence.sync(PROMPT)
         for first, end in pairwise(cuts):
-            row = session.prefill(PROMPT[first:end]).logits()
+            row = sequence.prefill(PROMPT[first:end]).logits()
         rows.append(row)
-        assert session.sync(PROMPT) == 39
-        rows.append(session.prefill(PROMPT[39:]).logits())
-        if session.model.n_recurrent:
+        assert sequence.sync(PROMPT) == 39
+        rows.append(sequence.prefill(PROMPT[39:]).logits())
+        if sequence.engine.model.n_recurrent:
             np.testing.assert_array_equal(rows[-1], rows[-2])
     np.testing.assert_allclose(rows, [rows[0]] * len(rows), atol=1e-4)
 
 
 def test_the_logits_of_all_tokens_are_computed_as_ever(tiny_gguf: Tiny) -> None:
-    session, fresh = start(tiny_gguf("qwen35")), start(tiny_gguf("qwen35"))
-    session.sync(PROMPT)
-    np.testing.assert_array_equal(session.logits(PROMPT), fresh.logits(PROMPT))
-    assert session.sync(PROMPT) == 0
+    sequence, fresh = start(tiny_gguf("qwen35")), start(tiny_gguf("qwen35"))
+    sequence.sync(PROMPT)
+    np.testing.assert_array_equal(sequence.logits(PROMPT), fresh.logits(PROMPT))
+    assert sequence.sync(PROMPT) == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_open_verify_is_closed(tiny_gguf: Tiny, kind: str) -> None:
-    session, fresh = start(tiny_gguf(kind)), start(tiny_gguf(kind))
-    session.reserve_verify(4)
+    sequence, fresh = start(tiny_gguf(kind)), start(tiny_gguf(kind))
+    sequence.engine.reserve_verify(4)
     _, expected = ask(fresh, PROMPT)
     for there in (0, 39, 39):
-        session.verify([1, 2, 3])
-        found, row = ask(session, PROMPT)
+        sequence.verify([1, 2, 3])
+        found, row = ask(sequence, PROMPT)
         assert found == there
         np.testing.assert_allclose(row, expected, atol=1e-4)
-    session.verify([1, 2, 3])
-    assert session.sync([*PROMPT, 1, 2]) == 40  # not committed
-    session.decode(1)
+    sequence.verify([1, 2, 3])
+    assert sequence.sync([*PROMPT, 1, 2]) == 40  # not committed
+    sequence.decode(1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_bad_tokens_change_nothing(tiny_gguf: Tiny, kind: str) -> None:
-    session = start(tiny_gguf(kind))
-    session.reserve_verify(2)
-    ask(session, PROMPT)
-    session.verify([1, 2])
+    sequence = start(tiny_gguf(kind))
+    sequence.engine.reserve_verify(2)
+    ask(sequence, PROMPT)
+    sequence.verify([1, 2])
     for tokens, sentence in (
         ([], "there are no tokens to run"),
         ([*PROMPT, VOCAB_SIZE], "token id 421 is outside the vocabulary of 421"),
@@ -147,34 +147,34 @@ def test_bad_tokens_change_nothing(tiny_gguf: Tiny, kind: str) -> None:
         ([1] * 65, "65 tokens after 0 do not fit into a context of 64"),
     ):
         with pytest.raises(Error, match=sentence):
-            session.sync(tokens)
-    session.commit(2)
-    assert session.sync([*PROMPT, 1, 2, 3]) == 42
+            sequence.sync(tokens)
+    sequence.commit(2)
+    assert sequence.sync([*PROMPT, 1, 2, 3]) == 42
 
 
 def test_a_callback_cannot_sync(tiny_gguf: Tiny) -> None:
-    session = start(tiny_gguf("qwen35"))
+    sequence = start(tiny_gguf("qwen35"))
 
     def progress(_done: int, _total: int) -> None:
-        with pytest.raises(Error, match="the session is busy: an earlier call of it has not"):
-            session.sync(PROMPT)
+        with pytest.raises(Error, match="the engine is busy: an earlier call of it has not"):
+            sequence.sync(PROMPT)
 
-    session.prefill(PROMPT, progress)
-    assert session.position == 40
+    sequence.prefill(PROMPT, progress)
+    assert sequence.position == 40
 
 
 def test_rows_are_gone_with_a_sync(tiny_gguf: Tiny) -> None:
-    session = start(tiny_gguf("llama"))
-    rows = session.prefill(PROMPT)
-    session.sync([*PROMPT, 1])
+    sequence = start(tiny_gguf("llama"))
+    rows = sequence.prefill(PROMPT)
+    sequence.sync([*PROMPT, 1])
     with pytest.raises(Error, match="these rows are gone"):
         rows.argmax()
 
 
 def test_a_conversation_computes_each_token_once(tiny_gguf: Tiny) -> None:
     """Turns that hold the answer before, and a last one asked again."""
-    session = start(tiny_gguf("qwen35"), n_ctx=128)
-    decoder = Decoder(session.model, session, None)
+    sequence = start(tiny_gguf("qwen35"), n_ctx=128)
+    decoder = Decoder(sequence, None)
     turn, counts = PROMPT[:10], []
     for _ in range(3):
         result = decoder.generate(turn, max_tokens=4, ignore_eos=True)
@@ -199,19 +199,19 @@ class Walk:
 
     def __init__(self, pair: Pair, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
-        self.session = open_pair(pair, n_ctx=96)
-        self.session.reserve_verify(6)
+        self.sequence = open_pair(pair, n_ctx=96)
+        self.sequence.engine.reserve_verify(6)
         self.fresh = open_pair(pair, n_ctx=96)
         self.timeline: list[int] = []
         self.prompts = [PROMPT[:20]]
         self.n_back = 0
 
     def run(self, n_steps: int) -> None:
-        """So many calls; the row after each prompt and its drafts are those of a fresh session."""
+        """So many calls; the row after each prompt and its drafts are those of a fresh sequence."""
         for _ in range(n_steps):
             step = self.rng.choice([self.ask, self.cancel, self.decode, self.verify, self.leave])
             step()
-            assert self.session.position == len(self.timeline)
+            assert self.sequence.position == len(self.timeline)
 
     def tokens(self, n: int) -> list[int]:
         return [int(token) for token in self.rng.integers(0, VOCAB_SIZE, n)]
@@ -232,8 +232,8 @@ class Walk:
             min(len(self.timeline), len(prompt)),
         )
         same = min(same, len(prompt) - 1)
-        there = self.session.sync(prompt)
-        if self.session.model.n_recurrent and same < len(self.timeline):
+        there = self.sequence.sync(prompt)
+        if self.sequence.engine.model.n_recurrent and same < len(self.timeline):
             assert there <= same
         else:
             # Back to where a pass began whose rows were never read.
@@ -244,12 +244,12 @@ class Walk:
     def ask(self) -> None:
         prompt = self.prompt()
         self.sync(prompt)
-        rows = self.session.prefill(prompt[len(self.timeline) :])
+        rows = self.sequence.prefill(prompt[len(self.timeline) :])
         self.timeline = list(prompt)
         self.fresh.reset()
         expected = self.fresh.prefill(prompt)
         np.testing.assert_allclose(rows.logits(), expected.logits(), atol=1e-4)
-        found, known = (x.draft(7, 3, 4) for x in (self.session, self.fresh))
+        found, known = (x.draft(7, 3, 4) for x in (self.sequence, self.fresh))
         np.testing.assert_allclose(found.logits, known.logits, atol=1e-4)
 
     def cancel(self) -> None:
@@ -264,28 +264,28 @@ class Walk:
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            self.session.prefill(prompt[len(self.timeline) :], progress)
+            self.sequence.prefill(prompt[len(self.timeline) :], progress)
         self.timeline = prompt[: len(self.timeline) + done]
 
     def decode(self) -> None:
-        if len(self.timeline) < self.session.n_ctx:
+        if len(self.timeline) < self.sequence.n_ctx:
             (token,) = self.tokens(1)
-            self.session.decode(token)
+            self.sequence.decode(token)
             self.timeline.append(token)
 
     def open(self) -> list[int]:
         """Verifies a small tree: a root, two children, and one below each."""
         tree = self.tokens(5)
-        if len(self.timeline) + len(tree) > self.session.n_ctx:
+        if len(self.timeline) + len(tree) > self.sequence.n_ctx:
             return []
-        self.session.verify_tree(tree, [-1, 0, 0, 1, 2])
+        self.sequence.verify_tree(tree, [-1, 0, 0, 1, 2])
         return tree
 
     def verify(self) -> None:
         tree = self.open()
         if tree:
             path = [0, 2, 4][: int(self.rng.integers(4))]
-            self.session.commit_path(path)
+            self.sequence.commit_path(path)
             self.timeline += [tree[node] for node in path]
 
     def leave(self) -> None:
@@ -295,7 +295,7 @@ class Walk:
 
 
 @pytest.mark.parametrize("seed", range(N_WALKS))
-def test_any_walk_leaves_what_a_fresh_session_has(pair: Pair, seed: int) -> None:
+def test_any_walk_leaves_what_a_fresh_sequence_has(pair: Pair, seed: int) -> None:
     walk = Walk(pair, seed)
     walk.run(120)
     assert walk.n_back > 3

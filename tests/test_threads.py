@@ -16,13 +16,13 @@ from dflash_gguf.config import LoadConfig
 
 gomp = ctypes.CDLL("libgomp.so.1")
 model = core.Model(sys.argv[1], LoadConfig(n_ctx=64, n_threads=2, n_gpu_layers=0))
-session = core.Session(model)
+sequence = core.Sequence(core.Engine(model))
 
 def answer(n=6):
-    session.reset()
-    found = [session.prefill([1, 2, 3]).argmax()]
+    sequence.reset()
+    found = [sequence.prefill([1, 2, 3]).argmax()]
     for _ in range(n):
-        found.append(session.decode(found[-1]).argmax())
+        found.append(sequence.decode(found[-1]).argmax())
     return found
 
 expected, nested = answer(), []

@@ -195,11 +195,11 @@ def test_other_ggufs_are_refused_in_a_sentence(
 def test_drafts_are_the_references(trained: Trained) -> None:
     answer = load_answers(trained.pair.drafter_dir / "held-out.json")[0]
     tokens = list(answer.tokens)
-    reference, session = Reference(trained.pair, tokens), open_pair(trained.pair)
-    session.prefill(tokens[: answer.n_prompt])
+    reference, sequence = Reference(trained.pair, tokens), open_pair(trained.pair)
+    sequence.prefill(tokens[: answer.n_prompt])
     expected = reference.draft_logits(answer.n_prompt, 5)
     np.testing.assert_allclose(
-        draft_logits(session, tokens[answer.n_prompt], 5), expected, atol=2e-3
+        draft_logits(sequence, tokens[answer.n_prompt], 5), expected, atol=2e-3
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -155,3 +156,27 @@ def test_the_accepted_path_takes_no_more_tokens_than_it_needs() -> None:
         assert [tree.tokens[node] for node in path] == [ROOT, *expected]
         assert [tree.parents[node] for node in path] == [-1, *path[:-1]]
         assert list(left) == tokens[n_taken:]
+
+
+def test_a_path_ends_before_the_token_that_ends_it() -> None:
+    """Which is a candidate taken all the same."""
+    tree = Tree.of([ROOT, 1, 2, 3], [-1, 0, 0, 2])
+    for chosen, end, path, n_taken in (
+        ([2, 3, 9], 9, [0, 2, 3], 2),
+        ([2, 3, 9], 3, [0, 2], 2),
+        ([2, 8], 8, [0, 2], 1),
+        ([1, 9], 1, [0], 1),
+    ):
+        tokens, asked = iter(chosen), []
+
+        def choose(node: int, tokens: Iterator[int] = tokens, asked: list[int] = asked) -> int:
+            asked.append(node)
+            return next(tokens)
+
+        assert tree.follow(choose, lambda token, end=end: token == end) == (path, n_taken)
+        assert asked == path
+
+
+def test_a_tree_of_given_nodes_knows_their_depths() -> None:
+    assert Tree.of([ROOT, 1, 2, 3], [-1, 0, 0, 2]).depths == [0, 1, 1, 2]
+    assert Tree.of([ROOT, 1, 2]).is_chain and not Tree.of([ROOT, 1, 2], [-1, 0, 0]).is_chain

@@ -13,7 +13,7 @@ from gguf_files import make_gguf
 from pairs import Pair, load_target, make_pair, open_pair, random_tokens
 from trees import bushy, comb, cousins, deep, path_to, scattered, serial_logits, star, tokens_for
 
-from dflash_gguf.core import Error, Session
+from dflash_gguf.core import Engine, Error, Sequence
 
 HYBRIDS = ("qwen35", "qwen35moe")
 # Of the range of the logits. Observed: up to 4e-6; cousins differ by 1.5e-2 and more.
@@ -51,83 +51,83 @@ def shapes(random: np.random.Generator) -> list[list[int]]:
 def test_a_node_sees_its_path_and_nothing_else(pair_of: Callable[[str], Pair], kind: str) -> None:
     """Over one timeline, which goes on along a random path of each tree."""
     random = np.random.default_rng(3)
-    session = open_pair(pair_of(kind))
-    serial = Session(load_target(pair_of(kind).target))
-    session.reserve_verify(64)
+    sequence = open_pair(pair_of(kind))
+    serial = Sequence(Engine(load_target(pair_of(kind).target)))
+    sequence.engine.reserve_verify(64)
     prompt = random_tokens(23)
-    session.prefill(prompt)
+    sequence.prefill(prompt)
     serial.prefill(prompt)
     closest, worst = np.inf, 0.0
     for parents in shapes(random):
         tokens = tokens_for(parents, random, VOCAB_SIZE)
         start = serial.take()
         expected = serial_logits(serial, start, tokens, parents)
-        rows = session.verify_tree(tokens, parents)
+        rows = sequence.verify_tree(tokens, parents)
         found = np.stack([rows.logits(i) for i in range(len(tokens))])
         scale = np.ptp(expected)
         worst = max(worst, float(np.abs(found - expected).max() / scale))
         np.testing.assert_allclose(found, expected, atol=LIMIT * scale, rtol=0)
         for a, b in cousins(tokens, parents):
             closest = min(closest, float(np.abs(found[a] - expected[b]).max() / scale))
-        assert session.position == start.position
+        assert sequence.position == start.position
         path = path_to(parents, int(random.integers(len(parents))))
-        session.commit_path(path)
+        sequence.commit_path(path)
         serial.restore(start)
         serial.prefill([tokens[x] for x in path])
-        assert session.position == serial.position
+        assert sequence.position == serial.position
     print(f"{kind}: off by {worst:.1e} of the range, cousins differ by {closest:.1e}")
     assert closest > APART
     tail = random_tokens(6, seed=4)
-    found, expected = session.logits(tail), serial.logits(tail)
+    found, expected = sequence.logits(tail), serial.logits(tail)
     np.testing.assert_allclose(found, expected, atol=LIMIT * np.ptp(expected), rtol=0)
 
 
 @pytest.mark.parametrize("kind", ["llama", *HYBRIDS])
 def test_a_cancelled_tree_leaves_no_trace(pair_of: Callable[[str], Pair], kind: str) -> None:
-    session, fresh = open_pair(pair_of(kind)), open_pair(pair_of(kind))
-    for each in (session, fresh):
+    sequence, fresh = open_pair(pair_of(kind)), open_pair(pair_of(kind))
+    for each in (sequence, fresh):
         each.prefill(random_tokens(20))
     parents = comb(16)
     tokens = tokens_for(parents, np.random.default_rng(1), VOCAB_SIZE)
     expected = fresh.draft(7, 15, 3)
     for way_out in (
-        lambda: session.commit(0),
-        lambda: session.commit_path([]),
-        lambda: session.truncate(20),
+        lambda: sequence.commit(0),
+        lambda: sequence.commit_path([]),
+        lambda: sequence.truncate(20),
     ):
-        session.verify_tree(tokens, parents)
+        sequence.verify_tree(tokens, parents)
         way_out()
-        assert session.position == 20
-        for found, wanted in zip(session.draft(7, 15, 3), expected, strict=True):
+        assert sequence.position == 20
+        for found, wanted in zip(sequence.draft(7, 15, 3), expected, strict=True):
             np.testing.assert_allclose(found, wanted, atol=1e-5)
-    np.testing.assert_array_equal(session.decode(3).logits(), fresh.decode(3).logits())
+    np.testing.assert_array_equal(sequence.decode(3).logits(), fresh.decode(3).logits())
 
 
 @pytest.mark.parametrize("kind", ["qwen3", *HYBRIDS])
 def test_the_drafter_sees_the_accepted_rows(pair_of: Callable[[str], Pair], kind: str) -> None:
     """Features of a path that leaves the spine reach the drafter at their positions."""
-    session, chained = open_pair(pair_of(kind)), open_pair(pair_of(kind))
+    sequence, chained = open_pair(pair_of(kind)), open_pair(pair_of(kind))
     random = np.random.default_rng(8)
-    for each in (session, chained):
+    for each in (sequence, chained):
         each.prefill(random_tokens(20))
     for _ in range(4):
         parents = scattered(16, random)
         tokens = tokens_for(parents, random, VOCAB_SIZE)
         path = path_to(parents, 15)
-        session.verify_tree(tokens, parents)
-        session.commit_path(path)
+        sequence.verify_tree(tokens, parents)
+        sequence.commit_path(path)
         run = [tokens[x] for x in path]
         chained.verify(run)
         chained.commit(len(run))
-        found, expected = session.draft(9, 15, 4), chained.draft(9, 15, 4)
+        found, expected = sequence.draft(9, 15, 4), chained.draft(9, 15, 4)
         np.testing.assert_array_equal(found.tokens, expected.tokens)
         np.testing.assert_allclose(found.logits, expected.logits, atol=1e-4)
 
 
 def test_what_is_no_tree_and_no_path_is_refused_by_name(pair_of: Callable[[str], Pair]) -> None:
-    session = open_pair(pair_of("llama"), n_ctx=40)
+    sequence = open_pair(pair_of("llama"), n_ctx=40)
     prompt = random_tokens(20)
-    session.prefill(prompt)
+    sequence.prefill(prompt)
     for parents, message in (
         ([0, 0, 0], "the parent of the root is 0, expected -1"),
         ([-1, 1, 0], "the parent of node 1 is 1, expected 0 to 0"),
@@ -135,22 +135,22 @@ def test_what_is_no_tree_and_no_path_is_refused_by_name(pair_of: Callable[[str],
         ([-1, 0, 2**40], "the parent of node 2 is 2147483647, expected 0 to 1"),
     ):
         with pytest.raises(Error, match=message):
-            session.verify_tree([1, 2, 3], parents)
+            sequence.verify_tree([1, 2, 3], parents)
     with pytest.raises(ValueError, match="3 tokens and 2 parents do not make a tree"):
-        session.verify_tree([1, 2, 3], [-1, 0])
+        sequence.verify_tree([1, 2, 3], [-1, 0])
     with pytest.raises(ValueError, match="parents: need a list of integers, got float64"):
-        session.verify_tree([1, 2], [-1, 0.0])  # type: ignore[list-item]
+        sequence.verify_tree([1, 2], [-1, 0.0])  # type: ignore[list-item]
     with pytest.raises(Error, match="17 rows to verify, there is room for 16: reserve more"):
-        session.verify_tree([1] * 17, star(17))
-    session.reserve_verify(24)
+        sequence.verify_tree([1] * 17, star(17))
+    sequence.engine.reserve_verify(24)
     with pytest.raises(Error, match="21 tokens after 20 do not fit into a context of 40"):
-        session.verify_tree([1] * 21, star(21))
+        sequence.verify_tree([1] * 21, star(21))
     with pytest.raises(Error, match="token id 421 is outside the vocabulary of 421"):
-        session.verify_tree([1, 421], [-1, 0])
+        sequence.verify_tree([1, 421], [-1, 0])
     with pytest.raises(Error, match="a path of 1 nodes, the open verify has 0"):
-        session.commit_path([0])
+        sequence.commit_path([0])
 
-    session.verify_tree([1, 2, 3, 4], [-1, 0, 0, 2])
+    sequence.verify_tree([1, 2, 3, 4], [-1, 0, 0, 2])
     for path, message in (
         ([1, 3], "the path begins with node 1, expected the root"),
         ([0, 1, 3], "the path goes from node 1 to node 3, whose parent is 2"),
@@ -160,95 +160,97 @@ def test_what_is_no_tree_and_no_path_is_refused_by_name(pair_of: Callable[[str],
         ([0, 2, 3, 3, 3], "a path of 5 nodes, the open verify has 4"),
     ):
         with pytest.raises(Error, match=message):
-            session.commit_path(path)
+            sequence.commit_path(path)
     with pytest.raises(Error, match="the path goes from node 1 to node 2, whose parent is 0"):
-        session.commit(3)
+        sequence.commit(3)
     with pytest.raises(Error, match="a verify of 4 rows waits for its commit"):
-        session.reserve_verify(30)
-    session.commit_path([0, 2])
+        sequence.engine.reserve_verify(30)
+    sequence.commit_path([0, 2])
     with pytest.raises(Error, match="a path of 1 nodes, the open verify has 0"):
-        session.commit_path([0])
-    assert session.position == 22
+        sequence.commit_path([0])
+    assert sequence.position == 22
 
     fresh = open_pair(pair_of("llama"))
     fresh.prefill([*prompt, 1, 3])
     expected = fresh.decode(5).logits()
-    np.testing.assert_allclose(session.decode(5).logits(), expected, atol=1e-4)
+    np.testing.assert_allclose(sequence.decode(5).logits(), expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["llama", *HYBRIDS])
 def test_room_for_a_verify_costs_trace_and_features_only(
     pair_of: Callable[[str], Pair], kind: str
 ) -> None:
-    session = open_pair(pair_of(kind))
+    sequence = open_pair(pair_of(kind))
     prompt = random_tokens(20)
-    session.prefill(prompt[:-1])
-    session.decode(prompt[-1])  # its features wait in the ring
-    before = session.info()
-    assert session.max_verify == 16
+    sequence.prefill(prompt[:-1])
+    sequence.decode(prompt[-1])  # its features wait in the ring
+    engine = sequence.engine
+    before = {name: engine.bytes_of(name) for name in ("kv", "recurrent", "draft", "trace")}
+    assert engine.max_verify == 16
     for n in (0, -1, 257):
         with pytest.raises(Error, match=f"room for verifies of {n} rows, expected 1 to 256"):
-            session.reserve_verify(n)
-    session.reserve_verify(5)
-    assert session.max_verify == 16
-    session.reserve_verify(192)
-    after = session.info()
-    assert session.max_verify == 192
-    assert after.kv_bytes == before.kv_bytes
-    assert after.recurrent_bytes == before.recurrent_bytes
-    assert session.drafter is not None
-    n_taps = session.drafter.n_taps
-    assert after.draft_bytes - before.draft_bytes == 4 * n_taps * session.model.n_embd * 176
+            engine.reserve_verify(n)
+    engine.reserve_verify(5)
+    assert engine.max_verify == 16
+    engine.reserve_verify(192)
+    after = {name: engine.bytes_of(name) for name in before}
+    arena = engine.bytes_of("arena")
+    assert engine.max_verify == 192
+    assert after["kv"] == before["kv"]
+    assert after["recurrent"] == before["recurrent"]
+    assert engine.drafter is not None
+    grown = 4 * engine.drafter.n_taps * engine.model.n_embd * 176
+    assert after["draft"] - before["draft"] == grown
     # Rows of the trace, and beside them the committed inputs of the convolutions.
-    per_node, rest = divmod(after.trace_bytes - before.trace_bytes, 176)
+    per_node, rest = divmod(after["trace"] - before["trace"], 176)
     assert rest == 0
-    assert 0 <= before.trace_bytes - 16 * per_node <= 3 * per_node
-    assert (per_node > 0) == (session.model.n_recurrent > 0)
+    assert 0 <= before["trace"] - 16 * per_node <= 3 * per_node
+    assert (per_node > 0) == (engine.model.n_recurrent > 0)
 
     fresh = open_pair(pair_of(kind))
     fresh.prefill(prompt)
-    assert session.draft(5, 7).tokens.tolist() == fresh.draft(5, 7).tokens.tolist()
+    assert sequence.draft(5, 7).tokens.tolist() == fresh.draft(5, 7).tokens.tolist()
     parents = star(192)
-    session.verify_tree([3] * 192, parents)
-    session.commit_path([0, 150])
+    sequence.verify_tree([3] * 192, parents)
+    sequence.commit_path([0, 150])
     fresh.prefill([3, 3])
     expected = fresh.decode(5).logits()
-    np.testing.assert_allclose(session.decode(5).logits(), expected, atol=1e-4)
-    assert session.info().arena_bytes == after.arena_bytes
+    np.testing.assert_allclose(sequence.decode(5).logits(), expected, atol=1e-4)
+    assert engine.bytes_of("arena") == arena
 
 
 def test_the_largest_tree_of_a_deep_hybrid(tmp_path: Path) -> None:
     """Its graph is the largest there is."""
-    session = Session(load_target(make_gguf(tmp_path, "qwen35", num_hidden_layers=32)))
-    serial = Session(session.model)
-    session.reserve_verify(256)
+    sequence = Sequence(Engine(load_target(make_gguf(tmp_path, "qwen35", num_hidden_layers=32))))
+    serial = Sequence(Engine(sequence.engine.model))
+    sequence.engine.reserve_verify(256)
     random = np.random.default_rng(2)
-    for each in (session, serial):
+    for each in (sequence, serial):
         each.prefill(random_tokens(20))
     parents = scattered(256, random)
     tokens = tokens_for(parents, random, VOCAB_SIZE)
-    rows = session.verify_tree(tokens, parents)
+    rows = sequence.verify_tree(tokens, parents)
     path = path_to(parents, 255)
     expected = serial.logits([tokens[x] for x in path])
     found = np.stack([rows.logits(x) for x in path])
     np.testing.assert_allclose(found, expected, atol=1e-3 * np.ptp(expected), rtol=0)
-    session.commit_path(path)
+    sequence.commit_path(path)
     expected = serial.decode(3).logits()
     np.testing.assert_allclose(
-        session.decode(3).logits(), expected, atol=1e-3 * np.ptp(expected), rtol=0
+        sequence.decode(3).logits(), expected, atol=1e-3 * np.ptp(expected), rtol=0
     )
 
 
-def test_a_session_without_a_drafter_verifies_once_there_is_room(
+def test_a_sequence_without_a_drafter_verifies_once_there_is_room(
     pair_of: Callable[[str], Pair],
 ) -> None:
-    session = Session(load_target(pair_of("qwen35").target))
-    fresh = Session(load_target(pair_of("qwen35").target))
-    assert session.max_verify == 0
-    session.reserve_verify(8)
-    for each in (session, fresh):
+    sequence = Sequence(Engine(load_target(pair_of("qwen35").target)))
+    fresh = Sequence(Engine(load_target(pair_of("qwen35").target)))
+    assert sequence.engine.max_verify == 0
+    sequence.engine.reserve_verify(8)
+    for each in (sequence, fresh):
         each.prefill([1, 2, 3])
     known = [4]
     for _ in range(5):
         known.append(fresh.decode(known[-1]).argmax())
-    assert run_round(session, 4, known[1:4]) == known[1:5]
+    assert run_round(sequence, 4, known[1:4]) == known[1:5]

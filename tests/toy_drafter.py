@@ -41,6 +41,6 @@ class Echo:
         self.n_observed += len(tokens)
 
 
-def make(session: Drafts, calibrations: Calibrations) -> Echo:  # noqa: ARG001
-    """For any session."""
+def make(sequence: Drafts, calibrations: Calibrations) -> Echo:  # noqa: ARG001
+    """For any sequence."""
     return Echo()

@@ -3,7 +3,7 @@
 
 #include "dflash.h"
 
-#include "engine/session.h"
+#include "engine/sequence.h"
 #include "error.h"
 
 #include <atomic>
@@ -17,9 +17,15 @@ struct dfl_model {
 struct dfl_drafter {
     std::shared_ptr<const dfl::Drafter> drafter;
 };
-struct dfl_session {
-    dfl::Session session;
-    std::atomic<bool> is_busy{false};
+struct dfl_engine {
+    std::shared_ptr<dfl::Engine> engine;
+    std::shared_ptr<std::atomic<bool>> is_busy; // its sequences share it
+};
+struct dfl_sequence {
+    explicit dfl_sequence(const dfl_engine & of) : sequence(of.engine), is_busy(of.is_busy) {}
+
+    dfl::Sequence sequence;
+    std::shared_ptr<std::atomic<bool>> is_busy;
 };
 struct dfl_checkpoint {
     dfl::Checkpoint checkpoint;
@@ -37,5 +43,21 @@ template <size_t N>
 void copy_text(char (&to)[N], const std::string & from) {
     std::snprintf(to, N, "%s", from.c_str());
 }
+
+// One call that runs or changes what an engine holds. A pass calls back, and no other call may
+// change what it works on.
+class Turn {
+  public:
+    explicit Turn(std::atomic<bool> & is_busy) : is_busy_(is_busy) {
+        DFL_CHECK(!is_busy_.exchange(true), DFL_STATUS_ARGUMENT,
+                  "the engine is busy: an earlier call of it has not returned");
+    }
+    Turn(const Turn &) = delete;
+    Turn & operator=(const Turn &) = delete;
+    ~Turn() { is_busy_ = false; }
+
+  private:
+    std::atomic<bool> & is_busy_;
+};
 
 } // namespace dfl

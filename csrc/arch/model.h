@@ -1,4 +1,4 @@
-// A loaded model: immutable, shareable between sessions and threads.
+// A loaded model: immutable, shareable between engines and threads.
 #pragma once
 
 #include "arch/arch.h"

@@ -1,5 +1,6 @@
 #include "cache/cache.h"
 
+#include "cpu/row_kernel.h"
 #include "error.h"
 
 #include <algorithm>
@@ -81,10 +82,33 @@ static void set_hadamard(ggml_tensor * matrix) {
     ggml_backend_tensor_set(matrix, values.data(), 0, ggml_nbytes(matrix));
 }
 
+// Layers that attend by ggml's operation.
+static std::vector<bool> masked_layers(const Hparams & hp, const LayerPlace & place) {
+    std::vector<bool> masked;
+    for (int64_t il = 0; il < hp.n_layer(); ++il) {
+        const LayerShape & layer = hp.layers[il];
+        const bool own = !layer.recurrent && place(il).runs_cpu_nodes() &&
+                         layer.head_dim <= cpu::MAX_TURNED_HEAD;
+        masked.push_back(!layer.recurrent && !own);
+    }
+    return masked;
+}
+
+static std::vector<int64_t> indices(const std::vector<bool> & set) {
+    std::vector<int64_t> found;
+    for (size_t i = 0; i < set.size(); ++i) {
+        if (set[i]) {
+            found.push_back(static_cast<int64_t>(i));
+        }
+    }
+    return found;
+}
+
 KvCache::KvCache(const Hparams & hp, const LayerPlace & place, ggml_type type_k, ggml_type type_v,
                  int64_t n_cells, int64_t n_rows)
     : part_(hp.n_layer(), nullptr), k_(hp.n_layer(), nullptr), v_(hp.n_layer(), nullptr),
-      cells_(n_cells), masks_(hp, place, n_cells, n_rows) {
+      cells_(n_cells), has_mask_(masked_layers(hp, place)),
+      masks_(hp, indices(has_mask_), place, n_cells, n_rows) {
     // Block sizes of the rotations are those llama.cpp uses: the largest power of two that divides
     // every K head, 64 for V; none where a head is not a multiple of 64.
     int64_t block_k = ggml_is_quantized(type_k) ? int64_t(1) << 20 : 0;
@@ -122,6 +146,11 @@ KvCache::KvCache(const Hparams & hp, const LayerPlace & place, ggml_type type_k,
             }
         }
     }
+}
+
+void KvCache::set_rows(const MaskRows & rows, int64_t n_kv) {
+    masks_.empty() ? void(cells_.take_changes()) : masks_.update(cells_, rows, n_kv);
+    find_seen_cells(cells_, rows, seen_);
 }
 
 uint64_t KvCache::bytes() const {

@@ -1,9 +1,10 @@
-// What a session remembers: K/V rows in cells, and the recurrent state of linear-attention layers.
+// What an engine remembers: K/V rows in cells, and the recurrent state of linear-attention layers.
 //
 // Accepting or dropping K/V rows changes the table of cells, and on the CPU the order of the rows.
 #pragma once
 
 #include "cache/cell_masks.h"
+#include "cache/seen_cells.h"
 
 #include <cstdint>
 #include <ggml-cpp.h>
@@ -31,6 +32,11 @@ class KvCache {
     const CellTable & cells() const { return cells_; }
     CellMasks & masks() { return masks_; }
     const CellMasks & masks() const { return masks_; }
+    // Whether a layer attends in our own code, which takes seen() in place of a mask.
+    bool attends_on_host(int64_t il) const { return !has_mask_[il]; }
+    const cpu::SeenCells & seen() const { return seen_; }
+    // Makes the masks and seen() those of the rows of the next pass, over the first n_kv cells.
+    void set_rows(const MaskRows & rows, int64_t n_kv);
     // Of K and V alone.
     uint64_t bytes() const;
     uint64_t bytes_on(const Backend * backend) const;
@@ -58,7 +64,9 @@ class KvCache {
     std::vector<Backend *> part_;      // of each layer; NULL for recurrent ones
     std::vector<ggml_tensor *> k_, v_; // NULL for recurrent layers
     CellTable cells_;
+    std::vector<bool> has_mask_; // of attention layers; recurrent ones have none either
     CellMasks masks_;
+    cpu::SeenCells seen_;
 };
 
 // What the recurrent layers of one device remember.

@@ -9,13 +9,11 @@ static constexpr size_t MOST_LOGGED = 8192;
 // Cells between two spans that are written with them: one copy to a device costs as much.
 static constexpr int64_t MOST_BETWEEN = 256;
 
-CellMasks::CellMasks(const Hparams & hp, const LayerPlace & place, int64_t n_cells, int64_t n_rows)
+CellMasks::CellMasks(const Hparams & hp, const std::vector<int64_t> & layers,
+                     const LayerPlace & place, int64_t n_cells, int64_t n_rows)
     : n_cells_(n_cells), n_rows_(0), index_(hp.n_layer(), -1) {
-    for (int64_t il = 0; il < hp.n_layer(); ++il) {
+    for (const int64_t il : layers) {
         const LayerShape & layer = hp.layers[il];
-        if (layer.recurrent) {
-            continue;
-        }
         const MaskRule rule = {layer.window, layer.causal};
         Backend * backend = &place(il);
         const auto known = std::find_if(masks_.begin(), masks_.end(), [&](const Kept & mask) {

@@ -31,17 +31,19 @@ struct MaskRows {
 
 class CellMasks {
   public:
-    // For the attention layers of a model where they lie, and passes of at most n_rows.
-    CellMasks(const Hparams & hp, const LayerPlace & place, int64_t n_cells, int64_t n_rows);
+    // For these attention layers of a model where they lie, and passes of at most n_rows.
+    CellMasks(const Hparams & hp, const std::vector<int64_t> & layers, const LayerPlace & place,
+              int64_t n_cells, int64_t n_rows);
     // Makes room for passes of more rows, after which every graph that was built is void. Throws
     // DFL_STATUS_MEMORY and changes nothing.
     void reserve(int64_t n_rows);
 
     // All of them over the first n_kv cells: f16 [n_kv, n_rows] each.
     std::vector<ggml_tensor *> views(ggml_context * ctx, int64_t n_kv, int64_t n_rows) const;
-    // Which of these is an attention layer's.
+    // Which of these is a layer's.
     int64_t index(int64_t il) const { return index_[il]; }
 
+    bool empty() const { return masks_.empty(); }
     // Makes them those of these rows; takes the table's changes.
     void update(CellTable & table, const MaskRows & rows, int64_t n_kv);
 
@@ -79,7 +81,7 @@ class CellMasks {
 
     int64_t n_cells_, n_rows_;
     std::vector<Kept> masks_;
-    std::vector<int64_t> index_; // -1 for recurrent layers
+    std::vector<int64_t> index_; // -1 for other layers
     int64_t n_kv_ = 0;           // cells of a row as they were written
     // Rows were written for passes that all began with row 0, so later rows know no more changes
     // than earlier ones.

@@ -1,11 +1,38 @@
 #include "cell_attention.h"
 
+#include "cell_views.h"
 #include "float_kernels.h"
 
 namespace dfl::cpu {
 
+SegmentRange seen_segments(const CellAttention & work, int64_t first, int64_t n) {
+    int64_t low = INT64_MAX, high = 0;
+    for (int64_t row = first / work.n_group; row <= (first + n - 1) / work.n_group; ++row) {
+        const SeenRange range = seen_range(work, row);
+        low = std::min(low, range.first);
+        high = std::max(high, range.end);
+    }
+    if (!work.seen->spans.empty()) { // of a window's cache nothing lies before
+        low = std::max(low, work.seen->spans.front().position);
+    }
+    return low < high ? SegmentRange{low / CELL_SEGMENT, (high - 1) / CELL_SEGMENT + 1}
+                      : SegmentRange{0, 0};
+}
+
+bool reads_cells_of(ggml_type type) {
+    switch (type) {
+    case GGML_TYPE_F32:
+    case GGML_TYPE_F16:
+    case GGML_TYPE_BF16:
+        return true;
+    default:
+        return ggml_is_quantized(type) && ggml_get_type_traits(type)->to_float != nullptr;
+    }
+}
+
 const CellAttentionKernel * cell_attention() {
-    return best_kernel(cell_attention_avx512(), cell_attention_avx2());
+    const CellAttentionKernel * best = best_kernel(cell_attention_avx512(), cell_attention_avx2());
+    return best != nullptr ? best : cell_attention_portable();
 }
 
 } // namespace dfl::cpu

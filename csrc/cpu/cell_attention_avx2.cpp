@@ -7,7 +7,10 @@
 
 namespace dfl::cpu {
 
-const CellAttentionKernel * cell_attention_avx2() { return &CellAttentionTiles<Floats256>::KERNEL; }
+const CellAttentionKernel * cell_attention_avx2() {
+    static constexpr CellAttentionKernel KERNEL = CellAttentionTiles<Floats256>::kernel("avx2");
+    return &KERNEL;
+}
 
 } // namespace dfl::cpu
 

@@ -8,7 +8,8 @@
 namespace dfl::cpu {
 
 const CellAttentionKernel * cell_attention_avx512() {
-    return &CellAttentionTiles<Floats512>::KERNEL;
+    static constexpr CellAttentionKernel KERNEL = CellAttentionTiles<Floats512>::kernel("avx512");
+    return &KERNEL;
 }
 
 } // namespace dfl::cpu

@@ -1,12 +1,16 @@
 // The loops of CellAttentionKernel over vectors of V::T floats. Lanes are cells for the scores and
-// values of a head for the sums, so no sum crosses them.
+// values of a head for the sums, so a score does not depend on where its cell lies in a tile, and
+// no sum of values crosses lanes.
 #pragma once
 
 #include "cell_attention.h"
+#include "cell_values.h"
+#include "cell_views.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 namespace dfl::cpu {
 namespace {
@@ -15,193 +19,661 @@ template <class V>
 struct CellAttentionTiles {
     using F = typename V::F;
     static constexpr int T = V::T;
-    static constexpr int BLOCK = 4 * T; // cells whose keys are transposed at once
-    static constexpr int TILE = 4;      // queries in registers
-    static constexpr uint16_t MASKED = 0xfc00;
+    static constexpr int BLOCK = CELL_BLOCK;
+    static constexpr int QUERIES = 6; // in registers, with V::WIDE vectors of cells or values
+    static constexpr int64_t PER_POINTER = sizeof(const char *) / sizeof(float);
+    static_assert(BLOCK % (V::WIDE * T) == 0 && BLOCK % (4 * T) == 0);
 
-    static int64_t padded(int64_t n_cells) { return (n_cells + BLOCK - 1) / BLOCK * BLOCK; }
+    static int64_t padded(int64_t n) { return (n + T - 1) / T * T; }
+    static int64_t n_tiles(int64_t n_cells) { return (n_cells + BLOCK - 1) / BLOCK; }
 
-    static int64_t scratch_size(int64_t head_dim, int64_t n_cells) {
-        return MAX_QUERIES * head_dim + BLOCK * head_dim + MAX_QUERIES * padded(n_cells);
+    // A query's largest score, its weights' sum, and the weighted sum of values [padded(d)].
+    struct State {
+        float *most, *total, *sum;
+    };
+
+    struct Scratch {
+        int64_t d, width; // of a head, and padded
+        int64_t stride;   // of scores
+        float *q, *keys, *values, *rows, *scores, *zeros;
+        const char ** open; // where sums read the values of a block's open cells
+        State part, all;    // of a segment, and of those merged
+
+        Scratch(int64_t head_dim, int64_t n_open, float * at)
+            : d(head_dim), width(padded(head_dim)), stride(BLOCK * (1 + n_tiles(n_open))) {
+            const auto take = [&](int64_t n) {
+                float * here = at;
+                at += (n + 15) / 16 * 16;
+                return here;
+            };
+            at += (64 - reinterpret_cast<uintptr_t>(at) % 64) % 64 / sizeof(float);
+            q = take(MAX_QUERIES * d);
+            keys = take(stride * width);
+            values = take((BLOCK + n_open) * width);
+            rows = take(T * width);
+            scores = take(QUERIES * stride);
+            zeros = take(width);
+            open = reinterpret_cast<const char **>(take(n_open * PER_POINTER));
+            for (State * state : {&part, &all}) {
+                *state = {take(MAX_QUERIES), take(MAX_QUERIES), take(MAX_QUERIES * width)};
+            }
+        }
+    };
+
+    static int64_t scratch_size(int64_t head_dim, int64_t n_open) {
+        const int64_t width = padded(head_dim), stride = BLOCK * (1 + n_tiles(n_open));
+        const int64_t of_queries = MAX_QUERIES * (head_dim + 2 * width + 4);
+        return of_queries + stride * width + (BLOCK + n_open + T + 1) * width + QUERIES * stride +
+               n_open * PER_POINTER + 16 * 16; // the last is what aligns them
     }
 
-    // n keys, zeros after them: [head_dim][BLOCK].
-    static void transpose(const uint16_t * k, int64_t stride, int64_t n, int64_t head_dim,
-                          float * keys) {
-        for (int64_t cell = 0; cell < BLOCK; cell += T) {
-            for (int64_t j = 0; j < head_dim; j += T) {
-                F rows[T];
-                for (int i = 0; i < T; ++i) {
-                    rows[i] = cell + i < n ? V::halves(k + (cell + i) * stride + j) : V::zero();
-                }
-                V::transpose(rows);
-                for (int i = 0; i < T; ++i) {
-                    V::store(keys + (j + i) * BLOCK + cell, rows[i]);
-                }
+    static int64_t part_size(int64_t head_dim) { return padded(head_dim) + 2; }
+
+    // ---- a block's keys and values
+
+    // Keys of T cells, NULL for none: [width][T] at to, BLOCK apart.
+    template <class Read>
+    static void transpose(const char * const * cells, int64_t width, float * to, Read && read) {
+        for (int64_t j = 0; j < width; j += T) {
+            F r[T];
+            for (int i = 0; i < T; ++i) {
+                r[i] = cells[i] != nullptr ? read(cells[i], i, j) : V::zero();
+            }
+            V::transpose(r);
+            for (int i = 0; i < T; ++i) {
+                V::store(to + (j + i) * BLOCK, r[i]);
             }
         }
     }
 
-    // Scores of N queries with a block of keys.
+    // Asks for what will be read soon: keys two steps ahead, of cells that most likely follow, and
+    // the values of these. Heads lie beside each other in a cell, so the core foresees neither.
+    static void fetch_early(const CellRows & k, const char * const * keys, const CellRows & v,
+                            const char * const * values, int64_t d) {
+        constexpr size_t line = 64;
+        const size_t k_bytes = ggml_row_size(k.type, d), v_bytes = ggml_row_size(v.type, d);
+        for (int i = 0; i < T; ++i) {
+            for (size_t at = 0; at < k_bytes && keys[i] != nullptr; at += line) {
+                __builtin_prefetch(keys[i] + 2 * T * k.cell_bytes + at);
+            }
+            for (size_t at = 0; at < v_bytes && values[i] != nullptr; at += line) {
+                __builtin_prefetch(values[i] + at, 0, 2);
+            }
+        }
+    }
+
+    // Keys of cells [first, end) of a tile, and others beside them: [width][BLOCK].
+    static void load_keys(const CellRows & k, const char * const * cells, int64_t first,
+                          int64_t end, const Scratch & s, float * keys, const CellRows & v,
+                          const char * const * values) {
+        for (int64_t c = first / T * T; c < end; c += T) {
+            float * to = keys + c;
+            fetch_early(k, cells + c, v, values + c, s.d);
+            if (s.d != s.width || ggml_is_quantized(k.type)) {
+                for (int i = 0; i < T; ++i) {
+                    if (cells[c + i] != nullptr) {
+                        CellValues<V>::read(k.type, cells[c + i], s.d, s.rows + i * s.width);
+                        std::fill(s.rows + i * s.width + s.d, s.rows + (i + 1) * s.width, 0.0f);
+                    }
+                }
+                transpose(cells + c, s.width, to, [&](const char *, int64_t i, int64_t j) {
+                    return V::load(s.rows + i * s.width + j);
+                });
+            } else if (k.type == GGML_TYPE_F32) {
+                transpose(cells + c, s.width, to, [](const char * cell, int64_t, int64_t j) {
+                    return V::load(reinterpret_cast<const float *>(cell) + j);
+                });
+            } else if (k.type == GGML_TYPE_F16) {
+                transpose(cells + c, s.width, to, [](const char * cell, int64_t, int64_t j) {
+                    return V::halves(reinterpret_cast<const uint16_t *>(cell) + j);
+                });
+            } else {
+                transpose(cells + c, s.width, to, [](const char * cell, int64_t, int64_t j) {
+                    return V::brains(reinterpret_cast<const uint16_t *>(cell) + j);
+                });
+            }
+        }
+    }
+
+    // Whether sums read values as they lie in the cache.
+    static bool reads_in_place(const CellRows & v, const Scratch & s, int64_t n_queries) {
+        const bool whole = s.d == s.width;
+        return whole &&
+               (v.type == GGML_TYPE_F32 || (v.type == GGML_TYPE_F16 && n_queries <= QUERIES));
+    }
+
+    // Where sums read the values of cells [first, end) of a tile: there, or as floats at `values`.
+    static void load_values(const CellRows & v, const char * const * cells, int64_t first,
+                            int64_t end, bool in_place, const Scratch & s, float * values,
+                            const char ** rows) {
+        for (int64_t c = first; c < end; ++c) {
+            if (cells[c] == nullptr) {
+                rows[c] = reinterpret_cast<const char *>(s.zeros);
+            } else if (in_place) {
+                rows[c] = cells[c];
+            } else {
+                float * to = values + c * s.width;
+                CellValues<V>::read(v.type, cells[c], s.d, to);
+                std::fill(to + s.d, to + s.width, 0.0f);
+                rows[c] = reinterpret_cast<const char *>(to);
+            }
+        }
+    }
+
+    // ---- products
+
+    template <int N = QUERIES, class Body>
+    static void with_count(int64_t n, Body && body) {
+        if (n == N) {
+            body(std::integral_constant<int, N>());
+        } else if constexpr (N > 1) {
+            with_count<N - 1>(n, body);
+        }
+    }
+
+    // Scores of N queries with a tile of keys.
     template <int N>
-    static void score(const float * q, int64_t head_dim, const float * keys, float * scores,
+    static void score(const float * q, int64_t d, const float * keys, float * scores,
                       int64_t stride) {
-        F sum[N][4];
-        for (auto & row : sum) {
-            std::fill(row, row + 4, V::zero());
-        }
-        for (int64_t j = 0; j < head_dim; ++j, keys += BLOCK) {
-            F key[4];
-            for (int i = 0; i < 4; ++i) {
-                key[i] = V::load(keys + i * T);
-            }
+        for (int c = 0; c < BLOCK; c += V::WIDE * T) {
+            F sum[N][V::WIDE];
+#pragma GCC unroll 8
             for (int r = 0; r < N; ++r) {
-                const F value = V::spread(q[r * head_dim + j]);
-                for (int i = 0; i < 4; ++i) {
-                    sum[r][i] = V::mul_add(value, key[i], sum[r][i]);
+#pragma GCC unroll 8
+                for (int i = 0; i < V::WIDE; ++i) {
+                    sum[r][i] = V::zero();
+                }
+            }
+            const float * at = keys + c;
+            for (int64_t j = 0; j < d; ++j, at += BLOCK) {
+                F key[V::WIDE];
+#pragma GCC unroll 8
+                for (int i = 0; i < V::WIDE; ++i) {
+                    key[i] = V::load(at + i * T);
+                }
+#pragma GCC unroll 8
+                for (int r = 0; r < N; ++r) {
+                    const F value = V::spread(q[r * d + j]);
+#pragma GCC unroll 8
+                    for (int i = 0; i < V::WIDE; ++i) {
+                        sum[r][i] = V::mul_add(value, key[i], sum[r][i]);
+                    }
+                }
+            }
+#pragma GCC unroll 8
+            for (int r = 0; r < N; ++r) {
+#pragma GCC unroll 8
+                for (int i = 0; i < V::WIDE; ++i) {
+                    V::store(scores + r * stride + c + i * T, sum[r][i]);
                 }
             }
         }
-        for (int r = 0; r < N; ++r) {
-            for (int i = 0; i < 4; ++i) {
-                V::store(scores + r * stride + i * T, sum[r][i]);
-            }
-        }
     }
 
-    // Scores to weights that are exp(score - the largest), 0 where masked and from n on.
-    static void weigh(float * scores, const uint16_t * mask, int64_t n) {
-        for (int64_t c = n; c < padded(n); ++c) {
-            scores[c] = -INFINITY;
-        }
-        F most = V::spread(-INFINITY);
-        int64_t c = 0;
-        for (; c + T <= n; c += T) {
-            const F score = V::add(V::load(scores + c), V::halves(mask + c));
-            V::store(scores + c, score);
-            most = V::max(most, score);
-        }
-        for (; c < n; ++c) {
-            scores[c] = mask[c] == MASKED ? -INFINITY : scores[c];
-            most = V::max(most, V::spread(scores[c]));
-        }
-        float lanes[T];
-        V::store(lanes, most);
-        const float largest = *std::max_element(lanes, lanes + T);
-        // Where a row sees nothing, minus infinity less itself would not be a number.
-        const F top = V::spread(largest == -INFINITY ? 0.0f : largest);
-        for (c = 0; c < padded(n); c += T) {
-            V::store(scores + c, V::exp(V::sub(V::load(scores + c), top)));
-        }
-    }
+    static F read(const float * x) { return V::load(x); }
+    static F read(const uint16_t * x) { return V::halves(x); }
 
-    // The weighted mean of N_V vectors of the values, for N queries.
-    template <int N, int N_V>
-    static void mean(const float * weights, int64_t stride, const uint16_t * v, int64_t v_stride,
-                     int64_t n_cells, float * const * out) {
-        F sum[N][N_V], total[N];
+    // Adds the weighted values of cells [first, end) to the sums of N queries, W vectors of them.
+    template <int N, int W, class Value>
+    static void add_values(const float * weights, int64_t stride, const char * const * rows,
+                           int64_t first, int64_t end, int64_t j, float * sums, int64_t width) {
+        F sum[N][W];
+#pragma GCC unroll 8
         for (int r = 0; r < N; ++r) {
-            std::fill(sum[r], sum[r] + N_V, V::zero());
-            total[r] = V::zero();
-        }
-        for (int64_t c = 0; c < n_cells; ++c, v += v_stride) {
-            F value[N_V];
-            for (int i = 0; i < N_V; ++i) {
-                value[i] = V::halves(v + i * T);
+#pragma GCC unroll 8
+            for (int i = 0; i < W; ++i) {
+                sum[r][i] = V::load(sums + r * width + j + i * T);
             }
+        }
+        for (int64_t c = first; c < end; ++c) {
+            const Value * row = reinterpret_cast<const Value *>(rows[c]) + j;
+            F value[W];
+#pragma GCC unroll 8
+            for (int i = 0; i < W; ++i) {
+                value[i] = read(row + i * T);
+            }
+#pragma GCC unroll 8
             for (int r = 0; r < N; ++r) {
                 const F weight = V::spread(weights[r * stride + c]);
-                total[r] = V::add(total[r], weight);
-                for (int i = 0; i < N_V; ++i) {
+#pragma GCC unroll 8
+                for (int i = 0; i < W; ++i) {
                     sum[r][i] = V::mul_add(weight, value[i], sum[r][i]);
                 }
             }
         }
+#pragma GCC unroll 8
         for (int r = 0; r < N; ++r) {
-            for (int i = 0; i < N_V; ++i) {
-                V::store(out[r] + i * T, V::divide(sum[r][i], total[r]));
+#pragma GCC unroll 8
+            for (int i = 0; i < W; ++i) {
+                V::store(sums + r * width + j + i * T, sum[r][i]);
             }
         }
     }
 
-    template <int N>
-    static void means(const CellAttention & work, const float * weights, int64_t stride,
-                      int64_t first, int64_t n_cells, float * const * out) {
-        float * at[N];
-        for (int64_t j = 0; j < work.head_dim;) {
-            for (int r = 0; r < N; ++r) {
-                at[r] = out[r] + j;
+    template <class Value>
+    static void add_all(int64_t n, const float * weights, int64_t stride, const char * const * rows,
+                        int64_t first, int64_t end, float * sums, int64_t width) {
+        if (first >= end) {
+            return;
+        }
+        with_count(n, [&](auto count) {
+            constexpr int N = decltype(count)::value;
+            int64_t j = 0;
+            for (; j + V::WIDE * T <= width; j += V::WIDE * T) {
+                add_values<N, V::WIDE, Value>(weights, stride, rows, first, end, j, sums, width);
             }
-            const uint16_t * v = work.v + first * work.v_cell + j;
-            if (j + V::WIDE * T <= work.head_dim) {
-                mean<N, V::WIDE>(weights + first, stride, v, work.v_cell, n_cells, at);
-                j += V::WIDE * T;
+            for (; j < width; j += T) {
+                add_values<N, 1, Value>(weights, stride, rows, first, end, j, sums, width);
+            }
+        });
+    }
+
+    // ---- the softmax
+
+    static float exp_of(float x) {
+        float lanes[T];
+        V::store(lanes, V::exp(V::spread(x)));
+        return lanes[0];
+    }
+
+    static float largest_of(F x) {
+        float lanes[T];
+        V::store(lanes, x);
+        float most = lanes[0];
+        for (int i = 1; i < T; ++i) {
+            most = lanes[i] > most ? lanes[i] : most;
+        }
+        return most;
+    }
+
+    static void scale_sum(float * sum, int64_t width, float by) {
+        for (int64_t j = 0; j < width; j += T) {
+            V::store(sum + j, V::mul(V::load(sum + j), V::spread(by)));
+        }
+    }
+
+    // What is subtracted from scores: minus infinity less itself would not be a number.
+    static float top_of(float most) { return most == -INFINITY ? 0.0f : most; }
+
+    // A block's scores of a query to weights, hidden but for cells [first, end).
+    static void weigh(float * scores, int64_t first, int64_t end, float & most, float & total,
+                      float * sum, int64_t width) {
+        std::fill(scores, scores + first, -INFINITY);
+        std::fill(scores + end, scores + BLOCK, -INFINITY);
+        F largest = V::load(scores);
+        for (int c = T; c < BLOCK; c += T) {
+            largest = V::max(largest, V::load(scores + c));
+        }
+        const float here = largest_of(largest);
+        if (here > most) {
+            const float by = exp_of(most - here);
+            total *= by;
+            scale_sum(sum, width, by);
+            most = here;
+        }
+        const F top = V::spread(top_of(most));
+        F sums[4] = {V::zero(), V::zero(), V::zero(), V::zero()};
+        for (int c = 0; c < BLOCK; c += 4 * T) {
+            for (int i = 0; i < 4; ++i) {
+                const F weight = V::exp(V::sub(V::load(scores + c + i * T), top));
+                V::store(scores + c + i * T, weight);
+                sums[i] = V::add(sums[i], weight);
+            }
+        }
+        float added[4];
+        V::sums(sums, added);
+        total += (added[0] + added[1]) + (added[2] + added[3]);
+    }
+
+    static bool is_empty(float most, float total) { return most == -INFINITY && total == 0.0f; }
+
+    // One more segment.
+    static void fold(float most, float total, const float * sum, float & all_most,
+                     float & all_total, float * all_sum, int64_t width) {
+        if (is_empty(most, total)) {
+            return;
+        }
+        if (is_empty(all_most, all_total)) {
+            all_most = most;
+            all_total = total;
+            std::copy(sum, sum + width, all_sum);
+            return;
+        }
+        const float top = top_of(most > all_most ? most : all_most);
+        const float before = exp_of(all_most - top), now = exp_of(most - top);
+        all_total = all_total * before + total * now;
+        for (int64_t j = 0; j < width; j += T) {
+            const F kept = V::mul(V::load(all_sum + j), V::spread(before));
+            V::store(all_sum + j, V::add(kept, V::mul(V::load(sum + j), V::spread(now))));
+        }
+        all_most = most > all_most ? most : all_most;
+    }
+
+    static void finish(const CellAttention & work, int64_t query, float most, float total,
+                       float * sum, int64_t width) {
+        const int64_t row = query / work.n_group, head = query % work.n_group;
+        if (work.sinks != nullptr) {
+            const float sink = work.sinks[head];
+            if (sink > most) {
+                const float by = exp_of(most - sink);
+                total = total * by + 1.0f;
+                scale_sum(sum, width, by);
             } else {
-                mean<N, 1>(weights + first, stride, v, work.v_cell, n_cells, at);
-                j += T;
+                total += exp_of(sink - most);
+            }
+        }
+        for (int64_t j = 0; j < width; j += T) {
+            V::store(sum + j, V::divide(V::load(sum + j), V::spread(total)));
+        }
+        std::memcpy(work.out + row * work.out_row + head * work.head_dim, sum,
+                    work.head_dim * sizeof(float));
+    }
+
+    // ---- a segment
+
+    // Cells of a block of positions.
+    struct Block {
+        int64_t position;
+        int64_t first, end; // places of those in the spans that some row sees
+        bool has_gaps;
+        int64_t first_open, end_open; // indices
+        const char *k[BLOCK], *v[BLOCK];
+        const char * values[BLOCK];
+    };
+
+    struct OpenTile {
+        const char *k[BLOCK], *v[BLOCK];
+    };
+
+    // A query's places in a block, and those from `own` on are open cells.
+    struct Places {
+        int64_t first, own, end;
+        bool empty() const { return first >= end; }
+    };
+
+    static int64_t place(int64_t position, const Block & block) {
+        return std::clamp<int64_t>(position - block.position, 0, BLOCK);
+    }
+
+    static Places places(const SeenRange & range, const Block & block) {
+        return {place(range.first, block), place(range.spans_end, block), place(range.end, block)};
+    }
+
+    // Finds a block's cells in the spans; `span` is the first that may hold any, and moves on.
+    static void find_cells(const CellAttention & work, Block & block, size_t & span) {
+        const auto & spans = work.seen->spans;
+        std::fill(block.k, block.k + BLOCK, nullptr);
+        std::fill(block.v, block.v + BLOCK, nullptr);
+        int64_t n_found = 0;
+        while (span < spans.size() && spans[span].position + spans[span].n <= block.position) {
+            ++span;
+        }
+        for (size_t i = span; i < spans.size(); ++i) {
+            const int64_t from = spans[i].position - block.position;
+            const int64_t first = std::max(from, block.first);
+            const int64_t end = std::min(from + spans[i].n, block.end);
+            for (int64_t c = first; c < end; ++c) {
+                const int64_t cell = spans[i].cell + c - from;
+                block.k[c] = work.k.first + cell * work.k.cell_bytes;
+                block.v[c] = work.v.first + cell * work.v.cell_bytes;
+            }
+            n_found += std::max<int64_t>(0, end - first);
+            if (from >= block.end) {
+                break;
+            }
+        }
+        block.has_gaps = n_found < block.end - block.first;
+    }
+
+    static void find_open(const CellAttention & work, Block & block) {
+        const auto & open = work.seen->open;
+        const auto n = static_cast<int64_t>(open.size());
+        int64_t i = 0;
+        while (i < n && open[i].position < block.position) {
+            ++i;
+        }
+        block.first_open = i;
+        while (i < n && open[i].position < block.position + BLOCK) {
+            ++i;
+        }
+        block.end_open = i;
+    }
+
+    static void load_open(const CellAttention & work, const Block & block, bool in_place,
+                          const Scratch & s) {
+        const int64_t n = block.end_open - block.first_open;
+        for (int64_t first = 0; first < n; first += BLOCK) {
+            const int64_t here = std::min<int64_t>(BLOCK, n - first);
+            OpenTile tile = {};
+            for (int64_t c = 0; c < here; ++c) {
+                const int64_t cell = work.seen->open[block.first_open + first + c].cell;
+                tile.k[c] = work.k.first + cell * work.k.cell_bytes;
+                tile.v[c] = work.v.first + cell * work.v.cell_bytes;
+            }
+            load_keys(work.k, tile.k, 0, here, s, s.keys + (BLOCK + first) * s.width, work.v,
+                      tile.v);
+            load_values(work.v, tile.v, 0, here, in_place, s, s.values + (BLOCK + first) * s.width,
+                        s.open + first);
+        }
+    }
+
+    // Queries that share registers.
+    struct Tile {
+        int64_t n, first_query;
+        Places places[QUERIES];
+    };
+
+    template <class Value>
+    static void add_tile(const CellAttention & work, const Block & block, const Tile & tile,
+                         const SeenRange * ranges, int64_t first_row, const Scratch & s,
+                         float * sums) {
+        // Cells that all see, among the spans, are read for all at once.
+        int64_t first = 0, end = BLOCK;
+        for (int64_t r = 0; r < tile.n; ++r) {
+            first = std::max(first, tile.places[r].first);
+            end = std::min({end, tile.places[r].own, tile.places[r].end});
+        }
+        const bool is_shared = first < end;
+        if (!is_shared) {
+            first = end = BLOCK;
+        }
+        const auto each_row = [&](auto && body) {
+            for (int64_t r = 0; r < tile.n;) {
+                const int64_t row = (tile.first_query + r) / work.n_group;
+                int64_t next = r + 1;
+                while (next < tile.n && (tile.first_query + next) / work.n_group == row) {
+                    ++next;
+                }
+                body(row, r, next - r);
+                r = next;
+            }
+        };
+        const auto add = [&](int64_t r, int64_t n, const char * const * rows, int64_t from,
+                             int64_t to) {
+            add_all<Value>(n, s.scores + r * s.stride, s.stride, rows, from, to, sums + r * s.width,
+                           s.width);
+        };
+        if (is_shared) {
+            each_row([&](int64_t, int64_t r, int64_t n) {
+                add(r, n, block.values, tile.places[r].first, first);
+            });
+            add(0, tile.n, block.values, first, end);
+        }
+        each_row([&](int64_t row, int64_t r, int64_t n) {
+            const Places & at = tile.places[r];
+            const int64_t from = is_shared ? end : at.first;
+            add(r, n, block.values, from, std::min(at.own, at.end));
+            if (at.own < at.end) {
+                const SeenRange & range = ranges[row - first_row];
+                const char * rows[BLOCK];
+                const int64_t own = std::max(from, at.own);
+                for (int64_t c = own; c < at.end; ++c) {
+                    rows[c] = s.open[open_cell(work, range, block, c) - block.first_open];
+                }
+                add(r, n, rows, own, at.end);
+            }
+        });
+    }
+
+    // The open cell of a path at a place of a block.
+    static int64_t open_cell(const CellAttention & work, const SeenRange & range,
+                             const Block & block, int64_t place) {
+        return work.seen->paths[range.path + block.position + place - range.spans_end];
+    }
+
+    // Positions [from, to) of queries [first, first + n), which s.q holds, to s.part.
+    static void walk(const CellAttention & work, int64_t first, int64_t n, int64_t from, int64_t to,
+                     const Scratch & s) {
+        const int64_t first_row = first / work.n_group, last_row = (first + n - 1) / work.n_group;
+        SeenRange ranges[MAX_QUERIES];
+        int64_t low = to, high = from, spans_end = from;
+        for (int64_t row = first_row; row <= last_row; ++row) {
+            const SeenRange range = seen_range(work, row);
+            ranges[row - first_row] = range;
+            low = std::min(low, range.first);
+            high = std::max(high, range.end);
+            spans_end = std::max(spans_end, range.spans_end);
+        }
+        low = std::max(low, from);
+        high = std::min(high, to);
+        clear(s.part, n, s.width);
+        const bool in_place = reads_in_place(work.v, s, n);
+        const bool in_halves = in_place && work.v.type == GGML_TYPE_F16;
+        size_t span = 0;
+        for (int64_t at = low / BLOCK * BLOCK; at < high; at += BLOCK) {
+            Block block;
+            block.position = at;
+            block.first = place(low, block);
+            block.end = std::max(block.first, place(std::min(high, spans_end), block));
+            find_cells(work, block, span);
+            find_open(work, block);
+            load_keys(work.k, block.k, block.first, block.end, s, s.keys, work.v, block.v);
+            load_values(work.v, block.v, block.first, block.end, in_place, s, s.values,
+                        block.values);
+            load_open(work, block, in_place, s);
+            for (int64_t r = 0; r < n; r += QUERIES) {
+                walk_tile(work, block, first, r, std::min<int64_t>(QUERIES, n - r), ranges,
+                          in_halves, s);
             }
         }
     }
 
-    // Calls f<N>(first, N) for tiles of n queries.
-    template <class Wide, class Narrow>
-    static void by_tiles(int64_t n, Wide && wide, Narrow && narrow) {
-        int64_t r = 0;
-        for (; r + TILE <= n; r += TILE) {
-            wide(r);
+    static void walk_tile(const CellAttention & work, const Block & block, int64_t first, int64_t r,
+                          int64_t n, const SeenRange * ranges, bool in_halves, const Scratch & s) {
+        const int64_t first_row = first / work.n_group;
+        const auto range_of = [&](int64_t i) -> const SeenRange & {
+            return ranges[(first + i) / work.n_group - first_row];
+        };
+        // Rows that see none of it may be the first or the last.
+        while (n > 0 && places(range_of(r), block).empty()) {
+            ++r;
+            --n;
         }
-        for (; r < n; ++r) {
-            narrow(r);
+        while (n > 0 && places(range_of(r + n - 1), block).empty()) {
+            --n;
         }
+        if (n == 0) {
+            return;
+        }
+        Tile tile;
+        tile.n = n;
+        tile.first_query = first + r;
+        const int64_t n_open = block.end_open - block.first_open;
+        with_count(n, [&](auto count) {
+            constexpr int N = decltype(count)::value;
+            for (int64_t t = block.first < block.end ? 0 : 1; t <= n_tiles(n_open); ++t) {
+                score<N>(s.q + r * s.d, s.d, s.keys + t * BLOCK * s.width, s.scores + t * BLOCK,
+                         s.stride);
+            }
+        });
+        for (int64_t i = 0; i < n; ++i) {
+            float * scores = s.scores + i * s.stride;
+            Places & at = tile.places[i];
+            at = places(range_of(r + i), block);
+            if (at.empty()) {
+                at = {0, 0, 0};
+                continue;
+            }
+            for (int64_t c = at.first; c < at.end && c < at.own && block.has_gaps; ++c) {
+                scores[c] = c < block.end && block.k[c] != nullptr ? scores[c] : -INFINITY;
+            }
+            for (int64_t c = std::max(at.first, at.own); c < at.end; ++c) {
+                scores[c] =
+                    scores[BLOCK + open_cell(work, range_of(r + i), block, c) - block.first_open];
+            }
+            weigh(scores, at.first, at.end, s.part.most[r + i], s.part.total[r + i],
+                  s.part.sum + (r + i) * s.width, s.width);
+        }
+        float * sums = s.part.sum + r * s.width;
+        in_halves ? add_tile<uint16_t>(work, block, tile, ranges, first_row, s, sums)
+                  : add_tile<float>(work, block, tile, ranges, first_row, s, sums);
+    }
+
+    // ---- the kernel
+
+    static Scratch start(const CellAttention & work, int64_t first, int64_t n, float * scratch) {
+        const Scratch s(work.head_dim, static_cast<int64_t>(work.seen->open.size()), scratch);
+        std::fill(s.zeros, s.zeros + s.width, 0.0f);
+        for (int64_t i = 0; i < n; ++i) {
+            const int64_t row = (first + i) / work.n_group, head = (first + i) % work.n_group;
+            const float * from = work.q + row * work.q_row + head * work.q_head;
+            for (int64_t j = 0; j < s.d; ++j) {
+                s.q[i * s.d + j] = from[j] * work.scale;
+            }
+        }
+        return s;
+    }
+
+    static void clear(const State & state, int64_t n, int64_t width) {
+        std::fill(state.most, state.most + n, -INFINITY);
+        std::fill(state.total, state.total + n, 0.0f);
+        std::fill(state.sum, state.sum + n * width, 0.0f);
     }
 
     static void attend(const CellAttention & work, int64_t first, int64_t n, float * scratch) {
-        const int64_t d = work.head_dim, stride = padded(work.n_cells);
-        float * q = scratch;
-        float * keys = q + MAX_QUERIES * d;
-        float * scores = keys + BLOCK * d;
-        float * out[MAX_QUERIES];
-        const uint16_t * masks[MAX_QUERIES];
-        // Cells that some query sees.
-        int64_t begin = work.n_cells, end = 0;
-        for (int64_t r = 0; r < n; ++r) {
-            const int64_t row = (first + r) / work.n_group, head = (first + r) % work.n_group;
-            const float * from = work.q + row * work.q_row + head * work.q_head;
-            std::transform(from, from + d, q + r * d, [&](float x) { return x * work.scale; });
-            out[r] = work.out + row * work.out_row + head * d;
-            masks[r] = work.mask + row * work.mask_row;
-            int64_t low = 0, high = work.n_cells;
-            while (high > end && masks[r][high - 1] == MASKED) {
-                --high;
+        const Scratch s = start(work, first, n, scratch);
+        clear(s.all, n, s.width);
+        const SegmentRange range = seen_segments(work, first, n);
+        for (int64_t segment = range.first; segment < range.end; ++segment) {
+            walk(work, first, n, segment * CELL_SEGMENT, (segment + 1) * CELL_SEGMENT, s);
+            for (int64_t i = 0; i < n; ++i) {
+                fold(s.part.most[i], s.part.total[i], s.part.sum + i * s.width, s.all.most[i],
+                     s.all.total[i], s.all.sum + i * s.width, s.width);
             }
-            while (low < begin && masks[r][low] == MASKED) {
-                ++low;
-            }
-            end = std::max(end, high);
-            begin = std::min(begin, low);
         }
-        begin = begin / BLOCK * BLOCK;
-        for (int64_t cell = begin; cell < end; cell += BLOCK) {
-            transpose(work.k + cell * work.k_cell, work.k_cell,
-                      std::min<int64_t>(BLOCK, end - cell), d, keys);
-            float * to = scores + cell;
-            by_tiles(
-                n, [&](int64_t r) { score<TILE>(q + r * d, d, keys, to + r * stride, stride); },
-                [&](int64_t r) { score<1>(q + r * d, d, keys, to + r * stride, stride); });
+        for (int64_t i = 0; i < n; ++i) {
+            finish(work, first + i, s.all.most[i], s.all.total[i], s.all.sum + i * s.width,
+                   s.width);
         }
-        for (int64_t r = 0; r < n; ++r) {
-            weigh(scores + r * stride + begin, masks[r] + begin, end - begin);
-        }
-        const int64_t cells = std::max<int64_t>(0, end - begin);
-        by_tiles(
-            n,
-            [&](int64_t r) {
-                means<TILE>(work, scores + r * stride, stride, begin, cells, out + r);
-            },
-            [&](int64_t r) { means<1>(work, scores + r * stride, stride, begin, cells, out + r); });
     }
 
-    static constexpr CellAttentionKernel KERNEL = {T, scratch_size, attend};
+    static void segment(const CellAttention & work, int64_t first, int64_t n, int64_t segment,
+                        float * parts, float * scratch) {
+        const Scratch s = start(work, first, n, scratch);
+        walk(work, first, n, segment * CELL_SEGMENT, (segment + 1) * CELL_SEGMENT, s);
+        for (int64_t i = 0; i < n; ++i) {
+            float * to = parts + i * part_size(s.d);
+            std::copy(s.part.sum + i * s.width, s.part.sum + (i + 1) * s.width, to);
+            to[s.width] = s.part.most[i];
+            to[s.width + 1] = s.part.total[i];
+        }
+    }
+
+    static void merge(const CellAttention & work, int64_t query, const float * parts,
+                      int64_t n_parts, int64_t part_stride, float * scratch) {
+        const Scratch s(work.head_dim, static_cast<int64_t>(work.seen->open.size()), scratch);
+        clear(s.all, 1, s.width);
+        for (int64_t i = 0; i < n_parts; ++i) {
+            const float * part = parts + i * part_stride;
+            fold(part[s.width], part[s.width + 1], part, s.all.most[0], s.all.total[0], s.all.sum,
+                 s.width);
+        }
+        finish(work, query, s.all.most[0], s.all.total[0], s.all.sum, s.width);
+    }
+
+    static constexpr CellAttentionKernel kernel(const char * name) {
+        return {name, scratch_size, part_size, attend, segment, merge};
+    }
 };
 
 } // namespace

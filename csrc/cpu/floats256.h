@@ -20,6 +20,7 @@ struct Floats256 {
     static F spread(float x) { return _mm256_set1_ps(x); }
     static F load(const float * p) { return _mm256_loadu_ps(p); }
     static void store(float * p, F x) { _mm256_storeu_ps(p, x); }
+    static float half(uint16_t x) { return _cvtsh_ss(x); }
     static F halves(const uint16_t * p) {
         return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
     }

@@ -26,6 +26,7 @@ struct Floats512 {
     static F spread(float x) { return _mm512_set1_ps(x); }
     static F load(const float * p) { return _mm512_loadu_ps(p); }
     static void store(float * p, F x) { _mm512_storeu_ps(p, x); }
+    static float half(uint16_t x) { return _cvtsh_ss(x); }
     static F halves(const uint16_t * p) {
         return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
     }

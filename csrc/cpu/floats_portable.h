@@ -8,12 +8,14 @@
 #include <cstdint>
 #include <cstring>
 #include <ggml.h>
+#include <utility>
 
 namespace dfl::cpu {
 namespace {
 
 struct FloatsPortable {
     static constexpr int T = 8;
+    static constexpr int WIDE = 1; // vectors of values summed at once
     static constexpr int PRODUCT_ROWS = 2;
     struct F {
         float at[T];
@@ -37,6 +39,7 @@ struct FloatsPortable {
         std::memcpy(all.at, p, sizeof all.at);
         return all;
     }
+    static float half(uint16_t x) { return ggml_fp16_to_fp32(x); }
     static F halves(const uint16_t * p) {
         uint16_t bits[T];
         std::memcpy(bits, p, sizeof bits);
@@ -101,6 +104,13 @@ struct FloatsPortable {
             return a.at[i] * b.at[i] + c.at[i];
 #endif
         });
+    }
+    static void transpose(F (&r)[T]) {
+        for (int i = 0; i < T; ++i) {
+            for (int j = 0; j < i; ++j) {
+                std::swap(r[i].at[j], r[j].at[i]);
+            }
+        }
     }
     // The sums of four.
     static void sums(const F (&x)[4], float * to) {

@@ -8,8 +8,8 @@ namespace dfl::cpu {
 
 // One head: normed, its first values turned by the angles of a position.
 struct HeadTurn {
-    const float * x;      // [d]
-    int64_t d;            // a multiple of RowKernel::lanes
+    const float * x; // [d]
+    int64_t d;
     const float * weight; // [d] of the norm before; NULL: there is none
     float eps;
     // [n_turned]: cosines and sines as the halves, or pairs, of a turned (1, 0)
@@ -20,15 +20,16 @@ struct HeadTurn {
 
 struct RowKernel {
     int lanes; // n of every row is a multiple of it, where not said otherwise
-    // to <- x / sqrt(mean(x^2) + eps) * weight
+    // to <- x / sqrt(mean(x^2) + eps) * weight, of any n
     void (*norm)(const float * x, int64_t n, const float * weight, float eps, float * to);
     // to <- gate * sigmoid(gate) * up
     void (*swiglu)(const float * gate, const float * up, int64_t n, float * to);
     // to <- x * sigmoid(gate)
     void (*gated)(const float * x, const float * gate, int64_t n, float * to);
+    // These take any n.
     void (*turn)(const HeadTurn & work, float * to);
     void (*to_half)(const float * x, int64_t n, uint16_t * to);
-    // These two take any n. Index of the first largest; n if there is none, as among NaNs.
+    // Index of the first largest; n if there is none, as among NaNs.
     int64_t (*first_largest)(const float * x, int64_t n);
     // ln sum exp(x); NaN if that of the largest value is not finite.
     float (*log_sum_exp)(const float * x, int64_t n);

@@ -14,10 +14,30 @@ struct RowTiles {
     using F = typename V::F;
     static constexpr int T = V::T;
 
+    // Values from i on, zeros from n on.
+    static F load_at(const float * x, int64_t i, int64_t n) {
+        if (i + T <= n) {
+            return V::load(x + i);
+        }
+        float rest[T] = {};
+        std::copy_n(x + i, n - i, rest);
+        return V::load(rest);
+    }
+
+    static void store_at(float * to, int64_t i, int64_t n, F x) {
+        if (i + T <= n) {
+            V::store(to + i, x);
+            return;
+        }
+        float rest[T];
+        V::store(rest, x);
+        std::copy_n(rest, n - i, to + i);
+    }
+
     static float sum_of_squares(const float * x, int64_t n) {
         F sum[4] = {V::zero(), V::zero(), V::zero(), V::zero()}; // that do not wait for each other
         for (int64_t i = 0; i < n; i += T) {
-            const F value = V::load(x + i);
+            const F value = load_at(x, i, n);
             F & at = sum[i / T % 4];
             at = V::mul_add(value, value, at);
         }
@@ -30,7 +50,7 @@ struct RowTiles {
         const float mean = sum_of_squares(x, n) / static_cast<float>(n);
         const F by = V::spread(1.0f / std::sqrt(mean + eps));
         for (int64_t i = 0; i < n; i += T) {
-            V::store(to + i, V::mul(V::mul(by, V::load(x + i)), V::load(weight + i)));
+            store_at(to, i, n, V::mul(V::mul(by, load_at(x, i, n)), load_at(weight, i, n)));
         }
     }
 
@@ -80,8 +100,14 @@ struct RowTiles {
     }
 
     static void to_half(const float * x, int64_t n, uint16_t * to) {
-        for (int64_t i = 0; i < n; i += T) {
+        int64_t i = 0;
+        for (; i + T <= n; i += T) {
             V::store_halves(to + i, V::load(x + i));
+        }
+        if (i < n) {
+            uint16_t rest[T];
+            V::store_halves(rest, load_at(x, i, n));
+            std::copy_n(rest, n - i, to + i);
         }
     }
 

@@ -251,7 +251,7 @@ void DraftState::set_block(LiveGraph & live, int32_t last_token, int32_t positio
     write_positions(live, live.in.positions, positions);
     live.write<int64_t>(live.in.cells,
                         [&](int64_t * data) { std::copy(cells.begin(), cells.end(), data); });
-    kv_.masks().update(kv_.cells(), {positions, cells, nullptr}, live.shape.n_kv);
+    kv_.set_rows({positions, cells, nullptr}, live.shape.n_kv);
 }
 
 Draft DraftState::run_block(GraphPool & graphs, int32_t last_token, int32_t position,

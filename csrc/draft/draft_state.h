@@ -1,4 +1,4 @@
-// What drafting remembers in a session: the drafter's K/V ring, and the target's features that are
+// What drafting remembers in an engine: the drafter's K/V ring, and the target's features that are
 // not in it yet. All of it lives on the device.
 #pragma once
 

@@ -1,6 +1,6 @@
 #include "layers/attention.h"
 
-#include "layers/host/few_row_attention.h"
+#include "layers/host/cell_attention.h"
 #include "layers/linear.h"
 
 namespace dfl {
@@ -106,9 +106,9 @@ static void store(Build & b, ggml_tensor * cache, ggml_tensor * x, ggml_tensor *
 }
 
 void store_kv(Build & b, int il, const HeadRows & rows) {
-    HeadRows stored = rows;
-    stored.q = nullptr;
-    if (turns_heads(b, il, stored)) {
+    if (b.kv.attends_on_host(il)) {
+        HeadRows stored = rows;
+        stored.q = nullptr;
         turn_heads(b, il, stored);
         return;
     }
@@ -117,38 +117,28 @@ void store_kv(Build & b, int il, const HeadRows & rows) {
     store(b, b.kv.v(il), rows.v, b.kv.rotation_v(il), rows.cells);
 }
 
-// q: [head_dim, n_head, n_rows] -> same, over what is stored.
-static ggml_tensor * few_or_many(Build & b, int il, ggml_tensor * q) {
+// The same by ggml's operations -> [head_dim, n_head, n_rows].
+static ggml_tensor * masked_attention(Build & b, int il, const HeadRows & rows) {
     const LayerShape & shape = b.hp.layers[il];
-    ggml_tensor * k = cached(b, shape, b.kv.k(il));
-    ggml_tensor * v = cached(b, shape, b.kv.v(il));
-    ggml_tensor * mask = b.in.masks[b.kv.masks().index(il)];
-    ggml_tensor * sinks = b.weights.layers[il].attn.sinks;
-    if (sinks == nullptr && attends_few_rows(b, q, k, v)) {
-        return few_row_attention(b, q, k, v, mask, shape.attn_scale);
-    }
-    ggml_tensor * out = ggml_flash_attn_ext(b.ctx, ggml_permute(b.ctx, q, 0, 2, 1, 3), k, v, mask,
-                                            shape.attn_scale, 0.0f, 0.0f);
+    ggml_tensor * q = rope(b, il, normed_heads(b, rows.q, rows.q_norm), rows.positions);
+    q = rotate(b, q, b.kv.rotation_k(il));
+    ggml_build_forward_expand(b.graph, q);
+    // Stored before the read below: ggml runs nodes in the order they were added.
+    store_kv(b, il, rows);
+    ggml_tensor * out =
+        ggml_flash_attn_ext(b.ctx, ggml_permute(b.ctx, q, 0, 2, 1, 3), cached(b, shape, b.kv.k(il)),
+                            cached(b, shape, b.kv.v(il)), b.in.masks[b.kv.masks().index(il)],
+                            shape.attn_scale, 0.0f, 0.0f);
     ggml_prec_set_acc(out, GGML_PREC_F32);
-    if (sinks != nullptr) {
+    if (ggml_tensor * sinks = b.weights.layers[il].attn.sinks) {
         ggml_flash_attn_ext_add_sinks(out, sinks);
     }
-    return out;
+    return rotate(b, out, b.kv.rotation_v(il));
 }
 
 ggml_tensor * attend(Build & b, int il, const HeadRows & rows) {
-    ggml_tensor * q = nullptr;
-    if (turns_heads(b, il, rows)) {
-        q = turn_heads(b, il, rows);
-    } else {
-        q = rope(b, il, normed_heads(b, rows.q, rows.q_norm), rows.positions);
-        q = rotate(b, q, b.kv.rotation_k(il));
-        ggml_build_forward_expand(b.graph, q);
-        // Stored before the read below: ggml runs nodes in the order they were added.
-        store_kv(b, il, rows);
-    }
-    ggml_tensor * out = few_or_many(b, il, q);
-    out = rotate(b, out, b.kv.rotation_v(il)); // [head_dim, n_head, n_rows]
+    ggml_tensor * out = b.kv.attends_on_host(il) ? cell_attention(b, il, turn_heads(b, il, rows))
+                                                 : masked_attention(b, il, rows);
     return ggml_reshape_2d(b.ctx, out, out->ne[0] * out->ne[1], out->ne[2]);
 }
 

@@ -26,7 +26,7 @@ Projections project_qkv(Build & b, int il, const Rows & x, int64_t q_width);
 // Writes the keys, normed and turned, and the values into their cells.
 void store_kv(Build & b, int il, const HeadRows & rows);
 
-// The same, and lets the queries, normed and turned, attend over the cells the mask shows
+// The same, and lets the queries, normed and turned, attend over the cells that the rows see
 // -> [head_dim * n_head, n_rows].
 ggml_tensor * attend(Build & b, int il, const HeadRows & rows);
 

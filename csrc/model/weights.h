@@ -93,7 +93,7 @@ struct Weights {
     // Target token of each row of a drafter's reduced head; empty: the rows are the tokens.
     std::vector<int64_t> head_tokens;
 
-    // Token embeddings stay in the mapped file; the session converts the rows it needs. NULL for a
+    // Token embeddings stay in the mapped file; the engine converts the rows it needs. NULL for a
     // drafter that uses its target's.
     const void * token_embd = nullptr;
     ggml_type token_embd_type = GGML_TYPE_F32;

@@ -107,7 +107,7 @@ def _run(args: argparse.Namespace) -> int:
             tell_detours(decoder)
             pair = f"{target.stem} + {drafter.stem}"
             ids = [(prompt.name, prompt.ids(decoder, args.chat)) for prompt in prompts]
-            settings = parse_settings(args.settings, decoder.session.max_draft)
+            settings = parse_settings(args.settings, decoder.sequence.max_draft)
             if args.replay:
                 _replay(decoder, pair, ids, settings, args.predict)
                 continue
@@ -148,14 +148,14 @@ def _replay(
     n_tokens: int,
 ) -> None:
     """Prints what every setting would make of the same drafts."""
-    session = decoder.session
+    sequence = decoder.sequence
     most = max(AUTO_TREE_BUDGET, *(setting.size for setting in settings))
-    used = [min(setting.size, session.max_draft) for setting in settings if setting.size]
-    lengths = ladder(SIZES, *used, session.max_draft)
-    costs = measure(session, prompts[0][1], lengths, ladder(SIZES, *used, most))
+    used = [min(setting.size, sequence.max_draft) for setting in settings if setting.size]
+    lengths = ladder(SIZES, *used, sequence.max_draft)
+    costs = measure(sequence, prompts[0][1], lengths, ladder(SIZES, *used, most))
     records = []
     for number, (_, tokens) in enumerate(prompts, 1):
-        records.append(replay.record(session, tokens, n_tokens, lengths))
+        records.append(replay.record(sequence, tokens, n_tokens, lengths))
         _progress(number, len(prompts))
     settings = [*(s for s in settings if s.kind != "auto"), Setting("auto")]
     speeds = replay.evaluate(records, settings, costs, most)

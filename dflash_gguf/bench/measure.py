@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from ..core import Session
+from .. import core
 from ..draft.proposer import N_RANKED
+from ..draft.tree import Tree
 from ..policy.costs import N_TIMES, Costs, Round
+from ..rounds import verify
 
 
 def branched(n: int) -> list[int]:
@@ -16,7 +18,7 @@ def branched(n: int) -> list[int]:
 
 
 def measure(
-    session: Session, prompt: Sequence[int], lengths: Sequence[int], sizes: Sequence[int]
+    sequence: core.Sequence, prompt: Sequence[int], lengths: Sequence[int], sizes: Sequence[int]
 ) -> Costs:
     """Medians of rounds after a prompt that accept nothing.
 
@@ -24,38 +26,32 @@ def measure(
     Errors: Error from the core, also where the context is too short.
     """
     costs = Costs()
-    session.reset()
-    last = session.prefill(prompt).argmax()
-    session.reserve_verify(max(sizes) + 1)
-    start, first = session.take(), last
+    sequence.reset()
+    last = sequence.prefill(prompt).argmax()
+    sequence.engine.reserve_verify(max(sizes) + 1)
+    start, first = sequence.take(), last
     for _ in range(1 + N_TIMES):
-        session.restore(start)  # contexts of one length compare
+        sequence.restore(start)  # contexts of one length compare
         last = first
-        done = Round(session.position, n_tokens=1)
+        done = Round(sequence.position, n_tokens=1)
         started = time.perf_counter()
-        last = session.decode(last).argmax()
+        last = sequence.decode(last).argmax()
         done.pass_s = time.perf_counter() - started
         costs.observe(done)
         for number, size in enumerate(sizes):
             for is_tree in (False, True) if size > 1 else (False,):
                 n = lengths[(2 * number + is_tree) % len(lengths)]
-                costs.observe(_round(session, last, n, size, is_tree))
+                costs.observe(_round(sequence, last, n, size, is_tree))
     return costs
 
 
-def _round(session: Session, last: int, n: int, size: int, is_tree: bool) -> Round:
-    done = Round(session.position, n, size, is_tree, n_tokens=1)
+def _round(sequence: core.Sequence, last: int, n: int, size: int, is_tree: bool) -> Round:
+    done = Round(sequence.position, n, size, is_tree, n_tokens=1)
     started = time.perf_counter()
-    draft = session.draft(last, n, N_RANKED)
+    draft = sequence.draft(last, n, N_RANKED)
     drafted = time.perf_counter()
     tokens = [last, *(int(draft.tokens[i % n, i // n % N_RANKED]) for i in range(size))]
-    if is_tree:
-        rows = session.verify_tree(tokens, branched(size + 1))
-        rows.argmax(0)
-        session.commit_path([0])
-    else:
-        rows = session.verify(tokens)
-        rows.argmax(0)
-        session.commit(1)
+    tree = Tree.of(tokens, branched(size + 1) if is_tree else None)
+    verify(sequence, tree, lambda rows, node: rows.argmax(node), lambda _: True)
     done.draft_s, done.pass_s = drafted - started, time.perf_counter() - drafted
     return done

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from .. import core
 from ..config import DecodeConfig
-from ..core import Draft, Session
+from ..core import Draft
 from ..draft.proposer import N_RANKED, DFlash
 from ..policy.budget import Budget
 from ..policy.costs import Costs, Round
+from ..rounds import Speculation
 from ..sampling import Sampler
 from .settings import Setting
 
@@ -29,14 +31,14 @@ class Record:
 
 
 def record(
-    session: Session, prompt: Sequence[int], n_tokens: int, lengths: Sequence[int]
+    sequence: core.Sequence, prompt: Sequence[int], n_tokens: int, lengths: Sequence[int]
 ) -> Record:
     """Decodes plainly, drafting `lengths` positions before every token."""
-    session.reset()
-    tokens, drafts = [session.prefill(prompt).argmax()], []
+    sequence.reset()
+    tokens, drafts = [sequence.prefill(prompt).argmax()], []
     while len(tokens) < n_tokens:
-        drafts.append({n: session.draft(tokens[-1], n, N_RANKED) for n in lengths})
-        tokens.append(session.decode(tokens[-1]).argmax())
+        drafts.append({n: sequence.draft(tokens[-1], n, N_RANKED) for n in lengths})
+        tokens.append(sequence.decode(tokens[-1]).argmax())
     return Record(len(prompt), tokens, drafts)
 
 
@@ -64,31 +66,24 @@ def play(
     costs: the measured ones. budget: what "auto" has learned. most: nodes of its trees.
     """
     drafter = _Drafter(record)
-    proposer = DFlash(drafter, budget.calibrations)
-    rule = setting.rule(budget, drafter.max_draft, most)
-    sampler = Sampler(DecodeConfig())
+    speculation = None
+    if (rule := setting.rule(budget, drafter.max_draft, most)) is not None:
+        proposer = DFlash(drafter, budget.calibrations)
+        speculation = Speculation(proposer, rule, Sampler(DecodeConfig()))
     rounds: list[Round] = []
     while drafter.at < len(record.drafts):
         at = drafter.at
         done = Round(record.n_prompt + at)
-        limit = min(drafter.max_draft, len(record.drafts) - at - 1)
-        n = rule.choose(done.position, limit) if rule is not None and limit else 0
-        coming = record.tokens[at + 1 :]
-        if rule is not None and n:
-            done.n_positions = n
-            candidates = proposer.propose(
-                record.tokens[: at + 1], n, sampler, is_narrow=rule.is_narrow
-            )
-            if candidates is not None:
-                tree = rule.pick(record.tokens[at], candidates, most)
-                done.verifies(tree)
-                done.n_accepted = len(tree.accepted(coming)) - 1
+        seen, coming = record.tokens[: at + 1], record.tokens[at + 1 :]
+        n_left = len(record.drafts) - at
+        if speculation is not None:
+            tree = speculation.propose(done, seen, n_left, most + 1)
+            done.n_accepted = len(tree.accepted(coming)) - 1 if tree is not None else 0
         done.n_tokens = done.n_accepted + 1
-        done.draft_s = costs.draft_s(n) if n else 0.0
+        done.draft_s = costs.draft_s(done.n_positions) if done.n_positions else 0.0
         done.pass_s = costs.pass_s(done.position, done.n_drafted + 1, done.is_tree)
-        if rule is not None:
-            proposer.observe(coming[: done.n_tokens])
-            rule.observe(done)
+        if speculation is not None:
+            speculation.observe(done, coming[: done.n_tokens])
         rounds.append(done)
         drafter.at += done.n_tokens
     return sum(done.seconds for done in rounds), rounds

@@ -6,7 +6,7 @@ import argparse
 import re
 from pathlib import Path
 
-from ..config import DRAFT_KINDS, TREE_BUDGET, DecodeConfig
+from ..config import DRAFT_KINDS, REASONING_FORMATS, TREE_BUDGET, DecodeConfig
 from .model_arguments import add_fit, add_options
 
 DESCRIPTION = "Answers a prompt with a GGUF language model."
@@ -78,6 +78,13 @@ def _add_prompt(p: argparse.ArgumentParser) -> None:
         "--think",
         action=argparse.BooleanOptionalAction,
         help="let the model think first, or not, where its template offers the choice",
+    )
+    group.add_argument(
+        "--reasoning-format",
+        choices=REASONING_FORMATS,
+        default="auto",
+        help="auto: what the model thinks goes to stderr, the answer to stdout; none: all of it "
+        "to stdout as the model marks it",
     )
     group.add_argument(
         "-e",
@@ -188,6 +195,7 @@ def decode_config(args: argparse.Namespace) -> DecodeConfig:
         seed=None if args.seed == -1 else args.seed,
         stop=[unescaped(text, args.escape) for text in args.reverse_prompt],
         ignore_eos=args.ignore_eos,
+        reasoning_format=args.reasoning_format,
         draft=args.draft,
         draft_max=args.draft_max,
         draft_min=args.draft_min,

@@ -22,7 +22,7 @@ from ..text.gguf_metadata import Metadata
 from .arguments import decode_config, parser, prompt_text, unescaped
 from .model_arguments import load_config
 from .plan import fitted, show_plan
-from .terminal import Bar, comparison, figures
+from .terminal import Bar, Thoughts, comparison, figures
 
 INTERRUPTED = 130
 
@@ -58,7 +58,7 @@ def guarded(run: Callable[[], int]) -> int:
 
 def tell_detours(decoder: Decoder) -> None:
     """One line on stderr if the CPU computes what the device cannot."""
-    if lacking := decoder.session.cpu_operations:
+    if lacking := decoder.engine.cpu_operations:
         names = ", ".join(lacking)
         print(f"{decoder.model.backend} lacks {names}: the CPU computes that", file=sys.stderr)
 
@@ -179,16 +179,18 @@ def _answer(
     decoder: Decoder, args: argparse.Namespace, prompt: list[int], config: DecodeConfig
 ) -> Result:
     """Prints an answer while it is made. Ctrl-C ends the answer, not the program."""
-    bar = Bar("prompt", unit="tokens")
+    bar, thoughts = Bar("prompt", unit="tokens"), Thoughts()
     stream = decoder.stream(prompt, config, on_prefill=bar)
     try:
         with contextlib.suppress(KeyboardInterrupt):
             for step in stream:
                 bar.clear()
                 if not args.json:
+                    thoughts.show(step.reasoning, is_over=bool(step.text))
                     print(step.text, end="", flush=True)
     finally:
         bar.clear()
+        thoughts.close()
     result = stream.result()
     if args.json:
         print(result.to_json(), flush=True)

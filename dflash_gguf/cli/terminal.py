@@ -51,6 +51,32 @@ class Bar:
             self._is_visible = False
 
 
+class Thoughts:
+    """What a model thinks before its answer, on stderr and dim, so that stdout has the answer."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._is_dim = self._stream.isatty()
+        self._is_open = False
+
+    def show(self, text: str, *, is_over: bool) -> None:
+        """Shows some more; is_over: the answer has begun."""
+        if text and not self._is_open:
+            self._is_open = True
+            self._stream.write("\x1b[2m" if self._is_dim else "")
+        self._stream.write(text)
+        self._stream.flush()
+        if is_over:
+            self.close()
+
+    def close(self) -> None:
+        """Ends them with a blank line, if there were any."""
+        if self._is_open:
+            self._is_open = False
+            self._stream.write("\x1b[0m\n\n" if self._is_dim else "\n\n")
+            self._stream.flush()
+
+
 def figures(result: Result) -> str:
     """One line about an answer."""
     parts = [

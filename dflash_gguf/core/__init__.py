@@ -1,6 +1,7 @@
 """The compiled core in Python terms: numpy in, numpy out. No other module sees a C pointer."""
 
 from ._ffi import Error, library_build
+from .engines import Engine, Memory
 from .ggml import Device, devices, ggml_version, load_backend, probe_buffer_type, quantize
 from .limits import MAX_TOP, MAX_VERIFY
 from .load_config import (
@@ -14,7 +15,7 @@ from .load_config import (
     Option,
 )
 from .models import Drafter, Model
-from .sessions import Checkpoint, Draft, Rows, Session
+from .sequences import Checkpoint, Draft, Rows, Sequence
 
 __all__ = [
     "CACHE_TYPES",
@@ -29,12 +30,14 @@ __all__ = [
     "Device",
     "Draft",
     "Drafter",
+    "Engine",
     "Error",
     "LoadConfig",
+    "Memory",
     "Model",
     "Option",
     "Rows",
-    "Session",
+    "Sequence",
     "devices",
     "ggml_version",
     "library_build",

@@ -16,7 +16,7 @@ from typing import Any
 
 from cffi import FFI
 
-ABI_VERSION = 9
+ABI_VERSION = 10
 
 ffi: Any = FFI()
 

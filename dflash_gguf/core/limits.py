@@ -11,4 +11,4 @@ MAX_TOP = _LIMITS["DFL_MAX_TOP"]
 MAX_VERIFY = _LIMITS["DFL_MAX_VERIFY"]
 """Rows that a verify may be given room for."""
 MAX_THREADS = _LIMITS["DFL_MAX_THREADS"]
-"""Threads of a session."""
+"""Threads of an engine."""

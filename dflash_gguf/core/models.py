@@ -51,7 +51,7 @@ def _placements(kind: str, handle: Any, n: int) -> dict[str, int]:
 
 
 class Model:
-    """The weights of one GGUF file. Immutable; sessions in several threads may share it."""
+    """The weights of one GGUF file. Immutable; engines in several threads may share it."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Model:
 
     @property
     def n_ctx(self) -> int:
-        """Tokens a session of this model holds unless told otherwise."""
+        """Tokens a sequence of this model may hold unless told otherwise."""
         return self.config.n_ctx or min(self.n_ctx_train, DEFAULT_N_CTX)
 
     @property
@@ -105,7 +105,7 @@ class Model:
         return self._handle
 
     def close(self) -> None:
-        """Gives up this reference; weights go when the last session of the model is closed too."""
+        """Gives up this reference; weights go when the last engine of the model is closed too."""
         self._handle = None
 
 

@@ -41,7 +41,7 @@ class Proposer(Protocol):
 
 
 class Drafts(Protocol):
-    """What this module asks of a session."""
+    """What this module asks of a sequence."""
 
     @property
     def max_draft(self) -> int:
@@ -52,17 +52,17 @@ class Drafts(Protocol):
 
 
 class DFlash:
-    """The session's DFlash drafter, with chances learned from what the target took.
+    """The sequence's DFlash drafter, with chances learned from what the target took.
 
     The target's noise is known before it draws, so candidates are ranked with it, as much as it was
     found to tell: both then draw the same token far more often than two independent draws would.
     """
 
     def __init__(
-        self, session: Drafts, calibrations: Calibrations, *, n_ranked: int = N_RANKED
+        self, sequence: Drafts, calibrations: Calibrations, *, n_ranked: int = N_RANKED
     ) -> None:
         """calibrations: what is learned, which outlives answers."""
-        self._session = session
+        self._sequence = sequence
         self._calibrations = calibrations
         self._n_ranked = n_ranked
         self._open: tuple[Calibration, Features, NDArray[np.int64]] | None = None
@@ -70,7 +70,7 @@ class DFlash:
     @property
     def max_draft(self) -> int:
         """One less than the drafter's block."""
-        return self._session.max_draft
+        return self._sequence.max_draft
 
     def propose(
         self, seen: Sequence[int], n: int, sampler: Sampler, *, is_narrow: bool
@@ -78,7 +78,7 @@ class DFlash:
         """Drafts n positions; none, with a warning, if the drafter's scores are not finite."""
         self._open = None
         is_plain = is_narrow and sampler.is_argmax and not sampler.banned
-        draft = self._session.draft(seen[-1], n, 1 if is_plain else self._n_ranked)
+        draft = self._sequence.draft(seen[-1], n, 1 if is_plain else self._n_ranked)
         # A sum over a whole row is not finite where its best logit is not.
         if not math.isfinite(draft.log_sum_exp.sum() + (0.0 if is_plain else draft.logits.sum())):
             sentence = "the drafter's scores are not finite numbers: decoding goes on without it"

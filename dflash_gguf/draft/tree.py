@@ -11,7 +11,7 @@ Source: Ringel & Romano, DDTree, arXiv 2604.12989.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any
@@ -50,6 +50,15 @@ class Tree:
     log_chances: list[float]
     _children: dict[tuple[int, int], int] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, tokens: Sequence[int], parents: Sequence[int] | None = None) -> Tree:
+        """A tree of these nodes, a chain without parents; all chances are 1."""
+        parents = range(-1, len(tokens) - 1) if parents is None else parents
+        depths: list[int] = []
+        for parent in parents:
+            depths.append(depths[parent] + 1 if parent >= 0 else 0)
+        return cls(list(tokens), list(parents), depths, [0.0] * len(tokens))
+
     def __len__(self) -> int:
         return len(self.tokens)
 
@@ -78,18 +87,30 @@ class Tree:
             self._children.update({key: child for child, key in enumerate(keys)})
         return self._children.get((node, token))
 
+    def follow(
+        self, choose: Callable[[int], int], take: Callable[[int], bool]
+    ) -> tuple[list[int], int]:
+        """The path of nodes that the target takes, root first, and how many candidates it took.
+
+        choose: the target's token after a node. take: is given each of these tokens; True ends the
+        path before the token, which counts as taken all the same if it is a candidate.
+        """
+        path, n_taken = [0], 0
+        while True:
+            token = choose(path[-1])
+            node = self.child(path[-1], token)
+            n_taken += node is not None
+            if take(token) or node is None:
+                return path, n_taken
+            path.append(node)
+
     def accepted(self, chosen: Iterable[int]) -> list[int]:
         """The path that the target takes, root first.
 
         chosen: its token after each node of the path, taken only as far as the path goes.
         """
-        path = [0]
-        for token in chosen:
-            node = self.child(path[-1], token)
-            if node is None:
-                break
-            path.append(node)
-        return path
+        tokens = iter(chosen)
+        return self.follow(lambda _: next(tokens, -1), lambda _: False)[0]
 
     def first(self, n_drafted: int) -> Tree:
         """The root and the first nodes below it, which are a tree as well."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
 from ..config import LoadConfig
-from ..core import Drafter, Error, Model, Session, devices, load_backend
+from ..core import Drafter, Engine, Error, Model, devices, load_backend
 
 CONTEXT_BYTES = 512 << 20
 """About what the driver and ggml's kernels take of a card that is not there to be asked."""
@@ -25,7 +25,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a session takes with its weights. device is the host itself without an accelerator.
+    """What an engine takes with its weights. device is the host itself without an accelerator.
 
     verify_rows: rows a round may verify. free_bytes: of the device; of a card not there, all.
     host_free_bytes: of the memory beside it; None without an accelerator, or with one not there.
@@ -154,12 +154,10 @@ class Planner:
         Errors: Error for K/V types that do not work on the device.
         """
         config = config or self.config
-        session = Session(
-            self.model, config.n_ctx, self._drafter, config.draft_window, config=config
-        )
-        if self._drafter and verify_rows > session.max_verify:
-            session.reserve_verify(verify_rows)
-        plan = plan_of(self.model, self._drafter, session, config, self.capacity)
+        engine = Engine(self.model, config.n_ctx, self._drafter, config.draft_window, config=config)
+        if self._drafter and verify_rows > engine.max_verify:
+            engine.reserve_verify(verify_rows)
+        plan = plan_of(engine, config, self.capacity)
         has_host_too = self.model.on_gpu and not self.model.is_imagined
         return replace(plan, host_free_bytes=free_bytes("CPU")) if has_host_too else plan
 
@@ -184,26 +182,26 @@ def free_bytes(device: str) -> int:
     return next((x.free_bytes for x in devices() if x.name == device), 0)
 
 
-def plan_of(
-    model: Model, drafter: Drafter | None, session: Session, config: LoadConfig, free: int
-) -> Plan:
-    """The plan that a session, measured or real, amounts to."""
+def plan_of(engine: Engine, config: LoadConfig, free: int) -> Plan:
+    """The plan that an engine, measured or real, amounts to. free: bytes of its device."""
+    model = engine.model
     return Plan(
         device=model.backend,
         on_gpu=model.on_gpu,
         free_bytes=free,
-        n_ctx=session.n_ctx,
+        n_ctx=engine.n_ctx,
         cache_type_k=config.cache_type_k,
         cache_type_v=config.cache_type_v,
         n_ubatch=config.n_ubatch,
         draft_window=config.draft_window,
-        verify_rows=session.max_verify if drafter else 0,
-        items=tuple(item for item in _items(model, drafter, session) if item.bytes),
+        verify_rows=engine.max_verify if engine.drafter else 0,
+        items=tuple(item for item in _items(engine) if item.bytes),
     )
 
 
-def _items(model: Model, drafter: Drafter | None, session: Session) -> Iterator[Item]:
-    place, info = "device" if model.on_gpu else "host", session.info()
+def _items(engine: Engine) -> Iterator[Item]:
+    model, drafter = engine.model, engine.drafter
+    place = "device" if model.on_gpu else "host"
     yield Item("target weights", model.device_bytes, place)
     yield Item("target weights", model.beside_bytes, "host")
     yield Item("target weights", model.mapped_bytes, "file")
@@ -211,29 +209,24 @@ def _items(model: Model, drafter: Drafter | None, session: Session) -> Iterator[
     if drafter is not None:
         yield Item("drafter weights", drafter.copied_bytes, place)
         yield Item("drafter weights", drafter.mapped_bytes, "file")
-    for name, size, beside in (
-        ("K/V cache", info.kv_bytes, info.kv_beside_bytes),
-        ("recurrent state", info.recurrent_bytes, info.recurrent_beside_bytes),
-        (f"trace of {info.verify_rows} rows", info.trace_bytes, info.trace_beside_bytes),
-        ("attention masks", info.mask_bytes, info.mask_beside_bytes),
-    ):
-        yield Item(name, size - beside, place)
-        yield Item(name, beside, "host")
-    yield Item("drafter's K/V and features", info.draft_bytes, place)
-    at_most = ", at most" if model.is_imagined and info.arena_beside_bytes else ""
-    compute = f"compute buffer ({_largest(info)}){at_most}"
-    yield Item(compute, info.arena_bytes - info.arena_beside_bytes, place)
-    yield Item(compute, info.arena_beside_bytes, "host")
-    yield Item("device library's pool, about", info.pool_bytes, place)
+    memory = engine.memory()
+    is_split = any(use.name == "arena" and use.place != model.backend for use in memory)
+    at_most = ", at most" if model.is_imagined and is_split else ""
+    labels = {
+        "kv": "K/V cache",
+        "recurrent": "recurrent state",
+        "trace": f"trace of {engine.max_verify} rows",
+        "mask": "attention masks",
+        "draft": "drafter's K/V and features",
+        "arena": f"compute buffer ({engine.largest_graph}){at_most}",
+        "pool": "device library's pool, about",
+        "kept": "prompts to go back to",
+    }
+    for use in memory:
+        where = place if use.place == model.backend else "host"
+        yield Item(labels[use.name], use.bytes, where)
     if model.is_imagined:
         yield Item("driver and kernels, about", CONTEXT_BYTES, place)
-    yield Item("prompts to go back to", info.kept_bytes, "host")
-
-
-def _largest(info: object) -> str:
-    """The graph that decides the size of the compute buffer."""
-    kinds = ("prefill", "verify", "draft")
-    return max(kinds, key=lambda kind: getattr(info, f"{kind}_arena_bytes"))
 
 
 def check_fits(plan: Plan) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..config import AUTO_TREE_BUDGET, TREE_BUDGET, DecodeConfig
-from ..core import MAX_VERIFY, Error, Session
+from ..core import MAX_VERIFY, Error, Sequence
 from ..draft.kinds import proposer_of
 from .brief import AutoRule, BriefRule, Taken
 from .budget import Budget
@@ -16,25 +16,26 @@ N_ROUNDS_KEPT = 16
 
 
 class Drafting:
-    """The drafter of one session; what is learned outlives answers, and its costs the process."""
+    """The drafter of one sequence; what is learned outlives answers, and its costs the process."""
 
     def __init__(
         self,
-        session: Session,
+        sequence: Sequence,
         cost_file: CostFile | None = None,
         most_rows: int = MAX_VERIFY,
         proposer: str | None = None,
     ) -> None:
         """cost_file: where this pair's costs are kept. most_rows: of a verify nobody asked for.
 
-        proposer: its name; None is whichever serves the session.
+        proposer: its name; None is whichever serves the sequence.
         """
         # ggml's CUDA backend captures a graph as it runs for the second time.
-        n_first = 2 if session.model.backend.startswith("CUDA") else 1
+        engine = sequence.engine
+        n_first = 2 if engine.model.backend.startswith("CUDA") else 1
         self.budget = Budget(cost_file.load(n_first) if cost_file else Costs(n_first))
-        self.proposer = proposer_of(session, self.budget.calibrations, proposer)
+        self.proposer = proposer_of(sequence, self.budget.calibrations, proposer)
         self._taken = Taken(self.proposer.max_draft if self.proposer else 0, n_first)
-        self._session = session
+        self._engine = engine
         self._cost_file = cost_file
         self._most_rows = most_rows
         self._n_kept = 0
@@ -66,13 +67,13 @@ class Drafting:
         """Lets a round verify so many rows; where it can do with fewer, as many as there may be."""
         if not is_needed:
             n_rows = min(n_rows, self._most_rows)
-        if n_rows > self._session.max_verify:
+        if n_rows > self._engine.max_verify:
             try:
-                self._session.reserve_verify(n_rows)
+                self._engine.reserve_verify(n_rows)
             except Error:
                 if is_needed:
                     raise
-                self._most_rows = self._session.max_verify  # others took what was free
+                self._most_rows = self._engine.max_verify  # others took what was free
 
     def keep_costs(self) -> None:
         """Lets the next process begin with what this one measured."""

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from .reasoning import Format
+
 Message = Mapping[str, Any]
+
+
+class ChatPrompt(list[int]):
+    """Token ids of a conversation up to where the answer begins."""
+
+    def __init__(self, tokens: Iterable[int], reasoning: Format | None) -> None:
+        """reasoning: how an answer marks its thoughts; None if the template marks none."""
+        super().__init__(tokens)
+        self.reasoning = reasoning
 
 
 class _Generation(jinja2.ext.Extension):

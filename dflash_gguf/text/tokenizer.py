@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from ..convert.schema import Key
-from .chat import Message, render
+from .chat import ChatPrompt, Message, render
 from .gguf_metadata import Metadata
+from .reasoning import format_of
 from .vocabulary import GPT2, NORMAL, Vocabulary, read_vocabulary
 
 _unopened: Exception | None = None
@@ -173,14 +174,15 @@ class Tokenizer:
         *,
         template: str | None = None,
         enable_thinking: bool | None = None,
-    ) -> list[int]:
+    ) -> ChatPrompt:
         """Token ids of a conversation up to where the answer begins.
 
         template: None for the file's own; else see `chat_text`.
         """
         text = self.chat_text(messages, template=template, enable_thinking=enable_thinking)
         bos = self.special_text(Key.TOKENIZER_BOS_ID)
-        return self.tokenize(text, add_special=bos is None or not text.startswith(bos))
+        tokens = self.tokenize(text, add_special=bos is None or not text.startswith(bos))
+        return ChatPrompt(tokens, format_of(self._template(template) or "", text))
 
     def chat_text(
         self,

@@ -49,12 +49,8 @@ def tokens_a_round(kind: str, size: int) -> float:
     return float(np.mean([1 + shape(draft, kind, size).n_expected for draft in drafts]))
 
 
-def accepted(tree: Tree, candidates: Candidates, random: np.random.Generator) -> list[int]:
-    """The path that the target takes, root first, for one draw of its choices."""
-    return tree.accepted(_chosen(candidates, random))
-
-
-def _chosen(candidates: Candidates, random: np.random.Generator) -> Iterator[int]:
+def chosen(candidates: Candidates, random: np.random.Generator) -> Iterator[int]:
+    """One draw of the target's choices, position by position."""
     for tokens, steps in zip(candidates.tokens, candidates.log_chances, strict=True):
         chances = np.exp(steps)
         rank = random.choice(N_RANKS, p=chances / chances.sum())

@@ -50,10 +50,10 @@ class Pair:
     target: Path
     drafter: Path
 
-    def open(self, config: LoadConfig) -> core.Session:
-        """A session that drafts."""
+    def open(self, config: LoadConfig) -> core.Sequence:
+        """A sequence that drafts."""
         model = core.Model(str(self.target), config)
-        return core.Session(model, drafter=core.Drafter(str(self.drafter), model))
+        return core.Sequence(core.Engine(model, drafter=core.Drafter(str(self.drafter), model)))
 
 
 def measure(setting: Setting) -> Iterator[Figures]:
@@ -75,8 +75,8 @@ def measure(setting: Setting) -> Iterator[Figures]:
 def _compare(pair: Pair, setting: Setting) -> Figures:
     cpu = pair.open(LoadConfig(n_gpu_layers=0, n_threads=N_THREADS, **_sizes("f32")))
     device, type_name = _on_device(pair, setting)
-    serial = core.Session(device.model)
-    tokens = np.random.default_rng(3).integers(0, cpu.model.n_vocab, N_PROMPT).tolist()
+    serial = core.Sequence(core.Engine(device.engine.model))
+    tokens = np.random.default_rng(3).integers(0, cpu.engine.model.n_vocab, N_PROMPT).tolist()
     figures: Figures = {"cache_type": type_name}
     expected = cpu.logits(tokens)
     scale = float(np.ptp(expected))
@@ -97,7 +97,7 @@ def _sizes(type_name: str) -> dict[str, Any]:
     return {"n_ctx": N_CTX, "n_ubatch": N_UBATCH, **cache}
 
 
-def _on_device(pair: Pair, setting: Setting) -> tuple[core.Session, str]:
+def _on_device(pair: Pair, setting: Setting) -> tuple[core.Sequence, str]:
     for type_name in CACHE_TYPES[:-1]:
         try:
             return pair.open(setting.load_config(**_sizes(type_name))), type_name
@@ -110,14 +110,16 @@ def _off(found: Rows, expected: Rows, scale: float) -> float:
     return float(np.abs(found - expected).max() / scale)
 
 
-def _trees(cpu: core.Session, device: core.Session, serial: core.Session, scale: float) -> Figures:
+def _trees(
+    cpu: core.Sequence, device: core.Sequence, serial: core.Sequence, scale: float
+) -> Figures:
     """Trees after one timeline, which goes on along a path of each; the first is a chain."""
     random = np.random.default_rng(4)
-    device.reserve_verify(64)
+    device.engine.reserve_verify(64)
     of_chain, of_tree, of_serial, of_cousins, closest = 0.0, 0.0, 0.0, 0.0, np.inf
     n_mistaken = n_cousins = 0
     for parents in (deep(16), comb(16), scattered(23, random), scattered(64, random)):
-        tokens = tokens_for(parents, random, cpu.model.n_vocab)
+        tokens = tokens_for(parents, random, cpu.engine.model.n_vocab)
         start = serial.take(), cpu.take()
         alone = serial_logits(serial, start[0], tokens, parents)
         expected = serial_logits(cpu, start[1], tokens, parents)
@@ -136,9 +138,9 @@ def _trees(cpu: core.Session, device: core.Session, serial: core.Session, scale:
             of_cousins, closest = max(of_cousins, own / other), min(closest, other)
         path = path_to(parents, len(parents) - 1)
         device.commit_path(path)
-        for session, checkpoint in zip((serial, cpu), start, strict=True):
-            session.restore(checkpoint)
-            session.prefill([tokens[x] for x in path])
+        for sequence, checkpoint in zip((serial, cpu), start, strict=True):
+            sequence.restore(checkpoint)
+            sequence.prefill([tokens[x] for x in path])
     return {
         "serial": of_serial,
         "chain": of_chain,
@@ -150,7 +152,7 @@ def _trees(cpu: core.Session, device: core.Session, serial: core.Session, scale:
     }
 
 
-def _drafts(cpu: core.Session, device: core.Session) -> Figures:
+def _drafts(cpu: core.Sequence, device: core.Sequence) -> Figures:
     """A draft after the same timeline: candidates and their logits."""
     n = cpu.max_draft
     expected, found = cpu.draft(7, n, 8), device.draft(7, n, 8)
@@ -163,16 +165,18 @@ def _drafts(cpu: core.Session, device: core.Session) -> Figures:
     }
 
 
-def _law(device: core.Session) -> Figures:
+def _law(device: core.Sequence) -> Figures:
     """How clearly the plain token had won wherever a drafted answer differs, in logits."""
     figures: Figures = {}
-    prompt = np.random.default_rng(8).integers(0, device.model.n_vocab, 30).tolist()
-    decoder = Decoder(device.model, device, None)
+    prompt = np.random.default_rng(8).integers(0, device.engine.model.n_vocab, 30).tolist()
+    decoder = Decoder(device, None)
     for name, way in WAYS.items():
         config = DecodeConfig(max_tokens=N_ANSWER, draft="none", **way)
         plain = decoder.generate(prompt, config).tokens
         for draft in ("chain", "tree"):
-            decoder._drafting.proposer = _knowing(plain, len(prompt), device.model.n_vocab, draft)
+            decoder._drafting.proposer = _knowing(
+                plain, len(prompt), device.engine.model.n_vocab, draft
+            )
             margins, result = margins_at_differences(decoder, prompt, config, draft=draft)
             figures[f"{name}_{draft}"] = {
                 "differences": len(margins),

@@ -24,7 +24,7 @@ from dflash_gguf.text.gguf_metadata import Metadata
 from gpu import null_card
 from gpu.acceptance import FIRST_ID
 from gpu.setting import Figures, Setting
-from gpu.speed import open_pair
+from gpu.speed import close_pair, open_pair
 
 ACCEPTED = (2, 4, 8)
 N_DRAFT = 15
@@ -82,8 +82,8 @@ def chain(setting: Setting) -> Iterator[Figures]:
     sizes = setting.sizes
     device = setting.found_device()
     n_ctx = sizes.n_prompt + 64 + sizes.n_rounds * (max(ACCEPTED) + 1)
-    session = open_pair(setting, n_ctx)
-    n_vocab = session.model.n_vocab
+    sequence = open_pair(setting, n_ctx)
+    n_vocab = sequence.engine.model.n_vocab
 
     def work(accept: int, run: int) -> Forced:
         return Forced.random(n_vocab, sizes.n_prompt, sizes.n_rounds, N_DRAFT, accept, run)
@@ -94,11 +94,10 @@ def chain(setting: Setting) -> Iterator[Figures]:
 
     ours = {}
     for accept in ACCEPTED:
-        ours[accept] = table(Ours(session), accept)
+        ours[accept] = table(Ours(sequence), accept)
         yield {"accepted": accept, "ours": medians(ours[accept])}
-    session.close()
-    session.model.close()
-    del session
+    close_pair(sequence)
+    del sequence
     on_gpu = device.type == "gpu"
     with Peer(
         setting.target,

@@ -25,20 +25,23 @@ class Moved:
     draft: int
 
     @classmethod
-    def of(cls, session: core.Session) -> Moved:
-        """For a round at the session's position. Activations are left out; experts are all in."""
-        info, model, drafter = session.info(), session.model, session.drafter
+    def of(cls, sequence: core.Sequence) -> Moved:
+        """For a round at the sequence's position. Activations are left out; experts are all in."""
+        engine = sequence.engine
+        model, drafter = engine.model, engine.drafter
         draft = 0
         if drafter is not None:
-            window = min(1.0, session.position / max(model.config.draft_window, 1))
-            draft = drafter.copied_bytes + drafter.mapped_bytes + int(info.draft_bytes * window)
+            window = min(1.0, sequence.position / max(model.config.draft_window, 1))
+            draft = (
+                drafter.copied_bytes + drafter.mapped_bytes + int(engine.bytes_of("draft") * window)
+            )
             if head_bytes(drafter.path, tied=False) == 0:
                 draft += head_bytes(model.path, tied=True)
         return cls(
             weights=model.copied_bytes + model.mapped_bytes,
-            cache=int(info.kv_bytes * session.position / session.n_ctx),
-            state=int(info.recurrent_bytes),
-            trace=int(info.trace_bytes) // max(int(info.verify_rows), 1),
+            cache=int(engine.bytes_of("kv") * sequence.position / sequence.n_ctx),
+            state=engine.bytes_of("recurrent"),
+            trace=engine.bytes_of("trace") // max(engine.max_verify, 1),
             draft=draft,
         )
 

@@ -16,7 +16,14 @@ from gpu.facts import used_bytes
 from gpu.files import OUTTYPE, write_pair
 from gpu.ggml_device import copied_gb_per_s
 from gpu.setting import Figures, Setting
-from gpu.speed import Driver, measure_rounds, most_tokens, open_pair, random_tokens
+from gpu.speed import (
+    Driver,
+    close_pair,
+    measure_rounds,
+    most_tokens,
+    open_pair,
+    random_tokens,
+)
 
 CACHE_TYPE = "q4_0"
 KINDS = (("plain", 0), ("chain", 15), ("tree", 22))
@@ -47,17 +54,17 @@ def measure(setting: Setting) -> Iterator[Figures]:
     known = at_first is not None and used is not None
     yield {"context_bytes": used - at_first if known else None}
     before = _Held(device)
-    session = open_pair(setting, sizes.n_long, CACHE_TYPE)
-    session.reserve_verify(MOST_ROWS)
+    sequence = open_pair(setting, sizes.n_long, CACHE_TYPE)
+    sequence.engine.reserve_verify(MOST_ROWS)
     yield {"loaded_bytes": before.more()}
-    yield from _fill(session, sizes.n_long - most_tokens(sizes) * len(KINDS) - MOST_ROWS)
+    yield from _fill(sequence, sizes.n_long - most_tokens(sizes) * len(KINDS) - MOST_ROWS)
     for kind, size in KINDS:
-        yield measure_rounds(Driver(session, kind, size), sizes, bandwidth)
+        yield measure_rounds(Driver(sequence, kind, size), sizes, bandwidth)
     held = before.more()
-    real = plan_of(session.model, session.drafter, session, config, plan.free_bytes)
+    real = plan_of(sequence.engine, config, plan.free_bytes)
     yield {
-        "position": session.position,
-        "n_ctx": session.n_ctx,
+        "position": sequence.position,
+        "n_ctx": sequence.n_ctx,
         "cache_type": CACHE_TYPE,
         "allocated_bytes": real.needed_bytes,
         "held_bytes": held,
@@ -71,12 +78,11 @@ def _load_kernels(setting: Setting) -> None:
     with tempfile.TemporaryDirectory() as folder:
         target, drafter = write_pair(Path(folder), KERNELS_OF, OUTTYPE)
         small = replace(setting, target_file=target, drafter_file=drafter)
-        session = open_pair(small, 1024, CACHE_TYPE)
-        session.prefill(random_tokens(session, 600, seed=1))
+        sequence = open_pair(small, 1024, CACHE_TYPE)
+        sequence.prefill(random_tokens(sequence, 600, seed=1))
         for kind, size in KINDS:
-            Driver(session, kind, size).run(3)
-        session.close()
-        session.model.close()
+            Driver(sequence, kind, size).run(3)
+        close_pair(sequence)
 
 
 class _Held:
@@ -100,17 +106,17 @@ def _items(items: object) -> dict[str, int]:
     return {f"{x.name} ({x.where})": x.bytes for x in items}  # type: ignore[attr-defined]
 
 
-def _fill(session: core.Session, n: int) -> Iterator[Figures]:
+def _fill(sequence: core.Sequence, n: int) -> Iterator[Figures]:
     """A real prefill in pieces, and how fast each was."""
-    tokens = random_tokens(session, n, seed=1)
+    tokens = random_tokens(sequence, n, seed=1)
     piece = -(-n // N_PIECES)
     for start in range(0, n, piece):
         part = tokens[start : start + piece]
         started = perf_counter()
-        session.prefill(part)
+        sequence.prefill(part)
         seconds = perf_counter() - started
         yield {
-            "position": session.position,
+            "position": sequence.position,
             "seconds": round(seconds, 2),
             "tokens_per_s": round(len(part) / seconds, 1),
         }

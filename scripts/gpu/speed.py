@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dflash_gguf import core
+from dflash_gguf.account import Phase
 from dflash_gguf.draft.proposer import N_RANKED
+from dflash_gguf.rounds import Rows, verify
 from gpu import acceptance, null_card
 from gpu.ggml_device import GraphCounter
 from gpu.limits import Moved, share_of_limit
@@ -23,29 +26,38 @@ N_WATCHED = 4
 Milliseconds = NDArray[np.float64]
 
 
-def open_pair(setting: Setting, n_ctx: int, cache_type: str = "f16") -> core.Session:
-    """A session that drafts, everything on the device."""
+def open_pair(setting: Setting, n_ctx: int, cache_type: str = "f16") -> core.Sequence:
+    """A sequence that drafts, everything on the device."""
     config = setting.load_config(n_ctx=n_ctx, cache_type_k=cache_type, cache_type_v=cache_type)
     model = core.Model(str(setting.target), config)
-    return core.Session(model, drafter=core.Drafter(str(setting.drafter), model))
+    return core.Sequence(core.Engine(model, drafter=core.Drafter(str(setting.drafter), model)))
 
 
-def random_tokens(session: core.Session, n: int, seed: int) -> list[int]:
+def close_pair(sequence: core.Sequence) -> None:
+    """Frees all that `open_pair` took."""
+    sequence.close()
+    sequence.engine.close()
+    sequence.engine.model.close()
+
+
+def random_tokens(sequence: core.Sequence, n: int, seed: int) -> list[int]:
     """Ids without a meaning of their own."""
-    ids = np.random.default_rng(seed).integers(acceptance.FIRST_ID, session.model.n_vocab, n)
+    ids = np.random.default_rng(seed).integers(
+        acceptance.FIRST_ID, sequence.engine.model.n_vocab, n
+    )
     return [int(x) for x in ids]
 
 
 class Driver:
-    """Drives a session through rounds of one kind."""
+    """Drives a sequence through rounds of one kind."""
 
-    def __init__(self, session: core.Session, kind: str, size: int = 0) -> None:
+    def __init__(self, sequence: core.Sequence, kind: str, size: int = 0) -> None:
         """kind: "plain", "chain" or "tree"; size: candidates."""
-        self.session, self.kind, self.size = session, kind, size
+        self.sequence, self.kind, self.size = sequence, kind, size
         self._random = np.random.default_rng(2)
         self._last = acceptance.FIRST_ID
         if size:
-            session.reserve_verify(size + 1)
+            sequence.engine.reserve_verify(size + 1)
 
     def run(self, n_rounds: int) -> Milliseconds:
         """Times of rounds, [n_rounds, len(PHASES)]."""
@@ -54,32 +66,33 @@ class Driver:
 
     def _plain(self) -> list[float]:
         started = perf_counter()
-        rows = self.session.decode(self._last)
+        rows = self.sequence.decode(self._last)
         computed = perf_counter()
         self._last = rows.argmax()
         ended = perf_counter()
         return [0.0, 0.0, computed - started, ended - computed, 0.0, ended - started]
 
     def _drafted(self) -> list[float]:
-        session, is_tree = self.session, self.kind == "tree"
-        length = min(self.size, session.max_draft)
-        candidates = acceptance.draw(self._random, session.model.n_vocab)
-        times = [perf_counter()]
-        session.draft(self._last, length, N_RANKED if is_tree else 1)
-        times.append(perf_counter())
-        tree = acceptance.shape(candidates, self.kind, self.size, self._last)
-        times.append(perf_counter())
-        rows = session.verify_tree(tree.tokens, tree.parents)
-        times.append(perf_counter())
-        path = acceptance.accepted(tree, candidates, self._random)
-        chosen_from = perf_counter()
-        for node in path:
-            self._last = rows.argmax(node)
-        times.append(times[-1] + perf_counter() - chosen_from)  # drawing the path is not our work
-        committed_from = perf_counter()
-        session.commit_path(path)
-        times.append(times[-1] + perf_counter() - committed_from)
-        return [*np.diff(times), times[-1] - times[0]]
+        sequence, is_tree = self.sequence, self.kind == "tree"
+        length = min(self.size, sequence.max_draft)
+        candidates = acceptance.draw(self._random, sequence.engine.model.n_vocab)
+        chosen = list(acceptance.chosen(candidates, self._random))
+        seconds = dict.fromkeys(PHASES, 0.0)
+        clock = partial(Phase, seconds)
+
+        def choose(rows: Rows, node: int) -> int:
+            with clock("choose"):
+                self._last = rows.argmax(node)
+            depth = tree.depths[node]
+            return chosen[depth] if depth < len(chosen) else self._last
+
+        with clock("round"):
+            with clock("draft"):
+                sequence.draft(self._last, length, N_RANKED if is_tree else 1)
+            with clock("tree"):
+                tree = acceptance.shape(candidates, self.kind, self.size, self._last)
+            verify(sequence, tree, choose, lambda _: False, clock)
+        return [seconds[name] for name in PHASES]
 
 
 def most_tokens(sizes: Sizes) -> int:
@@ -94,14 +107,16 @@ def measure_rounds(driver: Driver, sizes: Sizes, gb_per_s: float) -> Figures:
     its work and until it was done; the first is the host's on a device that replays captured
     graphs. built: graphs made meanwhile. read_bytes: copied to the host.
     """
-    session, n_rounds = driver.session, sizes.n_rounds
+    sequence, n_rounds = driver.sequence, sizes.n_rounds
+    engine = sequence.engine
     driver.run(sizes.n_warm)
-    before, calls = session.info(), null_card.counts()
+    before, calls = engine.info(), null_card.counts()
+    arena_before = engine.bytes_of("arena")
     times = driver.run(n_rounds)
-    after, called = session.info(), null_card.counts()
+    after, called = engine.info(), null_card.counts()
     phases = dict(zip(PHASES, times.mean(axis=0), strict=True))
     submit, wait = ((getattr(after, x) - getattr(before, x)) / n_rounds / 1e6 for x in _CLOCKS)
-    moved = Moved.of(session)
+    moved = Moved.of(sequence)
     is_plain = driver.kind == "plain"
     n_bytes = moved.plain if is_plain else moved.drafted(driver.size + 1)
     tokens = 1.0 if is_plain else acceptance.tokens_a_round(driver.kind, driver.size)
@@ -110,14 +125,14 @@ def measure_rounds(driver: Driver, sizes: Sizes, gb_per_s: float) -> Figures:
     return {
         "kind": driver.kind,
         "size": driver.size,
-        "position": session.position,
+        "position": sequence.position,
         "ms": {name: round(float(value), 4) for name, value in phases.items()},
         "median_ms": round(float(np.median(times[:, -1])), 4),
         "outside_ms": round(float(phases["round"]) - submit - wait, 4),
         "submit_ms": round(submit, 4),
         "wait_ms": round(wait, 4),
         "built": after.n_graphs_built - before.n_graphs_built,
-        "arena_grew_bytes": after.arena_bytes - before.arena_bytes,
+        "arena_grew_bytes": engine.bytes_of("arena") - arena_before,
         "read_bytes": (after.bytes_read - before.bytes_read) // n_rounds,
         "captured_graphs_in_4_rounds": dict(counts),
         "tokens_a_round": round(tokens, 3),

@@ -15,11 +15,11 @@ def measure(setting: Setting) -> Iterator[Figures]:
     sizes = setting.sizes
     bandwidth = copied_gb_per_s(setting.found_device().name, sizes.copied_bytes)
     n_ctx = sizes.n_prompt + most_tokens(sizes) + max(sizes.budgets) + 1
-    session = open_pair(setting, n_ctx)
+    sequence = open_pair(setting, n_ctx)
     for kind, size in settings_of(setting, sizes.budgets):
-        session.reset()
-        session.prefill(random_tokens(session, sizes.n_prompt, seed=1))
-        yield measure_rounds(Driver(session, kind, size), sizes, bandwidth)
+        sequence.reset()
+        sequence.prefill(random_tokens(sequence, sizes.n_prompt, seed=1))
+        yield measure_rounds(Driver(sequence, kind, size), sizes, bandwidth)
 
 
 def draw_curve(lines: list[Figures], path: Path, title: str) -> None:

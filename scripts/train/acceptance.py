@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from dflash_gguf.draft.tree import Tree
+
 # Drafts for several answers: (answer, place of the last known token) pairs to lists of tokens.
 Draft = Callable[[Sequence[tuple[int, int]]], Sequence[Sequence[int]]]
 
@@ -49,9 +51,8 @@ def measure(answers: Sequence[tuple[Sequence[int], int]], draft: Draft) -> Accep
         drafts = draft([(i, places[i]) for i in active])
         for i, guessed in zip(active, drafts, strict=True):
             rest = answers[i][0][places[i] + 1 :]
-            n_right = 0
-            while n_right < min(len(guessed), len(rest)) and guessed[n_right] == rest[n_right]:
-                n_right += 1
+            tree = Tree.of([answers[i][0][places[i]], *guessed])
+            n_right = len(tree.accepted(rest)) - 1
             n_new = min(n_right + 1, len(rest))
             result.add(n_right, n_new)
             places[i] += n_new

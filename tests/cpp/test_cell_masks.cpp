@@ -34,7 +34,7 @@ Hparams layers() {
     return hp;
 }
 
-// A timeline whose rows take cells as a session's do.
+// A timeline whose rows take cells as a sequence's do.
 class Timeline {
   public:
     Timeline(int64_t n_cells, unsigned seed)

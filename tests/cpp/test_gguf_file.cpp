@@ -1,6 +1,6 @@
 // GgufFile and Model on damaged bytes: an Error or a model that works, never anything else.
 #include "check.h"
-#include "engine/session.h"
+#include "engine/sequence.h"
 #include "gguf_schema.h"
 #include "model/gguf_file.h"
 #include "tiny_model.h"
@@ -42,14 +42,15 @@ void reads_what_was_written(const std::string & path) {
 // Every way out but a clean one fails under the sanitizers.
 bool try_model(const std::string & path) {
     const std::string error = error_of([&] {
-        SessionParams params;
+        EngineParams params;
         params.n_ctx = 32;
         params.n_ubatch = 3;
         params.n_threads = 1;
-        Session session(std::make_shared<Model>(path, on_cpu()), params);
+        Sequence sequence(
+            std::make_shared<Engine>(std::make_shared<Model>(path, on_cpu()), params));
         const int32_t tokens[] = {0, 1, 2, 3};
-        session.prefill(tokens, 4, nullptr, nullptr);
-        session.argmax(0);
+        sequence.prefill(tokens, 4, nullptr, nullptr);
+        sequence.argmax(0);
     });
     CHECK(!contains(error, "\n"));
     return error.empty();

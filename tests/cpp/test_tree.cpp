@@ -1,5 +1,5 @@
 // Trees from the inside: every size, and every form of recurrent layers.
-#include "engine/session.h"
+#include "engine/sequence.h"
 #include "layers/host/walked_delta_net.h"
 
 #include "check.h"
@@ -37,25 +37,25 @@ struct Random {
     }
 };
 
-Session make(const std::shared_ptr<const Model> & model, DeltaForm form, int64_t n_ctx = 512) {
-    SessionParams params;
+Sequence make(const std::shared_ptr<const Model> & model, DeltaForm form, int64_t n_ctx = 512) {
+    EngineParams params;
     params.n_ctx = n_ctx;
     params.n_ubatch = 450;
     params.n_threads = 1;
     params.type_k = params.type_v = GGML_TYPE_F32;
     params.delta_form = form;
-    return Session(model, params);
+    return Sequence(std::make_shared<Engine>(model, params));
 }
 
-Logits row(Session & session, int64_t index) {
+Logits row(Sequence & sequence, int64_t index) {
     Logits logits(TINY_VOCAB);
-    session.logits(index, logits.data());
+    sequence.logits(index, logits.data());
     return logits;
 }
 
-Logits next(Session & session, const Nodes & tokens) {
-    session.prefill(tokens.data(), tokens.size(), nullptr, nullptr);
-    return row(session, 0);
+Logits next(Sequence & sequence, const Nodes & tokens) {
+    sequence.prefill(tokens.data(), tokens.size(), nullptr, nullptr);
+    return row(sequence, 0);
 }
 
 bool equal(const Logits & a, const Logits & b) {
@@ -78,28 +78,28 @@ Nodes path_to(const Nodes & parents, int node) {
 // Trees of 1 to 64 nodes in turn, each committed along some path, as one prefill has it.
 void every_size(const std::shared_ptr<const Model> & model, DeltaForm form) {
     Random random;
-    Session session = make(model, form);
-    session.reserve_verify(64);
+    Sequence sequence = make(model, form);
+    sequence.engine().reserve_verify(64);
     Nodes timeline = random.tokens(9);
-    session.prefill(timeline.data(), timeline.size(), nullptr, nullptr);
+    sequence.prefill(timeline.data(), timeline.size(), nullptr, nullptr);
     for (int n = 1; n <= 64; ++n) {
         const Nodes tokens = random.tokens(n), parents = random.parents(n);
-        session.verify(tokens.data(), parents.data(), n);
-        CHECK(session.n_out_rows() == n);
+        sequence.verify(tokens.data(), parents.data(), n);
+        CHECK(sequence.n_out_rows() == n);
         for (int i = 0; i < n; ++i) {
-            CHECK(std::isfinite(row(session, i)[0]));
+            CHECK(std::isfinite(row(sequence, i)[0]));
         }
         Nodes path = path_to(parents, random.below(n));
         path.resize(random.below(static_cast<int>(path.size()) + 1));
-        session.commit_path(path.data(), path.size());
+        sequence.commit_path(path.data(), path.size());
         for (const int32_t node : path) {
             timeline.push_back(tokens[node]);
         }
-        CHECK(session.position() == static_cast<int64_t>(timeline.size()));
+        CHECK(sequence.position() == static_cast<int64_t>(timeline.size()));
     }
-    Session fresh = make(model, DeltaForm::OWN);
+    Sequence fresh = make(model, DeltaForm::OWN);
     timeline.push_back(3);
-    CHECK(equal(next(session, {3}), next(fresh, timeline)));
+    CHECK(equal(next(sequence, {3}), next(fresh, timeline)));
 }
 
 // Where no cell is left that padding could write to.
@@ -107,18 +107,18 @@ void the_last_cells(const std::shared_ptr<const Model> & model) {
     Random random;
     const Nodes prompt = random.tokens(250), tokens = random.tokens(6);
     const Nodes parents = {-1, 0, 0, 1, 1, 4}, path = {0, 1, 4, 5};
-    Session full = make(model, DeltaForm::OWN, 256), roomy = make(model, DeltaForm::OWN);
-    for (Session * session : {&full, &roomy}) {
-        session->reserve_verify(6);
-        session->prefill(prompt.data(), prompt.size(), nullptr, nullptr);
-        session->verify(tokens.data(), parents.data(), 6);
+    Sequence full = make(model, DeltaForm::OWN, 256), roomy = make(model, DeltaForm::OWN);
+    for (Sequence * sequence : {&full, &roomy}) {
+        sequence->engine().reserve_verify(6);
+        sequence->prefill(prompt.data(), prompt.size(), nullptr, nullptr);
+        sequence->verify(tokens.data(), parents.data(), 6);
     }
     for (int i = 0; i < 6; ++i) {
         CHECK(equal(row(full, i), row(roomy, i)));
     }
     CHECK(contains(error_of([&] { row(roomy, 6); }), "row 6: the last pass has 6 rows"));
-    for (Session * session : {&full, &roomy}) {
-        session->commit_path(path.data(), path.size());
+    for (Sequence * sequence : {&full, &roomy}) {
+        sequence->commit_path(path.data(), path.size());
     }
     CHECK(equal(next(full, {3, 4}), next(roomy, {3, 4})));
     CHECK(contains(error_of([&] { full.verify(tokens.data(), parents.data(), 6); }),
@@ -128,9 +128,9 @@ void the_last_cells(const std::shared_ptr<const Model> & model) {
 // Prefill over several chunks, single tokens, chains, trees and what they commit.
 void forms_do_the_same(const std::shared_ptr<const Model> & model, DeltaForm form) {
     Random random;
-    Session own = make(model, DeltaForm::OWN, 1024), other = make(model, form, 1024);
-    for (Session * session : {&own, &other}) {
-        session->reserve_verify(20);
+    Sequence own = make(model, DeltaForm::OWN, 1024), other = make(model, form, 1024);
+    for (Sequence * sequence : {&own, &other}) {
+        sequence->engine().reserve_verify(20);
     }
     for (const int n : {1, 5, 64, 65, 150, 450}) {
         const Nodes tokens = random.tokens(n);
@@ -138,22 +138,22 @@ void forms_do_the_same(const std::shared_ptr<const Model> & model, DeltaForm for
         const Nodes nodes = random.tokens(20), parents = random.parents(20);
         for (const int32_t * shape : {parents.data(), static_cast<const int32_t *>(nullptr)}) {
             const Nodes path = shape ? path_to(parents, 19) : Nodes{0, 1, 2, 3, 4, 5};
-            for (Session * session : {&own, &other}) {
-                session->verify(nodes.data(), shape, 20);
+            for (Sequence * sequence : {&own, &other}) {
+                sequence->verify(nodes.data(), shape, 20);
             }
             for (int i = 0; i < 20; ++i) {
                 CHECK(equal(row(other, i), row(own, i)));
             }
-            for (Session * session : {&own, &other}) {
-                session->commit_path(path.data(), path.size());
+            for (Sequence * sequence : {&own, &other}) {
+                sequence->commit_path(path.data(), path.size());
             }
         }
     }
     CHECK(equal(next(other, {7}), next(own, {7})));
 }
 
-std::vector<float> state_of(const Session & session) {
-    const std::vector<uint8_t> bytes = session.take().recurrent;
+std::vector<float> state_of(const Sequence & sequence) {
+    const std::vector<uint8_t> bytes = sequence.take().recurrent;
     std::vector<float> values(bytes.size() / sizeof(float));
     std::memcpy(values.data(), bytes.data(), bytes.size());
     return values;
@@ -161,9 +161,9 @@ std::vector<float> state_of(const Session & session) {
 
 // The timeline in rounds of up to 8 tokens: as chains, or as the paths of trees of 16 nodes whose
 // other nodes are noise.
-void decode_in_rounds(Session & session, const Nodes & timeline, bool trees) {
+void decode_in_rounds(Sequence & sequence, const Nodes & timeline, bool trees) {
     Random random;
-    session.reserve_verify(16);
+    sequence.engine().reserve_verify(16);
     for (size_t at = 0; at < timeline.size();) {
         const int n = std::min<int>(1 + random.below(8), static_cast<int>(timeline.size() - at));
         Nodes tokens = random.tokens(16), parents = random.parents(16), path = {0};
@@ -175,13 +175,13 @@ void decode_in_rounds(Session & session, const Nodes & timeline, bool trees) {
             tokens[path[i]] = timeline[at + i];
         }
         if (trees) {
-            session.verify(tokens.data(), parents.data(), 16);
-            session.commit_path(path.data(), n);
+            sequence.verify(tokens.data(), parents.data(), 16);
+            sequence.commit_path(path.data(), n);
         } else {
             Nodes chain(timeline.begin() + at, timeline.begin() + at + n);
             chain.resize(8, 1);
-            session.verify(chain.data(), nullptr, 8);
-            session.commit(n);
+            sequence.verify(chain.data(), nullptr, 8);
+            sequence.commit(n);
         }
         at += n;
     }
@@ -192,23 +192,23 @@ void decode_in_rounds(Session & session, const Nodes & timeline, bool trees) {
 void states_do_not_drift(const std::shared_ptr<const Model> & model, DeltaForm form) {
     Random random;
     const Nodes timeline = random.tokens(2000);
-    Session whole = make(model, form, 2304);
+    Sequence whole = make(model, form, 2304);
     const bool exact = form == DeltaForm::OWN && walks_delta_net(model->hparams().recurrent);
     whole.prefill(timeline.data(), timeline.size(), nullptr, nullptr);
     const std::vector<float> expected = state_of(whole);
     const Logits logits = next(whole, {3});
     double off[2];
     for (const bool trees : {false, true}) {
-        Session session = make(model, form, 2304);
-        decode_in_rounds(session, timeline, trees);
-        const std::vector<float> found = state_of(session);
+        Sequence sequence = make(model, form, 2304);
+        decode_in_rounds(sequence, timeline, trees);
+        const std::vector<float> found = state_of(sequence);
         double error = 0, size = 0;
         for (size_t i = 0; i < found.size(); ++i) {
             error += std::pow(found[i] - expected[i], 2);
             size += std::pow(expected[i], 2);
         }
         off[trees] = std::sqrt(error / size);
-        CHECK(equal(next(session, {3}), logits));
+        CHECK(equal(next(sequence, {3}), logits));
         CHECK(!exact || off[trees] == 0);
     }
     std::printf("state after 2000 tokens: chains off by %.1e, trees by %.1e\n", off[0], off[1]);

@@ -21,7 +21,7 @@ from synthetic_shapes import PRESETS
 
 from dflash_gguf.cli.command import main
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.core import Drafter, Error, Model, Session
+from dflash_gguf.core import Drafter, Engine, Error, Model, Sequence
 from dflash_gguf.decoder import Decoder
 from dflash_gguf.memory.plan import Planner, plan_of
 
@@ -68,8 +68,8 @@ def config_of(place: dict[str, Any]) -> LoadConfig:
 def open_decoder(pair: Pair, place: dict[str, Any]) -> Decoder:
     config = config_of(place)
     model = Model(str(pair.target), config)
-    session = Session(model, None, Drafter(str(pair.drafter), model), config.draft_window)
-    return Decoder(model, session, None)
+    sequence = Sequence(Engine(model, None, Drafter(str(pair.drafter), model), config.draft_window))
+    return Decoder(sequence, None)
 
 
 def plain(decoder: Decoder) -> list[int]:
@@ -110,7 +110,7 @@ def test_every_split(
             # Off by 3e-6 where the CPU has own code for recurrent layers, else by nothing.
             np.testing.assert_allclose(decoder.logits(PROMPT), logits, rtol=0, atol=CLOSE)
             check_law(decoder, expected, monkeypatch)
-            assert decoder.session.cpu_operations == []
+            assert decoder.engine.cpu_operations == []
             on_device.append(decoder.model.device_bytes)
     by_layers, by_experts = on_device[: n_layer + 1], on_device[n_layer + 1 :]
     assert sorted(set(by_layers)) == by_layers
@@ -128,65 +128,72 @@ def test_draws_copy_the_best_of_a_row_and_no_more(
         all_of_it = decoder.generate(PROMPT, draft="none", top_k=0, **way).tokens
     with open_decoder(pair_of(kind), place) as decoder:
         for draft in ("none", "chain", "tree"):
-            before = decoder.session.info().bytes_read
+            before = decoder.engine.info().bytes_read
             found = decoder.generate(PROMPT, draft=draft, **way)
             assert found.tokens == expected
             n_rows = found.rounds + 1 if draft == "none" else found.n_drafted + found.rounds + 1
             n_picked = 8 * 64 * (n_rows + found.n_drafted)  # of the target, and of the drafter
-            info = decoder.session.info()  # the prompt's states are kept too, to go back to
-            assert info.bytes_read - before < 1.2 * n_picked + info.recurrent_bytes
+            info = decoder.engine.info()  # the prompt's states are kept too, to go back to
+            n_kept = decoder.engine.bytes_of("recurrent")
+            assert info.bytes_read - before < 1.2 * n_picked + n_kept
         assert decoder.generate(PROMPT, draft="tree", top_k=0, **way).tokens == all_of_it
-        rows = decoder.session.prefill([1])
+        rows = decoder.sequence.prefill([1])
         with pytest.raises(Error, match="was not told to pick"):
             rows.top()
+        assert decoder.engine.keep_top(8)
+        rows = decoder.sequence.prefill([1])
+        assert len(rows.top()[0]) == 8
+        decoder.engine.keep_top(2)  # of the passes to come
+        with pytest.raises(Error, match="the 2 best of row 0: its pass was told to pick 8"):
+            rows.top()
         with pytest.raises(Error, match="the 65 best of a row, expected 0 to 64"):
-            decoder.session.keep_top(65)
+            decoder.engine.keep_top(65)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen35"])
 def test_rounds_on_it_need_few_graphs(pair_of: Callable[[str], Pair], kind: str) -> None:
     """Every length accepted, of chains and of trees: graphs of one size serve several lengths."""
     with open_decoder(pair_of(kind), {"n_gpu_layers": None}) as decoder:
-        session = decoder.session
-        session.reserve_verify(16)
-        arena = session.info().arena_bytes
+        sequence = decoder.sequence
+        sequence.engine.reserve_verify(16)
+        arena = sequence.engine.bytes_of("arena")
 
         def rounds() -> None:
             for length in range(8):
-                session.draft(1, 7)
-                session.verify_tree([1] * 8, list(range(-1, 7)))
-                session.commit_path(list(range(length)))
-                session.verify_tree([1] * (9 + length), [-1, *[0] * (8 + length)])
-                session.commit_path([0, 1 + length])
+                sequence.draft(1, 7)
+                sequence.verify_tree([1] * 8, list(range(-1, 7)))
+                sequence.commit_path(list(range(length)))
+                sequence.verify_tree([1] * (9 + length), [-1, *[0] * (8 + length)])
+                sequence.commit_path([0, 1 + length])
 
-        session.prefill(PROMPT)
+        sequence.prefill(PROMPT)
         rounds()
-        n_built = session.info().n_graphs_built
+        n_built = sequence.engine.info().n_graphs_built
         assert n_built < 22  # 8 drafts, 16 verifies and 16 promotions
         rounds()
-        assert session.info().n_graphs_built == n_built
-        assert session.info().arena_bytes == arena
+        assert sequence.engine.info().n_graphs_built == n_built
+        assert sequence.engine.bytes_of("arena") == arena
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen35"])
 def test_rounds_of_a_split_keep_their_graphs(pair_of: Callable[[str], Pair], kind: str) -> None:
     """What a round runs in turn lies in memory of its own."""
     with open_decoder(pair_of(kind), {"n_gpu_layers": 2}) as decoder:
-        session = decoder.session
-        arena = session.info().arena_bytes
-        session.prefill(PROMPT)
+        sequence = decoder.sequence
+        arena = sequence.engine.bytes_of("arena")
+        sequence.prefill(PROMPT)
 
         def rounds(n: int) -> None:
             for _ in range(n):
-                session.draft(1, 7)
-                session.verify_tree([1] * 8, list(range(-1, 7)))
-                session.commit_path([0, 1, 2])
+                sequence.draft(1, 7)
+                sequence.verify_tree([1] * 8, list(range(-1, 7)))
+                sequence.commit_path([0, 1, 2])
 
         rounds(2)
-        n_built = session.info().n_graphs_built
+        n_built = sequence.engine.info().n_graphs_built
         rounds(8)
-        assert session.info().n_graphs_built == n_built
-        assert session.info().arena_bytes == arena
+        assert sequence.engine.info().n_graphs_built == n_built
+        assert sequence.engine.bytes_of("arena") == arena
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen35"])
@@ -208,11 +215,10 @@ def test_a_plan_counts_what_a_split_allocates(pair_of: Callable[[str], Pair], ki
         config = config_of(place)
         planned = Planner(pair.target, pair.drafter, config).plan(verify_rows=40)
         with open_decoder(pair, place) as decoder:
-            session = decoder.session
-            session.reserve_verify(40)
-            real = plan_of(decoder.model, session.drafter, session, config, planned.free_bytes)
+            decoder.engine.reserve_verify(40)
+            real = plan_of(decoder.engine, config, planned.free_bytes)
             rounds = decoder.generate(PROMPT, draft="tree", tree_budget=39, max_tokens=N_TOKENS)
-            after = plan_of(decoder.model, session.drafter, session, config, planned.free_bytes)
+            after = plan_of(decoder.engine, config, planned.free_bytes)
         assert planned.items == real.items
         assert after == real, "decoding took more"
         assert rounds.n_drafted
@@ -230,7 +236,7 @@ def test_what_it_lacks_the_cpu_computes(
     monkeypatch.setenv("FAKE_DEVICE_LACKS", lacks)
     with open_decoder(pair_of(kind), place) as decoder:
         check_law(decoder, expected, monkeypatch)
-        assert decoder.session.cpu_operations == by_cpu
+        assert decoder.engine.cpu_operations == by_cpu
 
 
 def spoil(parts: Parts) -> None:
@@ -280,17 +286,17 @@ def test_what_is_not_finite_leaves_nothing_behind(
                 expected = decoder.generate(PROMPT, **settings).tokens
                 with pytest.raises(Error, match="the logits of row 0 are not finite numbers"):
                     decoder.generate([*PROMPT, bad, *PROMPT * 2], **settings)
-                assert decoder.session.position == 0
+                assert decoder.sequence.position == 0
                 assert decoder.generate(PROMPT, **settings).tokens == expected
-        session = decoder.session
-        session.reset()
-        session.prefill(PROMPT).argmax()
+        sequence = decoder.sequence
+        sequence.reset()
+        sequence.prefill(PROMPT).argmax()
         for _ in range(2):  # a row that nobody reads: one value of it is looked at
-            rows = session.verify([7, 8, bad, 9])
+            rows = sequence.verify([7, 8, bad, 9])
             assert np.isfinite(rows.logits(0)).all()
-            session.commit(2)
-        session.truncate(0)
-        assert np.isfinite(session.prefill(PROMPT * 2).logits()).all()
+            sequence.commit(2)
+        sequence.truncate(0)
+        assert np.isfinite(sequence.prefill(PROMPT * 2).logits()).all()
 
 
 EDGES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 15, 16, 17, 23, 24, 25, 31, 32, 33, 48, 49, 64)
@@ -307,12 +313,12 @@ def test_sizes_at_their_edges(pair_of: Callable[[str], Pair], kind: str) -> None
     config = replace(config_of({}), n_ctx=1200, n_ubatch=64)
     pair = pair_of(kind)
     model = Model(str(pair.target), config)
-    device = Session(model, None, Drafter(str(pair.drafter), model), 30)
-    cpu = Session(Model(str(pair.target), replace(config, n_gpu_layers=0)))
+    device = Sequence(Engine(model, None, Drafter(str(pair.drafter), model), 30))
+    cpu = Sequence(Engine(Model(str(pair.target), replace(config, n_gpu_layers=0))))
     tokens = random.integers(0, 300, 500).tolist()
     device.prefill(tokens)
     cpu.prefill(tokens)
-    device.reserve_verify(64)
+    device.engine.reserve_verify(64)
 
     def follow(n_rows: int, n_path: int) -> None:
         nodes = random.integers(0, 300, n_rows).tolist()
@@ -344,8 +350,8 @@ def test_it_does_not_select_among_what_is_no_number(
     drafter = edited(pair.drafter, tmp_path / "nan.gguf", spoil)
     monkeypatch.setenv("FAKE_DEVICE_MISLEADS", "1")
     with open_decoder(replace(pair, drafter=drafter), {}) as decoder:
-        decoder.session.prefill(PROMPT)
-        assert not np.isfinite(decoder.session.draft(9, 4, 5).log_sum_exp).any()
+        decoder.sequence.prefill(PROMPT)
+        assert not np.isfinite(decoder.sequence.draft(9, 4, 5).log_sum_exp).any()
 
 
 def test_products_that_share_a_matrix_are_done_without(
@@ -359,7 +365,7 @@ def test_products_that_share_a_matrix_are_done_without(
     with open_decoder(pair, {}) as decoder:
         np.testing.assert_allclose(decoder.logits(PROMPT), logits, rtol=0, atol=CLOSE)
         check_law(decoder, expected, monkeypatch)
-        assert decoder.session.cpu_operations == []
+        assert decoder.engine.cpu_operations == []
 
 
 def test_it_is_said_once(

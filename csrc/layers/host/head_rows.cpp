@@ -1,7 +1,9 @@
 #include "layers/host/head_rows.h"
 
+#include "cpu/hadamard.h"
 #include "cpu/row_kernel.h"
-#include "layers/host/float_rows.h"
+
+#include <cstring>
 
 namespace dfl {
 
@@ -18,6 +20,8 @@ ggml_tensor * rope(Build & b, int il, ggml_tensor * x, ggml_tensor * positions) 
                            r.freq_base, r.freq_scale, r.ext_factor, r.attn_factor, r.beta_fast,
                            r.beta_slow);
 }
+
+static bool turns_pairs(const RopeShape & rope) { return rope.type == GGML_ROPE_TYPE_NORMAL; }
 
 namespace {
 
@@ -45,8 +49,10 @@ class Units : public CpuNode {
 // queries.
 class TurnHeads : public CpuNode {
   public:
-    TurnHeads(const cpu::RowKernel & kernel, const HeadRows & rows, float eps, bool pairs)
-        : kernel_(kernel), q_norm_(rows.q_norm), k_norm_(rows.k_norm), eps_(eps), pairs_(pairs) {}
+    TurnHeads(const Build & b, int il, const HeadRows & rows)
+        : q_norm_(rows.q_norm), k_norm_(rows.k_norm), eps_(b.hp.eps),
+          pairs_(turns_pairs(b.hp.layers[il].rope)), block_k_(block_of(b.kv.rotation_k(il))),
+          block_v_(block_of(b.kv.rotation_v(il))) {}
 
     void compute(ggml_tensor * dst, int ith, int nth) override {
         const ggml_tensor *k = dst->src[1], *q = dst->src[6];
@@ -57,6 +63,7 @@ class TurnHeads : public CpuNode {
             if (head < n_q) {
                 auto * to = static_cast<float *>(dst->data) + (row * n_q + head) * q->ne[0];
                 turn(dst, head_of(q, head, row), q_norm_, row, to);
+                rotate(to, q->ne[0], block_k_);
             } else {
                 store(dst, row, head - n_q);
             }
@@ -85,40 +92,47 @@ class TurnHeads : public CpuNode {
         const bool is_key = head < n;
         const ggml_tensor * cache = dst->src[is_key ? 4 : 5];
         const int64_t cell = static_cast<const int64_t *>(dst->src[3]->data)[row];
-        auto * to =
-            reinterpret_cast<uint16_t *>(static_cast<char *>(cache->data) + cell * cache->nb[1]) +
-            head % n * d;
+        char * to = static_cast<char *>(cache->data) + cell * cache->nb[1] +
+                    ggml_row_size(cache->type, head % n * d);
+        float values[cpu::MAX_TURNED_HEAD];
         if (is_key) {
-            float key[cpu::MAX_TURNED_HEAD];
-            turn(dst, head_of(k, head, row), k_norm_, row, key);
-            kernel_.to_half(key, d, to);
+            turn(dst, head_of(k, head, row), k_norm_, row, values);
         } else {
-            kernel_.to_half(head_of(v, head - n, row), d, to);
+            std::copy_n(head_of(v, head - n, row), d, values);
+        }
+        rotate(values, d, is_key ? block_k_ : block_v_);
+        write(values, d, cache->type, to);
+    }
+
+    static void rotate(float * x, int64_t d, int64_t block) {
+        if (block > 0) {
+            cpu::hadamard(x, d, block);
         }
     }
 
-    const cpu::RowKernel & kernel_;
+    void write(const float * x, int64_t d, ggml_type type, char * to) const {
+        if (type == GGML_TYPE_F32) {
+            std::memcpy(to, x, d * sizeof(float));
+        } else if (type == GGML_TYPE_F16) {
+            kernel_.to_half(x, d, reinterpret_cast<uint16_t *>(to));
+        } else {
+            ggml_get_type_traits(type)->from_float_ref(x, to, d);
+        }
+    }
+
+    static int64_t block_of(const ggml_tensor * rotation) {
+        return rotation != nullptr ? rotation->ne[0] : 0;
+    }
+
+    const cpu::RowKernel & kernel_ = *cpu::row_kernel();
     const ggml_tensor * q_norm_;
     const ggml_tensor * k_norm_;
     float eps_;
     bool pairs_;
+    int64_t block_k_, block_v_; // values that are rotated together; 0: none are
 };
 
 } // namespace
-
-static bool turns_pairs(const RopeShape & rope) { return rope.type == GGML_ROPE_TYPE_NORMAL; }
-
-bool turns_heads(const Build & b, int il, const HeadRows & rows) {
-    const int64_t d = rows.k->ne[0];
-    const auto lies_well = [](const ggml_tensor * x) {
-        return x == nullptr || (x->type == GGML_TYPE_F32 && x->nb[0] == sizeof(float));
-    };
-    return b.cpu_nodes.n_threads > 0 && d % cpu::row_kernel()->lanes == 0 &&
-           d <= cpu::MAX_TURNED_HEAD && b.hp.layers[il].rope.n_dims <= d &&
-           b.kv.k(il)->type == GGML_TYPE_F16 && b.kv.v(il)->type == GGML_TYPE_F16 &&
-           b.kv.rotation_k(il) == nullptr && b.kv.rotation_v(il) == nullptr && lies_well(rows.q) &&
-           lies_well(rows.k) && lies_well(rows.v);
-}
 
 // Cosines and sines at these positions, [n_dims, 1, n_rows]; layers that turn alike share them.
 static ggml_tensor * turned_units(Build & b, int il, ggml_tensor * positions, int64_t n_rows) {
@@ -138,14 +152,13 @@ static ggml_tensor * turned_units(Build & b, int il, ggml_tensor * positions, in
 
 ggml_tensor * turn_heads(Build & b, int il, const HeadRows & rows) {
     const int64_t n_rows = rows.k->ne[2];
-    const bool pairs = turns_pairs(b.hp.layers[il].rope);
     std::vector<ggml_tensor *> src = {turned_units(b, il, rows.positions, n_rows),
                                       rows.k,
                                       rows.v,
                                       rows.cells,
                                       b.kv.k(il),
                                       b.kv.v(il)};
-    auto work = std::make_unique<TurnHeads>(*cpu::row_kernel(), rows, b.hp.eps, pairs);
+    auto work = std::make_unique<TurnHeads>(b, il, rows);
     if (rows.q == nullptr) {
         ggml_build_forward_expand(b.graph,
                                   add_cpu_node(b, GGML_TYPE_F32, 1, 1, src, std::move(work)));

@@ -21,10 +21,8 @@ struct HeadRows {
     ggml_tensor * cells;     // i64 [n_rows]
 };
 
-// Whether turn_heads() serves these: on the CPU, into caches of half precision.
-bool turns_heads(const Build & b, int il, const HeadRows & rows);
-
-// Norms and turns q and k, stores k and v -> f32 [head_dim, n_head, n_rows], or NULL without q.
+// Norms and turns q and k, stores k and v -> f32 [head_dim, n_head, n_rows], or NULL without q. Of
+// a layer that KvCache::attends_on_host(); where K is rotated, q is too.
 ggml_tensor * turn_heads(Build & b, int il, const HeadRows & rows);
 
 } // namespace dfl

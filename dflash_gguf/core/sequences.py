@@ -1,24 +1,22 @@
-"""Timelines: what a model has seen, and its passes."""
+"""Timelines in an engine: what a model has seen, and its passes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import abc
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ._ffi import Error, call, create, ffi, lib, new, text
-from .limits import MAX_TOP, MAX_VERIFY
-from .load_config import LoadConfig, c_options
-from .models import Drafter, Model
+from ._ffi import Error, call, create, ffi, lib, new
+from .engines import Engine
 from .progress import Progress, c_callback
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A prefix of a session's timeline that can be gone back to, in this session."""
+    """A prefix of a sequence that can be gone back to, in this sequence."""
 
     handle: Any
     position: int
@@ -38,9 +36,9 @@ class Draft(NamedTuple):
 class Rows:
     """The logits of one pass, a row for each token asked for; gone with the next call that runs."""
 
-    def __init__(self, session: Session, n_rows: int = 1) -> None:
-        self._session = session
-        self._pass = session.n_passes
+    def __init__(self, sequence: Sequence, n_rows: int = 1) -> None:
+        self._sequence = sequence
+        self._call = sequence.n_calls
         self._n_rows = n_rows
 
     def __len__(self) -> int:
@@ -49,35 +47,35 @@ class Rows:
     def _checked(self, index: int) -> tuple[Any, int]:
         if not -self._n_rows <= index < self._n_rows:
             raise ValueError(f"row {index}: the pass has {self._n_rows}")
-        if self._pass != self._session.n_passes:
-            raise Error("these rows are gone: the session has run another pass")
-        return self._session.handle, index % self._n_rows
+        if self._call != self._sequence.n_calls:
+            raise Error("these rows are gone: the sequence has run another pass")
+        return self._sequence.handle, index % self._n_rows
 
     def argmax(self, index: int = -1) -> int:
         """Token with the largest logit of a row, the lowest id on ties; no row is copied."""
         token = new("int32_t *")
-        call("session_argmax", *self._checked(index), token)
+        call("sequence_argmax", *self._checked(index), token)
         return int(token[0])
 
     def top(self, index: int = -1) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """The best tokens of a row and their logits, best first, the lowest id on ties.
 
-        As many as `Session.keep_top` was told; Error if it was told nothing before the pass.
+        As many as `Engine.keep_top` was told; Error if it was told anything else before the pass.
         """
-        tokens = np.empty(self._session.n_top, dtype=np.int32)
-        logits = np.empty(self._session.n_top, dtype=np.float32)
+        k = self._sequence.engine.n_top
+        tokens, logits = np.empty(k, dtype=np.int32), np.empty(k, dtype=np.float32)
         into = ffi.from_buffer("int32_t[]", tokens), ffi.from_buffer("float[]", logits)
-        call("session_top", *self._checked(index), *into)
+        call("sequence_top", *self._checked(index), k, *into)
         return tokens, logits
 
     def logits(self, index: int = -1) -> NDArray[np.float32]:
         """A copy of a row, float32 [n_vocab]."""
-        row = np.empty(self._session.model.n_vocab, dtype=np.float32)
-        call("session_logits", *self._checked(index), ffi.from_buffer("float[]", row))
+        row = np.empty(self._sequence.engine.model.n_vocab, dtype=np.float32)
+        call("sequence_logits", *self._checked(index), ffi.from_buffer("float[]", row))
         return row
 
 
-def _nodes(values: Sequence[int], what: str) -> NDArray[np.int32]:
+def _nodes(values: abc.Sequence[int], what: str) -> NDArray[np.int32]:
     """Node numbers as C wants them; which of them make sense is for the core to say."""
     nodes = np.asarray(values)
     if nodes.ndim != 1 or (nodes.size and nodes.dtype.kind not in "iu"):
@@ -86,68 +84,38 @@ def _nodes(values: Sequence[int], what: str) -> NDArray[np.int32]:
     return np.ascontiguousarray(np.clip(nodes, limits.min, limits.max), dtype=np.int32)
 
 
-class Session:
-    """One timeline of a model with its caches and cursor. Not for two threads at once."""
+class Sequence:
+    """One timeline in an engine, with its cursor. Not for two threads at once."""
 
-    def __init__(
-        self,
-        model: Model,
-        n_ctx: int | None = None,
-        drafter: Drafter | None = None,
-        draft_window: int | None = None,
-        config: LoadConfig | None = None,
-    ) -> None:
-        """Allocates the caches and the compute buffer.
-
-        config: in place of the model's. n_ctx, draft_window: in place of the config's.
+    def __init__(self, engine: Engine) -> None:
+        """An empty timeline.
 
         Raises:
-            Error: out of memory, or the cache types do not work on the model's device.
+            Error: the engine has a sequence that is not closed: it holds one at a time.
         """
-        config = config or model.config
-        options = c_options("dfl_session_params", config)
-        options["n_ctx"] = model.n_ctx if n_ctx is None else n_ctx
-        options["drafter"] = ffi.NULL if drafter is None else drafter.handle
-        if draft_window is not None:
-            options["draft_window"] = draft_window
-        params = new("dfl_session_params *", options)
-        self.model = model
-        self.drafter = drafter
-        self.max_draft = 0 if drafter is None else min(drafter.block_size, MAX_VERIFY) - 1
-        self.n_passes = self.n_top = 0
-        self._max_verify: int | None = None
-        self._handle = create("session", "session_create", model.handle, params)
-        self.n_ctx = int(self.info().n_ctx)
-        self.n_threads = int(self.info().n_threads)
-
-    @property
-    def cpu_operations(self) -> list[str]:
-        """Operations that the device lacks and the CPU does, by ggml's names."""
-        return [name for name in text(self.info().cpu_operations).split(",") if name]
+        self.engine = engine
+        self.n_ctx = engine.n_ctx
+        self.max_draft = engine.max_draft
+        self.n_calls = 0
+        self._handle = create("sequence", "sequence_create", engine.handle)
 
     @property
     def handle(self) -> Any:
         """The C handle; raises Error once closed."""
         if self._handle is None:
-            raise Error("the session is closed")
+            raise Error("the sequence is closed")
         return self._handle
 
     def close(self) -> None:
-        """Frees the caches."""
+        """Gives its place in the engine to another."""
         self._handle = None
-
-    def info(self) -> Any:
-        """The session's `dfl_session_info`: position, threads, bytes of each buffer."""
-        info = new("dfl_session_info *")
-        call("session_get_info", self.handle, info)
-        return info
 
     @property
     def position(self) -> int:
         """Tokens the caches hold."""
-        return int(self.info().position)
+        return int(lib().dfl_sequence_position(self.handle))
 
-    def _ids(self, tokens: Sequence[int]) -> Any:
+    def _ids(self, tokens: abc.Sequence[int]) -> Any:
         """Token ids as C takes them; whether the model has them is for the core to say."""
         if isinstance(tokens, (list, tuple)):
             try:
@@ -156,24 +124,24 @@ class Session:
                 pass
         return ffi.from_buffer("int32_t[]", self._checked_ids(tokens))
 
-    def _checked_ids(self, tokens: Sequence[int]) -> NDArray[np.int32]:
+    def _checked_ids(self, tokens: abc.Sequence[int]) -> NDArray[np.int32]:
         ids = np.asarray(tokens)
         if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
             raise ValueError(f"tokens: need a list of integers, got {ids.dtype} {list(ids.shape)}")
-        if ids.size and (ids.min() < 0 or ids.max() >= self.model.n_vocab):
-            bad = next(int(x) for x in ids if not 0 <= x < self.model.n_vocab)
-            raise Error(f"token id {bad} is outside the vocabulary of {self.model.n_vocab}")
+        if ids.size and (ids.min() < 0 or ids.max() >= self.engine.model.n_vocab):
+            bad = next(int(x) for x in ids if not 0 <= x < self.engine.model.n_vocab)
+            raise Error(f"token id {bad} is outside the vocabulary of {self.engine.model.n_vocab}")
         return np.ascontiguousarray(ids, dtype=np.int32)
 
     def _run(
-        self, tokens: Sequence[int], progress: Progress | None, out: NDArray[np.float32] | None
+        self, tokens: abc.Sequence[int], progress: Progress | None, out: NDArray[np.float32] | None
     ) -> None:
         ids = self._ids(tokens)
         logits = ffi.NULL if out is None else ffi.from_buffer("float[]", out, True)
-        self.n_passes += 1
+        self.n_calls += 1
         with c_callback(progress) as callback:
             call(
-                "session_prefill",
+                "sequence_prefill",
                 self.handle,
                 ids,
                 len(ids),
@@ -182,7 +150,7 @@ class Session:
                 ffi.NULL,
             )
 
-    def sync(self, tokens: Sequence[int]) -> int:
+    def sync(self, tokens: abc.Sequence[int]) -> int:
         """Goes back to where the timeline agrees with `tokens`; how many of them are there.
 
         At least the last is left to prefill. An open verify is closed. With recurrent layers the
@@ -194,11 +162,11 @@ class Session:
         """
         ids = self._ids(tokens)
         n_kept = new("int64_t *")
-        self.n_passes += 1
-        call("session_sync", self.handle, ids, len(ids), n_kept)
+        self.n_calls += 1
+        call("sequence_sync", self.handle, ids, len(ids), n_kept)
         return int(n_kept[0])
 
-    def prefill(self, tokens: Sequence[int], progress: Progress | None = None) -> Rows:
+    def prefill(self, tokens: abc.Sequence[int], progress: Progress | None = None) -> Rows:
         """Appends tokens in micro-batches and returns the row of the last one.
 
         Raises:
@@ -210,9 +178,9 @@ class Session:
 
     def decode(self, token: int) -> Rows:
         """Appends one token and returns its row."""
-        self.n_passes += 1
+        self.n_calls += 1
         null = ffi.NULL
-        call("session_prefill", self.handle, self._ids([token]), 1, null, null, null)
+        call("sequence_prefill", self.handle, self._ids([token]), 1, null, null, null)
         return Rows(self)
 
     def draft(self, last_token: int, n_draft: int, k: int = 1) -> Draft:
@@ -227,9 +195,9 @@ class Session:
         tokens = np.empty((max(0, n_draft), max(0, k)), dtype=np.int32)
         logits = np.empty(tokens.shape, dtype=np.float32)
         log_sum_exp = np.empty(len(tokens), dtype=np.float32)
-        self.n_passes += 1
+        self.n_calls += 1
         call(
-            "session_draft",
+            "sequence_draft",
             self.handle,
             last,
             n_draft,
@@ -240,50 +208,17 @@ class Session:
         )
         return Draft(tokens, logits, log_sum_exp)
 
-    @property
-    def max_verify(self) -> int:
-        """Rows of one verify at most; `reserve_verify` makes room for more."""
-        if self._max_verify is None:
-            self._max_verify = int(self.info().verify_rows)
-        return self._max_verify
-
-    @property
-    def n_most_top(self) -> int:
-        """Best tokens of a row that `keep_top` may be asked for."""
-        return min(MAX_TOP, self.model.n_vocab)
-
-    def keep_top(self, k: int) -> bool:
-        """Has a device pick the k best (0 to MAX_TOP) of every row in the passes to come.
-
-        They are then all that need be copied: `Rows.top`. False where the rows are at hand, on a
-        CPU, or where the device cannot; 0 ends it.
-        """
-        kept = new("int32_t *")
-        call("session_keep_top", self.handle, k, kept)
-        self.n_top = int(kept[0])
-        return self.n_top > 0
-
-    def reserve_verify(self, n: int) -> None:
-        """Makes room for verifies of up to n rows, 1 to MAX_VERIFY; never less than there is.
-
-        Raises:
-            Error: n is out of range, a verify waits for its commit, or memory is short.
-        """
-        self.n_passes += 1
-        self._max_verify = None
-        call("session_reserve_verify", self.handle, n)
-
-    def verify(self, tokens: Sequence[int]) -> Rows:
+    def verify(self, tokens: abc.Sequence[int]) -> Rows:
         """Runs tokens after the timeline in one pass without appending them.
 
         Every row can be read until `commit`, which must follow.
         """
         ids = self._ids(tokens)
-        self.n_passes += 1
-        call("session_verify", self.handle, ids, len(ids))
+        self.n_calls += 1
+        call("sequence_verify", self.handle, ids, len(ids))
         return Rows(self, len(ids))
 
-    def verify_tree(self, tokens: Sequence[int], parents: Sequence[int]) -> Rows:
+    def verify_tree(self, tokens: abc.Sequence[int], parents: abc.Sequence[int]) -> Rows:
         """Runs the nodes of a tree after the timeline in one pass without appending them.
 
         tokens: node 0 is the root, which is chosen but not appended.
@@ -298,9 +233,9 @@ class Session:
         if len(parents) != len(ids):
             raise ValueError(f"{len(ids)} tokens and {len(parents)} parents do not make a tree")
         above = _nodes(parents, "parents")
-        self.n_passes += 1
+        self.n_calls += 1
         call(
-            "session_verify_tree",
+            "sequence_verify_tree",
             self.handle,
             ids,
             ffi.from_buffer("int32_t[]", above),
@@ -310,22 +245,22 @@ class Session:
 
     def commit(self, n: int) -> None:
         """Appends the first n tokens of the last verify; the rest leaves no trace."""
-        self.n_passes += 1
-        call("session_commit", self.handle, n)
+        self.n_calls += 1
+        call("sequence_commit", self.handle, n)
 
-    def commit_path(self, nodes: Sequence[int]) -> None:
+    def commit_path(self, nodes: abc.Sequence[int]) -> None:
         """Appends a path of the last verify, root first; the rest leaves no trace.
 
         Raises:
             Error: the nodes are not a path down from the root.
         """
         path = _nodes(nodes, "nodes")
-        self.n_passes += 1
-        call("session_commit_path", self.handle, ffi.from_buffer("int32_t[]", path), path.size)
+        self.n_calls += 1
+        call("sequence_commit_path", self.handle, ffi.from_buffer("int32_t[]", path), path.size)
 
-    def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+    def logits(self, tokens: abc.Sequence[int]) -> NDArray[np.float32]:
         """Appends tokens and returns every one's logits, float32 [n, n_vocab]."""
-        out = np.empty((len(tokens), self.model.n_vocab), dtype=np.float32)
+        out = np.empty((len(tokens), self.engine.model.n_vocab), dtype=np.float32)
         self._run(tokens, None, out)
         return out
 
@@ -344,7 +279,7 @@ class Session:
         Raises:
             Error: the timeline no longer begins with its tokens.
         """
-        self.n_passes += 1
+        self.n_calls += 1
         call("checkpoint_restore", self.handle, checkpoint.handle)
 
     def truncate(self, position: int) -> None:
@@ -353,10 +288,10 @@ class Session:
         Raises:
             Error: on a model with recurrent layers, unless position is 0 or the present one.
         """
-        self.n_passes += 1
-        call("session_truncate", self.handle, position)
+        self.n_calls += 1
+        call("sequence_truncate", self.handle, position)
 
     def reset(self) -> None:
         """Goes back to position 0."""
-        self.n_passes += 1
-        call("session_reset", self.handle)
+        self.n_calls += 1
+        call("sequence_reset", self.handle)

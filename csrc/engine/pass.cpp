@@ -1,5 +1,5 @@
 // One pass of the target: which rows it has, what their inputs are, and running it.
-#include "engine/session.h"
+#include "engine/sequence.h"
 #include "graph/path_inputs.h"
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 
 namespace dfl {
 
-Session::Pass Session::plan_append(const int32_t * tokens, int64_t n) const {
+Pass Sequence::plan_append(const int32_t * tokens, int64_t n) const {
     Pass pass;
     pass.n = n;
     pass.tokens.assign(tokens, tokens + n);
@@ -16,7 +16,7 @@ Session::Pass Session::plan_append(const int32_t * tokens, int64_t n) const {
     return pass;
 }
 
-Session::Pass Session::plan_verify(const Tree & tree) const {
+Pass Sequence::plan_verify(const Tree & tree) const {
     Pass pass;
     pass.kind = GraphKind::VERIFY;
     pass.tree = tree;
@@ -26,14 +26,14 @@ Session::Pass Session::plan_verify(const Tree & tree) const {
         pass.positions.push_back(static_cast<int32_t>(position()) + tree.depth(i));
     }
     if (kv_.cells().n_free() > pass.n) { // padding needs a cell to write to
-        const int64_t n_rows = sizes_.verify_rows(pass.n, model_->weights());
+        const int64_t n_rows = engine_->padded_verify(pass.n);
         pass.tokens.resize(n_rows, tree.token(0));
         pass.positions.resize(n_rows, static_cast<int32_t>(position()));
     }
     return pass;
 }
 
-void Session::set_inputs(LiveGraph & live, const Pass & pass) {
+void Engine::set_inputs(LiveGraph & live, const Pass & pass) {
     const int64_t n = live.shape.n_rows;
     const GraphInputs & in = live.in;
     live.write<float>(in.embd, [&](float * data) { model_->embed(pass.tokens.data(), n, data); });
@@ -49,8 +49,7 @@ void Session::set_inputs(LiveGraph & live, const Pass & pass) {
         });
     }
     const bool verifies = pass.kind == GraphKind::VERIFY;
-    kv_.masks().update(kv_.cells(), {pass.positions, pass.cells, verifies ? &pass.tree : nullptr},
-                       live.shape.n_kv);
+    kv_.set_rows({pass.positions, pass.cells, verifies ? &pass.tree : nullptr}, live.shape.n_kv);
     if (in.out_rows != nullptr) {
         live.write<int32_t>(in.out_rows,
                             [&](int32_t * data) { data[0] = static_cast<int32_t>(n - 1); });
@@ -72,7 +71,7 @@ void Session::set_inputs(LiveGraph & live, const Pass & pass) {
     }
 }
 
-void Session::take_cells(Pass & pass) {
+void Engine::take_cells(Pass & pass) {
     CellTable & table = kv_.cells();
     const bool padding = pass.n_rows() > pass.n;
     pass.cells = table.find_free(pass.n + padding);
@@ -83,7 +82,7 @@ void Session::take_cells(Pass & pass) {
     pass.cells.resize(pass.n_rows(), pass.cells.back());
 }
 
-void Session::take_feature_rows(Pass & pass, bool inject) {
+void Engine::take_feature_rows(Pass & pass, bool inject) {
     if (inject) {
         pass.feature_rows = draft_->prefill_rows(pass.n);
         return;
@@ -95,15 +94,13 @@ void Session::take_feature_rows(Pass & pass, bool inject) {
     pass.feature_rows.resize(pass.n_rows(), draft_->junk_row());
 }
 
-LiveGraph & Session::run(Pass & pass, int64_t n_out, bool inject) {
-    last_ = nullptr;
+LiveGraph & Engine::run(Pass & pass, int64_t n_out, bool inject) {
     const bool verifies = pass.kind == GraphKind::VERIFY;
     const bool to_ring = draft_ && (verifies || pass.n == 1);
     if (to_ring || inject) {
         take_feature_rows(pass, !to_ring);
     }
     take_cells(pass);
-    bool computing = false;
     try {
         BatchShape shape;
         shape.kind = pass.kind;
@@ -118,7 +115,7 @@ LiveGraph & Session::run(Pass & pass, int64_t n_out, bool inject) {
         LiveGraph & live = graphs_.get(
             shape, [&](LiveGraph & fresh) { build_forward(fresh, !pass.feature_rows.empty()); });
         set_inputs(live, pass);
-        computing = true;
+        pass.began = true;
         ++n_passes_;
         graphs_.compute(live);
         return live;
@@ -126,7 +123,16 @@ LiveGraph & Session::run(Pass & pass, int64_t n_out, bool inject) {
         for (const int64_t cell : pass.cells) {
             kv_.cells().release(cell);
         }
-        if (computing && !verifies && recurs_) {
+        throw;
+    }
+}
+
+LiveGraph & Sequence::run(Pass & pass, int64_t n_out, bool inject) {
+    last_ = nullptr;
+    try {
+        return engine_->run(pass, n_out, inject);
+    } catch (...) {
+        if (pass.began && pass.kind == GraphKind::APPEND && engine_->recurs()) {
             reset(); // a pass that died half way has advanced some layers' states
         } else if (draft_) {
             draft_->truncate(static_cast<int32_t>(position()));

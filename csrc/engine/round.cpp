@@ -1,5 +1,5 @@
 // A speculative round: draft, verify, commit.
-#include "engine/session.h"
+#include "engine/sequence.h"
 #include "error.h"
 #include "graph/path_inputs.h"
 #include "layers/delta_net.h"
@@ -10,31 +10,31 @@
 
 namespace dfl {
 
-void Session::check_no_open_verify() const {
+void Sequence::check_no_open_verify() const {
     DFL_CHECK(open_.n == 0, DFL_STATUS_ARGUMENT, "a verify of %lld rows waits for its commit",
               (long long)open_.n);
 }
 
-Draft Session::draft(int32_t last_token, int64_t n_draft, int64_t k, bool log_sum_exp) {
+Draft Sequence::draft(int32_t last_token, int64_t n_draft, int64_t k, bool log_sum_exp) {
     check_no_open_verify();
-    DFL_CHECK(draft_ != nullptr, DFL_STATUS_ARGUMENT, "the session has no drafter");
+    DFL_CHECK(draft_ != nullptr, DFL_STATUS_ARGUMENT, "the engine has no drafter");
     const Drafter & drafter = draft_->drafter();
     const int64_t most = draft_->max_block() - 1;
     DFL_CHECK(n_draft >= 1 && n_draft <= most, DFL_STATUS_ARGUMENT,
               "%lld drafted tokens: the drafter gives 1 to %lld", (long long)n_draft,
               (long long)most);
-    const int64_t n_choices = drafter.head(*model_).n_out();
+    const int64_t n_choices = drafter.head(engine_->model()).n_out();
     DFL_CHECK(k >= 1 && k <= n_choices, DFL_STATUS_ARGUMENT,
               "%lld candidates: the drafter chooses among %lld tokens", (long long)k,
               (long long)n_choices);
     check_tokens(&last_token, 1, position());
-    DFL_CHECK(n_draft < n_ctx() - position(), DFL_STATUS_ARGUMENT,
+    DFL_CHECK(n_draft < engine_->n_ctx() - position(), DFL_STATUS_ARGUMENT,
               "%lld drafted tokens and the one before them after %lld do not fit into a context of "
               "%lld",
-              (long long)n_draft, (long long)position(), (long long)n_ctx());
+              (long long)n_draft, (long long)position(), (long long)engine_->n_ctx());
     last_ = nullptr;
-    Draft draft = draft_->run_block(graphs_, last_token, static_cast<int32_t>(position()), n_draft,
-                                    k, log_sum_exp);
+    Draft draft = draft_->run_block(engine_->graphs(), last_token, static_cast<int32_t>(position()),
+                                    n_draft, k, log_sum_exp);
     bool is_finite = std::all_of(draft.log_sum_exp.begin(), draft.log_sum_exp.end(),
                                  [](float sum) { return std::isfinite(sum); });
     for (Candidate & candidate : draft.best) {
@@ -47,49 +47,12 @@ Draft Session::draft(int32_t last_token, int64_t n_draft, int64_t k, bool log_su
     return draft;
 }
 
-void Session::reserve_verify_graphs(int64_t n) {
-    BatchShape largest;
-    largest.kind = GraphKind::VERIFY;
-    largest.n_rows = largest.n_out = sizes_.verify_rows(n, model_->weights());
-    largest.n_kv = kv_.cells().size();
-    largest.walks = walks_;
-    largest.by_paths = recurs_;
-    pick_top(largest, selects_top(MAX_TOP) ? MAX_TOP : 0);
-    graphs_.get(largest, [&](LiveGraph & live) { build_forward(live, draft_ != nullptr); });
-    if (recurs_) {
-        promote_graph(std::min(n, MOST_STEPS));
-    }
-}
-
-void Session::reserve_verify(int64_t n) {
-    check_no_open_verify();
-    DFL_CHECK(n >= 1 && n <= MAX_VERIFY, DFL_STATUS_ARGUMENT,
-              "room for verifies of %lld rows, expected 1 to %lld", (long long)n,
-              (long long)MAX_VERIFY);
-    if (n <= verify_rows_) {
-        return;
-    }
-    last_ = nullptr;
-    if (draft_) {
-        draft_->grow(n, graphs_);
-    }
-    graphs_.clear(); // they use what is replaced here
-    const int64_t n_rows = sizes_.verify_rows(n, model_->weights());
-    recurrent_.reserve_trace(n_rows);
-    kv_.masks().reserve(n_rows);
-    reserve_verify_graphs(n);
-    if (draft_) {
-        draft_->reserve(graphs_);
-    }
-    verify_rows_ = n;
-}
-
-void Session::verify(const int32_t * tokens, const int32_t * parents, int64_t n) {
+void Sequence::verify(const int32_t * tokens, const int32_t * parents, int64_t n) {
     check_no_open_verify();
     check_tokens(tokens, n, position());
-    DFL_CHECK(n <= verify_rows_, DFL_STATUS_ARGUMENT,
+    DFL_CHECK(n <= engine_->verify_rows(), DFL_STATUS_ARGUMENT,
               "%lld rows to verify, there is room for %lld: reserve more, up to %lld", (long long)n,
-              (long long)verify_rows_, (long long)MAX_VERIFY);
+              (long long)engine_->verify_rows(), (long long)Engine::MAX_VERIFY);
     const Tree tree(tokens, parents, n);
     Pass pass = plan_verify(tree);
     last_ = &run(pass, pass.n_rows(), /*inject =*/false);
@@ -98,7 +61,7 @@ void Session::verify(const int32_t * tokens, const int32_t * parents, int64_t n)
     open_ = std::move(pass);
 }
 
-void Session::commit(int64_t n) {
+void Sequence::commit(int64_t n) {
     DFL_CHECK(n >= 0 && n <= open_.n, DFL_STATUS_ARGUMENT,
               "%lld rows to commit, the open verify has %lld", (long long)n, (long long)open_.n);
     std::vector<int32_t> nodes(n);
@@ -106,7 +69,7 @@ void Session::commit(int64_t n) {
     commit_path(nodes.data(), n);
 }
 
-void Session::commit_path(const int32_t * nodes, int64_t n) {
+void Sequence::commit_path(const int32_t * nodes, int64_t n) {
     DFL_CHECK(n >= 0 && n <= open_.n, DFL_STATUS_ARGUMENT,
               "a path of %lld nodes, the open verify has %lld", (long long)n, (long long)open_.n);
     open_.tree.check_path(nodes, n);
@@ -115,11 +78,9 @@ void Session::commit_path(const int32_t * nodes, int64_t n) {
     }
     open_.finite = finite_rows();
     last_ = nullptr; // the promotion below reuses the arena its logits lie in
-    if (n > 0 && recurs_) {
+    if (n > 0 && engine_->recurs()) {
         try {
-            for (int64_t done = 0; done < n; done += MOST_STEPS) {
-                promote_state(nodes, done, std::min(n - done, MOST_STEPS));
-            }
+            engine_->promote_along(nodes, n);
         } catch (...) {
             reset(); // some layers' states may have moved on
             throw;
@@ -152,7 +113,7 @@ void Session::commit_path(const int32_t * nodes, int64_t n) {
     close_verify();
 }
 
-void Session::close_verify() {
+void Sequence::close_verify() {
     if (open_.n == 0) {
         return;
     }
@@ -173,7 +134,13 @@ void Session::close_verify() {
     open_ = {};
 }
 
-LiveGraph & Session::promote_graph(int64_t n_accepted) {
+void Engine::promote_along(const int32_t * path, int64_t n) {
+    for (int64_t done = 0; done < n; done += MOST_STEPS) {
+        promote_state(path, done, std::min(n - done, MOST_STEPS));
+    }
+}
+
+LiveGraph & Engine::promote_graph(int64_t n_accepted) {
     const int64_t layers = model_->hparams().n_recurrent();
     const int64_t before = model_->hparams().recurrent.d_conv - 1;
     BatchShape shape;
@@ -197,7 +164,7 @@ LiveGraph & Session::promote_graph(int64_t n_accepted) {
     });
 }
 
-void Session::promote_state(const int32_t * path, int64_t first, int64_t n_accepted) {
+void Engine::promote_state(const int32_t * path, int64_t first, int64_t n_accepted) {
     const int64_t layers = model_->hparams().n_recurrent();
     const int64_t before = model_->hparams().recurrent.d_conv - 1;
     LiveGraph & live = promote_graph(n_accepted);

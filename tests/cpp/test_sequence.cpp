@@ -1,5 +1,6 @@
-// A session from the inside: micro-batches, checkpoints, cancellation, bad arguments.
-#include "engine/session.h"
+// A sequence from the inside: micro-batches, checkpoints, cancellation, bad arguments, its place in
+// an engine.
+#include "engine/sequence.h"
 
 #include "check.h"
 #include "tiny_model.h"
@@ -22,28 +23,28 @@ std::vector<int32_t> prompt() {
     return tokens;
 }
 
-Session make(const std::shared_ptr<const Model> & model, int64_t n_ubatch,
-             ggml_type type = GGML_TYPE_F32) {
-    SessionParams params;
+Sequence make(const std::shared_ptr<const Model> & model, int64_t n_ubatch,
+              ggml_type type = GGML_TYPE_F32) {
+    EngineParams params;
     params.n_ctx = 40;
     params.n_ubatch = n_ubatch;
     params.n_threads = 1;
     params.type_k = params.type_v = type;
-    return Session(model, params);
+    return Sequence(std::make_shared<Engine>(model, params));
 }
 
-Logits all_logits(Session & session) {
+Logits all_logits(Sequence & sequence) {
     const std::vector<int32_t> tokens = prompt();
     Logits logits(N_TOKENS * TINY_VOCAB);
-    session.prefill(tokens.data(), N_TOKENS, logits.data(), nullptr);
+    sequence.prefill(tokens.data(), N_TOKENS, logits.data(), nullptr);
     return logits;
 }
 
-Logits next(Session & session, int32_t token) {
-    session.prefill(&token, 1, nullptr, nullptr);
+Logits next(Sequence & sequence, int32_t token) {
+    sequence.prefill(&token, 1, nullptr, nullptr);
     Logits logits(TINY_VOCAB);
-    session.logits(0, logits.data());
-    CHECK(session.argmax(0) == std::max_element(logits.begin(), logits.end()) - logits.begin());
+    sequence.logits(0, logits.data());
+    CHECK(sequence.argmax(0) == std::max_element(logits.begin(), logits.end()) - logits.begin());
     return logits;
 }
 
@@ -56,64 +57,64 @@ float distance(const Logits & a, const Logits & b) {
 }
 
 void micro_batches_change_nothing(const std::shared_ptr<const Model> & model) {
-    Session whole = make(model, 40);
+    Sequence whole = make(model, 40);
     const Logits expected = all_logits(whole);
     for (int64_t n_ubatch : {1, 2, 7, 29, 30}) {
-        Session session = make(model, n_ubatch);
-        CHECK(distance(all_logits(session), expected) < 1e-4f);
-        session.reset();
-        CHECK(distance(all_logits(session), expected) < 1e-4f);
+        Sequence sequence = make(model, n_ubatch);
+        CHECK(distance(all_logits(sequence), expected) < 1e-4f);
+        sequence.reset();
+        CHECK(distance(all_logits(sequence), expected) < 1e-4f);
     }
-    Session half = make(model, 7, GGML_TYPE_F16);
+    Sequence half = make(model, 7, GGML_TYPE_F16);
     CHECK(distance(all_logits(half), expected) < 0.1f);
 }
 
 void checkpoints_go_back(const std::shared_ptr<const Model> & model) {
-    Session session = make(model, 8);
+    Sequence sequence = make(model, 8);
     const std::vector<int32_t> tokens = prompt();
-    session.prefill(tokens.data(), 11, nullptr, nullptr);
-    const Checkpoint checkpoint = session.take();
-    const Logits expected = next(session, 5);
+    sequence.prefill(tokens.data(), 11, nullptr, nullptr);
+    const Checkpoint checkpoint = sequence.take();
+    const Logits expected = next(sequence, 5);
     for (int detour = 0; detour < 3; ++detour) {
-        session.prefill(tokens.data() + detour, 9, nullptr, nullptr);
-        CHECK(session.holds(checkpoint));
-        session.restore(checkpoint);
-        CHECK(session.position() == 11);
-        CHECK(error_of([&] { session.argmax(0); }) == "row 0: the last pass has 0 rows");
-        CHECK(next(session, 5) == expected);
+        sequence.prefill(tokens.data() + detour, 9, nullptr, nullptr);
+        CHECK(sequence.holds(checkpoint));
+        sequence.restore(checkpoint);
+        CHECK(sequence.position() == 11);
+        CHECK(error_of([&] { sequence.argmax(0); }) == "row 0: the last pass has 0 rows");
+        CHECK(next(sequence, 5) == expected);
     }
-    session.reset();
-    CHECK(!session.holds(checkpoint));
-    CHECK(contains(error_of([&] { session.restore(checkpoint); }), "checkpoint of 11 tokens"));
+    sequence.reset();
+    CHECK(!sequence.holds(checkpoint));
+    CHECK(contains(error_of([&] { sequence.restore(checkpoint); }), "checkpoint of 11 tokens"));
 }
 
-// Of another model it lacks recurrent bytes, or has too many; of another session it is of other
+// Of another model it lacks recurrent bytes, or has too many; of another sequence it is of other
 // cells.
 void checkpoints_of_others_are_refused(const std::shared_ptr<const Model> & model,
                                        const std::shared_ptr<const Model> & other) {
     const std::vector<int32_t> tokens = prompt();
-    Session session = make(model, 8);
-    session.prefill(tokens.data(), 11, nullptr, nullptr);
+    Sequence sequence = make(model, 8);
+    sequence.prefill(tokens.data(), 11, nullptr, nullptr);
     for (const auto & taken_of : {model, other}) {
-        Session another = make(taken_of, 8);
+        Sequence another = make(taken_of, 8);
         another.prefill(tokens.data(), 11, nullptr, nullptr);
         const Checkpoint checkpoint = another.take();
-        CHECK(!session.holds(checkpoint));
-        CHECK(contains(error_of([&] { session.restore(checkpoint); }),
-                       "the checkpoint of 11 tokens was taken of another session"));
+        CHECK(!sequence.holds(checkpoint));
+        CHECK(contains(error_of([&] { sequence.restore(checkpoint); }),
+                       "the checkpoint of 11 tokens was taken of another sequence"));
         CHECK(another.holds(checkpoint));
     }
-    Session fresh = make(model, 8);
+    Sequence fresh = make(model, 8);
     fresh.prefill(tokens.data(), 11, nullptr, nullptr);
-    CHECK(next(session, 5) == next(fresh, 5));
+    CHECK(next(sequence, 5) == next(fresh, 5));
 }
 
 // Prompts that begin alike, with verifies left open between them: what sync() keeps is what a fresh
-// session computes.
+// sequence computes.
 void synced_with_any_prompt(const std::shared_ptr<const Model> & model) {
     const bool recurs = model->hparams().n_recurrent() > 0;
-    Session session = make(model, 8), fresh = make(model, 8);
-    session.reserve_verify(3);
+    Sequence sequence = make(model, 8), fresh = make(model, 8);
+    sequence.engine().reserve_verify(3);
     std::vector<int32_t> timeline;
     uint32_t random = 1;
     const auto below = [&](int64_t n) {
@@ -132,56 +133,85 @@ void synced_with_any_prompt(const std::shared_ptr<const Model> & model) {
         while (same < std::min<int64_t>(n - 1, timeline.size()) && tokens[same] == timeline[same]) {
             ++same;
         }
-        const int64_t there = session.sync(tokens.data(), n);
-        CHECK(session.position() == there);
+        const int64_t there = sequence.sync(tokens.data(), n);
+        CHECK(sequence.position() == there);
         CHECK(recurs && same < static_cast<int64_t>(timeline.size()) ? there <= same
                                                                      : there == same);
-        session.prefill(tokens.data() + there, n - there, nullptr, nullptr);
+        sequence.prefill(tokens.data() + there, n - there, nullptr, nullptr);
         fresh.reset();
         fresh.prefill(tokens.data(), n, nullptr, nullptr);
         Logits found(TINY_VOCAB), expected(TINY_VOCAB);
-        session.logits(0, found.data());
+        sequence.logits(0, found.data());
         fresh.logits(0, expected.data());
         CHECK(distance(found, expected) < 1e-4f);
         timeline = tokens;
         const int32_t tree[] = {3, 1, 4}, parents[] = {-1, 0, 0}, path[] = {0, 2};
-        session.verify(tree, parents, 3);
+        sequence.verify(tree, parents, 3);
         const int64_t n_committed = below(3);
         if (n_committed > 0) {
-            session.commit_path(path, n_committed);
+            sequence.commit_path(path, n_committed);
             timeline.push_back(3);
             if (n_committed == 2) {
                 timeline.push_back(4);
             }
         }
     }
-    CHECK(contains(error_of([&] { session.sync(timeline.data(), 0); }), "no tokens"));
+    CHECK(contains(error_of([&] { sequence.sync(timeline.data(), 0); }), "no tokens"));
 }
 
 void cancelled_between_micro_batches(const std::shared_ptr<const Model> & model) {
-    Session session = make(model, 8), fresh = make(model, 8);
+    Sequence sequence = make(model, 8), fresh = make(model, 8);
     const std::vector<int32_t> tokens = prompt();
     const std::string error = error_of([&] {
-        session.prefill(tokens.data(), N_TOKENS, nullptr,
-                        [](int64_t done, int64_t) { return done >= 16; });
+        sequence.prefill(tokens.data(), N_TOKENS, nullptr,
+                         [](int64_t done, int64_t) { return done >= 16; });
     });
     CHECK(error == "cancelled after 16 of 30 tokens");
     fresh.prefill(tokens.data(), 16, nullptr, nullptr);
-    CHECK(next(session, 3) == next(fresh, 3));
+    CHECK(next(sequence, 3) == next(fresh, 3));
 }
 
 void bad_arguments_change_nothing(const std::shared_ptr<const Model> & model) {
-    Session session = make(model, 8);
+    Sequence sequence = make(model, 8);
     const std::vector<int32_t> zeros(41, 0);
     const int32_t bad[] = {1, TINY_VOCAB};
-    CHECK(contains(error_of([&] { session.prefill(zeros.data(), 0, nullptr, nullptr); }),
+    CHECK(contains(error_of([&] { sequence.prefill(zeros.data(), 0, nullptr, nullptr); }),
                    "no tokens"));
-    CHECK(contains(error_of([&] { session.prefill(zeros.data(), 41, nullptr, nullptr); }),
+    CHECK(contains(error_of([&] { sequence.prefill(zeros.data(), 41, nullptr, nullptr); }),
                    "41 tokens after 0 do not fit into a context of 40"));
-    CHECK(contains(error_of([&] { session.prefill(bad, 2, nullptr, nullptr); }), "token id 50"));
-    CHECK(session.position() == 0);
+    CHECK(contains(error_of([&] { sequence.prefill(bad, 2, nullptr, nullptr); }), "token id 50"));
+    CHECK(sequence.position() == 0);
     CHECK(contains(error_of([&] { make(model, 0); }), "n_ubatch is 0, expected 1 to"));
     CHECK(contains(error_of([&] { make(model, 8, GGML_TYPE_Q8_0); }), "valid (K/V): f32/f32"));
+}
+
+// A second one is refused while the first is there, and finds nothing of it afterwards.
+void one_sequence_at_a_time(const std::shared_ptr<const Model> & model) {
+    EngineParams params;
+    params.n_ctx = 40;
+    params.n_ubatch = 8;
+    params.n_threads = 1;
+    params.type_k = params.type_v = GGML_TYPE_F32;
+    auto engine = std::make_shared<Engine>(model, params);
+    const std::vector<int32_t> tokens = prompt();
+    auto first = std::make_unique<Sequence>(engine);
+    CHECK(error_of([&] { Sequence second(engine); }) ==
+          "the engine has a sequence already, and holds 1 at a time");
+    engine->reserve_verify(4);
+    first->prefill(tokens.data() + 3, 20, nullptr, nullptr);
+    const Checkpoint checkpoint = first->take();
+    first->verify(tokens.data(), nullptr, 4); // stays open
+    CHECK(error_of([&] { engine->reserve_verify(8); }) ==
+          "a verify of 4 rows waits for its commit");
+    first.reset();
+
+    Sequence second(engine), fresh = make(model, 8);
+    engine.reset(); // the sequence keeps it
+    CHECK(second.position() == 0 && second.engine().kv().cells().n_free() == 256);
+    CHECK(contains(error_of([&] { second.restore(checkpoint); }), "of another sequence"));
+    CHECK(all_logits(second) == all_logits(fresh));
+    second.engine().reserve_verify(8);
+    CHECK(error_of([&] { second.argmax(0); }) == "row 0: the last pass has 0 rows");
 }
 
 // Packed weights: a row has the same bits alone and among others, on two threads and on one.
@@ -192,27 +222,27 @@ void rows_of_packed_weights_are_equal(const std::string & path) {
     }
     CHECK(model->weights().packed.size() >= 7);
     const std::vector<int32_t> tokens = prompt();
-    Session serial = make(model, 8);
+    Sequence serial = make(model, 8);
     serial.prefill(tokens.data(), 10, nullptr, nullptr);
     std::vector<Logits> expected;
     for (int i = 10; i < 26; ++i) {
         expected.push_back(next(serial, tokens[i]));
     }
-    SessionParams params;
+    EngineParams params;
     params.n_ctx = 40;
     params.n_threads = 2;
     params.type_k = params.type_v = GGML_TYPE_F32;
-    Session session(model, params);
-    session.reserve_verify(16);
-    session.prefill(tokens.data(), 10, nullptr, nullptr);
+    Sequence sequence(std::make_shared<Engine>(model, params));
+    sequence.engine().reserve_verify(16);
+    sequence.prefill(tokens.data(), 10, nullptr, nullptr);
     for (int n : {16, 13, 4, 2, 1}) {
-        session.verify(tokens.data() + 10, nullptr, n);
+        sequence.verify(tokens.data() + 10, nullptr, n);
         Logits row(TINY_VOCAB);
         for (int i = 0; i < n; ++i) {
-            session.logits(i, row.data());
+            sequence.logits(i, row.data());
             CHECK(row == expected[i]);
         }
-        session.commit(0);
+        sequence.commit(0);
     }
 }
 
@@ -235,6 +265,7 @@ int main() {
         synced_with_any_prompt(model);
         cancelled_between_micro_batches(model);
         bad_arguments_change_nothing(model);
+        one_sequence_at_a_time(model);
     }
     write_quantized_qwen35(path);
     rows_of_packed_weights_are_equal(path);

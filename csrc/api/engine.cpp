@@ -1,0 +1,86 @@
+// extern "C" bodies only: engines.
+#include "api/handles.h"
+
+#include "model/quantize.h"
+
+using dfl::copy_text;
+using dfl::guard;
+using dfl::need;
+using dfl::Turn;
+
+dfl_status dfl_engine_create(const dfl_model * model, const dfl_engine_params * params,
+                             dfl_engine ** engine, dfl_error * err) {
+    return guard(err, [&] {
+        need(model, params, engine);
+        need(params->cache_type_k, params->cache_type_v);
+        dfl::EngineParams p;
+        p.n_ctx = params->n_ctx;
+        p.n_ubatch = params->n_ubatch;
+        p.n_threads = params->n_threads;
+        p.type_k = dfl::type_from_name(params->cache_type_k);
+        p.type_v = dfl::type_from_name(params->cache_type_v);
+        if (params->drafter != nullptr) {
+            p.drafter = params->drafter->drafter;
+            p.draft_window = params->draft_window;
+        }
+        *engine = new dfl_engine{std::make_shared<dfl::Engine>(model->model, p),
+                                 std::make_shared<std::atomic<bool>>(false)};
+    });
+}
+
+void dfl_engine_free(dfl_engine * engine) { delete engine; }
+
+dfl_status dfl_engine_get_info(const dfl_engine * engine, dfl_engine_info * info, dfl_error * err) {
+    return guard(err, [&] {
+        need(engine, info);
+        const dfl::Engine & e = *engine->engine;
+        *info = {};
+        info->n_ctx = e.n_ctx();
+        info->n_threads = e.n_threads();
+        info->n_memory = static_cast<int32_t>(e.memory().size());
+        info->verify_rows = e.verify_rows();
+        info->n_graphs_built = e.n_graphs_built();
+        info->n_passes = e.n_passes();
+        info->bytes_read = e.bytes_read();
+        info->mask_bytes_written = e.mask_bytes_written();
+        info->submit_ns = e.submit_ns();
+        info->wait_ns = e.wait_ns();
+        copy_text(info->largest_graph, e.largest_graph());
+        std::string names;
+        for (const std::string & name : e.cpu_operations()) {
+            names += (names.empty() ? "" : ",") + name;
+        }
+        copy_text(info->cpu_operations, names);
+    });
+}
+
+dfl_status dfl_engine_get_memory(const dfl_engine * engine, int32_t index, dfl_memory * memory,
+                                 dfl_error * err) {
+    return guard(err, [&] {
+        need(engine, memory);
+        const std::vector<dfl::MemoryUse> uses = engine->engine->memory();
+        const auto n = static_cast<int32_t>(uses.size());
+        DFL_CHECK(index >= 0 && index < n, DFL_STATUS_ARGUMENT,
+                  "memory %d: the engine uses memory for %d things", index, n);
+        *memory = {};
+        copy_text(memory->name, uses[index].name);
+        copy_text(memory->place, uses[index].place);
+        memory->bytes = uses[index].bytes;
+    });
+}
+
+dfl_status dfl_engine_keep_top(dfl_engine * engine, int32_t k, int32_t * kept, dfl_error * err) {
+    return guard(err, [&] {
+        need(engine, kept);
+        const Turn turn(*engine->is_busy);
+        *kept = engine->engine->keep_top(k) ? k : 0;
+    });
+}
+
+dfl_status dfl_engine_reserve_verify(dfl_engine * engine, int64_t n, dfl_error * err) {
+    return guard(err, [&] {
+        need(engine);
+        const Turn turn(*engine->is_busy);
+        engine->engine->reserve_verify(n);
+    });
+}

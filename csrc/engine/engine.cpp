@@ -1,0 +1,223 @@
+#include "engine/engine.h"
+
+#include "engine/sequence.h"
+#include "error.h"
+#include "graph/path_inputs.h"
+#include "layers/delta_net.h"
+#include "layers/delta_rule.h"
+#include "layers/host/walked_delta_net.h"
+
+#include <algorithm>
+
+namespace dfl {
+
+static int64_t pad(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+static EngineParams checked(EngineParams params) {
+    DFL_CHECK(params.n_ctx >= 1 && params.n_ctx <= (1 << 24), DFL_STATUS_ARGUMENT,
+              "n_ctx is %lld, expected 1 to %d", (long long)params.n_ctx, 1 << 24);
+    DFL_CHECK(params.n_ubatch >= 1 && params.n_ubatch <= 65536, DFL_STATUS_ARGUMENT,
+              "n_ubatch is %lld, expected 1 to 65536", (long long)params.n_ubatch);
+    DFL_CHECK(params.n_threads >= 0 && params.n_threads <= DFL_MAX_THREADS, DFL_STATUS_ARGUMENT,
+              "n_threads is %d, expected 0 to %d", params.n_threads, DFL_MAX_THREADS);
+    DFL_CHECK(params.draft_window >= 1 && params.draft_window <= (1 << 24), DFL_STATUS_ARGUMENT,
+              "draft_window is %lld, expected 1 to %d", (long long)params.draft_window, 1 << 24);
+    params.n_ubatch = std::min(params.n_ubatch, params.n_ctx);
+    params.draft_window = std::min(params.draft_window, params.n_ctx);
+    return params;
+}
+
+// n_by_paths: rows of a prefill whose recurrent layers take the form for trees.
+static size_t max_nodes(const Model & model, const Drafter * drafter, int64_t n_by_paths) {
+    const Hparams & hp = model.hparams();
+    size_t n = 512 + hp.n_layer() * (96 + 4 * hp.experts.n_used);
+    n += hp.n_recurrent() * std::max(path_nodes(Engine::MAX_VERIFY, Engine::MAX_VERIFY),
+                                     path_nodes(n_by_paths, PATH_CHUNK));
+    if (drafter != nullptr) {
+        n += drafter->hparams().n_layer() * 128;
+    }
+    return n;
+}
+
+LayerPlace Engine::layer_place() {
+    return [this](int64_t il) -> Backend & { return devices_.of_layer(il); };
+}
+
+// K/V of the drafter as exact as the target's, where that is exact; else half precision.
+static ggml_type draft_cache_type(const EngineParams & params) {
+    return params.type_k == GGML_TYPE_F32 ? GGML_TYPE_F32 : GGML_TYPE_F16;
+}
+
+Engine::Engine(std::shared_ptr<const Model> model, const EngineParams & params)
+    : model_(std::move(model)), params_(checked(params)),
+      devices_(model_->device(), model_->split(), params_.n_threads, {}, model_->measure()),
+      recurs_(model_->hparams().n_recurrent() > 0),
+      kv_(model_->hparams(), layer_place(), params_.type_k, params_.type_v, pad(params_.n_ctx, 256),
+          params_.n_ubatch),
+      recurrent_(model_->hparams(), layer_place(), 1),
+      walks_(recurs_ && params_.delta_form == DeltaForm::OWN && devices_.main().runs_cpu_nodes() &&
+             walks_delta_net(model_->hparams().recurrent)),
+      fused_(walks_ || (recurs_ && params_.delta_form != DeltaForm::STOCK &&
+                        has_fused_delta_rule(recurrent_, model_->hparams().recurrent))),
+      sizes_(devices_),
+      graphs_(devices_, max_nodes(*model_, params_.drafter.get(), fused_ ? 0 : params_.n_ubatch)) {
+    if (params_.drafter) {
+        DFL_CHECK(params_.drafter->fits(model_), DFL_STATUS_ARGUMENT,
+                  "%s was loaded for another model than %s", params_.drafter->file().path().c_str(),
+                  model_->file().path().c_str());
+        verify_rows_ = std::min(params_.drafter->draft().block_size, MAX_VERIFY);
+        recurrent_.reserve_trace(sizes_.verify_rows(verify_rows_, model_->weights()));
+        kv_.masks().reserve(sizes_.verify_rows(verify_rows_, model_->weights()));
+        draft_ = std::make_unique<DraftState>(
+            params_.drafter, *model_, devices_, draft_cache_type(params_), params_.draft_window,
+            params_.n_ubatch, verify_rows_, /*max_block =*/verify_rows_);
+    }
+    reserve_graphs();
+}
+
+void Engine::enter(Sequence * sequence) {
+    DFL_CHECK(model_->measure() == DFL_MEASURE_NOTHING, DFL_STATUS_ARGUMENT,
+              "the engine was only measured: it has no memory for a sequence");
+    DFL_CHECK(sequence_ == nullptr, DFL_STATUS_UNSUPPORTED,
+              "the engine has a sequence already, and holds 1 at a time");
+    sequence_ = sequence;
+}
+
+void Engine::leave(const Sequence * sequence) {
+    if (sequence_ == sequence) {
+        sequence_ = nullptr;
+    }
+}
+
+// The largest graphs reserve the arena, so that memory runs out here or not at all.
+void Engine::reserve_graphs() {
+    BatchShape largest;
+    largest.n_rows = params_.n_ubatch;
+    largest.n_kv = kv_.cells().size();
+    largest.n_out = 1;
+    largest.n_inject = draft_ && params_.n_ubatch > 1 ? params_.n_ubatch : 0;
+    largest.walks = walks_;
+    largest.by_paths = recurs_ && !fused_;
+    pick_top(largest, selects_top(MAX_TOP) ? MAX_TOP : 0);
+    graphs_.get(largest, [&](LiveGraph & live) { build_forward(live, largest.n_inject > 0); });
+    if (draft_) {
+        reserve_verify_graphs(verify_rows_);
+        draft_->reserve(graphs_);
+    }
+}
+
+void Engine::reserve_verify_graphs(int64_t n) {
+    BatchShape largest;
+    largest.kind = GraphKind::VERIFY;
+    largest.n_rows = largest.n_out = sizes_.verify_rows(n, model_->weights());
+    largest.n_kv = kv_.cells().size();
+    largest.walks = walks_;
+    largest.by_paths = recurs_;
+    pick_top(largest, selects_top(MAX_TOP) ? MAX_TOP : 0);
+    graphs_.get(largest, [&](LiveGraph & live) { build_forward(live, draft_ != nullptr); });
+    if (recurs_) {
+        promote_graph(std::min(n, MOST_STEPS));
+    }
+}
+
+void Engine::reserve_verify(int64_t n) {
+    if (sequence_ != nullptr) {
+        sequence_->check_no_open_verify();
+    }
+    DFL_CHECK(n >= 1 && n <= MAX_VERIFY, DFL_STATUS_ARGUMENT,
+              "room for verifies of %lld rows, expected 1 to %lld", (long long)n,
+              (long long)MAX_VERIFY);
+    if (n <= verify_rows_) {
+        return;
+    }
+    if (sequence_ != nullptr) {
+        sequence_->forget_rows();
+    }
+    if (draft_) {
+        draft_->grow(n, graphs_);
+    }
+    graphs_.clear(); // they use what is replaced here
+    const int64_t n_rows = sizes_.verify_rows(n, model_->weights());
+    recurrent_.reserve_trace(n_rows);
+    kv_.masks().reserve(n_rows);
+    reserve_verify_graphs(n);
+    if (draft_) {
+        draft_->reserve(graphs_);
+    }
+    verify_rows_ = n;
+}
+
+bool Engine::keep_top(int64_t k) {
+    DFL_CHECK(k >= 0 && k <= MAX_TOP && k <= model_->hparams().n_vocab, DFL_STATUS_ARGUMENT,
+              "the %lld best of a row, expected 0 to %lld", (long long)k, (long long)MAX_TOP);
+    n_top_ = k > 0 && selects_top(k) ? k : 0;
+    return n_top_ == k;
+}
+
+bool Engine::selects_top(int64_t k) const {
+    const Backend & backend = devices_.main();
+    ggml_context_ptr ctx(ggml_init({2 * ggml_tensor_overhead(), nullptr, true}));
+    ggml_tensor * row = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, model_->hparams().n_vocab);
+    return selects_on_device(backend, row->ne[0], k) && backend.runs(ggml_sum_rows(ctx.get(), row));
+}
+
+void Engine::pick_top(BatchShape & shape, int64_t k) const {
+    shape.n_top = std::min(k, model_->hparams().n_vocab);
+    shape.top_by_blocks = shape.n_top > 0 && selects_by_blocks(devices_.main());
+}
+
+void Engine::build_forward(LiveGraph & live, bool taps) {
+    live.in = make_inputs(live.ctx.get(), model_->hparams(), kv_.masks(), live.shape);
+    if (live.shape.by_paths) {
+        make_path_inputs(live, model_->hparams().recurrent);
+    }
+    Build b = {live.ctx.get(),    live.graph,        live.cpu_nodes,
+               model_->hparams(), model_->weights(), kv_,
+               recurrent_,        live.shape,        live.in};
+    if (taps) {
+        draft_->add_taps(live, b);
+    }
+    finish_logits(live, model_->arch().build(b), devices_.main());
+    if (live.shape.n_inject > 0) {
+        draft_->add_prefill_injection(live);
+    }
+}
+
+std::vector<MemoryUse> Engine::memory() const {
+    const Backend * cpu = devices_.cpu();
+    const ArenaBytes arena = graphs_.arena_bytes();
+    std::vector<MemoryUse> uses;
+    // beside: of the bytes, those on the CPU beside another device.
+    const auto add = [&](const char * name, uint64_t bytes, uint64_t beside) {
+        if (bytes > beside) {
+            uses.push_back({name, devices_.main().name(), bytes - beside});
+        }
+        if (beside > 0) {
+            uses.push_back({name, cpu->name(), beside});
+        }
+    };
+    add("kv", kv_.bytes(), kv_.bytes_on(cpu));
+    add("recurrent", recurrent_.bytes(), recurrent_.bytes_on(cpu));
+    add("trace", recurrent_.trace_bytes(), recurrent_.trace_bytes_on(cpu));
+    add("mask", kv_.masks().bytes(), kv_.masks().bytes_on(cpu));
+    add("draft", draft_ ? draft_->bytes() : 0, 0);
+    add("arena", arena.main + arena.beside, arena.beside);
+    add("pool", graphs_.pool_bytes(), 0);
+    if (recurs_) {
+        uses.push_back(
+            {"kept", ggml_backend_dev_name(cpu_device()), MAX_KEPT * recurrent_.bytes()});
+    }
+    return uses;
+}
+
+const char * Engine::largest_graph() const {
+    const uint64_t prefill = graphs_.arena_bytes(GraphKind::APPEND);
+    const uint64_t verify = graphs_.arena_bytes(GraphKind::VERIFY);
+    const uint64_t draft = graphs_.arena_bytes(GraphKind::DRAFT);
+    if (draft > std::max(prefill, verify)) {
+        return "draft";
+    }
+    return verify > prefill ? "verify" : "prefill";
+}
+
+} // namespace dfl

@@ -1,0 +1,145 @@
+// A timeline in an engine: its tokens, where it can go back to, an open verify, and the rows of the
+// last pass.
+#pragma once
+
+#include "engine/engine.h"
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace dfl {
+
+// Everything a prefix leaves behind, kept and dropped together. Attention rows stay where they are
+// in the engine's cells; what a recurrent layer overwrites is copied here.
+struct Checkpoint {
+    uint64_t caches; // whose cells these are
+    std::vector<int32_t> tokens;
+    std::vector<uint8_t> recurrent;
+};
+
+// What recurrent layers knew at a position of the timeline that a sequence can go back to.
+struct KeptState {
+    int64_t position;
+    std::vector<uint8_t> recurrent;
+};
+
+// Done and total tokens; true: stop.
+using PrefillProgress = std::function<bool(int64_t done, int64_t total)>;
+
+class Sequence {
+  public:
+    // Throws DFL_STATUS_UNSUPPORTED where an engine has no place for another.
+    explicit Sequence(std::shared_ptr<Engine> engine);
+    ~Sequence();
+    Sequence(const Sequence &) = delete; // its engine knows it
+    Sequence & operator=(const Sequence &) = delete;
+
+    Engine & engine() const { return *engine_; }
+    int64_t position() const { return static_cast<int64_t>(tokens_.size()); }
+
+    // Takes the timeline back to where it agrees with n tokens, less the last of them, whose logits
+    // begin an answer; returns how many are there. Closes an open verify. With recurrent layers it
+    // goes back to a state that it kept, if not as far as position 0: the prefill that comes to the
+    // last token keeps the state before it, the newest Engine::MAX_KEPT of them stay while their
+    // tokens do.
+    int64_t sync(const int32_t * tokens, int64_t n);
+
+    // Appends tokens in micro-batches; afterwards the last one's logits can be read. all_logits, if
+    // not NULL, takes every token's: [n_vocab, n]. On an error the timeline ends where the last
+    // finished micro-batch put it.
+    // With recurrent layers the last token that sync() was given is a pass of its own, if not all
+    // logits are asked for: it has the same bits whether or not those before it were there.
+    void prefill(const int32_t * tokens, int64_t n, float * all_logits,
+                 const PrefillProgress & progress);
+
+    // Rows of the last pass whose logits can be read: 1 after prefill, n after verify.
+    int64_t n_out_rows() const { return last_ != nullptr ? n_out_rows_ : 0; }
+    // Token with the largest logit of a row, lowest id on ties (host devices). Like the two below
+    // throws DFL_STATUS_COMPUTE for a row with a NaN or +inf: what the caches hold is then no
+    // better, so it forgets all and zeroes its caches, and no checkpoint of it is valid any more.
+    int32_t argmax(int64_t row);
+    // The k best of a row that Engine::keep_top() had the device pick, best first, lower id on
+    // ties.
+    const Candidate * top(int64_t row, int64_t k);
+    // A row's logits: dst [n_vocab].
+    void logits(int64_t row, float * dst);
+
+    // The drafter's k best candidates for each of n_draft positions after last_token, which is
+    // chosen but not appended. Moves no cursor. If the scores are not finite it has forgotten the
+    // timeline so far.
+    Draft draft(int32_t last_token, int64_t n_draft, int64_t k, bool log_sum_exp);
+    // Runs the nodes of a tree after the timeline without appending them; every row's logits can
+    // be read. parents: NULL for a chain.
+    void verify(const int32_t * tokens, const int32_t * parents, int64_t n);
+    // Appends the first n tokens of the open verify and forgets the rest. n = 0 forgets all, and
+    // does nothing when none is open.
+    void commit(int64_t n);
+    // The same for a path of nodes, root first.
+    void commit_path(const int32_t * nodes, int64_t n);
+
+    // Back to position 0.
+    void reset();
+    Checkpoint take() const;
+    // Back to a checkpoint of this sequence whose tokens its timeline still begins with.
+    void restore(const Checkpoint & checkpoint);
+    // Whether restore() would work.
+    bool holds(const Checkpoint & checkpoint) const;
+    // Forgets the tokens from a position on, and runs those before it again that they may have
+    // spoiled, in a pass that nobody read a row after; throws DFL_STATUS_UNSUPPORTED if recurrent
+    // layers have overwritten what they knew there.
+    void truncate(int64_t position);
+
+    // For the engine, before it replaces what graphs use.
+    void check_no_open_verify() const;
+    void forget_rows() { last_ = nullptr; }
+
+  private:
+    // Whether n tokens can stand after a position.
+    void check_tokens(const int32_t * tokens, int64_t n, int64_t after) const;
+    Pass plan_append(const int32_t * tokens, int64_t n) const;
+    Pass plan_verify(const Tree & tree) const;
+    // Runs the rows, which take cells; does not move the cursor. n_out: 0, 1 (the last) or all.
+    LiveGraph & run(Pass & pass, int64_t n_out, bool inject);
+    void append(const int32_t * tokens, int64_t n, int64_t n_out, bool inject);
+    void check_row(int64_t row) const;
+    // Of the readable rows: whether their logits are finite. What is not finite in a pass's input,
+    // or in a cell that a row sees, makes all logits of the row NaN, so one of each tells.
+    std::vector<bool> finite_rows() const;
+    // Takes note of a row that was read. Throws DFL_STATUS_COMPUTE, and starts anew, if it is not
+    // finite.
+    void note_row(int64_t row, bool is_finite);
+    // Forgets all, zeroes every cache and voids checkpoints.
+    void start_anew();
+    // Takes note of a row that can be read and nobody has.
+    void prove();
+    // Zeroes the rows of tokens from a position on that may be not finite, as they are forgotten:
+    // some kernels multiply what a mask hides by 0.
+    void clear_unproven(int64_t position);
+    void close_verify();
+    // The last place up to a position where the rows before it owe nothing to the tokens behind:
+    // in a pass that no finite row was read after, one that is not finite may have spoiled all.
+    int64_t sound(int64_t position) const;
+    // Remembers what recurrent layers know here, in place of the oldest that is too many.
+    void keep_state();
+    // And forgets those that were kept after a position.
+    void drop_states(int64_t position);
+    void forget_from(int64_t position);
+
+    std::shared_ptr<Engine> engine_;
+    KvCache & kv_; // of it, as the next two
+    RecurrentCache & recurrent_;
+    DraftState * draft_;          // NULL without a drafter
+    uint64_t caches_;             // names what they hold, in this process
+    std::vector<int32_t> tokens_; // the committed timeline
+    std::vector<KeptState> kept_; // of it, the oldest first; none without recurrent layers
+    int64_t keep_at_ = 0;         // where a prefill keeps the next one; 0: nowhere
+    int64_t n_proven_ = 0;        // of them, those that a finite row was read after
+    std::vector<int64_t> passes_; // where those begin that appended the others
+    LiveGraph * last_ = nullptr;  // graph whose logits are readable
+    int64_t first_out_ = 0;       // its first readable row
+    int64_t n_out_rows_ = 0;
+    Pass open_; // rows of a verify that waits for its commit
+};
+
+} // namespace dfl

@@ -1,0 +1,176 @@
+"""What a model thinks before its answer, told apart from the answer while both are written.
+
+How a model marks its thoughts follows from its chat template; the text of a prompt says whether
+they have begun already.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple, Protocol
+
+
+class Part(NamedTuple):
+    """A piece of what was generated."""
+
+    text: str
+    is_reasoning: bool = False
+
+
+class Splitter(Protocol):
+    """Tells thoughts from the answer in text that comes in pieces, however it was cut."""
+
+    def push(self, text: str) -> list[Part]:
+        """Adds text; what is certain of it."""
+
+    def finish(self) -> list[Part]:
+        """What was held back, at the end of the text."""
+
+
+class Format(NamedTuple):
+    """How an answer to one prompt marks its thoughts."""
+
+    name: str
+    splitter: Callable[[], Splitter]
+
+
+def format_of(template: str, prompt: str) -> Format | None:
+    """The format of answers to a prompt that the template made; None if it marks no thoughts."""
+    if "<|channel|>" in template and "<|message|>" in template:
+        return Format("harmony", Harmony)
+    for name, opening, closing in (
+        ("gemma4", "<|channel>thought", "<channel|>"),
+        ("think", "<think>", "</think>"),
+    ):
+        if closing in template:
+            is_open = prompt.rstrip().endswith(opening)
+            return Format(name, lambda: Block(opening, closing, is_open))  # noqa: B023
+    return None
+
+
+class Block:
+    """Thoughts between two marks at the beginning of the answer."""
+
+    def __init__(self, opening: str, closing: str, is_open: bool) -> None:
+        """is_open: the prompt ends with the opening mark, so the text begins with thoughts."""
+        self._opening, self._closing = opening, closing
+        self._held = ""
+        self._place: Literal["before", "inside", "after"] = "inside" if is_open else "before"
+        self._skips_space = is_open
+        """A part begins after the white space that follows a mark."""
+
+    def push(self, text: str) -> list[Part]:
+        """Adds text; what is certain of it."""
+        self._held += text
+        return [part for part in self._parts(at_end=False) if part.text]
+
+    def finish(self) -> list[Part]:
+        """What was held back, at the end of the text."""
+        return [part for part in self._parts(at_end=True) if part.text]
+
+    def _parts(self, at_end: bool) -> Iterator[Part]:
+        if self._place == "before":
+            text = self._held.lstrip()
+            if text.startswith(self._opening):
+                self._enter("inside", text[len(self._opening) :])
+            elif at_end or not self._opening.startswith(text):
+                self._place = "after"
+        if self._place == "inside":
+            self._skip_space()
+            at = self._held.find(self._closing)
+            # White space before the closing mark is not of the thoughts.
+            n = (
+                at
+                if at >= 0
+                else len(self._held)
+                if at_end
+                else _certain(self._held, self._closing)
+            )
+            thoughts = self._held[:n].rstrip()
+            yield Part(thoughts, is_reasoning=True)
+            if at >= 0:
+                self._enter("after", self._held[at + len(self._closing) :])
+            else:
+                self._held = "" if at_end else self._held[len(thoughts) :]
+        if self._place == "after":
+            self._skip_space()
+            text, self._held = self._held, ""
+            yield Part(text)
+
+    def _enter(self, place: Literal["inside", "after"], text: str) -> None:
+        self._place, self._held, self._skips_space = place, text, True
+
+    def _skip_space(self) -> None:
+        if self._skips_space:
+            self._held = self._held.lstrip()
+            self._skips_space = not self._held
+
+
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w*)")
+
+
+class Harmony:
+    """The messages of gpt-oss, each with a header that names its channel.
+
+    Analysis is thought; commentary and final are the answer. A message to a tool keeps its header
+    and stays in the answer as it is, for whoever reads calls there.
+    Source: OpenAI, harmony response format.
+    """
+
+    MESSAGE = "<|message|>"
+    """Between header and text."""
+    ENDS = ("<|start|>", "<|end|>", "<|return|>", "<|call|>")
+    MAX_HEADER = 256
+    """Characters after which text without a mark is no header: the model does not keep to it."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._in_header = True
+        self._is_reasoning = False
+
+    def push(self, text: str) -> list[Part]:
+        """Adds text; what is certain of it."""
+        self._held += text
+        return [part for part in self._parts() if part.text]
+
+    def finish(self) -> list[Part]:
+        """What was held back, at the end of the text."""
+        held, self._held = self._held, ""
+        return [Part(held, self._is_reasoning and not self._in_header)] if held else []
+
+    def _parts(self) -> Iterator[Part]:
+        while True:
+            marks = (self.MESSAGE,) if self._in_header else self.ENDS
+            found = [(at, mark) for mark in marks if (at := self._held.find(mark)) >= 0]
+            if not found:
+                break
+            at, mark = min(found)
+            before, self._held = self._held[:at], self._held[at + len(mark) :]
+            if self._in_header:
+                yield from self._begin(before)
+            else:
+                yield Part(before, self._is_reasoning)
+            self._in_header = not self._in_header
+        if self._in_header and len(self._held) <= self.MAX_HEADER:
+            return
+        if self._in_header:
+            self._in_header = self._is_reasoning = False
+        n = min(_certain(self._held, mark) for mark in self.ENDS)
+        yield Part(self._held[:n], self._is_reasoning)
+        self._held = self._held[n:]
+
+    def _begin(self, header: str) -> Iterator[Part]:
+        channel = _CHANNEL.search(header)
+        is_call = " to=" in header
+        self._is_reasoning = channel is not None and channel[1] == "analysis" and not is_call
+        if is_call:
+            yield Part(header.removeprefix("<|start|>").removeprefix("assistant") + self.MESSAGE)
+
+
+def _certain(text: str, mark: str) -> int:
+    """Characters of the text that cannot be the beginning of a mark at its end."""
+    for n in range(min(len(mark) - 1, len(text)), 0, -1):
+        if text.endswith(mark[:n]):
+            return len(text) - n
+    return len(text)

@@ -1,0 +1,316 @@
+"""Drafted answers beside plain ones, of models of every type, used in every way: none may differ.
+
+    scripts/random_use.py [--answers 3000] [--seed 1]
+    scripts/random_use.py --seed 1 --only 17      # one of its decoders again, with its answers
+
+A decoder is a model file (random ones of every architecture and weight type; this package's trained
+one, stored anew in many types), types of keys and values, threads, weights rearranged or not, and a
+drafter. It answers on one timeline: prompts that are new, that go on from the last answer, that
+repeat or shorten an earlier one; greedy or drawn, with every cut and penalty; drafting by chains,
+trees, `auto` or not at all, with the drafter or with a proposer that is right half of the time;
+ended by length, by the end of the context, by a stop text, or by somebody who leaves in the middle.
+The plain answer comes from another decoder that starts anew for each and runs on one thread.
+
+Prints each difference with the line that shows it again. The last line is one JSON object; the exit
+status is 1 if any answer differs. `auto` follows the clock, so its rounds are others each time; the
+text must not be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from half_right import HalfRight
+from small_models import (
+    NEED_IMPORTANCES,
+    SHAPES,
+    SLOW,
+    WEIGHT_TYPES,
+    retyped,
+    write_small,
+    write_small_drafter,
+)
+
+from dflash_gguf import pair
+from dflash_gguf.config import DecodeConfig
+from dflash_gguf.core import CACHE_TYPES, Drafter, LoadConfig, Model, Session
+from dflash_gguf.decoder import Decoder
+from dflash_gguf.results import Result
+from dflash_gguf.text.tokenizer import Tokenizer
+
+TRAINED = "python-tiny"
+TRAINED_TYPES = tuple(x for x in WEIGHT_TYPES if x not in (*SLOW, *NEED_IMPORTANCES))
+ANSWERS_A_DECODER = 12
+LEAVES = ("cancelled", "closed", "progress")
+"""How somebody leaves: by `cancelled`, by closing the stream, by an exception in a callback."""
+
+
+class Left(Exception):
+    """Raised by a callback that wants no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a decoder is made of."""
+
+    kind: str
+    weights: str
+    drafter: str
+    config: LoadConfig
+
+    def __str__(self) -> str:
+        c = self.config
+        where = f"{c.cache_type_k}/{c.cache_type_v}, {c.n_threads} threads, repack {c.repack}"
+        return f"{self.kind} {self.weights}, drafter {self.drafter}, {where}, n_ctx {c.n_ctx}"
+
+
+def drawn_setting(random: np.random.Generator, number: int) -> Setting:
+    """A decoder; weight types and architectures take turns."""
+    trained = number % 3 == 0
+    kind = TRAINED if trained else list(SHAPES)[number % len(SHAPES)]
+    types = TRAINED_TYPES if trained else WEIGHT_TYPES
+    caches = CACHE_TYPES[:3] if kind == "llama, heads of 40" else CACHE_TYPES
+    k = str(random.choice(caches))
+    config = LoadConfig(
+        n_ctx=int(random.choice((96, 256, 700))),
+        cache_type_k=k,
+        cache_type_v=k if random.random() < 0.7 else str(random.choice(caches)),
+        n_threads=int(random.integers(1, 4)),
+        n_gpu_layers=0,
+        n_ubatch=int(random.choice((16, 64, 512))),
+        draft_window=int(random.choice((30, 4096))),
+        repack=bool(random.random() < 0.7),
+    )
+    return Setting(kind, types[number % len(types)], str(random.choice(("q8_0", "f16"))), config)
+
+
+class Files:
+    """Model files in a folder, each written once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def target(self, setting: Setting) -> Path:
+        """The model of a setting."""
+        path = self._folder / f"{setting.kind}-{setting.weights}.gguf"
+        if not path.exists():
+            if setting.kind == TRAINED:
+                retyped(pair.TARGET, path, setting.weights)
+            else:
+                write_small(path, setting.kind, setting.weights)
+        return path
+
+    def drafter(self, setting: Setting) -> Path:
+        """Its drafter: the trained one, or random weights."""
+        if setting.kind == TRAINED:
+            return pair.DRAFTER
+        kind, weights, own = setting.kind, setting.weights, setting.drafter
+        path = self._folder / f"{kind}-{weights}-{own}-drafter.gguf"
+        if not path.exists():
+            write_small_drafter(path, kind, own, self.target(setting), weights)
+        return path
+
+
+def drawn_config(random: np.random.Generator, decoder: Decoder) -> DecodeConfig:
+    """How an answer is drawn and drafted."""
+    greedy = random.random() < 0.4
+    drawn: dict[str, Any] = {
+        "temperature": 0.0 if greedy else float(random.choice((0.2, 0.7, 1.0, 1.8))),
+        "seed": int(random.integers(1 << 32)),
+        "top_k": int(random.choice((0, 1, 5, 40, 100))),
+        "top_p": float(random.choice((0.5, 0.95, 1.0))),
+        "min_p": float(random.choice((0.0, 0.05, 0.3))),
+        "ignore_eos": bool(random.random() < 0.5),
+        "max_tokens": None if random.random() < 0.1 else int(random.integers(1, 70)),
+    }
+    if random.random() < 0.3:
+        drawn["repeat_penalty"] = float(random.choice((0.8, 1.1, 1.4)))
+        drawn["presence_penalty"] = float(random.choice((0.0, 0.5)))
+        drawn["frequency_penalty"] = float(random.choice((0.0, -0.3, 0.4)))
+        drawn["repeat_last_n"] = int(random.choice((4, 64)))
+    if random.random() < 0.15:
+        drawn["stop"] = str(random.choice(("e", "\n", "return", "word7")))
+    longest = decoder.session.max_draft
+    drawn["draft"] = str(random.choice(("none", "chain", "tree", "auto"), p=(0.1, 0.3, 0.3, 0.3)))
+    if random.random() < 0.5:
+        drawn["draft_max"] = int(random.integers(1, longest + 1))
+        drawn["draft_min"] = int(random.integers(drawn["draft_max"] + 1)) // 3
+    if drawn["draft"] in ("tree", "auto") and random.random() < 0.7:
+        drawn["tree_budget"] = int(random.choice((1, 2, 7, 15, 23, 40, 63)))
+        drawn["tree_spine"] = bool(random.random() < 0.3)
+    return DecodeConfig(**drawn)
+
+
+class Use:
+    """A decoder in use, and the plain one beside it."""
+
+    def __init__(self, setting: Setting, files: Files, random: np.random.Generator) -> None:
+        self.random = random
+        path = files.target(setting)
+        tokenizer = Tokenizer.from_file(path)
+        model = Model(str(path), setting.config)
+        drafter = Drafter(str(files.drafter(setting)), model)
+        self.drafted = Decoder(model, Session(model, drafter=drafter), tokenizer)
+        alone = Model(str(path), replace(setting.config, n_threads=1))
+        self.plain = Decoder(alone, Session(alone), tokenizer)
+        self.proposer = self.drafted._drafting.proposer
+        self.prompts: list[list[int]] = []
+        is_trained = setting.kind == TRAINED
+        self.text = tokenizer.tokenize(Path(__file__).read_text()) if is_trained else None
+        self.counts: Counter[str] = Counter()
+
+    def close(self) -> None:
+        """Frees both."""
+        self.plain.close()
+        self.drafted.close()
+
+    def answers(self, n: int) -> Iterator[str]:
+        """So many answers; yields a sentence for each difference."""
+        for number in range(n):
+            prompt = self._prompt()
+            config = drawn_config(self.random, self.drafted)
+            self.plain.reset()
+            expected = self.plain.generate(prompt, replace(config, draft="none"))
+            self._choose_proposer(expected, len(prompt))
+            if self.random.random() < 0.25:
+                left = self._leave(prompt, config)
+                if left.tokens != expected.tokens[: len(left.tokens)]:
+                    yield f"answer {number}, left early: {_parted(left, expected)}; {config}"
+                if self.random.random() < 0.3:
+                    continue  # the next prompt meets a timeline that was left
+            found = self.drafted.generate(prompt, config)
+            self._count(found, config)
+            if _facts(found) != _facts(expected):
+                yield f"answer {number}: {_parted(found, expected)}; {config}"
+            self.prompts = [*self.prompts, [*prompt, *found.tokens]][-5:]
+
+    def _count(self, found: Result, config: DecodeConfig) -> None:
+        self.counts["answers"] += 1
+        self.counts[config.draft] += 1
+        self.counts[found.stop_reason] += 1
+        self.counts["greedy" if config.temperature == 0.0 else "sampled"] += 1
+        self.counts["tokens"] += len(found.tokens)
+        self.counts["drafted tokens"] += found.n_drafted
+        self.counts["accepted tokens"] += sum(
+            i * n for i, n in enumerate(found.accept_histogram or ())
+        )
+        self.counts["tokens found in the caches"] += found.n_prompt - found.n_prefilled
+
+    def _tokens(self, n: int) -> list[int]:
+        if self.text is None:
+            return self.random.integers(0, self.drafted.model.n_vocab - 2, n).tolist()
+        start = int(self.random.integers(len(self.text) - n))
+        return self.text[start : start + n]
+
+    def _prompt(self) -> list[int]:
+        """A new one, or one that has to do with an earlier one and its answer."""
+        n_ctx = self.drafted.n_ctx
+        prompt: list[int] = []
+        if self.prompts and self.random.random() < 0.7:
+            prompt = self.prompts[int(self.random.integers(len(self.prompts)))]
+            if self.random.random() < 0.4:
+                prompt = prompt[: int(self.random.integers(1, len(prompt) + 1))]
+        if not prompt or self.random.random() < 0.6:
+            prompt = [*prompt, *self._tokens(int(self.random.choice((1, 3, 20, 60))))]
+        n_room = n_ctx - int(self.random.choice((0, 1, 8, 40)))
+        return prompt[:n_room]
+
+    def _choose_proposer(self, expected: Result, n_prompt: int) -> None:
+        """The drafter, or something that knows much of the answer."""
+        drafting = self.drafted._drafting
+        drafting.proposer = self.proposer
+        if self.random.random() < (0.3 if self.text else 0.7):
+            width = int(self.random.integers(1, 5))
+            every, shift = int(self.random.integers(2, 12)), int(self.random.integers(width))
+            drafting.proposer = HalfRight(
+                expected.tokens,
+                n_prompt,
+                lambda r: every + r % 5,
+                self.drafted.session.max_draft,
+                width=width,
+                rank=lambda i: (i // 3 + shift) % width,
+                n_vocab=self.drafted.model.n_vocab,
+            )
+
+    def _leave(self, prompt: list[int], config: DecodeConfig) -> Result:
+        """Begins an answer and ends it at a random moment."""
+        way = str(self.random.choice(LEAVES))
+        self.counts[f"left: {way}"] += 1
+        left = int(self.random.integers(0, 12))
+
+        def enough() -> bool:
+            nonlocal left
+            left -= 1
+            return left < 0
+
+        def progress(_done: int, _total: int) -> None:
+            if enough():
+                raise Left
+
+        cancelled = enough if way == "cancelled" else None
+        on_prefill = progress if way == "progress" else None
+        stream = self.drafted.stream(prompt, config, cancelled=cancelled, on_prefill=on_prefill)
+        try:
+            for _ in stream:
+                if way == "closed" and enough():
+                    stream.close()
+                    break
+        except Left:
+            pass
+        return stream.result()
+
+
+def _facts(result: Result) -> tuple[Any, ...]:
+    return result.tokens, result.text, result.stop_reason
+
+
+def _parted(found: Result, expected: Result) -> str:
+    pairs = enumerate(zip(found.tokens, expected.tokens, strict=False))
+    at = next((i for i, (a, b) in pairs if a != b), None)
+    where = f"tokens differ from {at} of {len(expected.tokens)} on" if at is not None else ""
+    return where or f"{len(found.tokens)} tokens, {found.stop_reason}, for {_facts(expected)[2]}"
+
+
+def use(seed: int, numbers: range, files: Files, counts: Counter[str]) -> Iterator[str]:
+    """Decoders of so many numbers; yields a sentence for each difference."""
+    for number in numbers:
+        random = np.random.default_rng((seed, number))
+        setting = drawn_setting(random, number)
+        used = Use(setting, files, random)
+        for sentence in used.answers(ANSWERS_A_DECODER):
+            yield f"scripts/random_use.py --seed {seed} --only {number}: {setting}: {sentence}"
+        used.close()
+        counts.update(used.counts)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="Drafted answers beside plain ones")
+    parser.add_argument("--answers", type=int, default=3000, metavar="N")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", type=int, metavar="DECODER", help="one decoder of the run")
+    args = parser.parse_args()
+    numbers = range(-(-args.answers // ANSWERS_A_DECODER))
+    if args.only is not None:
+        numbers = range(args.only, args.only + 1)
+    counts: Counter[str] = Counter()
+    n_different = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for sentence in use(args.seed, numbers, Files(Path(folder)), counts):
+            n_different += 1
+            print(sentence, flush=True)
+    print(json.dumps({"seed": args.seed, "differing": n_different, **counts}))
+    sys.exit(n_different > 0)
+
+
+if __name__ == "__main__":
+    main()

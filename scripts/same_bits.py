@@ -1,0 +1,445 @@
+"""Passes of all kinds beside plain decoding: does a row have the same bits whatever runs beside it?
+
+    scripts/same_bits.py                      # every pair of factors, what the tests run: minutes
+    scripts/same_bits.py --all                # the whole table: hours; --part 3/10 is a tenth of it
+    scripts/same_bits.py --all --weights q4_K --kv q8_0/q8_0 --threads 2 --prefix 600
+    scripts/same_bits.py --long               # some contexts of 33,000 tokens
+
+A case is a random model of an architecture and a weight type (scripts/small_models.py), a type of
+keys and values, the tokens that stand before, a number of threads, weights rearranged or as they
+lie in the file, and a kind of work:
+
+    chains   verifies of 2 to 64 rows, of which some are committed
+    trees    verifies of trees of 2 to 64 nodes; a path is committed
+    prefill  the prompt cut in random places
+    resumed  a timeline used again: sync() after other tokens, checkpoints restored, truncate()
+
+Expected is what one thread computes token by token. Whole rows of logits are compared, bit for bit.
+For each cell of the table that differs: "k of n rows", and the largest difference in parts of the
+range of the logits. The last line is one JSON object; the exit status is 1 if any row differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import tempfile
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from covering import covering
+from numpy.typing import NDArray
+from small_models import N_VOCAB, ONE_HEAD, SHAPES, WEIGHT_TYPES, write_small
+from trees import bushy, comb, path_to, scattered, star, tokens_for
+
+from dflash_gguf.core import CACHE_TYPES, Checkpoint, LoadConfig, Model, Session
+
+Row = NDArray[np.float32]
+
+MIXED = ("f16/q8_0", "q8_0/q4_0", "f32/f16")
+WORKS = ("chains", "trees", "prefill", "resumed")
+FACTORS: dict[str, tuple[Any, ...]] = {
+    "kind": tuple(SHAPES),
+    "weights": WEIGHT_TYPES,
+    "kv": (*(f"{name}/{name}" for name in CACHE_TYPES), *MIXED),
+    "prefix": (0, 100, 600, 2040),
+    "threads": (1, 2, 3, 4),
+    "work": WORKS,
+    "repack": (True, False),
+}
+LONG = 33_000
+N_AFTER = 300
+"""Tokens after the prefix that a case may use."""
+WIDTHS = (2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 31, 33, 48, 63, 64)
+"""Rows of verifies; 2 and 64 are in every case, of the others some."""
+N_WIDTHS = 5
+N_TREES = 4
+N_WALK = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One cell of the table."""
+
+    kind: str
+    weights: str
+    kv: str
+    prefix: int
+    threads: int
+    work: str
+    repack: bool
+
+    @property
+    def seed(self) -> int:
+        """Of what is random in it."""
+        return zlib.crc32(repr(self).encode())
+
+    def __str__(self) -> str:
+        options = {name: getattr(self, name) for name in FACTORS} | {"repack": int(self.repack)}
+        return " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in options.items())
+
+
+def is_possible(chosen: Mapping[str, Any]) -> bool:
+    """Whether a (part of a) combination can be run: blocks of keys must fit into heads."""
+    heads_of_40 = chosen.get("kind") == "llama, heads of 40"
+    return not heads_of_40 or set(chosen.get("kv", "f16/f16").split("/")) <= {"f32", "f16", "bf16"}
+
+
+def pairwise_cases() -> list[Case]:
+    """A set in which every pair of values of two factors meets."""
+    return [Case(**row) for row in covering(FACTORS, is_possible)]
+
+
+def long_cases() -> list[Case]:
+    """Contexts beyond 32,768 cells, a few."""
+    one, hybrid = ONE_HEAD
+    rows = (
+        (one, "q4_0", "f16/f16", 1, "chains"),
+        (one, "q8_0", "q8_0/q8_0", 2, "prefill"),
+        (hybrid, "f32", "f16/f16", 2, "trees"),
+        (one, "q4_K", "bf16/bf16", 2, "resumed"),
+    )
+    return [Case(k, w, kv, LONG, threads, work, True) for k, w, kv, threads, work in rows]
+
+
+@dataclass
+class Found:
+    """Rows that were compared."""
+
+    n_rows: int = 0
+    n_different: int = 0
+    worst: float = 0.0
+    first: str = ""
+
+    def compare(self, row: Row, expected: Row, what: str) -> None:
+        """Counts a row that should have the bits of another."""
+        self.n_rows += 1
+        if row.tobytes() == expected.tobytes():
+            return
+        self.n_different += 1
+        self.worst = max(self.worst, float(np.abs(row - expected).max() / np.ptp(expected)))
+        self.first = self.first or what
+
+    def __str__(self) -> str:
+        sentence = f"{self.n_different} of {self.n_rows} rows"
+        if self.n_different:
+            sentence += f", {self.worst:.1e} of the range, first {self.first}"
+        return sentence
+
+
+class Models:
+    """Model files in a folder, each written once, and the newest reference."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._reference: tuple[tuple[Any, ...], Reference] | None = None
+
+    def load(self, case: Case, n_threads: int) -> Session:
+        """A fresh timeline."""
+        path = self._folder / f"{case.kind}-{case.weights}.gguf"
+        if not path.exists():
+            write_small(path, case.kind, case.weights)
+        k, v = case.kv.split("/")
+        config = LoadConfig(
+            n_ctx=case.prefix + N_AFTER + max(WIDTHS),
+            n_threads=n_threads,
+            n_gpu_layers=0,
+            cache_type_k=k,
+            cache_type_v=v,
+            repack=case.repack,
+            # cuts of a prefill in other places than those of the caller
+            n_ubatch=(512, 96)[case.seed % 2],
+        )
+        return Session(Model(str(path), config))
+
+    def reference(self, case: Case) -> Reference:
+        """What one thread makes of the case's tokens; kept for the next case."""
+        key = (case.kind, case.weights, case.kv, case.repack, case.prefix)
+        if self._reference is None or self._reference[0] != key:
+            self._reference = key, Reference(self.load(case, 1), case.prefix)
+        return self._reference[1]
+
+
+class Reference:
+    """Plain decoding: rows of a fixed text, computed token by token as far as they are asked for.
+
+    Of a very long text the first part is one prefill.
+    """
+
+    def __init__(self, session: Session, prefix: int) -> None:
+        self.session = session
+        n = session.n_ctx
+        random = np.random.default_rng(prefix)
+        self.tokens: list[int] = random.integers(0, N_VOCAB, n).tolist()
+        self.base = max(0, prefix - N_AFTER) if prefix > 8192 else 0
+        self._rows: list[Row] = []
+        self._ends: dict[int, Checkpoint] = {}
+        if self.base:
+            session.prefill(self.tokens[: self.base])
+
+    def row(self, position: int) -> Row:
+        """The row after the token at `position`, which is not before `base`."""
+        while self.base + len(self._rows) <= position:
+            self._rows.append(
+                self.session.decode(self.tokens[self.base + len(self._rows)]).logits()
+            )
+            assert np.isfinite(self._rows[-1]).all()
+            assert np.ptp(self._rows[-1]) > 0
+        return self._rows[position - self.base]
+
+
+def run_case(case: Case, models: Models) -> Found:
+    """Runs a cell of the table."""
+    found = Found()
+    reference = models.reference(case)
+    work = Work(case, reference, models, found, np.random.default_rng(case.seed))
+    getattr(work, case.work)()
+    assert found.n_rows
+    return found
+
+
+@dataclass
+class Work:
+    """A case on its way: a timeline of so many threads beside the reference."""
+
+    case: Case
+    reference: Reference
+    models: Models
+    found: Found
+    random: np.random.Generator
+    session: Session = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.session = self.models.load(self.case, self.case.threads)
+        self.session.reserve_verify(max(WIDTHS))
+        self.tokens = self.reference.tokens
+
+    def begin(self) -> None:
+        """Brings the prefix into the caches token by token, so that only the work can differ."""
+        if self.reference.base:
+            self.session.prefill(self.tokens[: self.reference.base])
+        for position in range(self.reference.base, self.case.prefix):
+            self.decode(position)
+
+    def decode(self, position: int) -> None:
+        """A plain step."""
+        row = self.session.decode(self.tokens[position]).logits()
+        self.found.compare(row, self.reference.row(position), f"decoding at {position}")
+
+    def append(self, start: int, end: int, what: str) -> None:
+        """A prefill, of which all rows are compared or only the last."""
+        if self.random.random() < 0.5:
+            rows, first = list(self.session.logits(self.tokens[start:end])), start
+        else:
+            rows, first = [self.session.prefill(self.tokens[start:end]).logits()], end - 1
+        for position, row in enumerate(rows, first):
+            if position >= self.reference.base:
+                sentence = f"{what} of {end - start} tokens from {start}, row {position}"
+                self.found.compare(row, self.reference.row(position), sentence)
+
+    def chains(self) -> None:
+        """Verifies of several widths; what is not committed is verified again by the next."""
+        self.begin()
+        at = self.case.prefix
+        widths = [*self.random.permutation(WIDTHS[1:-1])[: N_WIDTHS - 2].tolist(), 2, 64]
+        for n in self.random.permutation(widths).tolist():
+            rows = self.session.verify(self.tokens[at : at + n])
+            for i in range(n):
+                expected = self.reference.row(at + i)
+                self.found.compare(rows.logits(i), expected, f"row {i} of {n} after {at}")
+            n_kept = int(self.random.integers(1, min(n, 32) + 1))
+            self.session.commit(n_kept)
+            at += n_kept
+            self.decode(at)
+            at += 1
+
+    def trees(self) -> None:
+        """Verifies of trees; the reference walks every path of them from a checkpoint."""
+        self.begin()
+        plain = self.models.load(self.case, 1)
+        expected_root = self.reference.row(self.case.prefix)  # beyond what plain has seen
+        start = self._same_prefix(plain)
+        root = self.tokens[self.case.prefix]
+        for number in range(N_TREES):
+            n = int(self.random.choice(WIDTHS[1:]))
+            shape = (star, comb, bushy)[number] if number < 3 else None
+            parents = shape(n) if shape else scattered(n, self.random)
+            tokens = [root, *tokens_for(parents, self.random, N_VOCAB)[1:]]
+            rows = self.session.verify_tree(tokens, parents)
+            at = self.session.position
+            expected = self._paths(plain, start, tokens, parents)
+            if number == 0:
+                self.found.compare(expected[0], expected_root, "a checkpoint of the reference")
+            for node in range(n):
+                what = f"node {node} of {n} after {at}, parents {parents}"
+                self.found.compare(rows.logits(node), expected[node], what)
+            path = path_to(parents, int(self.random.integers(n)))
+            self.session.commit_path(path)
+            plain.restore(start)
+            for node in path:
+                plain.decode(tokens[node])
+            token, root = (int(x) for x in self.random.integers(0, N_VOCAB, 2))
+            after = [x.decode(token).logits() for x in (self.session, plain)]
+            self.found.compare(*after, f"a step after a path of {len(path)} of {n} after {at}")
+            start = plain.take()
+
+    def _same_prefix(self, plain: Session) -> Checkpoint:
+        if self.reference.base:
+            plain.prefill(self.tokens[: self.reference.base])
+        for token in self.tokens[self.reference.base : self.case.prefix]:
+            plain.decode(token)
+        return plain.take()
+
+    def _paths(
+        self, plain: Session, start: Checkpoint, tokens: list[int], parents: list[int]
+    ) -> dict[int, Row]:
+        """Every node's row from plain decoding of the path to it."""
+        rows: dict[int, Row] = {}
+        for leaf in sorted(set(range(len(tokens))) - set(parents)):
+            plain.restore(start)
+            for node in path_to(parents, leaf):
+                row = plain.decode(tokens[node]).logits()
+                rows.setdefault(node, row)
+        return rows
+
+    def prefill(self) -> None:
+        """The prefix and some more, cut in random places; plain steps and a verify between."""
+        end = self.case.prefix + N_AFTER // 2
+        n_cuts = int(self.random.integers(1, 7))
+        cuts = sorted({int(x) for x in self.random.integers(1, end, n_cuts)})
+        for start, stop in zip([0, *cuts], [*cuts, end], strict=True):
+            self.append(start, stop, "a prefill")
+        for position in range(end, end + 3):
+            self.decode(position)
+        rows = self.session.verify(self.tokens[end + 3 : end + 12])
+        for i in range(9):
+            what = f"row {i} of 9 after the prefill"
+            self.found.compare(rows.logits(i), self.reference.row(end + 3 + i), what)
+
+    def resumed(self) -> None:
+        """The timeline leaves the text and comes back to it: sync, checkpoints, truncate."""
+        ways = [self._by_sync, self._by_checkpoint, self._by_truncate]
+        end = self.case.prefix + 1
+        self.session.sync(self.tokens[:end])
+        self.append(0, end, "a prefill")
+        for number in range(N_WALK):
+            end = ways[number % 3 if number < 3 else self.random.integers(3)](end)
+
+    def _leave(self) -> None:
+        """Goes on with tokens that the text does not have, by any pass."""
+        strange = self.random.integers(0, N_VOCAB, self.random.integers(1, 24)).tolist()
+        way = self.random.integers(3)
+        if way == 0:
+            self.session.prefill(strange)
+        elif way == 1:
+            self.session.verify(strange)
+            self.session.commit(int(self.random.integers(len(strange) + 1)))
+        else:
+            for token in strange[:4]:
+                self.session.decode(token)
+
+    def _place(self) -> int:
+        """Somewhere about the end of the prefix."""
+        prefix = self.case.prefix
+        return int(self.random.integers(max(self.reference.base, prefix - 60), prefix + 80)) + 1
+
+    def _by_sync(self, _end: int) -> int:
+        self._leave()
+        end = self._place()
+        start = self.session.sync(self.tokens[:end])
+        self.append(start, end, "after sync, a prefill")
+        return end
+
+    def _by_checkpoint(self, end: int) -> int:
+        checkpoint = self.session.take()
+        for _ in range(2):
+            self._leave()
+            self.session.restore(checkpoint)
+        stop = end + int(self.random.integers(1, 24))
+        self.append(end, stop, "after a checkpoint, a prefill")
+        return stop
+
+    def _by_truncate(self, end: int) -> int:
+        if self.session.model.n_recurrent:  # there only sync goes back
+            return self._by_sync(end)
+        self._leave()
+        start = min(end, self._place())
+        self.session.truncate(start)
+        stop = start + int(self.random.integers(1, 24))
+        self.append(start, stop, "after truncate, a prefill")
+        return stop
+
+
+def chosen_cases(args: argparse.Namespace) -> list[Case]:
+    """Those that the command line asks for."""
+    if args.all or args.long:
+        factors = FACTORS | ({"prefix": (LONG,)} if args.long and args.all else {})
+        cases = [Case(**dict(zip(factors, row, strict=True))) for row in product(*factors.values())]
+        cases = [case for case in cases if is_possible({n: getattr(case, n) for n in FACTORS})]
+        if args.long and not args.all:
+            cases = long_cases()
+    else:
+        cases = pairwise_cases()
+    for name in FACTORS:
+        wanted = getattr(args, name)
+        if wanted:
+            cases = [case for case in cases if str(getattr(case, name)) in wanted]
+    part, n_parts = (int(x) for x in args.part.split("/"))
+    return sorted(cases, key=lambda x: (x.kind, x.weights, x.kv, x.repack, x.prefix))[
+        part - 1 :: n_parts
+    ]
+
+
+def by_value(differing: Mapping[Case, Found], cases: Sequence[Case]) -> Iterator[str]:
+    """For every value of a factor, how many of its cases differ: what they have in common shows."""
+    for name in FACTORS:
+        values = sorted({getattr(case, name) for case in cases})
+        n = Counter(getattr(case, name) for case in cases)
+        bad = Counter(getattr(case, name) for case in differing)
+        counts = [f"{value}: {bad[value]} of {n[value]}" for value in values]
+        yield f"{name:8} {', '.join(counts)}"
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="Rows of all passes beside plain decoding")
+    parser.add_argument("--all", action="store_true", help="every combination")
+    parser.add_argument("--long", action="store_true", help=f"prefixes of {LONG} tokens")
+    parser.add_argument("--part", default="1/1", metavar="I/N", help="every N-th case, from I on")
+    for name, values in FACTORS.items():
+        names = [str(int(x)) if isinstance(x, bool) else str(x) for x in values]
+        parser.add_argument(f"--{name}", nargs="+", metavar="VALUE", help=f"of {', '.join(names)}")
+    args = parser.parse_args()
+    if args.repack:
+        args.repack = [str(x == "1") for x in args.repack]
+    cases = chosen_cases(args)
+    if not cases:
+        sys.exit("error: no case has these values")
+    differing: dict[Case, Found] = {}
+    n_rows = 0
+    with tempfile.TemporaryDirectory() as folder:
+        models = Models(Path(folder))
+        for case in cases:
+            found = run_case(case, models)
+            n_rows += found.n_rows
+            if found.n_different:
+                differing[case] = found
+                print(f"{found}: {case}", flush=True)
+    if differing:
+        print(*by_value(differing, cases), sep="\n")
+    facts = {"cases": len(cases), "differing": len(differing), "rows": n_rows}
+    facts["differing_rows"] = sum(found.n_different for found in differing.values())
+    print(json.dumps(facts))
+    sys.exit(bool(differing))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+"""Random models of every architecture and weight type, written in milliseconds.
+
+Sizes are awkward where a type lets them be: widths that no vector divides, heads of 40, more query
+heads than key heads, a vocabulary that is no multiple of 32. Values are drawn so that activations
+stay near 1, which random blocks would not.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from dflash_gguf.convert.plan import Metadata
+from dflash_gguf.convert.schema import Arch, Key
+from numpy.typing import NDArray
+from synthetic_shapes import Experts, Shape, metadata, tensors
+from synthetic_vocabulary import copied_vocabulary, invented_vocabulary
+
+from dflash_gguf.core import quantize
+
+N_VOCAB = 301
+_SHARED = {"n_vocab": N_VOCAB, "n_ctx": 40960, "rope_base": 1e4, "eps": 1e-5, "tied": False}
+_HYBRID = {"n_layer": 3, "attention_interval": 2, "rope_dims": 16}
+
+
+def _shape(arch: str, heads: tuple[int, int, int], **more: Any) -> Shape:
+    """heads: of queries, of keys, and their size."""
+    n_head, n_head_kv, head_dim = heads
+    sizes = {"n_layer": 2, "n_embd": 0, "n_ff": 0, "rope_dims": head_dim, **_SHARED, **more}
+    return Shape(arch=arch, n_head=n_head, n_head_kv=n_head_kv, head_dim=head_dim, **sizes)
+
+
+# Widths of attention and recurrence are 256, so that their products have every type too.
+SHAPES = {
+    "llama": _shape(Arch.LLAMA, (4, 2, 64)),
+    "llama, heads of 40": _shape(Arch.LLAMA, (6, 3, 40)),
+    "qwen3": _shape(Arch.QWEN3, (2, 1, 128)),
+    "qwen3moe": _shape(Arch.QWEN3MOE, (8, 2, 32), experts=Experts(6, 2, 0)),
+    "qwen35": _shape(Arch.QWEN35, (4, 1, 64), n_k_heads=2, n_v_heads=8, d_state=32, **_HYBRID),
+    "qwen35moe": _shape(
+        Arch.QWEN35MOE,
+        (8, 4, 32),
+        n_k_heads=4,
+        n_v_heads=16,
+        d_state=16,
+        experts=Experts(5, 3, 0, 1),
+        **_HYBRID,
+    ),
+}
+ONE_HEAD = {
+    "llama, one head": _shape(Arch.LLAMA, (1, 1, 32), n_layer=1),
+    "qwen35, one head": _shape(
+        Arch.QWEN35, (1, 1, 32), n_k_heads=2, n_v_heads=8, d_state=32, **_HYBRID | {"n_layer": 2}
+    ),
+}
+"""For contexts so long that more heads would take minutes."""
+WIDTHS = {1: (100, 171), 32: (96, 160), 256: (256, 512)}
+"""Of the residual stream and of the feed-forward part, by the elements of a block."""
+
+WEIGHT_TYPES = ("f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K")
+WEIGHT_TYPES += ("q4_K", "q5_K", "q6_K", "iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs")
+WEIGHT_TYPES += ("iq3_s", "iq4_nl", "iq4_xs", "tq1_0", "tq2_0", "mxfp4")
+NEED_IMPORTANCES = ("iq1_s", "iq2_xxs", "iq2_xs")
+"""Types that nothing is quantised to without an importance matrix: their blocks are random bits."""
+SLOW = ("iq1_m", "iq2_s", "iq3_xxs", "iq3_s", "iq4_xs")
+"""Types that are slow to quantise to: their blocks are drawn from a few."""
+_N_POOL = 64
+
+
+def _type(name: str) -> gguf.GGMLQuantizationType:
+    return gguf.GGMLQuantizationType[name.upper()]
+
+
+def block_of(type_name: str) -> int:
+    """Elements of a block."""
+    return int(gguf.GGML_QUANT_SIZES[_type(type_name)][0])
+
+
+def sized(kind: str, type_name: str) -> Shape:
+    """The shape of a kind with widths that fit a weight type."""
+    shape = (SHAPES | ONE_HEAD)[kind]
+    n_embd, n_ff = WIDTHS[block_of(type_name)]
+    experts = shape.experts
+    if experts is not None:
+        experts = replace(experts, n_ff=n_ff // 2, n_ff_shared=experts.n_ff_shared and n_ff // 2)
+        if experts.n_ff % block_of(type_name):
+            experts = replace(experts, n_ff=n_embd, n_ff_shared=experts.n_ff_shared and n_embd)
+    return replace(shape, n_embd=n_embd, n_ff=n_ff, experts=experts)
+
+
+def _values(name: str, sizes: tuple[int, ...], random: np.random.Generator) -> NDArray[np.float32]:
+    noise = random.standard_normal(sizes, np.float32)
+    if name.endswith("norm.weight"):
+        return 1 + np.float32(0.2) * noise
+    if name.endswith("ssm_a"):
+        return -np.exp(np.float32(0.5) * noise)
+    if len(sizes) == 1:
+        return np.float32(0.2) * noise
+    if name.startswith("token_embd"):
+        return np.float32(0.5) * noise
+    return noise / np.float32(math.sqrt(sizes[-1]))
+
+
+def _drawn(type_name: str, n_rows: int, n_columns: int, random: np.random.Generator) -> Any:
+    """Random blocks, whose first two bytes are the scale, of values of a matrix."""
+    n_elements, n_bytes = gguf.GGML_QUANT_SIZES[_type(type_name)]
+    blocks = random.integers(0, 256, (n_rows * n_columns // n_elements, n_bytes), dtype=np.uint8)
+    for scale in (1.0, None):  # once to see how large the values are
+        if scale is None:
+            found = gguf.dequantize(blocks.reshape(n_rows, -1), _type(type_name))
+            scale = 1 / (found.std() * math.sqrt(n_columns))
+        blocks[:, :2] = np.array([scale], np.float16).view(np.uint8)
+    return blocks.reshape(n_rows, -1)
+
+
+@cache
+def _pool(type_name: str) -> NDArray[np.uint8]:
+    """Blocks of values between those of the narrowest and the widest matrix."""
+    values = np.random.default_rng(1).standard_normal((_N_POOL, block_of(type_name)), np.float32)
+    return quantize(values / np.float32(math.sqrt(WIDTHS[block_of(type_name)][1])), type_name)
+
+
+def _stored(
+    name: str, values: NDArray[np.float32], type_name: str, random: np.random.Generator
+) -> tuple[NDArray[Any], gguf.GGMLQuantizationType]:
+    """A tensor as it lies in the file: of the type, where rows are whole blocks of it."""
+    is_matrix = values.ndim >= 2 and "conv1d" not in name and "gate_inp" not in name
+    n_columns = values.shape[-1]
+    if not is_matrix or type_name == "f32" or n_columns % block_of(type_name):
+        return values, _type("f32")
+    rows = np.ascontiguousarray(values).reshape(-1, n_columns)
+    if type_name in NEED_IMPORTANCES:
+        data = _drawn(type_name, len(rows), n_columns, random)
+    elif type_name in SLOW:
+        data = _pool(type_name)[random.integers(_N_POOL, size=values.size // block_of(type_name))]
+    else:
+        data = quantize(rows, type_name)
+    return data.reshape(*values.shape[:-1], -1), _type(type_name)
+
+
+def _add(writer: gguf.GGUFWriter, meta: Metadata) -> None:
+    add: dict[str, Any] = {
+        "uint32": writer.add_uint32,
+        "float32": writer.add_float32,
+        "bool": writer.add_bool,
+        "string": writer.add_string,
+        "array": writer.add_array,
+    }
+    for key, (kind, value) in meta.values.items():
+        if key != Key.GENERAL_ARCHITECTURE:  # which the writer adds
+            add[kind](key, value)
+
+
+def write_small(path: Path, kind: str, type_name: str, seed: int = 0) -> Path:
+    """Writes a model of `kind` (of SHAPES, ONE_HEAD) whose matrices have a type of WEIGHT_TYPES."""
+    shape = sized(kind, type_name)
+    meta = metadata(shape, kind, "f32")
+    if shape.n_v_heads:
+        meta.array(Key.ROPE_DIMENSION_SECTIONS, [3, 3, 2, 0])
+    invented_vocabulary(meta, shape.n_vocab)
+    return _write(path, shape, meta, type_name, seed)
+
+
+def write_small_drafter(
+    path: Path, kind: str, type_name: str, target: Path, target_type: str, seed: int = 0
+) -> Path:
+    """Writes a random drafter for a model of `write_small`."""
+    of = sized(kind, target_type)
+    shape = Shape(
+        **_SHARED | {"tied": True, "arch": Arch.DFLASH, "n_layer": 2},
+        n_embd=of.n_embd,
+        n_ff=WIDTHS[block_of(type_name)][1],
+        n_head=4,
+        n_head_kv=2,
+        head_dim=64,
+        rope_dims=64,
+        taps=(0, 1),
+        multi_rope=of.n_v_heads > 0,
+    )
+    meta = metadata(shape, f"drafter of {kind}", "f32")
+    copied_vocabulary(meta, target)
+    return _write(path, shape, meta, type_name, seed)
+
+
+def retyped(source: Path, path: Path, type_name: str) -> Path:
+    """Writes `source` with its matrices in another type, where rows are whole blocks of it."""
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(path, str(reader.fields[Key.GENERAL_ARCHITECTURE].contents()))
+    for key, field in reader.fields.items():
+        if not key.startswith("GGUF.") and key != Key.GENERAL_ARCHITECTURE:
+            element = field.types[1] if len(field.types) > 1 else None
+            writer.add_key_value(key, field.contents(), field.types[0], element)
+    random = np.random.default_rng(0)
+    for tensor in reader.tensors:
+        values = gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+        data, kind_of_data = _stored(tensor.name, values, type_name, random)
+        writer.add_tensor(tensor.name, data, raw_dtype=kind_of_data)
+    return _finished(writer, path)
+
+
+def _write(path: Path, shape: Shape, meta: Metadata, type_name: str, seed: int) -> Path:
+    writer = gguf.GGUFWriter(path, shape.arch)
+    _add(writer, meta)
+    random = np.random.default_rng(seed)
+    for name, sizes in tensors(shape):
+        data, kind_of_data = _stored(name, _values(name, sizes, random), type_name, random)
+        writer.add_tensor(name, data, raw_dtype=kind_of_data)
+    return _finished(writer, path)
+
+
+def _finished(writer: gguf.GGUFWriter, path: Path) -> Path:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
