@@ -135,15 +135,10 @@ void check_products(const Contents & found, const Weights & weights,
     }
 }
 
-// n_sinks: layers whose attention has sinks, which ggml's operation may do.
-void check_nodes(const Contents & found, int n_own, int n_sinks) {
+void check_nodes(const Contents & found, int n_own) {
+    // The table of angles is made by ggml's own rope, once for all layers.
     for (const auto & [operation, n] : found.of_ggml) {
-        if (operation == "FLASH_ATTN_EXT") {
-            CHECK(n <= n_sinks);
-            n_own -= n;
-        } else { // the table of angles, by ggml's own rope, once for all layers
-            CHECK(operation == "ROPE" && n == 1);
-        }
+        CHECK(operation == "ROPE" && n == 1);
     }
     if (found.n_own != n_own) {
         std::fprintf(stderr, "%d nodes of ours, expected %d\n", found.n_own, n_own);
@@ -161,10 +156,7 @@ void check_target(const Model & model, ggml_type type) {
         shape.n_rows = shape.n_out = kind == GraphKind::APPEND ? 1 : 4;
         const Contents found = graphs.contents(shape, [&](Build & b) { model.arch().build(b); });
         check_products(found, model.weights(), {});
-        const auto & layers = model.weights().layers;
-        const auto sinks = std::count_if(layers.begin(), layers.end(),
-                                         [](auto & layer) { return layer.attn.sinks != nullptr; });
-        check_nodes(found, nodes_of(hp), static_cast<int>(sinks));
+        check_nodes(found, nodes_of(hp));
     }
 }
 
@@ -180,7 +172,7 @@ void check_drafter(const std::shared_ptr<const Model> & model, const std::string
     const Contents block =
         graphs.contents(shape, [&](Build & b) { build_block(b, drafter.head(*model)); });
     check_products(block, drafter.weights(), fusion);
-    check_nodes(block, nodes_of(drafter.hparams()), 0);
+    check_nodes(block, nodes_of(drafter.hparams()));
 }
 
 } // namespace

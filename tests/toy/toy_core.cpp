@@ -24,13 +24,13 @@ const std::vector<const Arch *> & architectures() {
 
 using namespace dfl;
 
-static Sequence sequence_of(const std::shared_ptr<const Model> & model) {
+static std::shared_ptr<Engine> engine_of(const std::shared_ptr<const Model> & model) {
     EngineParams params;
     params.n_ctx = 256;
     params.n_ubatch = 16;
     params.n_threads = 2;
     params.type_k = params.type_v = GGML_TYPE_F32;
-    return Sequence(std::make_shared<Engine>(model, params));
+    return std::make_shared<Engine>(model, params);
 }
 
 int main(int argc, char ** argv) {
@@ -44,16 +44,17 @@ int main(int argc, char ** argv) {
     const int64_t n = static_cast<int64_t>(tokens.size()), n_vocab = model->hparams().n_vocab;
     std::vector<float> at_once(n * n_vocab), by_steps(n * n_vocab);
 
-    Sequence whole = sequence_of(model);
+    Sequence whole(engine_of(model));
     whole.prefill(tokens.data(), n, at_once.data(), nullptr);
 
-    Sequence steps = sequence_of(model);
+    const auto engine = engine_of(model);
+    Sequence steps(engine);
     const int64_t half = n / 2;
     steps.prefill(tokens.data(), half, by_steps.data(), nullptr);
     // Two nodes that lead nowhere beside three that follow the text.
     const int32_t nodes[] = {tokens[half], 1, tokens[half + 1], 2, tokens[half + 2]};
     const int32_t parents[] = {-1, 0, 0, 2, 2}, path[] = {0, 2, 4};
-    steps.engine().reserve_verify(5);
+    engine->reserve_verify(5);
     steps.verify(nodes, parents, 5);
     for (int64_t i = 0; i < 3; ++i) {
         steps.logits(path[i], by_steps.data() + (half + i) * n_vocab);
