@@ -190,11 +190,11 @@ typedef struct {
 } dfl_engine_info;
 
 /* Memory of one use in one place; a use in two places has two of them.
- * name: "kv" and "mask" (attention masks) of the target; "recurrent" (state) and "trace" (what a
- * verify keeps of its rows) of recurrent layers; "kept" (states that dfl_sequence_sync may go back
- * to, at most; taken as they are kept); "draft" (the drafter's cache and features); "arena"
- * (results and inputs of graphs); "pool" (about what the device's library takes beside the arena).
- */
+ * name: "kv" of the target; "mask" (attention masks, the drafter's too; a CPU has none);
+ * "recurrent" (state) and "trace" (what a verify keeps of its rows) of recurrent layers; "kept"
+ * (states that dfl_sequence_sync may go back to, at most; taken as they are kept); "draft" (the
+ * drafter's cache and features); "arena" (results and inputs of graphs); "pool" (about what the
+ * device's library takes beside the arena). */
 typedef struct {
     char name[16];
     char place[64]; /* name of a device */

@@ -31,7 +31,9 @@ class DraftState {
     void grow(int64_t n_verify, GraphPool & graphs);
     int64_t window() const { return window_; }
     int64_t n_pending() const { return (int64_t)pending_.size(); }
-    uint64_t bytes() const { return kv_.bytes() + kv_.masks().bytes() + memory_.bytes; }
+    // Of the cache and the features; and of the masks.
+    uint64_t bytes() const { return kv_.bytes() + memory_.bytes; }
+    uint64_t mask_bytes() const { return kv_.masks().bytes(); }
 
     uint64_t mask_bytes_written() const { return kv_.masks().bytes_written(); }
 

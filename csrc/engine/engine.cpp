@@ -199,7 +199,8 @@ std::vector<MemoryUse> Engine::memory() const {
     add("kv", kv_.bytes(), kv_.bytes_on(cpu));
     add("recurrent", recurrent_.bytes(), recurrent_.bytes_on(cpu));
     add("trace", recurrent_.trace_bytes(), recurrent_.trace_bytes_on(cpu));
-    add("mask", kv_.masks().bytes(), kv_.masks().bytes_on(cpu));
+    const uint64_t draft_masks = draft_ ? draft_->mask_bytes() : 0;
+    add("mask", kv_.masks().bytes() + draft_masks, kv_.masks().bytes_on(cpu));
     add("draft", draft_ ? draft_->bytes() : 0, 0);
     add("arena", arena.main + arena.beside, arena.beside);
     add("pool", graphs_.pool_bytes(), 0);
