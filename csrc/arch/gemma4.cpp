@@ -25,8 +25,7 @@ static Hparams read(const GgufFile & file) {
                        "with per-layer inputs (E2B, E4B) cannot be run yet");
     refuse_unless_zero(file, schema::KEY_ATTENTION_SHARED_KV_LAYERS,
                        "whose layers share keys and values (E2B, E4B) cannot be run yet");
-    refuse_unless_zero(file, schema::KEY_EXPERT_COUNT,
-                       "with experts (26B-A4B) cannot be run yet");
+    refuse_unless_zero(file, schema::KEY_EXPERT_COUNT, "with experts (26B-A4B) cannot be run yet");
     Hparams hp = read_common_hparams(file, {GGML_ROPE_TYPE_NEOX, {}, /*sliding_period =*/0});
     hp.embedding_scale = std::sqrt(static_cast<float>(hp.n_embd));
     hp.logit_softcap = DEFAULT_SOFTCAP;
