@@ -19,17 +19,6 @@ SegmentRange seen_segments(const CellAttention & work, int64_t first, int64_t n)
                       : SegmentRange{0, 0};
 }
 
-bool reads_cells_of(ggml_type type) {
-    switch (type) {
-    case GGML_TYPE_F32:
-    case GGML_TYPE_F16:
-    case GGML_TYPE_BF16:
-        return true;
-    default:
-        return ggml_is_quantized(type) && ggml_get_type_traits(type)->to_float != nullptr;
-    }
-}
-
 const CellAttentionKernel * cell_attention() {
     const CellAttentionKernel * best = best_kernel(cell_attention_avx512(), cell_attention_avx2());
     return best != nullptr ? best : cell_attention_portable();

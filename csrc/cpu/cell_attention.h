@@ -89,9 +89,6 @@ struct CellAttentionKernel {
 // Segments that queries [first, first + n) see cells of.
 SegmentRange seen_segments(const CellAttention & work, int64_t first, int64_t n);
 
-// Types of K and V that can be read.
-bool reads_cells_of(ggml_type type);
-
 // The best one for this CPU.
 const CellAttentionKernel * cell_attention();
 // Those of each instruction set; NULL where the compiler lacks it.
