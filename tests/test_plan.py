@@ -114,9 +114,8 @@ def test_a_gpu_that_is_not_there_has_all_but_the_embeddings(pair: Pair) -> None:
     assert {item.name for item in plan.items if item.where == "file"} == {"token embeddings"}
     here = {x.name: x.bytes for x in real_plan(pair, CONFIG, True, 0).items}
     there = {x.name: x.bytes for x in plan.items}
-    assert there["K/V cache"] == here["K/V cache"]
-    of_drafter = "drafter's K/V and features"
-    assert there[of_drafter] > here[of_drafter] > 0  # there with its masks, which the CPU lacks
+    for name in ("K/V cache", "drafter's K/V and features"):
+        assert there[name] == here[name] > 0
     assert there["target weights"] > here["target weights"] - here.get("token embeddings", 0)
 
 

@@ -91,11 +91,9 @@ ArenaBytes Scheduler::measure(ggml_cgraph * graph) {
 }
 
 bool Scheduler::hold(ggml_cgraph * graph) {
+    // Graphs with as many nodes take over each other's plan here. They may: where graphs go over
+    // two devices the number of rows does not change which nodes there are.
     ggml_backend_sched_reset(scheduler_.get());
-    // A plan of its own: see GraphPool::allocate().
-    if (!ggml_backend_sched_reserve(scheduler_.get(), graph)) {
-        return false;
-    }
     return ggml_backend_sched_alloc_graph(scheduler_.get(), graph);
 }
 

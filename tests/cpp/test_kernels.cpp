@@ -10,8 +10,11 @@
 
 #include <algorithm>
 #include <cctype>
+#include <iterator>
 #include <map>
 #include <set>
+#include <string>
+#include <vector>
 
 using namespace dfl;
 
@@ -97,13 +100,48 @@ int expert_nodes(bool shared) {     // router, route, gate and up, down; score a
     return shared ? 4 + 3 : 4;
 }
 
+// Kinds of rope among the layers: each has a table of its angles.
+int rope_kinds(const Hparams & hp) {
+    std::vector<RopeShape> found;
+    for (const LayerShape & layer : hp.layers) {
+        if (!layer.recurrent && std::find(found.begin(), found.end(), layer.rope) == found.end()) {
+            found.push_back(layer.rope);
+        }
+    }
+    return static_cast<int>(found.size());
+}
+
 int nodes_of(const Hparams & hp) {
-    int n = 1 + 1; // what rope turns to make a table of its angles; the head
+    int n = rope_kinds(hp) + 1; // what rope turns to make a table of its angles; the head
     for (const LayerShape & layer : hp.layers) {
         n += layer.recurrent ? recurrent_nodes() : attention_nodes();
         n += hp.experts.n_expert > 0 ? expert_nodes(hp.experts.n_ff_shared > 0) : dense_nodes();
     }
     return n;
+}
+
+// Nodes of ggml's: its own rope makes the tables, and what no product takes in.
+std::map<std::string, int> ggml_nodes_of(const Hparams & hp, const Weights & weights) {
+    std::map<std::string, int> nodes;
+    nodes["ROPE"] = rope_kinds(hp);
+    for (int64_t il = 0; il < hp.n_layer(); ++il) {
+        const LayerWeights & layer = weights.layers[il];
+        for (const ggml_tensor * norm : {layer.post_attn_norm, layer.post_ffn_norm}) {
+            for (const char * operation : {"RMS_NORM", "MUL", "ADD"}) {
+                nodes[operation] += norm != nullptr ? 1 : 0;
+            }
+        }
+        nodes["RMS_NORM"] += hp.layers[il].norms_values ? 1 : 0;
+        nodes["MUL"] += layer.output_scale != nullptr ? 1 : 0;
+    }
+    if (hp.logit_softcap > 0) {
+        nodes["SCALE"] = 2;
+        nodes["UNARY"] = 1; // tanh
+    }
+    for (auto at = nodes.begin(); at != nodes.end();) {
+        at = at->second == 0 ? nodes.erase(at) : std::next(at);
+    }
+    return nodes;
 }
 
 // "q4_k avx2" for the type q4_K.
@@ -135,11 +173,16 @@ void check_products(const Contents & found, const Weights & weights,
     }
 }
 
-void check_nodes(const Contents & found, int n_own) {
-    // The table of angles is made by ggml's own rope, once for all layers.
+void check_nodes(const Contents & found, const Hparams & hp, const Weights & weights) {
+    const int n_own = nodes_of(hp);
+    const auto expected = ggml_nodes_of(hp, weights);
     for (const auto & [operation, n] : found.of_ggml) {
-        CHECK(operation == "ROPE" && n == 1);
+        const auto at = expected.find(operation);
+        if (at == expected.end() || at->second != n) {
+            std::fprintf(stderr, "%s: %d of ggml's\n", operation.c_str(), n);
+        }
     }
+    CHECK(found.of_ggml == expected);
     if (found.n_own != n_own) {
         std::fprintf(stderr, "%d nodes of ours, expected %d\n", found.n_own, n_own);
     }
@@ -156,7 +199,7 @@ void check_target(const Model & model, ggml_type type) {
         shape.n_rows = shape.n_out = kind == GraphKind::APPEND ? 1 : 4;
         const Contents found = graphs.contents(shape, [&](Build & b) { model.arch().build(b); });
         check_products(found, model.weights(), {});
-        check_nodes(found, nodes_of(hp));
+        check_nodes(found, hp, model.weights());
     }
 }
 
@@ -172,7 +215,7 @@ void check_drafter(const std::shared_ptr<const Model> & model, const std::string
     const Contents block =
         graphs.contents(shape, [&](Build & b) { build_block(b, drafter.head(*model)); });
     check_products(block, drafter.weights(), fusion);
-    check_nodes(block, nodes_of(drafter.hparams()));
+    check_nodes(block, drafter.hparams(), drafter.weights());
 }
 
 } // namespace

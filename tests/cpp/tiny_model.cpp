@@ -243,6 +243,33 @@ void write_gpt_oss(Writer & w, const std::string & path) {
     w.save(path);
 }
 
+// A sliding layer and a full one, whose keys are its values.
+void write_gemma4(Writer & w, const std::string & path) {
+    const Sizes & z = w.sizes;
+    common(w);
+    w.integer(schema::KEY_ATTENTION_SLIDING_WINDOW, 8);
+    w.integers(schema::KEY_ATTENTION_SLIDING_WINDOW_PATTERN, {1, 0});
+    for (int il = 0; il < 2; ++il) {
+        const int64_t kv = z.head_dim * z.n_head_kv;
+        w.tensor(schema::TENSOR_ATTN_NORM, il, {z.n_embd}, 1);
+        w.tensor(schema::TENSOR_ATTN_Q, il, {z.n_embd, z.head_dim * z.n_head});
+        w.tensor(schema::TENSOR_ATTN_K, il, {z.n_embd, kv});
+        if (il == 0) {
+            w.tensor(schema::TENSOR_ATTN_V, il, {z.n_embd, kv});
+        }
+        w.tensor(schema::TENSOR_ATTN_OUTPUT, il, {z.head_dim * z.n_head, z.n_embd});
+        w.tensor(schema::TENSOR_ATTN_Q_NORM, il, {z.head_dim}, 1);
+        w.tensor(schema::TENSOR_ATTN_K_NORM, il, {z.head_dim}, 1);
+        for (const char * norm : {schema::TENSOR_POST_ATTENTION_NORM, schema::TENSOR_FFN_NORM,
+                                  schema::TENSOR_POST_FFW_NORM}) {
+            w.tensor(norm, il, {z.n_embd}, 1);
+        }
+        feed_forward(w, il);
+        w.tensor(schema::TENSOR_LAYER_OUTPUT_SCALE, il, {1}, 1);
+    }
+    w.save(path);
+}
+
 } // namespace
 
 void write_tiny_llama(const std::string & path) {
@@ -271,6 +298,8 @@ void write_wide(const std::string & arch, ggml_type type, const std::string & pa
         write_transformer(w, path, arch != schema::ARCH_LLAMA, arch == schema::ARCH_QWEN3MOE);
     } else if (arch == schema::ARCH_GPT_OSS) {
         write_gpt_oss(w, path);
+    } else if (arch == schema::ARCH_GEMMA4) {
+        write_gemma4(w, path);
     } else {
         CHECK(arch == schema::ARCH_QWEN35 || arch == schema::ARCH_QWEN35MOE);
         write_hybrid(w, path, 0, arch == schema::ARCH_QWEN35MOE);
