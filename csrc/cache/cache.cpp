@@ -121,6 +121,7 @@ KvCache::KvCache(const Hparams & hp, const LayerPlace & place, ggml_type type_k,
         Backend & backend = place(il);
         check_types(backend, layer, type_k, type_v);
         part_[il] = &backend;
+        attends_on_host_ = attends_on_host_ || attends_on_host(il);
         Part & part = parts_[&backend];
         if (!part.ctx) {
             part.ctx.reset(
@@ -149,8 +150,14 @@ KvCache::KvCache(const Hparams & hp, const LayerPlace & place, ggml_type type_k,
 }
 
 void KvCache::set_rows(const MaskRows & rows, int64_t n_kv) {
-    masks_.empty() ? void(cells_.take_changes()) : masks_.update(cells_, rows, n_kv);
-    find_seen_cells(cells_, rows, seen_);
+    if (masks_.empty()) {
+        cells_.take_changes(); // nobody asks for them
+    } else {
+        masks_.update(cells_, rows, n_kv);
+    }
+    if (attends_on_host_) { // it looks at every cell, which a device's rounds need not wait for
+        find_seen_cells(cells_, rows, seen_);
+    }
 }
 
 uint64_t KvCache::bytes() const {

@@ -64,7 +64,8 @@ class KvCache {
     std::vector<Backend *> part_;      // of each layer; NULL for recurrent ones
     std::vector<ggml_tensor *> k_, v_; // NULL for recurrent layers
     CellTable cells_;
-    std::vector<bool> has_mask_; // of attention layers; recurrent ones have none either
+    std::vector<bool> has_mask_;   // of attention layers; recurrent ones have none either
+    bool attends_on_host_ = false; // some layer does
     CellMasks masks_;
     cpu::SeenCells seen_;
 };
