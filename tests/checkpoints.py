@@ -52,7 +52,8 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-KINDS = ("llama", "qwen3", "qwen3moe", "qwen35", "qwen35moe", "gpt-oss", "gemma4")
+ARCHITECTURES = ("llama", "qwen3", "qwen3moe", "qwen35", "qwen35moe", "gpt-oss", "gemma4")
+KINDS = (*ARCHITECTURES, "gemma4moe")
 VOCAB_SIZE = 421  # more than the tokenizer holds, and no multiple of 32
 
 # The split patterns that llama.cpp applies for these names, as the models' tokenizer.json has them.
