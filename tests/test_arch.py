@@ -108,7 +108,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4": ("gemma4", {}),
     "gemma4 multimodal, seven layers": (
         "gemma4",
-        {"wrapped": True, **SEVEN, "layer_types": (["sliding_attention"] * 2 + ["full_attention"])
+        {"wrapped": True, "tie_word_embeddings": True, **SEVEN,
+         "layer_types": (["sliding_attention"] * 2 + ["full_attention"])
          * 2 + ["full_attention"], "num_global_key_value_heads": 2, **heads(6, 3, 20)},
     ),
     "gemma4 other heads": ("gemma4", {**heads(4, 2, 24), "global_head_dim": 48}),
