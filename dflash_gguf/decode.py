@@ -139,7 +139,10 @@ class Generation:
 
         with self._account.phase("prefill"):
             self._n_cached = self._timeline.sync(self._prompt)
-            return self._timeline.prefill(self._prompt[self._n_cached :], progress)
+            left = self._prompt[self._n_cached :]
+            if self._on_prefill is not None:
+                self._on_prefill(0, len(left))
+            return self._timeline.prefill(left, progress)
 
     def _step(self) -> Step:
         """One round: puts the last token, and what follows it, into the caches."""
