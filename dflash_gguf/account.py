@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from .policy.costs import Round
 
-ROUND_PHASES = ("decode", "draft", "tree", "verify", "commit", "sample")
+ROUND_PHASES = ("decode", "choose", "draft", "tree", "verify", "commit", "sample")
 
 
 class Phase:
@@ -39,6 +39,7 @@ class Account:
         self.n_decoded = 0
         self.n_drafted = 0
         self.rounds_by_draft: Counter[str] = Counter()
+        self.by_proposer: dict[str, tuple[int, int]] = {}
         self._accepted: list[int] | None = [] if is_drafted else None
         self._phase_s = dict.fromkeys(("prefill", *ROUND_PHASES, "host"), 0.0)
 
@@ -50,8 +51,13 @@ class Account:
     @property
     def phase_s(self) -> dict[str, float]:
         """Seconds by phase, drafting only where there is any."""
-        idle = () if self._accepted is not None else ("draft", "tree", "verify", "commit")
+        idle = () if self._accepted is not None else ("choose", "draft", "tree", "verify", "commit")
         return {name: s for name, s in self._phase_s.items() if name not in idle}
+
+    def credit(self, name: str, n_drafted: int, n_accepted: int) -> None:
+        """Counts candidates of a proposer that were verified, and those that were accepted."""
+        before = self.by_proposer.get(name, (0, 0))
+        self.by_proposer[name] = before[0] + n_drafted, before[1] + n_accepted
 
     def phase(self, name: str) -> Phase:
         """Adds the time of a with block to a phase."""
@@ -73,8 +79,9 @@ class Account:
             took = {name: self._phase_s[name] - before[name] for name in ROUND_PHASES}
             self.decode_s += seconds
             self._phase_s["host"] += seconds - sum(took.values())
-        done.draft_s, done.sample_s = took["draft"] + took["tree"], took["sample"]
-        done.pass_s = seconds - done.draft_s - done.sample_s
+        done.choose_s, done.sample_s = took["choose"], took["sample"]
+        done.draft_s = took["draft"] + took["tree"]
+        done.pass_s = seconds - done.choose_s - done.draft_s - done.sample_s
         self._count(done)
 
     def _count(self, done: Round) -> None:

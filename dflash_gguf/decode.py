@@ -14,8 +14,8 @@ import numpy as np
 from .account import Account
 from .answer import Answer, Vocabulary
 from .config import DecodeConfig
-from .draft.proposer import Proposer
-from .policy.rules import Rule
+from .draft.proposer import Proposer, Request
+from .policy.rule import Rule
 from .results import Result, Step
 from .rounds import Progress, Rows, Speculation, Timeline, verify
 from .sampling import Chances, Sampler
@@ -40,7 +40,7 @@ class Generation:
         prompt: Sequence[int],
         config: DecodeConfig,
         *,
-        proposer: Proposer | None = None,
+        proposers: Sequence[Proposer] = (),
         rule: Rule | None = None,
         on_prefill: Progress | None = None,
         cancelled: Callable[[], bool] | None = None,
@@ -48,7 +48,7 @@ class Generation:
     ) -> None:
         """Computes nothing yet.
 
-        proposer, rule: where candidates come from, and which of them are verified; without both,
+        proposers, rule: where candidates come from, and which of them are verified; without both,
             rounds are plain.
         on_prefill: progress of the prefill.
         cancelled: asked between micro-batches and tokens; True ends the answer.
@@ -69,10 +69,11 @@ class Generation:
         self._sampler = Sampler(config, banned=banned | vocabulary.suppressed_tokens)
         n_room = timeline.n_ctx - len(prompt)
         self._answer = Answer(vocabulary, config, n_room, self._cancelled, splitter)
+        self._request = Request(timeline, self.history, self._sampler)
         self._speculation: Speculation | None = None
-        self._account = Account(proposer is not None and rule is not None)
-        if proposer is not None and rule is not None:
-            self._speculation = Speculation(proposer, rule, self._sampler, self._account.phase)
+        self._account = Account(bool(proposers) and rule is not None)
+        if proposers and rule is not None:
+            self._speculation = Speculation(proposers, rule, self._account.phase)
         self._steps = self._run()
 
     def __iter__(self) -> Iterator[Step]:
@@ -105,6 +106,7 @@ class Generation:
             n_drafted=account.n_drafted,
             accept_histogram=account.accept_histogram,
             rounds_by_draft=None if self._speculation is None else dict(account.rounds_by_draft),
+            by_proposer=dict(account.by_proposer),
             phase_s=account.phase_s,
         )
 
@@ -139,6 +141,8 @@ class Generation:
 
         with self._account.phase("prefill"):
             self._n_cached = self._timeline.sync(self._prompt)
+            if self._speculation is not None:
+                self._speculation.begin(self._request, self._n_cached)
             left = self._prompt[self._n_cached :]
             if self._on_prefill is not None:
                 self._on_prefill(0, len(left))
@@ -147,15 +151,15 @@ class Generation:
     def _step(self) -> Step:
         """One round: puts the last token, and what follows it, into the caches."""
         n_before, timeline = len(self._answer.tokens), self._timeline
+        request = self._request
         with self._account.round(len(self.history) - 1) as done:
-            tree = None
             if self._speculation is not None:
-                n_room = min(timeline.engine.max_verify, timeline.n_ctx - done.position)
-                n_left = self._answer.n_left
-                tree = self._speculation.propose(done, self.history, n_left, n_room)
-            if tree is not None:
+                request.n_room = min(timeline.engine.max_verify, timeline.n_ctx - done.position)
+                request.n_left = self._answer.n_left
+                self._speculation.propose(done, (request,))
+            if request.tree is not None:
                 phase = self._account.phase
-                done.n_accepted = verify(timeline, tree, self._choose, self._take, phase)
+                done.n_accepted = verify(timeline, request.tree, self._choose, self._take, phase)
             else:
                 with self._account.phase("decode"):
                     rows = timeline.decode(self.history[-1])
@@ -163,7 +167,9 @@ class Generation:
             done.n_tokens = len(self._answer.tokens) - n_before
         tokens = tuple(self._answer.tokens[n_before:])
         if self._speculation is not None:
-            self._speculation.observe(done, tokens)
+            for credit in request.credits(tokens):
+                self._account.credit(*credit)
+            self._speculation.observe(done, (request,), (tokens,))
         text, reasoning = self._answer.new_text()
         n_drafted, n_accepted = done.n_drafted, done.n_accepted
         return Step(tokens, text, n_drafted, n_accepted, reasoning, self._new_chances())

@@ -114,7 +114,7 @@ class Decoder:
         """Frees model, caches and tokenizer; closing twice is harmless."""
         with self._turn():
             self._active = None
-            self._drafting.keep_costs()
+            self._drafting.keep()
             self.sequence.close()
             self.engine.close()
             self.model.close()
@@ -160,18 +160,18 @@ class Decoder:
         config = dataclasses.replace(config or DecodeConfig(), **settings)
         tokens = self._tokens_of(prompt)
         check_prompt(tokens, self.sequence.n_ctx)
-        rule = self._drafting.rule(config)
+        proposers, rule = self._drafting.rule(config)
         with self._turn():
-            self._drafting.keep_costs()
+            self._drafting.keep()
             self.sequence.commit(0)  # an interrupted round may have left a verify open
             if rule is not None:
-                self._drafting.make_room(rule.n_rows, is_needed=config.draft == "tree")
+                self._drafting.make_room(rule.n_nodes + 1, is_needed=config.draft == "tree")
             generation = Generation(
                 self.sequence,
                 self._vocabulary,
                 tokens,
                 config,
-                proposer=self._drafting.proposer,
+                proposers=proposers,
                 rule=rule,
                 on_prefill=on_prefill,
                 cancelled=cancelled,
