@@ -61,18 +61,19 @@ class Attend : public CpuNode {
             });
             return;
         }
-        const int64_t n_steps = steps_for(nth), step = (n_queries() + n_steps - 1) / n_steps;
-        shares_.share_out(n_steps * shape_.n_head_kv, is_long, ith, nth, [&](int64_t part) {
+        const int64_t n = n_queries() * shape_.n_head_kv, n_parts = parts_for(nth, is_long);
+        shares_.share_out(n_parts, is_long, ith, nth, [&](int64_t part) {
             // Later rows see more: who comes last should have little to do.
-            const int64_t first = (n_steps - 1 - part / shape_.n_head_kv) * step;
-            const int64_t n = std::min(step, n_queries() - first);
-            if (n <= 0) {
-                return; // the steps before took all
-            }
-            work = work_of(dst, part % shape_.n_head_kv);
-            kernel_.attend(work, first, n, scratch);
-            for (int64_t i = first; i < first + n; ++i) {
-                turn_back(work, i);
+            const int64_t end = n * (n_parts - part) / n_parts;
+            for (int64_t at = n * (n_parts - part - 1) / n_parts; at < end;) {
+                const int64_t first = at % n_queries();
+                const int64_t here = std::min({end - at, n_queries() - first, cpu::MAX_QUERIES});
+                work = work_of(dst, at / n_queries());
+                kernel_.attend(work, first, here, scratch);
+                for (int64_t i = first; i < first + here; ++i) {
+                    turn_back(work, i);
+                }
+                at += here;
             }
         });
     }
@@ -124,23 +125,15 @@ class Attend : public CpuNode {
     }
 
     // Products of a query's value with a key's, from which on parts are worth fetching.
-    static constexpr int64_t LONG = 1 << 20;
+    static constexpr int64_t LONG = 1 << 22;
 
-    // Parts that a head's queries are cut into. Each rearranges its keys anew, which takes as long
-    // as some queries, so there are no more than an even end wants.
-    int64_t steps_for(int64_t nth) const {
-        constexpr int64_t to_rearrange = 4, most_more = 8;
-        const int64_t least = (n_queries() + cpu::MAX_QUERIES - 1) / cpu::MAX_QUERIES;
-        int64_t best = least, best_time = INT64_MAX;
-        for (int64_t n = least; n <= least + most_more && n <= n_queries(); ++n) {
-            const int64_t rounds = (n * shape_.n_head_kv + nth - 1) / nth;
-            const int64_t time = rounds * ((n_queries() + n - 1) / n + to_rearrange);
-            if (time < best_time) {
-                best = n;
-                best_time = time;
-            }
-        }
-        return best;
+    // Parts that the queries of all heads are cut into, one head after another: each part
+    // rearranges the keys of its heads anew, which takes as long as some queries, so there are few
+    // of them.
+    int64_t parts_for(int64_t nth, bool is_long) const {
+        const int64_t n = n_queries() * shape_.n_head_kv;
+        const int64_t rounds = (n + cpu::MAX_QUERIES * nth - 1) / (cpu::MAX_QUERIES * nth);
+        return nth * std::max<int64_t>(rounds, is_long ? 2 : 1);
     }
 
     const cpu::CellAttentionKernel & kernel_ = *cpu::cell_attention();
