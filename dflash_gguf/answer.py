@@ -64,6 +64,11 @@ class Answer:
         return None if self._splitter is None else _joined(self._parts, is_reasoning=True)
 
     @property
+    def stop_text(self) -> str | None:
+        """The stop text that was met."""
+        return self._stop.matched
+
+    @property
     def n_left(self) -> int:
         """Tokens that may still be drawn."""
         most = self._n_room + 1 if self._max_tokens is None else self._max_tokens

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from .checks import choice, flag, integer, number
 from .core import CACHE_TYPES, DEFAULT_N_CTX, MAX_LAYERS, MAX_N_CTX, MAX_VERIFY, LoadConfig
@@ -40,6 +40,7 @@ REASONING_FORMATS = ("auto", "none")
 marks them, or stay in its text."""
 
 MAX_DRAFT = 1 << 16
+MAX_N_PROBS = 1 << 20
 SEED_MIN, SEED_MAX = -(1 << 63), (1 << 64) - 1
 
 
@@ -56,6 +57,9 @@ class DecodeConfig:
     seed: any signed or unsigned 64-bit integer; None draws one, and the result reports it.
     stop: texts that end the answer; they are not part of it. One text or several.
     ignore_eos: tokens that end a generation are never drawn.
+    logit_bias: added to the logits of tokens, by id, before anything else; -inf bans one.
+    n_probs: steps tell the log-probability of every token drawn, and those of so many of the best;
+        None: neither. post_sampling_probs: as what the draw chose from, not as the model has them.
     reasoning_format: one of REASONING_FORMATS.
     draft: one of DRAFT_KINDS.
     draft_max: positions that a round drafts at most; None is what the drafter's block holds.
@@ -76,6 +80,9 @@ class DecodeConfig:
     seed: int | None = None
     stop: str | Iterable[str] = ()
     ignore_eos: bool = False
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    n_probs: int | None = None
+    post_sampling_probs: bool = False
     reasoning_format: str = "auto"
     draft: str = "auto"
     draft_max: int | None = None
@@ -99,7 +106,10 @@ class DecodeConfig:
         if self.seed is not None:
             _set(self, "seed", integer("seed", self.seed, SEED_MIN, SEED_MAX))
         _set(self, "stop", _stop_texts(self.stop))
-        for name in ("ignore_eos", "tree_spine"):
+        _set(self, "logit_bias", _biases(self.logit_bias))
+        if self.n_probs is not None:
+            _set(self, "n_probs", integer("n_probs", self.n_probs, 0, MAX_N_PROBS))
+        for name in ("ignore_eos", "post_sampling_probs", "tree_spine"):
             flag(name, getattr(self, name))
         choice("draft", self.draft, DRAFT_KINDS)
         choice("reasoning_format", self.reasoning_format, REASONING_FORMATS)
@@ -121,12 +131,28 @@ class DecodeConfig:
 
     @property
     def has_penalties(self) -> bool:
+        """Whether a bias or the tokens already seen change the logits."""
+        return bool(self.logit_bias) or self.penalises_seen
+
+    @property
+    def penalises_seen(self) -> bool:
         """Whether the tokens already seen change the logits."""
         return self.repeat_last_n > 0 and (
             self.repeat_penalty != 1.0
             or self.presence_penalty != 0.0
             or self.frequency_penalty != 0.0
         )
+
+
+def _biases(values: object) -> dict[int, float]:
+    if not isinstance(values, Mapping):
+        raise ValueError(f"logit_bias is {values!r}, must map token ids to numbers")
+    found = {}
+    for token, bias in values.items():
+        token = integer("a token of logit_bias", token, 0, (1 << 31) - 1)
+        is_ban = bias == -math.inf
+        found[token] = -math.inf if is_ban else number("logit_bias", bias, -math.inf, math.inf)
+    return found
 
 
 def _set(config: object, name: str, value: object) -> None:

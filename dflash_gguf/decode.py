@@ -18,7 +18,7 @@ from .draft.proposer import Proposer
 from .policy.rules import Rule
 from .results import Result, Step
 from .rounds import Progress, Rows, Speculation, Timeline, verify
-from .sampling import Sampler
+from .sampling import Chances, Sampler
 from .text.reasoning import Splitter
 
 
@@ -62,6 +62,7 @@ class Generation:
         self._prompt = tuple(prompt)
         self._n_cached = 0
         self._has_top = False
+        self._chances: list[Chances] = []
         self._on_prefill = on_prefill
         self._cancelled = cancelled or (lambda: False)
         banned = vocabulary.stop_tokens if config.ignore_eos else frozenset()
@@ -98,6 +99,7 @@ class Generation:
             prefill_s=account.prefill_s,
             decode_s=account.decode_s,
             stop_reason=self._answer.stop_reason or "cancelled",
+            stop_text=self._answer.stop_text,
             draft="none" if self._speculation is None else self.config.draft,
             seed=self._sampler.seed,
             n_drafted=account.n_drafted,
@@ -122,7 +124,8 @@ class Generation:
         ended = self._take(self._choose(rows, -1))
         self._account.prefill_s += time.perf_counter() - started
         text, reasoning = self._answer.new_text()
-        yield Step(tuple(self._answer.tokens), text, reasoning=reasoning)
+        chances = self._new_chances()
+        yield Step(tuple(self._answer.tokens), text, reasoning=reasoning, chances=chances)
         while not ended:
             yield self._step()
             ended = self._answer.stop_reason is not None
@@ -136,7 +139,10 @@ class Generation:
 
         with self._account.phase("prefill"):
             self._n_cached = self._timeline.sync(self._prompt)
-            return self._timeline.prefill(self._prompt[self._n_cached :], progress)
+            left = self._prompt[self._n_cached :]
+            if self._on_prefill is not None:
+                self._on_prefill(0, len(left))
+            return self._timeline.prefill(left, progress)
 
     def _step(self) -> Step:
         """One round: puts the last token, and what follows it, into the caches."""
@@ -159,7 +165,8 @@ class Generation:
         if self._speculation is not None:
             self._speculation.observe(done, tokens)
         text, reasoning = self._answer.new_text()
-        return Step(tokens, text, done.n_drafted, done.n_accepted, reasoning)
+        n_drafted, n_accepted = done.n_drafted, done.n_accepted
+        return Step(tokens, text, n_drafted, n_accepted, reasoning, self._new_chances())
 
     def _take(self, token: int) -> bool:
         """Adds a token to the answer; whether it ends it."""
@@ -169,7 +176,7 @@ class Generation:
     def _keep_top(self) -> bool:
         """Whether rows come as their best tokens, since these are all that a draw looks at."""
         engine = self._timeline.engine
-        n_most = engine.n_most_top
+        n_most = engine.n_most_top if self.config.n_probs is None else 0
         return engine.keep_top(n_most if 0 < self._sampler.n_best <= n_most else 0)
 
     def _choose(self, rows: Rows, index: int) -> int:
@@ -183,7 +190,15 @@ class Generation:
             if token is None or token in self._sampler.banned:
                 row = rows.logits(index)
                 token = self._sampler.choose(row, self.history, len(self.history)).token
+            if self.config.n_probs is not None:
+                row = rows.logits(index)
+                self._chances.append(self._sampler.chances(row, self.history, token))
         return token
+
+    def _new_chances(self) -> tuple[Chances, ...]:
+        """Of the tokens drawn since the last call."""
+        new, self._chances = tuple(self._chances), []
+        return new
 
 
 def check_prompt(prompt: Sequence[int], n_ctx: int) -> None:

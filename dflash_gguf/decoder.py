@@ -170,7 +170,8 @@ class Decoder:
     ) -> Stream:
         """Answers a prompt step by step; see `generate`. A later call ends an unfinished stream.
 
-        on_prefill: called with (tokens done, tokens in all) while the prompt is computed.
+        on_prefill: called with (tokens done, tokens in all) before and while what no cache holds
+            of the prompt is computed.
         """
         config = dataclasses.replace(config or DecodeConfig(), **settings)
         tokens = self._tokens_of(prompt)

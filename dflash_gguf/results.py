@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .sampling import Chances
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -16,6 +18,7 @@ class Step:
     text: the text that became certain. It may lag behind the tokens, while a character is
         incomplete or a stop text may have begun.
     reasoning: the thoughts that became certain; see Result.
+    chances: of each of the tokens, if n_probs asked for them.
     n_drafted, n_accepted: candidates proposed, and those that were the target's own choice.
     """
 
@@ -24,6 +27,7 @@ class Step:
     n_drafted: int = 0
     n_accepted: int = 0
     reasoning: str = ""
+    chances: tuple[Chances, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,7 @@ class Result:
         draft; tree, the choice of candidates; verify and commit; sample, the choice of tokens, and
         host, all else.
     stop_reason: "token", "text", "length", "context" or "cancelled".
+    stop_text: the stop text that ended it.
     kernels, drafter_kernels: bytes of weights by the kernels that multiply with them.
     """
 
@@ -72,6 +77,7 @@ class Result:
     drafter_kernels: Mapping[str, int] | None = None
     threads: int | None = None
     reasoning: str | None = None
+    stop_text: str | None = None
 
     @property
     def n_tokens(self) -> int:

@@ -1,7 +1,7 @@
 """Drawing a token so that speculation cannot change it.
 
 Order of the steps, equal to llama.cpp's default chain (its other samplers are off by default):
-banned tokens, penalties, top-k, top-p, min-p, temperature. The token drawn is the largest of
+biases, banned tokens, penalties, top-k, top-p, min-p, temperature. The token drawn is the largest of
 
     score(token) = (logit - best logit) / temperature + gumbel(seed, sequence, position, token)
 
@@ -29,6 +29,7 @@ import math
 import secrets
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +62,17 @@ class Choice:
     margin: float
 
 
+class Chances(NamedTuple):
+    """How likely a drawn token was, and which others were.
+
+    log_prob: of the token, -inf if the draw could not give it. top: the best tokens, best first,
+    with their log-probabilities.
+    """
+
+    log_prob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
 class Sampler:
     """Draws tokens from rows of logits by a DecodeConfig. Holds no state between rows."""
 
@@ -73,6 +85,9 @@ class Sampler:
         self.seed = secrets.randbits(32) if config.seed is None else config.seed
         self.banned = frozenset(banned)
         self._banned_ids = np.array(sorted(self.banned), dtype=np.int64)
+        self._biased_ids = np.array(sorted(config.logit_bias), dtype=np.int64)
+        biases = [config.logit_bias[token] for token in self._biased_ids.tolist()]
+        self._biases = np.array(biases, dtype=np.float32)
 
     @property
     def is_argmax(self) -> bool:
@@ -131,7 +146,10 @@ class Sampler:
         ids: int64 [n], distinct. logits: float32 [n], not changed.
         """
         row = logits.copy()
-        if self.config.has_penalties and len(seen) > 0:
+        if len(self._biased_ids):
+            at = np.minimum(np.searchsorted(self._biased_ids, ids), len(self._biased_ids) - 1)
+            row += np.where(self._biased_ids[at] == ids, self._biases[at], np.float32(0.0))
+        if self.config.penalises_seen and len(seen) > 0:
             recent, counts = self._recent(seen)
             at = np.minimum(np.searchsorted(recent, ids), len(recent) - 1)
             places = np.flatnonzero(recent[at] == ids)
@@ -184,15 +202,38 @@ class Sampler:
             weights = np.exp((sorted_values - sorted_values[0]) / self.config.temperature)
         return kept, weights / weights.sum()
 
+    def chances(self, logits: Floats, seen: Sequence[int], token: int) -> Chances:
+        """How likely the token of a row was, and the `n_probs` best, as the config asks.
+
+        The model's own probabilities are those of its logits as they are: no bias, penalty or
+        temperature is in them.
+        """
+        n = self.config.n_probs or 0
+        if self.config.post_sampling_probs:
+            ids, chances = self.distribution(logits, seen)
+            with np.errstate(divide="ignore"):
+                logs = np.log(chances)
+            found = np.flatnonzero(ids == token)
+            log_prob = float(logs[found[0]]) if len(found) else -math.inf
+            n_kept = min(n, int(np.count_nonzero(chances)))
+            return Chances(log_prob, tuple(zip(ids[:n_kept].tolist(), logs.tolist(), strict=False)))
+        values = logits.astype(np.float64)
+        values -= values.max()
+        values -= np.log(np.exp(values).sum())
+        top = ((int(i), float(values[i])) for i in best_ids(logits, n).tolist())
+        return Chances(float(values[token]), tuple(top))
+
     def _adjusted(self, logits: Floats, seen: Sequence[int]) -> Floats:
         """The row after banned tokens and penalties; the argument itself where neither acts."""
         row = np.asarray(logits)
         if row.ndim != 1 or row.dtype != np.float32 or not row.size:
             raise ValueError(f"logits are {row.dtype}{list(row.shape)}, must be float32 [n_vocab]")
-        penalise = self.config.has_penalties and len(seen) > 0
-        if not penalise and not self.banned:
+        penalise = self.config.penalises_seen and len(seen) > 0
+        if not penalise and not self.banned and not len(self._biased_ids):
             return row
         row = row.copy()
+        biased = self._biased_ids < row.size
+        row[self._biased_ids[biased]] += self._biases[biased]
         row[self._banned_ids[self._banned_ids < row.size]] = -np.inf
         if penalise:
             ids, counts = self._recent(seen)
@@ -320,6 +361,13 @@ def _largest(row: Floats, n: int) -> tuple[Ids, Floats]:
         bound = np.partition(maxima, n_blocks - n)[n_blocks - n]
     ids, values = _at_least(row, bound)
     return ids[:n], values[:n]
+
+
+def best_ids(row: Floats, n: int) -> Ids:
+    """The n best tokens of a row, best first, lower id on ties; all of them if it has fewer."""
+    if n == 0:
+        return np.empty(0, dtype=np.int64)
+    return _largest(row, n)[0] if n < row.size else np.argsort(-row, kind="stable")
 
 
 def _at_least(row: Floats, bound: np.float32) -> tuple[Ids, Floats]:

@@ -345,7 +345,7 @@ def test_an_engine_has_one_sequence_at_a_time(tiny_gguf: Tiny) -> None:
     engine, fresh = (Engine(load(tiny_gguf("qwen35"))) for _ in range(2))
     engine.reserve_verify(4)
     first = Sequence(engine)
-    with pytest.raises(Error, match="the engine has a sequence already, and holds 1 at a time"):
+    with pytest.raises(Error, match="the engine has 1 sequence already, and holds 1 at a time"):
         Sequence(engine)
     first.prefill(PROMPT[3:])
     checkpoint = first.take()

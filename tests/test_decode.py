@@ -223,7 +223,8 @@ def test_what_the_sequence_holds_of_the_prompt_is_not_computed_again(
     list(generation)
     assert generation.result().text == "hello"
     assert (generation.result().n_prompt, generation.result().n_prefilled) == (3, 3 - n_cached)
-    assert seen == [(done, 3 - n_cached) for done in range(3 - n_cached)]
+    n_new = 3 - n_cached
+    assert seen == [(0, n_new), *((done, n_new) for done in range(n_new))]
 
 
 def test_prompts_that_cannot_be_run_are_refused() -> None:

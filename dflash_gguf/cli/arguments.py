@@ -37,8 +37,8 @@ def parser() -> argparse.ArgumentParser:
     _add_prompt(p)
     add_options(p)
     add_fit(p)
-    _add_drafting(p)
-    _add_sampling(p)
+    add_drafting(p)
+    add_sampling(p)
     out = p.add_argument_group("output")
     out.add_argument("--json", action="store_true", help="print one JSON object, at the end")
     out.add_argument(
@@ -95,7 +95,8 @@ def _add_prompt(p: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_drafting(p: argparse.ArgumentParser) -> None:
+def add_drafting(p: argparse.ArgumentParser) -> None:
+    """The drafter and what rounds draft; decode_config() reads them."""
     group = p.add_argument_group("drafting")
     group.add_argument(
         "-md",
@@ -139,7 +140,8 @@ def _add_drafting(p: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_sampling(p: argparse.ArgumentParser) -> None:
+def add_sampling(p: argparse.ArgumentParser) -> None:
+    """How answers are drawn; decode_config() reads them."""
     group, default = p.add_argument_group("answer"), DecodeConfig()
     group.add_argument(
         "-n",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -14,6 +15,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from .reasoning import Format
 
 Message = Mapping[str, Any]
+
+MAX_PROMPT_CHARACTERS = 1 << 26
+MAX_RENDER_S = 10.0
+"""A template that takes longer does not end; the longest prompts take well under a second."""
 
 
 class ChatPrompt(list[int]):
@@ -43,30 +48,34 @@ def render(
     special_tokens: Mapping[str, str],
     enable_thinking: bool | None = None,
     add_generation_prompt: bool = True,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    variables: Mapping[str, Any] | None = None,
 ) -> str:
     """The prompt that a template makes of messages.
 
     special_tokens: "bos_token", "eos_token" and so on, texts that templates refer to.
     enable_thinking: passed on unless None; templates that do not know it ignore it.
-    Errors: ValueError for a template that cannot be parsed, fails, or refuses the messages.
+    tools, variables: further values that a template may look at.
+    Errors: ValueError for a template that cannot be parsed, fails, refuses the messages, or makes
+        more than MAX_PROMPT_CHARACTERS or takes longer than MAX_RENDER_S.
     """
-    environment = ImmutableSandboxedEnvironment(
+    environment = _Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = _strftime_now
-    values: dict[str, Any] = dict(special_tokens)
+    values: dict[str, Any] = {**(variables or {}), **special_tokens}
     if enable_thinking is not None:
         values["enable_thinking"] = enable_thinking
     try:
-        return environment.from_string(template).render(
-            messages=[dict(message) for message in messages],
-            tools=None,
-            documents=None,
-            add_generation_prompt=add_generation_prompt,
-            **values,
-        )
+        values |= {
+            "messages": [dict(message) for message in messages],
+            "tools": None if tools is None else [dict(tool) for tool in tools],
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        return environment.text_of(environment.from_string(template).generate(values))
     except jinja2.TemplateSyntaxError as error:
         raise ValueError(f"the chat template is broken in line {error.lineno}: {error}") from None
     except _RefusedError as error:
@@ -75,6 +84,45 @@ def render(
         raise ValueError("the chat template nests too deeply") from None
     except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise ValueError(f"the chat template fails: {error}") from None
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Keeps a template from the machine, and from taking it for ever."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._ends_at = time.monotonic() + MAX_RENDER_S
+
+    def text_of(self, pieces: Iterable[str]) -> str:
+        """The pieces of a prompt in one, checked as they are made."""
+        found: list[str] = []
+        n_characters = 0
+        for piece in pieces:
+            self._check_time()
+            n_characters += len(piece)
+            if n_characters > MAX_PROMPT_CHARACTERS:
+                raise ValueError(f"it makes more than {MAX_PROMPT_CHARACTERS} characters")
+            found.append(piece)
+        return "".join(found)
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Every turn of a loop that does anything comes by here, or by one of the next two."""
+        self._check_time()
+        return super().getattr(obj, attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """See `getattr`."""
+        self._check_time()
+        return super().getitem(obj, argument)
+
+    def call(self, context: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """See `getattr`."""
+        self._check_time()
+        return super().call(context, obj, *args, **kwargs)
+
+    def _check_time(self) -> None:
+        if time.monotonic() > self._ends_at:
+            raise ValueError(f"it takes longer than {MAX_RENDER_S:g} s")
 
 
 class _RefusedError(Exception):

@@ -7,7 +7,7 @@ they have begun already.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Literal, NamedTuple, Protocol
 
 
@@ -28,24 +28,47 @@ class Splitter(Protocol):
         """What was held back, at the end of the text."""
 
 
+MARKS = {
+    "gemma4": ("<|channel>thought", "<channel|>"),
+    "think": ("<think>", "</think>"),
+    "cohere": ("<|START_THINKING|>", "<|END_THINKING|>"),
+}
+"""What stands before and after thoughts, by the name of the format."""
+
+
 class Format(NamedTuple):
-    """How an answer to one prompt marks its thoughts."""
+    """How an answer to one prompt marks its thoughts.
+
+    name: "harmony", or one of MARKS. is_open: the prompt ends with the opening mark.
+    """
 
     name: str
-    splitter: Callable[[], Splitter]
+    is_open: bool = False
+
+    @property
+    def opening(self) -> str:
+        """The mark before thoughts; none in harmony, whose messages have headers."""
+        return MARKS[self.name][0] if self.name in MARKS else ""
+
+    @property
+    def closing(self) -> str:
+        """The mark after them."""
+        return MARKS[self.name][1] if self.name in MARKS else ""
+
+    def splitter(self) -> Splitter:
+        """A new splitter of one answer."""
+        if self.name == "harmony":
+            return Harmony()
+        return Block(self.opening, self.closing, self.is_open)
 
 
 def format_of(template: str, prompt: str) -> Format | None:
     """The format of answers to a prompt that the template made; None if it marks no thoughts."""
     if "<|channel|>" in template and "<|message|>" in template:
-        return Format("harmony", Harmony)
-    for name, opening, closing in (
-        ("gemma4", "<|channel>thought", "<channel|>"),
-        ("think", "<think>", "</think>"),
-    ):
+        return Format("harmony")
+    for name, (opening, closing) in MARKS.items():
         if closing in template:
-            is_open = prompt.rstrip().endswith(opening)
-            return Format(name, lambda: Block(opening, closing, is_open))  # noqa: B023
+            return Format(name, prompt.rstrip().endswith(opening))
     return None
 
 

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 from ..convert.schema import Key
 from .chat import ChatPrompt, Message, render
 from .gguf_metadata import Metadata
-from .reasoning import format_of
+from .reasoning import Format, format_of
 from .vocabulary import GPT2, NORMAL, Vocabulary, read_vocabulary
 
 _unopened: Exception | None = None
@@ -180,9 +180,17 @@ class Tokenizer:
         template: None for the file's own; else see `chat_text`.
         """
         text = self.chat_text(messages, template=template, enable_thinking=enable_thinking)
+        return self.chat_tokens(text, template=template)
+
+    def chat_tokens(self, text: str, *, template: str | None = None) -> ChatPrompt:
+        """Token ids of what `chat_text` made, or of what it made and more after it."""
         bos = self.special_text(Key.TOKENIZER_BOS_ID)
         tokens = self.tokenize(text, add_special=bos is None or not text.startswith(bos))
-        return ChatPrompt(tokens, format_of(self._template(template) or "", text))
+        return ChatPrompt(tokens, self.chat_format(text, template=template))
+
+    def chat_format(self, text: str, *, template: str | None = None) -> Format | None:
+        """How answers to a prompt of `chat_text` mark thoughts; None if they do not."""
+        return format_of(self._template(template) or "", text)
 
     def chat_text(
         self,
@@ -190,11 +198,16 @@ class Tokenizer:
         *,
         template: str | None = None,
         enable_thinking: bool | None = None,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt of a conversation as text.
 
         template: name of a template in the file or of one built into llama.cpp ("chatml", ...),
             or a file with a Jinja template, or the template itself.
+        add_generation_prompt: the text ends where the answer begins, not after the last message.
+        tools, variables: further values for templates; see `chat.render`.
         Errors: ValueError for an unknown template, or one that does not take the messages.
         """
         for message in messages:
@@ -202,7 +215,7 @@ class Tokenizer:
                 raise ValueError(f"a chat message needs role and content, got {dict(message)!r}")
         source = self._template(template)
         if source is None:
-            return _builtin(template or "", messages)
+            return _builtin(template or "", messages, add_generation_prompt)
         specials = {
             name: text
             for name, key in (
@@ -214,7 +227,15 @@ class Tokenizer:
             if (text := self.special_text(key)) is not None
         }
         specials = {"bos_token": "", "eos_token": ""} | specials
-        return render(source, messages, special_tokens=specials, enable_thinking=enable_thinking)
+        return render(
+            source,
+            messages,
+            special_tokens=specials,
+            enable_thinking=enable_thinking,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            variables=variables,
+        )
 
     def _template(self, choice: str | None) -> str | None:
         """The Jinja text of a choice, None if it is the name of a built-in template."""
@@ -330,16 +351,16 @@ def _builtin_names() -> list[str]:
     return [name.decode() for name in names if name]
 
 
-def _builtin(name: str, messages: Sequence[Message]) -> str:
+def _builtin(name: str, messages: Sequence[Message], add_generation_prompt: bool) -> str:
     """The prompt by a template compiled into llama.cpp."""
     chat = (llama_cpp.llama_chat_message * len(messages))()
     for entry, message in zip(chat, messages, strict=True):
         entry.role = str(message["role"]).encode()
         entry.content = str(message["content"]).encode()
     apply: Callable[..., int] = llama_cpp.llama_chat_apply_template
-    size = apply(name.encode(), chat, len(messages), True, None, 0)
+    size = apply(name.encode(), chat, len(messages), add_generation_prompt, None, 0)
     if size < 0:
         raise ValueError(f"the chat template {name!r} does not take these messages")
     out = ctypes.create_string_buffer(size)
-    apply(name.encode(), chat, len(messages), True, out, size)
+    apply(name.encode(), chat, len(messages), add_generation_prompt, out, size)
     return out.raw[:size].decode("utf-8", "replace")

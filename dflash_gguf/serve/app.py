@@ -1,0 +1,470 @@
+"""The routes."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, replace
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ..config import DecodeConfig
+from ..text.chat import ChatPrompt
+from ..text.tokenizer import Tokenizer
+from .answering import Answering
+from .answers import Chat, Choice, Common, Completions, Form, Native, settings_of
+from .engine import BusyError, Engine, NotReadyError
+from .errors import error_answer, error_body, error_response
+from .fields import (
+    BadRequestError,
+    Body,
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    NativeBody,
+    TemplateBody,
+    TokenizeBody,
+    biases,
+    chat_n_probs,
+    completion_n_probs,
+    config_of,
+    n_choices,
+    read,
+    reasoning_format,
+)
+from .messages import Run
+from .metrics import Metrics
+from .models import Model, Models
+from .prompts import Texts
+from .settings import Settings
+
+VERSION = "dflash-gguf"
+INLINE_BYTES = 16 << 10
+"""A longer body is read and tokenized in a thread, so that others need not wait for it."""
+T = TypeVar("T")
+B = TypeVar("B", bound=msgspec.Struct)
+
+
+class App:
+    """The server's state, and a method a route."""
+
+    def __init__(self, models: Models, settings: Settings, metrics: Metrics) -> None:
+        self._models = models
+        self._settings = settings
+        self._metrics = metrics
+
+    def asgi(self) -> Starlette:
+        """The application."""
+        both = (
+            ("/health", "GET", self.health),
+            ("/models", "GET", self.list_models),
+            ("/models/{name:path}", "GET", self.one_model),
+            ("/chat/completions", "POST", self.chat),
+            ("/chat/completions/input_tokens", "POST", self.input_tokens),
+            ("/props", "GET", self.props),
+            ("/slots", "GET", self.slots),
+            ("/slots/{slot:int}", "POST", self.slot_action),
+            ("/metrics", "GET", self.metrics),
+            ("/completion", "POST", self.completion),
+            ("/tokenize", "POST", self.tokenize),
+            ("/detokenize", "POST", self.detokenize),
+            ("/apply-template", "POST", self.apply_template),
+        )
+        routes = [
+            Route(prefix + path, _guarded(act), methods=[method])
+            for path, method, act in both
+            for prefix in ("", "/v1")
+        ]
+        # The same name is OpenAI's below /v1, and llama-server's own without it.
+        routes += [
+            Route("/completions", _guarded(self.completion), methods=["POST"]),
+            Route("/v1/completions", _guarded(self.openai_completion), methods=["POST"]),
+        ]
+        return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
+
+    # Routes that generate
+
+    async def chat(self, request: Request) -> Response:
+        """OpenAI's chat completions."""
+        body, n_bytes = await self._body(request, ChatBody)
+        model, engine, texts = await self._models.take(body.model)
+        engine.check_room()
+
+        def prepare() -> tuple[list[Choice], Form]:
+            n_probs = chat_n_probs(body)
+            format_ = reasoning_format(
+                body.reasoning_format, self._settings.decode.reasoning_format
+            )
+            config = replace(self._config(body, engine, texts, n_probs), reasoning_format=format_)
+            text, _ = texts.chat_text(body)
+            prompt = texts.needed().chat_tokens(text, template=texts.template)
+            choices = self._choices(body, engine, [prompt], config)
+            return choices, Chat(self._common(body, model, texts, choices))
+
+        return self._answer(body, engine, *await _aside(prepare, n_bytes))
+
+    async def openai_completion(self, request: Request) -> Response:
+        """OpenAI's text completions."""
+        body, n_bytes = await self._body(request, CompletionBody)
+        model, engine, texts = await self._models.take(body.model)
+        engine.check_room()
+
+        def prepare() -> tuple[list[Choice], Form]:
+            if body.echo and body.logprobs is not None:
+                raise BadRequestError("echo with logprobs is not supported by this server (yet)")
+            if body.best_of is not None and body.best_of > n_choices(body):
+                raise BadRequestError("best_of greater than n is not supported by this server")
+            config = self._config(body, engine, texts, completion_n_probs(body))
+            prompts, _ = texts.prompts(body.prompt)
+            choices = self._choices(body, engine, prompts, config)
+            echoes = [_text(texts, prompt) for prompt in prompts] if body.echo else None
+            return choices, Completions(self._common(body, model, texts, choices), echoes)
+
+        return self._answer(body, engine, *await _aside(prepare, n_bytes))
+
+    async def completion(self, request: Request) -> Response:
+        """llama-server's own completions."""
+        body, n_bytes = await self._body(request, NativeBody)
+        model, engine, texts = await self._models.take(body.model)
+        engine.check_room()
+
+        def prepare() -> tuple[list[Choice], Form]:
+            n_probs = body.n_probs if body.n_probs is not None else body.logprobs
+            config = self._config(body, engine, texts, n_probs or None)
+            prompts, _ = texts.prompts(body.prompt)
+            choices = self._choices(body, engine, prompts, config)
+            tokenizer = texts.tokenizer
+            stops = sorted(tokenizer.stop_tokens) if tokenizer else []
+            shown = [_text(texts, prompt) for prompt in prompts]
+            common = self._common(body, model, texts, choices)
+            return choices, Native(common, shown, stops, body.response_fields)
+
+        return self._answer(body, engine, *await _aside(prepare, n_bytes))
+
+    def _config(
+        self, body: Body, engine: Engine, texts: Texts, n_probs: int | None
+    ) -> DecodeConfig:
+        ready = engine.needed()
+        if body.id_slot is not None and not -1 <= body.id_slot < ready.n_parallel:
+            raise BadRequestError(
+                f"id_slot is {body.id_slot}, must be -1 (any) to {ready.n_parallel - 1}"
+            )
+        config = config_of(body, self._settings.decode, ready.n_ctx, n_probs)
+
+        def tokenize(text: str) -> list[int]:
+            return texts.needed().tokenize(text, add_special=False, parse_special=True)
+
+        found = biases(body, tokenize, ready.n_vocab)
+        return replace(config, logit_bias={**config.logit_bias, **found}) if found else config
+
+    def _choices(
+        self, body: Body, engine: Engine, prompts: Sequence[list[int]], config: DecodeConfig
+    ) -> list[Choice]:
+        """The answers to make: n to each prompt, in order, with seeds of their own."""
+        n, ready, settings = n_choices(body), engine.needed(), self._settings
+        cache = settings.cache_prompt if body.cache_prompt is None else body.cache_prompt
+        choices: list[Choice] = []
+        for number, prompt in enumerate(prompts):
+            _check_prompt(prompt, ready.n_ctx, ready.n_vocab)
+            reasoning = None
+            if isinstance(prompt, ChatPrompt) and prompt.reasoning is not None:
+                reasoning = prompt.reasoning.name, prompt.reasoning.is_open
+            for nth in range(n):
+                seed = secrets.randbits(32) if config.seed is None else config.seed + nth
+                own = replace(config, seed=seed)
+                run = Run(
+                    engine.new_id(),
+                    prompt,
+                    asdict(own),
+                    reasoning,
+                    cache,
+                    bool(body.timings_per_token),
+                )
+                choices.append(Choice(len(choices), run, own, number, settings.n_batch))
+        return choices
+
+    def _common(self, body: Body, model: Model, texts: Texts, choices: Sequence[Choice]) -> Common:
+        options = body.stream_options
+        is_verbose = body.verbose or (body.verbose is None and self._settings.verbose)
+        return Common(
+            model=model.name,
+            tokenizer=texts.tokenizer,
+            include_usage=bool(options and options.include_usage),
+            timings_per_token=bool(body.timings_per_token),
+            return_tokens=bool(body.return_tokens),
+            verbose_prompt=_text(texts, choices[0].run.tokens) if is_verbose else None,
+        )
+
+    def _answer(
+        self, body: Body, engine: Engine, choices: Sequence[Choice], form: Form
+    ) -> Response:
+        return Answering(
+            engine,
+            form,
+            choices,
+            is_stream=bool(body.stream),
+            wants_progress=bool(body.return_progress),
+            timeout_s=self._settings.timeout_s,
+            keep_alive_s=self._settings.keep_alive_s,
+        )
+
+    # Routes about texts
+
+    async def input_tokens(self, request: Request) -> Response:
+        """How many tokens a conversation has."""
+        body, n_bytes = await self._body(request, ChatBody)
+        _, _, texts = await self._models.take(body.model)
+        prompt = await _aside(lambda: texts.chat(body), n_bytes)
+        return _json({"object": "response.input_tokens", "input_tokens": len(prompt)})
+
+    async def tokenize(self, request: Request) -> Response:
+        """The tokens of a text."""
+        body, n_bytes = await self._body(request, TokenizeBody)
+        _, _, texts = await self._models.take(body.model)
+        tokenizer = texts.needed()
+        if not isinstance(body.content, str):
+            raise BadRequestError("content must be a text")
+
+        def tokenize() -> list[int]:
+            return tokenizer.tokenize(
+                body.content,
+                add_special=bool(body.add_special),
+                parse_special=body.parse_special is not False,
+            )
+
+        tokens: list[Any] = list(await _aside(tokenize, n_bytes))
+        if body.with_pieces:
+            tokens = [{"id": token, "piece": _piece(tokenizer, token)} for token in tokens]
+        return _json({"tokens": tokens})
+
+    async def detokenize(self, request: Request) -> Response:
+        """The text of tokens."""
+        body, n_bytes = await self._body(request, DetokenizeBody)
+        _, _, texts = await self._models.take(body.model)
+        text = await _aside(lambda: _text(texts, body.tokens), n_bytes)
+        return _json({"content": text})
+
+    async def apply_template(self, request: Request) -> Response:
+        """The prompt of a conversation."""
+        body, n_bytes = await self._body(request, TemplateBody)
+        _, _, texts = await self._models.take(body.model)
+        text, _ = await _aside(lambda: texts.chat_text(body), n_bytes)
+        return _json({"prompt": text})
+
+    # Routes about the server
+
+    async def health(self, request: Request) -> Response:  # noqa: ARG002
+        """Whether requests are answered."""
+        engines = list(self._models.engines)
+        n_restarts = sum(engine.n_deaths for engine in engines)
+        if self._models.is_one and not any(engine.state == "ready" for engine in engines):
+            engine = engines[0] if engines else None
+            why = (engine.refusal if engine else None) or "Loading model"
+            more = {"progress": engine.progress if engine else 0.0, "restarts": n_restarts}
+            return _json(error_body(503, why) | more, 503)
+        return _json({"status": "ok", "restarts": n_restarts})
+
+    async def list_models(self, request: Request) -> Response:  # noqa: ARG002
+        """The models that may be asked for."""
+        return _json(
+            {"object": "list", "data": [self._listed(model) for model in self._models.all]}
+        )
+
+    async def one_model(self, request: Request) -> Response:
+        """One of them."""
+        name = request.path_params["name"]
+        for model in self._models.all:
+            if name in model.names:
+                return _json(self._listed(model))
+        return error_answer(404, f"model: there is no {name!r}", "not_found_error")
+
+    def _listed(self, model: Model) -> dict[str, Any]:
+        ready = model.engine.ready if model.engine else None
+        tokenizer = model.texts.tokenizer if model.texts else None
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": model.created,
+            "owned_by": VERSION,
+            "aliases": model.names,
+            "tags": list(self._settings.tags),
+            "status": {"value": "loaded" if model.state == "ready" else model.state},
+            "last_used": None if model.last_used is None else int(model.last_used),
+            "meta": None
+            if ready is None
+            else {
+                "n_vocab": ready.n_vocab,
+                "n_ctx": ready.n_ctx,
+                "n_ctx_train": ready.n_ctx_train,
+                "size": model.path.stat().st_size,
+                "drafter": ready.drafter,
+                "backend": ready.backend,
+                "has_chat_template": bool(tokenizer and model.texts and model.texts.has_template),
+            },
+        }
+
+    async def props(self, request: Request) -> Response:
+        """What a client may want to know before it asks."""
+        model, engine, texts = await self._models.take(request.query_params.get("model"))
+        ready, decode = engine.needed(), self._settings.decode
+        seed = decode.seed if decode.seed is not None else (1 << 32) - 1
+        return _json(
+            {
+                "default_generation_settings": {
+                    "n_ctx": ready.n_ctx,
+                    "is_processing": engine.n_processing > 0,
+                    "params": settings_of(decode, seed, []),
+                },
+                "total_slots": ready.n_parallel,
+                "model_path": str(model.path),
+                "model_alias": model.name,
+                "chat_template": texts.template_text,
+                "modalities": {"vision": False, "audio": False},
+                "drafter": ready.drafter,
+                "backend": ready.backend,
+                "build_info": VERSION,
+            }
+        )
+
+    async def slots(self, request: Request) -> Response:
+        """What is being answered."""
+        if not self._settings.has_slots:
+            return error_answer(501, "this is switched off: start the server with --slots")
+        _, engine, _ = await self._models.take(request.query_params.get("model"))
+        n_ctx = engine.n_ctx
+        if request.query_params.get("fail_on_no_slot") and engine.n_processing == len(engine.slots):
+            return error_answer(503, "no slot is free")
+        found = []
+        for number, slot in enumerate(engine.slots):
+            entry: dict[str, Any] = {
+                "id": number,
+                "n_ctx": n_ctx,
+                "speculative": engine.needed().drafter is not None,
+                "is_processing": slot.run is not None,
+            }
+            if (run := slot.run or slot.last) is not None:
+                limit = run.config["max_tokens"]
+                n_left = -1 if limit is None or slot.run is None else limit - slot.n_decoded
+                entry |= {
+                    "id_task": run.id,
+                    "params": settings_of(DecodeConfig(**run.config), run.config["seed"], []),
+                    "next_token": [
+                        {
+                            "has_next_token": slot.run is not None,
+                            "n_remain": n_left,
+                            "n_decoded": slot.n_decoded if slot.run is not None else 0,
+                        }
+                    ],
+                }
+            found.append(entry)
+        return _json(found)
+
+    async def slot_action(self, request: Request) -> Response:
+        """Saving and restoring: there is nothing to save yet."""
+        action = request.query_params.get("action", "")
+        if action in ("save", "restore", "erase"):
+            return error_answer(501, f"slots: {action} is not supported by this server (yet)")
+        raise BadRequestError(f"action is {action!r}, must be save, restore or erase")
+
+    async def metrics(self, request: Request) -> Response:  # noqa: ARG002
+        """Counters and gauges for Prometheus."""
+        if not self._settings.has_metrics:
+            return error_answer(501, "this is switched off: start the server with --metrics")
+        headers = {"Process-Start-Time-Unix": str(int(self._metrics.started))}
+        data = self._metrics.text(self._models.engines)
+        return Response(data, 200, headers, "text/plain; version=0.0.4")
+
+    async def _body(self, request: Request, kind: type[B]) -> tuple[B, int]:
+        """The body, and its size."""
+        limit = self._settings.max_body_bytes
+        parts: list[bytes] = []
+        n_bytes = 0
+
+        async def receive() -> None:
+            nonlocal n_bytes
+            async for part in request.stream():
+                n_bytes += len(part)
+                if n_bytes > limit:
+                    raise HTTPException(413, f"the body has more than {limit} bytes, the limit")
+                parts.append(part)
+
+        try:
+            await asyncio.wait_for(receive(), self._settings.timeout_s)
+        except asyncio.TimeoutError:
+            seconds = self._settings.timeout_s
+            raise HTTPException(408, f"the body did not come within {seconds:g} s") from None
+        data = b"".join(parts)
+        return await _aside(lambda: read(data, kind), n_bytes), n_bytes
+
+
+async def _aside(work: Callable[[], T], n_bytes: int) -> T:
+    """Does what may take long in a thread."""
+    return work() if n_bytes <= INLINE_BYTES else await asyncio.to_thread(work)
+
+
+def _guarded(
+    act: Callable[[Request], Awaitable[Response]],
+) -> Callable[[Request], Awaitable[Response]]:
+    """A route whose errors are answers."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await act(request)
+        except ClientDisconnect:
+            request.scope["outcome"] = "client left"
+            return Response(status_code=400)
+        except (BadRequestError, BusyError, NotReadyError, ValueError) as error:
+            return error_response(error)
+
+    return answer
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """What the router refuses."""
+    assert isinstance(error, HTTPException)
+    path = request.url.path[:200]
+    sentences = {404: f"there is no {path}", 405: f"{request.method} is not for {path}"}
+    sentence = sentences.get(error.status_code, error.detail)
+    return error_answer(error.status_code, sentence, headers=dict(error.headers or {}))
+
+
+def _check_prompt(prompt: Sequence[int], n_ctx: int, n_vocab: int) -> None:
+    if not prompt:
+        raise BadRequestError("the prompt is empty, it must hold at least one token")
+    if len(prompt) > n_ctx:
+        raise BadRequestError(
+            f"the prompt has {len(prompt)} tokens, the context holds {n_ctx}",
+            kind="exceed_context_size_error",
+            n_prompt_tokens=len(prompt),
+            n_ctx=n_ctx,
+        )
+    low, high = min(prompt), max(prompt)
+    if low < 0 or high >= n_vocab:
+        bad = low if low < 0 else high
+        raise BadRequestError(f"token id {bad} is outside the vocabulary of {n_vocab}")
+
+
+def _text(texts: Texts, tokens: Sequence[int]) -> str:
+    """Tokens as text, the names of control tokens among them."""
+    tokenizer = texts.tokenizer
+    return "" if tokenizer is None else tokenizer.detokenize(tokens, special=True)
+
+
+def _piece(tokenizer: Tokenizer, token: int) -> str | list[int]:
+    """A token's text, or its bytes where they are none by themselves."""
+    data = tokenizer.piece(token, special=True)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return list(data)
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")

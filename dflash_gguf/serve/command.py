@@ -1,0 +1,178 @@
+"""dflash-serve: puts the parts together and runs them until a signal."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from .. import pair
+from ..cli.command import guarded, list_devices
+from ..core import OPTIONS
+from ..text.gguf_metadata import Metadata
+from ..text.tokenizer import Tokenizer
+from .app import App
+from .arguments import (
+    listed,
+    notes,
+    parser,
+    settings_of,
+    template_of,
+    template_variables,
+    thinks,
+    with_environment,
+)
+from .engine import Engine, NotReadyError
+from .guard import Guard
+from .listen import bind, is_loopback, server
+from .messages import Load
+from .metrics import Metrics
+from .models import Model, Models, in_folder
+from .prompts import Texts
+from .settings import Settings
+
+MAX_PARALLEL = 1
+"""Timelines of a Decoder."""
+LOAD_OPTIONS = (*OPTIONS, "fit", "vram", "draft")
+"""Flags that the engine process reads."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line until a signal; returns the exit code."""
+    words = sys.argv[1:] if argv is None else list(argv)
+
+    def run() -> int:
+        return _run(parser().parse_args(with_environment(words, os.environ)))
+
+    return guarded(run)
+
+
+def log(line: str) -> None:
+    """One line on stderr."""
+    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
+
+
+def _run(args: argparse.Namespace) -> int:
+    if args.list_devices:
+        return list_devices(args.backend_module)
+    settings = settings_of(args)
+    hosts = [host for text in args.host or ["127.0.0.1"] for host in listed(text)]
+    open_hosts = [host for host in hosts if not is_loopback(host)]
+    if open_hosts and not settings.keys and not args.no_api_key:
+        raise ValueError(
+            f"--host {open_hosts[0]} lets other machines ask: give --api-key KEY, or --no-api-key "
+            "to let everybody"
+        )
+    if (args.ssl_key_file is None) != (args.ssl_cert_file is None):
+        raise ValueError("--ssl-key-file and --ssl-cert-file go together")
+    n_parallel = args.parallel
+    if n_parallel < 1:
+        raise ValueError(f"--parallel is {n_parallel}, must be at least 1")
+    models = _models(args)
+    for note in notes(args):
+        log(note)
+    if n_parallel > MAX_PARALLEL:
+        log(f"--parallel is {n_parallel}: {MAX_PARALLEL} answer is made at a time, others wait")
+        n_parallel = MAX_PARALLEL
+    for path in (args.ssl_key_file, args.ssl_cert_file):
+        if path is not None:
+            open(path, "rb").close()
+    return asyncio.run(_serve(args, settings, models, hosts, n_parallel))
+
+
+def _models(args: argparse.Namespace) -> list[Model]:
+    """The models of the command line. ValueError, OSError for what cannot be one."""
+    if args.models is not None:
+        if args.model_draft is not None or args.alias is not None:
+            raise ValueError("-md and --alias go with one model (-m), not with --models")
+        return in_folder(args.models)
+    if args.model is None and args.model_draft is not None:
+        raise ValueError(f"-md {args.model_draft} is a drafter for a model: give that one with -m")
+    name = args.model or default_model()
+    drafter = None if args.model_draft is None else Path(args.model_draft)
+    path, called = Path(name), Path(name).stem
+    if pair.is_name(name):
+        found = pair.find(name)
+        path, drafter, called = found.target, drafter or found.drafter, name
+        log(f"{path.name} with {drafter.name}: {found.about}")
+    for file in (path, drafter):
+        if file is not None:
+            Metadata(file).close()  # so that a wrong file is told before anything is started
+    names = sorted(listed(args.alias)) or [called]
+    return [Model(names, path, drafter)]
+
+
+def default_model() -> str:
+    """The shipped chat model if it is there, else the one that always is."""
+    return "smollm2" if find_spec(pair.PACKAGES["smollm2"][0]) else pair.DEFAULT
+
+
+async def _serve(
+    args: argparse.Namespace,
+    settings: Settings,
+    models: Sequence[Model],
+    hosts: Sequence[str],
+    n_parallel: int,
+) -> int:
+    options = {name: getattr(args, name) for name in LOAD_OPTIONS}
+    metrics = Metrics()
+    template, variables = template_of(args), template_variables(args)
+    think = thinks(args, variables)
+
+    def load_of(model: Model) -> Load:
+        drafter = None if model.drafter is None else str(model.drafter)
+        return Load(str(model.path), drafter, n_parallel, options)
+
+    def texts_of(tokenizer: Tokenizer | None) -> Texts:
+        return Texts(tokenizer, template, think, variables)
+
+    def new_engine(load: Load) -> Engine:
+        return Engine(load, args.queue, log, metrics.add)
+
+    held = Models(models, new_engine, load_of, texts_of, args.models_max)
+    app = Guard(App(held, settings, metrics).asgi(), settings, log)
+    runner = server(app, args.ssl_key_file, args.ssl_cert_file)
+    sockets = bind(hosts, args.port)
+    scheme = "http" if args.ssl_key_file is None else "https"
+    for one in sockets:
+        host, port = one.getsockname()[:2]
+        log(f"listening on {scheme}://{f'[{host}]' if ':' in host else host}:{port}")
+    failures: list[str] = []
+    opening = asyncio.create_task(_open(held, failures, runner.handle_exit))
+    try:
+        await runner.serve(sockets)
+    finally:
+        opening.cancel()
+        await held.close()
+    for sentence in failures:
+        print(f"error: {sentence}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+async def _open(models: Models, failures: list[str], end: Callable[[int, None], None]) -> None:
+    """Loads the one model, if it is one; the server ends if that cannot be."""
+    if not models.is_one:
+        log(f"models: {', '.join(model.name for model in models.all)}")
+        return
+    (model,) = models.all
+    try:
+        await models.open(model)
+        assert model.engine is not None
+        await model.engine.wait()
+    except (NotReadyError, OSError, ValueError) as error:
+        failures.append(str(error))
+        end(0, None)
+        return
+    ready = model.engine.needed()
+    for note in ready.notes:
+        log(f"warning: {note}")
+    drafter = f" with {ready.drafter}" if ready.drafter else ""
+    log(
+        f"loaded {ready.model}{drafter} on {ready.backend}, {ready.n_threads} threads, "
+        f"context {ready.n_ctx} tokens, {ready.n_parallel} at once"
+    )

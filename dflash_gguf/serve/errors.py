@@ -1,0 +1,53 @@
+"""Errors as OpenAI's clients read them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from .engine import BusyError, NotReadyError
+from .fields import BadRequestError
+
+KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+    431: "invalid_request_error",
+    501: "not_supported_error",
+    503: "unavailable_error",
+}
+
+
+def error_body(status: int, sentence: str, kind: str | None = None, **more: Any) -> dict[str, Any]:
+    """The body of an error."""
+    kind = kind or KINDS.get(status, "server_error")
+    return {"error": {"code": status, "message": sentence, "type": kind, "param": None, **more}}
+
+
+def error_answer(
+    status: int,
+    sentence: str,
+    kind: str | None = None,
+    headers: dict[str, str] | None = None,
+    **more: Any,
+) -> Response:
+    """An error as an answer."""
+    data = msgspec.json.encode(error_body(status, sentence, kind, **more))
+    return Response(data, status, headers, "application/json")
+
+
+def error_response(error: Exception, status: int = 400) -> Response:
+    """The answer to a request that met an error. status: where the error does not say."""
+    if isinstance(error, BadRequestError):
+        return error_answer(status, str(error), error.kind, **error.more)
+    if isinstance(error, BusyError):
+        return error_answer(429, str(error), headers={"Retry-After": str(error.retry_s)})
+    if isinstance(error, NotReadyError):
+        return error_answer(503, str(error), headers={"Retry-After": "1"})
+    return error_answer(status, str(error))

@@ -1,0 +1,337 @@
+"""The bodies of requests: what fields there are, and what they mean for an answer."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import msgspec
+
+from ..config import REASONING_FORMATS, DecodeConfig
+
+MAX_CHOICES = 128
+"""Answers of one request."""
+MAX_STOPS = 64
+MAX_TOP_LOGPROBS = 20
+"""Of OpenAI's form; `n_probs` may be more."""
+MAX_N_PROBS = 1024
+RANDOM_SEEDS = (-1, (1 << 32) - 1)
+"""Seeds that stand for a random one, as in llama.cpp."""
+
+OFF: dict[str, tuple[Any, ...]] = {
+    "adaptive_target": (),
+    "dry_multiplier": (0,),
+    "dynatemp_range": (0,),
+    "grammar": ("",),
+    "json_schema": ({},),
+    "lora": ([],),
+    "mirostat": (0,),
+    "n_indent": (0,),
+    "t_max_predict_ms": (-1, 0),
+    "tfs_z": (1,),
+    "top_n_sigma": (-1, 0),
+    "typ_p": (1,),
+    "typical_p": (1,),
+    "xtc_probability": (0,),
+    "tools": ([],),
+    "functions": ([],),
+    "response_format": ({"type": "text"},),
+    "tool_choice": ("none", "auto"),
+    "suffix": ("",),
+    "modalities": (["text"],),
+    "audio": (),
+    "image_data": ([],),
+}
+"""Fields that do nothing by these values, null among them, and that are refused with any other."""
+
+
+class BadRequestError(Exception):
+    """A request that cannot be answered, and why. more: further members of the error body."""
+
+    def __init__(self, sentence: str, *, kind: str = "invalid_request_error", **more: Any) -> None:
+        super().__init__(sentence)
+        self.kind, self.more = kind, more
+
+
+class StreamOptions(msgspec.Struct):
+    """include_usage: a last event with the counts of tokens."""
+
+    include_usage: bool | None = None
+
+
+class Body(msgspec.Struct, kw_only=True):
+    """What all routes that generate take. None: as the command line says."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    n_cmpl: int | None = None
+    n_predict: int | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repeat_last_n: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    ignore_eos: bool | None = None
+    logit_bias: dict[str, float | bool] | list[tuple[int | str, float | bool]] | None = None
+    n_probs: int | None = None
+    post_sampling_probs: bool | None = None
+    cache_prompt: bool | None = None
+    id_slot: int | None = None
+    return_tokens: bool | None = None
+    return_progress: bool | None = None
+    response_fields: list[str] | None = None
+    timings_per_token: bool | None = None
+    verbose: bool | None = None
+    draft: str | None = None
+    draft_max: int | None = None
+    draft_min: int | None = None
+    tree_budget: int | None = None
+
+
+class NativeBody(Body, kw_only=True):
+    """llama-server's own /completion."""
+
+    prompt: Any = None
+    logprobs: int | None = None
+
+
+class CompletionBody(Body, kw_only=True):
+    """OpenAI's /v1/completions."""
+
+    prompt: Any = None
+    logprobs: int | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+
+
+class ChatBody(Body, kw_only=True):
+    """OpenAI's /v1/chat/completions, with llama-server's and vLLM's additions."""
+
+    messages: list[dict[str, Any]]
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
+    reasoning_effort: str | None = None
+    reasoning_budget: int | None = None
+    reasoning_format: str | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+
+class TemplateBody(msgspec.Struct, kw_only=True):
+    """/apply-template."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
+    reasoning_effort: str | None = None
+    reasoning_budget: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    model: str | None = None
+
+
+class TokenizeBody(msgspec.Struct, kw_only=True):
+    """/tokenize."""
+
+    content: Any = ""
+    add_special: bool | None = None
+    parse_special: bool | None = None
+    with_pieces: bool | None = None
+    model: str | None = None
+
+
+class DetokenizeBody(msgspec.Struct, kw_only=True):
+    """/detokenize."""
+
+    tokens: list[int] = []
+    model: str | None = None
+
+
+B = TypeVar("B", bound=msgspec.Struct)
+
+
+def read(data: bytes, kind: type[B]) -> B:
+    """The body of a request. BadRequestError names what is wrong with it."""
+    try:
+        found = msgspec.json.decode(data or b"{}")
+    except RecursionError:
+        raise BadRequestError("the body nests too deeply") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequestError(f"the body is not valid JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise BadRequestError("the body must be a JSON object")
+    for name, values in OFF.items():
+        value = found.get(name)
+        if value is not None and name not in kind.__struct_fields__ and value not in values:
+            raise BadRequestError(f"{name}: {_shown(value)} is not supported by this server (yet)")
+    try:
+        return msgspec.convert(found, kind)
+    except msgspec.ValidationError as error:
+        raise BadRequestError(_sentence(str(error))) from None
+    except RecursionError:
+        raise BadRequestError("the body nests too deeply") from None
+
+
+def n_choices(body: Body) -> int:
+    """Answers to each prompt."""
+    n = body.n if body.n is not None else body.n_cmpl
+    return 1 if n is None else _within("n", n, 1, MAX_CHOICES)
+
+
+def config_of(body: Body, defaults: DecodeConfig, n_ctx: int, n_probs: int | None) -> DecodeConfig:
+    """How answers are drawn. logit_bias is left to `biases`.
+
+    Errors: BadRequestError; ValueError of DecodeConfig.
+    """
+    given: dict[str, Any] = {}
+    for name in (
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "repeat_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "ignore_eos",
+        "post_sampling_probs",
+        "draft",
+        "draft_max",
+        "draft_min",
+        "tree_budget",
+    ):
+        if (value := getattr(body, name)) is not None:
+            given[name] = value
+    if body.repeat_last_n is not None:
+        given["repeat_last_n"] = n_ctx if body.repeat_last_n == -1 else body.repeat_last_n
+    for name in ("max_completion_tokens", "max_tokens", "n_predict"):
+        if (value := getattr(body, name)) is not None:
+            given["max_tokens"] = None if value == -1 else _within(name, value, 0, 1 << 30)
+            break
+    if body.seed is not None:
+        given["seed"] = None if body.seed in RANDOM_SEEDS else body.seed
+    if body.stop is not None:
+        stops = [body.stop] if isinstance(body.stop, str) else body.stop
+        if len(stops) > MAX_STOPS:
+            raise BadRequestError(f"stop holds {len(stops)} texts, the limit is {MAX_STOPS}")
+        given["stop"] = stops
+    if n_probs is not None:
+        given["n_probs"] = _within("n_probs", n_probs, 0, MAX_N_PROBS)
+    return replace(defaults, **given)
+
+
+def biases(body: Body, tokenize: Callable[[str], list[int]], n_vocab: int) -> dict[int, float]:
+    """The biases by token id: a text stands for each of its tokens, `false` bans.
+
+    In an object, whose keys are texts by necessity, digits are an id.
+    """
+    given = body.logit_bias
+    if given is None:
+        return {}
+    pairs: Sequence[tuple[int | str, float | bool]]
+    if isinstance(given, Mapping):
+        pairs = [(int(k) if re.fullmatch(r"\d{1,9}", k) else k, v) for k, v in given.items()]
+    else:
+        pairs = given
+    found: dict[int, float] = {}
+    for key, value in pairs:
+        if value is True:
+            raise BadRequestError("logit_bias holds true, must hold numbers, or false to ban")
+        bias = -math.inf if value is False else float(value)
+        for token in [key] if isinstance(key, int) else tokenize(key):
+            if not 0 <= token < n_vocab:
+                raise BadRequestError(
+                    f"logit_bias: token id {token} is outside the vocabulary of {n_vocab}"
+                )
+            found[token] = bias
+    return found
+
+
+def chat_n_probs(body: ChatBody) -> int | None:
+    """Tokens whose log-probabilities a chat answer has beside those drawn; None: it has none."""
+    if body.top_logprobs is not None and not body.logprobs:
+        raise BadRequestError("top_logprobs needs logprobs to be true")
+    if body.logprobs:
+        return _within("top_logprobs", body.top_logprobs or 0, 0, MAX_TOP_LOGPROBS)
+    return body.n_probs or None
+
+
+def completion_n_probs(body: CompletionBody) -> int | None:
+    """The same for OpenAI's completions."""
+    if body.logprobs is not None:
+        return _within("logprobs", body.logprobs, 0, MAX_TOP_LOGPROBS)
+    return body.n_probs or None
+
+
+def thinking(
+    body: ChatBody | TemplateBody, is_on: bool | None
+) -> tuple[bool | None, dict[str, Any]]:
+    """Whether to think, None: as the template likes; and the values for the template.
+
+    is_on: as the command line says.
+    """
+    values = dict(body.chat_template_kwargs or {})
+    for name in values:
+        if name in ("messages", "tools", "documents", "add_generation_prompt"):
+            raise BadRequestError(f"chat_template_kwargs holds {name}, which has its own place")
+    wanted = values.pop("enable_thinking", None)
+    if wanted is not None and not isinstance(wanted, bool):
+        raise BadRequestError("chat_template_kwargs.enable_thinking must be true or false")
+    if body.enable_thinking is not None:
+        wanted = body.enable_thinking
+    if body.reasoning_effort is not None:
+        if body.reasoning_effort == "none":
+            wanted = False
+        else:
+            values.setdefault("reasoning_effort", body.reasoning_effort)
+    if body.reasoning_budget is not None:
+        if body.reasoning_budget not in (-1, 0):
+            raise BadRequestError(
+                f"reasoning_budget is {body.reasoning_budget}, must be -1 (no limit) or 0 (none)"
+            )
+        wanted = False if body.reasoning_budget == 0 else wanted
+    return (is_on if wanted is None else wanted), values
+
+
+def reasoning_format(name: str | None, default: str) -> str:
+    """One of REASONING_FORMATS. llama-server's further names stand for auto."""
+    if name is None:
+        return default
+    name = "auto" if name in ("deepseek", "deepseek-legacy") else name
+    if name not in REASONING_FORMATS:
+        raise BadRequestError(f"reasoning_format is {name!r}, must be auto, deepseek or none")
+    return name
+
+
+def _within(name: str, value: int, low: int, high: int) -> int:
+    if not low <= value <= high:
+        raise BadRequestError(f"{name} is {value}, must be {low} to {high}")
+    return value
+
+
+def _shown(value: Any) -> str:
+    text = msgspec.json.encode(value).decode("utf-8", "replace")
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _sentence(text: str) -> str:
+    """Says of a field what msgspec says of a place."""
+    found = re.fullmatch(r"(.*?)(?: - at `\$\.?(.*)`)?", text, re.DOTALL)
+    assert found is not None
+    what = found[1].replace("`", "")
+    what = what[:1].lower() + what[1:]
+    return f"{found[2]}: {what}" if found[2] else what

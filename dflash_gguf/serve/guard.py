@@ -1,0 +1,114 @@
+"""What stands before every route: keys, origins of browsers, the log, unexpected errors."""
+
+from __future__ import annotations
+
+import hmac
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .errors import error_answer
+from .settings import Settings
+
+PUBLIC = ("/health", "/v1/health")
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+class Guard:
+    """An ASGI application around the routes."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, log: Callable[[str], None]) -> None:
+        self._app = app
+        self._settings = settings
+        self._keys = [key.encode() for key in settings.keys]
+        self._log = log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request, or refuses it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = time.monotonic()
+        headers = Headers(scope=scope)
+        origin = self._origin(headers.get("origin"))
+        status = 0
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                if origin is not None:
+                    allow(MutableHeaders(raw=message.setdefault("headers", [])), origin)
+            await send(message)
+
+        try:
+            refusal = self._refusal(scope, headers)
+            await (refusal or self._app)(scope, receive, sending)
+        except Exception:
+            traceback.print_exc()
+            if status == 0:
+                answer = error_answer(500, "the server has failed, its log says how")
+                await answer(scope, receive, sending)
+        finally:
+            self._write(scope, status, time.monotonic() - began)
+
+    def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
+        if scope["method"] == "OPTIONS":
+            return Response(status_code=200)
+        if self._keys and scope["path"] not in PUBLIC and not self._has_key(headers):
+            return error_answer(
+                401,
+                "a key is needed, as Authorization: Bearer KEY or X-Api-Key: KEY",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        return None
+
+    def _has_key(self, headers: Headers) -> bool:
+        """Compares with every key, in a time that does not depend on what was given."""
+        kind, _, bearer = headers.get("authorization", "").partition(" ")
+        given = [headers.get("x-api-key", "").encode()]
+        if kind.lower() == "bearer":
+            given.append(bearer.strip().encode())
+        same = [hmac.compare_digest(key, one) for key in self._keys for one in given]
+        return any(same)
+
+    def _origin(self, origin: str | None) -> str | None:
+        """The origin of a browser's page, if it may read answers."""
+        if not origin:
+            return None
+        allowed = self._settings.cors_origins
+        try:
+            host = urlsplit(origin).hostname
+        except ValueError:
+            return None
+        is_allowed = "*" in allowed or origin in allowed
+        return origin if is_allowed or ("localhost" in allowed and host in LOOPBACK) else None
+
+    def _write(self, scope: Scope, status: int, seconds: float) -> None:
+        """One line; the path without its query, which may hold anything."""
+        about: Sequence[str] = [
+            f"{scope['method']} {_printable(scope['path'])} {status or '-'} {1e3 * seconds:.0f} ms"
+        ]
+        if (of_answer := scope.get("log")) is not None:
+            about = [*about, of_answer()]
+        if outcome := scope.get("outcome"):
+            about = [*about, outcome]
+        self._log(", ".join(about))
+
+
+def allow(headers: MutableHeaders, origin: str) -> None:
+    """Lets a browser's page of an origin read the answer."""
+    headers["Access-Control-Allow-Origin"] = origin
+    headers["Access-Control-Allow-Credentials"] = "true"
+    headers["Access-Control-Allow-Methods"] = "GET, POST, DELETE, OPTIONS"
+    headers["Access-Control-Allow-Headers"] = "*"
+    headers.add_vary_header("Origin")
+
+
+def _printable(path: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in path[:200])

@@ -1,0 +1,182 @@
+"""The models that may be asked for, and which of them are loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..convert.schema import Key
+from ..text.gguf_metadata import Metadata
+from ..text.tokenizer import Tokenizer
+from .engine import Engine, NotReadyError
+from .fields import BadRequestError
+from .messages import Load
+from .prompts import Texts
+
+LAST_USED = "any"
+"""The name of whichever model was used last."""
+
+
+@dataclass
+class Model:
+    """A model that may be asked for. names: the first is the one that answers name."""
+
+    names: list[str]
+    path: Path
+    drafter: Path | None
+    created: int = field(default_factory=lambda: int(time.time()))
+    last_used: float | None = None
+    engine: Engine | None = None
+    texts: Texts | None = None
+
+    @property
+    def name(self) -> str:
+        """What answers call it."""
+        return self.names[0]
+
+    @property
+    def state(self) -> str:
+        """Of its engine."""
+        return "unloaded" if self.engine is None else self.engine.state
+
+
+class Models:
+    """Gives a request the model it asks for, loading it first and unloading another if need be."""
+
+    def __init__(
+        self,
+        models: Sequence[Model],
+        new_engine: Callable[[Load], Engine],
+        load_of: Callable[[Model], Load],
+        texts_of: Callable[[Tokenizer | None], Texts],
+        most: int = 1,
+    ) -> None:
+        """most: models that are loaded at once."""
+        self.all = list(models)
+        self._new_engine = new_engine
+        self._load_of = load_of
+        self._texts_of = texts_of
+        self._most = most
+        self._turn = asyncio.Lock()
+
+    @property
+    def engines(self) -> Iterable[Engine]:
+        """Those that are there."""
+        return [model.engine for model in self.all if model.engine is not None]
+
+    @property
+    def is_one(self) -> bool:
+        """Whether there is one model, whatever a request calls it."""
+        return len(self.all) == 1
+
+    def find(self, name: str | None) -> Model:
+        """The model of a name; the last used for none. BadRequestError for an unknown one."""
+        if self.is_one:
+            return self.all[0]
+        if not name or name == LAST_USED:
+            return max(self.all, key=lambda model: model.last_used or 0.0)
+        for model in self.all:
+            if name in model.names:
+                return model
+        raise BadRequestError(
+            f"model: there is no {name!r}, /v1/models lists those there are", kind="not_found_error"
+        )
+
+    async def take(self, name: str | None) -> tuple[Model, Engine, Texts]:
+        """The model of a name, loaded.
+
+        With several models a request waits while its own is loaded; with one, NotReadyError says
+        that it is not there yet.
+
+        Raises:
+            BadRequestError, NotReadyError.
+        """
+        model = self.find(name)
+        model.last_used = time.time()
+        if not self.is_one:
+            async with self._turn:
+                await self._load(model)
+        if model.engine is None or model.texts is None:
+            raise NotReadyError("the model is being loaded")
+        model.engine.needed()
+        return model, model.engine, model.texts
+
+    async def _load(self, model: Model) -> None:
+        if model.engine is None:
+            while len(list(self.engines)) >= self._most:
+                await self._unload_one()
+            await self.open(model)
+        assert model.engine is not None
+        try:
+            await model.engine.wait()
+        except NotReadyError:
+            engine, model.engine = model.engine, None
+            await engine.close()
+            raise
+
+    async def _unload_one(self) -> None:
+        """Unloads the one not used for longest, once nothing runs on it."""
+        loaded = [model for model in self.all if model.engine is not None]
+        model = min(loaded, key=lambda one: one.last_used or 0.0)
+        engine = model.engine
+        assert engine is not None
+        while engine.n_requests:
+            await asyncio.sleep(0.05)
+        model.engine = None
+        await engine.close()
+
+    async def open(self, model: Model) -> None:
+        """Begins to load a model."""
+        if model.texts is None:
+            tokenizer = await asyncio.to_thread(Tokenizer.from_file, model.path)
+            model.texts = self._texts_of(tokenizer)
+        model.engine = self._new_engine(self._load_of(model))
+        model.engine.start()
+
+    async def close(self) -> None:
+        """Ends all engines."""
+        for engine in self.engines:
+            await engine.close()
+
+
+def in_folder(folder: str | os.PathLike[str]) -> list[Model]:
+    """The models of a folder: its GGUF files, and a folder in it with a file and its drafter.
+
+    Their names are those of the files without the ending, or of the folders.
+
+    Raises:
+        ValueError: no model is there, or a folder has several.
+    """
+    found = []
+    root = Path(folder)
+    for path in sorted(root.iterdir()):
+        if path.suffix == ".gguf" and not _is_drafter(path):
+            found.append(Model([path.stem], path, None))
+        elif path.is_dir() and (files := sorted(path.glob("*.gguf"))):
+            drafters = [file for file in files if _is_drafter(file)]
+            targets = [file for file in files if file not in drafters and not _is_later_part(file)]
+            if len(targets) != 1 or len(drafters) > 1:
+                raise ValueError(
+                    f"{path}: holds {len(targets)} models and {len(drafters)} drafters, must hold "
+                    "one model, and one drafter at most"
+                )
+            found.append(Model([path.name], targets[0], drafters[0] if drafters else None))
+    found = [model for model in found if not _is_later_part(model.path)]
+    if not found:
+        raise ValueError(f"{root}: holds no GGUF file of a model")
+    return found
+
+
+def _is_drafter(path: Path) -> bool:
+    with Metadata(path) as file:
+        return "dflash" in (file.text(Key.GENERAL_ARCHITECTURE) or "")
+
+
+def _is_later_part(path: Path) -> bool:
+    """Whether a file is not the first of a model that was split into several."""
+    part = path.stem.rpartition("-of-")[0].rpartition("-")[2]
+    return part.isdigit() and int(part) > 1

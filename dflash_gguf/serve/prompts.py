@@ -1,0 +1,210 @@
+"""From a request to token ids: prompts in all their forms, and conversations by a template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..text.chat import ChatPrompt
+from ..text.tokenizer import Tokenizer
+from .fields import MAX_CHOICES, BadRequestError, ChatBody, TemplateBody, thinking
+
+TEXT_PARTS = ("text", "input_text", "output_text")
+
+
+class Texts:
+    """The tokenizer and chat template of a model, as requests use them."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        template: str | None = None,
+        think: bool | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> None:
+        """template: in place of the model's own.
+
+        think, variables of the template: where a request does not say.
+        """
+        self.tokenizer = tokenizer
+        self.template = template
+        self._think = think
+        self._variables = dict(variables or {})
+
+    def needed(self) -> Tokenizer:
+        """The tokenizer. BadRequestError if the model has none."""
+        if self.tokenizer is None:
+            raise BadRequestError("the model file has no tokenizer, give token ids")
+        return self.tokenizer
+
+    @property
+    def has_template(self) -> bool:
+        """Whether conversations can be answered."""
+        tokenizer = self.tokenizer
+        return tokenizer is not None and bool(self.template or tokenizer.templates.get(""))
+
+    @property
+    def template_text(self) -> str:
+        """The template of the model, for who wants to read it."""
+        return (self.tokenizer.templates.get("") or "") if self.tokenizer else ""
+
+    def prompts(self, value: Any) -> tuple[list[list[int]], bool]:
+        """Token ids of every prompt of a `prompt` field, and whether it was a list of prompts.
+
+        A prompt is a text, token ids, a list of both, or an object with a prompt_string.
+        """
+        if value is None:
+            raise BadRequestError("prompt is missing")
+        if not isinstance(value, list) or not value or not _is_many(value):
+            return [self._prompt(value)], False
+        if len(value) > MAX_CHOICES:
+            raise BadRequestError(f"prompt holds {len(value)} prompts, the limit is {MAX_CHOICES}")
+        return [self._prompt(one) for one in value], True
+
+    def _prompt(self, value: Any) -> list[int]:
+        if isinstance(value, dict):
+            if value.get("multimodal_data"):
+                raise BadRequestError("multimodal_data is not supported: image input is refused")
+            value = value.get("prompt_string")
+            if not isinstance(value, str):
+                raise BadRequestError("prompt is an object without a prompt_string, a text")
+        if isinstance(value, str):
+            return self.needed().tokenize(value)
+        if not isinstance(value, list):
+            raise BadRequestError("prompt must be a text, token ids, or a list of those")
+        tokens: list[int] = []
+        for place, part in enumerate(value):
+            if isinstance(part, str):
+                tokens += self.needed().tokenize(part, add_special=place == 0)
+            elif isinstance(part, int) and not isinstance(part, bool):
+                tokens.append(part)
+            else:
+                raise BadRequestError("prompt must be a text, token ids, or a list of those")
+        return tokens
+
+    def chat_text(self, body: ChatBody | TemplateBody) -> tuple[str, bool | None]:
+        """The prompt of a conversation as text, and whether to think.
+
+        An assistant's message at the end is continued. Where thinking is off, an open block of
+        thoughts at the end of the prompt is closed.
+        """
+        tokenizer = self.needed()
+        messages = [message_of(message, place) for place, message in enumerate(body.messages)]
+        if not messages:
+            raise BadRequestError("messages is empty, it must hold at least one message")
+        begins = _begins(body, messages)
+        last = messages.pop() if begins else None
+        think, variables = thinking(body, self._think)
+        text = tokenizer.chat_text(
+            messages,
+            template=self.template,
+            enable_thinking=think,
+            add_generation_prompt=begins or body.add_generation_prompt is not False,
+            tools=body.tools if isinstance(body, TemplateBody) and body.tools else None,
+            variables=self._variables | variables,
+        )
+        if thoughts := _thoughts(last):
+            return text + self._begun(text, thoughts, _words_of(last)), think
+        text = self._closed(text, is_off=think is False or bool(_words_of(last)))
+        return text + _words_of(last), think
+
+    def _begun(self, text: str, thoughts: str, words: str) -> str:
+        """What an answer that began with thoughts has after a prompt."""
+        found = self.needed().chat_format(text, template=self.template)
+        if found is None or not found.opening:
+            raise BadRequestError(
+                "reasoning_content of the last message: the template has no thoughts to continue"
+            )
+        begun = thoughts if found.is_open else f"{found.opening}\n{thoughts}"
+        return f"{begun}\n{found.closing}\n\n{words}" if words else begun
+
+    def _closed(self, text: str, *, is_off: bool) -> str:
+        """The prompt without an open block of thoughts, if there are to be none."""
+        found = self.needed().chat_format(text, template=self.template)
+        if not is_off or found is None:
+            return text
+        if found.is_open:
+            return text + found.closing
+        has_no_switch = found.name == "cohere" and not text.rstrip().endswith(found.closing)
+        return text + found.opening + found.closing if has_no_switch else text
+
+    def chat(self, body: ChatBody) -> ChatPrompt:
+        """Token ids of a conversation."""
+        text, _ = self.chat_text(body)
+        return self.needed().chat_tokens(text, template=self.template)
+
+
+def message_of(message: dict[str, Any], place: int) -> dict[str, Any]:
+    """A message as templates take it: its content one text, the role one that they know."""
+    role, content = message.get("role"), message.get("content")
+    name = f"messages[{place}]"
+    if not isinstance(role, str) or not role:
+        raise BadRequestError(f"{name}: role is missing")
+    found = dict(message)
+    found["role"] = "system" if role == "developer" else role
+    if isinstance(content, list):
+        found["content"] = "\n".join(_part(part, name) for part in content)
+    elif isinstance(content, str):
+        found["content"] = content
+    elif content is None and (
+        role == "assistant" and ("tool_calls" in message or _thoughts(found))
+    ):
+        found["content"] = ""
+    else:
+        raise BadRequestError(f"{name}: content must be a text or a list of parts")
+    thoughts = message.get("reasoning_content")
+    if thoughts is not None and not isinstance(thoughts, str):
+        raise BadRequestError(f"{name}: reasoning_content must be a text")
+    return found
+
+
+def _part(part: Any, name: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in TEXT_PARTS and isinstance(part.get("text"), str):
+        return str(part["text"])
+    if isinstance(kind, str) and "image" in kind:
+        raise BadRequestError(f"{name}: image input is not supported")
+    raise BadRequestError(f"{name}: a part of content must have type text and a text")
+
+
+def _begins(body: ChatBody | TemplateBody, messages: Sequence[dict[str, Any]]) -> bool:
+    """Whether the last message is the beginning of the answer."""
+    is_assistant = messages[-1]["role"] == "assistant"
+    if body.continue_final_message:
+        if body.add_generation_prompt:
+            raise BadRequestError(
+                "continue_final_message and add_generation_prompt contradict each other"
+            )
+        if not is_assistant:
+            raise BadRequestError("continue_final_message: the last message is not the assistant's")
+    if not is_assistant:
+        return False
+    if body.continue_final_message is False:
+        return False
+    if body.add_generation_prompt and isinstance(body, ChatBody):
+        raise BadRequestError(
+            "add_generation_prompt is true, but the last message is the assistant's, which is "
+            "continued"
+        )
+    if len(messages) > 1 and messages[-2]["role"] == "assistant":
+        raise BadRequestError("two messages of the assistant at the end cannot both be continued")
+    if len(messages) == 1:
+        raise BadRequestError(
+            "messages holds only the assistant's own, to which there is no answer"
+        )
+    return True
+
+
+def _thoughts(message: dict[str, Any] | None) -> str:
+    found = (message or {}).get("reasoning_content")
+    return found if isinstance(found, str) else ""
+
+
+def _words_of(message: dict[str, Any] | None) -> str:
+    """What stands of an answer already."""
+    return "" if message is None else str(message["content"])
+
+
+def _is_many(value: list[Any]) -> bool:
+    """Whether a list is one of prompts, and not of token ids and texts of one prompt."""
+    return not any(isinstance(part, int) and not isinstance(part, bool) for part in value)

@@ -1,0 +1,265 @@
+"""The engine process: owns a decoder, and runs rounds for all answers in turn.
+
+Started by the HTTP process with a socket. It ends when the socket does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from ..cli.command import training_context
+from ..cli.model_arguments import load_config
+from ..cli.plan import fitted
+from ..config import DecodeConfig
+from ..core import Error
+from ..decoder import Decoder, Stream, load
+from ..rounds import Progress
+from ..text.chat import ChatPrompt
+from ..text.reasoning import Format
+from .messages import (
+    Account,
+    Cancel,
+    Channel,
+    Ended,
+    Failed,
+    Load,
+    Loading,
+    Message,
+    Prefilled,
+    Ready,
+    Refused,
+    Run,
+    Started,
+    Stepped,
+    ToEngine,
+)
+
+LOADING_S = 0.5
+"""Between two messages about a load."""
+
+
+class Messages(Protocol):
+    """A `Channel`, or what stands in for one."""
+
+    def read(self) -> ToEngine | None:
+        """Waits for a message; None once there will be no more."""
+
+    def write(self, message: Message) -> None:
+        """Sends a message."""
+
+
+class Job:
+    """An answer that was asked for."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.is_cancelled = False
+        self.stream: Stream | None = None
+        self.slot = -1
+
+
+class Worker:
+    """Answers what comes over a channel; `n_parallel` at once, the others wait in their order."""
+
+    def __init__(self, decoder: Decoder, channel: Messages, n_parallel: int) -> None:
+        self._decoder = decoder
+        self._channel = channel
+        self._changed = threading.Condition()
+        self._jobs: dict[int, Job] = {}
+        self._waiting: deque[Job] = deque()
+        self._live: list[Job] = []
+        self._free = list(range(n_parallel))
+        self._is_over = False
+
+    def run(self) -> None:
+        """Answers until the other side closes the channel."""
+        threading.Thread(target=self._listen, daemon=True).start()
+        while self._wait():
+            self._admit()
+            for job in list(self._live):
+                self._advance(job)
+
+    def _listen(self) -> None:
+        """Takes messages while the core runs, so that a cancellation is seen at once."""
+        while (message := self._channel.read()) is not None:
+            with self._changed:
+                if isinstance(message, Run):
+                    job = self._jobs[message.id] = Job(message)
+                    self._waiting.append(job)
+                elif isinstance(message, Cancel) and message.id in self._jobs:
+                    self._jobs[message.id].is_cancelled = True
+                self._changed.notify()
+        with self._changed:
+            self._is_over = True
+            for job in self._jobs.values():
+                job.is_cancelled = True
+            self._changed.notify()
+
+    def _wait(self) -> bool:
+        """Waits for something to do; False once there will be nothing more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over or self._waiting or self._live)
+            return not self._is_over
+
+    def _admit(self) -> None:
+        with self._changed:
+            admitted = []
+            while self._waiting and (self._free or self._waiting[0].is_cancelled):
+                job = self._waiting.popleft()
+                if not job.is_cancelled:
+                    job.slot = self._free.pop(0)
+                admitted.append(job)
+        for job in admitted:
+            self._live.append(job)
+            if not job.is_cancelled:
+                self._channel.write(Started(job.run.id, job.slot))
+                self._guard(job, lambda job=job: self._open(job))  # type: ignore[misc]
+
+    def _open(self, job: Job) -> None:
+        run = job.run
+        prompt = list(run.tokens)
+        if run.reasoning is not None:
+            prompt = ChatPrompt(prompt, Format(*run.reasoning))
+        if not run.cache_prompt:
+            self._decoder.reset()
+        job.stream = self._decoder.stream(
+            prompt,
+            DecodeConfig(**run.config),
+            cancelled=lambda: job.is_cancelled,
+            on_prefill=lambda done, total: self._channel.write(Prefilled(run.id, done, total)),
+        )
+
+    def _advance(self, job: Job) -> None:
+        """One step of an answer, or its end."""
+        if job.is_cancelled:
+            self._guard(job, lambda: self._end(job))
+        elif job.stream is not None:
+            self._guard(job, lambda: self._step(job))
+
+    def _step(self, job: Job) -> None:
+        stream = job.stream
+        assert stream is not None
+        step = next(stream, None)
+        if step is None:
+            self._end(job)
+            return
+        account = Account.of(stream.result()) if job.run.wants_account else None
+        tokens, chances = list(step.tokens), list(step.chances)
+        self._channel.write(
+            Stepped(job.run.id, tokens, step.text, step.reasoning, chances, account)
+        )
+
+    def _end(self, job: Job) -> None:
+        run = job.run
+        if job.stream is None:  # cancelled before it began
+            account = Account(
+                len(run.tokens), 0, 0, 0, 0, 0.0, 0.0, "cancelled", None, 0, "none", 0, 0, {}, None
+            )
+        else:
+            job.stream.close()
+            account = Account.of(job.stream.result())
+        self._remove(job)
+        self._channel.write(Ended(run.id, account))
+
+    def _remove(self, job: Job) -> None:
+        with self._changed:
+            self._live.remove(job)
+            del self._jobs[job.run.id]
+            if job.slot >= 0:
+                self._free.append(job.slot)
+                self._free.sort()
+
+    def _guard(self, job: Job, act: Callable[[], None]) -> None:
+        """Runs for one answer; what goes wrong ends that one only."""
+        try:
+            act()
+        except OSError:  # nobody listens: `_wait` ends the loop
+            return
+        except Exception as error:
+            is_fault_of_request = isinstance(error, ValueError)
+            if not isinstance(error, (Error, ValueError, MemoryError)):
+                traceback.print_exc()
+            sentence = str(error) or type(error).__name__
+            self._remove(job)
+            status = 400 if is_fault_of_request else 500
+            self._channel.write(Failed(job.run.id, status, sentence))
+
+
+def open_decoder(request: Load, progress: Progress) -> tuple[Decoder, list[str]]:
+    """The decoder that was asked for, and what is to be said about it."""
+    args = argparse.Namespace(**request.options)
+    args.model, args.model_draft = request.model, request.drafter
+    settings = load_config(args, training_context(request.model) if args.n_ctx == 0 else None)
+    if args.fit:
+        settings = fitted(args, settings, DecodeConfig(draft=args.draft))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.filterwarnings("always", category=UserWarning)
+        decoder = load(request.model, drafter=request.drafter, config=settings, progress=progress)
+    notes = [str(warning.message) for warning in caught]
+    if lacking := decoder.engine.cpu_operations:
+        notes.append(f"{decoder.model.backend} lacks {', '.join(lacking)}: the CPU computes that")
+    return decoder, notes
+
+
+def ready(decoder: Decoder, n_parallel: int, notes: list[str]) -> Ready:
+    """What the HTTP process has to know about a decoder."""
+    drafter = decoder.engine.drafter
+    return Ready(
+        model=os.path.basename(decoder.model.path),
+        drafter=None if drafter is None else os.path.basename(drafter.path),
+        backend=decoder.model.backend,
+        n_ctx=decoder.n_ctx,
+        n_ctx_train=decoder.model.n_ctx_train,
+        n_vocab=decoder.model.n_vocab,
+        n_threads=decoder.engine.n_threads,
+        n_parallel=n_parallel,
+        notes=notes,
+    )
+
+
+def main(descriptor: int) -> int:
+    """Runs on an inherited socket until it is closed; returns the exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the HTTP process ends us, when it is done
+        signal.signal(number, signal.SIG_IGN)
+    channel = Channel(socket.socket(fileno=descriptor))
+    request = channel.read()
+    if not isinstance(request, Load):
+        return 1
+    told = 0.0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal told
+        if time.monotonic() - told > LOADING_S:
+            told = time.monotonic()
+            channel.write(Loading(done, total))
+
+    try:
+        decoder, notes = open_decoder(request, progress)
+    except (Error, ValueError, OSError, MemoryError) as error:
+        name = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
+        sentence = getattr(error, "strerror", None) or str(error) or "out of memory"
+        channel.write(Refused(f"{name}{sentence}"))
+        return 1
+    with decoder:
+        channel.write(ready(decoder, request.n_parallel, notes))
+        Worker(decoder, channel, request.n_parallel).run()
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        code = main(int(sys.argv[1]))
+    except OSError:  # the HTTP process has gone
+        code = 1
+    os._exit(code)  # a listener may still wait in a read

@@ -1,0 +1,135 @@
+"""dflash-serve as a process, on the small pair that comes with the package."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+START_S = 60.0
+COMMAND = "import sys; from dflash_gguf.serve.command import main; sys.exit(main())"
+TEMPLATE = (
+    "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}def {% endif %}"
+)
+
+
+class Served:
+    """A running server. `log` is what it has written."""
+
+    def __init__(self, *flags: str, env: dict[str, str] | None = None, wait: bool = True) -> None:
+        self.log = ""
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", COMMAND, "--port", "0", *flags],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | (env or {}),
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        found = self.wait_for(r"listening on (https?)://(\S+):(\d+)")
+        self.host, self.port = found[2], int(found[3])
+        self.url = f"{found[1]}://{self.host}:{self.port}"
+        self.client = httpx.Client(base_url=self.url, timeout=60, verify=False)
+        if wait:
+            self.wait_for("loaded ")
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log += line
+
+    def wait_for(self, pattern: str) -> re.Match[str]:
+        """Until the log holds a pattern."""
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            if found := re.search(pattern, self.log):
+                return found
+            if self.process.poll() is not None and not self._reader.is_alive():
+                break
+            time.sleep(0.02)
+        raise AssertionError(f"no {pattern!r} in the log:\n{self.log}")
+
+    def get(self, path: str, **settings: Any) -> httpx.Response:
+        return self.client.get(path, **settings)
+
+    def post(self, path: str, body: Any = None, **settings: Any) -> httpx.Response:
+        """Asks; a body that is not bytes is sent as JSON."""
+        data = body if isinstance(body, bytes) else json.dumps(body or {}).encode()
+        return self.client.post(path, content=data, **settings)
+
+    def answer(self, path: str, **body: Any) -> Any:
+        """What a good request is answered."""
+        found = self.post(path, body)
+        assert found.status_code == 200, found.text
+        return found.json()
+
+    def events(self, path: str, **body: Any) -> list[Any]:
+        """The events of a stream, without the mark at its end."""
+        data = json.dumps({"stream": True, **body}).encode()
+        found = []
+        with self.client.stream("POST", path, content=data) as response:
+            assert response.status_code == 200, response.read()
+            for line in response.iter_lines():
+                if line.startswith("data: ") and line != "data: [DONE]":
+                    found.append(json.loads(line[6:]))
+        return found
+
+    @contextlib.contextmanager
+    def raw(self, path: str, **body: Any) -> Iterator[socket.socket]:
+        """A connection over which a request was sent; it is closed behind the with block."""
+        data = json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+        with socket.create_connection((self.host, self.port), 30) as connection:
+            connection.sendall(head.encode() + data)
+            yield connection
+
+    @property
+    def engine_pid(self) -> int:
+        """The engine process."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return int(children.read_text().split()[0])
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is being answered or waits."""
+        return not any(slot["is_processing"] for slot in self.get("/slots").json())
+
+    def wait_idle(self, seconds: float) -> float:
+        """Seconds until nothing is being answered; fails after so many."""
+        began = time.monotonic()
+        while not self.is_idle:
+            assert time.monotonic() - began < seconds, self.log
+            time.sleep(0.01)
+        return time.monotonic() - began
+
+    def close(self) -> int:
+        """Ends the server; its exit code."""
+        self.client.close()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(15)
+        finally:
+            self.process.kill()
+            self._reader.join(5)
+            assert self.process.stderr is not None
+            self.process.stderr.close()
+
+
+def tiny(*flags: str, **settings: Any) -> Served:
+    """A server of the pair that comes with the package, on one thread, greedy."""
+    common = ("-m", "python-tiny", "-t", "1", "--temp", "0", "--chat-template", TEMPLATE)
+    return Served(*common, *flags, **settings)

@@ -1,0 +1,447 @@
+"""dflash-serve: its routes and fields, on the small pair that comes with the package."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from serving import TEMPLATE, Served, tiny
+
+import dflash_gguf
+from dflash_gguf import pair
+
+CODE = "def add(a, b):\n"
+USER = [{"role": "user", "content": "add two numbers"}]
+FORMS = ("/completion", "/v1/completions", "/v1/chat/completions")
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    found = tiny("--metrics", "--alias", "small,python", "--tags", "code")
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Iterator[dflash_gguf.Decoder]:
+    """The same model without the server."""
+    found = pair.find("python-tiny")
+    with dflash_gguf.load(found.target, drafter=found.drafter, n_threads=1) as loaded:
+        yield loaded
+
+
+def body(path: str, **more: Any) -> dict[str, Any]:
+    """A request that a route takes."""
+    return ({"messages": USER} if "chat" in path else {"prompt": CODE}) | {"max_tokens": 24} | more
+
+
+def text_of(found: Any) -> str:
+    """The words of a whole answer, whatever its form."""
+    if "content" in found:
+        return str(found["content"])
+    choice = found["choices"][0]
+    return str(choice["text"] if "text" in choice else choice["message"]["content"])
+
+
+def joined(events: list[Any]) -> str:
+    """The words of a stream, whatever its form."""
+    text = ""
+    for event in events:
+        for choice in event.get("choices", [event]):
+            part = choice.get("delta", choice)
+            text += part.get("content") or part.get("text") or ""
+    return text
+
+
+def plain(decoder: dflash_gguf.Decoder, path: str, **settings: Any) -> dflash_gguf.Result:
+    """What a decoder makes of `body(path)` without drafts."""
+    decoder.reset()
+    settings = {"max_tokens": 24, "draft": "none"} | settings
+    if "chat" in path:
+        return decoder.chat(USER, template=TEMPLATE, **settings)
+    return decoder.generate(CODE, **settings)
+
+
+@pytest.mark.parametrize("prefix", ["", "/v1"])
+@pytest.mark.parametrize("path", ["/completion", "/chat/completions", "/completions"])
+def test_answers_are_those_of_the_decoder_streamed_or_not(
+    served: Served, decoder: dflash_gguf.Decoder, prefix: str, path: str
+) -> None:
+    wanted = plain(decoder, path).text
+    assert text_of(served.answer(prefix + path, **body(path))) == wanted
+    assert joined(served.events(prefix + path, **body(path))) == wanted
+
+
+@pytest.mark.parametrize("path", FORMS)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0.9, "seed": 5},
+        {"temperature": 1.2, "seed": -9, "top_k": 7, "top_p": 0.8, "min_p": 0.01},
+        {"repeat_penalty": 1.3, "repeat_last_n": 32, "presence_penalty": 0.5},
+        {"frequency_penalty": 0.7, "temperature": 0.5, "seed": 1},
+        {"ignore_eos": True},
+        {"stop": ["return", "\n\n"]},
+    ],
+    ids=str,
+)
+def test_every_setting_gives_what_plain_decoding_gives(
+    served: Served, decoder: dflash_gguf.Decoder, path: str, settings: dict[str, Any]
+) -> None:
+    wanted = plain(decoder, path, **settings).text
+    for draft in ("none", "auto", "chain", "tree"):
+        assert text_of(served.answer(path, **body(path, draft=draft, **settings))) == wanted
+
+
+def test_a_stream_of_chat_has_a_role_then_words_then_a_reason_then_the_counts(
+    served: Served,
+) -> None:
+    events = served.events(FORMS[2], **body(FORMS[2], stream_options={"include_usage": True}))
+    first, *words, last, counts = events
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": None}
+    assert "timings" not in first
+    assert all(event["choices"][0]["finish_reason"] is None for event in words)
+    assert last["choices"][0] == {"index": 0, "delta": {}, "finish_reason": "length"}
+    assert last["timings"]["predicted_n"] == 24
+    assert counts["choices"] == []
+    assert counts["usage"]["completion_tokens"] == 24
+    assert {event["id"] for event in events} == {first["id"]}
+    assert first["object"] == "chat.completion.chunk"
+    assert first["model"] == "python"  # the first name in alphabetical order
+
+
+def test_tokens_that_were_drafted_have_the_log_probabilities_of_plain_decoding(
+    served: Served, decoder: dflash_gguf.Decoder
+) -> None:
+    settings = {"temperature": 0.8, "seed": 3, "ignore_eos": True, "max_tokens": 40}
+    answers = {}
+    for draft in ("none", "chain", "tree", "auto"):
+        found = served.answer("/completion", prompt=CODE, n_probs=5, draft=draft, **settings)
+        answers[draft] = found["completion_probabilities"]
+        if draft in ("chain", "tree"):
+            assert found["timings"]["draft_n_accepted"] > 5
+    assert all(found == answers["none"] for found in answers.values())
+    tokens = [entry["id"] for entry in answers["none"]]
+    prompt = decoder.tokenize(CODE)
+    rows = decoder.logits([*prompt, *tokens])[len(prompt) - 1 : -1].astype(float)
+    for row, entry in zip(rows, answers["none"], strict=True):
+        row = row - row.max()
+        row -= math.log(sum(map(math.exp, row)))
+        assert entry["logprob"] == pytest.approx(row[entry["id"]], abs=2e-3)
+        assert [top["id"] for top in entry["top_logprobs"]] == (-row).argsort()[:5].tolist()
+    assert any(entry["logprob"] < -0.5 for entry in answers["none"])  # not 1.0 for drafted ones
+
+
+def test_log_probabilities_of_a_stream_are_those_of_the_whole(served: Served) -> None:
+    settings = body(FORMS[2], logprobs=True, top_logprobs=2, draft="tree")
+    whole = served.answer(FORMS[2], **settings)["choices"][0]["logprobs"]["content"]
+    streamed = []
+    for event in served.events(FORMS[2], **settings):
+        streamed += (event["choices"][0].get("logprobs") or {}).get("content", [])
+    assert streamed == whole
+    assert len(whole) == 24
+    assert bytes(whole[0]["bytes"]).decode() == whole[0]["token"]
+
+
+def test_probabilities_after_sampling_are_what_the_draw_chose_from(served: Served) -> None:
+    settings = {"n_probs": 10, "post_sampling_probs": True, "max_tokens": 8, "prompt": CODE}
+    greedy = served.answer("/completion", **settings)["completion_probabilities"]
+    assert all(e["prob"] == 1.0 and len(e["top_probs"]) == 1 for e in greedy)
+    drawn = served.answer("/completion", temperature=1.5, top_k=3, top_p=1, min_p=0, **settings)
+    for entry in drawn["completion_probabilities"]:
+        chances = [top["prob"] for top in entry["top_probs"]]
+        assert len(chances) == 3
+        assert sum(chances) == pytest.approx(1.0)
+        assert entry["prob"] in chances
+        assert min(chances) > 0
+
+
+def test_completions_have_their_own_form_of_log_probabilities(served: Served) -> None:
+    found = served.answer("/v1/completions", prompt=CODE, max_tokens=6, logprobs=2, echo=False)
+    logprobs = found["choices"][0]["logprobs"]
+    assert "".join(logprobs["tokens"]) == found["choices"][0]["text"]
+    assert all(len(top) == 2 for top in logprobs["top_logprobs"])
+    assert logprobs["text_offset"][1] == len(logprobs["tokens"][0])
+
+
+def test_biases_ban_and_force_tokens_by_id_or_text(served: Served) -> None:
+    best = served.answer("/completion", prompt=CODE, max_tokens=1, return_tokens=True)["tokens"][0]
+    for bias in ([[best, False]], {str(best): -100}, [[best, -1e9]]):
+        other = served.answer(
+            "/completion", prompt=CODE, max_tokens=8, logit_bias=bias, return_tokens=True
+        )
+        assert best not in other["tokens"], bias
+    forced = served.answer(
+        "/completion", prompt=CODE, max_tokens=3, logit_bias={" x": 100}, draft="tree"
+    )
+    ids = served.answer("/tokenize", content=" x")["tokens"]
+    assert forced["generation_settings"]["logit_bias"] == [
+        {"bias": 100.0, "token": token} for token in dict.fromkeys(ids)
+    ]
+    if len(ids) == 1:
+        assert forced["content"] == " x x x"
+
+
+def test_n_answers_have_seeds_of_their_own(served: Served) -> None:
+    found = served.answer(FORMS[2], **body(FORMS[2], n=3, temperature=1.0, seed=7))
+    texts = [choice["message"]["content"] for choice in found["choices"]]
+    assert [choice["index"] for choice in found["choices"]] == [0, 1, 2]
+    assert len(set(texts)) == 3
+    assert found["usage"]["completion_tokens"] == 72  # all of them count
+    for nth, text in enumerate(texts):
+        alone = served.answer(FORMS[2], **body(FORMS[2], temperature=1.0, seed=7 + nth))
+        assert alone["choices"][0]["message"]["content"] == text
+    events = served.events(FORMS[2], **body(FORMS[2], n=3, temperature=1.0, seed=7))
+    for nth, text in enumerate(texts):
+        own = [e for e in events if e["choices"] and e["choices"][0]["index"] == nth]
+        assert joined(own) == text
+
+
+def test_prompts_are_texts_ids_mixtures_and_lists_of_them(served: Served) -> None:
+    ids = served.answer("/tokenize", content=CODE, add_special=True)["tokens"]
+    wanted = served.answer("/completion", prompt=CODE, max_tokens=8)["content"]
+    assert served.answer("/completion", prompt=ids, max_tokens=8)["content"] == wanted
+    mixed = [*ids[:2], served.answer("/detokenize", tokens=ids[2:])["content"]]
+    for prompt in (mixed, {"prompt_string": CODE}):
+        assert served.answer("/completion", prompt=prompt, max_tokens=8)["content"] == wanted
+    many = served.answer("/completion", prompt=[CODE, ids, {"prompt_string": CODE}], max_tokens=8)
+    assert [one["content"] for one in many] == [wanted] * 3
+    found = served.answer("/v1/completions", prompt=[CODE, ids], n=2, max_tokens=8)
+    assert [choice["text"] for choice in found["choices"]] == [wanted] * 4
+    assert found["usage"]["prompt_tokens"] == 2 * len(ids)
+
+
+def test_the_native_answer_says_everything(served: Served) -> None:
+    found = served.answer(
+        "/completion", prompt=CODE, n_predict=6, return_tokens=True, stop=["zzz"], ignore_eos=True
+    )
+    ids = served.answer("/tokenize", content=CODE, add_special=True)["tokens"]
+    assert (found["stop"], found["stop_type"], found["truncated"]) == (True, "limit", False)
+    assert (found["tokens_predicted"], found["tokens_evaluated"]) == (6, len(ids))
+    assert len(found["tokens"]) == 6
+    assert found["prompt"].endswith(CODE)
+    assert found["has_new_line"] is ("\n" in found["content"])
+    settings = found["generation_settings"]
+    assert (settings["n_predict"], settings["stop"]) == (6, ["zzz"])
+    assert settings["logit_bias"]
+    assert all(entry["bias"] is None for entry in settings["logit_bias"])
+    picked = served.answer(
+        "/completion",
+        prompt=CODE,
+        n_predict=2,
+        response_fields=["content", "timings/predicted_n", "no/such"],
+    )
+    assert picked.keys() == {"content", "predicted_n"}
+    events = served.events("/completion", prompt=CODE, n_predict=6, n_probs=1)
+    assert [len(event["tokens"]) for event in events] == [1] * 6 + [0]
+    assert [event["stop"] for event in events] == [False] * 6 + [True]
+    assert all(len(event["completion_probabilities"]) == 1 for event in events[:-1])
+
+
+@pytest.mark.parametrize("path", FORMS)
+def test_a_repeated_prompt_computes_one_token(served: Served, path: str) -> None:
+    served.answer(path, **body(path, cache_prompt=False))
+    found = served.answer(path, **body(path))
+    assert found["timings"]["prompt_n"] == 1
+    n_cached = found["timings"]["cache_n"]
+    assert n_cached > 3
+    if "usage" in found:
+        assert found["usage"]["prompt_tokens_details"]["cached_tokens"] == n_cached
+    fresh = served.answer(path, **body(path, cache_prompt=False))
+    assert (fresh["timings"]["cache_n"], fresh["timings"]["prompt_n"]) == (0, n_cached + 1)
+    assert text_of(fresh) == text_of(found)
+
+
+def test_progress_is_told_before_any_work_and_for_every_batch(served: Served) -> None:
+    prompt = [7] * 700
+    served.answer("/completion", prompt=[9, 9], n_predict=1)
+    events = served.events("/completion", prompt=prompt, n_predict=2, return_progress=True)
+    told = [event["prompt_progress"] for event in events if "prompt_progress" in event]
+    assert told[0]["processed"] == told[0]["cache"] == 0
+    assert told[0]["time_ms"] == 0
+    assert told[-1]["processed"] == told[-1]["total"] == 700
+    first = next(event for event in events if "prompt_progress" in event)["timings"]
+    assert all(value == 0 for key, value in first.items() if key != "dflash")
+
+
+def test_timings_come_with_every_token_if_asked_for(served: Served) -> None:
+    for path in FORMS:
+        events = served.events(path, **body(path, timings_per_token=True, max_tokens=5))
+        counts = [event["timings"]["predicted_n"] for event in events if "timings" in event]
+        assert counts == sorted(counts)
+        assert counts[-1] == 5
+        assert len(counts) > 1
+
+
+def test_no_token_may_be_asked_for(served: Served) -> None:
+    for path in FORMS:
+        found = served.answer(path, **body(path, max_tokens=0))
+        assert text_of(found) == ""
+        assert found["timings"]["predicted_n"] == found["timings"]["predicted_per_second"] == 0
+        assert joined(served.events(path, **body(path, max_tokens=0))) == ""
+
+
+def test_the_end_of_the_context_is_a_length_and_no_error(served: Served) -> None:
+    n_ctx = served.get("/props").json()["default_generation_settings"]["n_ctx"]
+    prompt = ([5, 9] * n_ctx)[: n_ctx - 6]
+    found = served.answer("/completion", prompt=prompt, ignore_eos=True, n_predict=-1)
+    assert (found["stop_type"], found["truncated"]) == ("limit", True)
+    assert found["tokens_predicted"] == 7
+    found = served.answer("/v1/completions", prompt=prompt, ignore_eos=True)
+    assert found["choices"][0]["finish_reason"] == "length"
+    for path in ("/completion", "/v1/completions"):
+        for stream in (False, True):
+            long = served.post(path, {"prompt": [5] * (n_ctx + 1), "stream": stream})
+            assert long.status_code == 400
+            error = long.json()["error"]
+            assert error["type"] == "exceed_context_size_error"
+            assert (error["n_prompt_tokens"], error["n_ctx"]) == (n_ctx + 1, n_ctx)
+
+
+def test_a_conversation_can_end_with_the_beginning_of_the_answer(served: Served) -> None:
+    begun = [*USER, {"role": "assistant", "content": "add_two("}]
+    prompt = served.answer("/apply-template", messages=begun)["prompt"]
+    assert prompt.endswith("def add_two(")
+    found = served.answer(FORMS[2], messages=begun, max_tokens=8)
+    assert text_of(found) == served.answer("/completion", prompt=prompt, max_tokens=8)["content"]
+    for messages, more in (
+        (begun, {"add_generation_prompt": True}),
+        ([*begun, begun[-1]], {}),
+        (USER, {"continue_final_message": True}),
+        (begun, {"continue_final_message": True, "add_generation_prompt": True}),
+    ):
+        assert served.post(FORMS[2], {"messages": messages, **more}).status_code == 400
+
+
+def test_messages_have_parts_and_roles_of_openai(served: Served) -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    messages = [{"role": "developer", "content": "be"}, {"role": "user", "content": parts}]
+    prompt = served.answer("/apply-template", messages=messages)["prompt"]
+    assert prompt == "# system: be\n# user: one\ntwo\ndef "
+    image = {"type": "image_url", "image_url": {"url": "data:"}}
+    found = served.post(FORMS[2], {"messages": [{"role": "user", "content": [image]}]})
+    assert found.status_code == 400
+    assert "image input is not supported" in found.json()["error"]["message"]
+    count = served.answer("/chat/completions/input_tokens", messages=messages)["input_tokens"]
+    assert count == len(served.answer("/tokenize", content=prompt, add_special=True)["tokens"])
+
+
+def test_tokens_and_texts(served: Served) -> None:
+    text = "héllo = '日本'"
+    tokens = served.answer("/tokenize", content=text)["tokens"]
+    assert served.answer("/detokenize", tokens=tokens)["content"] == text
+    pieces = served.answer("/tokenize", content=text, with_pieces=True)["tokens"]
+    assert [entry["id"] for entry in pieces] == tokens
+    data = b"".join(
+        p["piece"].encode() if isinstance(p["piece"], str) else bytes(p["piece"]) for p in pieces
+    )
+    assert data.decode() == text
+
+
+def test_what_the_server_says_of_itself(served: Served) -> None:
+    assert served.get("/health").json()["status"] == "ok"
+    for path in ("/models", "/v1/models"):
+        (listed,) = served.get(path).json()["data"]
+        assert (listed["id"], listed["aliases"]) == ("python", ["python", "small"])
+        assert (listed["tags"], listed["status"]) == (["code"], {"value": "loaded"})
+    assert served.get("/v1/models/small").json()["id"] == "python"
+    assert served.get("/v1/models/other").status_code == 404
+    props = served.get("/props").json()
+    assert ".gguf" in props["model_path"]
+    assert props["total_slots"] == 1
+    assert props["default_generation_settings"]["params"]["seed"] == (1 << 32) - 1
+    (slot,) = served.get("/slots").json()
+    assert (slot["is_processing"], slot["n_ctx"]) == (False, 2048)
+    assert served.post("/slots/0?action=save").status_code == 501
+    assert "__verbose" not in served.answer("/completion", prompt=CODE, n_predict=1)
+    found = served.answer("/v1/completions", prompt=CODE, max_tokens=1, verbose=True)
+    assert found["__verbose"]["prompt"].endswith(CODE)
+
+
+def test_metrics_are_the_sums_of_the_timings(served: Served) -> None:
+    def values() -> dict[str, float]:
+        found = served.get("/metrics")
+        assert "Process-Start-Time-Unix" in found.headers
+        lines = found.text.splitlines()
+        names = {line.split()[2] for line in lines if line.startswith("# TYPE")}
+        samples = dict(line.split() for line in lines if not line.startswith("#"))
+        assert names == samples.keys()
+        return {name: float(value) for name, value in samples.items()}
+
+    before = values()
+    answers = [served.answer(path, **body(path)) for path in FORMS]
+    after = values()
+    for name, key, unit in (
+        ("prompt_tokens_total", "prompt_n", 1),
+        ("prompt_tokens_cached_total", "cache_n", 1),
+        ("tokens_predicted_total", "predicted_n", 1),
+        ("tokens_predicted_seconds_total", "predicted_ms", 1e3),
+        ("spec_decode_num_draft_tokens_total", "draft_n", 1),
+    ):
+        told = sum(found["timings"][key] for found in answers) / unit
+        gained = after[f"llamacpp:{name}"] - before[f"llamacpp:{name}"]
+        assert gained == pytest.approx(told, abs=1e-5), name
+    assert after["llamacpp:requests_processing"] == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "request_", "sentence"),
+    [
+        ("/completion", b"{", "not valid JSON"),
+        ("/completion", b"\xff\xfe", "not valid JSON"),
+        ("/completion", b"[]", "must be a JSON object"),
+        ("/completion", b'{"a":' * 5000, "nests too deeply"),
+        ("/completion", {"prompt": CODE, "max_tokens": 1.5}, "max_tokens: expected int"),
+        ("/completion", {"prompt": CODE, "max_tokens": -5}, "max_tokens is -5"),
+        ("/completion", {"prompt": CODE, "temperature": "hot"}, "temperature: expected float"),
+        ("/completion", {"prompt": CODE, "temperature": -1}, "temperature is -1"),
+        ("/completion", {"prompt": CODE, "top_p": 2}, "top_p is 2"),
+        ("/completion", {"prompt": CODE, "stop": [""]}, "stop holds an empty text"),
+        ("/completion", {"prompt": CODE, "logit_bias": [[99999, 1]]}, "token id 99999"),
+        ("/completion", {"prompt": CODE, "id_slot": 5}, "id_slot is 5"),
+        ("/completion", {"prompt": CODE, "n": 0}, "n is 0"),
+        ("/completion", {"prompt": CODE, "mirostat": 2}, "mirostat: 2 is not supported"),
+        ("/completion", {"prompt": CODE, "grammar": "root ::= x"}, "grammar"),
+        ("/completion", {"prompt": CODE, "draft": "maybe"}, "draft is 'maybe'"),
+        ("/completion", {"prompt": CODE, "draft_max": 99}, "draft_max is 99"),
+        ("/completion", {"prompt": [4096]}, "token id 4096 is outside"),
+        ("/completion", {"prompt": [-1]}, "token id -1 is outside"),
+        ("/completion", {"prompt": []}, "prompt"),
+        ("/completion", {"prompt": [1, None]}, "prompt must be"),
+        ("/completion", {}, "prompt is missing"),
+        (
+            "/completion",
+            {"prompt": {"prompt_string": "x", "multimodal_data": ["a"]}},
+            "multimodal_data",
+        ),
+        ("/v1/completions", {"prompt": CODE, "suffix": "x"}, "suffix"),
+        ("/v1/completions", {"prompt": CODE, "logprobs": 50}, "logprobs is 50"),
+        (FORMS[2], {}, "messages"),
+        (FORMS[2], {"messages": []}, "messages is empty"),
+        (FORMS[2], {"messages": [{"content": "x"}]}, "role is missing"),
+        (FORMS[2], {"messages": [{"role": "user"}]}, "content must be"),
+        (FORMS[2], {"messages": USER, "tools": [{"type": "function"}]}, "tools"),
+        (FORMS[2], {"messages": USER, "response_format": {"type": "json_object"}}, "response_f"),
+        (FORMS[2], {"messages": USER, "top_logprobs": 3}, "top_logprobs needs logprobs"),
+        (FORMS[2], {"messages": USER, "reasoning_format": "odd"}, "reasoning_format is 'odd'"),
+        (FORMS[2], {"messages": USER, "chat_template_kwargs": {"messages": 1}}, "chat_template"),
+        ("/detokenize", {"tokens": [-3]}, "token id -3"),
+        ("/tokenize", {"content": 3}, "content must be a text"),
+    ],
+)
+def test_bad_requests_get_one_sentence(
+    served: Served, path: str, request_: Any, sentence: str
+) -> None:
+    found = served.post(path, request_)
+    assert found.status_code == 400, found.text
+    error = found.json()["error"]
+    assert sentence in error["message"]
+    assert (error["code"], "\n" in error["message"]) == (400, False)
+
+
+def test_what_is_not_there(served: Served) -> None:
+    assert served.get("/v1/nothing").status_code == 404
+    assert served.get("/v1/nothing").json()["error"]["type"] == "not_found_error"
+    assert served.get("/completion").status_code == 405
