@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from . import core
 from .config import DecodeConfig, LoadConfig
+from .convert.schema import Key
 from .core import MAX_VERIFY, Drafter, Engine, Model, library_build
 from .decode import Generation, check_prompt
 from .memory.fit import most_rows, with_context
@@ -24,6 +25,7 @@ from .policy.drafting import Drafting
 from .results import Result, Step
 from .rounds import Progress
 from .text.chat import ChatPrompt, Message
+from .text.gguf_metadata import Metadata
 from .text.reasoning import Splitter
 from .text.tokenizer import Tokenizer
 
@@ -40,7 +42,8 @@ def load(
 ) -> Decoder:
     """Loads a target from a GGUF file: `load("model.gguf", drafter="drafter.gguf", n_ctx=8192)`.
 
-    Warns of a context longer than the model was trained for.
+    Warns of a context longer than the model was trained for, and of a drafter that seems to be made
+    for another variant of the model.
     drafter: GGUF file of a DFlash drafter made for this target.
     config, options: a LoadConfig, and fields of it that are to differ; `help(LoadConfig)`.
     progress: called with (bytes loaded, bytes in all); what it raises ends the load.
@@ -62,6 +65,7 @@ def load(
     model = Model(os.fspath(path), config, progress)
     if drafter is None:
         return Decoder(core.Sequence(Engine(model)), tokenizer)
+    _warn_of_another_end(os.fspath(path), os.fspath(drafter))
     loaded = Drafter(os.fspath(drafter), model, progress)
     engine = Engine(model, drafter=loaded)
     # Another build may have other kernels: what rounds cost before says nothing of it.
@@ -70,6 +74,18 @@ def load(
     kernels = [*sorted(model.kernels), *sorted(loaded.kernels)]
     costs = CostFile([model.path, loaded.path], *settings, *kernels)
     return Decoder(core.Sequence(engine), tokenizer, costs, n_most)
+
+
+def _warn_of_another_end(path: str, drafter: str) -> None:
+    """Base and instruct models differ in the token that ends an answer; a drafter has its own's."""
+    with Metadata(path) as target_file, Metadata(drafter) as drafter_file:
+        ends = [file.integer(Key.TOKENIZER_EOS_ID) for file in (drafter_file, target_file)]
+    if None not in ends and ends[0] != ends[1]:
+        warnings.warn(
+            f"{drafter}: was made for a model that ends with token {ends[0]}, {path} ends with "
+            f"{ends[1]}: of a base model's drafter an instruct model takes little, and the reverse",
+            stacklevel=3,
+        )
 
 
 class Decoder:
