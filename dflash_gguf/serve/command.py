@@ -136,7 +136,7 @@ async def _serve(
 
     held = Models(models, new_engine, load_of, texts_of, args.models_max)
     app = Guard(App(held, settings, metrics).asgi(), settings, log)
-    runner = server(app, args.ssl_key_file, args.ssl_cert_file)
+    runner = server(app, args.ssl_key_file, args.ssl_cert_file, settings.timeout_s)
     sockets = bind(hosts, args.port)
     scheme = "http" if args.ssl_key_file is None else "https"
     for one in sockets:
