@@ -60,20 +60,24 @@ def load(
             "what it says beyond them may make no sense",
             stacklevel=2,
         )
-    n_most = most_rows(planner.plan, config, MAX_VERIFY) if drafter is not None else 0
+    n_most = most_rows(planner.plan, config, MAX_VERIFY)
     tokenizer = Tokenizer.from_file(path)
     model = Model(os.fspath(path), config, progress)
-    if drafter is None:
-        return Decoder(core.Sequence(Engine(model)), tokenizer)
-    _warn_of_another_end(os.fspath(path), os.fspath(drafter))
-    loaded = Drafter(os.fspath(drafter), model, progress)
+    loaded = None
+    if drafter is not None:
+        _warn_of_another_end(os.fspath(path), os.fspath(drafter))
+        loaded = Drafter(os.fspath(drafter), model, progress)
     engine = Engine(model, drafter=loaded)
+    files, kernels = [model.path], sorted(model.kernels)
+    if loaded is not None:
+        files, kernels = [*files, loaded.path], [*kernels, *sorted(loaded.kernels)]
     # Another build may have other kernels: what rounds cost before says nothing of it.
     place = (library_build(), model.backend, str(config.n_gpu_layers), str(config.n_cpu_moe))
     settings = (*place, engine.n_threads, config.cache_type_k, config.cache_type_v)
-    kernels = [*sorted(model.kernels), *sorted(loaded.kernels)]
-    costs = CostFile([model.path, loaded.path], *settings, *kernels)
-    return Decoder(core.Sequence(engine), tokenizer, costs, n_most)
+    costs = CostFile(files, *settings, *kernels)
+    decoder = Decoder(core.Sequence(engine), tokenizer, costs, n_most)
+    decoder.measure()
+    return decoder
 
 
 def _warn_of_another_end(path: str, drafter: str) -> None:
@@ -136,6 +140,14 @@ class Decoder:
             self.model.close()
             if self.tokenizer is not None:
                 self.tokenizer.close()
+
+    def measure(self) -> None:
+        """Measures what rounds cost, if that is not known: a fifth of a second at most.
+
+        `load` does. The timeline is empty afterwards.
+        """
+        with self._turn():
+            self._drafting.measure()
 
     def generate(
         self,
@@ -250,6 +262,15 @@ class Decoder:
         with self._turn():
             self._active = None
             self.sequence.reset()
+            self._drafting.forget()
+
+    def forget(self) -> None:
+        """Forgets texts that could be copied from, not what is computed of the timeline.
+
+        For comparisons: an answer given twice would be a copy of itself.
+        """
+        with self._turn():
+            self._drafting.forget()
 
     def _tokens_of(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
