@@ -261,7 +261,8 @@ typedef struct {
     int64_t n;
     const int32_t * parents; /* of a verify: NULL for a chain, else [n]: -1 for the root, which is
                                 chosen and not appended yet, and 0 <= parents[i] < i */
-    int64_t n_to_come;       /* of an append: tokens that follow it before a draft is asked for */
+    int64_t n_to_come;       /* of an append: tokens that will follow it; if there are some, no row
+                                is read */
     float * all_logits;      /* of an append: NULL, or out, [n][n_vocab] float32, checked as
                                 dfl_sequence_logits does */
     int64_t n_done;          /* out: tokens that were run */

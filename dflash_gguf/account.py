@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from .policy.costs import Round
 
 ROUND_PHASES = ("decode", "choose", "draft", "tree", "verify", "commit", "sample")
+
+
+def set_seconds(done: Round, seconds: float, took: Mapping[str, float]) -> None:
+    """Fills in what a round took. took: seconds by phase."""
+    done.choose_s, done.sample_s = took["choose"], took["sample"]
+    done.draft_s = took["draft"] + took["tree"]
+    done.pass_s = seconds - done.choose_s - done.draft_s - done.sample_s
 
 
 class Phase:
@@ -79,9 +86,15 @@ class Account:
             took = {name: self._phase_s[name] - before[name] for name in ROUND_PHASES}
             self.decode_s += seconds
             self._phase_s["host"] += seconds - sum(took.values())
-        done.choose_s, done.sample_s = took["choose"], took["sample"]
-        done.draft_s = took["draft"] + took["tree"]
-        done.pass_s = seconds - done.choose_s - done.draft_s - done.sample_s
+        set_seconds(done, seconds, took)
+        self._count(done)
+
+    def add_round(self, done: Round, seconds: float, took: Mapping[str, float]) -> None:
+        """Counts a round that several answers took part in. took: its phases, but for sampling."""
+        self.decode_s += seconds
+        for name, s in took.items():
+            self._phase_s[name] += s
+        self._phase_s["host"] += seconds - sum(took.values())
         self._count(done)
 
     def _count(self, done: Round) -> None:

@@ -161,14 +161,23 @@ class Speculation:
                 self._pick(done, drafting)
 
     def observe(
-        self, done: Round, requests: Sequence[Request], tokens: Sequence[Sequence[int]]
+        self,
+        done: Round,
+        requests: Sequence[Request],
+        tokens: Sequence[Sequence[int]],
+        *,
+        is_alone: bool = True,
     ) -> None:
-        """Learns from a round and the tokens that the target chose in it for each request."""
+        """Learns from a round and the tokens that the target chose in it for each request.
+
+        is_alone: whether its pass served nothing else, so that its seconds say what it costs.
+        """
         for proposer in self._proposers:
             for request, chosen in zip(requests, tokens, strict=True):
                 if proposer.name not in request.failed:
                     proposer.observe(request, chosen)
-        self._rule.observe(done)
+        if is_alone:
+            self._rule.observe(done)
 
     def _ask(self, proposers: Sequence[Proposer], requests: Sequence[Request]) -> None:
         for proposer in proposers:

@@ -229,7 +229,7 @@ def test_an_interrupt_while_choosing_leaves_a_clean_sequence() -> None:
     generation, sequence, _ = drafted(expected.result().tokens, Fixed(CHAIN, 4, 4), **SAMPLED)
     next(generation)
     calls = iter([None, KeyboardInterrupt()])
-    choose = generation._sampler.choose
+    choose = generation._writing.sampler.choose
 
     def interrupted(*args: Any) -> Any:
         error = next(calls)
@@ -237,7 +237,7 @@ def test_an_interrupt_while_choosing_leaves_a_clean_sequence() -> None:
             raise error
         return choose(*args)
 
-    generation._sampler.choose = interrupted  # type: ignore[method-assign]
+    generation._writing.sampler.choose = interrupted  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         next(generation)
     assert not sequence.open

@@ -6,11 +6,12 @@ text so far. The loop verifies its candidates whatever they are: it can only cos
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ..core import Draft
+from ..core import Draft, DraftRequest
 from ..sampling import Sampler
 from .tree import Tree, merged
 
@@ -165,10 +166,24 @@ class State(Protocol):
 
 
 def draft_all(requests: Sequence[Request], widths: Sequence[int]) -> list[Draft]:
-    """The drafter's candidates for all requests, so many a position for each."""
+    """The drafter's candidates for all requests, so many a position for each.
+
+    In as few passes as there may be.
+    """
+    if len(requests) == 1:
+        (request,), (width,) = requests, widths
+        return [request.sequence.draft(request.seen[-1], request.n_positions, width)]
+    engine, drafts = requests[0].sequence.engine, []
+    waiting = list(requests)
+    while waiting:
+        n_rows = list(itertools.accumulate(request.n_positions + 1 for request in waiting))
+        n = max(1, sum(rows <= engine.max_draft_rows for rows in n_rows))
+        asked = [DraftRequest(x.sequence, x.seen[-1], x.n_positions) for x in waiting[:n]]
+        drafts += engine.draft(asked, max(widths))
+        del waiting[:n]
     return [
-        request.sequence.draft(request.seen[-1], request.n_positions, width)
-        for request, width in zip(requests, widths, strict=True)
+        Draft(draft.tokens[:, :width], draft.logits[:, :width], draft.log_sum_exp)
+        for draft, width in zip(drafts, widths, strict=True)
     ]
 
 
