@@ -68,7 +68,7 @@ def test_the_smoke_test_passes_here_and_fails_elsewhere(served: Served) -> None:
     assert [line[:4] for line in found.stdout.splitlines()] == ["ok  "] * 6
     found = subprocess.run([*command, "--api-key", "wrong"], capture_output=True, text=True)
     assert found.returncode == 1
-    assert found.stdout.count("FAIL ") == 5  # not health
+    assert found.stdout.count("FAIL ") == 6
     assert "answered 401" in found.stdout
 
 
