@@ -163,10 +163,6 @@ def _add_models(p: argparse.ArgumentParser) -> None:
         "--list-devices", action="store_true", help="name what models can run on, and end"
     )
     group.add_argument("--tags", metavar="A,B", help="tags of the model in /v1/models")
-    if "n_parallel" not in OPTIONS:
-        group.add_argument(
-            "-np", "--parallel", type=int, default=1, metavar="N", help="answers made at once"
-        )
 
 
 def _add_http(p: argparse.ArgumentParser) -> None:
