@@ -13,7 +13,6 @@ from typing import Any
 from ..cli.arguments import add_drafting, add_sampling, decode_config
 from ..cli.model_arguments import add_fit, add_options
 from ..config import REASONING_FORMATS
-from ..core import OPTIONS
 from .settings import Settings
 
 DESCRIPTION = "Answers the HTTP requests of OpenAI's and of llama-server's clients."
