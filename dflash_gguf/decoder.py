@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from . import core
 from .config import DecodeConfig, LoadConfig
+from .convert.schema import Key
 from .core import MAX_VERIFY, Drafter, Engine, Model, library_build
 from .decode import Generation, Writing, check_prompt
 from .memory.fit import most_rows, with_context
@@ -28,6 +29,7 @@ from .results import Result, Step
 from .rounds import Progress
 from .scheduler import Part, Scheduler
 from .text.chat import ChatPrompt, Message
+from .text.gguf_metadata import Metadata
 from .text.reasoning import Splitter
 from .text.tokenizer import Tokenizer
 
@@ -44,7 +46,8 @@ def load(
 ) -> Decoder:
     """Loads a target from a GGUF file: `load("model.gguf", drafter="drafter.gguf", n_ctx=8192)`.
 
-    Warns of a context longer than the model was trained for.
+    Warns of a context longer than the model was trained for, and of a drafter that seems to be made
+    for another variant of the model.
     drafter: GGUF file of a DFlash drafter made for this target.
     config, options: a LoadConfig, and fields of it that are to differ; `help(LoadConfig)`.
     progress: called with (bytes loaded, bytes in all); what it raises ends the load.
@@ -61,19 +64,36 @@ def load(
             "what it says beyond them may make no sense",
             stacklevel=2,
         )
-    n_most = most_rows(planner.plan, config, MAX_VERIFY) if drafter is not None else 0
+    n_most = most_rows(planner.plan, config, MAX_VERIFY)
     tokenizer = Tokenizer.from_file(path)
     model = Model(os.fspath(path), config, progress)
-    if drafter is None:
-        return Decoder(core.Sequence(Engine(model)), tokenizer)
-    loaded = Drafter(os.fspath(drafter), model, progress)
+    loaded = None
+    if drafter is not None:
+        _warn_of_another_end(os.fspath(path), os.fspath(drafter))
+        loaded = Drafter(os.fspath(drafter), model, progress)
     engine = Engine(model, drafter=loaded)
+    files, kernels = [model.path], sorted(model.kernels)
+    if loaded is not None:
+        files, kernels = [*files, loaded.path], [*kernels, *sorted(loaded.kernels)]
     # Another build may have other kernels: what rounds cost before says nothing of it.
     place = (library_build(), model.backend, str(config.n_gpu_layers), str(config.n_cpu_moe))
     settings = (*place, engine.n_threads, config.cache_type_k, config.cache_type_v)
-    kernels = [*sorted(model.kernels), *sorted(loaded.kernels)]
-    costs = CostFile([model.path, loaded.path], *settings, *kernels)
-    return Decoder(core.Sequence(engine), tokenizer, costs, n_most)
+    costs = CostFile(files, *settings, *kernels)
+    decoder = Decoder(core.Sequence(engine), tokenizer, costs, n_most)
+    decoder.measure()
+    return decoder
+
+
+def _warn_of_another_end(path: str, drafter: str) -> None:
+    """Base and instruct models differ in the token that ends an answer; a drafter has its own's."""
+    with Metadata(path) as target_file, Metadata(drafter) as drafter_file:
+        ends = [file.integer(Key.TOKENIZER_EOS_ID) for file in (drafter_file, target_file)]
+    if None not in ends and ends[0] != ends[1]:
+        warnings.warn(
+            f"{drafter}: was made for a model that ends with token {ends[0]}, {path} ends with "
+            f"{ends[1]}: of a base model's drafter an instruct model takes little, and the reverse",
+            stacklevel=3,
+        )
 
 
 class Decoder:
@@ -128,6 +148,14 @@ class Decoder:
             self.model.close()
             if self.tokenizer is not None:
                 self.tokenizer.close()
+
+    def measure(self) -> None:
+        """Measures what rounds cost, if that is not known: a fifth of a second at most.
+
+        `load` does. The timeline is empty afterwards.
+        """
+        with self._turn():
+            self._drafting.measure()
 
     def generate(
         self,
@@ -328,6 +356,15 @@ class Decoder:
                 return
             self._active = None
             self.sequence.reset()
+            self._drafting.forget()
+
+    def forget(self) -> None:
+        """Forgets texts that could be copied from, not what is computed of the timeline.
+
+        For comparisons: an answer given twice would be a copy of itself.
+        """
+        with self._turn():
+            self._drafting.forget()
 
     def _tokens_of(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):

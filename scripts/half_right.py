@@ -67,6 +67,9 @@ class HalfRight:
     def outlook(self, sampler: Sampler) -> list[float]:  # noqa: ARG002
         return [0.8**n for n in range(1, self.max_draft + 1)]
 
+    def forget(self, sequence: Any) -> None:
+        pass
+
     def to_dict(self) -> dict[str, Any]:
         return {}
 

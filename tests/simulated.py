@@ -151,6 +151,9 @@ class Drafter:
     def outlook(self, sampler: Sampler) -> Sequence[float]:  # noqa: ARG002
         return self._spine.paths(self.max_draft)
 
+    def forget(self, sequence: Any) -> None:
+        pass
+
     def to_dict(self) -> dict[str, Any]:
         return {}
 

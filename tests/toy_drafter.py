@@ -41,6 +41,9 @@ class Echo:
     def outlook(self, sampler: Sampler) -> Sequence[float]:  # noqa: ARG002
         return [0.5**n for n in range(1, self.max_draft + 1)]
 
+    def forget(self, sequence: Any) -> None:
+        pass
+
     def to_dict(self) -> dict[str, Any]:
         return {}
 

@@ -112,7 +112,7 @@ def _rate(rate: float | None) -> str:
 
 
 def _drafted(result: Result) -> str:
-    """Candidates, and whose were accepted: "90 drafted (dflash 31 of 80, copy 9 of 10 accepted)"."""
+    """As "90 drafted (dflash 31 of 80, copy 9 of 10 accepted)"."""
     shares = [f"{name} {taken} of {n}" for name, (n, taken) in result.by_proposer.items()]
     more = f" ({', '.join(shares)} accepted)" if shares else ""
     return f"{result.n_drafted} drafted{more}"

@@ -74,6 +74,9 @@ class DFlash:
         """How often the target took chains of such candidates lately."""
         return self.calibrations.spine(sampler.config).paths(self.max_draft)
 
+    def forget(self, sequence: Any) -> None:
+        """Keeps nothing."""
+
     def to_dict(self) -> dict[str, Any]:
         """All calibrations."""
         return self.calibrations.to_dict()

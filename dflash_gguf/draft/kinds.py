@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from .copies import Copy
 from .dflash import DFlash
 from .proposer import Drafts, Proposer
 
@@ -15,8 +16,14 @@ def _dflash(sequence: Drafts) -> Proposer | None:
     return DFlash(sequence.max_draft) if sequence.max_draft else None
 
 
+def _copy(sequence: Drafts) -> Proposer:  # noqa: ARG001
+    """For any."""
+    return Copy()
+
+
 PROPOSERS: Mapping[str, Maker] = {
     "dflash": _dflash,
+    "copy": _copy,
 }
 """By name, what makes a proposer for sequences like this one; None where it lacks what it needs."""
 

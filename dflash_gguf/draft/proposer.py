@@ -124,6 +124,9 @@ class Proposer(Protocol):
     def outlook(self, sampler: Sampler) -> Sequence[float]:
         """Chances of the paths of its best chain, by depth, before it is asked."""
 
+    def forget(self, sequence: Any) -> None:
+        """Drops what it keeps of the texts of a sequence, if it keeps any."""
+
     def to_dict(self) -> dict[str, Any]:
         """What was learned, as plain values."""
 

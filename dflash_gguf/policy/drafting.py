@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import time
 
 from ..config import AUTO_TREE_BUDGET, TREE_BUDGET, DecodeConfig
 from ..core import MAX_VERIFY, Error, Sequence
+from ..draft.dflash import N_RANKED
 from ..draft.kinds import proposers_of
 from ..draft.proposer import CHAIN, SPINE, TREE, Proposer, named
 from .cost_file import CostFile
-from .costs import Costs
-from .rule import Auto, Fixed, Known, Rule
+from .costs import Costs, Round
+from .rule import Auto, Fixed, Known, Rule, measure
 
+ROOM = 32
+"""Rows that a verify is given room for from the start, where there is memory."""
+MEASURE_S, N_PROMPT = 0.2, 8
+"""What measuring may take while a model is loaded, and the tokens before the rounds it runs."""
 N_ROUNDS_KEPT = 16
 """New rounds for which it is worth to write down what was learned."""
 
@@ -35,7 +41,7 @@ class Drafting:
         for proposer in self.proposers:
             with contextlib.suppress(ValueError, TypeError, KeyError):
                 proposer.learn(learned[proposer.name])
-        self._engine = engine
+        self._sequence, self._engine = sequence, engine
         self._cost_file = cost_file
         self._most_rows = most_rows
         self._n_stored = costs.n_observed
@@ -67,7 +73,44 @@ class Drafting:
             shape = SPINE if config.tree_spine else TREE
             return proposers, Fixed(shape, most, longest, config.draft_min)
         most = config.tree_budget or AUTO_TREE_BUDGET
-        return proposers, Auto(self.known, longest, most, config.draft_min)
+        self.make_room(min(most + 1, ROOM), is_needed=False)
+        drafted = min(longest, paid.max_draft) if paid is not None else 0
+        rule = Auto(self.known, drafted, most, config.draft_min, deepest=longest)
+        return proposers, rule
+
+    def measure(self) -> None:
+        """Runs some rounds, unless it is known what they cost; for MEASURE_S if passes are short.
+
+        The sequence is empty afterwards.
+        """
+        sequence = self._sequence
+        n_rows = min(ROOM, self._most_rows, sequence.n_ctx - 2 * N_PROMPT)
+        if self.known.costs.knows_plain or n_rows < 2:
+            return
+        self.make_room(n_rows, is_needed=False)
+        prompt = [token % self._engine.model.n_vocab for token in range(N_PROMPT)]
+        paid = next((proposer for proposer in self.proposers if not proposer.is_free), None)
+
+        def run(done: Round) -> None:
+            started = drafted = time.perf_counter()
+            if done.n_positions:
+                sequence.draft(prompt[-1], done.n_positions, 1 if done.is_brief else N_RANKED)
+                drafted = time.perf_counter()
+            if done.n_drafted:
+                sequence.verify([prompt[-1]] * done.n_rows).argmax()
+                sequence.commit(0)
+            else:
+                sequence.decode(prompt[-1]).argmax()
+            done.draft_s, done.pass_s = drafted - started, time.perf_counter() - drafted
+
+        try:
+            sequence.prefill(prompt).argmax()
+            longest = paid.max_draft if paid is not None else 0
+            measure(self.known, min(n_rows, self._engine.max_verify), longest, run, MEASURE_S)
+        except Error:  # who answers will be told
+            self.known = Known(Costs(self.known.costs.n_first))
+        finally:
+            sequence.reset()
 
     def make_room(self, n_rows: int, *, is_needed: bool) -> None:
         """Lets a round verify so many rows; where it can do with fewer, as many as there may be."""
@@ -80,6 +123,11 @@ class Drafting:
                 if is_needed:
                     raise
                 self._most_rows = self._engine.max_verify  # others took what was free
+
+    def forget(self) -> None:
+        """Forgets the texts of the sequence."""
+        for proposer in self.proposers:
+            proposer.forget(self._sequence)
 
     def keep(self) -> None:
         """Lets the next process begin with what this one has learned."""

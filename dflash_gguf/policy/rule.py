@@ -283,10 +283,15 @@ def _gains(
 class Auto:
     """What pays for itself, for the answers of one engine."""
 
-    def __init__(self, known: Known, longest: int, most: int, least: int = 0) -> None:
-        """longest: positions. most: nodes of a pass for each sequence. least: nodes, or none."""
+    def __init__(
+        self, known: Known, longest: int, most: int, least: int = 0, *, deepest: int = 0
+    ) -> None:
+        """longest: positions of a draft that costs a pass. most: nodes of a pass for each sequence.
+
+        least: nodes, or none. deepest: positions of other proposals, those of a draft at least.
+        """
         self._known, self._costs = known, known.costs
-        self.longest = min(longest, most)
+        self.longest = min(max(longest, deepest), most)
         self._lengths = ladder(SIZES, *(n for n in (longest, least) if 0 < n <= longest))
         self._sizes = ladder(SIZES, *(n for n in (most, least) if 0 < n <= most))
         self._least = max(least, 1)
@@ -478,32 +483,33 @@ class Auto:
         return min(known + 1, len(self._sizes))
 
 
+N_PLAIN = 2
+"""Plain rounds that are measured while a model is loaded; of others one."""
+
+
 def measure(
     known: Known, n_rows: int, longest: int, run: Callable[[Round], None], most_s: float
 ) -> None:
     """Runs some rounds that accept nothing, so that the first answers do not begin with guesses.
 
-    Passes of up to n_rows and drafts of up to `longest` positions, if the next ones are likely to
-    end before most_s have gone by. run: fills in what a round took.
+    Passes of up to n_rows and drafts of up to `longest` positions, as long as the next ones are
+    likely to end before most_s have gone by. run: fills in what a round took.
     """
-    costs, spent_s = known.costs, 0.0
-    n_runs = costs.n_first + 1
-    sizes = [n for n in (0, 1, 3, 7, 15) if n < n_rows]
-    for number, n in enumerate(sizes):
-        for is_brief in (True, False) if n in (3, 7) and n <= longest else (True,):
-            took_s = 0.0
-            for _ in range(n_runs):
-                n_positions = min(n, longest)
-                done = Round(0, n_positions=n_positions, is_brief=is_brief, n_drafted=n, n_tokens=1)
-                run(done)
-                costs.observe(done)
-                took_s += done.seconds
-            spent_s += took_s
-            # The next pass has twice the rows and takes its first run as well.
-            if number and spent_s + 2.0 * took_s > most_s:
-                return
+    costs, spent_s, plain_s = known.costs, 0.0, 0.0
+    shapes = [(0, True), (7, True), (3, True), (7, False), (1, True), (3, False), (15, True)]
+    for n, is_brief in shapes:
+        # A pass of many rows may take as long as several plain ones.
+        likely_s = (costs.n_first + 1) * plain_s * (1.0 + n / 4.0)
+        if n >= n_rows or (not is_brief and n > longest) or spent_s + likely_s > most_s:
+            continue
+        for _ in range(costs.n_first + (1 if n else N_PLAIN)):
+            done = Round(0, n_positions=min(n, longest), is_brief=is_brief, n_drafted=n, n_tokens=1)
+            run(done)
+            costs.observe(done)
+            spent_s += done.seconds
+        plain_s = plain_s or costs.plain_s(0)
 
 
 def ladder(steps: Sequence[int], *ends: int) -> list[int]:
     """The steps up to the last end, and the ends."""
-    return sorted({n for n in itertools.chain(steps, ends) if 0 < n <= max(ends)})
+    return sorted({n for n in itertools.chain(steps, ends) if 0 < n <= max(ends, default=0)})
