@@ -145,16 +145,12 @@ class Use:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_random_use(pair: Pair, alone: Decoder, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """A pool (256 cells) that six outgrow: joins, leaves, cancels, interruptions, preemptions."""
+    """A pool (256 cells) that six outgrow: joins, leaves, cancels, interruptions."""
     with open_decoder(pair, 6, n_ctx=128) as many:
         use = Use(many, alone, seed)
-        preempted = []
         scheduler = many._scheduler
         assert scheduler is not None
-        preempt, commit, run = scheduler._preempt, many.engine.commit, many.engine.run
-        monkeypatch.setattr(
-            scheduler, "_preempt", lambda job: (preempted.append(job), preempt(job))
-        )
+        commit, run = many.engine.commit, many.engine.run
 
         def interrupted(call: Any) -> Any:
             def calls(*args: Any) -> Any:
@@ -182,9 +178,28 @@ def test_random_use(pair: Pair, alone: Decoder, monkeypatch: pytest.MonkeyPatch,
             stream = None  # type: ignore[assignment]
         while use.streams:
             use.read(next(iter(use.streams)))
-        assert use.n_answers > 10 and use.n_interrupted > 3 and preempted
+        assert use.n_answers > 10 and use.n_interrupted > 3
         many.reset()
         assert len(scheduler.running) <= 6 and not scheduler.waiting
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_the_newest_give_way(pair: Pair, monkeypatch: pytest.MonkeyPatch, draft: str) -> None:
+    """Three answers of 210 tokens in 512 cells: the newest wait, and lose nothing."""
+    settings = {"max_tokens": 200, "ignore_eos": True, "temperature": [0.0, 0.8, 0.8]}
+    prompts = [random_tokens(10, seed=i) for i in range(3)]
+    with open_decoder(pair, 1) as one:
+        expected = one.generate_batch(prompts, draft="none", seed=[1, 2, 3], **settings)
+    with open_decoder(pair, 4) as many:
+        scheduler, preempted = many._scheduler, []
+        assert scheduler is not None
+        preempt = scheduler._preempt
+        monkeypatch.setattr(
+            scheduler, "_preempt", lambda job: (preempted.append(job.number), preempt(job))
+        )
+        found = many.generate_batch(prompts, draft=draft, seed=[1, 2, 3], **settings)
+        assert [result.tokens for result in found] == [result.tokens for result in expected]
+        assert preempted and 1 not in preempted
 
 
 def test_threads_read_at_once(pair: Pair, alone: Decoder) -> None:
