@@ -261,7 +261,8 @@ typedef struct {
     int64_t n;
     const int32_t * parents; /* of a verify: NULL for a chain, else [n]: -1 for the root, which is
                                 chosen and not appended yet, and 0 <= parents[i] < i */
-    int64_t n_to_come;       /* of an append: tokens that follow it before a draft is asked for */
+    int64_t n_to_come;       /* of an append: tokens that will follow it; if there are some, no row
+                                is read */
     float * all_logits;      /* of an append: NULL, or out, [n][n_vocab] float32, checked as
                                 dfl_sequence_logits does */
     int64_t n_done;          /* out: tokens that were run */
@@ -354,6 +355,36 @@ dfl_status dfl_checkpoint_restore(dfl_sequence * sequence, const dfl_checkpoint 
 int32_t dfl_checkpoint_is_valid(const dfl_sequence * sequence, const dfl_checkpoint * checkpoint);
 int64_t dfl_checkpoint_position(const dfl_checkpoint * checkpoint);
 void dfl_checkpoint_free(dfl_checkpoint * checkpoint);
+
+/* ---- copies: what came after the end of a text where it stood before ---- */
+
+typedef struct dfl_copies dfl_copies;
+
+enum { DFL_COPY_OUTCOMES = 36 }; /* classes of copies that outcomes are counted for */
+
+/* Remembers the last n_most tokens at most, n_most / 2 at least. Errors: ARGUMENT (n_most below 2).
+ */
+dfl_status dfl_copies_create(int64_t n_most, dfl_copies ** copies, dfl_error * err);
+void dfl_copies_free(dfl_copies * copies);
+/* The text goes on by n tokens, none below 0. is_chosen: by the target, so that they tell how often
+ * copies come true. length: out, of the longest end of the text that stands in it before; may be
+ * NULL. Errors: ARGUMENT, MEMORY. */
+dfl_status dfl_copies_append(dfl_copies * copies, const int32_t * tokens, int64_t n,
+                             int32_t is_chosen, int64_t * length, dfl_error * err);
+/* The next tokens are another text: no copy goes across. */
+dfl_status dfl_copies_separate(dfl_copies * copies, dfl_error * err);
+/* The likeliest copies as a tree: out, tokens, parents (nodes before, -1: the text's last token) and
+ * log-chances of paths, [n_nodes], no deeper than n_positions. n: out, nodes. Errors: ARGUMENT. */
+dfl_status dfl_copies_propose(const dfl_copies * copies, int64_t n_positions, int64_t n_nodes,
+                              int32_t * tokens, int32_t * parents, float * log_chances, int64_t * n,
+                              dfl_error * err);
+/* How often copies were looked at and came true, by class: [DFL_COPY_OUTCOMES][2]. Errors: ARGUMENT
+ * (to set: 0 < taken <= tried everywhere). */
+dfl_status dfl_copies_get_outcomes(const dfl_copies * copies, double * outcomes, dfl_error * err);
+dfl_status dfl_copies_set_outcomes(dfl_copies * copies, const double * outcomes, dfl_error * err);
+/* Tokens and bytes that are remembered. */
+int64_t dfl_copies_size(const dfl_copies * copies);
+uint64_t dfl_copies_bytes(const dfl_copies * copies);
 
 /* ---- quantisation ---- */
 

@@ -21,7 +21,8 @@ import httpx
 START_S = 60.0
 COMMAND = "import sys; from dflash_gguf.serve.command import main; sys.exit(main())"
 TEMPLATE = (
-    "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% for m in messages %}{% if m.role == 'assistant' %}def {{ m.content }}\n"
+    "{% else %}# {{ m.role }}: {{ m.content }}\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}def {% endif %}"
 )
 

@@ -19,6 +19,7 @@ from dflash_gguf import pair
 from dflash_gguf.backend import command as backend
 from dflash_gguf.bench import command as bench
 from dflash_gguf.cli import arguments as cli_arguments
+from dflash_gguf.serve import arguments as serve_arguments
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -28,6 +29,7 @@ COMMANDS: dict[str, Callable[[], argparse.ArgumentParser]] = {
     "dflash-backend": backend.parser,
     "dflash-bench": bench.parser,
     "dflash-run": cli_arguments.parser,
+    "dflash-serve": serve_arguments.parser,
 }
 FENCED = re.compile(r"^(```+)(\w*)\n(.*?)^\1$", re.MULTILINE | re.DOTALL)
 OF_OTHERS = {"--force-reinstall", "--no-cache-dir"}

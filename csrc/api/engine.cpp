@@ -101,7 +101,8 @@ dfl_status dfl_engine_run(dfl_engine * engine, dfl_item * items, int64_t n_items
             need(item.sequence, item.tokens);
             item.n_done = 0;
             asked.push_back({&item.sequence->sequence, item.verify != 0, item.tokens, item.n,
-                             item.parents, item.n_to_come, true, item.all_logits, 0});
+                             item.parents, item.n_to_come, item.n_to_come == 0, item.all_logits,
+                             0});
         }
         dfl::PrefillProgress watch;
         if (progress != nullptr) {

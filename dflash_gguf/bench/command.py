@@ -15,11 +15,10 @@ from ..cli.model_arguments import add_options, load_config
 from ..config import AUTO_TREE_BUDGET, DecodeConfig
 from ..decoder import Decoder, load
 from ..pair import find, is_name
-from ..policy.budget import SIZES
-from ..policy.gains import ladder
-from . import plot, replay
+from ..policy.rule import SIZES, ladder
+from . import plot, replay, url
 from .measure import measure
-from .prompts import read_prompts
+from .prompts import Prompt, read_prompts
 from .runs import Run, compare
 from .settings import DEFAULT, Setting, parse_settings
 from .summary import by_setting, table
@@ -40,15 +39,27 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    p.add_argument(
+    what = p.add_mutually_exclusive_group(required=True)
+    what.add_argument(
         "--pair",
         nargs="+",
         action="append",
-        required=True,
         metavar="FILE",
         help="GGUF files of a model and of its drafter, or a name as dflash-run -m takes; may be "
         "given several times",
     )
+    what.add_argument(
+        "--url",
+        metavar="URL",
+        help="measure a server of OpenAI's interface (http://127.0.0.1:8080) in place of a pair",
+    )
+    p.add_argument(
+        "--concurrency",
+        default="1,4,8,16",
+        metavar="A,B",
+        help="with --url: requests at once (default: 1,4,8,16)",
+    )
+    p.add_argument("--api-key", metavar="KEY", help="with --url")
     p.add_argument(
         "-f",
         "--prompts",
@@ -97,6 +108,8 @@ def _run(args: argparse.Namespace) -> int:
     )
     if args.predict < 2:
         raise ValueError(f"--predict is {args.predict}, must be at least 2")
+    if args.url is not None:
+        return _load_server(args, prompts)
     if args.plot:
         plot.require()
     runs: list[Run] = []
@@ -118,6 +131,19 @@ def _run(args: argparse.Namespace) -> int:
     if runs:
         _finish(runs, args.plot)
     return 0
+
+
+def _load_server(args: argparse.Namespace, prompts: Sequence[Prompt]) -> int:
+    """Measures a server under load; 1 if a request failed."""
+    server = url.Server(args.url, args.api_key)
+    bodies = url.bodies(prompts, args.chat, args.predict, args.temp, args.seed)
+    levels = []
+    for n in url.levels(args.concurrency):
+        level = url.load(server, bodies, n)
+        levels.append(level)
+        _print(level.to_dict())
+    print(url.table(levels), file=sys.stderr)
+    return 1 if any(level.n_failed for level in levels) else 0
 
 
 def _files(names: Sequence[str]) -> tuple[Path, Path]:

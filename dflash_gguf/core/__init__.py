@@ -1,6 +1,7 @@
 """The compiled core in Python terms: numpy in, numpy out. No other module sees a C pointer."""
 
 from ._ffi import Error, library_build
+from .copies import Copies
 from .engines import Engine, Memory
 from .ggml import Device, devices, ggml_version, load_backend, probe_buffer_type, quantize
 from .limits import MAX_PARALLEL, MAX_TOP, MAX_VERIFY
@@ -29,6 +30,7 @@ __all__ = [
     "MAX_VERIFY",
     "OPTIONS",
     "Checkpoint",
+    "Copies",
     "Device",
     "Draft",
     "DraftRequest",

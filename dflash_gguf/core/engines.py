@@ -182,7 +182,10 @@ class Engine:
         with c_callback(progress) as callback:
             call("engine_run", self._handle, params, len(items), callback, ffi.NULL)
         return [
-            Rows(item.sequence, to.n if item.verifies else int(to.n_done == to.n))
+            Rows(
+                item.sequence,
+                to.n if item.verifies else int(to.n_done == to.n and not to.n_to_come),
+            )
             for item, to in zip(items, params, strict=True)
         ]
 

@@ -26,7 +26,7 @@ class Item:
     """Of a verify: None for a chain, else -1 for the root, which is chosen but not appended yet,
     and a node before for every other one."""
     n_to_come: int = 0
-    """Of an append: tokens that follow it before a draft is asked for."""
+    """Of an append: tokens that will follow it; if there are some, it has no row."""
     all_logits: NDArray[np.float32] | None = None
     """Of an append: where every token's go, float32 [n, n_vocab]."""
 

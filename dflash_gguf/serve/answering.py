@@ -17,8 +17,6 @@ from .engine import BusyError, Engine, Event, Gone, NotReadyError, Quiet, Reques
 from .errors import error_body, error_response
 from .messages import Ended, Failed, Prefilled, Started, Stepped
 
-KEEP_ALIVE_S = 10.0
-"""Silence after which a stream shows that it lives."""
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 STREAM_HEADERS = [
@@ -53,9 +51,12 @@ class Answering(Response):
         is_stream: bool,
         wants_progress: bool,
         timeout_s: float,
-        keep_alive_s: float = KEEP_ALIVE_S,
+        keep_alive_s: float,
     ) -> None:
-        """timeout_s: what a client may take to read what is sent to it."""
+        """timeout_s: what a client may take to read what is sent to it.
+
+        keep_alive_s: silence after which a stream shows that it lives.
+        """
         self.background = None
         self.raw_headers = []
         self._engine = engine

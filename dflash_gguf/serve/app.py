@@ -35,6 +35,7 @@ from .fields import (
     chat_n_probs,
     completion_n_probs,
     config_of,
+    keep_alive_s,
     n_choices,
     read,
     reasoning_format,
@@ -212,7 +213,7 @@ class App:
             is_stream=bool(body.stream),
             wants_progress=bool(body.return_progress),
             timeout_s=self._settings.timeout_s,
-            keep_alive_s=self._settings.keep_alive_s,
+            keep_alive_s=keep_alive_s(body, self._settings.keep_alive_s),
         )
 
     # Routes about texts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import Any
 from ..cli.arguments import add_drafting, add_sampling, decode_config
 from ..cli.model_arguments import add_fit, add_options
 from ..config import REASONING_FORMATS
-from ..core import OPTIONS
 from .settings import Settings
 
 DESCRIPTION = "Answers the HTTP requests of OpenAI's and of llama-server's clients."
@@ -162,10 +162,6 @@ def _add_models(p: argparse.ArgumentParser) -> None:
         "--list-devices", action="store_true", help="name what models can run on, and end"
     )
     group.add_argument("--tags", metavar="A,B", help="tags of the model in /v1/models")
-    if "n_parallel" not in OPTIONS:
-        group.add_argument(
-            "-np", "--parallel", type=int, default=1, metavar="N", help="answers made at once"
-        )
 
 
 def _add_http(p: argparse.ArgumentParser) -> None:
@@ -209,6 +205,13 @@ def _add_http(p: argparse.ArgumentParser) -> None:
         default=QUEUE,
         metavar="N",
         help=f"requests that may wait, beyond them: 429 (default: {QUEUE})",
+    )
+    group.add_argument(
+        "--sse-ping-interval",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="seconds of silence after which a stream shows that it lives, -1: never (default: 10)",
     )
     group.add_argument("--ssl-key-file", metavar="FILE", help="for HTTPS")
     group.add_argument("--ssl-cert-file", metavar="FILE", help="for HTTPS")
@@ -299,6 +302,10 @@ def settings_of(args: argparse.Namespace) -> Settings:
     """What the server's parts are told. ValueError, OSError for bad values."""
     if args.timeout <= 0:
         raise ValueError(f"--timeout is {args.timeout:g}, must be greater than 0")
+    if args.sse_ping_interval != -1 and args.sse_ping_interval <= 0:
+        raise ValueError(
+            f"--sse-ping-interval is {args.sse_ping_interval:g}, must be greater than 0, or -1"
+        )
     if args.queue < 0:
         raise ValueError(f"--queue is {args.queue}, must be at least 0")
     if args.batch_size < 1:
@@ -315,6 +322,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
         verbose=args.verbose,
         n_batch=args.batch_size,
         timeout_s=args.timeout,
+        keep_alive_s=math.inf if args.sse_ping_interval == -1 else args.sse_ping_interval,
     )
 
 
@@ -368,8 +376,9 @@ def _keys(args: argparse.Namespace) -> list[str]:
     keys = [key for text in args.api_key for key in listed(text)]
     if args.api_key_file is not None:
         lines = Path(args.api_key_file).read_text(encoding="utf-8").splitlines()
-        keys += [line.strip() for line in lines if line.strip()]
-        if not keys:
+        of_file = [line.strip() for line in lines if line.strip()]
+        keys += of_file
+        if not of_file:
             raise ValueError(f"--api-key-file {args.api_key_file}: holds no key")
     for key in keys:
         if not re.fullmatch(r"[!-~]+", key):

@@ -45,7 +45,7 @@ def error_answer(
 def error_response(error: Exception, status: int = 400) -> Response:
     """The answer to a request that met an error. status: where the error does not say."""
     if isinstance(error, BadRequestError):
-        return error_answer(status, str(error), error.kind, **error.more)
+        return error_answer(error.status, str(error), error.kind, **error.more)
     if isinstance(error, BusyError):
         return error_answer(429, str(error), headers={"Retry-After": str(error.retry_s)})
     if isinstance(error, NotReadyError):

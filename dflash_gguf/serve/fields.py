@@ -51,9 +51,16 @@ OFF: dict[str, tuple[Any, ...]] = {
 class BadRequestError(Exception):
     """A request that cannot be answered, and why. more: further members of the error body."""
 
-    def __init__(self, sentence: str, *, kind: str = "invalid_request_error", **more: Any) -> None:
+    def __init__(
+        self,
+        sentence: str,
+        *,
+        status: int = 400,
+        kind: str = "invalid_request_error",
+        **more: Any,
+    ) -> None:
         super().__init__(sentence)
-        self.kind, self.more = kind, more
+        self.status, self.kind, self.more = status, kind, more
 
 
 class StreamOptions(msgspec.Struct):
@@ -94,6 +101,7 @@ class Body(msgspec.Struct, kw_only=True):
     response_fields: list[str] | None = None
     timings_per_token: bool | None = None
     verbose: bool | None = None
+    sse_ping_interval: float | None = None
     draft: str | None = None
     draft_max: int | None = None
     draft_min: int | None = None
@@ -232,6 +240,16 @@ def config_of(body: Body, defaults: DecodeConfig, n_ctx: int, n_probs: int | Non
     if n_probs is not None:
         given["n_probs"] = _within("n_probs", n_probs, 0, MAX_N_PROBS)
     return replace(defaults, **given)
+
+
+def keep_alive_s(body: Body, default: float) -> float:
+    """Silence after which a stream shows that it lives."""
+    value = body.sse_ping_interval
+    if value is None:
+        return default
+    if value != -1 and value < 1:
+        raise BadRequestError(f"sse_ping_interval is {value:g}, must be at least 1, or -1 for none")
+    return math.inf if value == -1 else value
 
 
 def biases(body: Body, tokenize: Callable[[str], list[int]], n_vocab: int) -> dict[int, float]:

@@ -25,8 +25,9 @@ BACKLOG = 512
 
 
 class Connection(H11Protocol):
-    """A connection on which nobody may dawdle over the head of a request."""
+    """A connection on which nobody may dawdle over the head of a request, or over reading."""
 
+    timeout_s = 600.0
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
@@ -35,6 +36,9 @@ class Connection(H11Protocol):
         found = transport.get_extra_info("socket")
         if found is not None and found.family in (socket.AF_INET, socket.AF_INET6):
             found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if hasattr(socket, "TCP_USER_TIMEOUT"):  # else what is not read stays until it is
+                milliseconds = min(int(1e3 * self.timeout_s), (1 << 31) - 1)
+                found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
         self._wait_for_head()
 
     def data_received(self, data: bytes) -> None:
@@ -53,7 +57,7 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def _wait_for_head(self) -> None:
-        self._timer = self.loop.call_later(HEADERS_S, self._give_up)
+        self._timer = self.loop.call_later(min(HEADERS_S, self.timeout_s), self._give_up)
 
     def _stop_waiting(self) -> None:
         if self._timer is not None:
@@ -83,12 +87,15 @@ class Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
 
-def server(app: ASGIApp, key_file: str | None, cert_file: str | None) -> Server:
-    """A server of an application; `serve(sockets=...)` runs it."""
+def server(app: ASGIApp, key_file: str | None, cert_file: str | None, timeout_s: float) -> Server:
+    """A server of an application; `serve(sockets=...)` runs it.
+
+    timeout_s: what a client may take to read what is sent to it.
+    """
     return Server(
         uvicorn.Config(
             app,
-            http=Connection,
+            http=type("Connection", (Connection,), {"timeout_s": timeout_s}),
             ws="none",
             lifespan="off",
             log_config=None,

@@ -83,7 +83,9 @@ class Models:
             if name in model.names:
                 return model
         raise BadRequestError(
-            f"model: there is no {name!r}, /v1/models lists those there are", kind="not_found_error"
+            f"model: there is no {name!r}, /v1/models lists those there are",
+            status=404,
+            kind="not_found_error",
         )
 
     async def take(self, name: str | None) -> tuple[Model, Engine, Texts]:

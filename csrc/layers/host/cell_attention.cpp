@@ -54,16 +54,17 @@ class Attend : public CpuNode {
             if (share.splits) {
                 attend_segment(dst, share, at, part - share.first_part, scratch);
             } else {
-                attend_step(dst, share, at, part - share.first_part, scratch);
+                attend_part(dst, share, at, part - share.first_part, scratch);
             }
         });
     }
 
   private:
-    // How the rows of a sequence are cut, by segments of what they see or by steps of queries.
+    // How the rows of a sequence are cut: each head by the segments of what they see, or the
+    // queries of all heads.
     struct Share {
         int64_t first_part;
-        int64_t n; // segments, or steps; times heads it is parts
+        int64_t n; // segments of each head, or parts of all queries
         int64_t first_segment;
         bool splits;
         int64_t room; // of its segments' parts
@@ -79,23 +80,26 @@ class Attend : public CpuNode {
         plan.shares.clear();
         plan.n_parts = 0;
         int64_t room = 0, products = 0;
+        bool any_splits = false;
+        // Threads that share the rows of a sequence; of many sequences each is one thread's.
+        const bool are_many = static_cast<int64_t>(seen_.size()) >= 4 * nth;
+        const int64_t n_sharing = are_many ? 1 : nth;
         for (const SeenRows & rows : seen_) {
             const int64_t n_queries = n_group() * rows.n;
             const cpu::SegmentRange range = cpu::seen_segments(work_of(dst, rows, 0), 0, n_queries);
             const int64_t n_segments = range.end - range.first, wanted = n_segments * n_queries;
             const bool splits =
                 n_segments > 1 && n_queries <= cpu::MAX_QUERIES && room + wanted <= n_parts_;
-            const int64_t n =
-                splits ? n_segments
-                       : steps_for(n_queries,
-                                   std::max<int64_t>(1, nth / static_cast<int64_t>(seen_.size())));
+            const int64_t size = n_queries * shape_.n_head_kv * shape_.head_dim;
+            const bool is_long = size * n_seen(rows.cells) >= LONG;
+            const int64_t n = splits ? n_segments : parts_for(n_queries, n_sharing, is_long);
             plan.shares.push_back({plan.n_parts, n, range.first, splits, room});
-            plan.n_parts += n * shape_.n_head_kv;
+            plan.n_parts += splits ? n * shape_.n_head_kv : n;
             room += splits ? wanted : 0;
-            products += n_queries * shape_.n_head_kv * shape_.head_dim * n_seen(rows.cells);
-            plan.is_long = splits || (plan.shares.size() > 1 && plan.is_long);
+            products += size * n_seen(rows.cells);
+            any_splits = any_splits || splits;
         }
-        plan.is_long = plan.is_long || products >= LONG;
+        plan.is_long = any_splits || products >= LONG;
         return plan;
     }
 
@@ -122,20 +126,21 @@ class Attend : public CpuNode {
         }
     }
 
-    void attend_step(ggml_tensor * dst, const Share & share, size_t index, int64_t part,
+    void attend_part(ggml_tensor * dst, const Share & share, size_t index, int64_t part,
                      float * scratch) const {
         const SeenRows & rows = seen_[index];
-        const int64_t n_queries = n_group() * rows.n, step = (n_queries + share.n - 1) / share.n;
+        const int64_t n_queries = n_group() * rows.n, n = n_queries * shape_.n_head_kv;
         // Later rows see more: who comes last should have little to do.
-        const int64_t first = (share.n - 1 - part / shape_.n_head_kv) * step;
-        const int64_t n = std::min(step, n_queries - first);
-        if (n <= 0) {
-            return; // the steps before took all
-        }
-        const cpu::CellAttention work = work_of(dst, rows, part % shape_.n_head_kv);
-        kernel_.attend(work, first, n, scratch);
-        for (int64_t i = first; i < first + n; ++i) {
-            turn_back(work, i);
+        const int64_t end = n * (share.n - part) / share.n;
+        for (int64_t at = n * (share.n - part - 1) / share.n; at < end;) {
+            const int64_t first = at % n_queries;
+            const int64_t here = std::min({end - at, n_queries - first, cpu::MAX_QUERIES});
+            const cpu::CellAttention work = work_of(dst, rows, at / n_queries);
+            kernel_.attend(work, first, here, scratch);
+            for (int64_t i = first; i < first + here; ++i) {
+                turn_back(work, i);
+            }
+            at += here;
         }
     }
 
@@ -185,23 +190,15 @@ class Attend : public CpuNode {
     }
 
     // Products of a query's value with a key's, from which on parts are worth fetching.
-    static constexpr int64_t LONG = 1 << 20;
+    static constexpr int64_t LONG = 1 << 22;
 
-    // Parts that a head's queries are cut into. Each rearranges its keys anew, which takes as long
-    // as some queries, so there are no more than an even end wants.
-    int64_t steps_for(int64_t n_queries, int64_t nth) const {
-        constexpr int64_t to_rearrange = 4, most_more = 8;
-        const int64_t least = (n_queries + cpu::MAX_QUERIES - 1) / cpu::MAX_QUERIES;
-        int64_t best = least, best_time = INT64_MAX;
-        for (int64_t n = least; n <= least + most_more && n <= n_queries; ++n) {
-            const int64_t rounds = (n * shape_.n_head_kv + nth - 1) / nth;
-            const int64_t time = rounds * ((n_queries + n - 1) / n + to_rearrange);
-            if (time < best_time) {
-                best = n;
-                best_time = time;
-            }
-        }
-        return best;
+    // Parts that the queries of all heads are cut into, one head after another: each part
+    // rearranges the keys of its heads anew, which takes as long as some queries, so there are few
+    // of them.
+    int64_t parts_for(int64_t n_queries, int64_t nth, bool is_long) const {
+        const int64_t n = n_queries * shape_.n_head_kv;
+        const int64_t rounds = (n + cpu::MAX_QUERIES * nth - 1) / (cpu::MAX_QUERIES * nth);
+        return nth * std::max<int64_t>(rounds, is_long ? 2 : 1);
     }
 
     const cpu::CellAttentionKernel & kernel_ = *cpu::cell_attention();

@@ -1,0 +1,202 @@
+"""A server of OpenAI's interface under load: times to tokens, and tokens a second."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from .prompts import Prompt
+
+TIMEOUT_S = 600.0
+
+
+@dataclass
+class Answer:
+    """One request. Seconds are since it was sent.
+
+    first_s: to its first words. events_s: when each event with words came. n_tokens: by the
+    server's own count. timings: the server's, if it tells them.
+    """
+
+    first_s: float = 0.0
+    total_s: float = 0.0
+    events_s: list[float] = field(default_factory=list)
+    n_tokens: int = 0
+    timings: dict[str, Any] = field(default_factory=dict)
+    failure: str | None = None
+
+
+class Server:
+    """Where requests go."""
+
+    def __init__(self, url: str, key: str | None) -> None:
+        """ValueError for what is no HTTP URL. A path like /v1 at its end may be left out."""
+        parts = urlsplit(url if "//" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"--url {url}: must be like http://127.0.0.1:8080")
+        self._is_https = parts.scheme == "https"
+        self._host, self._port = parts.hostname, parts.port
+        self._path = parts.path.rstrip("/").removesuffix("/v1")
+        self._headers = {"Content-Type": "application/json"}
+        if key is not None:
+            self._headers["Authorization"] = f"Bearer {key}"
+
+    def stream(self, path: str, body: dict[str, Any]) -> Answer:
+        """Asks, and reads the answer to its end."""
+        answer = Answer()
+        kind = http.client.HTTPSConnection if self._is_https else http.client.HTTPConnection
+        connection = kind(self._host, self._port, timeout=TIMEOUT_S)
+        began = time.perf_counter()
+        try:
+            connection.request("POST", self._path + path, json.dumps(body), self._headers)
+            response = connection.getresponse()
+            if response.status != 200:
+                answer.failure = f"{response.status} {response.read(200)!r}"
+                return answer
+            for line in response:
+                if line.startswith(b"data: {"):
+                    self._take(answer, json.loads(line[6:]), time.perf_counter() - began)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            answer.failure = str(error) or type(error).__name__
+        finally:
+            answer.total_s = time.perf_counter() - began
+            connection.close()
+        return answer
+
+    def _take(self, answer: Answer, event: dict[str, Any], seconds: float) -> None:
+        if "error" in event:
+            answer.failure = str(event["error"])
+        for choice in event.get("choices", ()):
+            delta = choice.get("delta", choice)
+            if any(delta.get(name) for name in ("content", "text", "reasoning_content")):
+                answer.first_s = answer.first_s or seconds
+                answer.events_s.append(seconds)
+        if usage := event.get("usage"):
+            answer.n_tokens = usage["completion_tokens"]
+        answer.timings = event.get("timings") or answer.timings
+
+
+@dataclass
+class Level:
+    """Requests at one concurrency."""
+
+    n_at_once: int
+    seconds: float
+    answers: list[Answer]
+
+    @property
+    def good(self) -> list[Answer]:
+        """Those that were answered."""
+        return [answer for answer in self.answers if answer.failure is None]
+
+    @property
+    def n_failed(self) -> int:
+        """Those that were not."""
+        return len(self.answers) - len(self.good)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; milliseconds are medians, and of 95 in 100."""
+        good = self.good
+        firsts = [1e3 * answer.first_s for answer in good if answer.events_s]
+        betweens = [
+            1e3 * (answer.events_s[-1] - answer.events_s[0]) / (answer.n_tokens - 1)
+            for answer in good
+            if answer.n_tokens > 1 and len(answer.events_s) > 1
+        ]
+        drafted = sum(answer.timings.get("draft_n", 0) for answer in good)
+        accepted = sum(answer.timings.get("draft_n_accepted", 0) for answer in good)
+        rounds = sum((answer.timings.get("dflash") or {}).get("rounds", 0) for answer in good)
+        n_tokens = sum(answer.n_tokens for answer in good)
+        return {
+            "concurrency": self.n_at_once,
+            "requests": len(self.answers),
+            "failed": self.n_failed,
+            "failure": next((answer.failure for answer in self.answers if answer.failure), None),
+            "tokens": n_tokens,
+            "tokens_per_s": round(n_tokens / self.seconds, 2),
+            "first_token_ms": _middle(firsts),
+            "first_token_ms_p95": _high(firsts),
+            "between_tokens_ms": _middle(betweens),
+            "between_tokens_ms_p95": _high(betweens),
+            "acceptance": round(accepted / drafted, 4) if drafted else None,
+            "tokens_per_round": round((n_tokens - len(good)) / rounds, 3) if rounds else None,
+        }
+
+
+def bodies(
+    prompts: Sequence[Prompt], chat: str | None, n_tokens: int, temperature: float, seed: int
+) -> list[tuple[str, dict[str, Any]]]:
+    """A path and a body for each prompt. chat: as turns of a chat, after this line."""
+    common = {
+        "max_tokens": n_tokens,
+        "temperature": temperature,
+        "seed": seed,
+        "stream": True,
+        "ignore_eos": True,
+        "stream_options": {"include_usage": True},
+    }
+    found = []
+    for prompt in prompts:
+        if chat is None or prompt.text is None:
+            text: Any = prompt.text if prompt.text is not None else list(prompt.tokens)
+            found.append(("/v1/completions", {"prompt": text, **common}))
+        else:
+            content = f"{chat}\n\n{prompt.text}" if chat else prompt.text
+            messages = [{"role": "user", "content": content}]
+            found.append(("/v1/chat/completions", {"messages": messages, **common}))
+    return found
+
+
+def levels(text: str) -> list[int]:
+    """The numbers of "1,4,8". ValueError for what is none."""
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        found = [0]
+    if min(found) < 1:
+        raise ValueError(f"--concurrency {text}: must be numbers like 1,4,8")
+    return found
+
+
+def load(server: Server, requests: Sequence[tuple[str, dict[str, Any]]], n_at_once: int) -> Level:
+    """Sends all requests, so many at once; each worker has two at least."""
+    n = max(len(requests), 2 * n_at_once)
+    began = time.perf_counter()
+    with ThreadPoolExecutor(n_at_once) as pool:
+        todo = (requests[i % len(requests)] for i in range(n))
+        answers = list(pool.map(lambda request: server.stream(*request), todo))
+    return Level(n_at_once, time.perf_counter() - began, answers)
+
+
+def table(found: Sequence[Level]) -> str:
+    """For the reader."""
+    lines = ["at once  requests  failed  tokens/s  first token, ms (p95)  between, ms  accepted"]
+    for level in found:
+        d = level.to_dict()
+        accepted = "" if d["acceptance"] is None else f"{d['acceptance']:.0%}"
+        first = f"{_shown(d['first_token_ms'])} ({_shown(d['first_token_ms_p95'])})"
+        lines.append(
+            f"{d['concurrency']:7}  {d['requests']:8}  {d['failed']:6}  {d['tokens_per_s']:8.1f}  "
+            f"{first:>21}  {_shown(d['between_tokens_ms']):>11}  {accepted:>8}"
+        )
+    return "\n".join(lines)
+
+
+def _middle(values: Sequence[float]) -> float | None:
+    return round(statistics.median(values), 2) if values else None
+
+
+def _high(values: Sequence[float]) -> float | None:
+    ordered = sorted(values)
+    return round(ordered[int(0.95 * (len(ordered) - 1))], 2) if ordered else None
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"

@@ -1,0 +1,177 @@
+"""Asks a deployed dflash-serve (or llama-server) whether it does what clients rely on.
+
+    scripts/smoke.py http://127.0.0.1:8080 [--api-key KEY] [--tokens 2000]
+
+Health, a chat whole and streamed, a long prompt, the prefix of a repeated one, a client that
+leaves, and requests in parallel that get what each gets alone. One line a check on stdout; exit
+code 1 if one fails. Needs nothing but Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import socket
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import urlsplit
+
+CHAT = "/v1/chat/completions"
+TIMEOUT_S = 300
+
+
+class Site:
+    """The server."""
+
+    def __init__(self, url: str, key: str | None) -> None:
+        parts = urlsplit(url)
+        self.address = parts.hostname or "127.0.0.1", parts.port or 8080
+        self._kind: type[http.client.HTTPConnection] = http.client.HTTPConnection
+        if parts.scheme == "https":
+            self._kind, self.address = (
+                http.client.HTTPSConnection,
+                (
+                    self.address[0],
+                    parts.port or 443,
+                ),
+            )
+        self.is_plain = parts.scheme != "https"
+        self.headers = {"Content-Type": "application/json"}
+        if key is not None:
+            self.headers["Authorization"] = f"Bearer {key}"
+
+    def ask(self, path: str, body: dict[str, Any] | None = None) -> tuple[int, bytes]:
+        """The status and the body of an answer."""
+        connection = self._kind(*self.address, timeout=TIMEOUT_S)
+        try:
+            method = "GET" if body is None else "POST"
+            connection.request(method, path, body and json.dumps(body), self.headers)
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+    def answer(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        """The JSON of a good answer."""
+        status, data = self.ask(path, body)
+        if status != 200:
+            raise AssertionError(f"{path} answered {status}: {data[:200]!r}")
+        return json.loads(data)
+
+
+def chat(text: str, n: int = 24, **more: Any) -> dict[str, Any]:
+    """A request for a greedy answer."""
+    messages = [{"role": "user", "content": text}]
+    return {"messages": messages, "max_tokens": n, "temperature": 0, **more}
+
+
+def words(found: Any) -> str:
+    """What a whole answer says, thoughts included."""
+    message = found["choices"][0]["message"]
+    return str(message.get("reasoning_content") or "") + str(message.get("content") or "")
+
+
+def health(site: Site) -> str:
+    """It is there."""
+    site.answer("/health")
+    names = [model["id"] for model in site.answer("/v1/models")["data"]]
+    assert names, "no model is listed"
+    return ", ".join(names)
+
+
+def whole(site: Site) -> str:
+    """A chat is answered, and counted."""
+    found = site.answer(CHAT, chat("Say hello."))
+    usage = found["usage"]
+    assert 0 < usage["completion_tokens"] <= 24, usage
+    assert usage["prompt_tokens"] > 0, usage
+    assert words(found), "the answer is empty"
+    return repr(words(found)[:40])
+
+
+def stream(site: Site) -> str:
+    """A stream says what the whole answer says."""
+    body = chat("Count to ten.", stream=True, stream_options={"include_usage": True})
+    status, data = site.ask(CHAT, body)
+    assert status == 200, f"answered {status}"
+    lines = [line[6:] for line in data.decode().splitlines() if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]", lines[-1]
+    events = [json.loads(line) for line in lines[:-1]]
+    deltas = [choice["delta"] for event in events for choice in event["choices"]]
+    text = "".join(d.get("reasoning_content") or "" for d in deltas)
+    text += "".join(d.get("content") or "" for d in deltas)
+    assert text == words(site.answer(CHAT, chat("Count to ten."))), "stream and whole differ"
+    assert events[-1]["usage"]["completion_tokens"] > 0
+    return f"{len(deltas)} events"
+
+
+def long_prompt(site: Site, n_tokens: int) -> str:
+    """A long prompt is computed, and a second time found."""
+    text = " ".join(f"line {n} of {time.time_ns()}." for n in range(n_tokens // 12))
+    times, cached = [], []
+    for _ in range(2):
+        began = time.perf_counter()
+        usage = site.answer(CHAT, chat(text, 4))["usage"]
+        times.append(time.perf_counter() - began)
+        cached.append((usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0))
+    n = usage["prompt_tokens"]
+    assert cached[1] > n // 2, f"{cached[1]} of {n} tokens were found again"
+    return f"{n} tokens, {times[0]:.2f} s, then {times[1]:.2f} s with {cached[1]} found again"
+
+
+def leave(site: Site) -> str:
+    """A client that leaves does not hold up the next one."""
+    data = json.dumps(chat("Write a very long story.", 100000, stream=True)).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n"
+    head += "".join(f"{name}: {value}\r\n" for name, value in site.headers.items())
+    with socket.create_connection(site.address, 30) as connection:
+        connection.sendall(head.encode() + b"\r\n" + data)
+        connection.recv(1)
+        time.sleep(0.5)
+    began = time.perf_counter()
+    site.answer(CHAT, chat("Say hello.", 1))
+    seconds = time.perf_counter() - began
+    assert seconds < 10, f"the next answer took {seconds:.1f} s"
+    return f"the next answer took {seconds:.2f} s"
+
+
+def parallel(site: Site) -> str:
+    """Requests at once get what each gets alone."""
+    texts = [f"Write one sentence about the number {n}." for n in range(8)]
+    alone = [words(site.answer(CHAT, chat(text))) for text in texts]
+    began = time.perf_counter()
+    with ThreadPoolExecutor(len(texts)) as pool:
+        found = list(pool.map(lambda text: words(site.answer(CHAT, chat(text))), texts))
+    assert found == alone, "an answer differs from the one alone"
+    return f"8 at once in {time.perf_counter() - began:.2f} s"
+
+
+def main() -> int:
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument("url", help="like http://127.0.0.1:8080")
+    p.add_argument("--api-key", metavar="KEY")
+    p.add_argument("--tokens", type=int, default=2000, metavar="N", help="of the long prompt")
+    args = p.parse_args()
+    site = Site(args.url, args.api_key)
+    checks: list[Callable[[Site], str]] = [health, whole, stream]
+    checks.append(lambda site: long_prompt(site, args.tokens))
+    checks += [*([leave] if site.is_plain else []), parallel]
+    names = ["health", "chat", "stream", "long prompt", "leave", "parallel"]
+    if not site.is_plain:
+        names.remove("leave")
+    n_failed = 0
+    for name, check in zip(names, checks, strict=True):
+        try:
+            print(f"ok    {name}: {check(site)}", flush=True)
+        except (AssertionError, OSError, http.client.HTTPException, KeyError, ValueError) as error:
+            n_failed += 1
+            print(f"FAIL  {name}: {error or type(error).__name__}", flush=True)
+    return 1 if n_failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,305 @@
+"""What servers of this kind are known to do wrong, each tried on dflash-serve."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pairs import make_pair
+from serve_trial import Trial, rss_bytes
+from serving import Served, tiny
+from vocabularies import smollm2_file
+
+CODE = "def add(a, b):\n"
+LONG = {"prompt": CODE, "ignore_eos": True, "draft": "none"}
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    found = tiny("--queue", "4")
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def slow() -> Iterator[Served]:
+    """A model that takes a while over a long prompt or answer."""
+    flags = ("-c", "8192", "-ub", "64", "-b", "1", "-t", "1", "--temp", "0")
+    flags = (*flags, "--sse-ping-interval", "0.1")
+    found = Served("-m", str(smollm2_file()), *flags)
+    yield found
+    found.close()
+
+
+def in_background(act: Any, *args: Any, **settings: Any) -> Any:
+    """The future of a call in a thread of its own."""
+    pool = ThreadPoolExecutor(1)
+    future = pool.submit(act, *args, **settings)
+    pool.shutdown(wait=False)
+    return future
+
+
+def test_turns_of_a_chat_reuse_the_prefix_and_still_draft(served: Served) -> None:
+    messages = [{"role": "user", "content": "add two numbers"}]
+    n_cached, n_accepted = [], []
+    for turn in range(3):
+        found = served.answer(
+            "/v1/chat/completions", messages=messages, max_tokens=48, draft="chain"
+        )
+        n_cached.append(found["usage"]["prompt_tokens_details"]["cached_tokens"])
+        n_accepted.append(found["timings"]["draft_n_accepted"])
+        messages += [
+            found["choices"][0]["message"],
+            {"role": "user", "content": f"now number {turn}"},
+        ]
+        n_prompt = found["usage"]["prompt_tokens"]
+    assert n_cached[0] < n_cached[1] < n_cached[2]
+    assert n_prompt - n_cached[2] < 24  # the last message and what separates it
+    assert min(n_accepted) > 5
+
+
+def test_a_hybrid_computes_only_what_is_new_of_a_turn(tmp_path: Path) -> None:
+    pair = make_pair(tmp_path, "qwen35")
+    flags = ("-t", "1", "-c", "512", "-ub", "16", "--temp", "0")
+    served = Served("-m", str(pair.target), "-md", str(pair.drafter), *flags)
+    try:
+        prompt = [(7 * i) % 250 for i in range(90)]
+        settings = {"return_tokens": True, "ignore_eos": True, "n_predict": 20, "draft": "tree"}
+        for _ in range(3):
+            found = served.answer("/completion", prompt=prompt, **settings)
+            alone = served.answer("/completion", prompt=prompt, cache_prompt=False, **settings)
+            assert found["tokens"] == alone["tokens"]
+            prompt = [*prompt, *found["tokens"], 11, 12, 13]
+            found = served.answer("/completion", prompt=prompt, **settings)
+            assert found["timings"]["cache_n"] >= len(prompt) - 24
+            prompt = [*prompt, *found["tokens"], 14, 15]
+    finally:
+        assert served.close() == 0
+
+
+@pytest.mark.parametrize("draft", ["none", "chain", "tree"])
+def test_a_stop_text_or_end_inside_a_draft_leaves_nothing_behind(
+    served: Served, draft: str
+) -> None:
+    whole = served.answer("/completion", prompt=CODE, n_predict=60, draft="none")["content"]
+    for stop in (whole[9:12], whole[25:27], whole[40:48]):
+        cut = whole[: whole.index(stop)]
+        settings = {"prompt": CODE, "n_predict": 60, "draft": draft, "stop": [stop]}
+        found = served.answer("/completion", **settings)
+        assert (found["content"], found["stop_type"]) == (cut, "word")
+        assert found["stopping_word"] == stop
+        events = served.events("/completion", **settings)
+        assert "".join(event["content"] for event in events) == cut
+        follow = {"prompt": CODE + cut + "#", "n_predict": 30, "draft": draft}
+        after = served.answer("/completion", **follow)
+        assert after["timings"]["cache_n"] > 0 or not cut
+        alone = served.answer("/completion", cache_prompt=False, **follow)
+        assert after["content"] == alone["content"]
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_a_client_that_leaves_ends_its_answer_and_no_other(slow: Served, is_stream: bool) -> None:
+    with slow.raw("/completion", stream=is_stream, n_predict=4000, **LONG) as connection:
+        if is_stream:
+            assert connection.recv(100)
+        while slow.is_idle:
+            time.sleep(0.01)
+        other = in_background(slow.answer, "/completion", prompt=CODE, n_predict=5)
+        time.sleep(0.3)
+    assert len(other.result(5)["content"]) > 0  # it waited, and its turn came
+    assert slow.wait_idle(2) < 2
+
+
+def test_a_client_that_leaves_during_its_prompt_frees_the_slot(slow: Served) -> None:
+    prompt = [(13 * i) % 9000 + 100 for i in range(8000)]
+    settings = {"n_predict": 1, "stream": True, "return_progress": True}
+    with slow.raw("/completion", prompt=prompt, **settings) as connection:
+        seen = b""
+        while b'"processed":256,' not in seen:
+            seen += connection.recv(4096)
+        assert not slow.is_idle
+    assert slow.wait_idle(2) < 2
+    again = slow.answer("/completion", prompt=prompt[:200], n_predict=1)
+    assert again["timings"]["cache_n"] > 0  # what was computed is kept
+
+
+def test_a_client_that_leaves_while_it_waits_is_never_begun(slow: Served) -> None:
+    with slow.raw("/completion", n_predict=300, **LONG) as first:
+        while slow.is_idle:
+            time.sleep(0.01)
+        with slow.raw("/completion", n_predict=4000, **LONG):
+            time.sleep(0.2)
+        first.settimeout(30)
+        assert b"200 OK" in first.recv(4096)
+    assert slow.wait_idle(2) < 2
+
+
+def test_a_long_prompt_shows_signs_of_life(slow: Served) -> None:
+    prompt = [(17 * i) % 9000 + 100 for i in range(1500)]
+    body = {"prompt": prompt, "n_predict": 2, "stream": True, "cache_prompt": False}
+    lines = []
+    with slow.client.stream("POST", "/v1/completions", json=body) as response:
+        assert response.status_code == 200
+        lines += response.iter_lines()
+    before, *_ = (n for n, line in enumerate(lines) if line.startswith("data:"))
+    assert lines[:before].count(": keep-alive") >= 2
+    assert lines[-2:] == ["data: [DONE]", ""] or lines[-1] == "data: [DONE]"
+
+
+def test_a_reader_that_reads_nothing_does_not_stall_the_others(served: Served) -> None:
+    """Its answer is longer than what sockets buffer, and is made while it sleeps."""
+    settings = {**LONG, "n_predict": 800, "n_probs": 500, "stream": True}
+    with served.raw("/completion", **settings) as connection:
+        connection.recv(10)
+        served.wait_idle(40)
+        began = time.monotonic()
+        assert served.answer("/completion", prompt=CODE, n_predict=4)["tokens_predicted"] == 4
+        assert time.monotonic() - began < 2
+        size = 0
+        connection.settimeout(30)
+        while part := connection.recv(1 << 20):
+            size += len(part)
+            if part.endswith(b"0\r\n\r\n"):
+                break
+        assert size > 20 << 20  # and it gets all of it once it reads
+
+
+def test_a_reader_that_never_reads_is_given_up() -> None:
+    served = tiny("--timeout", "1.5")
+    try:
+        with served.raw("/completion", **LONG, n_predict=1000, n_probs=800, stream=True):
+            served.wait_for("client (does not read|left)")  # whether we or the kernel say so
+        assert served.answer("/completion", prompt=CODE, n_predict=4)["tokens_predicted"] == 4
+        with socket.create_connection((served.host, served.port)) as half_open:
+            half_open.sendall(b"POST /completion HTTP/1.1\r\nHost:")
+            half_open.settimeout(10)
+            assert half_open.recv(10) == b""  # closed: the head did not come
+        with socket.create_connection((served.host, served.port)) as slow_body:
+            slow_body.sendall(
+                b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{"
+            )
+            slow_body.settimeout(10)
+            assert b" 408 " in slow_body.recv(100)
+    finally:
+        assert served.close() == 0
+
+
+def test_the_queue_is_bounded() -> None:
+    served = tiny("--queue", "1", "-c", "2048")
+    try:
+        prompt = [(13 * i) % 4000 for i in range(2000)]
+        bodies = [{"prompt": [n, *prompt], "n_predict": 1} for n in range(8)]
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(lambda body: served.post("/completion", body), bodies))
+        codes = [one.status_code for one in found]
+        assert set(codes) == {200, 429}
+        assert codes.count(200) >= 2
+        refused = next(one for one in found if one.status_code == 429)
+        assert 1 <= int(refused.headers["Retry-After"]) <= 60
+        assert refused.json()["error"]["type"] == "rate_limit_error"
+        assert served.answer("/completion", prompt=CODE, n_predict=1)
+    finally:
+        assert served.close() == 0
+
+
+def test_a_dead_engine_is_started_again(served: Served) -> None:
+    wanted = served.answer("/completion", prompt=CODE, n_predict=16)["content"]
+    restarts = served.get("/health").json()["restarts"]
+    long = {**LONG, "n_predict": 2000, "prompt": [5]}
+    whole = in_background(served.post, "/completion", long)
+    waiting = in_background(served.post, "/v1/completions", long | {"stream": True})
+    while served.is_idle:
+        time.sleep(0.005)
+    os.kill(served.engine_pid, signal.SIGABRT)
+    for future in (whole, waiting):
+        found = future.result(20)
+        if found.headers["content-type"] == "text/event-stream":  # it had begun
+            error = json.loads(found.text.splitlines()[-2].removeprefix("data: "))
+        else:
+            error = found.json()
+            assert found.status_code == 500
+        assert error["error"]["code"] == 500
+        assert "SIGABRT" in error["error"]["message"]
+    codes = set()
+    deadline = time.monotonic() + 30
+    while (found := served.get("/health")).status_code != 200:
+        codes.add(found.status_code)
+        assert served.post("/completion", {"prompt": CODE}).status_code in (200, 503)
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert codes == {503}
+    assert found.json()["restarts"] == restarts + 1
+    assert served.answer("/completion", prompt=CODE, n_predict=16)["content"] == wanted
+
+
+def test_requests_get_503_while_the_model_is_loaded() -> None:
+    served = tiny(wait=False)
+    try:
+        health, found = served.get("/health"), served.post("/completion", {"prompt": "x"})
+        assert (health.status_code, found.status_code) == (503, 503)
+        assert found.json()["error"]["type"] == "unavailable_error"
+        assert "Retry-After" in found.headers
+        served.wait_for("loaded ")
+        assert served.get("/health").status_code == 200
+    finally:
+        assert served.close() == 0
+
+
+def test_the_context_is_whole_whatever_runs_beside() -> None:
+    served = tiny("-np", "4", "-c", "1024")
+    try:
+        assert {slot["n_ctx"] for slot in served.get("/slots").json()} == {1024}
+        found = served.answer("/completion", prompt=[3] * 1000, n_predict=2)
+        assert found["tokens_evaluated"] == 1000
+    finally:
+        assert served.close() == 0
+
+
+def test_a_signal_ends_the_server_soon_and_frees_the_port() -> None:
+    served = tiny()
+    pid = served.engine_pid
+    with served.raw("/completion", **LONG, n_predict=2000, stream=True) as connection:
+        assert connection.recv(10)
+        began = time.monotonic()
+        assert served.close() == 0
+        assert time.monotonic() - began < 5
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    with socket.socket() as again:
+        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        again.bind((served.host, served.port))
+
+
+def test_an_engine_ends_with_its_server() -> None:
+    served = tiny()
+    pid = served.engine_pid
+    served.process.kill()
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    served.close()
+
+
+def test_many_at_once_get_what_each_gets_alone(served: Served) -> None:
+    """Hundreds of requests, whole, streamed, left, wrong or too long: none lost, none another."""
+    trial = Trial(served.url)
+    memory = []
+    for _ in range(2):
+        report = trial.run(150, at_once=8)
+        assert not report["wrong"], report["wrong"][:3]
+        assert report["server_errors"] == 0
+        assert report["answered"] > 80
+        assert report["refused"] > 20
+        memory.append([rss_bytes(pid) for pid in (served.process.pid, served.engine_pid)])
+    grown = [after - before for before, after in zip(*memory, strict=True)]
+    assert max(grown) < 8 << 20, f"bytes that 150 requests left: {grown}"
+    assert served.wait_idle(3) < 3

@@ -1,0 +1,201 @@
+"""The engine process's loop on a made-up decoder with several live streams."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dflash_gguf.config import DecodeConfig
+from dflash_gguf.core import Error
+from dflash_gguf.results import Result, Step
+from dflash_gguf.serve.messages import (
+    Cancel,
+    Channel,
+    Ended,
+    Failed,
+    FromEngine,
+    Message,
+    Prefilled,
+    Run,
+    Started,
+    Stepped,
+    ToEngine,
+    frame,
+    from_engine,
+    length,
+)
+from dflash_gguf.serve.worker import Worker
+
+
+class Pipe:
+    """Both ends of a channel."""
+
+    def __init__(self) -> None:
+        self._to: queue.Queue[ToEngine | None] = queue.Queue()
+        self.said: list[Any] = []
+        self._changed = threading.Condition()
+
+    def read(self) -> ToEngine | None:
+        return self._to.get(timeout=20)
+
+    def write(self, message: Message) -> None:
+        with self._changed:
+            self.said.append(message)
+            self._changed.notify_all()
+
+    def tell(self, *messages: ToEngine | None) -> None:
+        for message in messages:
+            self._to.put(message)
+
+    def wait(self, condition: Callable[[list[Any]], bool]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: condition(self.said), 20), self.said
+
+
+class Stream:
+    """Says the tokens 0 to n - 1, n the first token of its prompt."""
+
+    def __init__(self, prompt: list[int], cancelled: Callable[[], bool], decoder: Many) -> None:
+        self.n, self.tokens, self._cancelled = prompt[0], [], cancelled
+        self._decoder = decoder
+        self.is_closed = False
+
+    def __next__(self) -> Step:
+        if self.n == 99:
+            raise Error("the device is gone")
+        if len(self.tokens) >= self.n or self._cancelled():
+            raise StopIteration
+        self._decoder.gate.acquire(timeout=20)
+        self.tokens.append(len(self.tokens))
+        return Step((self.tokens[-1],), "x")
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def result(self) -> Result:
+        reason = "cancelled" if self.is_closed and len(self.tokens) < self.n else "length"
+        tokens = tuple(self.tokens)
+        return Result(tokens, "", 1, 1, len(tokens), len(tokens), 0.0, 0.0, reason, "none", 0)
+
+
+class Many:
+    """A decoder that may have any number of live streams. Each step waits for the gate."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Semaphore(1000)
+        self.n_resets = 0
+
+    def reset(self) -> None:
+        self.n_resets += 1
+
+    def stream(self, prompt: list[int], config: DecodeConfig, **settings: Any) -> Stream:
+        if config.draft == "tree":
+            raise ValueError("draft is 'tree', which needs a drafter")
+        settings["on_prefill"](0, len(prompt))
+        return Stream(list(prompt), settings["cancelled"], self)
+
+
+def run(number: int, n_tokens: int, *, cache: bool = True, draft: str = "auto") -> Run:
+    return Run(number, [n_tokens], {"draft": draft}, None, cache, False)
+
+
+@pytest.fixture
+def pipe() -> Pipe:
+    return Pipe()
+
+
+def start(pipe: Pipe, n_parallel: int) -> tuple[Many, threading.Thread]:
+    decoder: Any = Many()
+    worker = Worker(decoder, pipe, n_parallel)
+    thread = threading.Thread(target=worker.run, daemon=True)
+    thread.start()
+    return decoder, thread
+
+
+def of(said: list[Any], kind: type, number: int | None = None) -> list[Any]:
+    return [m for m in said if isinstance(m, kind) and number in (None, m.id)]
+
+
+def test_live_answers_take_turns_and_the_others_wait_in_order(pipe: Pipe) -> None:
+    _, thread = start(pipe, 2)
+    pipe.tell(run(1, 6), run(2, 6), run(3, 2), run(4, 1))
+    pipe.wait(lambda said: len(of(said, Ended)) == 4)
+    pipe.tell(None)
+    thread.join(5)
+    assert not thread.is_alive()
+    said = pipe.said
+    assert [m.id for m in of(said, Started)] == [1, 2, 3, 4]
+    assert [m.slot for m in of(said, Started)][:2] == [0, 1]
+    first_end = next(i for i, m in enumerate(said) if isinstance(m, Ended))
+    ids = [m.id for m in said[:first_end] if isinstance(m, Stepped)]
+    assert abs(ids.count(1) - ids.count(2)) <= 1
+    assert not of(said[:first_end], Started, 3)
+    for number, n in ((1, 6), (2, 6), (3, 2), (4, 1)):
+        assert [m.tokens for m in of(said, Stepped, number)] == [[i] for i in range(n)]
+        (end,) = of(said, Ended, number)
+        assert (end.account.n_tokens, end.account.stop_reason) == (n, "length")
+
+
+def test_a_cancelled_answer_ends_and_gives_its_place_away(pipe: Pipe) -> None:
+    decoder, _ = start(pipe, 1)
+    decoder.gate = threading.Semaphore(3)
+    pipe.tell(run(1, 50), run(2, 50), run(3, 2))
+    pipe.wait(lambda said: len(of(said, Stepped, 1)) == 3)
+    pipe.tell(Cancel(1), Cancel(2), Cancel(77))
+    time.sleep(0.05)
+    decoder.gate.release(10)
+    pipe.wait(lambda said: len(of(said, Ended)) == 3)
+    assert not of(pipe.said, Started, 2)
+    assert [m.account.stop_reason for m in of(pipe.said, Ended)] == [
+        "cancelled",
+        "cancelled",
+        "length",
+    ]
+    assert len(of(pipe.said, Stepped, 1)) <= 4
+    pipe.tell(None)
+
+
+def test_what_fails_fails_alone(pipe: Pipe) -> None:
+    _, _ = start(pipe, 3)
+    pipe.tell(run(1, 3), run(2, 99), run(3, 2, draft="tree"), run(4, 1))
+    pipe.wait(lambda said: len(of(said, Ended)) == 2 and len(of(said, Failed)) == 2)
+    failures = {m.id: (m.status, m.sentence) for m in of(pipe.said, Failed)}
+    assert failures == {
+        2: (500, "the device is gone"),
+        3: (400, "draft is 'tree', which needs a drafter"),
+    }
+    pipe.tell(None)
+
+
+def test_a_prompt_that_may_not_be_cached_starts_anew(pipe: Pipe) -> None:
+    decoder, _ = start(pipe, 1)
+    pipe.tell(run(1, 1), run(2, 1, cache=False))
+    pipe.wait(lambda said: len(of(said, Ended)) == 2)
+    assert decoder.n_resets == 1
+    assert [(m.done, m.total) for m in of(pipe.said, Prefilled)] == [(0, 1), (0, 1)]
+    pipe.tell(None)
+
+
+def test_frames_come_out_as_they_went_in() -> None:
+    import socket
+
+    messages: list[FromEngine] = [Started(1, 0), Failed(3, 500, "é")]
+    for message in messages:
+        data = frame(message)
+        assert length(data[:4]) == len(data) - 4
+        assert from_engine(data[4:]) == message
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        channel = Channel(theirs)
+        ours.sendall(frame(run(5, 7)) + frame(Cancel(5)))
+        assert channel.read() == run(5, 7)
+        assert channel.read() == Cancel(5)
+        ours.shutdown(socket.SHUT_WR)
+        assert channel.read() is None
+    with pytest.raises(ValueError, match="a frame of 4294967295 bytes"):
+        length(b"\xff\xff\xff\xff")
