@@ -145,12 +145,13 @@ class Generation:
     def _step(self) -> Step:
         """One round: puts the last token, and what follows it, into the caches."""
         n_before, timeline = len(self._answer.tokens), self._timeline
-        request = self._request
+        speculation, request = self._speculation, self._request
+        is_asked = speculation is not None and not speculation.n_rest
         with self._account.round(len(self.history) - 1) as done:
-            if self._speculation is not None:
+            if speculation is not None and is_asked:
                 request.n_room = min(timeline.engine.max_verify, timeline.n_ctx - done.position)
                 request.n_left = self._answer.n_left
-                self._speculation.propose(done, (request,))
+                speculation.propose(done, (request,))
             if request.tree is not None:
                 phase = self._account.phase
                 done.n_accepted = verify(timeline, request.tree, self._choose, self._take, phase)
@@ -160,10 +161,13 @@ class Generation:
                 self._take(self._choose(rows, -1))
             done.n_tokens = len(self._answer.tokens) - n_before
         tokens = tuple(self._answer.tokens[n_before:])
-        if self._speculation is not None:
-            for credit in request.credits(tokens):
-                self._account.credit(*credit)
-            self._speculation.observe(done, (request,), (tokens,))
+        if speculation is not None and is_asked:
+            if request.tree is not None:
+                for credit in request.credits(tokens):
+                    self._account.credit(*credit)
+            speculation.observe(done, (request,), (tokens,))
+        elif speculation is not None:
+            speculation.pass_over(done)
         text, reasoning = self._answer.new_text()
         return Step(tokens, text, done.n_drafted, done.n_accepted, reasoning)
 

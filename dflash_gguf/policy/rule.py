@@ -41,6 +41,8 @@ AHEAD = 128
 """Plain rounds whose share may be lost at once; four times that can be saved."""
 MOST_KEPT = 64
 """Rounds after which a decision is made anew at the latest."""
+MOST_REST = 24
+"""Plain rounds in which nobody is asked at most: a copy begins so much later."""
 MEMORY = 16
 """Drafts, or rounds, after which an outcome weighs 1/e in expectations."""
 SIZES = (1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63, 95, 127, 191, 255)
@@ -82,6 +84,9 @@ class Rule(Protocol):
 
     def observe(self, done: Round) -> None:
         """Learns from a round."""
+
+    def rest(self, done: Round, host_s: float) -> int:
+        """Plain rounds in which nobody need be asked, after one that took the host so long."""
 
 
 class Fixed:
@@ -126,6 +131,10 @@ class Fixed:
     def observe(self, done: Round) -> None:
         """Learns nothing."""
 
+    def rest(self, done: Round, host_s: float) -> int:  # noqa: ARG002
+        """None."""
+        return 0
+
 
 class Known:
     """What was learned about drafting with one engine on one machine. It outlives answers."""
@@ -134,7 +143,7 @@ class Known:
         """costs: what was measured before, if anything was."""
         self.costs = costs or Costs()
         self.promise = Promise()
-        self.choose_s = 0.0
+        self.choose_s = self.host_s = 0.0
         self._lost_s = 0.0
         self._since_draft = self._since_plain = 0
         self._is_cold = False
@@ -178,13 +187,13 @@ class Known:
     def observe(self, done: Round) -> None:
         """Learns from a round."""
         costs, is_plain = self.costs, done.n_drafted == 0 and done.n_positions == 0
-        keep = 1.0 - 1.0 / MEMORY
+        keep = (1.0 - 1.0 / MEMORY) ** done.n_rounds
         self._tokens = keep * self._tokens + done.n_tokens
         self._seconds = keep * self._seconds + done.seconds
         if done.choose_s > 0.0:
             self.choose_s += ((done.choose_s) - self.choose_s) / min(4.0, 1.0 + costs.n_observed)
         self._lost_s -= SHARE * done.seconds
-        self._n_seen += 1
+        self._n_seen += done.n_rounds
         if costs.knows_plain:
             plain_s = costs.plain_s(done.position, done.n_sequences) / done.n_sequences
             if not is_plain:
@@ -194,12 +203,14 @@ class Known:
             self._lost_s = max(self._lost_s, 0.0)
         self._is_cold = is_plain and self._since_plain > 0 and costs.knows_plain
         # Filing a round takes a while too; of those that are well known some are enough.
-        if not self._is_cold and (self._n_seen % self.n_kept == 0 or not costs.is_settled(done)):
+        if not self._is_cold and (
+            done.n_rounds > 1 or self._n_seen % self.n_kept == 0 or not costs.is_settled(done)
+        ):
             # After a pause a draft also takes up all rows that were decoded meanwhile.
             is_usual = self._since_draft < MEMORY or not costs.most_positions(done.is_brief)
             costs.observe(done, with_draft=is_usual)
         self._since_plain = 0 if is_plain else self._since_plain + 1
-        self._since_draft = 0 if done.n_positions else self._since_draft + 1
+        self._since_draft = 0 if done.n_positions else self._since_draft + done.n_rounds
 
     def _warm_s(self, done: Round, plain_s: float) -> float:
         """Seconds of a round without what a first run costs extra.
@@ -349,6 +360,17 @@ class Auto:
         known.observe(done)
         if done.n_positions and not self._costs.is_warm(done):
             self._n_kept = max(self._n_kept, 1)
+
+    def rest(self, done: Round, host_s: float) -> int:
+        """As many as make asking a hundredth of their time, if nothing is being drafted."""
+        known = self._known
+        known.host_s += (host_s - known.host_s) / 4.0
+        if self._way is not None or not self._costs.knows_plain:
+            return 0
+        plain_s = self._costs.plain_s(done.position, done.n_sequences)
+        n = int(min(known.host_s / max(SHARE * plain_s, 1e-9), MOST_REST))
+        self._n_kept = max(self._n_kept - n, 0)
+        return n
 
     def _decide(self, done: Round, request: Request, limit: int, paid: Proposer | None) -> None:
         """Takes plain decoding or the best draft, and for how many rounds."""
