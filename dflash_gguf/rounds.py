@@ -132,6 +132,7 @@ class Speculation:
         for proposer in self._proposers:
             if proposer.state is not None:
                 proposer.state.truncate(request.sequence, n_cached)
+            proposer.begin(request)
 
     def propose(self, done: Round, requests: Sequence[Request]) -> None:
         """Gives each request its tree, None for a plain row. Fills in what was drafted."""
@@ -154,7 +155,8 @@ class Speculation:
             with clock("tree"):
                 self._ask(self._free, drafting)
         paid = self._paid[0] if self._paid else None
-        if rule.is_due:
+        is_due = rule.is_due
+        if is_due:
             with clock("choose"):
                 way = rule.choose(done, drafting, paid)
         else:
@@ -170,7 +172,7 @@ class Speculation:
         if any(request.proposed for request in drafting):
             with clock("tree"):
                 self._pick(done, drafting)
-        self._host_s = time.perf_counter() - started
+        self._host_s = 0.0 if is_due else time.perf_counter() - started
 
     def observe(
         self, done: Round, requests: Sequence[Request], tokens: Sequence[Sequence[int]]
@@ -182,7 +184,7 @@ class Speculation:
                 if proposer.name not in request.failed:
                     proposer.observe(request, chosen)
         self._rule.observe(done)
-        if done.kind == "none" and not done.n_positions:
+        if self._host_s and done.kind == "none" and not done.n_positions:
             # Where rounds are brief, even asking is too much to be done in each of them.
             host_s = self._host_s + time.perf_counter() - started
             self.n_rest = self._rule.rest(done, host_s)

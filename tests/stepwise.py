@@ -70,6 +70,9 @@ class Stepwise:
         self.n_passes = 0
         self._n_vocab = n_vocab
 
+    def begin(self, request: Request) -> None:
+        pass
+
     def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
         for request in requests:
             self._catch_up(request)

@@ -68,12 +68,13 @@ def test_what_came_after_it_last_is_proposed(n_kinds: int, seed: int) -> None:
         newest = ends_of(text, text[len(text) - n :])[-1]
         following = text[newest : newest + 6]
         tree = Tree.of([-1, *tokens], [-1, *(parent + 1 for parent in parents)])
-        assert tree.accepted(following)[1:] != [] or not following
-        # Every node is what followed its path somewhere, and the first children the newest.
+        assert tree.child(0, following[0]) is not None
+        # Every node is what followed some end of its path somewhere.
         paths: list[list[int]] = [[]]
         for token, parent in zip(tokens, parents, strict=True):
             paths.append([*paths[parent + 1], token])
-            assert ends_of([*text, -1], text[len(text) - n :] + paths[-1])
+            before = [*text, *paths[parent + 1]]
+            assert any(ends_of([*text, -1], [*before[-k:], token]) for k in range(1, n + 6))
         assert tokens[0] == following[0] or log_chances[0] < np.log(0.5)
         assert log_chances == sorted(log_chances, reverse=True)
         assert all(parent < node for node, parent in enumerate(parents))
@@ -129,64 +130,75 @@ def test_chances_follow_what_came_true() -> None:
     assert chance[False] < 0.2
 
 
+class Timeline:
+    """Something to have texts of."""
+
+
+def request_of(seen: list[int], sequence: Any = None) -> Request:
+    sampler = Sampler(DecodeConfig())
+    sequence = sequence or Timeline()
+    return Request(sequence, seen, sampler, n_left=99, n_room=99, n_positions=9, n_nodes=9)
+
+
+def proposed(proposer: Copy, request: Request, *, begins: bool = True) -> Tree:
+    if begins:
+        proposer.begin(request)
+    (tree,) = proposer.propose([request])
+    assert tree is not None
+    return tree
+
+
 def test_outcomes_go_on_in_another_process() -> None:
     proposer, text = Copy(), [*range(50), *range(30)]
-    request = request_of(text)
-    for n in range(60, 80):
+    request = request_of(text[:60])
+    proposed(proposer, request)
+    for n in range(61, 80):
         request.seen = text[:n]
-        proposer.propose([request])
+        proposed(proposer, request, begins=False)
     stored = json.loads(json.dumps(proposer.to_dict()))
     again = Copy()
     again.learn(stored)
     assert again.to_dict() == stored
-    (tree,), (first,) = (x.propose([request_of(text)]) for x in (again, Copy()))
-    assert tree is not None and first is not None
+    tree, first = (proposed(x, request_of(text)) for x in (again, Copy()))
     assert tree.tokens == first.tokens
     assert tree.log_chances[5] > first.log_chances[5]
     for bad in ({}, {"outcomes": {"0": [[1.0, 2.0]]}}, {"outcomes": {"0": [[0.0, 0.0]] * 36}}):
         with pytest.raises((KeyError, TypeError, ValueError)):
             again.learn(bad)
-    assert again.to_dict() == stored
-
-
-def request_of(seen: list[int], sequence: Any = None) -> Request:
-    class Timeline:
-        pass
-
-    sampler = Sampler(DecodeConfig())
-    sequence = sequence or Timeline()
-    return Request(sequence, seen, sampler, n_left=99, n_room=99, n_positions=9, n_nodes=9)
 
 
 def test_texts_go_on_and_part() -> None:
     """What two prompts have in common is taken up once; the rest is another text."""
     proposer, first = Copy(), [*range(20), 5, 6]
     request = request_of(first)
-    (tree,) = proposer.propose([request])
-    assert tree is not None
-    assert tree.tokens == [6, *range(7, 16)]
+    assert proposed(proposer, request).tokens == [6, *range(7, 16)]
     memory = request.notes["copy"]
     longer = request_of([*first, 30, 10], request.sequence)
-    (tree,) = proposer.propose([longer])
-    assert tree is not None
-    assert tree.tokens[:4] == [10, 11, 12, 13]
+    assert proposed(proposer, longer).tokens[:4] == [10, 11, 12, 13]
     assert len(memory.copies) == 24
     other = request_of([*range(10), 19, 5], request.sequence)
-    (tree,) = proposer.propose([other])
-    assert tree is not None
-    assert tree.tokens[:3] == [5, 6, 30]  # 19 5 6 30: earlier texts are there still
+    assert proposed(proposer, other).tokens[:3] == [5, 6, 30]  # of the text before
     assert len(memory.copies) == 24 + 1 + 2
     proposer.forget(request.sequence)
-    (tree,) = proposer.propose([request_of([*range(10), 19, 5], request.sequence)])
-    assert tree is not None
-    assert tree.tokens[:3] == [5, 6, 7]
+    other = request_of([*range(10), 19, 5], request.sequence)
+    assert proposed(proposer, other).tokens[:3] == [5, 6, 7]
 
 
 def test_each_sequence_has_its_own_texts() -> None:
     proposer = Copy()
     one, two = request_of([1, 2, 3, 9, 1, 2]), request_of([1, 2, 4, 9, 1, 2])
+    for request in (one, two):
+        proposer.begin(request)
     trees = proposer.propose([one, two])
     assert [tree.tokens[1] for tree in trees if tree is not None] == [3, 4]
+
+
+def test_what_repeats_goes_on_repeating() -> None:
+    """The copy of a copy that has just begun, beyond where the text ends."""
+    for period in ([7], [1, 2], [1, 2, 3, 4, 5]):
+        copies = Copies(100)
+        copies.append(period * 3)
+        assert copies.propose(11, 11)[0] == (period * 12)[:11]
 
 
 def test_bad_arguments_are_one_sentence() -> None:
@@ -239,8 +251,8 @@ def test_copies_give_the_tokens_of_plain_decoding(tmp_path: Path, kind: str, nam
                 ("auto", None),
             ):
                 copy.forget(decoder.sequence)
-                texts = request_of([*prompt[-2:], *spoilt, 0], decoder.sequence)
-                copy.propose([texts])
+                texts = request_of([*prompt[-2:], *spoilt], decoder.sequence)
+                copy.begin(texts)
                 found = decoder.generate(prompt, draft=draft, draft_type=types, **config)
                 assert found.tokens == plain.tokens, (draft, types)
                 n_copied += found.by_proposer.get("copy", (0, 0))[1]

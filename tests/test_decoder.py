@@ -226,9 +226,10 @@ def test_draft_settings_must_suit_the_drafter(tokenizer: Tokenizer) -> None:
             decoder.generate("ab:", **{name: 6})
     assert decoder.generate("ab:", draft="chain", draft_max=1).n_drafted == 2
     bare = make(tokenizer)
-    with pytest.raises(ValueError, match="draft is 'chain', which needs a drafter"):
-        bare.generate("ab:", draft="chain")
-    assert (bare.generate("ab:").draft, bare.generate("ab:").drafter) == ("none", None)
+    assert bare.generate("ab:", draft="chain").text == "yes"  # by copies
+    with pytest.raises(ValueError, match="draft_type 'dflash' is not there; .* has: copy"):
+        bare.generate("ab:", draft="chain", draft_type="dflash")
+    assert (bare.generate("ab:").draft, bare.generate("ab:").drafter) == ("auto", None)
 
 
 @pytest.mark.parametrize("name", ["draft", "verify", "commit"])

@@ -12,7 +12,7 @@ from ..draft.tree import Tree
 
 N_TIMES = 9
 """Times of a moving median."""
-N_FEW = 4
+N_FEW = 3
 """Times of which the least counts, not yet the median."""
 N_KEPT = 3
 """Times that a stored median counts as when it is loaded again."""
@@ -91,10 +91,12 @@ class Costs:
         """n_first: runs of a shape that are slower than those to come."""
         self.n_first = n_first
         self.n_observed = 0
+        self.first_s = 0.0
+        """What the first pass of a size took beyond the second, lately."""
         self._drafts: dict[bool, dict[int, Median]] = {True: {}, False: {}}
         self._chains: dict[int, dict[int, Median]] = {}
         self._trees: dict[int, dict[int, Median]] = {}
-        self._sample = Median()
+        self._sample, self._ask = Median(), Median()
         self._knows_plain = False
         self._lines: dict[tuple[str, int], Line] = {}
         self._plain: dict[tuple[int, int], float] = {}
@@ -102,8 +104,10 @@ class Costs:
 
     @property
     def knows_plain(self) -> bool:
-        """Whether plain rounds were measured more than once."""
-        self._knows_plain = self._knows_plain or self.knows_pass(1)
+        """Whether plain rounds of answers were measured more than once."""
+        if not self._knows_plain:
+            plain = self._chains.get(1, {}).values()
+            self._knows_plain = any(x.is_warm and not x.is_guess for x in plain)
         return self._knows_plain
 
     @property
@@ -114,6 +118,22 @@ class Costs:
             trees = (n for n in self._trees if self.knows_pass(n, True))
             self._most_rows = max((*chains, *trees), default=0)
         return self._most_rows
+
+    @property
+    def ask_s(self) -> float:
+        """Taking up candidates that took no draft."""
+        return self._ask.value
+
+    def are_guesses(self) -> None:
+        """All that is known so far gives way to what rounds of answers take."""
+        for known in (self._drafts[True], self._drafts[False]):
+            for median in known.values():
+                median.is_guess = True
+        for passes in (self._chains, self._trees):
+            for buckets in passes.values():
+                for median in buckets.values():
+                    median.is_guess = True
+        self._sample = Median()
 
     @property
     def sample_s(self) -> float:
@@ -148,10 +168,16 @@ class Costs:
         known = self._trees if done.is_tree else self._chains
         rows = known.setdefault(done.n_rows, {})
         pass_s = done.pass_s / done.n_rounds
-        rows.setdefault(_bucket(done.position), Median(self.n_first)).add(pass_s)
+        median = rows.setdefault(_bucket(done.position), Median(self.n_first))
+        first_s = median.value if not median.is_warm else 0.0
+        median.add(pass_s)
+        if first_s > 0.0 and median.is_warm:
+            self.first_s += (max(first_s - pass_s, 0.0) - self.first_s) / 2.0
         if done.n_positions and with_draft:
             drafts = self._drafts[done.is_brief]
             drafts.setdefault(done.n_positions, Median(self.n_first)).add(done.draft_s)
+        if done.n_drafted and not done.n_positions:
+            self._ask.add(done.draft_s)
         self._sample.add(done.sample_s / max(done.n_tokens, 1))
         self._lines.clear()
         self._plain.clear()
@@ -239,6 +265,7 @@ class Costs:
             "chains": table(self._chains),
             "trees": table(self._trees),
             "sample": self._sample.value,
+            "ask": self._ask.value,
         }
 
     @classmethod
@@ -251,6 +278,7 @@ class Costs:
             for rows, bucket, seconds in stored[name]:
                 known.setdefault(_count(rows), {})[int(bucket)] = Median.known(seconds)
         costs._sample = Median.known(stored["sample"])
+        costs._ask = Median.known(stored["ask"])
         return costs
 
 
@@ -266,6 +294,8 @@ class Median:
         self._n_first = n_first
         self._times: deque[float] = deque(maxlen=N_TIMES)
         self._is_warm = False
+        self.is_guess = False
+        """Whether it was not measured in answers: the first time that is takes its place."""
         self.value = 0.0
 
     @classmethod
@@ -291,7 +321,10 @@ class Median:
 
     def add(self, seconds: float) -> None:
         """Adds a time."""
-        if len(self._times) == self._n_first and not self._is_warm:
+        if self.is_guess:
+            self.is_guess = False
+            self._times.clear()
+        elif len(self._times) == self._n_first and not self._is_warm:
             self._is_warm = True
             self._times.clear()
         self._times.append(seconds)
