@@ -141,27 +141,35 @@ class Scheduler:
         """first: a sequence of the engine; others are made when they are needed."""
         self.engine: Engine = first.engine
         self._drafting_of = drafting_of
-        self._free: list[Timeline] = [first]  # they keep what they hold; the last used comes last
-        self._known: dict[Timeline, list[int]] = {}  # what the free ones hold
-        self._n_timelines = 1
-        self._waiting: list[Job] = []  # in their order
-        self._running: list[Job] = []
+        # An interruption may come between any two lines: who waits, who runs and which sequences
+        # are free follows from each job's own `timeline`.
+        self._jobs: list[Job] = []  # in their order
+        self._timelines: list[Timeline] = [first]
+        self._known: dict[Timeline, list[int]] = {}  # what free ones hold; they were used in order
         self._groups: dict[object, Group] = {}
-        self._interrupted: list[Job] = []
+        self._open: list[Timeline] = []  # in a round that has not ended
         self._n_jobs = 0
         self._seconds = dict.fromkeys(ROUND_PHASES, 0.0)
         self._alone_s = 0.0  # of a round without prompts
         self._chunk = float(FIRST_CHUNK)
 
     @property
-    def n_running(self) -> int:
-        """Answers that hold a sequence."""
-        return len(self._running)
+    def running(self) -> list[Job]:
+        """Answers that hold a sequence, the oldest first."""
+        return [job for job in self._jobs if job.timeline is not None and not job.is_over]
 
     @property
-    def n_waiting(self) -> int:
-        """Answers that wait for one."""
-        return len(self._waiting)
+    def waiting(self) -> list[Job]:
+        """Answers that wait for one, the oldest first."""
+        return [job for job in self._jobs if job.timeline is None and not job.is_over]
+
+    @property
+    def _free(self) -> list[Timeline]:
+        """Sequences that nobody holds, the longest unused first."""
+        held = {job.timeline for job in self.running}
+        unused = [timeline for timeline in self._timelines if timeline not in held]
+        places = {timeline: i for i, timeline in enumerate(self._known)}
+        return sorted(unused, key=lambda timeline: places.get(timeline, -1))
 
     def add(self, writing: Writing, on_prefill: Progress | None = None) -> Job:
         """An answer joins."""
@@ -169,7 +177,7 @@ class Scheduler:
         job = Job(self._n_jobs, writing, self._group_of(writing.config), on_prefill)
         if job.group is not None:
             job.group.jobs.add(job)
-        self._waiting.append(job)
+        self._jobs.append(job)
         return job
 
     def forget(self) -> None:
@@ -180,41 +188,45 @@ class Scheduler:
 
     def take_back(self, timeline: Timeline) -> None:
         """Empties a sequence that is wanted for something else until the next round."""
-        for job in self._running:
+        for job in self.running:
             if job.timeline is timeline:
                 self._preempt(job)
-                break
         timeline.reset()
         self._known.pop(timeline, None)
 
     def end(self, job: Job) -> None:
         """An answer leaves, wherever it is."""
-        if not job.is_over:
-            job.is_over = True
-            self._leave(job)
+        if job.is_over:
+            return
+        if job.timeline is not None:
+            self._keep(job.timeline, job.history[: job.timeline.position])
+        job.is_over = True
+        if job.group is not None:
+            job.group.jobs.discard(job)
+        self._jobs = [other for other in self._jobs if not other.is_over]
 
     def close(self) -> None:
         """Ends all answers and gives up the sequences."""
-        for job in [*self._running, *self._waiting]:
+        for job in self._jobs:
             self.end(job)
-        for timeline in self._free:
+        for timeline in self._timelines:
             timeline.close()
 
     def round(self, wanted: Job) -> None:
         """One pass for all that can run. wanted: whose step is waited for."""
         self._recover()
-        for job in [*self._running, *self._waiting]:
+        for job in list(self._jobs):
             if job.writing.cancelled():
                 self.end(job)
         if wanted.is_over:
             return
         self._admit()
-        active = [job for job in self._running if not job.pauses]
-        if not active:  # all wait for their readers, and the wanted one for a place
-            self._preempt(self._running[-1])
+        if all(
+            job.pauses for job in self.running
+        ):  # for their readers; the wanted one has no place
+            self._preempt(self.running[-1])
             self._admit()
-            active = [job for job in self._running if not job.pauses]
-        self._run(active)
+        self._run([job for job in self.running if not job.pauses])
 
     # ---- places and cells
 
@@ -240,25 +252,22 @@ class Scheduler:
 
     def _admit(self) -> None:
         """The oldest that wait get places, as long as there are some and cells for them."""
-        while self._waiting and (self._free or self._n_timelines < self.engine.n_parallel):
-            job = self._waiting[0]
+        while self.waiting and len(self.running) < self.engine.n_parallel:
+            job = self.waiting[0]
             timeline = self._timeline_for(job)
             with self._phase("decode"):
                 n_there = timeline.sync(job.history)
-            self._known[timeline] = job.history[:n_there]
+            self._keep(timeline, job.history[:n_there])
             # Those that run want room to grow, or the newest would soon have to leave again.
-            spare = 2 * PAGE * len(self._running)
+            spare = 2 * PAGE * len(self.running)
             wanted = timeline.wanted_cells(len(job.history) - n_there) + spare
             self._free_cells(wanted, but=timeline)
-            if self._running and self.engine.n_free_cells < wanted:
+            if self.running and self.engine.n_free_cells < wanted:
                 return
-            del self._waiting[0]
-            self._free.remove(timeline)
-            self._known.pop(timeline, None)
             self._begin(job, timeline, n_there)
 
     def _begin(self, job: Job, timeline: Timeline, n_there: int) -> None:
-        job.timeline = job.request.sequence = timeline
+        job.request.sequence = timeline
         if job.prefill_started is None:
             job.prefill_started = time.perf_counter()
             job.writing.n_cached = n_there
@@ -267,8 +276,7 @@ class Scheduler:
                 job.on_prefill(0, job.n_to_fill)
         if job.group is not None:
             job.group.speculation.begin(job.request, n_there)
-        self._running.append(job)
-        self._running.sort(key=lambda job: job.number)
+        job.timeline = timeline
 
     def _timeline_for(self, job: Job) -> Timeline:
         """The free sequence that holds most of its tokens; of those with none a new one."""
@@ -278,17 +286,22 @@ class Scheduler:
             pairs = zip(known, job.history, strict=False)
             return next((i for i, (a, b) in enumerate(pairs) if a != b), len(known))
 
-        best = max(self._free, key=n_common, default=None)
-        if best is not None and (n_common(best) or self._n_timelines == self.engine.n_parallel):
+        free = self._free
+        best = max(free, key=n_common, default=None)
+        empty = next((timeline for timeline in free if not timeline.position), None)
+        if best is not None and n_common(best):
             return best
-        for timeline in self._free:
-            if not self._known.get(timeline):
-                return timeline
-        if self._n_timelines < self.engine.n_parallel:
-            self._n_timelines += 1
-            self._free.append(Timeline(self.engine))
-            return self._free[-1]
-        return self._free[0]
+        if empty is not None:
+            return empty
+        if len(self._timelines) < self.engine.n_parallel:
+            self._timelines.append(Timeline(self.engine))
+            return self._timelines[-1]
+        return free[0]
+
+    def _keep(self, timeline: Timeline, tokens: list[int]) -> None:
+        """It has been used just now, and holds these."""
+        self._known.pop(timeline, None)
+        self._known[timeline] = tokens
 
     def _free_cells(self, wanted: int, but: Timeline | None = None) -> None:
         """Forgets what free sequences hold, the longest unused first, until so many are free."""
@@ -299,36 +312,20 @@ class Scheduler:
                 timeline.reset()
                 self._known.pop(timeline, None)
 
-    def _leave(self, job: Job) -> None:
-        if job in self._waiting:
-            self._waiting.remove(job)
-        if job.group is not None:
-            job.group.jobs.discard(job)
-        if job.timeline is not None:
-            self._running.remove(job)
-            timeline, job.timeline = job.timeline, None
-            timeline.commit(0)
-            self._known[timeline] = job.history[: timeline.position]
-            self._free.append(timeline)
-
     def _preempt(self, job: Job) -> None:
         """It waits again, and what it held is computed anew when it comes back."""
-        self._running.remove(job)
         timeline, job.timeline = job.held, None
         timeline.reset()
         self._known.pop(timeline, None)
-        self._free.append(timeline)
-        self._waiting.append(job)
-        self._waiting.sort(key=lambda job: job.number)
 
     def _make_room(self, jobs: list[Job]) -> None:
         """Frees cells for a row of each. The newest leave first; the oldest always stays."""
         while True:
             wanted = sum(job.held.wanted_cells(1) for job in jobs)
             self._free_cells(wanted)
-            if self.engine.n_free_cells >= wanted or len(self._running) == 1:
+            if self.engine.n_free_cells >= wanted or len(self.running) == 1:
                 return
-            last = self._running[-1]
+            last = self.running[-1]
             self._preempt(last)
             if last in jobs:
                 jobs.remove(last)
@@ -348,13 +345,13 @@ class Scheduler:
         n_trees = sum(one.tree is not None for one in work)
         n_plain = len(work) - n_trees
         work += self._pieces(filling, n_plain, is_alone=not decoding)
-        self._interrupted = [one.job for one in work]
+        self._open = [one.job.held for one in work]
         with self._phase("verify" if n_trees else "decode"):
             rows = self._pass(work)
         if rows is None:
             return
         drawn = self._draw(work, rows)
-        self._interrupted = []
+        self._open = []
         self._settle(rounds, drawn, started, filled=len(work) > len(decoding))
 
     def _keep_top(self, jobs: list[Job]) -> None:
@@ -418,7 +415,7 @@ class Scheduler:
             work.append(_Work(job, item, None))
             left -= n
             if sum(one.job.held.wanted_cells(len(one.item.tokens)) for one in work) > (
-                self.engine.n_free_cells - 2 * PAGE * len(self._running)
+                self.engine.n_free_cells - 2 * PAGE * len(self.running)
             ):
                 break  # rather one after the other
         return work
@@ -428,9 +425,9 @@ class Scheduler:
         try:
             return self.engine.run([one.item for one in work])
         except Error as error:
-            self._interrupted = []
             for one in work:
                 self._fail(one.job, error)
+            self._open = []
             return None
 
     def _fail(self, job: Job, error: Error) -> None:
@@ -547,13 +544,12 @@ class Scheduler:
 
     def _recover(self) -> None:
         """After an interrupted round: what was verified goes, what was drawn is filled in."""
-        for job in self._interrupted:
-            if job.timeline is None:
-                continue
-            job.timeline.commit(0)
-            if job.timeline.position >= len(job.history):
-                job.timeline.sync(job.history)
-        self._interrupted = []
+        for timeline in self._open:
+            timeline.commit(0)
+        for job in self.running if self._open else ():
+            if job.held.position >= len(job.history):
+                job.held.sync(job.history)
+        self._open = []
 
 
 def _n_rows(job: Job) -> int:

@@ -82,6 +82,7 @@ class FakeSequence(HasRows):
         self.drafter = FakeDrafter(block_size) if block_size > 1 else None
         self.max_draft = block_size - 1
         self.max_verify = max(block_size, 1)
+        self.n_parallel = 1
         self.open: list[int] = []
         self.parents: list[int] = []
 

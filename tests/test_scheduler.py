@@ -1,0 +1,260 @@
+"""Many answers at once: each is the one that it is alone, whoever joins or leaves."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoints import KINDS
+from device import DEVICE
+from pairs import N_UBATCH, Pair, load_target, make_pair, random_tokens
+
+from dflash_gguf import core
+from dflash_gguf.config import LoadConfig
+from dflash_gguf.decoder import Decoder, Stream
+
+pytestmark = pytest.mark.skipif(DEVICE is not None, reason="the same bits are the CPU's")
+
+DRAFTS = ("none", "chain", "tree", "auto")
+
+
+def open_decoder(pair: Pair, n_parallel: int, n_ctx: int = 512) -> Decoder:
+    """A decoder of token ids, with a drafter."""
+    model = load_target(pair.target)
+    config = LoadConfig(
+        n_ctx=n_ctx,
+        n_ubatch=N_UBATCH,
+        n_threads=2,
+        cache_type_k="f32",
+        cache_type_v="f32",
+        n_parallel=n_parallel,
+    )
+    engine = core.Engine(model, n_ctx, core.Drafter(str(pair.drafter), model), config=config)
+    return Decoder(core.Sequence(engine), None)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return make_pair(tmp_path_factory.mktemp("pair"), "qwen35")
+
+
+@pytest.fixture(scope="module")
+def alone(pair: Pair) -> Decoder:
+    return open_decoder(pair, 1)
+
+
+def settings_of(i: int) -> dict[str, Any]:
+    """Greedy and sampled, of several lengths."""
+    return {
+        "max_tokens": 5 + 7 * (i % 4),
+        "temperature": 0.9 * (i % 2),
+        "seed": i,
+        "ignore_eos": True,
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_has_the_answers_of_its_prompts(tmp_path: Path, kind: str) -> None:
+    pair = make_pair(tmp_path, kind)
+    prompts = [random_tokens(3 + 5 * i, seed=i) for i in range(6)] + [random_tokens(9)] * 6
+    with open_decoder(pair, 1) as one:
+        expected = [
+            one.generate(prompt, draft="none", **settings_of(i)).tokens
+            for i, prompt in enumerate(prompts)
+        ]
+    columns = [settings_of(i) for i in range(len(prompts))]
+    settings = {name: [column[name] for column in columns] for name in columns[0]}
+    with open_decoder(pair, 5) as many:
+        for draft in DRAFTS:
+            results = many.generate_batch(prompts, draft=draft, **settings)
+            assert [result.tokens for result in results] == expected, draft
+            assert all(result.stop_reason == "length" for result in results)
+        results = many.generate_batch(
+            prompts, draft=[DRAFTS[i % 4] for i in range(len(prompts))], **settings
+        )
+        assert [result.tokens for result in results] == expected
+
+
+class Use:
+    """Random use of streams; each must have a beginning of the answer that it has alone."""
+
+    def __init__(self, many: Decoder, alone: Decoder, seed: int) -> None:
+        self.many, self.alone = many, alone
+        self.random = np.random.default_rng(seed)
+        self.streams: dict[Stream, tuple[list[int], list[int], dict[str, Any]]] = {}
+        self.stopped: set[Stream] = set()
+        self.n_answers = self.n_interrupted = self.n_rounds = 0
+
+    def below(self, n: int) -> int:
+        return int(self.random.integers(n))
+
+    def join(self) -> None:
+        prompt = random_tokens(1 + self.below(50), seed=self.below(20))
+        if self.below(3) == 0 and self.streams:
+            known, drawn, _ = list(self.streams.values())[self.below(len(self.streams))]
+            prompt = (known + drawn)[:80]
+        settings = {
+            "max_tokens": 1 + self.below(40),
+            "temperature": 0.8 * self.below(2),
+            "seed": self.below(100),
+            "ignore_eos": True,
+        }
+        stop: list[bool] = []
+        stream = self.many.stream(
+            prompt, cancelled=lambda: bool(stop), draft=DRAFTS[self.below(4)], **settings
+        )
+        stream.stop = stop  # type: ignore[attr-defined]
+        self.streams[stream] = (prompt, [], settings)
+
+    def read(self, stream: Stream) -> None:
+        prompt, drawn, settings = self.streams[stream]
+        try:
+            step = next(stream, None)
+        except KeyboardInterrupt:
+            self.n_interrupted += 1
+            return
+        self.n_rounds += 1
+        if step is not None:
+            drawn.extend(step.tokens)
+            return
+        del self.streams[stream]
+        expected = self.alone.generate(prompt, draft="none", **settings).tokens
+        assert stream.result().tokens == tuple(drawn)
+        n = len(drawn)
+        assert tuple(drawn) == expected[:n]
+        assert n == len(expected) or stream in self.stopped
+        self.n_answers += 1
+
+    def leave(self, stream: Stream) -> None:
+        if self.below(2):
+            self.stopped.add(stream)
+            stream.stop.append(True)  # type: ignore[attr-defined]
+        elif self.below(2):
+            prompt, drawn, settings = self.streams.pop(stream)
+            stream.close()
+            expected = self.alone.generate(prompt, draft="none", **settings).tokens
+            assert stream.result().tokens[: len(drawn)] == tuple(drawn)
+            assert stream.result().tokens == expected[: len(stream.result().tokens)]
+            self.n_answers += 1
+        else:
+            del self.streams[stream]  # nobody will read it again
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_use(pair: Pair, alone: Decoder, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """A pool (256 cells) that four outgrow: joins, leaves, cancels, interruptions, preemptions."""
+    with open_decoder(pair, 4, n_ctx=128) as many:
+        use = Use(many, alone, seed)
+        preempted = []
+        scheduler = many._scheduler
+        assert scheduler is not None
+        preempt, commit, run = scheduler._preempt, many.engine.commit, many.engine.run
+        monkeypatch.setattr(
+            scheduler, "_preempt", lambda job: (preempted.append(job), preempt(job))
+        )
+
+        def interrupted(call: Any) -> Any:
+            def calls(*args: Any) -> Any:
+                way = use.below(40)
+                if way == 0:
+                    raise KeyboardInterrupt
+                found = call(*args)
+                if way == 1:
+                    raise KeyboardInterrupt
+                return found
+
+            return calls
+
+        monkeypatch.setattr(many.engine, "commit", interrupted(commit))
+        monkeypatch.setattr(many.engine, "run", interrupted(run))
+        for _ in range(250):
+            if len(use.streams) < 7 and use.below(3) == 0:
+                use.join()
+            if use.streams:
+                stream = list(use.streams)[use.below(len(use.streams))]
+                if use.below(25) == 0:
+                    use.leave(stream)
+                else:
+                    use.read(stream)
+            stream = None  # type: ignore[assignment]
+        while use.streams:
+            use.read(next(iter(use.streams)))
+        assert use.n_answers > 20 and use.n_interrupted > 3 and preempted
+        many.reset()
+        assert len(scheduler.running) <= 4 and not scheduler.waiting
+
+
+def test_threads_read_at_once(pair: Pair, alone: Decoder) -> None:
+    prompts = [random_tokens(5 + i, seed=i) for i in range(6)]
+    expected = [
+        alone.generate(prompt, draft="none", **settings_of(i)).tokens
+        for i, prompt in enumerate(prompts)
+    ]
+    found: dict[int, tuple[int, ...]] = {}
+    with open_decoder(pair, 3) as many:
+
+        def answer(i: int) -> None:
+            stream = many.stream(prompts[i], draft="auto", **settings_of(i))
+            found[i] = tuple(token for step in stream for token in step.tokens)
+
+        threads = [threading.Thread(target=answer, args=(i,)) for i in range(len(prompts))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert [found[i] for i in range(len(prompts))] == expected
+
+
+def test_a_reader_that_is_behind_keeps_its_place(pair: Pair) -> None:
+    slow_settings = {"max_tokens": 400, "temperature": 0.0, "ignore_eos": True, "draft": "none"}
+    with open_decoder(pair, 2, n_ctx=1024) as many, open_decoder(pair, 1, n_ctx=1024) as one:
+        slow, fast = many.stream([1, 2], **slow_settings), many.stream([3], **slow_settings)
+        next(slow)
+        assert sum(len(step.tokens) for step in fast) == 400
+        held = many._scheduler.running[0].held.position  # type: ignore[union-attr]
+        assert 256 <= held <= 260
+        third = many.generate([5, 6, 7], **{**slow_settings, "max_tokens": 20})
+        assert third.tokens == one.generate([5, 6, 7], **slow_settings).tokens[:20]
+        assert many._scheduler.running[0].held.position == held  # type: ignore[union-attr]
+        rest = tuple(token for step in slow for token in step.tokens)
+        assert slow.result().tokens[1:] == rest
+        assert slow.result().tokens == one.generate([1, 2], **slow_settings).tokens
+
+
+def test_all_places_pause_and_one_waits(pair: Pair) -> None:
+    """It gets the place of the newest, which goes on later with what it had."""
+    settings = {"max_tokens": 300, "temperature": 0.0, "ignore_eos": True, "draft": "none"}
+    with open_decoder(pair, 2, n_ctx=1024) as many:
+        alone = [many.generate([i], **settings).tokens for i in range(3)]
+        streams = [many.stream([i], **settings) for i in range(2)]
+        for stream in streams:
+            next(stream)
+        third = many.stream([2], **settings)
+        assert tuple(token for step in third for token in step.tokens) == alone[2]
+        for stream, expected in zip(streams, alone, strict=False):
+            list(stream)
+            assert stream.result().tokens == expected
+
+
+def test_what_cannot_be(pair: Pair) -> None:
+    with pytest.raises(ValueError, match="n_parallel is 0, expected 1 to 256"):
+        LoadConfig(n_parallel=0)
+    with pytest.raises(ValueError, match="n_parallel is 10000, expected 1 to 256"):
+        LoadConfig(n_parallel=10000)
+    with open_decoder(pair, 2, n_ctx=64) as many:
+        running = many.stream([1, 2, 3], max_tokens=20, draft="none", ignore_eos=True)
+        next(running)
+        with pytest.raises(ValueError, match="the prompt has 65 tokens, the context holds 64"):
+            many.stream([1] * 65)
+        with pytest.raises(ValueError, match="seed: 2 values for 3 prompts"):
+            many.generate_batch([[1], [2], [3]], seed=[1, 2])
+        stop: list[bool] = []
+        queued = [many.stream([4] * 40, cancelled=lambda: bool(stop)) for _ in range(3)]
+        stop.append(True)
+        for stream in queued:
+            assert list(stream) == [] and stream.result().stop_reason == "cancelled"
+        assert len(list(running)) > 0 and len(running.result().tokens) == 20
+        assert len(many.logits([1, 2, 3])) == 3
