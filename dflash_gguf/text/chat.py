@@ -18,7 +18,7 @@ Message = Mapping[str, Any]
 
 MAX_PROMPT_CHARACTERS = 1 << 26
 MAX_RENDER_S = 10.0
-"""Of the thread's CPU time. A template that takes longer does not end; the longest prompts take well
+"""CPU time of the thread. A template that takes longer does not end; the longest prompts take well
 under a second."""
 
 
