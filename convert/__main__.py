@@ -12,6 +12,7 @@ from types import FrameType
 from .arch import Options
 from .conversion import OUTTYPES, Conversion, prepare
 from .errors import ConvertError
+from .schema import Arch
 from .write import data_bytes, tensor_bytes, write_gguf
 
 
@@ -59,6 +60,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--pre", metavar="NAME", help="pre-tokenizer, instead of finding it by its hash")
     add("--no-mtp", action="store_true", help="leave multi-token-prediction layers out")
+    add(
+        "--scaled-embeddings",
+        action="store_true",
+        help="a drafter without input_embedding_scale reads its target's embeddings times the root "
+        "of their width, as the target does (default: the table as it is)",
+    )
     add("--dry-run", action="store_true", help="show what would be written, write nothing")
     add("--verbose", action="store_true", help="list every tensor while it is written")
     add("--check", type=Path, metavar="FILE", help="compare a GGUF file with MODEL_DIR instead")
@@ -78,8 +85,10 @@ def _run(args: argparse.Namespace) -> int:
         report = check(args.model_dir, args.check, args.target_model_dir)
         print(report)
         return 0 if report.ok else 1
-    options = Options(target_model_dir=args.target_model_dir, mtp=not args.no_mtp)
+    options = Options(args.target_model_dir, not args.no_mtp, args.scaled_embeddings)
     conversion = prepare(args.model_dir, args.outtype, options, args.pre)
+    if args.scaled_embeddings and conversion.metadata.arch != Arch.DFLASH:
+        raise ConvertError(f"{args.model_dir}: --scaled-embeddings is for drafters, it is none")
     if args.dry_run:
         print(_table(conversion))
         return 0

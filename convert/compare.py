@@ -86,7 +86,8 @@ class Report:
 def check(model_dir: Path, gguf_file: Path, target_model_dir: Path | None = None) -> Report:
     """Compares `gguf_file` with the checkpoint it was made from.
 
-    A file without multi-token-prediction layers is compared without them.
+    A file without multi-token-prediction layers is compared without them, a drafter's with a scale
+    of its embeddings as converted with --scaled-embeddings.
 
     Raises:
         ConvertError: the folder or the file cannot be read at all.
@@ -98,7 +99,8 @@ def check(model_dir: Path, gguf_file: Path, target_model_dir: Path | None = None
     architecture = architecture_of(checkpoint)
     arch = _value(header, Key.GENERAL_ARCHITECTURE)
     mtp = bool(_value(header, Key.NEXTN_PREDICT_LAYERS.replace("{arch}", str(arch))))
-    options = Options(target_model_dir=target_model_dir, mtp=mtp)
+    scaled = _value(header, Key.EMBEDDING_SCALE.replace("{arch}", str(arch))) is not None
+    options = Options(target_model_dir=target_model_dir, mtp=mtp, scaled_embeddings=scaled)
     expected = architecture.metadata(checkpoint, options)
     if arch != expected.arch:
         raise ConvertError(

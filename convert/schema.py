@@ -22,6 +22,7 @@ class Arch:
     QWEN35MOE = "qwen35moe"
     GPT_OSS = "gpt-oss"
     GEMMA4 = "gemma4"
+    CLIP = "clip"
     DFLASH = "dflash"
 
     # Drafter files older than the `dflash` architecture; the string is also their key prefix.

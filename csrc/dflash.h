@@ -14,7 +14,7 @@ extern "C" {
 
 #pragma GCC visibility push(default)
 
-enum { DFL_ABI_VERSION = 10 };
+enum { DFL_ABI_VERSION = 11 };
 
 typedef enum {
     DFL_STATUS_OK = 0,
@@ -33,9 +33,10 @@ typedef struct {
 } dfl_error;
 
 typedef enum {
-    DFL_MAX_TOP = 64,     /* best tokens of a row that may be picked */
-    DFL_MAX_VERIFY = 256, /* rows of a verify */
-    DFL_MAX_THREADS = 512 /* of an engine; ggml takes no more */
+    DFL_MAX_TOP = 64,      /* best tokens of a row that may be picked */
+    DFL_MAX_VERIFY = 256,  /* rows of a verify */
+    DFL_MAX_THREADS = 512, /* of an engine; ggml takes no more */
+    DFL_MAX_PARALLEL = 256 /* sequences of an engine */
 } dfl_limit;
 
 /* ---- versions and devices ---- */
@@ -165,8 +166,9 @@ dfl_status dfl_drafter_get_placement(const dfl_drafter * drafter, int32_t index,
 typedef struct dfl_engine dfl_engine;
 
 typedef struct {
-    int64_t n_ctx;             /* tokens a sequence can hold */
-    int64_t n_ubatch;          /* most rows of one pass */
+    int64_t n_ctx;             /* tokens that all sequences can hold together */
+    int32_t n_parallel;        /* most sequences, 1 to DFL_MAX_PARALLEL */
+    int64_t n_ubatch;          /* most tokens that one pass appends */
     int32_t n_threads;         /* 0: one per usable core: physical, fast, in the quota */
     const char * cache_type_k; /* "f32", "f16", "bf16", "q8_0", "q4_0", ... */
     const char * cache_type_v;
@@ -176,9 +178,14 @@ typedef struct {
 
 typedef struct {
     int64_t n_ctx;
+    int32_t n_parallel;
     int32_t n_threads;
     int32_t n_memory;       /* records of dfl_engine_get_memory */
-    int64_t verify_rows;    /* most rows of a verify: a drafter's block, or what was reserved */
+    int64_t n_free_cells;   /* K/V rows that no sequence has; sequences take them by pages */
+    int64_t verify_rows;    /* most rows that are verified at a time, of all sequences: a drafter's
+                               block and some, or what was reserved */
+    int64_t draft_rows;     /* most rows of one draft: of each sequence its last token and those
+                               drafted; 0 without a drafter */
     int64_t n_graphs_built; /* this and what follows: so far */
     int64_t n_passes;       /* forward passes of the target */
     uint64_t bytes_read;    /* copied from device tensors to the caller */
@@ -216,9 +223,9 @@ dfl_status dfl_engine_get_memory(const dfl_engine * engine, int32_t index, dfl_m
 /* Has the device pick the k best (0 to DFL_MAX_TOP) of every row in the passes to come; kept: out,
  * k, or 0 where it cannot: a CPU has the rows at hand. k of 0 ends it. Errors: ARGUMENT. */
 dfl_status dfl_engine_keep_top(dfl_engine * engine, int32_t k, int32_t * kept, dfl_error * err);
-/* Makes room for verifies of up to n rows (1 to DFL_MAX_VERIFY); never less than there is. Costs
- * trace and feature rows and compute memory, no state. Errors: ARGUMENT (also while a verify waits
- * for its commit), MEMORY (names the bytes; the room is as before). */
+/* Makes room to verify up to n rows at a time (1 to DFL_MAX_VERIFY); never less than there is.
+ * Costs trace and feature rows and compute memory, no state. Errors: ARGUMENT (also while a verify
+ * waits for its commit), MEMORY (names the bytes; the room is as before). */
 dfl_status dfl_engine_reserve_verify(dfl_engine * engine, int64_t n, dfl_error * err);
 
 /* ---- sequence: a timeline in an engine, its cursor and its checkpoints ---- */
@@ -227,11 +234,14 @@ typedef struct dfl_sequence dfl_sequence;
 typedef struct dfl_checkpoint dfl_checkpoint;
 
 /* The sequence keeps the engine alive. Errors: ARGUMENT (an engine that was only measured),
- * UNSUPPORTED (the engine has a sequence already: it holds one at a time). */
+ * UNSUPPORTED (the engine has n_parallel sequences already). */
 dfl_status dfl_sequence_create(dfl_engine * engine, dfl_sequence ** sequence, dfl_error * err);
 void dfl_sequence_free(dfl_sequence * sequence); /* not from within a callback */
 /* Tokens of the timeline that are in the caches; -1 for NULL. */
 int64_t dfl_sequence_position(const dfl_sequence * sequence);
+/* Cells that n more tokens take of the engine's n_free_cells; 0 where its own pages have room; -1
+ * for NULL. */
+int64_t dfl_sequence_wanted_cells(const dfl_sequence * sequence, int64_t n);
 
 /* Takes the timeline back to where it agrees with n tokens and closes an open verify, so that what
  * is left of them can be prefilled: at least the last one, whose logits begin an answer.
@@ -243,18 +253,77 @@ int64_t dfl_sequence_position(const dfl_sequence * sequence);
  * Errors: ARGUMENT (no tokens, token ids, context; nothing has changed then). */
 dfl_status dfl_sequence_sync(dfl_sequence * sequence, const int32_t * tokens, int64_t n,
                              int64_t * n_kept, dfl_error * err);
-/* Appends n tokens, a micro-batch at a time. Afterwards the last token's logits can be read.
- * all_logits: NULL, or [n][n_vocab] float32 for every token's, checked as dfl_sequence_logits does.
- * progress: may be NULL.
- * On an error the timeline ends after the last finished micro-batch (for a device failure on a
- * model with recurrent layers: it is empty).
- * Errors: DFL_STATUS_ARGUMENT (token ids, context), MEMORY, COMPUTE, CANCELLED. */
-dfl_status dfl_sequence_prefill(dfl_sequence * sequence, const int32_t * tokens, int64_t n,
-                                float * all_logits, dfl_progress progress, void * user,
-                                dfl_error * err);
-/* Largest logit of a row of the last pass (after a prefill only row 0, the last token's); the
+/* Tokens of one sequence that a pass is to run. */
+typedef struct {
+    dfl_sequence * sequence;
+    int32_t verify; /* 0: append them; 1: they are candidates, see dfl_engine_run */
+    const int32_t * tokens;
+    int64_t n;
+    const int32_t * parents; /* of a verify: NULL for a chain, else [n]: -1 for the root, which is
+                                chosen and not appended yet, and 0 <= parents[i] < i */
+    int64_t n_to_come;       /* of an append: tokens that will follow it; if there are some, no row
+                                is read */
+    float * all_logits;      /* of an append: NULL, or out, [n][n_vocab] float32, checked as
+                                dfl_sequence_logits does */
+    int64_t n_done;          /* out: tokens that were run */
+} dfl_item;
+
+/* Runs items of different sequences in one pass. Each row has the bits that it has alone.
+ *
+ * Tokens to append join their timeline; afterwards the last one's logits can be read. Candidates
+ * are run after the timeline, each seeing its ancestors, and are not appended; all of their rows
+ * can be read until dfl_engine_commit, which must follow. Rows can be read until the next pass or
+ * draft of the engine.
+ *
+ * A single append may have any number of tokens and is run in micro-batches; on an error its
+ * timeline ends after the last finished one. Several items take at most n_ubatch (or n_parallel, if
+ * that is more) tokens to append and verify_rows candidates; on a model with recurrent layers an
+ * append among others ends before the last of the tokens that dfl_sequence_sync was given, whose
+ * logits are then those of a pass of its own: n_done is less than n.
+ *
+ * progress: of a single append; may be NULL.
+ * Errors: ARGUMENT (token ids, parents, context, cells that other sequences hold, room for
+ * verifies; nothing has run then), MEMORY, COMPUTE (timelines are as before, but on a model with
+ * recurrent layers those that were to be appended to are empty), CANCELLED. */
+dfl_status dfl_engine_run(dfl_engine * engine, dfl_item * items, int64_t n_items,
+                          dfl_progress progress, void * user, dfl_error * err);
+
+/* What the drafter is asked for: candidates for n_draft positions after last_token, which is chosen
+ * but not appended. */
+typedef struct {
+    dfl_sequence * sequence;
+    int32_t last_token;
+    int64_t n_draft;
+} dfl_draft_request;
+
+/* For each position of each request its k best tokens and their raw logits, best first, request
+ * after request. Moves no cursor. n being the positions of all requests together: tokens, logits:
+ * out, [n][k]; logits may be NULL. log_sum_exp: out, [n], may be NULL: ln sum exp of the whole row
+ * of raw logits, so logit - log_sum_exp is a log-probability. Where scores are not finite they come
+ * back as they are, and the drafter has then forgotten that timeline so far. Errors: ARGUMENT (no
+ * drafter; n_draft above block_size - 1; more rows than draft_rows; k above the drafter's head; no
+ * room in the context for last_token and the draft), COMPUTE. */
+dfl_status dfl_engine_draft(dfl_engine * engine, const dfl_draft_request * requests,
+                            int64_t n_requests, int64_t k, int32_t * tokens, float * logits,
+                            float * log_sum_exp, dfl_error * err);
+
+/* What of an open verify joins its timeline: n nodes, root first, each a child of the one before;
+ * nodes of NULL: the first n. */
+typedef struct {
+    dfl_sequence * sequence;
+    const int32_t * nodes;
+    int64_t n;
+} dfl_path;
+
+/* Appends paths of open verifies of different sequences; what else was verified of them leaves no
+ * trace. With n = 0 there may be no open verify, and then nothing is done. Errors: ARGUMENT,
+ * MEMORY, COMPUTE (after the last two sequences of a model with recurrent layers are empty). */
+dfl_status dfl_engine_commit(dfl_engine * engine, const dfl_path * paths, int64_t n_paths,
+                             dfl_error * err);
+
+/* Largest logit of a row of the last pass (after an append only row 0, the last token's); the
  * lowest id on ties. Errors: ARGUMENT for a row that is not there; COMPUTE if its logits are not
- * finite. The caches are then no better, so they are zeroed: the sequence is empty as after a
+ * finite. Its caches are then no better, so they are zeroed: the sequence is empty as after a
  * reset, and no checkpoint of it is valid any more. */
 dfl_status dfl_sequence_argmax(dfl_sequence * sequence, int64_t row, int32_t * token,
                                dfl_error * err);
@@ -266,36 +335,6 @@ dfl_status dfl_sequence_top(dfl_sequence * sequence, int64_t row, int32_t k, int
 /* logits: out, [n_vocab] float32; single tokens may have -inf. Errors: as for argmax. */
 dfl_status dfl_sequence_logits(dfl_sequence * sequence, int64_t row, float * logits,
                                dfl_error * err);
-
-/* What the drafter proposes after last_token, which is chosen but not appended: for each of n_draft
- * positions its k best tokens and their raw logits, best first. Moves no cursor.
- * tokens, logits: out, [n_draft][k]; logits may be NULL. log_sum_exp: out, [n_draft], may be NULL:
- * ln sum exp of the whole row of raw logits, so logit - log_sum_exp is a log-probability. Scores
- * that are not finite come back as they are, and the drafter has then forgotten the timeline so
- * far. Errors: ARGUMENT (no drafter; n_draft above block_size - 1; k above the drafter's head; no
- * room in the context for last_token and the draft), COMPUTE. */
-dfl_status dfl_sequence_draft(dfl_sequence * sequence, int32_t last_token, int64_t n_draft,
-                              int64_t k, int32_t * tokens, float * logits, float * log_sum_exp,
-                              dfl_error * err);
-
-/* Runs n tokens after the timeline in one pass and commits nothing; all n rows can be read until
- * the commit, which must follow. Errors: ARGUMENT, MEMORY, COMPUTE. */
-dfl_status dfl_sequence_verify(dfl_sequence * sequence, const int32_t * tokens, int64_t n,
-                               dfl_error * err);
-/* The same for a tree. tokens[0] is the root (chosen, not appended yet), parents[0] = -1,
- * 0 <= parents[i] < i; node i stands at timeline position + depth(i) and sees its ancestors only.
- * Errors: as dfl_sequence_verify; ARGUMENT also for parents, and for n above the room left in the
- * context, however flat the tree. */
-dfl_status dfl_sequence_verify_tree(dfl_sequence * sequence, const int32_t * tokens,
-                                    const int32_t * parents, int64_t n, dfl_error * err);
-/* Appends the first n tokens of the open verify; the rest leaves no trace. With n = 0 it may be
- * called without an open verify, and then does nothing. Errors: ARGUMENT, MEMORY, COMPUTE (after
- * the last two a model with recurrent layers is empty). */
-dfl_status dfl_sequence_commit(dfl_sequence * sequence, int64_t n, dfl_error * err);
-/* Appends a path of the open verify: n nodes, root first, each a child of the one before. The rest
- * leaves no trace. n = 0 and errors: as dfl_sequence_commit. */
-dfl_status dfl_sequence_commit_path(dfl_sequence * sequence, const int32_t * nodes, int64_t n,
-                                    dfl_error * err);
 
 /* Back to position 0. */
 dfl_status dfl_sequence_reset(dfl_sequence * sequence, dfl_error * err);
@@ -316,6 +355,36 @@ dfl_status dfl_checkpoint_restore(dfl_sequence * sequence, const dfl_checkpoint 
 int32_t dfl_checkpoint_is_valid(const dfl_sequence * sequence, const dfl_checkpoint * checkpoint);
 int64_t dfl_checkpoint_position(const dfl_checkpoint * checkpoint);
 void dfl_checkpoint_free(dfl_checkpoint * checkpoint);
+
+/* ---- copies: what came after the end of a text where it stood before ---- */
+
+typedef struct dfl_copies dfl_copies;
+
+enum { DFL_COPY_OUTCOMES = 36 }; /* classes of copies that outcomes are counted for */
+
+/* Remembers the last n_most tokens at most, n_most / 2 at least. Errors: ARGUMENT (n_most below 2).
+ */
+dfl_status dfl_copies_create(int64_t n_most, dfl_copies ** copies, dfl_error * err);
+void dfl_copies_free(dfl_copies * copies);
+/* The text goes on by n tokens, none below 0. is_chosen: by the target, so that they tell how often
+ * copies come true. length: out, of the longest end of the text that stands in it before; may be
+ * NULL. Errors: ARGUMENT, MEMORY. */
+dfl_status dfl_copies_append(dfl_copies * copies, const int32_t * tokens, int64_t n,
+                             int32_t is_chosen, int64_t * length, dfl_error * err);
+/* The next tokens are another text: no copy goes across. */
+dfl_status dfl_copies_separate(dfl_copies * copies, dfl_error * err);
+/* The likeliest copies as a tree: out, tokens, parents (nodes before, -1: the text's last token) and
+ * log-chances of paths, [n_nodes], no deeper than n_positions. n: out, nodes. Errors: ARGUMENT. */
+dfl_status dfl_copies_propose(const dfl_copies * copies, int64_t n_positions, int64_t n_nodes,
+                              int32_t * tokens, int32_t * parents, float * log_chances, int64_t * n,
+                              dfl_error * err);
+/* How often copies were looked at and came true, by class: [DFL_COPY_OUTCOMES][2]. Errors: ARGUMENT
+ * (to set: 0 < taken <= tried everywhere). */
+dfl_status dfl_copies_get_outcomes(const dfl_copies * copies, double * outcomes, dfl_error * err);
+dfl_status dfl_copies_set_outcomes(dfl_copies * copies, const double * outcomes, dfl_error * err);
+/* Tokens and bytes that are remembered. */
+int64_t dfl_copies_size(const dfl_copies * copies);
+uint64_t dfl_copies_bytes(const dfl_copies * copies);
 
 /* ---- quantisation ---- */
 

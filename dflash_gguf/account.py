@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from .policy.costs import Round
 
-ROUND_PHASES = ("decode", "draft", "tree", "verify", "commit", "sample")
+ROUND_PHASES = ("decode", "choose", "draft", "tree", "verify", "commit", "sample")
+
+
+def set_seconds(done: Round, seconds: float, took: Mapping[str, float]) -> None:
+    """Fills in what a round took. took: seconds by phase."""
+    done.choose_s, done.sample_s = took["choose"], took["sample"]
+    done.draft_s = took["draft"] + took["tree"]
+    done.pass_s = seconds - done.choose_s - done.draft_s - done.sample_s
 
 
 class Phase:
@@ -39,6 +46,7 @@ class Account:
         self.n_decoded = 0
         self.n_drafted = 0
         self.rounds_by_draft: Counter[str] = Counter()
+        self.by_proposer: dict[str, tuple[int, int]] = {}
         self._accepted: list[int] | None = [] if is_drafted else None
         self._phase_s = dict.fromkeys(("prefill", *ROUND_PHASES, "host"), 0.0)
 
@@ -50,8 +58,13 @@ class Account:
     @property
     def phase_s(self) -> dict[str, float]:
         """Seconds by phase, drafting only where there is any."""
-        idle = () if self._accepted is not None else ("draft", "tree", "verify", "commit")
+        idle = () if self._accepted is not None else ("choose", "draft", "tree", "verify", "commit")
         return {name: s for name, s in self._phase_s.items() if name not in idle}
+
+    def credit(self, name: str, n_drafted: int, n_accepted: int) -> None:
+        """Counts candidates of a proposer that were verified, and those that were accepted."""
+        before = self.by_proposer.get(name, (0, 0))
+        self.by_proposer[name] = before[0] + n_drafted, before[1] + n_accepted
 
     def phase(self, name: str) -> Phase:
         """Adds the time of a with block to a phase."""
@@ -73,8 +86,15 @@ class Account:
             took = {name: self._phase_s[name] - before[name] for name in ROUND_PHASES}
             self.decode_s += seconds
             self._phase_s["host"] += seconds - sum(took.values())
-        done.draft_s, done.sample_s = took["draft"] + took["tree"], took["sample"]
-        done.pass_s = seconds - done.draft_s - done.sample_s
+        set_seconds(done, seconds, took)
+        self._count(done)
+
+    def add_round(self, done: Round, seconds: float, took: Mapping[str, float]) -> None:
+        """Counts a round that several answers took part in. took: its phases, but for sampling."""
+        self.decode_s += seconds
+        for name, s in took.items():
+            self._phase_s[name] += s
+        self._phase_s["host"] += seconds - sum(took.values())
         self._count(done)
 
     def _count(self, done: Round) -> None:

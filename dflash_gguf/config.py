@@ -14,6 +14,7 @@ __all__ = [
     "CACHE_TYPES",
     "DEFAULT_N_CTX",
     "DRAFT_KINDS",
+    "DRAFT_TYPES",
     "MAX_DRAFT",
     "MAX_LAYERS",
     "MAX_N_CTX",
@@ -26,6 +27,8 @@ __all__ = [
     "LoadConfig",
 ]
 
+DRAFT_TYPES = ("dflash", "copy")
+"""Who proposes candidates: the drafter's model, or copies of the text so far."""
 DRAFT_KINDS = ("none", "chain", "tree", "auto")
 """How candidates are proposed: not at all, a chain of one length, a tree of one size, or whatever
 pays for itself. Without a drafter "auto" is plain decoding."""
@@ -62,6 +65,8 @@ class DecodeConfig:
         None: neither. post_sampling_probs: as what the draw chose from, not as the model has them.
     reasoning_format: one of REASONING_FORMATS.
     draft: one of DRAFT_KINDS.
+    draft_type: who proposes candidates, one name or several of DRAFT_TYPES; None: with "auto" all
+        that there are, else the drafter, and copies where there is none.
     draft_max: positions that a round drafts at most; None is what the drafter's block holds.
     draft_min: a round drafts so many candidates or none.
     tree_budget: candidates of a tree; with "auto" at most so many. None is 23, with "auto" 63.
@@ -85,6 +90,7 @@ class DecodeConfig:
     post_sampling_probs: bool = False
     reasoning_format: str = "auto"
     draft: str = "auto"
+    draft_type: str | Iterable[str] | None = None
     draft_max: int | None = None
     draft_min: int = 0
     tree_budget: int | None = None
@@ -112,6 +118,8 @@ class DecodeConfig:
         for name in ("ignore_eos", "post_sampling_probs", "tree_spine"):
             flag(name, getattr(self, name))
         choice("draft", self.draft, DRAFT_KINDS)
+        if self.draft_type is not None:
+            _set(self, "draft_type", _names(self.draft_type))
         choice("reasoning_format", self.reasoning_format, REASONING_FORMATS)
         _set(self, "draft_min", integer("draft_min", self.draft_min, 0, MAX_DRAFT))
         if self.draft_max is not None:
@@ -157,6 +165,20 @@ def _biases(values: object) -> dict[int, float]:
 
 def _set(config: object, name: str, value: object) -> None:
     object.__setattr__(config, name, value)
+
+
+def _names(names: object) -> tuple[str, ...]:
+    """Names of proposers; which there are is for the decoder to know."""
+    found = tuple(names.split(",")) if isinstance(names, str) else names
+    if not isinstance(found, Iterable):
+        raise ValueError(f"draft_type is {names!r}, must be a name or several names")
+    found = tuple(found)
+    for name in found:
+        if not isinstance(name, str):
+            raise ValueError(f"draft_type holds {name!r}, must hold names only")
+    if not found:
+        raise ValueError("draft_type is empty, must name somebody who drafts")
+    return tuple(name.strip() for name in found)
 
 
 def _stop_texts(stop: object) -> tuple[str, ...]:

@@ -14,8 +14,8 @@ import numpy as np
 from .account import Account
 from .answer import Answer, Vocabulary
 from .config import DecodeConfig
-from .draft.proposer import Proposer
-from .policy.rules import Rule
+from .draft.proposer import Proposer, Request
+from .policy.rule import Rule
 from .results import Result, Step
 from .rounds import Progress, Rows, Speculation, Timeline, verify
 from .sampling import Chances, Sampler
@@ -26,12 +26,106 @@ class _Cancelled(Exception):
     """Leaves a prefill from within its progress callback."""
 
 
-class Generation:
-    """One answer in the making: iterate for its steps, `result()` at any time for its account.
+class Writing:
+    """One answer in the making: what was drawn, how it is drawn, and its account.
 
     `history` is the prompt and the answer so far: what penalties and the drafter's scores look at.
-    What the caches hold is for the timeline to know.
+    What the caches hold is for the timeline to know. Whoever runs its rounds gives it rows.
     """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        prompt: Sequence[int],
+        n_ctx: int,
+        config: DecodeConfig,
+        *,
+        is_drafted: bool = False,
+        cancelled: Callable[[], bool] | None = None,
+        splitter: Splitter | None = None,
+    ) -> None:
+        """n_ctx: tokens that prompt and answer may have together.
+
+        is_drafted: whether rounds may have candidates. cancelled: True ends the answer.
+        splitter: tells thoughts apart from the answer's text.
+        Errors: ValueError for an empty prompt or one that does not fit into the context.
+        """
+        check_prompt(prompt, n_ctx)
+        self.config = config
+        self.history = list(prompt)
+        self.prompt = tuple(prompt)
+        self.n_ctx = n_ctx
+        self.n_cached = 0
+        self.has_top = False
+        self.cancelled = cancelled or (lambda: False)
+        banned = vocabulary.stop_tokens if config.ignore_eos else frozenset()
+        self.sampler = Sampler(config, banned=banned | vocabulary.suppressed_tokens)
+        self.answer = Answer(vocabulary, config, n_ctx - len(prompt), self.cancelled, splitter)
+        self.account = Account(is_drafted)
+        self._is_drafted = is_drafted
+        self._chances: list[Chances] = []
+        self._n_given = 0
+
+    def result(self) -> Result:
+        """The account so far; final once the answer is over."""
+        account = self.account
+        return Result(
+            tokens=tuple(self.answer.tokens),
+            text=self.answer.text,
+            reasoning=self.answer.reasoning,
+            n_prompt=len(self.prompt),
+            n_prefilled=len(self.prompt) - self.n_cached,
+            n_decoded=account.n_decoded,
+            rounds=account.rounds,
+            prefill_s=account.prefill_s,
+            decode_s=account.decode_s,
+            stop_reason=self.answer.stop_reason or "cancelled",
+            draft=self.config.draft if self._is_drafted else "none",
+            seed=self.sampler.seed,
+            n_drafted=account.n_drafted,
+            accept_histogram=account.accept_histogram,
+            rounds_by_draft=dict(account.rounds_by_draft) if self._is_drafted else None,
+            by_proposer=dict(account.by_proposer),
+            phase_s=account.phase_s,
+        )
+
+    def take(self, token: int) -> bool:
+        """Adds a token to the answer; whether it ends it."""
+        self.history.append(token)
+        return self.answer.take(token)
+
+    def choose(self, rows: Rows, index: int) -> int:
+        """Draws the token after `history` from a row."""
+        with self.account.phase("sample"):
+            if self.has_top:
+                ids, logits = rows.top(index)
+                place = len(self.history)
+                return self.sampler.choose_among(ids.astype(np.int64), logits, place).token
+            token = rows.argmax(index) if self.sampler.is_argmax else None
+            if token is None or token in self.sampler.banned:
+                row = rows.logits(index)
+                token = self.sampler.choose(row, self.history, len(self.history)).token
+            if self.config.n_probs is not None:
+                row = rows.logits(index)
+                self._chances.append(self.sampler.chances(row, self.history, token))
+        return token
+
+    def n_top(self, n_most: int) -> int:
+        """How many best tokens of a row are all that a draw looks at; 0: more than n_most."""
+        is_few = self.config.n_probs is None and 0 < self.sampler.n_best <= n_most
+        return n_most if is_few else 0
+
+    def new_step(self, n_drafted: int = 0, n_accepted: int = 0) -> Step:
+        """What was added since the last call."""
+        tokens = tuple(self.answer.tokens[self._n_given :])
+        self._n_given += len(tokens)
+        text, reasoning = self.answer.new_text()
+        chances, self._chances = tuple(self._chances), []
+        return Step(tokens, text, n_drafted, n_accepted, reasoning, chances)
+
+
+class Generation:
+    """An answer of a timeline of its own: iterate for its steps, `result()` for its account."""
 
     def __init__(
         self,
@@ -40,7 +134,7 @@ class Generation:
         prompt: Sequence[int],
         config: DecodeConfig,
         *,
-        proposer: Proposer | None = None,
+        proposers: Sequence[Proposer] = (),
         rule: Rule | None = None,
         on_prefill: Progress | None = None,
         cancelled: Callable[[], bool] | None = None,
@@ -48,31 +142,31 @@ class Generation:
     ) -> None:
         """Computes nothing yet.
 
-        proposer, rule: where candidates come from, and which of them are verified; without both,
+        proposers, rule: where candidates come from, and which of them are verified; without both,
             rounds are plain.
-        on_prefill: progress of the prefill.
+        on_prefill: progress of the prefill, from 0 tokens on.
         cancelled: asked between micro-batches and tokens; True ends the answer.
         splitter: tells thoughts apart from the answer's text.
         Errors: ValueError for an empty prompt or one that does not fit into the context.
         """
-        check_prompt(prompt, timeline.n_ctx)
+        is_drafted = bool(proposers) and rule is not None
         self.config = config
-        self.history = list(prompt)
+        self._writing = writing = Writing(
+            vocabulary,
+            prompt,
+            timeline.n_ctx,
+            config,
+            is_drafted=is_drafted,
+            cancelled=cancelled,
+            splitter=splitter,
+        )
+        self.history = writing.history
         self._timeline = timeline
-        self._prompt = tuple(prompt)
-        self._n_cached = 0
-        self._has_top = False
-        self._chances: list[Chances] = []
         self._on_prefill = on_prefill
-        self._cancelled = cancelled or (lambda: False)
-        banned = vocabulary.stop_tokens if config.ignore_eos else frozenset()
-        self._sampler = Sampler(config, banned=banned | vocabulary.suppressed_tokens)
-        n_room = timeline.n_ctx - len(prompt)
-        self._answer = Answer(vocabulary, config, n_room, self._cancelled, splitter)
+        self._request = Request(timeline, writing.history, writing.sampler)
         self._speculation: Speculation | None = None
-        self._account = Account(proposer is not None and rule is not None)
-        if proposer is not None and rule is not None:
-            self._speculation = Speculation(proposer, rule, self._sampler, self._account.phase)
+        if proposers and rule is not None:
+            self._speculation = Speculation(proposers, rule, writing.account.phase)
         self._steps = self._run()
 
     def __iter__(self) -> Iterator[Step]:
@@ -87,118 +181,74 @@ class Generation:
 
     def result(self) -> Result:
         """The account so far; final once the iteration has ended."""
-        account = self._account
-        return Result(
-            tokens=tuple(self._answer.tokens),
-            text=self._answer.text,
-            reasoning=self._answer.reasoning,
-            n_prompt=len(self._prompt),
-            n_prefilled=len(self._prompt) - self._n_cached,
-            n_decoded=account.n_decoded,
-            rounds=account.rounds,
-            prefill_s=account.prefill_s,
-            decode_s=account.decode_s,
-            stop_reason=self._answer.stop_reason or "cancelled",
-            stop_text=self._answer.stop_text,
-            draft="none" if self._speculation is None else self.config.draft,
-            seed=self._sampler.seed,
-            n_drafted=account.n_drafted,
-            accept_histogram=account.accept_histogram,
-            rounds_by_draft=None if self._speculation is None else dict(account.rounds_by_draft),
-            phase_s=account.phase_s,
-        )
+        return self._writing.result()
 
     def _run(self) -> Generator[Step, None, None]:
+        writing = self._writing
+        account, answer = writing.account, writing.answer
         started = time.perf_counter()
-        self._has_top = self._keep_top()
+        engine = self._timeline.engine
+        writing.has_top = engine.keep_top(writing.n_top(engine.n_most_top))
         try:
             rows = self._prefill()
         except _Cancelled:
             return
         finally:
-            self._account.prefill_s = time.perf_counter() - started
+            account.prefill_s = time.perf_counter() - started
         if self.config.max_tokens == 0:
-            self._answer.stop_reason = "length"
+            answer.stop_reason = "length"
             return
         started = time.perf_counter()
-        ended = self._take(self._choose(rows, -1))
-        self._account.prefill_s += time.perf_counter() - started
-        text, reasoning = self._answer.new_text()
-        chances = self._new_chances()
-        yield Step(tuple(self._answer.tokens), text, reasoning=reasoning, chances=chances)
+        ended = writing.take(writing.choose(rows, -1))
+        account.prefill_s += time.perf_counter() - started
+        yield writing.new_step()
         while not ended:
             yield self._step()
-            ended = self._answer.stop_reason is not None
+            ended = answer.stop_reason is not None
 
     def _prefill(self) -> Rows:
+        writing = self._writing
+
         def progress(done: int, total: int) -> None:
-            if self._cancelled():
+            if writing.cancelled():
                 raise _Cancelled
             if self._on_prefill is not None:
                 self._on_prefill(done, total)
 
-        with self._account.phase("prefill"):
-            self._n_cached = self._timeline.sync(self._prompt)
-            left = self._prompt[self._n_cached :]
+        with writing.account.phase("prefill"):
+            writing.n_cached = self._timeline.sync(writing.prompt)
+            if self._speculation is not None:
+                self._speculation.begin(self._request, writing.n_cached)
+            left = writing.prompt[writing.n_cached :]
             if self._on_prefill is not None:
                 self._on_prefill(0, len(left))
             return self._timeline.prefill(left, progress)
 
     def _step(self) -> Step:
         """One round: puts the last token, and what follows it, into the caches."""
-        n_before, timeline = len(self._answer.tokens), self._timeline
-        with self._account.round(len(self.history) - 1) as done:
-            tree = None
+        writing, timeline, request = self._writing, self._timeline, self._request
+        account, answer = writing.account, writing.answer
+        n_before = len(answer.tokens)
+        with account.round(len(self.history) - 1) as done:
             if self._speculation is not None:
-                n_room = min(timeline.engine.max_verify, timeline.n_ctx - done.position)
-                n_left = self._answer.n_left
-                tree = self._speculation.propose(done, self.history, n_left, n_room)
-            if tree is not None:
-                phase = self._account.phase
-                done.n_accepted = verify(timeline, tree, self._choose, self._take, phase)
+                request.n_room = min(timeline.engine.max_verify, timeline.n_ctx - done.position)
+                request.n_left = answer.n_left
+                self._speculation.propose(done, (request,))
+            if request.tree is not None:
+                done.n_accepted = verify(
+                    timeline, request.tree, writing.choose, writing.take, account.phase
+                )
             else:
-                with self._account.phase("decode"):
+                with account.phase("decode"):
                     rows = timeline.decode(self.history[-1])
-                self._take(self._choose(rows, -1))
-            done.n_tokens = len(self._answer.tokens) - n_before
-        tokens = tuple(self._answer.tokens[n_before:])
+                writing.take(writing.choose(rows, -1))
+            done.n_tokens = len(answer.tokens) - n_before
+        tokens = tuple(answer.tokens[n_before:])
         if self._speculation is not None:
-            self._speculation.observe(done, tokens)
-        text, reasoning = self._answer.new_text()
-        n_drafted, n_accepted = done.n_drafted, done.n_accepted
-        return Step(tokens, text, n_drafted, n_accepted, reasoning, self._new_chances())
-
-    def _take(self, token: int) -> bool:
-        """Adds a token to the answer; whether it ends it."""
-        self.history.append(token)
-        return self._answer.take(token)
-
-    def _keep_top(self) -> bool:
-        """Whether rows come as their best tokens, since these are all that a draw looks at."""
-        engine = self._timeline.engine
-        n_most = engine.n_most_top if self.config.n_probs is None else 0
-        return engine.keep_top(n_most if 0 < self._sampler.n_best <= n_most else 0)
-
-    def _choose(self, rows: Rows, index: int) -> int:
-        """Draws the token after `history` from a row."""
-        with self._account.phase("sample"):
-            if self._has_top:
-                ids, logits = rows.top(index)
-                place = len(self.history)
-                return self._sampler.choose_among(ids.astype(np.int64), logits, place).token
-            token = rows.argmax(index) if self._sampler.is_argmax else None
-            if token is None or token in self._sampler.banned:
-                row = rows.logits(index)
-                token = self._sampler.choose(row, self.history, len(self.history)).token
-            if self.config.n_probs is not None:
-                row = rows.logits(index)
-                self._chances.append(self._sampler.chances(row, self.history, token))
-        return token
-
-    def _new_chances(self) -> tuple[Chances, ...]:
-        """Of the tokens drawn since the last call."""
-        new, self._chances = tuple(self._chances), []
-        return new
+            for credit in request.credits(tokens):
+                account.credit(*credit)
+            self._speculation.observe(done, (request,), (tokens,))
+        return writing.new_step(done.n_drafted, done.n_accepted)
 
 
 def check_prompt(prompt: Sequence[int], n_ctx: int) -> None:

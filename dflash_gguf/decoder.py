@@ -6,6 +6,8 @@ import dataclasses
 import os
 import threading
 import warnings
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,15 +17,19 @@ from numpy.typing import NDArray
 
 from . import core
 from .config import DecodeConfig, LoadConfig
+from .convert.schema import Key
 from .core import MAX_VERIFY, Drafter, Engine, Model, library_build
-from .decode import Generation, check_prompt
+from .decode import Generation, Writing, check_prompt
 from .memory.fit import most_rows, with_context
 from .memory.plan import Planner, check_fits
 from .policy.cost_file import CostFile
 from .policy.drafting import Drafting
+from .policy.rule import Rule
 from .results import Result, Step
 from .rounds import Progress
+from .scheduler import Part, Scheduler
 from .text.chat import ChatPrompt, Message
+from .text.gguf_metadata import Metadata
 from .text.reasoning import Splitter
 from .text.tokenizer import Tokenizer
 
@@ -40,7 +46,8 @@ def load(
 ) -> Decoder:
     """Loads a target from a GGUF file: `load("model.gguf", drafter="drafter.gguf", n_ctx=8192)`.
 
-    Warns of a context longer than the model was trained for.
+    Warns of a context longer than the model was trained for, and of a drafter that seems to be made
+    for another variant of the model.
     drafter: GGUF file of a DFlash drafter made for this target.
     config, options: a LoadConfig, and fields of it that are to differ; `help(LoadConfig)`.
     progress: called with (bytes loaded, bytes in all); what it raises ends the load.
@@ -57,28 +64,45 @@ def load(
             "what it says beyond them may make no sense",
             stacklevel=2,
         )
-    n_most = most_rows(planner.plan, config, MAX_VERIFY) if drafter is not None else 0
+    n_most = most_rows(planner.plan, config, MAX_VERIFY)
     tokenizer = Tokenizer.from_file(path)
     model = Model(os.fspath(path), config, progress)
-    if drafter is None:
-        return Decoder(core.Sequence(Engine(model)), tokenizer)
-    loaded = Drafter(os.fspath(drafter), model, progress)
+    loaded = None
+    if drafter is not None:
+        _warn_of_another_end(os.fspath(path), os.fspath(drafter))
+        loaded = Drafter(os.fspath(drafter), model, progress)
     engine = Engine(model, drafter=loaded)
+    files, kernels = [model.path], sorted(model.kernels)
+    if loaded is not None:
+        files, kernels = [*files, loaded.path], [*kernels, *sorted(loaded.kernels)]
     # Another build may have other kernels: what rounds cost before says nothing of it.
     place = (library_build(), model.backend, str(config.n_gpu_layers), str(config.n_cpu_moe))
     settings = (*place, engine.n_threads, config.cache_type_k, config.cache_type_v)
-    kernels = [*sorted(model.kernels), *sorted(loaded.kernels)]
-    costs = CostFile([model.path, loaded.path], *settings, *kernels)
-    return Decoder(core.Sequence(engine), tokenizer, costs, n_most)
+    costs = CostFile(files, *settings, *kernels)
+    decoder = Decoder(core.Sequence(engine), tokenizer, costs, n_most)
+    decoder.measure()
+    return decoder
+
+
+def _warn_of_another_end(path: str, drafter: str) -> None:
+    """Base and instruct models differ in the token that ends an answer; a drafter has its own's."""
+    with Metadata(path) as target_file, Metadata(drafter) as drafter_file:
+        ends = [file.integer(Key.TOKENIZER_EOS_ID) for file in (drafter_file, target_file)]
+    if None not in ends and ends[0] != ends[1]:
+        warnings.warn(
+            f"{drafter}: was made for a model that ends with token {ends[0]}, {path} ends with "
+            f"{ends[1]}: of a base model's drafter an instruct model takes little, and the reverse",
+            stacklevel=3,
+        )
 
 
 class Decoder:
-    """One target with one timeline. Threads may share it; calls take turns.
+    """One target that answers prompts, `n_parallel` at once. Threads may share it.
 
     A callback of a running answer cannot use it: RuntimeError.
 
-    The timeline is kept between calls: a prompt that begins like the last one is computed only
-    from where they part.
+    What the caches hold is kept between calls: a prompt that begins like one of the last is
+    computed only from where they part.
     """
 
     def __init__(
@@ -98,6 +122,8 @@ class Decoder:
         self._lock = threading.RLock()
         self._active: Stream | None = None
         self._is_running = False
+        is_shared = self.engine.n_parallel > 1
+        self._scheduler = Scheduler(sequence, self._drafting.rule) if is_shared else None
 
     @property
     def n_ctx(self) -> int:
@@ -114,12 +140,22 @@ class Decoder:
         """Frees model, caches and tokenizer; closing twice is harmless."""
         with self._turn():
             self._active = None
-            self._drafting.keep_costs()
+            self._drafting.keep()
+            if self._scheduler is not None:
+                self._scheduler.close()
             self.sequence.close()
             self.engine.close()
             self.model.close()
             if self.tokenizer is not None:
                 self.tokenizer.close()
+
+    def measure(self) -> None:
+        """Measures what rounds cost, if that is not known: a fifth of a second at most.
+
+        `load` does. The timeline is empty afterwards.
+        """
+        with self._turn():
+            self._drafting.measure()
 
     def generate(
         self,
@@ -137,11 +173,51 @@ class Decoder:
         Errors: ValueError for a bad argument, an empty prompt or one longer than the context;
             Error from the core. The decoder can be used again after any of them.
         """
+        if self._scheduler is not None:
+            return self.generate_batch([prompt], config, cancelled=cancelled, **settings)[0]
         with self._turn():
             stream = self.stream(prompt, config, cancelled=cancelled, **settings)
             for _ in stream:
                 pass
             return stream.result()
+
+    def generate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        config: DecodeConfig | None = None,
+        *,
+        cancelled: Callable[[], bool] | None = None,
+        **settings: Any,
+    ) -> list[Result]:
+        """Answers prompts, `n_parallel` at once; the results in their order.
+
+        settings: as for `generate`; a list has a value for each prompt (`seed=[1, 2, 3]`).
+        Errors: as for `generate`, for any of them; all others are ended then.
+        """
+        shared = {name: x for name, x in settings.items() if not isinstance(x, list)}
+        lists = {name: x for name, x in settings.items() if isinstance(x, list)}
+        for name, values in lists.items():
+            if len(values) != len(prompts):
+                raise ValueError(f"{name}: {len(values)} values for {len(prompts)} prompts")
+        own = [{name: x[i] for name, x in lists.items()} for i in range(len(prompts))]
+        if self._scheduler is None:
+            return [
+                self.generate(prompt, config, cancelled=cancelled, **shared, **more)
+                for prompt, more in zip(prompts, own, strict=True)
+            ]
+        streams: list[Stream] = []
+        try:
+            for prompt, more in zip(prompts, own, strict=True):
+                streams.append(self.stream(prompt, config, cancelled=cancelled, **shared, **more))
+            waiting = deque(streams)  # a reader of all keeps none waiting
+            while waiting:
+                stream = waiting.popleft()
+                if next(stream, None) is not None:
+                    waiting.append(stream)
+        finally:
+            for stream in streams:
+                stream.close()
+        return [stream.result() for stream in streams]
 
     def stream(
         self,
@@ -152,7 +228,12 @@ class Decoder:
         on_prefill: Progress | None = None,
         **settings: Any,
     ) -> Stream:
-        """Answers a prompt step by step; see `generate`. A later call ends an unfinished stream.
+        """Answers a prompt step by step; see `generate`.
+
+        As many as `n_parallel` are in the making at once, later ones wait; with one, a later call
+        ends an unfinished stream. Streams may be iterated in any order and from any threads:
+        whoever waits for a step runs rounds for all. An answer whose reader is 256 tokens behind
+        pauses; one that finds no room in the context waits, or begins anew, and loses nothing.
 
         on_prefill: called with (tokens done, tokens in all) before and while what no cache holds
             of the prompt is computed.
@@ -160,18 +241,20 @@ class Decoder:
         config = dataclasses.replace(config or DecodeConfig(), **settings)
         tokens = self._tokens_of(prompt)
         check_prompt(tokens, self.sequence.n_ctx)
-        rule = self._drafting.rule(config)
+        proposers, rule = self._drafting.rule(config)
+        if self._scheduler is not None:
+            return self._shared_stream(prompt, tokens, config, rule, cancelled, on_prefill)
         with self._turn():
-            self._drafting.keep_costs()
+            self._drafting.keep()
             self.sequence.commit(0)  # an interrupted round may have left a verify open
             if rule is not None:
-                self._drafting.make_room(rule.n_rows, is_needed=config.draft == "tree")
+                self._drafting.make_room(rule.n_nodes + 1, is_needed=config.draft == "tree")
             generation = Generation(
                 self.sequence,
                 self._vocabulary,
                 tokens,
                 config,
-                proposer=self._drafting.proposer,
+                proposers=proposers,
                 rule=rule,
                 on_prefill=on_prefill,
                 cancelled=cancelled,
@@ -179,6 +262,35 @@ class Decoder:
             )
             self._active = Stream(self, generation)
             return self._active
+
+    def _shared_stream(
+        self,
+        prompt: Prompt,
+        tokens: list[int],
+        config: DecodeConfig,
+        rule: Rule | None,
+        cancelled: Callable[[], bool] | None,
+        on_prefill: Progress | None,
+    ) -> Stream:
+        assert self._scheduler is not None
+        dropped: list[bool] = []
+        writing = Writing(
+            self._vocabulary,
+            tokens,
+            self.n_ctx,
+            config,
+            is_drafted=rule is not None,
+            cancelled=lambda: bool(dropped) or (cancelled is not None and cancelled()),
+            splitter=_splitter(prompt, config),
+        )
+        with self._turn():
+            self._drafting.keep()
+            if rule is not None:
+                self._drafting.make_room(rule.n_nodes + 1, is_needed=config.draft == "tree")
+            part = Part(self._scheduler, self._scheduler.add(writing, on_prefill))
+        stream = Stream(self, part)
+        weakref.finalize(stream, dropped.append, True)  # nobody will read it
+        return stream
 
     def chat(
         self,
@@ -214,8 +326,15 @@ class Decoder:
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Logits after every token, float32 [n, n_vocab], by a plain pass over an empty cache."""
         with self._turn():
-            self.reset()
-            return self.sequence.logits(self._tokens_of(tokens))
+            if self._scheduler is not None:
+                self._scheduler.take_back(self.sequence)
+            else:
+                self.reset()
+            try:
+                return self.sequence.logits(self._tokens_of(tokens))
+            finally:
+                if self._scheduler is not None:
+                    self._scheduler.take_back(self.sequence)
 
     def tokenize(
         self, text: str, *, add_special: bool = True, parse_special: bool = True
@@ -230,10 +349,22 @@ class Decoder:
         return self._need_tokenizer().detokenize(tokens, special=special)
 
     def reset(self) -> None:
-        """Forgets the timeline, so that the next prompt is computed whole."""
+        """Forgets what was kept of earlier answers, so that the next prompt is computed whole."""
         with self._turn():
+            if self._scheduler is not None:
+                self._scheduler.forget()
+                return
             self._active = None
             self.sequence.reset()
+            self._drafting.forget()
+
+    def forget(self) -> None:
+        """Forgets texts that could be copied from, not what is computed of the timeline.
+
+        For comparisons: an answer given twice would be a copy of itself.
+        """
+        with self._turn():
+            self._drafting.forget()
 
     def _tokens_of(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -259,7 +390,16 @@ class Decoder:
                 raise RuntimeError("the decoder is busy: a callback of its answer cannot use it")
             yield
 
-    def _step(self, stream: Stream, generation: Generation) -> Step:
+    def _step(self, stream: Stream, generation: Generation | Part) -> Step:
+        while isinstance(generation, Part):
+            with self._turn():  # others may take theirs after every round
+                self._is_running = True
+                try:
+                    step = generation.advance()
+                finally:
+                    self._is_running = False
+            if step is not None:
+                return step
         with self._turn():
             if self._active is not stream:
                 raise RuntimeError("this stream was ended by a later call of the same decoder")
@@ -285,7 +425,7 @@ class Decoder:
 class Stream:
     """An answer in the making: iterate for its steps; `result()` is its account so far."""
 
-    def __init__(self, decoder: Decoder, generation: Generation) -> None:
+    def __init__(self, decoder: Decoder, generation: Generation | Part) -> None:
         self._decoder = decoder
         self._generation = generation
 

@@ -47,9 +47,11 @@ class Result:
         among those at 0; None for plain decoding.
     rounds_by_draft: rounds by what they verified, "none", "chain N" or "tree N" with N candidates;
         None for plain decoding.
+    by_proposer: by the name of each that had candidates verified ("dflash", "copy") how many, and
+        how many of them were accepted; those that several proposed count for each of them.
     phase_s: seconds by phase: prefill; decode, the target's pass in rounds without candidates;
-        draft; tree, the choice of candidates; verify and commit; sample, the choice of tokens, and
-        host, all else.
+        choose, the decision whether to draft; draft; tree, the choice of candidates; verify and
+        commit; sample, the choice of tokens, and host, all else.
     stop_reason: "token", "text", "length", "context" or "cancelled".
     stop_text: the stop text that ended it.
     kernels, drafter_kernels: bytes of weights by the kernels that multiply with them.
@@ -69,6 +71,7 @@ class Result:
     n_drafted: int = 0
     accept_histogram: tuple[int, ...] | None = None
     rounds_by_draft: Mapping[str, int] | None = None
+    by_proposer: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     phase_s: Mapping[str, float] = field(default_factory=dict)
     model: str | None = None
     drafter: str | None = None
@@ -124,6 +127,10 @@ class Result:
             "rounds_by_draft": (
                 None if self.rounds_by_draft is None else dict(self.rounds_by_draft)
             ),
+            "by_proposer": {
+                name: {"n_drafted": drafted, "n_accepted": accepted}
+                for name, (drafted, accepted) in self.by_proposer.items()
+            },
             "phase_ms": {name: _rounded(1e3 * s) for name, s in self.phase_s.items()},
             "draft": self.draft,
             "n_drafted": self.n_drafted,

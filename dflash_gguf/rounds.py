@@ -1,6 +1,6 @@
 """One round of speculative decoding, and what it asks of a model.
 
-    propose   a proposer gives candidates for the coming positions, a rule picks those to verify
+    propose   proposers give trees of candidates, a rule picks the nodes to verify
     verify    the target runs once over their tree (a chain is a tree of width 1)
     follow    from the root down, while the target's own token is a child of the node
     commit    the path stays in every cache; the rest leaves no trace
@@ -18,11 +18,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .draft.proposer import Proposer
+from .draft.proposer import BRIEF, TREE, Proposer, Request
 from .draft.tree import Tree
 from .policy.costs import Round
-from .policy.rules import Rule
-from .sampling import Sampler
+from .policy.rule import Rule
 
 Progress = Callable[[int, int], None]
 """Called with (tokens done, tokens in all) between micro-batches. It may raise, to cancel."""
@@ -112,47 +111,93 @@ def untimed(_phase: str) -> AbstractContextManager[object]:
 
 
 class Speculation:
-    """What an answer's rounds verify: a proposer's candidates, those that a rule picks."""
+    """What rounds verify: candidates of proposers, those that a rule picks.
 
-    def __init__(
-        self, proposer: Proposer, rule: Rule, sampler: Sampler, clock: Clock = untimed
+    All is for lists of requests, one for each sequence that the next pass serves.
+    """
+
+    def __init__(self, proposers: Sequence[Proposer], rule: Rule, clock: Clock = untimed) -> None:
+        """clock: of "choose", "draft" and "tree"."""
+        self._proposers, self._rule, self._clock = proposers, rule, clock
+        self._free = [proposer for proposer in proposers if proposer.is_free]
+        self._paid = [proposer for proposer in proposers if not proposer.is_free]
+
+    def begin(self, request: Request, n_cached: int) -> None:
+        """An answer begins whose sequence holds n_cached tokens of its prompt."""
+        for proposer in self._proposers:
+            if proposer.state is not None:
+                proposer.state.truncate(request.sequence, n_cached)
+
+    def propose(self, done: Round, requests: Sequence[Request]) -> None:
+        """Gives each request its tree, None for a plain row. Fills in what was drafted."""
+        rule, clock = self._rule, self._clock
+        for request in requests:
+            request.tree = None
+            request.proposed.clear()
+        drafting = [request for request in requests if request.limit > 0]
+        if not drafting:
+            return
+        for request in drafting:
+            request.n_nodes = min(request.n_room - 1, rule.n_nodes)
+            request.n_positions, request.shape = min(request.limit, rule.longest), TREE
+        if self._free:
+            with clock("tree"):
+                self._ask(self._free, drafting)
+        paid = self._paid[0] if self._paid else None
+        if rule.is_due:
+            with clock("choose"):
+                way = rule.choose(done, drafting, paid)
+        else:
+            way = rule.choose(done, drafting, paid)
+        if way is not None and self._paid:
+            done.n_positions, done.is_brief = way.n_positions, way.shape == BRIEF
+            for request in drafting:
+                request.n_positions = min(request.limit, way.n_positions)
+                request.shape = way.shape
+            with clock("draft"):
+                self._ask(self._paid, drafting)
+        if any(request.proposed for request in drafting):
+            with clock("tree"):
+                self._pick(done, drafting)
+
+    def observe(
+        self,
+        done: Round,
+        requests: Sequence[Request],
+        tokens: Sequence[Sequence[int]],
+        *,
+        is_alone: bool = True,
     ) -> None:
-        """sampler: what the target's rows are given to. clock: of "draft" and "tree"."""
-        self._proposer, self._rule, self._sampler, self._clock = proposer, rule, sampler, clock
-        self._has_failed = False
+        """Learns from a round and the tokens that the target chose in it for each request.
 
-    def propose(self, done: Round, seen: Sequence[int], n_left: int, n_room: int) -> Tree | None:
-        """The tree to verify; None for a plain round. Fills in what was drafted.
-
-        seen: prompt and answer; the last token is the root, which is not in the caches yet.
-        n_left: tokens the answer may still take. n_room: rows of the pass at most.
+        is_alone: whether its pass served nothing else, so that its seconds say what it costs.
         """
-        if self._has_failed:
-            return None
-        rule = self._rule
-        limit = min(self._proposer.max_draft, n_left - 1)
-        n = rule.choose(done.position, limit) if limit > 0 else 0
-        if n == 0:
-            return None
-        is_narrow = rule.is_narrow
-        done.n_positions, done.is_narrow = n, is_narrow
-        with self._clock("draft"):
-            candidates = self._proposer.propose(seen, n, self._sampler, is_narrow=is_narrow)
-        if candidates is None:
-            self._has_failed = True
-            return None
-        with self._clock("tree"):
-            tree = rule.pick(seen[-1], candidates, n_room - 1)
-        if not tree.n_drafted:
-            return None
-        done.verifies(tree)
-        return tree
-
-    def observe(self, done: Round, tokens: Sequence[int]) -> None:
-        """Learns from a round and the tokens that the target chose in it, whatever its kind."""
-        if not self._has_failed:
-            self._proposer.observe(tokens)
+        for proposer in self._proposers:
+            for request, chosen in zip(requests, tokens, strict=True):
+                if proposer.name not in request.failed:
+                    proposer.observe(request, chosen)
+        if is_alone:
             self._rule.observe(done)
+
+    def _ask(self, proposers: Sequence[Proposer], requests: Sequence[Request]) -> None:
+        for proposer in proposers:
+            name = proposer.name
+            asked = [request for request in requests if name not in request.failed]
+            if not asked:
+                continue
+            for request, tree in zip(asked, proposer.propose(asked), strict=True):
+                if tree is None:
+                    request.failed.add(name)
+                elif tree.n_drafted:
+                    request.proposed[name] = tree
+
+    def _pick(self, done: Round, requests: Sequence[Request]) -> None:
+        trees = [request.merged() for request in requests]
+        limits = [request.n_room - 1 for request in requests]
+        for request, tree in zip(requests, self._rule.pick(done, trees, limits), strict=True):
+            if tree.n_drafted:
+                request.tree = tree
+                done.verifies(tree)
 
 
 def verify(

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from dflash_gguf.config import DecodeConfig
 from dflash_gguf.core import Draft
 from dflash_gguf.decode import Generation
-from dflash_gguf.draft.proposer import DFlash
-from dflash_gguf.policy.budget import Budget
-from dflash_gguf.policy.rules import FixedChain, FixedTree, Rule
+from dflash_gguf.draft import proposer as draft
+from dflash_gguf.draft.dflash import DFlash
+from dflash_gguf.policy.rule import Auto, Fixed, Known, Rule
 from dflash_gguf.rounds import Progress
 
 N_VOCAB = 4096
@@ -163,12 +163,12 @@ def measure(setting: str, n_tokens: int, chance: float, temperature: float) -> d
     """
     clock = Clock()
     sequence = Simulated(n_tokens, chance, clock)
-    budget = Budget()
+    dflash, known = DFlash(BLOCK), Known()
     rules: dict[str, Rule | None] = {
         "none": None,
-        "chain": FixedChain(BLOCK),
-        "tree": FixedTree(TREE, BLOCK),
-        "auto": budget.rule(BLOCK, TREE),
+        "chain": Fixed(draft.CHAIN, BLOCK, BLOCK),
+        "tree": Fixed(draft.TREE, TREE, BLOCK),
+        "auto": Auto(known, BLOCK, TREE),
     }
     config = DecodeConfig(max_tokens=n_tokens, temperature=temperature, seed=1)
     generation = Generation(
@@ -176,7 +176,7 @@ def measure(setting: str, n_tokens: int, chance: float, temperature: float) -> d
         Letters(),
         [1],
         config,
-        proposer=DFlash(sequence, budget.calibrations),
+        proposers=[dflash],
         rule=rules[setting],
     )
     rounds, waits = [], []

@@ -1,4 +1,4 @@
-"""Few combinations of factors that hold every pair of their values: a pairwise covering set."""
+"""Few combinations of factors that hold every pair, or triple, of their values: covering sets."""
 
 from __future__ import annotations
 
@@ -8,25 +8,28 @@ from itertools import combinations, product
 from typing import Any
 
 Row = dict[str, Any]
-Pair = tuple[str, Any, str, Any]
+Group = tuple[tuple[str, Any], ...]
+"""Values of some factors, in the order of the factors."""
 N_TRIES = 40
-"""Values tried for a row; the one that covers most new pairs is taken."""
+"""Rows tried for a place; the one that covers most new groups is taken."""
 
 
-def pairs_of(row: Mapping[str, Any]) -> set[Pair]:
-    """Every two of a row's values with the names of their factors."""
-    return {(a, row[a], b, row[b]) for a, b in combinations(row, 2)}
+def groups_of(row: Mapping[str, Any], strength: int) -> set[Group]:
+    """Every so many of a row's values with the names of their factors."""
+    return set(combinations(row.items(), strength))
 
 
-def all_pairs(
-    factors: Mapping[str, Sequence[Any]], is_possible: Callable[[Mapping[str, Any]], bool]
-) -> set[Pair]:
-    """Pairs that a combination may hold. is_possible is asked of parts of a combination too."""
+def all_groups(
+    factors: Mapping[str, Sequence[Any]],
+    is_possible: Callable[[Mapping[str, Any]], bool],
+    strength: int,
+) -> set[Group]:
+    """Groups that a combination may hold. is_possible is asked of parts of a combination too."""
     return {
-        (a, x, b, y)
-        for a, b in combinations(factors, 2)
-        for x, y in product(factors[a], factors[b])
-        if is_possible({a: x, b: y})
+        tuple(zip(names, values, strict=True))
+        for names in combinations(factors, strength)
+        for values in product(*(factors[name] for name in names))
+        if is_possible(dict(zip(names, values, strict=True)))
     }
 
 
@@ -34,52 +37,54 @@ def covering(
     factors: Mapping[str, Sequence[Any]],
     is_possible: Callable[[Mapping[str, Any]], bool] = lambda _: True,
     seed: int = 0,
+    strength: int = 2,
 ) -> list[Row]:
-    """Combinations that hold every possible pair, fewer than twice as many as there must be.
+    """Combinations that hold every possible pair of values; triples with a strength of 3.
 
-    Greedy: each begins with a pair that is missing, and takes, factor by factor in a random order,
-    the value that adds most missing pairs; the best of some such tries stays. The same arguments
-    give the same rows. ValueError if a pair is possible alone, but in no combination.
+    Of pairs fewer than twice as many as there must be. Greedy: each begins with a group that is
+    missing, and takes, factor by factor in a random order, the value that adds most missing groups;
+    the best of some such tries stays. The same arguments give the same rows. ValueError if a group
+    is possible alone, but in no combination.
     """
     draw = random.Random(seed)
-    missing = all_pairs(factors, is_possible)
+    missing = all_groups(factors, is_possible, strength)
     rows = []
-    while missing:
-        start = min(missing, key=repr)  # sets have no order
+    for start in sorted(missing, key=repr):  # sets have no order
+        if start not in missing:
+            continue
         tries = [_completed(start, factors, is_possible, missing, draw) for _ in range(N_TRIES)]
         found = [row for row in tries if row is not None]
         if not found:
             raise ValueError(f"no combination holds {start}")
-        row = max(found, key=lambda row: len(pairs_of(row) & missing))
-        missing -= pairs_of(row)
+        row = max(found, key=lambda row: len(groups_of(row, strength) & missing))
+        missing -= groups_of(row, strength)
         rows.append(row)
     return rows
 
 
 def _completed(
-    start: Pair,
+    start: Group,
     factors: Mapping[str, Sequence[Any]],
     is_possible: Callable[[Mapping[str, Any]], bool],
-    missing: set[Pair],
+    missing: set[Group],
     draw: random.Random,
 ) -> Row | None:
-    """A combination that begins with a pair; None where it runs into what is impossible."""
-    chosen = {start[0]: start[1], start[2]: start[3]}
+    """A combination that begins with a group; None where it runs into what is impossible."""
+    chosen = dict(start)
     order = [name for name in factors if name not in chosen]
     draw.shuffle(order)
     places = {name: place for place, name in enumerate(factors)}
 
     def gain(name: str, value: Any) -> int:
-        ordered = (
-            (other, at, name, value) if places[other] < places[name] else (name, value, other, at)
-            for other, at in chosen.items()
-        )
-        return sum(pair in missing for pair in ordered)
+        others = combinations(chosen.items(), len(start) - 1)
+        groups = (sorted((*other, (name, value)), key=lambda x: places[x[0]]) for other in others)
+        return sum(tuple(group) in missing for group in groups)
 
     for name in order:
         values = [x for x in factors[name] if is_possible({**chosen, name: x})]
         if not values:
             return None
         draw.shuffle(values)
-        chosen[name] = max(values, key=lambda value: gain(name, value))
+        gains = {value: gain(name, value) for value in values}
+        chosen[name] = max(values, key=gains.__getitem__)
     return {name: chosen[name] for name in factors}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from dflash_gguf.draft.tree import Candidates
+from dflash_gguf.draft.marginals import Candidates, chain, grow
+from dflash_gguf.draft.proposer import BRIEF, CHAIN, SPINE, Request
+from dflash_gguf.draft.tree import Tree
 from dflash_gguf.sampling import Sampler
 
 
@@ -15,6 +18,10 @@ class HalfRight:
 
     The right token of position i is the `rank(i)`-th of `width` candidates, all others are wrong.
     """
+
+    name = "half right"
+    is_free = False
+    state = None
 
     def __init__(
         self,
@@ -33,15 +40,17 @@ class HalfRight:
         self._width, self._rank, self._n_vocab = width, rank, n_vocab
         self._n_rounds = 0
 
-    def propose(
-        self,
-        seen: Sequence[int],
-        n: int,
-        sampler: Sampler,  # noqa: ARG002
-        *,
-        is_narrow: bool,  # noqa: ARG002
-    ) -> Candidates:
-        start = len(seen) - self._n_prompt
+    def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
+        return [self._tree(request) for request in requests]
+
+    def _tree(self, request: Request) -> Tree:
+        candidates = self._candidates(len(request.seen) - self._n_prompt, request.n_positions)
+        root, n = request.seen[-1], request.n_nodes
+        if request.shape in (BRIEF, CHAIN):
+            return chain(root, candidates, n)
+        return grow(root, candidates, n, spine=request.shape == SPINE)
+
+    def _candidates(self, start: int, n: int) -> Candidates:
         path = (self._tokens[start : start + n] + [7] * n)[:n]
         wrong = self._wrong(self._n_rounds)
         self._n_rounds += 1
@@ -52,5 +61,17 @@ class HalfRight:
         chances = np.log(0.9 / self._width - 0.01 * np.arange(self._width) / self._width)
         return Candidates(tokens, np.tile(chances, (n, 1)))
 
-    def observe(self, tokens: Sequence[int]) -> None:
+    def observe(self, request: Request, tokens: Sequence[int]) -> None:  # noqa: ARG002
         self.observed += tokens
+
+    def outlook(self, sampler: Sampler) -> list[float]:  # noqa: ARG002
+        return [0.8**n for n in range(1, self.max_draft + 1)]
+
+    def forget(self, sequence: Any) -> None:
+        pass
+
+    def to_dict(self) -> dict[str, Any]:
+        return {}
+
+    def learn(self, stored: Mapping[str, Any]) -> None:
+        pass

@@ -164,7 +164,7 @@ class Use:
         self.drafted = Decoder(Sequence(Engine(model, drafter=drafter)), tokenizer)
         alone = Model(str(path), replace(setting.config, n_threads=1))
         self.plain = Decoder(Sequence(Engine(alone)), tokenizer)
-        self.proposer = self.drafted._drafting.proposer
+        self.proposers = self.drafted._drafting.proposers
         self.prompts: list[list[int]] = []
         is_trained = setting.kind == TRAINED
         self.text = tokenizer.tokenize(Path(__file__).read_text()) if is_trained else None
@@ -229,11 +229,11 @@ class Use:
     def _choose_proposer(self, expected: Result, n_prompt: int) -> None:
         """The drafter, or something that knows much of the answer."""
         drafting = self.drafted._drafting
-        drafting.proposer = self.proposer
+        drafting.proposers = self.proposers
         if self.random.random() < (0.3 if self.text else 0.7):
             width = int(self.random.integers(1, 5))
             every, shift = int(self.random.integers(2, 12)), int(self.random.integers(width))
-            drafting.proposer = HalfRight(
+            known = HalfRight(
                 expected.tokens,
                 n_prompt,
                 lambda r: every + r % 5,
@@ -242,6 +242,7 @@ class Use:
                 rank=lambda i: (i // 3 + shift) % width,
                 n_vocab=self.drafted.model.n_vocab,
             )
+            drafting.proposers = [*(x for x in self.proposers if x.is_free), known]
 
     def _leave(self, prompt: list[int], config: DecodeConfig) -> Result:
         """Begins an answer and ends it at a random moment."""

@@ -1,7 +1,8 @@
 """Passes of all kinds beside plain decoding: does a row have the same bits whatever runs beside it?
 
     scripts/same_bits.py                      # every pair of factors, what the tests run: minutes
-    scripts/same_bits.py --all                # the whole table: hours; --part 3/10 is a tenth of it
+    scripts/same_bits.py --triples            # every three of them: half an hour
+    scripts/same_bits.py --all                # the whole product: days; --part 3/10 is a tenth
     scripts/same_bits.py --all --weights q4_K --kv q8_0/q8_0 --threads 2 --prefix 600
     scripts/same_bits.py --long               # some contexts of 33,000 tokens
 
@@ -95,9 +96,9 @@ def is_possible(chosen: Mapping[str, Any]) -> bool:
     return not heads_of_40 or set(chosen.get("kv", "f16/f16").split("/")) <= {"f32", "f16", "bf16"}
 
 
-def pairwise_cases() -> list[Case]:
-    """A set in which every pair of values of two factors meets."""
-    return [Case(**row) for row in covering(FACTORS, is_possible)]
+def covering_cases(strength: int = 2) -> list[Case]:
+    """A set in which every pair of values of two factors meets; with 3, every triple of three."""
+    return [Case(**row) for row in covering(FACTORS, is_possible, strength=strength)]
 
 
 def long_cases() -> list[Case]:
@@ -389,7 +390,7 @@ def chosen_cases(args: argparse.Namespace) -> list[Case]:
         if args.long and not args.all:
             cases = long_cases()
     else:
-        cases = pairwise_cases()
+        cases = covering_cases(3 if args.triples else 2)
     for name in FACTORS:
         wanted = getattr(args, name)
         if wanted:
@@ -414,6 +415,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Rows of all passes beside plain decoding")
     parser.add_argument("--all", action="store_true", help="every combination")
+    parser.add_argument("--triples", action="store_true", help="every three values at least once")
     parser.add_argument("--long", action="store_true", help=f"prefixes of {LONG} tokens")
     parser.add_argument("--part", default="1/1", metavar="I/N", help="every N-th case, from I on")
     for name, values in FACTORS.items():

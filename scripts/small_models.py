@@ -16,15 +16,17 @@ from typing import Any
 import gguf
 import numpy as np
 from dflash_gguf.convert.plan import Metadata
-from dflash_gguf.convert.schema import Arch, Key
+from dflash_gguf.convert.schema import Arch, Key, Tensor
 from numpy.typing import NDArray
-from synthetic_shapes import Experts, Shape, metadata, tensors
+from synthetic_shapes import Experts, Shape, Sliding, metadata, tensors
 from synthetic_vocabulary import copied_vocabulary, invented_vocabulary
+from synthetic_weights import NEAR_ONE, rope_divisors
 
 from dflash_gguf.core import quantize
 
 N_VOCAB = 301
 _SHARED = {"n_vocab": N_VOCAB, "n_ctx": 40960, "rope_base": 1e4, "eps": 1e-5, "tied": False}
+_SLIDING, _GEMMA = Sliding(40, 3, 2, 64, 5e3), {"n_layer": 3}
 _HYBRID = {"n_layer": 3, "attention_interval": 2, "rope_dims": 16}
 
 
@@ -50,6 +52,18 @@ SHAPES = {
         d_state=16,
         experts=Experts(5, 3, 0, 1),
         **_HYBRID,
+    ),
+    "gpt-oss": _shape(
+        Arch.GPT_OSS,
+        (4, 2, 64),
+        experts=Experts(6, 4, 0),
+        sliding=Sliding(40, 2),
+        biased=True,
+        yarn=(8.0, 512),
+    ),
+    "gemma4": _shape(Arch.GEMMA4, (4, 1, 128), sliding=_SLIDING, **_GEMMA),
+    "gemma4moe": _shape(
+        Arch.GEMMA4, (4, 1, 128), sliding=_SLIDING, experts=Experts(5, 3, 0), **_GEMMA
     ),
 }
 ONE_HEAD = {
@@ -95,7 +109,9 @@ def sized(kind: str, type_name: str) -> Shape:
 
 def _values(name: str, sizes: tuple[int, ...], random: np.random.Generator) -> NDArray[np.float32]:
     noise = random.standard_normal(sizes, np.float32)
-    if name.endswith("norm.weight"):
+    if name == Tensor.ROPE_FREQS:
+        return rope_divisors(sizes[0])
+    if name.endswith(NEAR_ONE):
         return 1 + np.float32(0.2) * noise
     if name.endswith("ssm_a"):
         return -np.exp(np.float32(0.5) * noise)
@@ -129,7 +145,8 @@ def _stored(
     name: str, values: NDArray[np.float32], type_name: str, random: np.random.Generator
 ) -> tuple[NDArray[Any], gguf.GGMLQuantizationType]:
     """A tensor as it lies in the file: of the type, where rows are whole blocks of it."""
-    is_matrix = values.ndim >= 2 and "conv1d" not in name and "gate_inp" not in name
+    loose = ("conv1d", "gate_inp", ".bias")
+    is_matrix = values.ndim >= 2 and not any(part in name for part in loose)
     n_columns = values.shape[-1]
     if not is_matrix or type_name == "f32" or n_columns % block_of(type_name):
         return values, _type("f32")

@@ -61,6 +61,8 @@ def write_model(
     types = choose_types(
         plans, outtype, shape.arch, shape.n_layer, shape.experts.n if shape.experts else 0
     )
+    if shape.experts and shape.experts.in_blocks:
+        types |= {n: "mxfp4" for n, _ in tensors(shape) if n.endswith("_exps.weight")}
     header = header_bytes(meta, plans, types)
     starts = [len(header)]
     for plan in plans:

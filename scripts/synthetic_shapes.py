@@ -12,12 +12,27 @@ from dflash_gguf.convert.types import FILE_TYPES
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture: n_ff of one expert; n_ff_shared of the one that is always asked, 0 for none."""
+    """A mixture: n_ff of one expert; n_ff_shared of the one that is always asked, 0 for none.
+
+    in_blocks: published in blocks of MXFP4, whatever type the other matrices have.
+    """
 
     n: int
     n_used: int
     n_ff: int
     n_ff_shared: int = 0
+    in_blocks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sliding:
+    """Layers with a window: all but every `period`-th. 0: as in the full layers."""
+
+    window: int
+    period: int
+    n_head_kv: int = 0
+    head_dim: int = 0
+    rope_base: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +40,7 @@ class Shape:
     """Sizes of a model. n_k_heads, n_v_heads: of linear attention; 0 where there is none.
 
     taps: layer inputs of the target that a drafter reads. multi_rope: its positions are M-RoPE's.
+    biased: attention has biases. yarn: factor, and the context it was trained with before.
     """
 
     arch: str
@@ -48,6 +64,64 @@ class Shape:
     taps: tuple[int, ...] = ()
     multi_rope: bool = False
     experts: Experts | None = None
+    sliding: Sliding | None = None
+    biased: bool = False
+    yarn: tuple[float, int] | None = None
+
+    def slides(self, block: int) -> bool:
+        """Whether a layer has a window."""
+        return self.sliding is not None and (block + 1) % self.sliding.period != 0
+
+    def kv_heads(self, block: int) -> tuple[int, int]:
+        """Key heads of a layer, and their size."""
+        if self.sliding is None or not self.slides(block):
+            return self.n_head_kv, self.head_dim
+        return self.sliding.n_head_kv or self.n_head_kv, self.sliding.head_dim or self.head_dim
+
+
+def _gpt_oss(n_layer: int, n_experts: int) -> Shape:
+    return Shape(
+        Arch.GPT_OSS,
+        n_layer,
+        2880,
+        2880,
+        64,
+        8,
+        64,
+        201088,
+        131072,
+        150000.0,
+        1e-5,
+        False,
+        64,
+        experts=Experts(n_experts, 4, 2880, in_blocks=True),
+        sliding=Sliding(128, 2),
+        biased=True,
+        yarn=(32.0, 4096),
+    )
+
+
+def _gemma4(
+    n_layer: int, n_embd: int, n_ff: int, heads: tuple[int, int, int], experts: Experts | None
+) -> Shape:
+    """heads: of queries, of keys in full layers and in sliding ones."""
+    return Shape(
+        Arch.GEMMA4,
+        n_layer,
+        n_embd,
+        n_ff,
+        heads[0],
+        heads[1],
+        512,
+        262144,
+        262144,
+        1e6,
+        1e-6,
+        True,
+        512,
+        experts=experts,
+        sliding=Sliding(1024, 6, heads[2], 256, 1e4),
+    )
 
 
 # Sizes as in the models' config.json. Drafters have five layers like z-lab's, their target's width
@@ -100,6 +174,11 @@ PRESETS = {
         32,
         experts=Experts(256, 8, 512, 512),
     ),
+    "gpt-oss-20b": _gpt_oss(24, 32),
+    "gpt-oss-120b": _gpt_oss(36, 128),
+    "gemma-4-12b": _gemma4(48, 3840, 15360, (16, 1, 8), None),
+    "gemma-4-31b": _gemma4(60, 5376, 21504, (32, 4, 16), None),
+    "gemma-4-26b-a4b": _gemma4(30, 2816, 2112, (16, 2, 8), Experts(128, 8, 704)),
 }
 
 # Three or four layers of each architecture, for tests of a device: rows are whole blocks of every
@@ -115,6 +194,14 @@ TINY_HYBRID = replace(
     n_k_heads=4,
     n_v_heads=12,
 )
+TINY_GEMMA4 = replace(
+    TINY,
+    arch=Arch.GEMMA4,
+    tied=True,
+    head_dim=512,
+    rope_dims=512,
+    sliding=Sliding(32, 3, 4, 256, 1e4),
+)
 PRESETS |= {
     "tiny-llama": TINY,
     "tiny-qwen3": replace(TINY, arch=Arch.QWEN3),
@@ -123,6 +210,16 @@ PRESETS |= {
     "tiny-qwen35moe": replace(
         TINY_HYBRID, arch=Arch.QWEN35MOE, n_k_heads=2, n_v_heads=4, experts=Experts(8, 2, 256, 256)
     ),
+    "tiny-gpt-oss": replace(
+        TINY,
+        arch=Arch.GPT_OSS,
+        experts=Experts(8, 4, 256, in_blocks=True),
+        sliding=Sliding(32, 2),
+        biased=True,
+        yarn=(32.0, 4096),
+    ),
+    "tiny-gemma4": TINY_GEMMA4,
+    "tiny-gemma4moe": replace(TINY_GEMMA4, experts=Experts(8, 2, 256)),
 }
 TINY_NAMES = tuple(name for name in PRESETS if name.startswith("tiny-"))
 TAPS = dict.fromkeys(TINY_NAMES, (1, 2)) | {
@@ -133,10 +230,27 @@ TAPS = dict.fromkeys(TINY_NAMES, (1, 2)) | {
     "qwen35-0.8b": (2, 7, 12, 17, 22),
     "qwen35-27b": (2, 17, 32, 47, 62),
     "qwen35-35b-a3b": (2, 11, 20, 29, 38),
+    "gpt-oss-20b": (2, 7, 12, 17, 22),
+    "gpt-oss-120b": (2, 10, 18, 26, 34),
+    "gemma-4-12b": (2, 13, 24, 35, 46),
+    "gemma-4-31b": (2, 13, 24, 36, 47, 58),
+    "gemma-4-26b-a4b": (2, 8, 14, 20, 26),
 }
 
 
 def _drafter(target: Shape, taps: tuple[int, ...]) -> Shape:
+    drafter = _usual_drafter(target, taps)
+    if target.n_embd < 1024:
+        return drafter
+    if target.arch == Arch.GPT_OSS:
+        heads = {"n_head": 64, "head_dim": 64, "rope_dims": 64}
+        return replace(drafter, n_layer=8, n_ff=7680, **heads, biased=True, yarn=target.yarn)
+    if target.arch == Arch.GEMMA4:
+        return replace(drafter, n_head=64, n_ff=2 * target.n_embd, sliding=Sliding(2048, 5))
+    return drafter
+
+
+def _usual_drafter(target: Shape, taps: tuple[int, ...]) -> Shape:
     small = target.n_embd < 1024
     heads = (target.n_head, target.n_head_kv, target.head_dim) if small else (32, 8, 128)
     if target.n_embd == 1024:
@@ -195,6 +309,16 @@ def metadata(shape: Shape, name: str, outtype: str) -> Metadata:
         meta.uint32(Key.EXPERT_FEED_FORWARD_LENGTH, shape.experts.n_ff)
         if shape.experts.n_ff_shared:
             meta.uint32(Key.EXPERT_SHARED_FEED_FORWARD_LENGTH, shape.experts.n_ff_shared)
+    if shape.sliding:
+        _add_windows(meta, shape, shape.sliding)
+    if shape.yarn:
+        factor, n_ctx = shape.yarn
+        meta.string(Key.ROPE_SCALING_TYPE, "yarn")
+        meta.float32(Key.ROPE_SCALING_FACTOR, factor)
+        meta.uint32(Key.ROPE_SCALING_ORIGINAL_CONTEXT_LENGTH, n_ctx)
+    if shape.arch == Arch.GEMMA4:
+        meta.float32(Key.FINAL_LOGIT_SOFTCAPPING, 30.0)
+        meta.uint32(Key.EMBEDDING_LENGTH_PER_LAYER_INPUT, 0)
     if shape.taps:
         meta.array(Key.TARGET_LAYERS, list(shape.taps))
         meta.uint32(Key.BLOCK_SIZE, BLOCK_SIZE)
@@ -203,17 +327,42 @@ def metadata(shape: Shape, name: str, outtype: str) -> Metadata:
     return meta
 
 
-def _attention(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
-    width = shape.head_dim * shape.n_head
-    kv_width = shape.head_dim * shape.n_head_kv
+def _add_windows(meta: Metadata, shape: Shape, sliding: Sliding) -> None:
+    meta.uint32(Key.ATTENTION_SLIDING_WINDOW, sliding.window)
+    blocks = range(shape.n_layer)
+    if shape.arch != Arch.GPT_OSS:
+        meta.array(Key.ATTENTION_SLIDING_WINDOW_PATTERN, [shape.slides(b) for b in blocks])
+    if sliding.n_head_kv:
+        meta.array(Key.ATTENTION_HEAD_COUNT_KV, [shape.kv_heads(b)[0] for b in blocks])
+    if sliding.head_dim:
+        meta.uint32(Key.ATTENTION_KEY_LENGTH_SWA, sliding.head_dim)
+        meta.uint32(Key.ATTENTION_VALUE_LENGTH_SWA, sliding.head_dim)
+        meta.uint32(Key.ROPE_DIMENSION_COUNT_SWA, sliding.head_dim)
+    if sliding.rope_base:
+        meta.float32(Key.ROPE_FREQ_BASE_SWA, sliding.rope_base)
+
+
+def _attention(shape: Shape, block: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    n_head_kv, head_dim = shape.kv_heads(block)
+    width, kv_width = head_dim * shape.n_head, head_dim * n_head_kv
     # Qwen3.5 gates its attention: a head has a query and a gate.
     yield Tensor.ATTN_Q, ((2 if shape.n_v_heads else 1) * width, shape.n_embd)
     yield Tensor.ATTN_K, (kv_width, shape.n_embd)
-    yield Tensor.ATTN_V, (kv_width, shape.n_embd)
+    if shape.arch != Arch.GEMMA4 or shape.slides(block):  # there the keys are the values
+        yield Tensor.ATTN_V, (kv_width, shape.n_embd)
     yield Tensor.ATTN_OUTPUT, (shape.n_embd, width)
-    if shape.arch != Arch.LLAMA:
-        yield Tensor.ATTN_Q_NORM, (shape.head_dim,)
-        yield Tensor.ATTN_K_NORM, (shape.head_dim,)
+    if shape.biased:
+        yield Tensor.ATTN_Q_BIAS, (width,)
+        yield Tensor.ATTN_K_BIAS, (kv_width,)
+        yield Tensor.ATTN_V_BIAS, (kv_width,)
+        yield Tensor.ATTN_OUTPUT_BIAS, (shape.n_embd,)
+    if shape.arch == Arch.GPT_OSS:
+        yield Tensor.ATTN_SINKS, (shape.n_head,)
+    elif shape.arch != Arch.LLAMA:
+        yield Tensor.ATTN_Q_NORM, (head_dim,)
+        yield Tensor.ATTN_K_NORM, (head_dim,)
+    if shape.arch == Arch.GEMMA4:
+        yield Tensor.POST_ATTENTION_NORM, (shape.n_embd,)
 
 
 def _delta_net(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -231,16 +380,34 @@ def _delta_net(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _feed_forward(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
-    if shape.experts is None:
+    if shape.experts is None or shape.arch == Arch.GEMMA4:
         yield Tensor.FFN_GATE, (shape.n_ff, shape.n_embd)
         yield Tensor.FFN_UP, (shape.n_ff, shape.n_embd)
         yield Tensor.FFN_DOWN, (shape.n_embd, shape.n_ff)
+    if shape.arch == Arch.GEMMA4:
+        yield Tensor.POST_FFW_NORM, (shape.n_embd,)
+        yield Tensor.LAYER_OUTPUT_SCALE, (1,)
+    if shape.experts is None:
         return
     n, n_ff, n_shared = shape.experts.n, shape.experts.n_ff, shape.experts.n_ff_shared
     yield Tensor.FFN_GATE_INP, (n, shape.n_embd)
+    if shape.arch == Arch.GEMMA4:
+        yield Tensor.FFN_GATE_INP_SCALE, (shape.n_embd,)
+        yield Tensor.PRE_FFW_NORM_2, (shape.n_embd,)
+        yield Tensor.POST_FFW_NORM_1, (shape.n_embd,)
+        yield Tensor.POST_FFW_NORM_2, (shape.n_embd,)
+        yield Tensor.FFN_GATE_UP_EXPS, (n, 2 * n_ff, shape.n_embd)
+        yield Tensor.FFN_DOWN_EXPS, (n, shape.n_embd, n_ff)
+        yield Tensor.FFN_DOWN_EXPS_SCALE, (n,)
+        return
     yield Tensor.FFN_GATE_EXPS, (n, n_ff, shape.n_embd)
     yield Tensor.FFN_UP_EXPS, (n, n_ff, shape.n_embd)
     yield Tensor.FFN_DOWN_EXPS, (n, shape.n_embd, n_ff)
+    if shape.arch == Arch.GPT_OSS:
+        yield Tensor.FFN_GATE_INP_BIAS, (n,)
+        yield Tensor.FFN_GATE_EXPS_BIAS, (n, n_ff)
+        yield Tensor.FFN_UP_EXPS_BIAS, (n, n_ff)
+        yield Tensor.FFN_DOWN_EXPS_BIAS, (n, shape.n_embd)
     if n_shared:
         yield Tensor.FFN_GATE_INP_SHEXP, (shape.n_embd,)
         yield Tensor.FFN_GATE_SHEXP, (n_shared, shape.n_embd)
@@ -258,12 +425,15 @@ def tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield Tensor.OUTPUT_NORM, (shape.n_embd,)
     if not shape.tied and not shape.taps:
         yield Tensor.OUTPUT, (shape.n_vocab, shape.n_embd)
+    if shape.arch == Arch.GEMMA4:
+        yield Tensor.ROPE_FREQS, (shape.head_dim // 2,)
     hybrid = shape.n_v_heads > 0
+    behind = hybrid or shape.arch == Arch.GPT_OSS  # how they name the norm before the feed-forward
     for bid in range(shape.n_layer):
         recurrent = hybrid and (bid + 1) % shape.attention_interval != 0
         layer = [(Tensor.ATTN_NORM, (shape.n_embd,))]
-        layer += _delta_net(shape) if recurrent else _attention(shape)
-        layer.append((Tensor.POST_ATTENTION_NORM if hybrid else Tensor.FFN_NORM, (shape.n_embd,)))
+        layer += _delta_net(shape) if recurrent else _attention(shape, bid)
+        layer.append((Tensor.POST_ATTENTION_NORM if behind else Tensor.FFN_NORM, (shape.n_embd,)))
         layer += _feed_forward(shape)
         for name, sizes in layer:
             yield name.replace("{bid}", str(bid)), sizes

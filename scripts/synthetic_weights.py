@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from dflash_gguf.convert.schema import Tensor
 from dflash_gguf.convert.types import BLOCKS
 from numpy.typing import NDArray
 
 WEIGHT_SCALE = 0.02  # about the standard deviation of every matrix
 POOL_BYTES = 32 << 20
+NEAR_ONE = ("norm.weight", "norm_1.weight", "norm_2.weight", ".scale", "scale.weight")
+"""Ends of names of tensors whose values are near 1."""
 
 # Byte offsets of the float16 scales in a block, and the spread of what they multiply when all other
 # bits are random. q4_K takes 7.5 times its first scale as the second, so that values centre on 0.
@@ -36,10 +39,19 @@ def random_pool(type_name: str, random: np.random.Generator) -> NDArray[np.uint8
             scale = np.array([factor * WEIGHT_SCALE], np.float16).view(np.uint8)
             pool[:, offset : offset + 2] = scale
         return pool
+    if type_name == "mxfp4":  # its values have a deviation of 2.8 times a power of two
+        pool = random.integers(0, 256, (n_blocks, size), dtype=np.uint8)
+        pool[:, 0] = 127 - 7
+        return pool
     values = random.standard_normal(n_blocks, np.float32) * np.float32(WEIGHT_SCALE)
     if type_name == "bf16":
         return (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8).reshape(-1, 2)
     return values.astype(type_name.replace("f", "float")).view(np.uint8).reshape(-1, size)
+
+
+def rope_divisors(n: int) -> NDArray[np.float32]:
+    """Gemma's divisors of the angles of n pairs: a quarter turns, the rest stays."""
+    return np.where(np.arange(n) < n // 4, 1, 1e30).astype(np.float32)
 
 
 def is_small(name: str, sizes: tuple[int, ...]) -> bool:
@@ -50,9 +62,11 @@ def is_small(name: str, sizes: tuple[int, ...]) -> bool:
 def small_values(
     name: str, sizes: tuple[int, ...], random: np.random.Generator
 ) -> NDArray[np.uint8]:
-    """Values of a float32 tensor: norms near 1, decays negative, the rest random."""
-    if name.endswith("norm.weight"):
+    """Values of a float32 tensor: norms and scales near 1, decays negative, the rest random."""
+    if name.endswith(NEAR_ONE):
         values = random.uniform(0.9, 1.1, sizes)
+    elif name == Tensor.ROPE_FREQS:
+        values = rope_divisors(sizes[0])
     elif name.endswith("ssm_a"):
         values = -random.uniform(0.5, 4.0, sizes)
     else:

@@ -52,7 +52,8 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-KINDS = ("llama", "qwen3", "qwen3moe", "qwen35", "qwen35moe", "gpt-oss", "gemma4")
+ARCHITECTURES = ("llama", "qwen3", "qwen3moe", "qwen35", "qwen35moe", "gpt-oss", "gemma4")
+KINDS = (*ARCHITECTURES, "gemma4moe")
 VOCAB_SIZE = 421  # more than the tokenizer holds, and no multiple of 32
 
 # The split patterns that llama.cpp applies for these names, as the models' tokenizer.json has them.
@@ -254,13 +255,13 @@ def _text_config(kind: str, overrides: dict[str, Any]) -> Any:
         return GptOssConfig(**{**shared, **own, **overrides})
     if kind.startswith("gemma4"):
         # Three sliding layers to a full one, whose keys are its values, in heads of another size.
+        # Published ones are tied; of random weights such a head repeats the same token.
         own = {**dense, "num_hidden_layers": 4, "sliding_window": 8, "global_head_dim": 64,
                "num_global_key_value_heads": 1, "attention_k_eq_v": True,
                "hidden_size_per_layer_input": 0, "final_logit_softcapping": 30.0,
                "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
                "vocab_size_per_layer_input": VOCAB_SIZE, "bos_token_id": 2, "eos_token_id": 1,
-               "pad_token_id": 0,
-               "tie_word_embeddings": True}  # fmt: skip
+               "pad_token_id": 0}  # fmt: skip
         if kind == "gemma4moe":
             own |= {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2,
                     "moe_intermediate_size": 64}  # fmt: skip

@@ -2,12 +2,14 @@
 
 An answer is what the target itself continues a prompt with, so the drafter needs no data but the
 target's own hidden states. Blocks that start at random places of the answer are trained in
-parallel: the mask shows each some of the features before it, and all of its own masks.
+parallel: the mask shows each some of the features before it and, of its own masks, all or, in
+sliding layers, those before.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from dflash.model import DFlashDraftModel, extract_context_feature
@@ -18,18 +20,41 @@ N_BLOCKS = 48  # of one training step
 N_SEEN = 80  # features before a block that it sees at least
 
 
-def blocks_at(starts: torch.Tensor, n_context: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Position ids [blocks, context + size] and mask [blocks, 1, size, context + size]."""
+def blocks_at(
+    starts: torch.Tensor, n_context: int, size: int, window: int | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Position ids [blocks, context + size] and masks [blocks, 1, size, context + size].
+
+    The first mask is for full layers, the second for sliding ones, which are causal.
+    """
     context = torch.arange(n_context).expand(len(starts), -1)
     positions = torch.cat([context, starts[:, None] + torch.arange(size)], dim=1)
     windows = torch.randint(N_SEEN, 4 * N_SEEN, starts.shape)
     past = (context < starts[:, None]) & (context >= (starts - windows)[:, None])
     seen = torch.cat([past, torch.ones(len(starts), size, dtype=torch.bool)], dim=1)
-    return positions, seen[:, None, None, :].expand(-1, 1, size, -1)
+    full = seen[:, None, :].expand(-1, size, -1)
+    distance = positions[:, n_context:, None] - positions[:, None, :]
+    near = full & (distance >= 0) & (distance < (window or n_context + size))
+    return positions, full[:, None], near[:, None]
 
 
-def overfit(pair: Pair, kind: str, path: Path, prompt: list[int], answer: list[int]) -> Pair:
-    """Trains the pair's drafter, of full attention, until it knows nearly all of the answer.
+def mask_by_layer(drafter: DFlashDraftModel) -> dict[str, torch.Tensor]:
+    """Makes sliding layers take "sliding" of the dict, which the caller fills, for their mask."""
+    masks: dict[str, torch.Tensor] = {}
+
+    def choose(_module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        return args, kwargs | {"attention_mask": masks["sliding"]}
+
+    for layer in drafter.layers:
+        if layer.self_attn.sliding_window is not None:
+            layer.self_attn.register_forward_pre_hook(choose, with_kwargs=True)
+    return masks
+
+
+def overfit(
+    pair: Pair, kind: str, path: Path, prompt: list[int], answer: list[int], share: float = 0.93
+) -> Pair:
+    """Trains the pair's drafter until it knows this share of the answer.
 
     Returns the pair with the trained drafter at `path`.
 
@@ -43,7 +68,9 @@ def overfit(pair: Pair, kind: str, path: Path, prompt: list[int], answer: list[i
     with torch.no_grad():
         states = target(tokens[None], output_hidden_states=True).hidden_states
     features = extract_context_feature(states, drafter.target_layer_ids)
-    embeddings = target.get_input_embeddings().weight.detach()
+    masks, window = mask_by_layer(drafter), drafter.config.sliding_window
+    scale = drafter.config.dflash_config.get("input_embedding_scale", 1.0)
+    embeddings = scale * target.get_input_embeddings().weight.detach()
     head = target.get_output_embeddings().weight.detach()
     optimizer = torch.optim.AdamW(drafter.parameters(), lr=2e-3, weight_decay=0.0)
     known = 0.0
@@ -53,21 +80,21 @@ def overfit(pair: Pair, kind: str, path: Path, prompt: list[int], answer: list[i
         places = starts[:, None] + torch.arange(size)
         block = torch.full((N_BLOCKS, size), drafter.mask_token_id)
         block[:, 0] = tokens[starts]
-        positions, mask = blocks_at(starts, len(tokens), size)
+        positions, mask, masks["sliding"] = blocks_at(starts, len(tokens), size, window)
         hidden = drafter(
             target_hidden=features.expand(N_BLOCKS, -1, -1),
             noise_embedding=embeddings[block],
             position_ids=positions,
             attention_mask=mask,
         )
-        logits = (hidden[:, 1:] @ head.T).flatten(0, 1)
+        logits = drafter.compute_logits(hidden[:, 1:], lambda x: x @ head.T).flatten(0, 1)
         wanted = tokens[places[:, 1:]].flatten()
         loss = torch.nn.functional.cross_entropy(logits, wanted)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         known = 0.9 * known + 0.1 * float((logits.argmax(-1) == wanted).float().mean())
-        if known > 0.93:
+        if known > share:
             folder = path.with_suffix("")
             drafter.save_pretrained(folder)
             trained = convert_drafter(folder, pair.target_dir, path, kind)

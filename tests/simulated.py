@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from dflash_gguf.config import DecodeConfig
-from dflash_gguf.draft.calibration import Features
-from dflash_gguf.draft.tree import Candidates, Tree
-from dflash_gguf.policy.budget import Budget
+from dflash_gguf.draft.calibration import Calibration, Features, Spine
+from dflash_gguf.draft.marginals import Candidates, chain, grow
+from dflash_gguf.draft.proposer import BRIEF, CHAIN, Request
+from dflash_gguf.draft.tree import Tree
 from dflash_gguf.policy.costs import Round
-from dflash_gguf.policy.rules import Rule
+from dflash_gguf.policy.rule import Rule
 from dflash_gguf.rounds import Speculation
 from dflash_gguf.sampling import Sampler
 
@@ -23,11 +25,15 @@ BLOCK = 15
 
 @dataclass
 class Machine:
-    """Milliseconds of a pass by rows, what a tree's pass costs times that, and of a draft."""
+    """Milliseconds of a pass by rows, what a tree's pass costs times that, and of a draft.
+
+    ranking: what a draft with ranked candidates takes more.
+    """
 
     rows: Callable[[int], float]
     draft: Callable[[int], float]
     tree: float = 1.0
+    ranking: float = 0.0
     noise: float = 0.03
     warm_up: float = 0.5
     n_first: int = 1
@@ -45,8 +51,8 @@ class Machine:
         rows_ms = factor * self.rows(done.n_drafted + 1) + self._first(done.kind, done.n_drafted)
         done.pass_s = rows_ms * blur[0]
         if done.n_positions:
-            draft_ms = self.draft(done.n_positions) + self._first("draft", done.n_positions)
-            done.draft_s = draft_ms * blur[1]
+            draft_ms = self.draft(done.n_positions) + (0.0 if done.is_brief else self.ranking)
+            done.draft_s = (draft_ms + self._first("draft", done.n_positions)) * blur[1]
 
     def _first(self, kind: str, n: int) -> float:
         self.seen[kind, n] += 1
@@ -94,65 +100,87 @@ class Text:
 class Drafter:
     """Proposes by a text that stays the same for a round, in the order of what it claims."""
 
+    name = "simulated"
+    is_free = False
+    state = None
     max_draft = BLOCK
 
-    def __init__(self, text: Callable[[int], Text], budget: Budget, rng: np.random.Generator):
-        self._text, self._rng = text, rng
-        self._calibration = budget.calibrations.of(0.0, False)
-        self._open: tuple[Features, list[int]] | None = None
+    def __init__(self, text: Callable[[int], Text]):
+        self.text = text
+        self.rng = np.random.default_rng(0)
+        self._ranked, self._spine = Calibration(), Spine()
+        self._open: tuple[Features | None, list[int]] | None = None
+        self._truth: np.ndarray | None = None
 
-    def propose(
-        self,
-        seen: Sequence[int],
-        n: int,
-        sampler: Sampler,  # noqa: ARG002
-        *,
-        is_narrow: bool,  # noqa: ARG002
-    ) -> Candidates:
-        self._truth, claims = self._text(len(seen) - 1).draft(self._rng)
+    def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
+        return [self._tree(request) for request in requests]
+
+    def _tree(self, request: Request) -> Tree:
+        n, root = request.n_positions, request.seen[-1]
+        self._truth, claims = self.text(len(request.seen) - 1).draft(self.rng)
         order = np.argsort(-claims, kind="stable")
+        if request.shape == BRIEF:
+            best = [int(order[0])] * n
+            self._open = None, best
+            return Tree.chain([root, *best], [0.0, *self._spine.log_paths(n)])
         features = Features(np.tile(claims[order], (n, 1)))
         self._open = features, order.tolist()
         tokens = np.tile(order, (n, 1)).astype(np.int64)
-        return Candidates(tokens, self._calibration.log_chances(features))
+        candidates = Candidates(tokens, self._ranked.log_chances(features))
+        if request.shape == CHAIN:
+            return chain(root, candidates, request.n_nodes)
+        return grow(root, candidates, request.n_nodes)
 
     def chosen(self) -> Iterator[int]:
         """The target's tokens of the positions to come, K for one that was no candidate."""
+        assert self._truth is not None
+        chances = np.append(self._truth, 1.0 - self._truth.sum())
         while True:
-            yield int(self._rng.choice(K + 1, p=np.append(self._truth, 1.0 - self._truth.sum())))
+            yield int(self.rng.choice(K + 1, p=chances))
 
-    def observe(self, tokens: Sequence[int]) -> None:
-        if self._open is not None:
-            (features, order), self._open = self._open, None
+    def observe(self, request: Request, tokens: Sequence[int]) -> None:  # noqa: ARG002
+        if self._open is None:
+            return
+        (features, order), self._open = self._open, None
+        if features is None:
+            self._spine.observe(order, tokens)
+        else:
             places = [order.index(token) if token < K else K for token in tokens]
-            self._calibration.observe(features, places[: len(features.values)])
+            self._ranked.observe(features, places[: len(features.values)])
+
+    def outlook(self, sampler: Sampler) -> Sequence[float]:  # noqa: ARG002
+        return self._spine.paths(self.max_draft)
+
+    def forget(self, sequence: Any) -> None:
+        pass
+
+    def to_dict(self) -> dict[str, Any]:
+        return {}
+
+    def learn(self, stored: Mapping[str, Any]) -> None:
+        pass
 
 
 def answer(
-    machine: Machine,
-    text: Callable[[int], Text],
-    rule: Rule,
-    budget: Budget,
-    *,
-    n_tokens: int = 512,
-    seed: int = 0,
+    machine: Machine, drafter: Drafter, rule: Rule, *, n_tokens: int = 512, seed: int = 0
 ) -> tuple[float, list[Round]]:
-    """Milliseconds of an answer, and its rounds. text: of what kind it is after so many tokens."""
-    rng = np.random.default_rng(seed)
-    drafter = Drafter(text, budget, rng)
-    speculation = Speculation(drafter, rule, Sampler(DecodeConfig()))
+    """Milliseconds of an answer, and its rounds."""
+    rng = drafter.rng = np.random.default_rng(seed)
+    speculation = Speculation([drafter], rule)
     ms, seen, rounds = 0.0, [0], []
+    request = Request(None, seen, Sampler(DecodeConfig()))
     while (n_done := len(seen) - 1) < n_tokens:
         done = Round(100 + n_done)
-        tree = speculation.propose(done, seen, n_tokens - n_done, 256)
+        request.n_left, request.n_room = n_tokens - n_done, 256
+        speculation.propose(done, (request,))
         tokens = [K]
         if done.n_positions:
             tokens = []
             drawn = (tokens.append(x) or x for x in drafter.chosen())
-            done.n_accepted = len((tree or Tree.of([0])).accepted(drawn)) - 1
+            done.n_accepted = len((request.tree or Tree.of([0])).accepted(drawn)) - 1
         done.n_tokens = done.n_accepted + 1
         machine.run(done, rng)
-        speculation.observe(done, tokens)
+        speculation.observe(done, (request,), (tokens,))
         ms += done.seconds
         seen += tokens
         rounds.append(done)

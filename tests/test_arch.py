@@ -108,7 +108,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4": ("gemma4", {}),
     "gemma4 multimodal, seven layers": (
         "gemma4",
-        {"wrapped": True, **SEVEN, "layer_types": (["sliding_attention"] * 2 + ["full_attention"])
+        {"wrapped": True, "tie_word_embeddings": True, **SEVEN,
+         "layer_types": (["sliding_attention"] * 2 + ["full_attention"])
          * 2 + ["full_attention"], "num_global_key_value_heads": 2, **heads(6, 3, 20)},
     ),
     "gemma4 other heads": ("gemma4", {**heads(4, 2, 24), "global_head_dim": 48}),
@@ -116,6 +117,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "gemma4",
         {**heads(2, 1, 256), "global_head_dim": 512, "attention_k_eq_v": False,
          "final_logit_softcapping": None, "sliding_window": 21},
+    ),
+    "gemma4 experts": ("gemma4moe", {}),
+    "gemma4 four of eight experts, heads of two sizes": (
+        "gemma4moe",
+        {"num_experts": 8, "top_k_experts": 4, "num_global_key_value_heads": 2, **heads(6, 3, 24)},
     ),
     "gpt-oss": ("gpt-oss", {}),
     "gpt-oss, rounded yarn, heads of 64": (
@@ -133,10 +139,17 @@ def prompt(n: int = N_TOKENS) -> list[int]:
     return np.random.default_rng(11).integers(0, VOCAB_SIZE, n).tolist()
 
 
-def sequence_of(path: Path, cache_type: str = "f32", n_ubatch: int = N_UBATCH) -> Sequence:
+def sequence_of(
+    path: Path,
+    cache_type: str = "f32",
+    n_ubatch: int = N_UBATCH,
+    n_ctx: int = 128,
+    repack: bool = True,
+) -> Sequence:
     config = LoadConfig(
-        n_ctx=128,
+        n_ctx=n_ctx,
         n_ubatch=n_ubatch,
+        repack=repack,
         n_threads=1,  # what a second thread would gain on such a model, waiting for it costs more
         **placement(),
         cache_type_k=cache_type,
@@ -168,6 +181,14 @@ def test_logits_equal_those_of_transformers(tmp_path: Path, case: str) -> None:
             assert_close(sequence.logits(tokens[:n]), expected[:n], cache_type)
         sequence.reset()
         assert_close(continued(sequence, tokens), expected[N_UBATCH:], cache_type)
+
+
+@pytest.mark.parametrize("kind", ["gpt-oss", "gemma4", "gemma4moe"])
+def test_a_prompt_far_beyond_the_windows(tmp_path: Path, kind: str) -> None:
+    path = make_gguf(tmp_path, kind, max_position_embeddings=1024)
+    tokens = prompt(600)
+    found = sequence_of(path, n_ubatch=256, n_ctx=640).logits(tokens)
+    assert_close(found, reference_logits(tmp_path / "checkpoint", tokens))
 
 
 def test_experts_in_mxfp4_blocks(tmp_path: Path) -> None:
@@ -219,6 +240,26 @@ def test_fused_projections_give_the_same(tmp_path: Path, kind: str) -> None:
     np.testing.assert_allclose(found, expected, atol=1e-5 * np.ptp(expected))
 
 
+def separate_experts(parts: Parts) -> None:
+    """Gate and up of Gemma's experts as matrices of their own."""
+    for name in [x for x in parts.tensors if "ffn_gate_up_exps.weight" in x]:
+        both, kind = parts.tensors.pop(name)
+        for i, part in enumerate(np.split(both, 2, axis=1)):
+            part_name = name.replace("gate_up", ("gate", "up")[i])
+            parts.tensors[part_name] = (np.ascontiguousarray(part), kind)
+
+
+@pytest.mark.parametrize("outtype", ["f32", "bf16", "q8_0", "q4_0"])
+def test_gate_and_up_of_experts_in_one_tensor(tmp_path: Path, outtype: str) -> None:
+    fused = make_gguf(tmp_path, "gemma4moe", outtype=outtype, moe_intermediate_size=96)
+    apart = edited(fused, tmp_path / "apart.gguf", separate_experts)
+    for repack in (True, False):
+        found, expected = (
+            sequence_of(path, repack=repack).logits(prompt(20)) for path in (fused, apart)
+        )
+        np.testing.assert_array_equal(found, expected)
+
+
 def divide_by_scales(parts: Parts) -> None:
     """Weights divided by a scale of their own, which goes into the file beside them."""
     for name in [
@@ -227,11 +268,16 @@ def divide_by_scales(parts: Parts) -> None:
         values = parts.tensors[name][0]
         if any(x in name for x in ("token_embd", "conv1d", "ffn_gate_inp_shexp")):
             continue
+        if "ffn_gate_inp" in name and name.replace("weight", "scale") in parts.tensors:
+            continue  # Gemma's router, whose scale is of what it reads
         per_expert = values.shape[0] if values.ndim == 3 else 1
         scale = np.linspace(0.5, 4.0, per_expert, dtype=np.float32)
         shape = (-1, 1, 1) if values.ndim == 3 else ()
         parts.f32(name, values / scale.reshape(shape))
-        parts.f32(name.removesuffix("weight") + "scale", scale)
+        known = parts.tensors.get(name.removesuffix("weight") + "scale")
+        parts.f32(
+            name.removesuffix("weight") + "scale", scale if known is None else scale * known[0]
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)

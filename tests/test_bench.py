@@ -20,7 +20,6 @@ from dflash_gguf.bench.prompts import Prompt, read_prompts
 from dflash_gguf.bench.settings import DEFAULT, Setting, parse_settings
 from dflash_gguf.bench.summary import ratio_interval
 from dflash_gguf.core import Draft
-from dflash_gguf.policy.budget import Budget
 from dflash_gguf.policy.costs import Costs, Round
 
 
@@ -100,8 +99,10 @@ def known_costs(rows: Callable[[int], float], draft: Callable[[int], float]) -> 
     for _ in range(2):
         costs.observe(Round(0, n_tokens=1, pass_s=rows(1)))
         for n in (1, 2, 3, 5, 7, 11, 15):
-            costs.observe(Round(0, n, n, False, 0, 0, 1, draft(n), rows(n + 1), 0.0))
-            costs.observe(Round(0, n, n, True, 0, 0, 1, draft(n), rows(n + 1), 0.0))
+            for is_tree in (False, True):
+                done = Round(0, n_positions=n, is_brief=not is_tree, n_drafted=n, is_tree=is_tree)
+                done.n_tokens, done.draft_s, done.pass_s = 1, draft(n), rows(n + 1)
+                costs.observe(done)
     return costs
 
 
@@ -122,16 +123,16 @@ def recorded(hits: float, n_tokens: int = 200) -> replay.Record:
 
 def test_a_replay_takes_what_the_record_would_have_accepted() -> None:
     perfect, costs = recorded(1.0), known_costs(lambda rows: 1.0 + rows, lambda n: 0.5 * n)
-    seconds, rounds = replay.play(perfect, Setting("chain", 4), costs, Budget(), 63)
+    seconds, rounds = replay.play(perfect, Setting("chain", 4), costs, replay.Learned(), 63)
     assert all(done.n_accepted == done.n_drafted for done in rounds)
     assert sum(done.n_tokens for done in rounds) == 199
     assert seconds == pytest.approx(sum(6.0 + 2.0 for _ in rounds[:-1]) + rounds[-1].seconds)
-    plain, _ = replay.play(perfect, Setting("none"), costs, Budget(), 63)
+    plain, _ = replay.play(perfect, Setting("none"), costs, replay.Learned(), 63)
     assert plain == pytest.approx(199 * 2.0)
     second = recorded(0.0)
-    _, rounds = replay.play(second, Setting("chain", 4), costs, Budget(), 63)
+    _, rounds = replay.play(second, Setting("chain", 4), costs, replay.Learned(), 63)
     assert {done.n_accepted for done in rounds} == {0}
-    _, rounds = replay.play(second, Setting("tree", 40), costs, Budget(), 63)
+    _, rounds = replay.play(second, Setting("tree", 40), costs, replay.Learned(), 63)
     assert np.mean([done.n_accepted for done in rounds]) > 1
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
-from dflash_gguf.draft.calibration import Calibration, Calibrations, Features
+from dflash_gguf.config import DecodeConfig
+from dflash_gguf.draft.calibration import Calibration, Calibrations, Features, Spine
 
 K = 8
 
@@ -124,8 +127,38 @@ def test_extreme_claims_stay_finite() -> None:
 
 def test_every_way_to_draw_has_its_own() -> None:
     known = Calibrations()
-    greedy = known.of(0.0, False)
+    greedy = known.of(DecodeConfig())
     greedy.observe(Features(np.log([[0.5, 0.2]])), [0])
-    assert known.of(0.0, False) is greedy
-    assert known.of(0.0, True) is not greedy
-    assert known.of(0.7, False).weights(1)[0, 2] > 0.0
+    assert known.of(DecodeConfig(seed=3)) is greedy
+    assert known.of(DecodeConfig(repeat_penalty=1.1)) is not greedy
+    assert known.of(DecodeConfig(temperature=0.7)).weights(1)[0, 2] > 0.0
+
+
+def test_what_was_learned_survives_as_json() -> None:
+    known = Calibrations()
+    for config in (DecodeConfig(), DecodeConfig(temperature=0.7)):
+        for place in (0, 0, 1, 0):
+            known.of(config).observe(Features(np.log([[0.5, 0.2], [0.4, 0.3]])), [place])
+            known.spine(config).observe([1, 2, 3], [1, 2 + place, 3])
+    again = Calibrations.from_dict(json.loads(json.dumps(known.to_dict())))
+    assert again.to_dict() == known.to_dict()
+    assert again.spine(DecodeConfig()).paths(3) == known.spine(DecodeConfig()).paths(3)
+    for bad in ({}, {"ranked": {}, "spines": {"0": [[1.0], [2.0]]}}, {"ranked": {"0": 3}}):
+        with pytest.raises((KeyError, TypeError, ValueError)):
+            Calibrations.from_dict(bad)
+
+
+def test_a_spine_learns_how_far_it_is_followed() -> None:
+    spine = Spine()
+    first = spine.paths(3)
+    assert first == pytest.approx([0.6, 0.36, 0.216])
+    for _ in range(200):
+        spine.observe([1, 2, 3], [1, 2, 9])
+    paths = spine.paths(4)
+    assert paths[1] > 0.9
+    assert paths[2] < 0.05
+    spine = Spine()
+    for _ in range(200):
+        spine.observe([1, 2, 3], [9, 2, 3])  # what follows a wrong candidate tells nothing
+    assert spine.paths(3)[0] < 0.05
+    assert spine.paths(2)[1] / spine.paths(1)[0] == pytest.approx(0.6)

@@ -224,16 +224,19 @@ def test_drafting_has_its_figures(loader: Loader, capsys: pytest.CaptureFixture[
     assert run(loader, "-p", "ab:", "-s", "5", "--draft", "chain") == 0
     out, err = capsys.readouterr()
     assert out == "yes\n"
-    assert " | 3.00 tokens a round, 3 drafted | rounds: 1 chain of 3.0 | ms a round: decode" in err
+    drafted = " | 3.00 tokens a round, 3 drafted (dflash 2 of 3 accepted) | "
+    assert f"{drafted}rounds: 1 chain of 3.0 | ms a round: decode" in err
     run(loader, "-p", "ab:", "--json", "--draft", "chain")
     report = json.loads(capsys.readouterr().out)
     assert (report["draft"], report["drafter"]) == ("chain", "fake-drafter.gguf")
     assert report["accept_histogram"] == [0, 0, 1]
     assert report["rounds_by_draft"] == {"chain 3": 1}
+    assert report["by_proposer"] == {"dflash": {"n_drafted": 3, "n_accepted": 2}}
     assert (report["rounds"], report["tau"], report["n_accepted"]) == (1, 3.0, 2)
     assert set(report["phase_ms"]) == {
         "prefill",
         "decode",
+        "choose",
         "draft",
         "tree",
         "verify",

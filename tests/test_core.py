@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import struct
 import subprocess
 import sys
 import threading
@@ -80,6 +81,25 @@ def test_an_unknown_architecture_is_named_with_the_known_ones(tmp_path: Path) ->
     refused(tmp_path / "x.gguf", '"mamba" cannot be run as a target; supported: llama, qwen3, ')
 
 
+def test_the_vision_part_of_a_model_is_refused(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "mmproj.gguf", "clip")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    refused(tmp_path / "mmproj.gguf", r'the vision part of a model \(architecture "clip"\)')
+
+
+def test_rows_that_blocks_of_mxfp4_do_not_fill(tmp_path: Path) -> None:
+    path = make_gguf(tmp_path, "gpt-oss", outtype="auto", packed_experts=True)
+    data = path.read_bytes()
+    name = b"blk.0.ffn_down_exps.weight"
+    at = data.index(name) + len(name) + 4  # behind the number of dimensions
+    (width,) = struct.unpack_from("<Q", data, at)
+    assert width == 64
+    path.write_bytes(data[:at] + struct.pack("<Q", 48) + data[at + 8 :])
+    refused(path, "blk.0.ffn_down_exps.weight")
+
+
 def drop(name: str) -> Callable[[Parts], object]:
     return lambda parts: parts.tensors.pop(name)
 
@@ -153,6 +173,22 @@ DAMAGES: dict[str, tuple[str, Callable[[Parts], object], str]] = {
         "qwen3moe",
         put("qwen3moe.expert_used_count", 7),
         "expert_used_count is 7, expected 1 to 6",
+    ),
+    "no sinks": ("gpt-oss", drop("blk.1.attn_sinks.weight"), "blk.1.attn_sinks.weight is missing"),
+    "another number of experts": (
+        "gpt-oss",
+        put("gpt-oss.expert_count", 6),
+        r"blk.0.ffn_gate_inp.weight: got \[96, 8\], expected \[96, 6\]",
+    ),
+    "dense layers where experts are told of": (
+        "gemma4moe",
+        drop("blk.2.ffn_gate_up_exps.weight"),
+        "blk.2.ffn_gate_exps.weight is missing",
+    ),
+    "gate without up": (
+        "gemma4moe",
+        reshape("blk.2.ffn_gate_up_exps.weight", 6, 64, 96),
+        r"blk.2.ffn_gate_up_exps.weight: got \[96, 64, 6\], expected \[96, 128, 6\]",
     ),
     "tokens that do not fit the embeddings": (
         "llama",
@@ -309,7 +345,7 @@ def test_an_engine_has_one_sequence_at_a_time(tiny_gguf: Tiny) -> None:
     engine, fresh = (Engine(load(tiny_gguf("qwen35"))) for _ in range(2))
     engine.reserve_verify(4)
     first = Sequence(engine)
-    with pytest.raises(Error, match="the engine has a sequence already, and holds 1 at a time"):
+    with pytest.raises(Error, match="the engine has 1 sequence already, and holds 1 at a time"):
         Sequence(engine)
     first.prefill(PROMPT[3:])
     checkpoint = first.take()

@@ -31,7 +31,14 @@ def warm(
     costs: Costs, position: int, n: int, draft: float, rows: float, *, is_tree: bool = False
 ) -> None:
     for _ in range(2):
-        costs.observe(Round(position, n, n, is_tree, 0.0, 0, 1, draft, rows, 0.5))
+        costs.observe(drafted(position, n, is_tree=is_tree, draft_s=draft, pass_s=rows))
+
+
+def drafted(position: int, n: int, **more: Any) -> Round:
+    """A round with so many brief candidates."""
+    is_brief = n > 0
+    given = {"n_positions": n, "is_brief": is_brief, "n_drafted": n, "n_tokens": 1, "sample_s": 0.5}
+    return Round(position, **{**given, **more})
 
 
 def test_costs_between_and_beyond_what_was_measured() -> None:
@@ -43,12 +50,13 @@ def test_costs_between_and_beyond_what_was_measured() -> None:
     assert costs.plain_s(0) == 10.5
     assert costs.pass_s(0, 4) == 10.0
     warm(costs, 0, 1, 4.0, 12.0)
-    assert costs.round_s(Round(0, 1, 1, n_tokens=2)) == 17.0
-    assert (costs.draft_s(3), costs.pass_s(0, 4)) == (4.0, 16.0)
+    assert costs.round_s(drafted(0, 1, n_tokens=2)) == 17.0
+    assert (costs.draft_s(3, True), costs.pass_s(0, 4)) == (4.0, 16.0)
     warm(costs, 0, 7, 10.0, 18.0)
-    assert (costs.draft_s(4), costs.pass_s(0, 5)) == (7.0, 15.0)
-    assert (costs.draft_s(15), costs.pass_s(0, 16)) == (18.0, pytest.approx(18 + 8 / 7 * 8))
-    assert (costs.most_positions, costs.most_rows) == (7, 8)
+    assert (costs.draft_s(4, True), costs.pass_s(0, 5)) == (7.0, 15.0)
+    assert (costs.draft_s(15, True), costs.pass_s(0, 16)) == (18.0, pytest.approx(18 + 8 / 7 * 8))
+    assert (costs.most_positions(True), costs.most_rows) == (7, 8)
+    assert (costs.most_positions(False), costs.draft_s(4, False)) == (0, 7.0)
 
 
 def test_a_tree_costs_what_it_was_measured_to_cost_more_than_a_chain() -> None:
@@ -82,10 +90,11 @@ def test_costs_are_kept_by_context_and_taken_from_the_nearest() -> None:
 def test_warm_is_what_ran_twice() -> None:
     costs = Costs()
     for is_warm in (False, False, True):
-        assert costs.is_warm(Round(0, 3, 7)) is is_warm
-        costs.observe(Round(0, 3, 7, n_tokens=1))
-    assert not costs.is_warm(Round(0, 3, 7, is_tree=True))
-    assert not costs.is_warm(Round(0, 5, 7))
+        assert costs.is_warm(drafted(0, 7)) is is_warm
+        costs.observe(drafted(0, 7))
+    assert not costs.is_warm(drafted(0, 7, is_tree=True))
+    assert not costs.is_warm(drafted(0, 7, n_positions=5))
+    assert not costs.is_warm(drafted(0, 7, is_brief=False))
 
 
 def measured() -> Costs:
@@ -93,7 +102,7 @@ def measured() -> Costs:
     warm(costs, 0, 0, 0.0, 10.0)
     warm(costs, 900, 7, 4.0, 18.0)
     warm(costs, 0, 15, 4.0, 44.0, is_tree=True)
-    costs.observe(Round(0, 3, 3, n_tokens=1, draft_s=9.0, pass_s=9.0))
+    costs.observe(drafted(0, 3, draft_s=9.0, pass_s=9.0))
     return costs
 
 
@@ -104,7 +113,7 @@ def test_a_table_survives_as_json() -> None:
     assert 4 not in {rows for rows, _, _ in costs.to_dict()["chains"]}  # it ran only once
     for rows, is_tree in ((1, False), (8, False), (16, True)):
         assert again.pass_s(0, rows, is_tree) == costs.pass_s(0, rows, is_tree)
-    assert again.is_warm(Round(0, 7, 7))
+    assert again.is_warm(drafted(0, 7))
     for _ in range(N_TIMES):
         again.observe(Round(0, pass_s=30.0, n_tokens=1))
     assert again.pass_s(0, 1) == 30.0
@@ -120,12 +129,17 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_costs_are_found_again_for_the_same_files_and_settings(files: list[str]) -> None:
-    CostFile(files, "CPU", 2).store(measured())
-    assert CostFile(files, "CPU", 2).load().to_dict() == measured().to_dict()
-    assert not CostFile(files, "CPU", 4).load().knows_plain
-    assert not CostFile(files[::-1], "CPU", 2).load().knows_plain
+    CostFile(files, "CPU", 2).store(measured(), {})
+    assert CostFile(files, "CPU", 2).load()[0].to_dict() == measured().to_dict()
+    assert not CostFile(files, "CPU", 4).load()[0].knows_plain
+    assert not CostFile(files[::-1], "CPU", 2).load()[0].knows_plain
     Path(files[1]).write_bytes(b"Drafter.gguf")
-    assert not CostFile(files, "CPU", 2).load().knows_plain
+    assert not CostFile(files, "CPU", 2).load()[0].knows_plain
+
+
+def test_what_proposers_learned_is_kept_beside(files: list[str]) -> None:
+    CostFile(files).store(measured(), {"copy": {"tried": [1.0, 2.0]}})
+    assert CostFile(files).load()[1] == {"copy": {"tried": [1.0, 2.0]}}
 
 
 DAMAGED: list[Any] = [
@@ -137,9 +151,9 @@ DAMAGED: list[Any] = [
     "\0" * 9,
     "[" * 100_000,
     {"drafts": []},
-    {"drafts": [[1]], "chains": [], "trees": [], "sample": 0},
-    {"drafts": [["a", 1]], "chains": [], "trees": [], "sample": 0},
-    {"drafts": [[0, 1]], "chains": [], "trees": [], "sample": 0},
+    {"drafts": [[1, True]], "chains": [], "trees": [], "sample": 0},
+    {"drafts": [["a", True, 1]], "chains": [], "trees": [], "sample": 0},
+    {"drafts": [[0, True, 1]], "chains": [], "trees": [], "sample": 0},
     {"drafts": [], "chains": [[1, 0, -1]], "trees": [], "sample": 0},
     {"drafts": [], "chains": [[1, 0, "x"]], "trees": [], "sample": 0},
     {"drafts": [], "chains": [[1, 0, 1e999]], "trees": [], "sample": 0},
@@ -154,20 +168,21 @@ DAMAGED: list[Any] = [
 @pytest.mark.parametrize("content", DAMAGED)
 def test_a_damaged_table_is_replaced(files: list[str], content: Any) -> None:
     kept = CostFile(files, "CPU")
-    kept.store(measured())
+    kept.store(measured(), {})
     (path,) = machine_cache.cache_folder().iterdir()
     if isinstance(content, str):
         path.write_text(content)
     else:
-        path.write_text(json.dumps({**json.loads(path.read_text()), "value": content}))
-    assert not kept.load().knows_plain
-    kept.store(measured())
-    assert kept.load().knows_plain
+        value = {"costs": content, "learned": {}}
+        path.write_text(json.dumps({**json.loads(path.read_text()), "value": value}))
+    assert not kept.load()[0].knows_plain
+    kept.store(measured(), {})
+    assert kept.load()[0].knows_plain
     assert list(path.parent.iterdir()) == [path]
 
 
 def test_without_a_place_to_keep_it_nothing_is_kept(files: list[str], tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file where a folder should be")
     kept = CostFile(files, "CPU")
-    kept.store(measured())
-    assert not kept.load().knows_plain
+    kept.store(measured(), {})
+    assert not kept.load()[0].knows_plain

@@ -11,8 +11,8 @@ from scripted import STOP, Bytes, Scripted
 
 from dflash_gguf.config import DecodeConfig
 from dflash_gguf.decode import Generation
-from dflash_gguf.policy.budget import Budget
-from dflash_gguf.policy.rules import FixedChain, FixedTree, Rule
+from dflash_gguf.draft.proposer import CHAIN, SPINE, TREE
+from dflash_gguf.policy.rule import Auto, Fixed, Known, Rule
 
 PROMPT = [1, 2, 3]
 SCRIPT = b"The quick brown fox jumps over."
@@ -46,7 +46,7 @@ def drafted(
         Bytes(),
         PROMPT,
         DecodeConfig(**{"draft": "chain", **config}),
-        proposer=proposer,
+        proposers=[proposer],
         rule=rule,
         cancelled=cancelled,
     )
@@ -71,14 +71,14 @@ ENDS: dict[str, dict[str, Any]] = {
 
 
 RULES: dict[str, tuple[Rule, dict[str, Any]]] = {
-    "chain 1": (FixedChain(1), {}),
-    "chain 2": (FixedChain(2), {}),
-    "chain 5": (FixedChain(5), {}),
-    "chain 15": (FixedChain(15), {}),
-    "tree 1": (FixedTree(1, 15), {"width": 3}),
-    "tree 9": (FixedTree(9, 15), {"width": 3, "rank": lambda i: i % 3}),
-    "tree 22": (FixedTree(22, 3), {"width": 2, "rank": lambda _: 1}),
-    "tree 40": (FixedTree(40, 7, spine=True), {"width": 4, "rank": lambda i: 3 * i % 4}),
+    "chain 1": (Fixed(CHAIN, 1, 1), {}),
+    "chain 2": (Fixed(CHAIN, 2, 2), {}),
+    "chain 5": (Fixed(CHAIN, 5, 5), {}),
+    "chain 15": (Fixed(CHAIN, 15, 15), {}),
+    "tree 1": (Fixed(TREE, 1, 15), {"width": 3}),
+    "tree 9": (Fixed(TREE, 9, 15), {"width": 3, "rank": lambda i: i % 3}),
+    "tree 22": (Fixed(TREE, 22, 3), {"width": 2, "rank": lambda _: 1}),
+    "tree 40": (Fixed(SPINE, 40, 7), {"width": 4, "rank": lambda i: 3 * i % 4}),
 }
 
 
@@ -107,7 +107,7 @@ def test_every_end_is_that_of_plain_decoding(end: str, name: str) -> None:
 
 def test_all_accepted_lengths_occur_and_are_counted() -> None:
     expected, _ = plain()
-    generation, sequence, _ = drafted(expected.result().tokens, FixedChain(4), lambda r: r % 5)
+    generation, sequence, _ = drafted(expected.result().tokens, Fixed(CHAIN, 4, 4), lambda r: r % 5)
     steps = list(generation)
     result = generation.result()
     assert [step.n_accepted for step in steps[1:]] == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0]
@@ -125,7 +125,7 @@ def test_paths_leave_the_spine_at_every_depth() -> None:
     left = set()
     for at in range(len(known)):
         settings = {"width": 3, "rank": lambda i, at=at: 2 if i == at else 0}
-        generation, sequence, _ = drafted(known, FixedTree(120, 4), settings=settings, n_ctx=256)
+        generation, sequence, _ = drafted(known, Fixed(TREE, 120, 4), settings=settings, n_ctx=256)
         steps = list(generation)
         assert generation.result().tokens == known
         assert sequence.tokens == generation.history[:-1]
@@ -137,7 +137,7 @@ def test_paths_leave_the_spine_at_every_depth() -> None:
 
 def test_a_tree_that_is_a_chain_is_verified_as_one() -> None:
     expected, _ = plain()
-    generation, _, _ = drafted(expected.result().tokens, FixedTree(4, 15))
+    generation, _, _ = drafted(expected.result().tokens, Fixed(TREE, 4, 15))
     list(generation)
     assert generation.result().rounds_by_draft == {"chain 4": 7}
 
@@ -145,7 +145,7 @@ def test_a_tree_that_is_a_chain_is_verified_as_one() -> None:
 def test_a_tree_fits_the_sequence_and_the_context() -> None:
     expected, _ = plain(n_ctx=20)
     known, settings = expected.result().tokens, {"width": 3, "rank": lambda i: i % 3}
-    generation, sequence, _ = drafted(known, FixedTree(40, 15), settings=settings, n_ctx=20)
+    generation, sequence, _ = drafted(known, Fixed(TREE, 40, 15), settings=settings, n_ctx=20)
     sequence.engine.max_verify = 9
     list(generation)
     assert generation.result().tokens == known
@@ -154,7 +154,7 @@ def test_a_tree_fits_the_sequence_and_the_context() -> None:
 
 
 def test_a_stop_token_inside_a_span_cuts_the_commit() -> None:
-    generation, sequence, _ = drafted((*b"abc", STOP, *b"def"), FixedChain(6), script=b"abc")
+    generation, sequence, _ = drafted((*b"abc", STOP, *b"def"), Fixed(CHAIN, 6, 6), script=b"abc")
     steps = list(generation)
     assert [step.tokens for step in steps] == [(ord("a"),), (ord("b"), ord("c"), STOP)]
     assert (steps[1].n_drafted, steps[1].n_accepted) == (6, 3)
@@ -163,18 +163,18 @@ def test_a_stop_token_inside_a_span_cuts_the_commit() -> None:
 
 def test_the_last_token_is_not_drafted() -> None:
     expected, _ = plain(max_tokens=4)
-    generation, sequence, _ = drafted(expected.result().tokens, FixedChain(9), max_tokens=4)
+    generation, sequence, _ = drafted(expected.result().tokens, Fixed(CHAIN, 9, 9), max_tokens=4)
     list(generation)
     assert sequence.verified == [3]
     assert generation.result().n_drafted == 2
-    generation, sequence, _ = drafted((), FixedChain(9, least=3), max_tokens=4)
+    generation, sequence, _ = drafted((), Fixed(CHAIN, 9, 9, 3), max_tokens=4)
     list(generation)
     assert sequence.verified == []
 
 
 def test_greedy_copies_no_row() -> None:
     expected, _ = plain()
-    generation, sequence, _ = drafted(expected.result().tokens, FixedChain(3))
+    generation, sequence, _ = drafted(expected.result().tokens, Fixed(CHAIN, 3, 3))
     list(generation)
     assert not any(rows.n_fetched for rows in sequence.rows)
 
@@ -182,7 +182,7 @@ def test_greedy_copies_no_row() -> None:
 def test_sampling_copies_only_the_rows_it_walks() -> None:
     expected, _ = plain(**SAMPLED)
     generation, sequence, _ = drafted(
-        expected.result().tokens, FixedChain(5), lambda r: r % 3, **SAMPLED
+        expected.result().tokens, Fixed(CHAIN, 5, 5), lambda r: r % 3, **SAMPLED
     )
     list(generation)
     result = generation.result()
@@ -194,7 +194,10 @@ def test_a_cancelled_answer_commits_what_it_keeps(n_calls: int) -> None:
     expected, _ = plain()
     answers: Iterator[bool] = iter([False] * n_calls + [True])
     generation, sequence, _ = drafted(
-        expected.result().tokens, FixedChain(4), lambda r: r % 5, cancelled=lambda: next(answers)
+        expected.result().tokens,
+        Fixed(CHAIN, 4, 4),
+        lambda r: r % 5,
+        cancelled=lambda: next(answers),
     )
     list(generation)
     result = generation.result()
@@ -208,7 +211,7 @@ def test_a_cancelled_answer_commits_what_it_keeps(n_calls: int) -> None:
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_an_interrupt_between_phases_leaves_a_clean_sequence(name: str, when: str) -> None:
     expected, _ = plain()
-    generation, sequence, _ = drafted(expected.result().tokens, FixedChain(4), lambda r: r % 5)
+    generation, sequence, _ = drafted(expected.result().tokens, Fixed(CHAIN, 4, 4), lambda r: r % 5)
     for _ in range(3):
         next(generation)
     sequence.fail_in = (name, when)
@@ -223,10 +226,10 @@ def test_an_interrupt_between_phases_leaves_a_clean_sequence(name: str, when: st
 
 def test_an_interrupt_while_choosing_leaves_a_clean_sequence() -> None:
     expected, _ = plain(**SAMPLED)
-    generation, sequence, _ = drafted(expected.result().tokens, FixedChain(4), **SAMPLED)
+    generation, sequence, _ = drafted(expected.result().tokens, Fixed(CHAIN, 4, 4), **SAMPLED)
     next(generation)
     calls = iter([None, KeyboardInterrupt()])
-    choose = generation._sampler.choose
+    choose = generation._writing.sampler.choose
 
     def interrupted(*args: Any) -> Any:
         error = next(calls)
@@ -234,7 +237,7 @@ def test_an_interrupt_while_choosing_leaves_a_clean_sequence() -> None:
             raise error
         return choose(*args)
 
-    generation._sampler.choose = interrupted  # type: ignore[method-assign]
+    generation._writing.sampler.choose = interrupted  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         next(generation)
     assert not sequence.open
@@ -243,11 +246,11 @@ def test_an_interrupt_while_choosing_leaves_a_clean_sequence() -> None:
 
 def test_budgeted_lengths_give_the_same_text() -> None:
     expected, after = plain(**SAMPLED, ignore_eos=True, n_ctx=600)
-    budget = Budget()
+    known = Known()
     for _ in range(2):
         generation, sequence, _ = drafted(
             expected.result().tokens,
-            budget.rule(15, 63),
+            Auto(known, 15, 63),
             lambda r: r % 9,
             n_ctx=600,
             **{**SAMPLED, "ignore_eos": True, "draft": "auto"},

@@ -111,6 +111,24 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             },
         },
     ),
+    "gpt-oss, biases and yarn": (
+        "gpt-oss",
+        {},
+        {
+            "attention_bias": True,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 150000.0,
+                "factor": 32.0,
+                "original_max_position_embeddings": 4096,
+            },
+        },
+    ),
+    "gemma4, four sliding layers and a full one, softcap": (
+        "gemma4",
+        SEVEN | {"layer_types": [SLIDING] * 5 + [FULL] * 2},
+        sliding(11, *[SLIDING] * 4, FULL, final_logit_softcapping=30.0, **taps(0, 2, 4, 5)),
+    ),
     "llama, scales and softcap": (
         "llama",
         {},

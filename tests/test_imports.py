@@ -47,10 +47,9 @@ SOLE_IMPORTERS = {
 # Arithmetic on plain values, which can be tested without a model.
 PURE = (
     "draft/calibration",
+    "draft/marginals",
     "draft/tree",
     "policy/costs",
-    "policy/gains",
-    "policy/rules",
     "results",
     "sampling",
     "text/stream",

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import toy_drafter
 from fakes import FakeModel, FakeSequence
 from pairs import make_pair
 
-from dflash_gguf.config import LoadConfig
+from dflash_gguf.config import DecodeConfig, LoadConfig
 from dflash_gguf.core import Drafter, Engine, Model, Sequence
 from dflash_gguf.decoder import Decoder
 from dflash_gguf.draft import kinds
-from dflash_gguf.draft.calibration import Calibrations
-from dflash_gguf.draft.proposer import DFlash
 from dflash_gguf.policy.drafting import Drafting
 
 CONFIG = LoadConfig(n_ctx=256, n_threads=1, n_gpu_layers=0)
@@ -35,7 +34,7 @@ def test_a_row_is_all_that_a_kind_of_drafter_needs(tiny_gguf: Callable[[str], Pa
         for draft in ("chain", "tree", "auto"):
             found = decoder.generate(PROMPT, draft=draft, max_tokens=120)
             assert found.tokens == plain.tokens
-        echo = decoder._drafting.proposer
+        echo = next(x for x in decoder._drafting.proposers if x.name == "echo")
         assert isinstance(echo, toy_drafter.Echo)
         assert echo.n_proposed > 0 and echo.n_observed > 0
         found = decoder.generate(PROMPT, draft="chain", max_tokens=120)
@@ -43,21 +42,25 @@ def test_a_row_is_all_that_a_kind_of_drafter_needs(tiny_gguf: Callable[[str], Pa
 
 
 @pytest.mark.usefixtures("with_echo")
-def test_a_name_chooses_among_kinds(tmp_path: Path) -> None:
+def test_names_choose_among_kinds(tmp_path: Path) -> None:
     pair = make_pair(tmp_path, "llama")
     model = Model(str(pair.target), CONFIG)
-    sequence = Sequence(Engine(model, drafter=Drafter(str(pair.drafter), model)))
-    assert isinstance(Drafting(sequence).proposer, DFlash)
-    assert isinstance(Drafting(sequence, proposer="dflash").proposer, DFlash)
-    assert isinstance(Drafting(sequence, proposer="echo").proposer, toy_drafter.Echo)
+    drafting = Drafting(Sequence(Engine(model, drafter=Drafter(str(pair.drafter), model))))
+
+    def names(**settings: Any) -> list[str]:
+        return [proposer.name for proposer in drafting.rule(DecodeConfig(**settings))[0]]
+
+    assert {"dflash", "echo"} <= set(names())
+    assert names(draft="chain") == ["dflash"]
+    assert names(draft="none") == []
+    for draft in ("chain", "auto"):
+        assert names(draft=draft, draft_type="echo") == ["echo"]
+        assert names(draft=draft, draft_type="echo,dflash") == ["dflash", "echo"]
+    with pytest.raises(ValueError, match=r"draft_type 'eagle' is not there; .* has: dflash, "):
+        drafting.rule(DecodeConfig(draft_type="eagle"))
 
 
-def test_names_that_cannot_be() -> None:
+def test_a_decoder_without_a_drafter_says_so() -> None:
     sequence = FakeSequence(FakeModel(), b"yes", ord(":"), block_size=1)
-    for name, sentence in (
-        ("echo", "proposer 'echo' is not known; there are: dflash"),
-        ("dflash", "proposer 'dflash' lacks its drafter in this sequence"),
-    ):
-        with pytest.raises(ValueError, match=sentence):
-            kinds.proposer_of(sequence, Calibrations(), name)
-    assert kinds.proposer_of(sequence, Calibrations()) is None
+    with pytest.raises(ValueError, match="draft_type 'dflash' is not there; this decoder has: "):
+        Drafting(sequence).rule(DecodeConfig(draft_type="dflash"))

@@ -75,7 +75,7 @@ OF_SLIDING_LAYERS = {
     "rope.dimension_count_swa": 16,
     "rope.freq_base_swa": 5000.0,
 }
-WINDOWED = ("gpt-oss", "gemma4")
+WINDOWED = ("gpt-oss", "gemma4", "gemma4moe")
 DENSE = {"expert_count": (0, 4), "expert_used_count": (0, 2), "expert_feed_forward_length": (0, 32)}
 WITHOUT_SECTIONS = {"rope.dimension_sections": ([0, 0, 0, 0], [8, 8, 8, 8])}
 WITHOUT_RECURRENCE = {
@@ -97,7 +97,16 @@ OWN: dict[str, dict[str, tuple[Any, Any]]] = {
         **WITHOUT_RECURRENCE,
         "expert_shared_feed_forward_length": (0, 32),
     },
-    "gemma4": {**DENSE, **WITHOUT_SECTIONS, **WITHOUT_RECURRENCE},
+    "gemma4": {
+        **WITHOUT_SECTIONS,
+        **WITHOUT_RECURRENCE,
+        **{key: DENSE[key] for key in ("expert_used_count", "expert_feed_forward_length")},
+    },
+    "gemma4moe": {
+        **WITHOUT_SECTIONS,
+        **WITHOUT_RECURRENCE,
+        "expert_shared_feed_forward_length": (0, 32),
+    },
 }
 # What the drafter's graph does with these keys is shown in test_drafter.
 DRAFTER_HONOURS = (
@@ -122,7 +131,7 @@ def keys_of(kind: str) -> dict[str, tuple[Any, Any]]:
     """Keys that the graph of a kind does not honour."""
     found = KEYS | OWN[kind]
     honoured = ["attention.sliding_window"] if kind in WINDOWED else []
-    if kind == "gemma4":
+    if kind.startswith("gemma4"):
         honoured += ["final_logit_softcapping", "logit_scale", "embedding_scale"]
         honoured += ["attention.value_scale"]
     return {key: values for key, values in found.items() if key not in honoured}
@@ -194,8 +203,8 @@ PUBLISHED_OF: dict[str, dict[str, Any]] = {
         "rope.dimension_sections": [2, 1, 1, 0],
     },
 }
-# As in llama.cpp's vocabulary file of the 26B, less the experts.
-PUBLISHED_OF["gemma4"] = {
+# As in llama.cpp's vocabulary file of the 26B.
+PUBLISHED_OF["gemma4moe"] = {
     "attention.key_length": 64,
     "attention.value_length": 64,
     "attention.key_length_swa": 32,
@@ -210,6 +219,7 @@ PUBLISHED_OF["gemma4"] = {
     "rope.freq_base_swa": 1e4,
     "final_logit_softcapping": 30.0,
 }
+PUBLISHED_OF["gemma4"] = PUBLISHED_OF["gemma4moe"] | {"expert_count": 0}
 PUBLISHED_OF["gpt-oss"] = {"rope.scaling.type": "yarn"}
 PUBLISHED_OF["qwen35moe"] = PUBLISHED_OF["qwen35"] | PUBLISHED_OF["qwen3moe"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from checkpoints import KINDS
-from gguf_files import make_gguf
+from gguf_files import edited, make_gguf
 from pairs import Pair, make_pair
 from synthetic_gguf import write_model
 from synthetic_shapes import PRESETS
@@ -233,6 +233,15 @@ def test_a_context_beyond_training_is_warned_of(pair: Pair) -> None:
     with pytest.warns(UserWarning, match=sentence) as caught:
         open_decoder(pair, replace(CONFIG, n_ctx=600)).close()
     assert [x.filename for x in caught] == [__file__]
+
+
+def test_a_drafter_of_another_variant_is_warned_of(pair: Pair, tmp_path: Path) -> None:
+    """An instruct model ends with another token than the base model, whose drafter has that."""
+    key = "tokenizer.ggml.eos_token_id"
+    other = edited(pair.drafter, tmp_path / "other.gguf", lambda parts: parts.set(key, 3))
+    with pytest.warns(UserWarning, match=r"model that ends with token 3, .* ends with \d+") as seen:
+        open_decoder(replace(pair, drafter=other), CONFIG).close()
+    assert [x.filename for x in seen] == [__file__]
 
 
 def test_the_table_and_the_json_say_the_same(

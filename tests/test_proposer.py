@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 from dflash_gguf.config import DecodeConfig
 from dflash_gguf.core import Draft
 from dflash_gguf.draft.calibration import Calibration, Calibrations, Features
-from dflash_gguf.draft.proposer import DFlash
-from dflash_gguf.draft.tree import Candidates
+from dflash_gguf.draft.dflash import DFlash
+from dflash_gguf.draft.marginals import Candidates
+from dflash_gguf.draft.proposer import CHAIN, SPINE, TREE, Request, draft_all
+from dflash_gguf.draft.tree import Tree
 from dflash_gguf.sampling import Sampler
 
 N_VOCAB = 200
@@ -36,20 +39,46 @@ class Drafter:
             return Draft(order.astype(np.int32), best, np.log(np.exp(asked).sum(axis=1)))
 
 
+def request_of(
+    drafter: Drafter, sampler: Sampler, seen: Sequence[int] = (1,), n: int = 6, shape: str = CHAIN
+) -> Request:
+    return Request(
+        drafter, seen, sampler, n_left=99, n_room=99, n_positions=n, n_nodes=n, shape=shape
+    )
+
+
 def propose(
     drafter: Drafter,
     sampler: Sampler,
     seen: Sequence[int] = (1,),
     n: int = 6,
     *,
-    is_narrow: bool = True,
+    shape: str = CHAIN,
+    calibrations: Calibrations | None = None,
+    **settings: Any,
+) -> Tree:
+    """A tree of one proposal."""
+    source = DFlash(drafter.max_draft, **settings)
+    source.calibrations = calibrations or Calibrations()
+    (found,) = source.propose([request_of(drafter, sampler, seen, n, shape)])
+    assert found is not None
+    return found
+
+
+def ranked(
+    drafter: Drafter,
+    sampler: Sampler,
+    seen: Sequence[int] = (1,),
+    n: int = 6,
     calibrations: Calibrations | None = None,
     **settings: Any,
 ) -> Candidates:
-    source = DFlash(drafter, calibrations or Calibrations(), **settings)
-    found = source.propose(seen, n, sampler, is_narrow=is_narrow)
-    assert found is not None
-    return found
+    """What trees are grown from."""
+    source = DFlash(drafter.max_draft, **settings)
+    source.calibrations = calibrations or Calibrations()
+    request = request_of(drafter, sampler, seen, n, TREE)
+    (draft,) = draft_all([request], [source._width(request)])
+    return source._ranked(request, draft)
 
 
 def rows(n: int = 6, seed: int = 0, scale: float = 2.0) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -68,15 +97,30 @@ def by_target(sampler: Sampler, scores: Any, seen: Sequence[int]) -> list[int]:
 def test_a_greedy_chain_takes_the_best_of_each_row_and_asks_for_no_more() -> None:
     drafter = Drafter(rows())
     found = propose(drafter, Sampler(DecodeConfig()), [5, 9])
-    assert found.tokens.tolist() == [[token] for token in drafter.rows.argmax(1)]
+    assert found.tokens == [9, *drafter.rows.argmax(1).tolist()]
+    assert found.is_chain
     assert drafter.asked == [(9, 6, 1)]
-    assert DFlash(drafter, Calibrations()).max_draft == 15
+    chances = np.exp(found.log_chances[1:])
+    assert chances == pytest.approx(DFlash(15).outlook(Sampler(DecodeConfig()))[:6])
+
+
+def test_several_sequences_are_asked_at_once() -> None:
+    drafters = [Drafter(rows(seed=seed)) for seed in range(3)]
+    source, sampler = DFlash(15), Sampler(DecodeConfig())
+    requests = [request_of(drafter, sampler, [seed]) for seed, drafter in enumerate(drafters)]
+    requests[1].shape = TREE
+    found = source.propose(requests)
+    for seed, (tree, drafter) in enumerate(zip(found, drafters, strict=True)):
+        assert tree is not None
+        assert tree.tokens[0] == seed
+        assert tree.tokens[1] == drafter.rows[0].argmax()
+        assert drafter.asked == [(seed, 6, 32 if seed == 1 else 1)]
 
 
 @pytest.mark.parametrize("config", [{}, {"temperature": 0.8, "seed": 5}])
 def test_candidates_are_the_best_and_their_chances_fall(config: dict[str, Any]) -> None:
     drafter = Drafter(rows())
-    found = propose(drafter, Sampler(DecodeConfig(**config)), is_narrow=False)
+    found = ranked(drafter, Sampler(DecodeConfig(**config)))
     assert drafter.asked == [(1, 6, 32)]
     assert found.tokens.shape == found.log_chances.shape == (6, 32)
     best = np.argsort(-drafter.rows, axis=1)[:, :32]
@@ -93,7 +137,8 @@ def certain(sampled: bool) -> Calibrations:
     """Calibrations of a drafter that is the target: its noise tells all."""
     known = Calibrations()
     for key in ((0.3, False), (1.0, False), (1.0, True), (0.0, True)):
-        calibration = known.of(*key)
+        penalty = 1.5 if key[1] else 1.0
+        calibration = known.of(DecodeConfig(temperature=key[0], repeat_penalty=penalty))
         calibration._prior = np.array([1.0 / key[0] if sampled and key[0] else 1.0, 0, 1, 50, 0])
     return known
 
@@ -113,83 +158,107 @@ def test_a_perfect_drafter_draws_what_the_target_draws(config: dict[str, Any]) -
         drafter = Drafter(rows(seed=seed))
         seen = list(np.random.default_rng(seed).integers(N_VOCAB, size=40))
         known = certain("temperature" in config)
-        found = propose(drafter, sampler, seen, calibrations=known, n_ranked=150)
+        found = ranked(drafter, sampler, seen, calibrations=known, n_ranked=150)
         assert found.tokens[:, 0].tolist() == by_target(sampler, drafter.rows, seen)
 
 
 def test_shared_noise_agrees_more_often_than_the_best_logit_and_learns_how_much() -> None:
-    calibrations = Calibrations()
+    source = DFlash(15)
     n_learned = n_best = 0
     for seed in range(600):
         sampler = Sampler(DecodeConfig(temperature=1.0, seed=seed, top_k=0, top_p=1.0, min_p=0.0))
         target = rows(1, seed)
         drafter = Drafter(target + rows(1, seed + 1000, scale=0.5))
         drawn = sampler.choose(target[0], [1], 1).token
-        source = DFlash(drafter, calibrations)
-        found = source.propose([1], 1, sampler, is_narrow=True)
+        request = request_of(drafter, sampler, [1], 1)
+        (found,) = source.propose([request])
         assert found is not None
-        source.observe([drawn])
+        source.observe(request, [drawn])
         if seed >= 200:
-            n_learned += found.tokens[0, 0] == drawn
+            n_learned += found.tokens[1] == drawn
             n_best += drafter.rows[0].argmax() == drawn
     assert n_learned > 1.5 * n_best
-    a, _, c, _, _ = calibrations.of(1.0, False).weights(1)[0]
+    a, _, c, _, _ = source.calibrations.of(DecodeConfig(temperature=1.0)).weights(1)[0]
     assert c > 0.8
     assert a > 0.5
 
 
 def test_noise_that_tells_nothing_is_left_out() -> None:
-    calibrations = Calibrations()
+    source = DFlash(15)
     for seed in range(300):
         sampler = Sampler(DecodeConfig(temperature=1.0, seed=seed))
         target = rows(1, seed)
-        drafter = Drafter(target)
-        source = DFlash(drafter, calibrations)
-        source.propose([1], 1, sampler, is_narrow=False)
-        source.observe(
-            [int((target[0] + np.random.default_rng(seed).gumbel(size=N_VOCAB)).argmax())]
-        )
-    assert calibrations.of(1.0, False).weights(1)[0, 2] < 0.1
+        request = request_of(Drafter(target), sampler, [1], 1)
+        source.propose([request])
+        drawn = int((target[0] + np.random.default_rng(seed).gumbel(size=N_VOCAB)).argmax())
+        source.observe(request, [drawn])
+    assert source.calibrations.of(DecodeConfig(temperature=1.0)).weights(1)[0, 2] < 0.1
 
 
 def test_what_the_target_chose_is_looked_up_until_the_draft_ends() -> None:
-    drafter, known = Drafter(rows()), Calibrations()
-    source, sampler = DFlash(drafter, known), Sampler(DecodeConfig())
-    source.observe([1, 2])
+    drafter, source, sampler = Drafter(rows()), DFlash(15), Sampler(DecodeConfig())
+    request = request_of(drafter, sampler, shape=TREE)
+    source.observe(request, [1, 2])
     expected = Calibration()
     for n_tokens in (1, 3, 6, 7):
-        found = propose(drafter, sampler, is_narrow=False)
-        features = Features(propose(drafter, sampler, is_narrow=False).log_chances)
-        source.propose([1], 6, sampler, is_narrow=False)
+        found = ranked(drafter, sampler)
+        features = Features(found.log_chances)
+        source.propose([request])
         chosen = [*found.tokens[:5, 2].tolist(), 199, 5]  # 199 is no candidate
-        source.observe(chosen[:n_tokens])
+        source.observe(request, chosen[:n_tokens])
         expected.observe(features, [2, 2, 2, 2, 2, 32][:n_tokens])
-        source.observe([1, 2])
+        source.observe(request, [1, 2])
     assert 199 not in drafter.rows[5].argsort()[-32:]
-    np.testing.assert_allclose(known.of(0.0, False).weights(6), expected.weights(6), atol=1e-5)
+    weights = source.calibrations.of(DecodeConfig()).weights(6)
+    np.testing.assert_allclose(weights, expected.weights(6), atol=1e-5)
 
 
-def test_banned_tokens_are_not_proposed() -> None:
+def test_what_was_learned_goes_on_in_another_process() -> None:
+    drafter, source, sampler = Drafter(rows()), DFlash(15), Sampler(DecodeConfig())
+    for shape in (CHAIN, TREE):
+        request = request_of(drafter, sampler, shape=shape)
+        source.propose([request])
+        source.observe(request, drafter.rows.argmax(1).tolist())
+    again = DFlash(15)
+    again.learn(json.loads(json.dumps(source.to_dict())))
+    assert again.to_dict() == source.to_dict()
+    assert again.outlook(sampler) == source.outlook(sampler) != DFlash(15).outlook(sampler)
+
+
+@pytest.mark.parametrize("shape", [CHAIN, TREE])
+def test_banned_tokens_are_not_proposed(shape: str) -> None:
     drafter = Drafter(rows())
     best = drafter.rows.argmax(1).tolist()
+    found = propose(drafter, Sampler(DecodeConfig(), banned=best), shape=shape)
+    assert found.n_drafted == 6
+    assert not set(found.tokens[1:]) & set(best)
+
+
+def test_banned_tokens_leave_a_greedy_chain_brief() -> None:
+    drafter = Drafter(rows())
+    best = drafter.rows.argmax(1).tolist()[:2]
     found = propose(drafter, Sampler(DecodeConfig(), banned=best))
-    assert not set(found.tokens[np.isfinite(found.log_chances)]) & set(best)
+    allowed = drafter.rows.copy()
+    allowed[:, best] = -np.inf
+    assert found.tokens[1:] == allowed.argmax(1).tolist()
+    assert drafter.asked == [(1, 6, 3)]
 
 
 def test_candidates_that_are_all_banned_are_proposed_as_they_are() -> None:
     drafter = Drafter(rows(2))
     banned = np.argsort(-drafter.rows[0])[:32].tolist()
-    found = propose(drafter, Sampler(DecodeConfig(), banned=banned), n=2)
-    assert found.tokens[0, 0] == drafter.rows[0].argmax()
-    assert found.tokens[1, 0] not in banned
+    for shape in (CHAIN, SPINE):
+        found = propose(drafter, Sampler(DecodeConfig(), banned=banned), n=2, shape=shape)
+        assert found.tokens[1] == drafter.rows[0].argmax()
+        assert found.tokens[2] not in banned
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_scores_that_are_not_finite_are_said_and_draft_nothing(bad: float) -> None:
     drafter = Drafter(rows())
     drafter.rows[2] = bad
-    source, sampler = DFlash(drafter, Calibrations()), Sampler(DecodeConfig())
-    for is_narrow in (True, False):
+    source, sampler = DFlash(15), Sampler(DecodeConfig())
+    for shape in (CHAIN, TREE):
         with pytest.warns(RuntimeWarning, match="the drafter's scores are not finite numbers"):
-            assert source.propose([1], 6, sampler, is_narrow=is_narrow) is None
-    assert source.propose([1], 2, sampler, is_narrow=True) is not None
+            assert source.propose([request_of(drafter, sampler, shape=shape)]) == [None]
+    assert source.propose([request_of(drafter, sampler, n=2)]) != [None]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from checkpoints import KINDS
+from checkpoints import ARCHITECTURES
 from dflash_gguf.convert.__main__ import _parser as convert_parser
 from vocabularies import smollm2_file
 
@@ -169,7 +169,7 @@ def test_every_page_can_be_reached_from_readme() -> None:
 
 @pytest.mark.parametrize("page", [README, ROOT / "docs" / "models.md"], ids=name_of)
 def test_every_architecture_is_told(page: Path) -> None:
-    assert set(KINDS) <= set(spans(page))
+    assert set(ARCHITECTURES) <= set(spans(page))
 
 
 @pytest.mark.model

@@ -18,6 +18,7 @@ FIELDS = [
     "tau",
     "accept_histogram",
     "rounds_by_draft",
+    "by_proposer",
     "phase_ms",
     "draft",
     "n_drafted",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from covering import all_pairs, covering, pairs_of
+from covering import all_groups, covering, groups_of
 from device import DEVICE
-from same_bits import FACTORS, Case, Models, is_possible, long_cases, pairwise_cases, run_case
+from same_bits import FACTORS, Case, Models, covering_cases, is_possible, long_cases, run_case
 from small_models import SHAPES
 
 pytestmark = pytest.mark.skipif(DEVICE is not None, reason="the CPU's kernels are meant")
@@ -15,26 +15,37 @@ pytestmark = pytest.mark.skipif(DEVICE is not None, reason="the CPU's kernels ar
 
 @pytest.fixture(scope="module")
 def cases() -> list[Case]:
-    found = pairwise_cases()
+    found = covering_cases()
     return sorted(found, key=lambda x: (x.weights, x.kv, x.repack, x.prefix))
 
 
 def test_every_pair_of_factors_is_among_the_cases(cases: list[Case]) -> None:
     rows = [{name: getattr(case, name) for name in FACTORS} for case in cases]
     assert all(is_possible(row) for row in rows)
-    covered = set().union(*(pairs_of(row) for row in rows))
-    assert covered == all_pairs(FACTORS, is_possible)
+    covered = set().union(*(groups_of(row, 2) for row in rows))
+    assert covered == all_groups(FACTORS, is_possible, 2)
     assert len(FACTORS["weights"]) * len(FACTORS["kv"]) <= len(cases) < 400
 
 
 def test_a_covering_set_knows_what_is_impossible() -> None:
     factors = {"a": (1, 2, 3), "b": (1, 2, 3), "c": ("x", "y")}
     rows = covering(factors, lambda row: row.get("a", 0) != row.get("b", 1))
-    covered = set().union(*(pairs_of(row) for row in rows))
-    assert ("a", 1, "b", 1) not in covered
+    covered = set().union(*(groups_of(row, 2) for row in rows))
+    assert (("a", 1), ("b", 1)) not in covered
     assert len(covered) == 6 + 3 * 2 + 3 * 2
     with pytest.raises(ValueError, match="no combination holds"):
         covering(factors, lambda row: len(row) < 3)
+
+
+def test_a_covering_set_of_triples_holds_every_triple() -> None:
+    factors = {name: range(3) for name in "abcde"}
+    rows = covering(factors, lambda row: row.get("a", 0) != row.get("b", 1), strength=3)
+    covered = set().union(*(groups_of(row, 3) for row in rows))
+    possible = {(a, b, c) for a in range(3) for b in range(3) for c in range(3) if a != b}
+    assert {
+        (g[0][1], g[1][1], g[2][1]) for g in covered if [x for x, _ in g] == ["a", "b", "c"]
+    } == possible
+    assert len(rows) < 3 * 27
 
 
 def check(cases: list[Case], folder: Path) -> None:

@@ -51,7 +51,7 @@ def test_flags_of_llama_server_are_taken() -> None:
     )
     args = parsed(*flags.split())
     settings = settings_of(args)
-    assert (args.n_ctx, args.parallel, args.n_ubatch, args.cache_type_k) == (4096, 4, 256, "q8_0")
+    assert (args.n_ctx, args.n_parallel, args.n_ubatch, args.cache_type_k) == (4096, 4, 256, "q8_0")
     assert settings.tags == ("a", "b")
     assert settings.decode.draft_max == 3
     assert thinks(args, {}) is False

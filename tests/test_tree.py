@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_gguf.draft.tree import Candidates, Tree, chain, grow
+from dflash_gguf.draft.marginals import Candidates, chain, grow
+from dflash_gguf.draft.tree import Tree, merged
 
 ROOT = 1000
 
@@ -180,3 +181,36 @@ def test_a_path_ends_before_the_token_that_ends_it() -> None:
 def test_a_tree_of_given_nodes_knows_their_depths() -> None:
     assert Tree.of([ROOT, 1, 2, 3], [-1, 0, 0, 2]).depths == [0, 1, 1, 2]
     assert Tree.of([ROOT, 1, 2]).is_chain and not Tree.of([ROOT, 1, 2], [-1, 0, 0]).is_chain
+
+
+def test_merged_trees_hold_all_paths_the_likeliest_first() -> None:
+    for seed in range(20):
+        trees = [grow(ROOT, candidates(4, 3, seed=seed + 100 * i), 15) for i in range(3)]
+        # tokens of one position are alike in all of them, so that some paths are shared
+        whole = merged(trees)
+        paths: dict[tuple[int, ...], float] = {}
+        for tree in trees:
+            for node in range(len(tree)):
+                path = path_of(tree, node)
+                paths[path] = max(tree.log_chances[node], paths.get(path, -math.inf))
+        assert len(paths) < sum(map(len, trees))
+        found = {path_of(whole, node): whole.log_chances[node] for node in range(len(whole))}
+        assert found == paths
+        assert whole.log_chances == sorted(whole.log_chances, reverse=True)
+        assert all(parent < node for node, parent in enumerate(whole.parents))
+        assert whole.depths == [len(path_of(whole, node)) for node in range(len(whole))]
+
+
+def test_one_tree_is_merged_as_it_is() -> None:
+    tree = grow(ROOT, candidates(3, 2), 5, spine=True)
+    assert merged([tree]) is tree
+
+
+def test_the_spine_follows_the_likeliest_children() -> None:
+    given = candidates(5, 3)
+    tree = grow(ROOT, given, 200)
+    assert tree.spine().tokens == chain(ROOT, given, 5).tokens
+    assert tree.spine().log_chances == pytest.approx(chain(ROOT, given, 5).log_chances)
+    assert tree.spine().is_chain
+    fork = Tree([ROOT, 1, 2, 3], [-1, 0, 0, 2], [0, 1, 1, 2], [0.0, -0.1, -0.2, -0.3])
+    assert fork.spine().tokens == [ROOT, 1]

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-import numpy as np
-
-from dflash_gguf.draft.calibration import Calibrations
-from dflash_gguf.draft.proposer import Drafts
-from dflash_gguf.draft.tree import Candidates
+from dflash_gguf.draft.proposer import Drafts, Request
+from dflash_gguf.draft.tree import Tree
 from dflash_gguf.sampling import Sampler
 
 
 class Echo:
     """Needs no model of its own."""
 
+    name = "echo"
+    is_free = False
+    state = None
     max_draft = 6
 
     def __init__(self) -> None:
         self.n_proposed = self.n_observed = 0
 
-    def propose(
-        self,
-        seen: Sequence[int],
-        n: int,
-        sampler: Sampler,  # noqa: ARG002
-        *,
-        is_narrow: bool,  # noqa: ARG002
-    ) -> Candidates | None:
+    def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
+        return [self._tree(request.seen, request.n_positions) for request in requests]
+
+    def _tree(self, seen: Sequence[int], n: int) -> Tree:
         earlier = [i for i in range(len(seen) - 1) if seen[i] == seen[-1]]
         if not earlier:
             path = [seen[-1]] * n
@@ -35,12 +33,24 @@ class Echo:
             period = seen[earlier[-1] + 1 :]
             path = [period[i % len(period)] for i in range(n)]
         self.n_proposed += n
-        return Candidates(np.array(path)[:, None], np.full((n, 1), np.log(0.5)))
+        return Tree.chain([seen[-1], *path], [i * math.log(0.5) for i in range(n + 1)])
 
-    def observe(self, tokens: Sequence[int]) -> None:
+    def observe(self, request: Request, tokens: Sequence[int]) -> None:  # noqa: ARG002
         self.n_observed += len(tokens)
 
+    def outlook(self, sampler: Sampler) -> Sequence[float]:  # noqa: ARG002
+        return [0.5**n for n in range(1, self.max_draft + 1)]
 
-def make(sequence: Drafts, calibrations: Calibrations) -> Echo:  # noqa: ARG001
+    def forget(self, sequence: Any) -> None:
+        pass
+
+    def to_dict(self) -> dict[str, Any]:
+        return {}
+
+    def learn(self, stored: Mapping[str, Any]) -> None:
+        pass
+
+
+def make(sequence: Drafts) -> Echo:  # noqa: ARG001
     """For any sequence."""
     return Echo()

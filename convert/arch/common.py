@@ -33,6 +33,8 @@ class Options:
 
     target_model_dir: Path | None = None
     mtp: bool = True
+    scaled_embeddings: bool = False
+    """A drafter that names no scale reads its target's embeddings times the root of their width."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,6 @@ from .common import (
 from .qwen3 import DEFAULT_HEAD_DIM
 
 DEFAULT_BLOCK_SIZE = 16  # of z-lab/dflash, model.py
-# Families whose embeddings are scaled by sqrt(hidden size) before the first layer.
-SCALED_EMBEDDING_FAMILIES = ("gemma",)
 _ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 
 
@@ -121,7 +119,7 @@ def metadata(checkpoint: Checkpoint, options: Options) -> Metadata:
     _add_rope_extras(result, config, target, dims)
     result.uint32(Key.BLOCK_SIZE, _integer(config, "block_size", 2, DEFAULT_BLOCK_SIZE))
     result.array(Key.TARGET_LAYERS, [i + 1 for i in target_layer_ids(config, target)])
-    _add_scales(result, config, target)
+    _add_scales(result, config, options)
     _add_attention_kind(result, config, dims.n_layer)
     result.uint32(Key.TOKENIZER_MASK_ID, _integer(config, "mask_token_id", 0))
     return result
@@ -137,16 +135,14 @@ def _add_rope_extras(metadata: Metadata, config: Config, target: Config, dims: D
         metadata.array(Key.ROPE_DIMENSION_SECTIONS, [dims.head_dim // 2, 0, 0, 0])
 
 
-def _add_scales(metadata: Metadata, config: Config, target: Config) -> None:
-    """Scales in the drafter's config, else those its target's family implies."""
+def _add_scales(metadata: Metadata, config: Config, options: Options) -> None:
+    """Scales in the drafter's config; the target's are none of it, as in its reference."""
     embedding = _number(config, "input_embedding_scale")
-    if embedding is None and _has_scaled_embeddings(target):
-        embedding = math.sqrt(target.integer("hidden_size"))
+    if embedding is None and options.scaled_embeddings:
+        embedding = math.sqrt(config.integer("hidden_size"))
     if embedding is not None:
         metadata.float32(Key.EMBEDDING_SCALE, embedding)
     softcap = _number(config, "final_logit_softcapping")
-    if softcap is None and target.get("final_logit_softcapping") is not None:
-        softcap = target.number("final_logit_softcapping")
     if softcap is not None and softcap > 0:
         metadata.float32(Key.FINAL_LOGIT_SOFTCAPPING, softcap)
     for key, name in (
@@ -164,10 +160,6 @@ def _add_scales(metadata: Metadata, config: Config, target: Config) -> None:
         )
     if activation != "silu":
         metadata.string(Key.HIDDEN_ACTIVATION, activation)
-
-
-def _has_scaled_embeddings(target: Config) -> bool:
-    return str(target.get("model_type", "")).startswith(SCALED_EMBEDDING_FAMILIES)
 
 
 def _add_attention_kind(metadata: Metadata, config: Config, n_layer: int) -> None:

@@ -3,6 +3,8 @@
 
 #include "model/quantize.h"
 
+#include <algorithm>
+
 using dfl::copy_text;
 using dfl::guard;
 using dfl::need;
@@ -15,6 +17,7 @@ dfl_status dfl_engine_create(const dfl_model * model, const dfl_engine_params * 
         need(params->cache_type_k, params->cache_type_v);
         dfl::EngineParams p;
         p.n_ctx = params->n_ctx;
+        p.n_parallel = params->n_parallel;
         p.n_ubatch = params->n_ubatch;
         p.n_threads = params->n_threads;
         p.type_k = dfl::type_from_name(params->cache_type_k);
@@ -36,6 +39,9 @@ dfl_status dfl_engine_get_info(const dfl_engine * engine, dfl_engine_info * info
         const dfl::Engine & e = *engine->engine;
         *info = {};
         info->n_ctx = e.n_ctx();
+        info->n_parallel = e.n_parallel();
+        info->n_free_cells = e.kv().cells().n_unclaimed();
+        info->draft_rows = e.draft() != nullptr ? e.draft()->most_rows() : 0;
         info->n_threads = e.n_threads();
         info->n_memory = static_cast<int32_t>(e.memory().size());
         info->verify_rows = e.verify_rows();
@@ -82,5 +88,69 @@ dfl_status dfl_engine_reserve_verify(dfl_engine * engine, int64_t n, dfl_error *
         need(engine);
         const Turn turn(*engine->is_busy);
         engine->engine->reserve_verify(n);
+    });
+}
+
+dfl_status dfl_engine_run(dfl_engine * engine, dfl_item * items, int64_t n_items,
+                          dfl_progress progress, void * user, dfl_error * err) {
+    return guard(err, [&] {
+        need(engine, items);
+        std::vector<dfl::Item> asked;
+        for (int64_t i = 0; i < n_items; ++i) {
+            dfl_item & item = items[i];
+            need(item.sequence, item.tokens);
+            item.n_done = 0;
+            asked.push_back({&item.sequence->sequence, item.verify != 0, item.tokens, item.n,
+                             item.parents, item.n_to_come, item.n_to_come == 0, item.all_logits,
+                             0});
+        }
+        dfl::PrefillProgress watch;
+        if (progress != nullptr) {
+            watch = [=](int64_t done, int64_t total) { return progress(user, done, total) != 0; };
+        }
+        const Turn turn(*engine->is_busy);
+        engine->engine->run(asked, watch);
+        for (int64_t i = 0; i < n_items; ++i) {
+            items[i].n_done = asked[i].n_done;
+        }
+    });
+}
+
+dfl_status dfl_engine_draft(dfl_engine * engine, const dfl_draft_request * requests,
+                            int64_t n_requests, int64_t k, int32_t * tokens, float * logits,
+                            float * log_sum_exp, dfl_error * err) {
+    return guard(err, [&] {
+        need(engine, requests, tokens);
+        std::vector<dfl::DraftRequest> asked;
+        for (int64_t i = 0; i < n_requests; ++i) {
+            need(requests[i].sequence);
+            asked.push_back(
+                {&requests[i].sequence->sequence, requests[i].last_token, requests[i].n_draft});
+        }
+        const Turn turn(*engine->is_busy);
+        for (const dfl::Draft & draft : engine->engine->draft(asked, k, log_sum_exp != nullptr)) {
+            for (const dfl::Candidate & candidate : draft.best) {
+                *tokens++ = candidate.token;
+                if (logits != nullptr) {
+                    *logits++ = candidate.logit;
+                }
+            }
+            log_sum_exp =
+                std::copy(draft.log_sum_exp.begin(), draft.log_sum_exp.end(), log_sum_exp);
+        }
+    });
+}
+
+dfl_status dfl_engine_commit(dfl_engine * engine, const dfl_path * paths, int64_t n_paths,
+                             dfl_error * err) {
+    return guard(err, [&] {
+        need(engine, paths);
+        std::vector<dfl::Path> asked;
+        for (int64_t i = 0; i < n_paths; ++i) {
+            need(paths[i].sequence);
+            asked.push_back({&paths[i].sequence->sequence, paths[i].nodes, paths[i].n});
+        }
+        const Turn turn(*engine->is_busy);
+        engine->engine->commit(asked);
     });
 }

@@ -105,10 +105,10 @@ static std::vector<int64_t> indices(const std::vector<bool> & set) {
 }
 
 KvCache::KvCache(const Hparams & hp, const LayerPlace & place, ggml_type type_k, ggml_type type_v,
-                 int64_t n_cells, int64_t n_rows)
+                 int64_t n_cells, int64_t n_rows, int32_t n_sequences)
     : part_(hp.n_layer(), nullptr), k_(hp.n_layer(), nullptr), v_(hp.n_layer(), nullptr),
-      cells_(n_cells), has_mask_(masked_layers(hp, place)),
-      masks_(hp, indices(has_mask_), place, n_cells, n_rows) {
+      cells_(n_cells, n_sequences), has_mask_(masked_layers(hp, place)),
+      masks_(hp, indices(has_mask_), place, n_cells, n_rows), n_sequences_(n_sequences) {
     // Block sizes of the rotations are those llama.cpp uses: the largest power of two that divides
     // every K head, 64 for V; none where a head is not a multiple of 64.
     int64_t block_k = ggml_is_quantized(type_k) ? int64_t(1) << 20 : 0;
@@ -155,7 +155,7 @@ void KvCache::set_rows(const MaskRows & rows, int64_t n_kv) {
     } else {
         masks_.update(cells_, rows, n_kv);
     }
-    if (attends_on_host_) { // it looks at every cell, which a device's rounds need not wait for
+    if (attends_on_host_) {
         find_seen_cells(cells_, rows, seen_);
     }
 }
@@ -205,22 +205,26 @@ void KvCache::zero(int64_t first, int64_t n) {
     }
 }
 
-void KvCache::clear() {
-    zero(0, cells_.n_touched());
+void KvCache::clear(int32_t sequence) {
+    int64_t first = 0; // of cells side by side that are to be zeroed: few calls of a device
+    for (int64_t cell = 0; cell <= cells_.n_touched(); ++cell) {
+        const bool is_meant =
+            cell < cells_.n_touched() &&
+            (cells_.sequence(cell) == CellTable::FREE || cells_.sequence(cell) == sequence);
+        if (!is_meant) {
+            zero(first, cell - first);
+            first = cell + 1;
+        }
+    }
     zero(cells_.size(), cells_.n_cells() - cells_.size());
 }
 
 void KvCache::clear_cell(int64_t cell) { zero(cell, 1); }
 
 void KvCache::clear_from(int32_t sequence, int32_t position) {
-    int64_t first = 0; // of cells side by side that are to be zeroed: few calls of a device
-    for (int64_t cell = 0; cell <= cells_.high(); ++cell) {
-        const bool is_meant = cell < cells_.high() && cells_.sequence(cell) == sequence &&
-                              cells_.position(cell) >= position;
-        if (!is_meant) {
-            zero(first, cell - first);
-            first = cell + 1;
-        }
+    for (const cpu::CellSpan & span : cells_.spans(sequence)) {
+        const int64_t first = std::clamp<int64_t>(position - span.position, 0, span.n);
+        zero(span.cell + first, span.n - first);
     }
 }
 
@@ -235,7 +239,8 @@ static bool shares_keys(const Backend & backend, const RecurrentShape & shape) {
 }
 
 RecurrentCache::RecurrentCache(const Hparams & hp, const LayerPlace & place, int64_t n_sequences)
-    : shape_(hp.recurrent), part_(hp.n_layer(), nullptr), index_(hp.n_layer(), -1) {
+    : shape_(hp.recurrent), n_sequences_(n_sequences), part_(hp.n_layer(), nullptr),
+      index_(hp.n_layer(), -1) {
     for (int64_t il = 0; il < hp.n_layer(); ++il) {
         if (!hp.layers[il].recurrent) {
             continue;
@@ -254,11 +259,11 @@ RecurrentCache::RecurrentCache(const Hparams & hp, const LayerPlace & place, int
     for (const auto & part : parts_) {
         part->ctx.reset(ggml_init({2 * ggml_tensor_overhead(), nullptr, true}));
         ggml_context * ctx = part->ctx.get();
-        part->state = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, shape_.state_size(), n_sequences,
-                                         part->n_layers);
+        part->state = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, shape_.state_size(), part->n_layers,
+                                         n_sequences);
         part->conv =
             ggml_new_tensor_3d(ctx, GGML_TYPE_F32, shape_.conv_channels() * (shape_.d_conv - 1),
-                               n_sequences, part->n_layers);
+                               part->n_layers, n_sequences);
         part->memory = part->backend->allocate(ctx, "the recurrent state");
     }
 }
@@ -272,7 +277,7 @@ void RecurrentCache::reserve_trace(int64_t n) {
         const int64_t layers = parts_[i]->n_layers;
         to.trace = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, shape_.trace_size(), n, layers);
         to.conv_trace = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, shape_.conv_channels(),
-                                           shape_.d_conv - 1 + n, layers);
+                                           n_sequences_ * (shape_.d_conv - 1) + n, layers);
         to.trace_memory = parts_[i]->backend->allocate(ctx, "the trace of a verify");
     }
     for (size_t i = 0; i < parts_.size(); ++i) {
@@ -319,9 +324,7 @@ template <typename Visit>
 void RecurrentCache::for_each_row(int32_t sequence, Visit && visit) const {
     for (const auto & part : parts_) {
         for (ggml_tensor * tensor : {part->state, part->conv}) {
-            for (int64_t i = 0; i < tensor->ne[2]; ++i) {
-                visit(*part, tensor, sequence * tensor->nb[1] + i * tensor->nb[2], tensor->nb[1]);
-            }
+            visit(*part, tensor, sequence * tensor->nb[2], tensor->nb[2]);
         }
     }
 }

@@ -20,7 +20,7 @@ class KvCache {
     // n_rows: most rows of a pass, for the masks. Throws DFL_STATUS_UNSUPPORTED for a pair of types
     // a device cannot attend with, and DFL_STATUS_MEMORY naming the bytes.
     KvCache(const Hparams & hp, const LayerPlace & place, ggml_type type_k, ggml_type type_v,
-            int64_t n_cells, int64_t n_rows);
+            int64_t n_cells, int64_t n_rows, int32_t n_sequences);
 
     ggml_tensor * k(int64_t il) const { return k_[il]; }
     ggml_tensor * v(int64_t il) const { return v_[il]; }
@@ -34,7 +34,9 @@ class KvCache {
     const CellMasks & masks() const { return masks_; }
     // Whether a layer attends in our own code, which takes seen() in place of a mask.
     bool attends_on_host(int64_t il) const { return !has_mask_[il]; }
-    const cpu::SeenCells & seen() const { return seen_; }
+    const std::vector<SeenRows> & seen() const { return seen_; }
+    // Most of these.
+    int32_t n_sequences() const { return n_sequences_; }
     // Makes the masks and seen() those of the rows of the next pass, over the first n_kv cells.
     void set_rows(const MaskRows & rows, int64_t n_kv);
     // Of K and V alone.
@@ -44,10 +46,11 @@ class KvCache {
     bool is_host() const;
     // Copies a cell's rows of every layer into another cell. Host memory only.
     void copy_row(int64_t from, int64_t to);
-    // Zeroes what is stored, and touches no memory that was never written to; the table stays.
-    void clear();
+    // Zeroes what is stored in the cells of a sequence and in those that nobody holds, and touches
+    // no memory that was never written to; the table stays.
+    void clear(int32_t sequence);
     void clear_cell(int64_t cell);
-    // The cells of a sequence from a position on.
+    // In the cells of a sequence from a position on.
     void clear_from(int32_t sequence, int32_t position);
 
   private:
@@ -67,7 +70,8 @@ class KvCache {
     std::vector<bool> has_mask_;   // of attention layers; recurrent ones have none either
     bool attends_on_host_ = false; // some layer does
     CellMasks masks_;
-    cpu::SeenCells seen_;
+    int32_t n_sequences_;
+    std::vector<SeenRows> seen_;
 };
 
 // What the recurrent layers of one device remember.
@@ -77,15 +81,40 @@ struct RecurrentPart {
     int64_t n_layers = 0;
     ggml_context_ptr ctx, trace_ctx;
     Allocation memory, trace_memory;
-    // [state_size, n_sequences, n_layers] and [conv_channels * (d_conv - 1), n_sequences,
-    // n_layers]; the newest convolution input lies last.
+    // [state_size, n_layers, n_sequences] and [conv_channels * (d_conv - 1), n_layers,
+    // n_sequences]; the newest convolution input lies last.
     ggml_tensor * state = nullptr;
     ggml_tensor * conv = nullptr;
     // Per node, k (not normed) | v | g, or exp(g) of own code | beta: [trace_size, n_trace,
-    // n_layers]. And the committed convolution inputs, then each node's: [conv_channels, d_conv - 1
-    // + n_trace, n_layers]. NULL until room was made.
+    // n_layers]. And of each verify the committed convolution inputs, then its nodes':
+    // [conv_channels, n_sequences * (d_conv - 1) + n_trace, n_layers]. NULL until room was made.
     ggml_tensor * trace = nullptr;
     ggml_tensor * conv_trace = nullptr;
+};
+
+// Where the nodes of a verify lie in the trace: its first node's row, and that of the first
+// committed convolution input.
+struct TraceRows {
+    int64_t first = 0, first_conv = 0;
+};
+
+// Rows [first, first + n) of a pass, of one sequence, as recurrent layers in our own code take
+// them.
+struct WalkedRows {
+    int32_t sequence;
+    int64_t first, n;
+    bool verifies; // else they advance the state
+    TraceRows trace;
+    std::vector<int32_t> parents; // -1, or an earlier of these rows; empty: each follows the last
+    std::vector<int32_t> taps;    // likewise, [d_conv][n]: rows of (committed ++ new) inputs
+};
+
+// Rows of the trace that a sequence's state moves along, and of the convolution's trace those that
+// become its last inputs.
+struct AcceptedPath {
+    int32_t sequence;
+    std::vector<int32_t> nodes;
+    std::vector<int32_t> conv;
 };
 
 // State and last convolution inputs of every recurrent layer, one slot a sequence; and, for
@@ -103,6 +132,10 @@ class RecurrentCache {
     // Index of a layer among the recurrent ones of its device.
     int64_t index(int64_t il) const { return index_[il]; }
 
+    // What graphs of our own code work on when they run next.
+    std::vector<WalkedRows> walked;
+    std::vector<AcceptedPath> accepted;
+
     void clear(int32_t sequence);
     // A sequence's state as bytes, device by device and layer by layer, and back.
     std::vector<uint8_t> save(int32_t sequence) const;
@@ -117,6 +150,7 @@ class RecurrentCache {
     void for_each_row(int32_t sequence, Visit && visit) const;
 
     RecurrentShape shape_;
+    int64_t n_sequences_;
     std::vector<std::unique_ptr<RecurrentPart>> parts_;
     std::vector<const RecurrentPart *> part_; // NULL for other layers
     std::vector<int64_t> index_;

@@ -55,13 +55,18 @@ std::vector<ggml_tensor *> CellMasks::views(ggml_context * ctx, int64_t n_kv,
 
 void CellMasks::log_changes(const CellTable & table, const std::vector<int64_t> & cells) {
     for (const int64_t cell : cells) {
-        if (table.sequence(cell) == SEQUENCE) {
-            const size_t position = table.position(cell);
-            if (position >= cell_at_.size()) {
-                cell_at_.resize(2 * position + 1, -1);
-            }
-            cell_at_[position] = static_cast<int32_t>(cell);
+        if (table.position(cell) == CellTable::FREE) {
+            continue;
         }
+        const size_t sequence = table.sequence(cell), position = table.position(cell);
+        if (sequence >= cell_at_.size()) {
+            cell_at_.resize(sequence + 1);
+        }
+        std::vector<int32_t> & cell_at = cell_at_[sequence];
+        if (position >= cell_at.size()) {
+            cell_at.resize(2 * position + 1, -1);
+        }
+        cell_at[position] = static_cast<int32_t>(cell);
     }
     log_.insert(log_.end(), cells.begin(), cells.end());
     if (log_.size() > MOST_LOGGED) {
@@ -71,11 +76,25 @@ void CellMasks::log_changes(const CellTable & table, const std::vector<int64_t> 
     }
 }
 
-int64_t CellMasks::n_known_rows() const {
-    const auto outdated = std::find_if(written_.begin(), written_.end(), [&](const Written & row) {
-        return row.changes < log_start_;
-    });
-    return outdated - written_.begin();
+// Whose a row is: padding is of the last sequence.
+static const SequenceRows & rows_of(const MaskRows & rows, int64_t i) {
+    const auto after =
+        std::upper_bound(rows.sequences.begin(), rows.sequences.end(), i,
+                         [](int64_t row, const SequenceRows & of) { return row < of.first; });
+    return after[-1];
+}
+
+// Those that were written for the same sequence, and missed no change that is forgotten.
+int64_t CellMasks::n_known_rows(const MaskRows & rows) const {
+    int64_t n = 0;
+    for (const Written & row : written_) {
+        if (n == static_cast<int64_t>(rows.positions.size()) || row.changes < log_start_ ||
+            row.sequence != rows_of(rows, n).sequence) {
+            break;
+        }
+        ++n;
+    }
+    return n;
 }
 
 // Where the first n_known rows may differ from what was written.
@@ -85,16 +104,20 @@ std::vector<CellMasks::Span> CellMasks::changed_spans(const Kept & mask, const M
                                log_.end());
     if (mask.rule.window > 0) {
         // As rows move on, positions leave their windows; of moves back, they enter them.
-        int64_t first = INT32_MAX, last = 0;
         for (int64_t i = 0; i < n_known; ++i) {
+            const auto sequence = static_cast<size_t>(written_[i].sequence);
+            if (sequence >= cell_at_.size()) {
+                continue;
+            }
+            const std::vector<int32_t> & cell_at = cell_at_[sequence];
             const auto [low, high] = std::minmax(written_[i].position, rows.positions[i]);
-            first = std::min<int64_t>(first, low - mask.rule.window + 1);
-            last = std::max<int64_t>(last, high - mask.rule.window);
-        }
-        last = std::min<int64_t>(last, static_cast<int64_t>(cell_at_.size()) - 1);
-        for (int64_t position = std::max<int64_t>(0, first); position <= last; ++position) {
-            if (cell_at_[position] >= 0) {
-                cells.push_back(cell_at_[position]);
+            const int64_t last = std::min<int64_t>(high - mask.rule.window,
+                                                   static_cast<int64_t>(cell_at.size()) - 1);
+            for (int64_t position = std::max<int64_t>(0, low - mask.rule.window + 1);
+                 position <= last; ++position) {
+                if (cell_at[position] >= 0) {
+                    cells.push_back(cell_at[position]);
+                }
             }
         }
     }
@@ -115,16 +138,18 @@ std::vector<CellMasks::Span> CellMasks::changed_spans(const Kept & mask, const M
 void CellMasks::fill(const MaskRule & rule, const CellTable & table, const MaskRows & rows,
                      int64_t i, Span span, ggml_fp16_t * to) const {
     const int32_t position = rows.positions[i];
-    table.mask_row(SEQUENCE, position, rule.window, rule.causal, span.first, span.end - span.first,
-                   to);
-    if (rows.tree == nullptr) {
+    const SequenceRows & of = rows_of(rows, i);
+    table.mask_row(of.sequence, position, rule.window, rule.causal, span.first,
+                   span.end - span.first, to);
+    if (of.tree == nullptr) {
         return;
     }
     const ggml_fp16_t visible = ggml_fp32_to_fp16(0.0f);
-    int64_t node = i < rows.tree->size() ? i : 0;
-    for (; node >= 0; node = rows.tree->parent(node)) {
-        const int64_t cell = rows.cells[node];
-        const bool is_near = rule.window == 0 || position - rows.positions[node] < rule.window;
+    int64_t node = i < of.first + of.n ? i - of.first : 0;
+    for (; node >= 0; node = of.tree->parent(node)) {
+        const int64_t cell = rows.cells[of.first + node];
+        const bool is_near =
+            rule.window == 0 || position - rows.positions[of.first + node] < rule.window;
         if (is_near && cell >= span.first && cell < span.end) {
             to[cell - span.first] = visible;
         }
@@ -168,7 +193,7 @@ void CellMasks::update(CellTable & table, const MaskRows & rows, int64_t n_kv) {
         written_.clear();
         n_kv_ = n_kv;
     }
-    const int64_t n_known = std::min(n_rows, n_known_rows());
+    const int64_t n_known = n_known_rows(rows);
     for (const Kept & mask : masks_) {
         if (n_known > 0) {
             for (const Span & span : changed_spans(mask, rows, n_known)) {
@@ -179,7 +204,8 @@ void CellMasks::update(CellTable & table, const MaskRows & rows, int64_t n_kv) {
     }
     written_.resize(std::max(written_.size(), rows.positions.size()));
     for (int64_t i = 0; i < n_rows; ++i) {
-        written_[i] = {rows.positions[i], log_start_ + static_cast<int64_t>(log_.size())};
+        written_[i] = {rows_of(rows, i).sequence, rows.positions[i],
+                       log_start_ + static_cast<int64_t>(log_.size())};
     }
     log_changes(table, rows.cells); // what its rows see of each other holds for this pass alone
 }

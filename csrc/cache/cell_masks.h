@@ -20,13 +20,19 @@ struct MaskRule {
     bool operator==(const MaskRule & o) const { return window == o.window && causal == o.causal; }
 };
 
-// Rows of a pass, which see the sequence's cells by their positions.
+// Rows [first, first + n) of a pass, of one sequence: they see its cells by their positions.
+struct SequenceRows {
+    int32_t sequence;
+    int64_t first, n;
+    // NULL, or what they are the nodes of: each then sees itself and its ancestors too.
+    const Tree * tree;
+};
+
 struct MaskRows {
     const std::vector<int32_t> & positions;
     const std::vector<int64_t> & cells; // that they write
-    // NULL, or what the first rows are nodes of: each then sees itself and its ancestors too,
-    // whoever owns their cells. Rows after them see what the root sees.
-    const Tree * tree;
+    // Without gaps. Rows after the last of them are copies of its first.
+    const std::vector<SequenceRows> & sequences;
 };
 
 class CellMasks {
@@ -66,12 +72,12 @@ class CellMasks {
     };
     // What a row of the masks was written for.
     struct Written {
-        int32_t position;
+        int32_t sequence, position;
         int64_t changes; // of the log
     };
 
     void log_changes(const CellTable & table, const std::vector<int64_t> & cells);
-    int64_t n_known_rows() const;
+    int64_t n_known_rows(const MaskRows & rows) const;
     std::vector<Span> changed_spans(const Kept & mask, const MaskRows & rows,
                                     int64_t n_known) const;
     void fill(const MaskRule & rule, const CellTable & table, const MaskRows & rows, int64_t i,
@@ -89,7 +95,7 @@ class CellMasks {
     // Changed cells in the order of their changes, those before log_start_ forgotten.
     std::vector<int64_t> log_;
     int64_t log_start_ = 0;
-    std::vector<int32_t> cell_at_; // of positions of the sequence; -1; may be outdated
+    std::vector<std::vector<int32_t>> cell_at_; // of a sequence's positions; -1; may be outdated
     // What goes to devices until the next update: some copy it only as their graph begins.
     std::vector<std::vector<ggml_fp16_t>> staged_;
     uint64_t bytes_written_ = 0;

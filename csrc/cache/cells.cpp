@@ -7,55 +7,203 @@
 
 namespace dfl {
 
-std::vector<int64_t> CellTable::find_free(int64_t n) {
-    DFL_CHECK(n <= n_free(), DFL_STATUS_ARGUMENT,
-              "%lld rows do not fit: %lld of %lld cells are free", (long long)n,
-              (long long)n_free(), (long long)size());
+CellTable::CellTable(int64_t n_cells, int32_t n_sequences)
+    : sequence_(n_cells, FREE), position_(n_cells, FREE), used_((n_cells + PAGE - 1) / PAGE, 0),
+      is_claimed_(used_.size(), false), timelines_(n_sequences), n_unclaimed_(n_cells) {}
+
+void CellTable::reserve_last() {
+    n_reserved_ = 1;
+    --n_unclaimed_;
+}
+
+int64_t CellTable::page_size(int64_t page) const { return std::min(PAGE, size() - page * PAGE); }
+
+int64_t CellTable::wanted(int32_t sequence, int64_t n) const {
+    const Timeline & line = timelines_[sequence];
+    for (int64_t at = line.next; n > 0 && at < static_cast<int64_t>(line.pages.size()) * PAGE;
+         ++at) {
+        const int64_t page = line.pages[at / PAGE];
+        n -= at % PAGE < page_size(page) && sequence_[page * PAGE + at % PAGE] == FREE;
+    }
+    return (n + PAGE - 1) / PAGE * PAGE;
+}
+
+// The page after its last one, if that is free, else the lowest.
+void CellTable::claim_page(Timeline & line) {
+    int64_t page = line.pages.empty() ? n_pages() : line.pages.back() + 1;
+    if (page >= n_pages() || is_claimed_[page] || page_size(page) <= 0) {
+        while (is_claimed_[first_unclaimed_]) {
+            ++first_unclaimed_;
+        }
+        page = first_unclaimed_;
+    }
+    is_claimed_[page] = true;
+    n_unclaimed_ -= page_size(page);
+    line.pages.push_back(page);
+}
+
+std::vector<int64_t> CellTable::take(int32_t sequence, int64_t n) {
+    Timeline & line = timelines_[sequence];
     std::vector<int64_t> cells;
     cells.reserve(n);
-    for (int64_t cell = first_free_; static_cast<int64_t>(cells.size()) < n; ++cell) {
-        if (sequence_[cell] == FREE) {
-            cells.push_back(cell);
+    int64_t at = line.next;
+    for (; static_cast<int64_t>(cells.size()) < n; ++at) {
+        if (at >= static_cast<int64_t>(line.pages.size()) * PAGE) {
+            if (n_unclaimed_ <= 0) {
+                const auto n_found = static_cast<int64_t>(cells.size());
+                std::for_each(cells.rbegin(), cells.rend(), [&](int64_t cell) { release(cell); });
+                throw Error(DFL_STATUS_ARGUMENT,
+                            format("%lld rows do not fit: %lld of %lld cells are free",
+                                   (long long)n, (long long)n_found, (long long)size()));
+            }
+            claim_page(line);
         }
+        const int64_t page = line.pages[at / PAGE], cell = page * PAGE + at % PAGE;
+        if (at % PAGE >= page_size(page) || sequence_[cell] != FREE) {
+            continue;
+        }
+        sequence_[cell] = sequence;
+        ++used_[page];
+        ++n_used_;
+        high_ = std::max(high_, cell + 1);
+        n_touched_ = std::max(n_touched_, cell + 1);
+        note_change(cell);
+        cells.push_back(cell);
     }
-    if (n > 0) {
-        first_free_ = cells.front();
-        n_touched_ = std::max(n_touched_, cells.back() + 1);
-    }
+    line.next = at;
     return cells;
 }
 
-void CellTable::own(int64_t cell, int32_t sequence, int32_t position) {
-    n_used_ += sequence_[cell] == FREE;
-    sequence_[cell] = sequence;
+void CellTable::add_to_spans(Timeline & line, int64_t cell, int64_t position) {
+    if (!line.knows_spans) {
+        return;
+    }
+    if (line.spans.empty()) {
+        line.spans.push_back({position, cell, 1});
+        return;
+    }
+    cpu::CellSpan & last = line.spans.back();
+    const int64_t end = last.position + last.n;
+    if (position == end && cell == last.cell + last.n) {
+        ++last.n;
+    } else if (position >= end) {
+        line.spans.push_back({position, cell, 1});
+    } else {
+        line.knows_spans = false;
+    }
+}
+
+void CellTable::drop_from_spans(Timeline & line, int64_t cell, int64_t position) {
+    if (!line.knows_spans) {
+        return;
+    }
+    cpu::CellSpan & first = line.spans.front();
+    cpu::CellSpan & last = line.spans.back();
+    if (last.cell + last.n - 1 == cell && last.position + last.n - 1 == position) {
+        if (--last.n == 0) {
+            line.spans.pop_back();
+        }
+    } else if (first.cell == cell && first.position == position) {
+        ++first.cell;
+        ++first.position;
+        if (--first.n == 0) {
+            line.spans.erase(line.spans.begin());
+        }
+    } else {
+        line.knows_spans = false;
+    }
+}
+
+const std::vector<cpu::CellSpan> & CellTable::spans(int32_t sequence) const {
+    const Timeline & line = timelines_[sequence];
+    if (line.knows_spans) {
+        return line.spans;
+    }
+    line.spans.clear();
+    for (const int64_t page : line.pages) {
+        for (int64_t cell = page * PAGE; cell < page * PAGE + page_size(page); ++cell) {
+            if (sequence_[cell] != sequence || position_[cell] == FREE) {
+                continue;
+            }
+            const int64_t position = position_[cell];
+            cpu::CellSpan * last = line.spans.empty() ? nullptr : &line.spans.back();
+            if (last != nullptr && last->position + last->n == position &&
+                last->cell + last->n == cell) {
+                ++last->n;
+            } else {
+                line.spans.push_back({position, cell, 1});
+            }
+        }
+    }
+    std::sort(
+        line.spans.begin(), line.spans.end(),
+        [](const cpu::CellSpan & a, const cpu::CellSpan & b) { return a.position < b.position; });
+    line.knows_spans = true;
+    return line.spans;
+}
+
+void CellTable::place(int64_t cell, int32_t position) {
+    Timeline & line = timelines_[sequence_[cell]];
+    if (position_[cell] != FREE) {
+        drop_from_spans(line, cell, position_[cell]);
+    }
     position_[cell] = position;
-    high_ = std::max(high_, cell + 1);
+    add_to_spans(line, cell, position);
     note_change(cell);
 }
 
-void CellTable::release(int64_t cell) {
-    n_used_ -= sequence_[cell] != FREE;
+void CellTable::give_cell(int64_t cell, bool may_be_handed_out) {
+    if (sequence_[cell] == FREE) {
+        return;
+    }
+    Timeline & line = timelines_[sequence_[cell]];
+    if (position_[cell] != FREE) {
+        drop_from_spans(line, cell, position_[cell]);
+    }
     sequence_[cell] = FREE;
     position_[cell] = FREE;
-    first_free_ = std::min(first_free_, cell);
+    --n_used_;
+    const int64_t page = cell / PAGE;
+    // What is released was mostly taken last.
+    auto at = std::find(line.pages.rbegin(), line.pages.rend(), page);
+    const int64_t index = line.pages.rend() - at - 1;
+    if (--used_[page] == 0) {
+        line.pages.erase(line.pages.begin() + index);
+        is_claimed_[page] = false;
+        n_unclaimed_ += page_size(page);
+        first_unclaimed_ = std::min(first_unclaimed_, page);
+        const int64_t begin = index * PAGE;
+        line.next = line.next >= begin + PAGE ? line.next - PAGE : std::min(line.next, begin);
+    } else if (may_be_handed_out) {
+        line.next = std::min(line.next, index * PAGE + cell % PAGE);
+    }
     while (high_ > 0 && sequence_[high_ - 1] == FREE) {
         --high_;
     }
     note_change(cell);
 }
 
+void CellTable::release(int64_t cell) { give_cell(cell, true); }
+
 void CellTable::release_from(int32_t sequence, int32_t position) {
-    for (int64_t cell = high_ - 1; cell >= 0; --cell) {
-        if (sequence_[cell] == sequence && position_[cell] >= position) {
-            release(cell);
+    const std::vector<cpu::CellSpan> found = spans(sequence);
+    for (auto span = found.rbegin(); span != found.rend(); ++span) {
+        for (int64_t i = span->n - 1; i >= 0 && span->position + i >= position; --i) {
+            give_cell(span->cell + i, true);
         }
     }
 }
 
+// What lies in a page with them keeps its place, and they are not handed out before the page is
+// free: cells of a sequence that moves on stay in the order of their positions.
 void CellTable::release_before(int32_t sequence, int32_t position) {
-    for (int64_t cell = high_ - 1; cell >= 0; --cell) {
-        if (sequence_[cell] == sequence && position_[cell] < position) {
-            release(cell);
+    if (const auto & all = spans(sequence); all.empty() || all.front().position >= position) {
+        return;
+    }
+    const std::vector<cpu::CellSpan> found = spans(sequence);
+    for (const cpu::CellSpan & span : found) {
+        for (int64_t i = 0; i < span.n && span.position + i < position; ++i) {
+            give_cell(span.cell + i, false);
         }
     }
 }

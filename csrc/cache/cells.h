@@ -1,6 +1,12 @@
 // Which row lies in which cell of a K/V cache. A K or V row is position-free once rope is applied,
 // so it may lie in any cell.
+//
+// Cells are handed out by pages: a sequence fills its own before it takes another, so that its
+// cells lie side by side although others grow beside it. Any sequence may take any share of the
+// pages.
 #pragma once
+
+#include "cpu/cell_attention.h"
 
 #include <cstdint>
 #include <ggml.h>
@@ -8,38 +14,48 @@
 
 namespace dfl {
 
-// The sequence that is decoded, as the table names it.
-constexpr int32_t SEQUENCE = 0;
-
 // Host table: cell -> (sequence, position).
 class CellTable {
   public:
     static constexpr int32_t FREE = -1;
+    // Cells of a page; the last may have fewer.
+    static constexpr int64_t PAGE = cpu::CELL_BLOCK;
 
-    explicit CellTable(int64_t n_cells) : sequence_(n_cells, FREE), position_(n_cells, FREE) {}
+    explicit CellTable(int64_t n_cells, int32_t n_sequences = 1);
 
     int64_t size() const { return n_cells() - n_reserved_; }
     // With the cell that is out of use.
     int64_t n_cells() const { return static_cast<int64_t>(sequence_.size()); }
     // Takes the last cell out of use: padding may write there, and nobody sees it.
-    void reserve_last() { n_reserved_ = 1; }
+    void reserve_last();
     // The first so many cells may have been written to, and so may the one that is out of use.
     int64_t n_touched() const { return n_touched_; }
+    // Cells that nobody holds; of them, those in pages that nobody has.
     int64_t n_free() const { return size() - n_used_; }
+    int64_t n_unclaimed() const { return n_unclaimed_; }
     // One past the highest used cell.
     int64_t high() const { return high_; }
-    // FREE where nobody owns the cell.
+    // FREE where nobody holds the cell.
     int32_t sequence(int64_t cell) const { return sequence_[cell]; }
+    // FREE also where a row has no position yet: nobody sees it.
     int32_t position(int64_t cell) const { return position_[cell]; }
 
-    // The n lowest free cells, to be written to; throws DFL_STATUS_ARGUMENT if there are fewer.
-    std::vector<int64_t> find_free(int64_t n);
-    void own(int64_t cell, int32_t sequence, int32_t position);
+    // Cells of unclaimed pages that n more rows of a sequence take: whole pages, the last one
+    // shorter.
+    int64_t wanted(int32_t sequence, int64_t n) const;
+    // Takes n cells for rows of a sequence, the lowest free ones of its own pages first. Throws
+    // DFL_STATUS_ARGUMENT if there are fewer.
+    std::vector<int64_t> take(int32_t sequence, int64_t n);
+    // Gives the row of a taken cell its position, or another one.
+    void place(int64_t cell, int32_t position);
     void release(int64_t cell);
-    // Frees the cells of a sequence from a position on.
+    // Frees the placed cells of a sequence from a position on.
     void release_from(int32_t sequence, int32_t position);
-    // Frees the cells of a sequence before a position.
+    // Frees the placed cells of a sequence before a position.
     void release_before(int32_t sequence, int32_t position);
+
+    // A sequence's placed cells, in the order of their positions.
+    const std::vector<cpu::CellSpan> & spans(int32_t sequence) const;
 
     // Additive mask of one row over cells [first, first + n), float16: 0 where (sequence, position)
     // may look, else -inf. window: keys a row may see, itself included; 0: all. causal false: also
@@ -47,20 +63,39 @@ class CellTable {
     void mask_row(int32_t sequence, int32_t position, int64_t window, bool causal, int64_t first,
                   int64_t n, ggml_fp16_t * row) const;
 
-    // The cells that were owned or released since the last call, ascending.
+    // The cells that were taken, placed or released since the last call, ascending.
     std::vector<int64_t> take_changes();
 
   private:
+    // What a sequence has.
+    struct Timeline {
+        std::vector<int64_t> pages;               // in the order in which they were taken
+        int64_t next = 0;                         // no free cell of them is handed out before: page
+                                                  // by page, PAGE places each
+        mutable std::vector<cpu::CellSpan> spans; // ascending
+        mutable bool knows_spans = true;
+    };
+
+    int64_t page_size(int64_t page) const;
+    int64_t n_pages() const { return static_cast<int64_t>(used_.size()); }
+    void claim_page(Timeline & line);
+    void give_cell(int64_t cell, bool may_be_handed_out);
+    static void add_to_spans(Timeline & line, int64_t cell, int64_t position);
+    static void drop_from_spans(Timeline & line, int64_t cell, int64_t position);
     void note_change(int64_t cell);
 
     std::vector<int32_t> sequence_;
     std::vector<int32_t> position_;
-    std::vector<int64_t> changes_; // some more than once
+    std::vector<int32_t> used_;       // cells of each page that are held
+    std::vector<bool> is_claimed_;    // of each page
+    std::vector<Timeline> timelines_; // of each sequence
+    std::vector<int64_t> changes_;    // some more than once
     int64_t n_used_ = 0;
+    int64_t n_unclaimed_ = 0;
     int64_t high_ = 0;
     int64_t n_reserved_ = 0;
     int64_t n_touched_ = 0;
-    int64_t first_free_ = 0; // no free cell lies below
+    int64_t first_unclaimed_ = 0; // no such page lies below
 };
 
 } // namespace dfl

@@ -16,20 +16,9 @@ static void add_cell(std::vector<cpu::CellSpan> & spans, int64_t position, int64
     spans.push_back({position, cell, 1});
 }
 
-static void add_chain(const MaskRows & rows, cpu::SeenCells & seen) {
-    const int64_t n = rows.tree->size();
-    for (int64_t i = 0; i < n; ++i) {
-        add_cell(seen.spans, rows.positions[i], rows.cells[i]);
-    }
-    for (const int32_t position : rows.positions) {
-        seen.rows.push_back({position, position + 1, 0});
-    }
-}
-
-// Nodes by their positions, and each row's path; rows after the nodes are copies of the root.
-static void add_tree(const MaskRows & rows, cpu::SeenCells & seen) {
-    const Tree & tree = *rows.tree;
-    const auto n_rows = static_cast<int64_t>(rows.positions.size());
+// Nodes by their positions, and each row's path.
+static void add_tree(const Tree & tree, const int32_t * positions, const int64_t * cells,
+                     cpu::SeenCells & seen) {
     std::vector<int64_t> order(tree.size());
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(),
@@ -37,13 +26,12 @@ static void add_tree(const MaskRows & rows, cpu::SeenCells & seen) {
     std::vector<int32_t> place(tree.size());
     for (const int64_t node : order) {
         place[node] = static_cast<int32_t>(seen.open.size());
-        seen.open.push_back({rows.positions[node], rows.cells[node]});
+        seen.open.push_back({positions[node], cells[node]});
     }
-    for (int64_t i = 0; i < n_rows; ++i) {
-        int64_t node = i < tree.size() ? i : 0;
+    for (int64_t node = 0, i = 0; i < tree.size(); node = ++i) {
         const auto first = static_cast<int64_t>(seen.paths.size()),
                    n = tree.depth(node) + int64_t(1);
-        seen.rows.push_back({rows.positions[i], rows.positions[0], first});
+        seen.rows.push_back({positions[i], positions[0], first});
         seen.paths.resize(first + n);
         for (int64_t at = first + n - 1; node >= 0; node = tree.parent(node), --at) {
             seen.paths[at] = place[node];
@@ -51,27 +39,29 @@ static void add_tree(const MaskRows & rows, cpu::SeenCells & seen) {
     }
 }
 
-void find_seen_cells(const CellTable & table, const MaskRows & rows, cpu::SeenCells & seen) {
-    seen.spans.clear();
-    seen.open.clear();
-    seen.rows.clear();
-    seen.paths.clear();
-    for (int64_t cell = 0; cell < table.high(); ++cell) {
-        if (table.sequence(cell) == SEQUENCE) {
-            add_cell(seen.spans, table.position(cell), cell);
+void find_seen_cells(const CellTable & table, const MaskRows & rows, std::vector<SeenRows> & seen) {
+    seen.resize(rows.sequences.size());
+    for (size_t i = 0; i < seen.size(); ++i) {
+        const SequenceRows & of = rows.sequences[i];
+        const int32_t * positions = rows.positions.data() + of.first;
+        const int64_t * cells = rows.cells.data() + of.first;
+        cpu::SeenCells & to = seen[i].cells;
+        seen[i].first = of.first;
+        seen[i].n = of.n;
+        to.spans = table.spans(of.sequence);
+        to.open.clear();
+        to.rows.clear();
+        to.paths.clear();
+        if (of.tree != nullptr && !of.tree->is_chain()) {
+            add_tree(*of.tree, positions, cells, to);
+            continue;
         }
-    }
-    std::sort(
-        seen.spans.begin(), seen.spans.end(),
-        [](const cpu::CellSpan & a, const cpu::CellSpan & b) { return a.position < b.position; });
-    if (rows.tree == nullptr) {
-        for (const int32_t position : rows.positions) {
-            seen.rows.push_back({position, position + 1, 0});
+        for (int64_t row = 0; row < of.n; ++row) {
+            if (of.tree != nullptr) {
+                add_cell(to.spans, positions[row], cells[row]);
+            }
+            to.rows.push_back({positions[row], positions[row] + 1, 0});
         }
-    } else if (rows.tree->is_chain()) {
-        add_chain(rows, seen);
-    } else {
-        add_tree(rows, seen);
     }
 }
 

@@ -4,10 +4,17 @@
 #include "cache/cell_masks.h"
 #include "cpu/cell_attention.h"
 
+#include <vector>
+
 namespace dfl {
 
-// Sets `seen` to what these rows see. The committed cells are found anew each time: a look at each
-// takes less than a hundredth of attending to it.
-void find_seen_cells(const CellTable & table, const MaskRows & rows, cpu::SeenCells & seen);
+// What rows [first, first + n) of a pass see, all of one sequence.
+struct SeenRows {
+    int64_t first, n;
+    cpu::SeenCells cells; // its rows are these
+};
+
+// Sets `seen` to what the rows of each sequence see. Padding sees nothing.
+void find_seen_cells(const CellTable & table, const MaskRows & rows, std::vector<SeenRows> & seen);
 
 } // namespace dfl

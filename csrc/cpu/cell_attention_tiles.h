@@ -71,13 +71,13 @@ struct CellAttentionTiles {
 
     // ---- a block's keys and values
 
-    // Keys of T cells, NULL for none: [width][T] at to, BLOCK apart.
-    template <class Read>
+    // Keys of T cells: [width][T] at to, BLOCK apart. cells: where each one's values begin.
+    template <class Value, class Read>
     static void transpose(const char * const * cells, int64_t width, float * to, Read && read) {
         for (int64_t j = 0; j < width; j += T) {
             F r[T];
             for (int i = 0; i < T; ++i) {
-                r[i] = cells[i] != nullptr ? read(cells[i], i, j) : V::zero();
+                r[i] = read(reinterpret_cast<const Value *>(cells[i]) + j);
             }
             V::transpose(r);
             for (int i = 0; i < T; ++i) {
@@ -86,49 +86,30 @@ struct CellAttentionTiles {
         }
     }
 
-    // Asks for what will be read soon: keys two steps ahead, of cells that most likely follow, and
-    // the values of these. Heads lie beside each other in a cell, so the core foresees neither.
-    static void fetch_early(const CellRows & k, const char * const * keys, const CellRows & v,
-                            const char * const * values, int64_t d) {
-        constexpr size_t line = 64;
-        const size_t k_bytes = ggml_row_size(k.type, d), v_bytes = ggml_row_size(v.type, d);
-        for (int i = 0; i < T; ++i) {
-            for (size_t at = 0; at < k_bytes && keys[i] != nullptr; at += line) {
-                __builtin_prefetch(keys[i] + 2 * T * k.cell_bytes + at);
-            }
-            for (size_t at = 0; at < v_bytes && values[i] != nullptr; at += line) {
-                __builtin_prefetch(values[i] + at, 0, 2);
-            }
-        }
-    }
-
-    // Keys of cells [first, end) of a tile, and others beside them: [width][BLOCK].
+    // Keys of cells [first, end) of a tile, NULL for none, and others beside them: [width][BLOCK].
     static void load_keys(const CellRows & k, const char * const * cells, int64_t first,
                           int64_t end, const Scratch & s, float * keys) {
+        const bool is_read_first = s.d != s.width || ggml_is_quantized(k.type);
         for (int64_t c = first / T * T; c < end; c += T) {
-            float * to = keys + c;
-            if (s.d != s.width || ggml_is_quantized(k.type)) {
-                for (int i = 0; i < T; ++i) {
-                    if (cells[c + i] != nullptr) {
-                        CellValues<V>::read(k.type, cells[c + i], s.d, s.rows + i * s.width);
-                        std::fill(s.rows + i * s.width + s.d, s.rows + (i + 1) * s.width, 0.0f);
-                    }
+            const char * from[T];
+            for (int i = 0; i < T; ++i) {
+                from[i] = cells[c + i];
+                if (from[i] == nullptr) {
+                    from[i] = reinterpret_cast<const char *>(s.zeros);
+                } else if (is_read_first) {
+                    float * row = s.rows + i * s.width;
+                    CellValues<V>::read(k.type, from[i], s.d, row);
+                    std::fill(row + s.d, row + s.width, 0.0f);
+                    from[i] = reinterpret_cast<const char *>(row);
                 }
-                transpose(cells + c, s.width, to, [&](const char *, int64_t i, int64_t j) {
-                    return V::load(s.rows + i * s.width + j);
-                });
-            } else if (k.type == GGML_TYPE_F32) {
-                transpose(cells + c, s.width, to, [](const char * cell, int64_t, int64_t j) {
-                    return V::load(reinterpret_cast<const float *>(cell) + j);
-                });
+            }
+            float * to = keys + c;
+            if (is_read_first || k.type == GGML_TYPE_F32) {
+                transpose<float>(from, s.width, to, V::load);
             } else if (k.type == GGML_TYPE_F16) {
-                transpose(cells + c, s.width, to, [](const char * cell, int64_t, int64_t j) {
-                    return V::halves(reinterpret_cast<const uint16_t *>(cell) + j);
-                });
+                transpose<uint16_t>(from, s.width, to, V::halves);
             } else {
-                transpose(cells + c, s.width, to, [](const char * cell, int64_t, int64_t j) {
-                    return V::brains(reinterpret_cast<const uint16_t *>(cell) + j);
-                });
+                transpose<uint16_t>(from, s.width, to, V::brains);
             }
         }
     }
@@ -169,43 +150,55 @@ struct CellAttentionTiles {
         }
     }
 
-    // Scores of N queries with a tile of keys.
-    template <int N>
+    // Scores of N queries with W vectors of keys.
+    template <int N, int W>
     static void score(const float * q, int64_t d, const float * keys, float * scores,
                       int64_t stride) {
-        for (int c = 0; c < BLOCK; c += V::WIDE * T) {
-            F sum[N][V::WIDE];
+        F sum[N][W];
 #pragma GCC unroll 8
-            for (int r = 0; r < N; ++r) {
+        for (int r = 0; r < N; ++r) {
 #pragma GCC unroll 8
-                for (int i = 0; i < V::WIDE; ++i) {
-                    sum[r][i] = V::zero();
-                }
+            for (int i = 0; i < W; ++i) {
+                sum[r][i] = V::zero();
             }
-            const float * at = keys + c;
-            for (int64_t j = 0; j < d; ++j, at += BLOCK) {
-                F key[V::WIDE];
+        }
+        for (int64_t j = 0; j < d; ++j, keys += BLOCK) {
+            F key[W];
 #pragma GCC unroll 8
-                for (int i = 0; i < V::WIDE; ++i) {
-                    key[i] = V::load(at + i * T);
-                }
-#pragma GCC unroll 8
-                for (int r = 0; r < N; ++r) {
-                    const F value = V::spread(q[r * d + j]);
-#pragma GCC unroll 8
-                    for (int i = 0; i < V::WIDE; ++i) {
-                        sum[r][i] = V::mul_add(value, key[i], sum[r][i]);
-                    }
-                }
+            for (int i = 0; i < W; ++i) {
+                key[i] = V::load(keys + i * T);
             }
 #pragma GCC unroll 8
             for (int r = 0; r < N; ++r) {
+                const F value = V::spread(q[r * d + j]);
 #pragma GCC unroll 8
-                for (int i = 0; i < V::WIDE; ++i) {
-                    V::store(scores + r * stride + c + i * T, sum[r][i]);
+                for (int i = 0; i < W; ++i) {
+                    sum[r][i] = V::mul_add(value, key[i], sum[r][i]);
                 }
             }
         }
+#pragma GCC unroll 8
+        for (int r = 0; r < N; ++r) {
+#pragma GCC unroll 8
+            for (int i = 0; i < W; ++i) {
+                V::store(scores + r * stride + i * T, sum[r][i]);
+            }
+        }
+    }
+
+    // Scores of n queries with keys [first, end) of a tile, and others beside them.
+    static void score_all(int64_t n, const float * q, int64_t d, const float * keys, int64_t first,
+                          int64_t end, float * scores, int64_t stride) {
+        with_count(n, [&](auto count) {
+            constexpr int N = decltype(count)::value;
+            int64_t c = first / T * T;
+            for (; c + (V::WIDE - 1) * T < end; c += V::WIDE * T) {
+                score<N, V::WIDE>(q, d, keys + c, scores + c, stride);
+            }
+            for (; c < end; c += T) {
+                score<N, 1>(q, d, keys + c, scores + c, stride);
+            }
+        });
     }
 
     static F read(const float * x) { return V::load(x); }
@@ -283,29 +276,39 @@ struct CellAttentionTiles {
     // What is subtracted from scores: minus infinity less itself would not be a number.
     static float top_of(float most) { return most == -INFINITY ? 0.0f : most; }
 
-    // A block's scores of a query to weights, hidden but for cells [first, end).
-    static void weigh(float * scores, int64_t first, int64_t end, float & most, float & total,
-                      float * sum, int64_t width) {
-        std::fill(scores, scores + first, -INFINITY);
-        std::fill(scores + end, scores + BLOCK, -INFINITY);
-        F largest = V::load(scores);
-        for (int c = T; c < BLOCK; c += T) {
+    // The largest of a block's scores of a query for cells [first, end), which is not empty. What
+    // shares vectors with these becomes minus infinity.
+    static float largest_of(float * scores, int64_t first, int64_t end) {
+        const int64_t begin = first / T * T, stop = padded(end);
+        std::fill(scores + begin, scores + first, -INFINITY);
+        std::fill(scores + end, scores + stop, -INFINITY);
+        F largest = V::load(scores + begin);
+        for (int64_t c = begin + T; c < stop; c += T) {
             largest = V::max(largest, V::load(scores + c));
         }
-        const float here = V::largest(largest);
-        if (here > most) {
-            const float by = exp_of(most - here);
+        return V::largest(largest);
+    }
+
+    // These scores to weights.
+    static void weigh(float * scores, int64_t first, int64_t end, float largest, float & most,
+                      float & total, float * sum, int64_t width) {
+        if (largest > most) {
+            const float by = exp_of(most - largest);
             total *= by;
             scale_sum(sum, width, by);
-            most = here;
+            most = largest;
         }
+        const int64_t begin = first / T * T, stop = padded(end);
         const F top = V::spread(top_of(most));
         F sums[4] = {V::zero(), V::zero(), V::zero(), V::zero()};
         for (int c = 0; c < BLOCK; c += 4 * T) {
             for (int i = 0; i < 4; ++i) {
-                const F weight = V::exp(V::sub(V::load(scores + c + i * T), top));
-                V::store(scores + c + i * T, weight);
-                sums[i] = V::add(sums[i], weight);
+                const int64_t at = c + i * T;
+                if (at >= begin && at < stop) { // the others would add nothing
+                    const F weight = V::exp(V::sub(V::load(scores + at), top));
+                    V::store(scores + at, weight);
+                    sums[i] = V::add(sums[i], weight);
+                }
             }
         }
         float added[4];
@@ -355,6 +358,13 @@ struct CellAttentionTiles {
         }
         std::memcpy(work.out + row * work.out_row + head * work.head_dim, sum,
                     work.head_dim * sizeof(float));
+    }
+
+    static void finish_all(const CellAttention & work, int64_t first, int64_t n,
+                           const State & state, int64_t width) {
+        for (int64_t i = 0; i < n; ++i) {
+            finish(work, first + i, state.most[i], state.total[i], state.sum + i * width, width);
+        }
     }
 
     // ---- a segment
@@ -454,6 +464,43 @@ struct CellAttentionTiles {
         }
     }
 
+    // Asks for a head's values, which begin at `from`: into the second cache, as far more fetches
+    // stay in flight there than into the first. A core does not foresee them, as heads lie beside
+    // each other in a cell, and the weights of a pass drive them out of all caches.
+    static void fetch(const char * from, size_t bytes) {
+        constexpr size_t line = 64;
+        for (size_t at = 0; at < bytes; at += line) {
+            __builtin_prefetch(from + at, 0, 2);
+        }
+    }
+
+    // Rearranges a block's keys, and asks for its values and for keys further on, before position
+    // `last`.
+    static void load_block(const CellAttention & work, const Block & block, bool is_first,
+                           int64_t last, const Scratch & s) {
+        constexpr int64_t ahead = 2 * T; // cells: one more step than the load at work
+        const size_t k_bytes = ggml_row_size(work.k.type, s.d);
+        const size_t v_bytes = ggml_row_size(work.v.type, s.d);
+        for (int64_t c = block.first; c < std::min(block.first + ahead, block.end); ++c) {
+            if (is_first && block.k[c] != nullptr) {
+                fetch(block.k[c], k_bytes);
+            }
+        }
+        for (int64_t step = block.first / T * T; step < block.end; step += T) {
+            const int64_t end = std::min(step + T, block.end);
+            for (int64_t c = std::max(step, block.first); c < end; ++c) {
+                if (block.k[c] == nullptr) {
+                    continue;
+                }
+                if (block.position + c + ahead < last) { // most likely in the cell as far on
+                    fetch(block.k[c] + ahead * work.k.cell_bytes, k_bytes);
+                }
+                fetch(block.v[c], v_bytes);
+            }
+            load_keys(work.k, block.k, step, end, s, s.keys);
+        }
+    }
+
     // Queries that share registers.
     struct Tile {
         int64_t n, first_query;
@@ -536,24 +583,16 @@ struct CellAttentionTiles {
         clear(s.part, n, s.width);
         const bool in_place = reads_in_place(work.v, s, n);
         const bool in_halves = in_place && work.v.type == GGML_TYPE_F16;
-        constexpr size_t near_cache = 512 << 10; // bytes
-        const bool is_far =
-            (high - low) * (ggml_row_size(work.k.type, s.d) + ggml_row_size(work.v.type, s.d)) >
-            near_cache;
+        const int64_t last = std::min(high, spans_end);
         size_t span = 0;
         for (int64_t at = low / BLOCK * BLOCK; at < high; at += BLOCK) {
             Block block;
             block.position = at;
             block.first = place(low, block);
-            block.end = std::max(block.first, place(std::min(high, spans_end), block));
+            block.end = std::max(block.first, place(last, block));
             find_cells(work, block, span);
             find_open(work, block);
-            for (int64_t c = block.first / T * T; c < block.end; c += T) {
-                if (is_far) {
-                    fetch_early(work.k, block.k + c, work.v, block.v + c, s.d);
-                }
-                load_keys(work.k, block.k, c, std::min(c + T, block.end), s, s.keys);
-            }
+            load_block(work, block, at <= low, last, s);
             block.values = block.v;
             if (!in_place || block.has_gaps) {
                 block.values = block.rows;
@@ -589,13 +628,13 @@ struct CellAttentionTiles {
         tile.n = n;
         tile.first_query = first + r;
         const int64_t n_open = block.end_open - block.first_open;
-        with_count(n, [&](auto count) {
-            constexpr int N = decltype(count)::value;
-            for (int64_t t = block.first < block.end ? 0 : 1; t <= n_tiles(n_open); ++t) {
-                score<N>(s.q + r * s.d, s.d, s.keys + t * BLOCK * s.width, s.scores + t * BLOCK,
-                         s.stride);
-            }
-        });
+        const float * q = s.q + r * s.d;
+        score_all(n, q, s.d, s.keys, block.first, block.end, s.scores, s.stride);
+        for (int64_t c = 0; c < n_open; c += BLOCK) {
+            score_all(n, q, s.d, s.keys + (BLOCK + c) * s.width, 0,
+                      std::min<int64_t>(BLOCK, n_open - c), s.scores + BLOCK + c, s.stride);
+        }
+        float largest[QUERIES];
         for (int64_t i = 0; i < n; ++i) {
             float * scores = s.scores + i * s.stride;
             Places & at = tile.places[i];
@@ -611,8 +650,14 @@ struct CellAttentionTiles {
                 scores[c] =
                     scores[BLOCK + open_cell(work, range_of(r + i), block, c) - block.first_open];
             }
-            weigh(scores, at.first, at.end, s.part.most[r + i], s.part.total[r + i],
-                  s.part.sum + (r + i) * s.width, s.width);
+            largest[i] = largest_of(scores, at.first, at.end);
+        }
+        for (int64_t i = 0; i < n; ++i) {
+            const Places & at = tile.places[i];
+            if (!at.empty()) {
+                weigh(s.scores + i * s.stride, at.first, at.end, largest[i], s.part.most[r + i],
+                      s.part.total[r + i], s.part.sum + (r + i) * s.width, s.width);
+            }
         }
         float * sums = s.part.sum + r * s.width;
         in_halves ? add_tile<uint16_t>(work, block, tile, ranges, first_row, s, sums)
@@ -642,8 +687,13 @@ struct CellAttentionTiles {
 
     static void attend(const CellAttention & work, int64_t first, int64_t n, float * scratch) {
         const Scratch s = start(work, first, n, scratch);
-        clear(s.all, n, s.width);
         const SegmentRange range = seen_segments(work, first, n);
+        if (range.end - range.first == 1) {
+            walk(work, first, n, range.first * CELL_SEGMENT, range.end * CELL_SEGMENT, s);
+            finish_all(work, first, n, s.part, s.width);
+            return;
+        }
+        clear(s.all, n, s.width);
         for (int64_t segment = range.first; segment < range.end; ++segment) {
             walk(work, first, n, segment * CELL_SEGMENT, (segment + 1) * CELL_SEGMENT, s);
             for (int64_t i = 0; i < n; ++i) {
@@ -651,10 +701,7 @@ struct CellAttentionTiles {
                      s.all.total[i], s.all.sum + i * s.width, s.width);
             }
         }
-        for (int64_t i = 0; i < n; ++i) {
-            finish(work, first + i, s.all.most[i], s.all.total[i], s.all.sum + i * s.width,
-                   s.width);
-        }
+        finish_all(work, first, n, s.all, s.width);
     }
 
     static void segment(const CellAttention & work, int64_t first, int64_t n, int64_t segment,

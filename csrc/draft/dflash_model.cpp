@@ -208,7 +208,6 @@ void build_injection(Build & b, ggml_tensor * features, ggml_tensor * positions,
 }
 
 ggml_tensor * build_block(Build & b, const Linear & head) {
-    b.in.first_out = 1; // row 0 is the last token; what follows it is read from the masks
     return build_decoder(b, {mixer_sublayer(self_attention), feed_forward_sublayer()}, head);
 }
 

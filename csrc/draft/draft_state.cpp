@@ -4,15 +4,21 @@
 #include "layers/host/row_copies.h"
 
 #include <algorithm>
+#include <iterator>
+#include <map>
 #include <numeric>
 
 namespace dfl {
 
 static int64_t pad(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-// The window, one pass or block beside it, and one cell that padding writes to.
-static int64_t cells_wanted(int64_t window, int64_t n_ubatch, int64_t max_block) {
-    return pad(window + std::max(n_ubatch, max_block) + 1, 256);
+// The window of each sequence, but all together no more than their tokens; one pass or block beside
+// it, pages that are not full, and one cell that padding writes to.
+static int64_t cells_wanted(const DraftSizes & sizes) {
+    const int64_t beside = std::max(sizes.n_ubatch, sizes.max_block) + CellTable::PAGE;
+    const int64_t windows = sizes.n_parallel * sizes.window;
+    const int64_t more = (sizes.n_parallel - 1) * (sizes.max_block + 2 * CellTable::PAGE);
+    return pad(std::min(windows, sizes.n_ctx) + beside + more + 1, 256);
 }
 
 static LayerPlace on(Backend & backend) {
@@ -20,32 +26,35 @@ static LayerPlace on(Backend & backend) {
 }
 
 DraftState::DraftState(std::shared_ptr<const Drafter> drafter, const Model & target,
-                       Devices & devices, ggml_type cache_type, int64_t window, int64_t n_ubatch,
-                       int64_t n_verify, int64_t max_block)
+                       Devices & devices, const DraftSizes & sizes)
     : drafter_(std::move(drafter)), target_(target), backend_(devices.main()), sizes_(devices),
-      window_(window), kv_(drafter_->hparams(), on(backend_), cache_type, cache_type,
-                           cells_wanted(window, n_ubatch, max_block), max_block),
-      no_recurrent_(drafter_->hparams(), on(backend_), 1), n_ubatch_(n_ubatch),
-      max_block_(max_block), junk_cell_(kv_.cells().size() - 1) {
+      sizes_of_(sizes), kv_(drafter_->hparams(), on(backend_), sizes.cache_type, sizes.cache_type,
+                            cells_wanted(sizes), std::max(sizes.max_block, sizes.n_verify),
+                            static_cast<int32_t>(sizes.n_parallel)),
+      no_recurrent_(drafter_->hparams(), on(backend_), 1), junk_cell_(kv_.cells().size() - 1) {
     kv_.cells().reserve_last();
-    allocate_features(n_verify);
+    allocate_features(sizes.n_verify);
 }
 
 void DraftState::allocate_features(int64_t n_verify) {
+    const int64_t n_prefill = std::max(sizes_of_.n_ubatch, sizes_of_.n_parallel);
+    const int64_t ring = MAX_PENDING + 4 * (sizes_of_.n_parallel - 1) + n_verify;
     ggml_context_ptr ctx(ggml_init({ggml_tensor_overhead(), nullptr, true}));
-    ggml_tensor * features =
-        ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, drafter_->draft().n_features(),
-                           MAX_PENDING + n_verify + n_ubatch_);
+    ggml_tensor * features = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32,
+                                                drafter_->draft().n_features(), ring + n_prefill);
     Allocation memory = backend_.allocate(ctx.get(), "the drafter's features");
     ctx_ = std::move(ctx);
     memory_ = std::move(memory);
     features_ = features;
-    ring_ = MAX_PENDING + n_verify;
+    ring_ = ring;
+    is_taken_.assign(ring_, false);
 }
 
 void DraftState::grow(int64_t n_verify, GraphPool & graphs) {
     flush(graphs); // what waits lies in the old rows
+    kv_.masks().reserve(std::max(sizes_of_.max_block, n_verify));
     allocate_features(n_verify);
+    sizes_of_.n_verify = n_verify;
 }
 
 void DraftState::add_taps(LiveGraph & live, Build & b) {
@@ -86,32 +95,52 @@ void DraftState::add_prefill_injection(LiveGraph & live) {
     build_injection(b, features, live.draft.inject_positions, live.draft.inject_cells);
 }
 
-std::vector<int64_t> DraftState::ring_rows(int64_t n) const {
-    std::vector<bool> taken(ring_, false);
-    for (const Pending & feature : pending_) {
-        taken[feature.row] = true;
-    }
+bool DraftState::ring_has_room(int64_t n) const {
+    return std::count(is_taken_.begin(), is_taken_.end(), false) >= n;
+}
+
+std::vector<int64_t> DraftState::take_ring_rows(int64_t n) {
     std::vector<int64_t> rows;
     for (int64_t row = 0; row < ring_ && (int64_t)rows.size() < n; ++row) {
-        if (!taken[row]) {
+        if (!is_taken_[row]) {
+            is_taken_[row] = true;
             rows.push_back(row);
         }
     }
     return rows;
 }
 
-std::vector<int64_t> DraftState::prefill_rows(int64_t n) const {
-    std::vector<int64_t> rows(n);
-    for (int64_t i = 0; i < n; ++i) {
-        rows[i] = ring_ + i;
+void DraftState::give_ring_rows(const std::vector<int64_t> & rows) {
+    for (const int64_t row : rows) {
+        if (row < ring_) {
+            is_taken_[row] = false;
+        }
     }
+}
+
+std::vector<int64_t> DraftState::prefill_rows(int64_t first, int64_t n) const {
+    std::vector<int64_t> rows(n);
+    std::iota(rows.begin(), rows.end(), ring_ + first);
     return rows;
 }
 
-void DraftState::keep(const std::vector<int64_t> & rows, int32_t position) {
+void DraftState::keep(int32_t sequence, const std::vector<int64_t> & rows, int32_t position) {
     for (const int64_t row : rows) {
-        pending_.push_back({row, position++});
+        is_taken_[row] = true;
+        pending_.push_back({sequence, row, position++});
     }
+}
+
+template <typename Is>
+void DraftState::drop_pending(Is && is) {
+    const auto kept = std::remove_if(pending_.begin(), pending_.end(), [&](const Pending & one) {
+        if (is(one)) {
+            is_taken_[one.row] = false;
+            return true;
+        }
+        return false;
+    });
+    pending_.erase(kept, pending_.end());
 }
 
 void DraftState::write_positions(const LiveGraph & live, ggml_tensor * tensor,
@@ -124,44 +153,52 @@ void DraftState::write_positions(const LiveGraph & live, ggml_tensor * tensor,
     });
 }
 
-void DraftState::forget_unseen(int32_t position) {
-    const auto oldest = static_cast<int32_t>(std::max<int64_t>(0, position - window_));
-    kv_.cells().release_before(SEQUENCE, oldest);
-    const auto first = std::find_if(pending_.begin(), pending_.end(), [&](const Pending & feature) {
-        return feature.position >= oldest; // they are in the order of their positions
+void DraftState::forget_unseen(int32_t sequence, int32_t position) {
+    const auto oldest = static_cast<int32_t>(std::max<int64_t>(0, position - sizes_of_.window));
+    kv_.cells().release_before(sequence, oldest);
+    drop_pending([&](const Pending & feature) {
+        return feature.sequence == sequence && feature.position < oldest;
     });
-    pending_.erase(pending_.begin(), first);
 }
 
-std::vector<int64_t> DraftState::own_cells(const std::vector<Pending> & features) {
-    CellTable & table = kv_.cells();
-    const std::vector<int64_t> cells = table.find_free(features.size());
-    for (size_t i = 0; i < cells.size(); ++i) {
-        table.own(cells[i], SEQUENCE, features[i].position);
+std::vector<int64_t> DraftState::take_cells(const std::vector<Pending> & features) {
+    std::vector<int64_t> cells;
+    try {
+        for (const Pending & feature : features) {
+            cells.push_back(kv_.cells().take(feature.sequence, 1).front());
+            kv_.cells().place(cells.back(), feature.position);
+        }
+    } catch (...) {
+        release(cells);
+        throw;
     }
     return cells;
 }
 
-void DraftState::set_prefill_injection(LiveGraph & live, int32_t position) {
-    const int64_t n = live.shape.n_inject;
-    forget_unseen(position);
+void DraftState::set_prefill_injection(LiveGraph & live,
+                                       const std::vector<InjectedRows> & injected) {
     std::vector<Pending> features;
     std::vector<int32_t> positions;
-    for (int64_t i = 0; i < n; ++i) {
-        features.push_back({ring_ + i, position + static_cast<int32_t>(i)});
-        positions.push_back(features.back().position);
+    for (const InjectedRows & rows : injected) {
+        forget_unseen(rows.sequence, rows.position);
+        for (int64_t i = 0; i < rows.n; ++i) {
+            const auto row = ring_ + static_cast<int64_t>(features.size());
+            features.push_back({rows.sequence, row, rows.position + static_cast<int32_t>(i)});
+            positions.push_back(features.back().position);
+        }
     }
-    const std::vector<int64_t> cells = own_cells(features);
+    const std::vector<int64_t> cells = take_cells(features);
     write_positions(live, live.draft.inject_positions, positions);
     live.write<int64_t>(live.draft.inject_cells,
                         [&](int64_t * data) { std::copy(cells.begin(), cells.end(), data); });
 }
 
-void DraftState::set_injection(LiveGraph & live, const std::vector<int64_t> & cells) {
+void DraftState::set_injection(LiveGraph & live, const std::vector<Pending> & features,
+                               const std::vector<int64_t> & cells) {
     const int64_t n = live.shape.n_inject;
-    const int64_t used = pending_.size();
+    const int64_t used = features.size();
     // Padding repeats a real row and writes where nobody looks.
-    auto source = [&](int64_t i) -> const Pending & { return pending_[i < used ? i : 0]; };
+    auto source = [&](int64_t i) -> const Pending & { return features[i < used ? i : 0]; };
     std::vector<int32_t> positions(n);
     for (int64_t i = 0; i < n; ++i) {
         positions[i] = source(i).position;
@@ -187,33 +224,37 @@ static void add_pending_injection(LiveGraph & live, Build & b, ggml_tensor * fea
 }
 
 void DraftState::flush(GraphPool & graphs) {
+    std::map<int32_t, int32_t> ends; // of each sequence's features
+    for (const Pending & feature : pending_) {
+        ends[feature.sequence] = feature.position + 1;
+    }
+    for (const auto & [sequence, end] : ends) {
+        forget_unseen(sequence, end);
+    }
     if (pending_.empty()) {
         return;
     }
-    forget_unseen(pending_.back().position + 1);
     BatchShape shape;
     shape.kind = GraphKind::INJECT;
-    shape.n_inject = sizes_.injected(n_pending());
+    shape.n_inject = sizes_.injected(static_cast<int64_t>(pending_.size()));
     LiveGraph & live = graphs.get(shape, [&](LiveGraph & fresh) {
         make_injection_inputs(fresh);
         Build b = make_build(fresh);
         add_pending_injection(fresh, b, features_);
     });
-    const std::vector<int64_t> cells = own_cells(pending_);
+    const std::vector<int64_t> cells = take_cells(pending_);
     try {
-        set_injection(live, cells);
+        set_injection(live, pending_, cells);
         graphs.compute(live);
     } catch (...) {
         release(cells);
         throw;
     }
-    pending_.clear();
+    drop_pending([](const Pending &) { return true; });
 }
 
 void DraftState::build_draft(LiveGraph & live) const {
-    BatchShape inputs = live.shape;
-    inputs.n_out = inputs.n_rows; // the rows read are a view, not a selection
-    live.in = make_inputs(live.ctx.get(), drafter_->hparams(), kv_.masks(), inputs);
+    live.in = make_inputs(live.ctx.get(), drafter_->hparams(), kv_.masks(), live.shape);
     if (live.shape.n_inject > 0) {
         make_injection_inputs(live);
     }
@@ -227,7 +268,7 @@ void DraftState::build_draft(LiveGraph & live) const {
 void DraftState::reserve(GraphPool & graphs) {
     BatchShape largest;
     largest.kind = GraphKind::DRAFT;
-    largest.n_rows = max_block_;
+    largest.n_rows = most_rows();
     largest.n_kv = kv_.cells().n_cells();
     largest.n_out = largest.n_rows - 1;
     largest.n_inject = sizes_.injected(ring_);
@@ -239,78 +280,133 @@ void DraftState::reserve(GraphPool & graphs) {
     graphs.get(largest, [&](LiveGraph & fresh) { build_draft(fresh); });
 }
 
-void DraftState::set_block(LiveGraph & live, int32_t last_token, int32_t position,
-                           const std::vector<int64_t> & cells) {
-    const int64_t n = live.shape.n_rows;
-    std::vector<int32_t> tokens(n, drafter_->draft().mask_token);
-    tokens[0] = last_token;
-    std::vector<int32_t> positions(n);
-    std::iota(positions.begin(), positions.end(), position);
-    live.write<float>(live.in.embd,
-                      [&](float * data) { drafter_->embed(target_, tokens.data(), n, data); });
+void DraftState::set_blocks(LiveGraph & live, const std::vector<DraftBlock> & blocks,
+                            const std::vector<int64_t> & cells) {
+    std::vector<int32_t> tokens, positions, drafted;
+    std::vector<SequenceRows> sequences;
+    for (const DraftBlock & block : blocks) {
+        const auto first = static_cast<int64_t>(tokens.size()), n = block.n_draft + 1;
+        sequences.push_back({block.sequence, first, n, nullptr});
+        tokens.push_back(block.last_token);
+        tokens.resize(first + n, drafter_->draft().mask_token);
+        for (int64_t i = 0; i < n; ++i) {
+            positions.push_back(block.position + static_cast<int32_t>(i));
+            if (i > 0) { // what follows the last token is read from the masks
+                drafted.push_back(static_cast<int32_t>(first + i));
+            }
+        }
+    }
+    live.write<float>(live.in.embd, [&](float * data) {
+        drafter_->embed(target_, tokens.data(), static_cast<int64_t>(tokens.size()), data);
+    });
     write_positions(live, live.in.positions, positions);
     live.write<int64_t>(live.in.cells,
                         [&](int64_t * data) { std::copy(cells.begin(), cells.end(), data); });
-    kv_.set_rows({positions, cells, nullptr}, live.shape.n_kv);
+    live.write<int32_t>(live.in.out_rows,
+                        [&](int32_t * data) { std::copy(drafted.begin(), drafted.end(), data); });
+    kv_.set_rows({positions, cells, sequences}, live.shape.n_kv);
 }
 
-Draft DraftState::run_block(GraphPool & graphs, int32_t last_token, int32_t position,
-                            int64_t n_draft, int64_t k, bool log_sum_exp) {
-    CellTable & table = kv_.cells();
-    forget_unseen(position);
-    const std::vector<int64_t> injected = own_cells(pending_);
-    const std::vector<int64_t> cells = table.find_free(n_draft + 1);
-    for (size_t i = 0; i < cells.size(); ++i) {
-        table.own(cells[i], SEQUENCE, position + static_cast<int32_t>(i));
+std::vector<DraftState::Pending>
+DraftState::pending_of(const std::vector<DraftBlock> & blocks) const {
+    std::vector<Pending> found;
+    for (const DraftBlock & block : blocks) {
+        std::copy_if(pending_.begin(), pending_.end(), std::back_inserter(found),
+                     [&](const Pending & one) { return one.sequence == block.sequence; });
     }
+    return found;
+}
+
+// What was read of all blocks, block by block.
+static std::vector<Draft> split_draft(const Draft & all, const std::vector<DraftBlock> & blocks,
+                                      int64_t k) {
+    std::vector<Draft> drafts;
+    int64_t row = 0;
+    for (const DraftBlock & block : blocks) {
+        Draft draft;
+        const int64_t end = row + block.n_draft;
+        draft.best.assign(all.best.begin() + row * k, all.best.begin() + end * k);
+        if (!all.log_sum_exp.empty()) {
+            draft.log_sum_exp.assign(all.log_sum_exp.begin() + row, all.log_sum_exp.begin() + end);
+        }
+        drafts.push_back(std::move(draft));
+        row = end;
+    }
+    return drafts;
+}
+
+std::vector<Draft> DraftState::run_blocks(GraphPool & graphs,
+                                          const std::vector<DraftBlock> & blocks, int64_t k,
+                                          bool log_sum_exp) {
+    CellTable & table = kv_.cells();
     BatchShape shape;
     shape.kind = GraphKind::DRAFT;
-    shape.n_rows = n_draft + 1;
-    // The cell that padding writes to is read too: CUDA's flash attention is at its best over
-    // multiples of 256 cells.
-    shape.n_kv = sizes_.cells(table.high(), table.n_cells());
-    shape.n_out = n_draft;
-    shape.n_inject = sizes_.injected(n_pending());
-    const int64_t n_choices = drafter_->head(target_).n_out();
-    shape.n_top = selects_on_device(backend_, n_choices, k) ? k : 0;
-    shape.top_by_blocks = selects_by_blocks(backend_);
-    shape.log_sum_exp = log_sum_exp;
-    LiveGraph * live = nullptr;
+    for (const DraftBlock & block : blocks) {
+        forget_unseen(block.sequence, block.position);
+        shape.n_rows += block.n_draft + 1;
+        shape.n_out += block.n_draft;
+    }
+    const std::vector<Pending> features = pending_of(blocks);
+    const std::vector<int64_t> injected = take_cells(features);
+    std::vector<int64_t> cells;
     try {
-        live = &graphs.get(shape, [&](LiveGraph & fresh) { build_draft(fresh); });
-        if (shape.n_inject > 0) {
-            set_injection(*live, injected);
+        for (const DraftBlock & block : blocks) {
+            const std::vector<int64_t> taken = table.take(block.sequence, block.n_draft + 1);
+            cells.insert(cells.end(), taken.begin(), taken.end());
+            for (size_t i = 0; i < taken.size(); ++i) {
+                table.place(taken[i], block.position + static_cast<int32_t>(i));
+            }
         }
-        set_block(*live, last_token, position, cells);
-        graphs.compute(*live);
+        // The cell that padding writes to is read too: CUDA's flash attention is at its best over
+        // multiples of 256 cells.
+        shape.n_kv = sizes_.cells(table.high(), table.n_cells(), !kv_.masks().empty());
+        shape.n_inject = sizes_.injected(static_cast<int64_t>(features.size()));
+        const int64_t n_choices = drafter_->head(target_).n_out();
+        shape.n_top = selects_on_device(backend_, n_choices, k) ? k : 0;
+        shape.top_by_blocks = selects_by_blocks(backend_);
+        shape.log_sum_exp = log_sum_exp;
+        LiveGraph & live = graphs.get(shape, [&](LiveGraph & fresh) { build_draft(fresh); });
+        if (shape.n_inject > 0) {
+            set_injection(live, features, injected);
+        }
+        set_blocks(live, blocks, cells);
+        graphs.compute(live);
+        drop_pending([&](const Pending & one) {
+            return std::any_of(blocks.begin(), blocks.end(), [&](const DraftBlock & block) {
+                return block.sequence == one.sequence;
+            });
+        });
+        release(cells); // the blocks' K/V are temporary: the target's features replace them
+        return split_draft(read_draft(live, k, backend_), blocks, k);
     } catch (...) {
         release(cells);
         release(injected);
         throw;
     }
-    pending_.clear();
-    release(cells); // the block's K/V are temporary: the target's features replace them
-    return read_draft(*live, k, backend_);
 }
 
 void DraftState::release(const std::vector<int64_t> & cells) {
-    for (const int64_t cell : cells) {
-        kv_.cells().release(cell);
+    for (size_t i = cells.size(); i-- > 0;) {
+        kv_.cells().release(cells[i]);
     }
 }
 
-void DraftState::clear() {
-    truncate(0);
-    kv_.clear();
-    ggml_backend_buffer_clear(memory_.buffer.get(), 0);
+void DraftState::clear(int32_t sequence) {
+    truncate(sequence, 0);
+    kv_.clear(sequence);
+    const size_t row = features_->nb[1];
+    for (int64_t i = 0; i < features_->ne[1]; ++i) {
+        if (i >= ring_ || !is_taken_[i]) {
+            ggml_backend_tensor_memset(features_, 0, i * row, row);
+        }
+    }
 }
 
-void DraftState::truncate(int32_t position) {
-    kv_.cells().release_from(SEQUENCE, position);
-    pending_.erase(
-        std::remove_if(pending_.begin(), pending_.end(),
-                       [&](const Pending & feature) { return feature.position >= position; }),
-        pending_.end());
+void DraftState::truncate(int32_t sequence, int32_t position) {
+    kv_.cells().release_from(sequence, position);
+    drop_pending([&](const Pending & feature) {
+        return feature.sequence == sequence && feature.position >= position;
+    });
 }
 
 } // namespace dfl

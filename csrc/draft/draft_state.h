@@ -1,5 +1,5 @@
-// What drafting remembers in an engine: the drafter's K/V ring, and the target's features that are
-// not in it yet. All of it lives on the device.
+// What drafting remembers in an engine: the drafter's K/V of every sequence, and the target's
+// features that are not in it yet. All of it lives on the device.
 #pragma once
 
 #include "cache/cache.h"
@@ -13,24 +13,44 @@
 
 namespace dfl {
 
+struct DraftSizes {
+    ggml_type cache_type;
+    int64_t window;     // target positions that the drafter sees
+    int64_t n_ctx;      // of all sequences together
+    int64_t n_ubatch;   // most rows of one prefill pass
+    int64_t n_verify;   // of one pass that are verified
+    int64_t max_block;  // of one sequence's draft
+    int64_t n_parallel; // most sequences
+};
+
+// What is drafted of a sequence after `position` committed tokens.
+struct DraftBlock {
+    int32_t sequence, last_token, position;
+    int64_t n_draft;
+};
+
+// Rows of a prefill, from a position on.
+struct InjectedRows {
+    int32_t sequence, position;
+    int64_t n;
+};
+
 class DraftState {
   public:
     // Feature rows that may wait for injection before a verify brings more.
     static constexpr int64_t MAX_PENDING = 64;
 
-    // window: target positions the drafter sees. n_ubatch: most rows of one prefill pass. n_verify:
-    // most rows of one verify; max_block: most rows of one draft.
     DraftState(std::shared_ptr<const Drafter> drafter, const Model & target, Devices & devices,
-               ggml_type cache_type, int64_t window, int64_t n_ubatch, int64_t n_verify,
-               int64_t max_block);
+               const DraftSizes & sizes);
 
     const Drafter & drafter() const { return *drafter_; }
-    int64_t max_block() const { return max_block_; }
+    int64_t max_block() const { return sizes_of_.max_block; }
+    // Of a draft of many sequences.
+    int64_t most_rows() const { return std::max(sizes_of_.max_block, sizes_of_.n_verify); }
     // Makes room for the features of larger verifies, after which every graph that was built with
     // the old ones is void. Throws DFL_STATUS_MEMORY and changes nothing.
     void grow(int64_t n_verify, GraphPool & graphs);
-    int64_t window() const { return window_; }
-    int64_t n_pending() const { return (int64_t)pending_.size(); }
+    int64_t window() const { return sizes_of_.window; }
     // Of the cache and the features; and of the masks.
     uint64_t bytes() const { return kv_.bytes() + memory_.bytes; }
     uint64_t mask_bytes() const { return kv_.masks().bytes(); }
@@ -42,35 +62,38 @@ class DraftState {
     // Adds to a prefill graph the injection of its own rows (those of the prefill region).
     void add_prefill_injection(LiveGraph & live);
 
-    // Feature rows for the next pass: of the ring, or the prefill region.
-    std::vector<int64_t> ring_rows(int64_t n) const;
-    std::vector<int64_t> prefill_rows(int64_t n) const;
-    bool ring_has_room(int64_t n) const { return n_pending() + n <= ring_; }
-    // Where a padding row's features go: nobody reads them.
+    // Feature rows for the next pass: of the ring, which are taken until they are given back or
+    // were injected; or of the prefill region.
+    bool ring_has_room(int64_t n) const;
+    std::vector<int64_t> take_ring_rows(int64_t n);
+    void give_ring_rows(const std::vector<int64_t> & rows);
+    std::vector<int64_t> prefill_rows(int64_t first, int64_t n) const;
+    // Where the features of rows go that nobody reads.
     int64_t junk_row() const { return ring_; }
-    // These rows belong to the timeline now, from a position on, and wait for injection.
-    void keep(const std::vector<int64_t> & rows, int32_t position);
-    // Takes cells for a prefill's rows, which begin at position, and fills the graph's inputs.
-    void set_prefill_injection(LiveGraph & live, int32_t position);
+    // These rows of the ring belong to a timeline now, from a position on, and wait for injection.
+    void keep(int32_t sequence, const std::vector<int64_t> & rows, int32_t position);
+    // Takes cells for a prefill's rows, and fills the graph's inputs.
+    void set_prefill_injection(LiveGraph & live, const std::vector<InjectedRows> & injected);
 
     // Builds the largest draft, so that memory runs out before anything is drafted.
     void reserve(GraphPool & graphs);
     // Projects all pending features now.
     void flush(GraphPool & graphs);
-    // Runs the block after `position` committed tokens and picks the k best of its n_draft rows.
-    Draft run_block(GraphPool & graphs, int32_t last_token, int32_t position, int64_t n_draft,
-                    int64_t k, bool log_sum_exp);
+    // Runs the blocks in one pass and picks the k best of each of their rows.
+    std::vector<Draft> run_blocks(GraphPool & graphs, const std::vector<DraftBlock> & blocks,
+                                  int64_t k, bool log_sum_exp);
 
-    // Forgets everything from a position on.
-    void truncate(int32_t position);
-    // Zeroes what is known from a position on.
-    void clear_from(int32_t position) { kv_.clear_from(SEQUENCE, position); }
-    // Forgets everything and zeroes what held something, so that no value that is not finite stays
-    // behind.
-    void clear();
+    // Forgets everything of a sequence from a position on.
+    void truncate(int32_t sequence, int32_t position);
+    // Zeroes what is known of it from a position on.
+    void clear_from(int32_t sequence, int32_t position) { kv_.clear_from(sequence, position); }
+    // Forgets everything of it and zeroes what held something, so that no value that is not finite
+    // stays behind.
+    void clear(int32_t sequence);
 
   private:
     struct Pending {
+        int32_t sequence;
         int64_t row;
         int32_t position;
     };
@@ -79,13 +102,19 @@ class DraftState {
     Build make_build(LiveGraph & live) const;
     void make_injection_inputs(LiveGraph & live) const;
     void build_draft(LiveGraph & live) const;
-    void set_block(LiveGraph & live, int32_t last_token, int32_t position,
-                   const std::vector<int64_t> & cells);
-    // Pending features as inputs of a graph that injects.
-    void set_injection(LiveGraph & live, const std::vector<int64_t> & cells);
+    void set_blocks(LiveGraph & live, const std::vector<DraftBlock> & blocks,
+                    const std::vector<int64_t> & cells);
+    // Features as inputs of a graph that injects.
+    void set_injection(LiveGraph & live, const std::vector<Pending> & features,
+                       const std::vector<int64_t> & cells);
     // Forgets what a draft after `position` committed tokens does not see.
-    void forget_unseen(int32_t position);
-    std::vector<int64_t> own_cells(const std::vector<Pending> & features);
+    void forget_unseen(int32_t sequence, int32_t position);
+    // Those of the blocks' sequences.
+    std::vector<Pending> pending_of(const std::vector<DraftBlock> & blocks) const;
+    // They are in the cache, or forgotten.
+    template <typename Is>
+    void drop_pending(Is && is);
+    std::vector<int64_t> take_cells(const std::vector<Pending> & features);
     void release(const std::vector<int64_t> & cells);
     void write_positions(const LiveGraph & live, ggml_tensor * tensor,
                          const std::vector<int32_t> & positions) const;
@@ -94,16 +123,15 @@ class DraftState {
     const Model & target_;
     Backend & backend_; // of the drafter
     GraphSizes sizes_;
-    int64_t window_;
+    DraftSizes sizes_of_;
     KvCache kv_;
     RecurrentCache no_recurrent_;
     ggml_context_ptr ctx_;
     Allocation memory_;
-    int64_t n_ubatch_;
-    int64_t max_block_;
     int64_t ring_ = 0;                 // feature rows that verifies and single tokens share
-    ggml_tensor * features_ = nullptr; // [n_features, ring + n_ubatch]
-    std::vector<Pending> pending_;
+    ggml_tensor * features_ = nullptr; // [n_features, ring + rows of a prefill pass]
+    std::vector<bool> is_taken_;       // of the ring
+    std::vector<Pending> pending_;     // of each sequence in the order of positions
     int64_t junk_cell_;
 };
 

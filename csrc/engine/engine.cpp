@@ -22,17 +22,23 @@ static EngineParams checked(EngineParams params) {
               "n_threads is %d, expected 0 to %d", params.n_threads, DFL_MAX_THREADS);
     DFL_CHECK(params.draft_window >= 1 && params.draft_window <= (1 << 24), DFL_STATUS_ARGUMENT,
               "draft_window is %lld, expected 1 to %d", (long long)params.draft_window, 1 << 24);
+    DFL_CHECK(params.n_parallel >= 1 && params.n_parallel <= Engine::MAX_PARALLEL,
+              DFL_STATUS_ARGUMENT, "n_parallel is %d, expected 1 to %d", params.n_parallel,
+              Engine::MAX_PARALLEL);
     params.n_ubatch = std::min(params.n_ubatch, params.n_ctx);
     params.draft_window = std::min(params.draft_window, params.n_ctx);
     return params;
 }
 
-// n_by_paths: rows of a prefill whose recurrent layers take the form for trees.
-static size_t max_nodes(const Model & model, const Drafter * drafter, int64_t n_by_paths) {
+// n_by_paths: rows of a prefill whose recurrent layers take the form for trees. n_sequences: that
+// recurrent layers take one after the other.
+static size_t max_nodes(const Model & model, const Drafter * drafter, int64_t n_by_paths,
+                        int64_t n_sequences) {
     const Hparams & hp = model.hparams();
     size_t n = 512 + hp.n_layer() * (96 + 4 * hp.experts.n_used);
     n += hp.n_recurrent() * std::max(path_nodes(Engine::MAX_VERIFY, Engine::MAX_VERIFY),
                                      path_nodes(n_by_paths, PATH_CHUNK));
+    n += hp.n_recurrent() * (n_sequences - 1) * (path_nodes(PATH_CHUNK, PATH_CHUNK) + 64);
     if (drafter != nullptr) {
         n += drafter->hparams().n_layer() * 128;
     }
@@ -53,40 +59,60 @@ Engine::Engine(std::shared_ptr<const Model> model, const EngineParams & params)
       devices_(model_->device(), model_->split(), params_.n_threads, {}, model_->measure()),
       recurs_(model_->hparams().n_recurrent() > 0),
       kv_(model_->hparams(), layer_place(), params_.type_k, params_.type_v, pad(params_.n_ctx, 256),
-          params_.n_ubatch),
-      recurrent_(model_->hparams(), layer_place(), 1),
+          std::max<int64_t>(params_.n_ubatch, params_.n_parallel), params_.n_parallel),
+      recurrent_(model_->hparams(), layer_place(), params_.n_parallel),
       walks_(recurs_ && params_.delta_form == DeltaForm::OWN && devices_.main().runs_cpu_nodes() &&
              walks_delta_net(model_->hparams().recurrent)),
       fused_(walks_ || (recurs_ && params_.delta_form != DeltaForm::STOCK &&
                         has_fused_delta_rule(recurrent_, model_->hparams().recurrent))),
       sizes_(devices_),
-      graphs_(devices_, max_nodes(*model_, params_.drafter.get(), fused_ ? 0 : params_.n_ubatch)) {
+      graphs_(devices_, max_nodes(*model_, params_.drafter.get(), fused_ ? 0 : params_.n_ubatch,
+                                  walks_ ? 1 : params_.n_parallel)),
+      sequences_(params_.n_parallel, nullptr) {
     if (params_.drafter) {
         DFL_CHECK(params_.drafter->fits(model_), DFL_STATUS_ARGUMENT,
                   "%s was loaded for another model than %s", params_.drafter->file().path().c_str(),
                   model_->file().path().c_str());
-        verify_rows_ = std::min(params_.drafter->draft().block_size, MAX_VERIFY);
+        const int64_t max_block = std::min(params_.drafter->draft().block_size, MAX_VERIFY);
+        // With more sequences fewer nodes of each pay.
+        constexpr int64_t more_rows = 3;
+        verify_rows_ = std::min(max_block + more_rows * (params_.n_parallel - 1), MAX_VERIFY);
         recurrent_.reserve_trace(sizes_.verify_rows(verify_rows_, model_->weights()));
         kv_.masks().reserve(sizes_.verify_rows(verify_rows_, model_->weights()));
         draft_ = std::make_unique<DraftState>(
-            params_.drafter, *model_, devices_, draft_cache_type(params_), params_.draft_window,
-            params_.n_ubatch, verify_rows_, /*max_block =*/verify_rows_);
+            params_.drafter, *model_, devices_,
+            DraftSizes{draft_cache_type(params_), params_.draft_window, params_.n_ctx,
+                       params_.n_ubatch, verify_rows_, max_block, params_.n_parallel});
     }
     reserve_graphs();
 }
 
-void Engine::enter(Sequence * sequence) {
+int32_t Engine::enter(Sequence * sequence) {
     DFL_CHECK(model_->measure() == DFL_MEASURE_NOTHING, DFL_STATUS_ARGUMENT,
               "the engine was only measured: it has no memory for a sequence");
-    DFL_CHECK(sequence_ == nullptr, DFL_STATUS_UNSUPPORTED,
-              "the engine has a sequence already, and holds 1 at a time");
-    sequence_ = sequence;
+    const auto place = std::find(sequences_.begin(), sequences_.end(), nullptr);
+    DFL_CHECK(place != sequences_.end(), DFL_STATUS_UNSUPPORTED,
+              "the engine has %d sequence%s already, and holds %d at a time (n_parallel)",
+              n_parallel(), n_parallel() == 1 ? "" : "s", n_parallel());
+    *place = sequence;
+    return static_cast<int32_t>(place - sequences_.begin());
 }
 
 void Engine::leave(const Sequence * sequence) {
-    if (sequence_ == sequence) {
-        sequence_ = nullptr;
+    std::replace(sequences_.begin(), sequences_.end(), const_cast<Sequence *>(sequence),
+                 static_cast<Sequence *>(nullptr));
+}
+
+void Engine::forget_rows() {
+    for (Sequence * sequence : sequences_) {
+        if (sequence != nullptr) {
+            sequence->forget_rows();
+        }
     }
+}
+
+int64_t Engine::most_rows() const {
+    return std::max<int64_t>({params_.n_ubatch, params_.n_parallel, verify_rows_});
 }
 
 // The largest graphs reserve the arena, so that memory runs out here or not at all.
@@ -97,9 +123,20 @@ void Engine::reserve_graphs() {
     largest.n_out = 1;
     largest.n_inject = draft_ && params_.n_ubatch > 1 ? params_.n_ubatch : 0;
     largest.walks = walks_;
-    largest.by_paths = recurs_ && !fused_;
+    largest.taps = largest.n_inject > 0;
+    if (recurs_ && !walks_) {
+        largest.recurrent = {{0, 0, largest.n_rows, false, !fused_}};
+    }
     pick_top(largest, selects_top(MAX_TOP) ? MAX_TOP : 0);
-    graphs_.get(largest, [&](LiveGraph & live) { build_forward(live, largest.n_inject > 0); });
+    graphs_.get(largest, [&](LiveGraph & live) { build_forward(live); });
+    if (params_.n_parallel > 1) { // prompts and single rows together
+        largest.n_rows = most_rows();
+        largest.n_out = params_.n_parallel;
+        if (!largest.recurrent.empty()) {
+            largest.recurrent[0].n = largest.n_rows;
+        }
+        graphs_.get(largest, [&](LiveGraph & live) { build_forward(live); });
+    }
     if (draft_) {
         reserve_verify_graphs(verify_rows_);
         draft_->reserve(graphs_);
@@ -112,17 +149,24 @@ void Engine::reserve_verify_graphs(int64_t n) {
     largest.n_rows = largest.n_out = sizes_.verify_rows(n, model_->weights());
     largest.n_kv = kv_.cells().size();
     largest.walks = walks_;
-    largest.by_paths = recurs_;
+    largest.taps = draft_ != nullptr;
+    if (recurs_ && !walks_) {
+        largest.recurrent = {{0, 0, largest.n_rows, true, true}};
+    }
     pick_top(largest, selects_top(MAX_TOP) ? MAX_TOP : 0);
-    graphs_.get(largest, [&](LiveGraph & live) { build_forward(live, draft_ != nullptr); });
-    if (recurs_) {
-        promote_graph(std::min(n, MOST_STEPS));
+    graphs_.get(largest, [&](LiveGraph & live) { build_forward(live); });
+    if (walks_) {
+        walked_promote_graph();
+    } else if (recurs_) {
+        promote_graph(0, std::min(n, MOST_STEPS));
     }
 }
 
 void Engine::reserve_verify(int64_t n) {
-    if (sequence_ != nullptr) {
-        sequence_->check_no_open_verify();
+    for (const Sequence * sequence : sequences_) {
+        if (sequence != nullptr) {
+            sequence->check_no_open_verify();
+        }
     }
     DFL_CHECK(n >= 1 && n <= MAX_VERIFY, DFL_STATUS_ARGUMENT,
               "room for verifies of %lld rows, expected 1 to %lld", (long long)n,
@@ -130,9 +174,7 @@ void Engine::reserve_verify(int64_t n) {
     if (n <= verify_rows_) {
         return;
     }
-    if (sequence_ != nullptr) {
-        sequence_->forget_rows();
-    }
+    forget_rows();
     if (draft_) {
         draft_->grow(n, graphs_);
     }
@@ -166,15 +208,13 @@ void Engine::pick_top(BatchShape & shape, int64_t k) const {
     shape.top_by_blocks = shape.n_top > 0 && selects_by_blocks(devices_.main());
 }
 
-void Engine::build_forward(LiveGraph & live, bool taps) {
+void Engine::build_forward(LiveGraph & live) {
     live.in = make_inputs(live.ctx.get(), model_->hparams(), kv_.masks(), live.shape);
-    if (live.shape.by_paths) {
-        make_path_inputs(live, model_->hparams().recurrent);
-    }
+    make_path_inputs(live, model_->hparams().recurrent);
     Build b = {live.ctx.get(),    live.graph,        live.cpu_nodes,
                model_->hparams(), model_->weights(), kv_,
                recurrent_,        live.shape,        live.in};
-    if (taps) {
+    if (live.shape.taps) {
         draft_->add_taps(live, b);
     }
     finish_logits(live, model_->arch().build(b), devices_.main());

@@ -1,6 +1,7 @@
 // What costs memory and is there once, however many timelines use it: the model, the drafter and
 // its state, K/V cells and recurrent slots, graphs and their arena, threads. An engine runs passes
-// and knows nothing of tokens that were or will be: that is a Sequence's.
+// for many sequences at once and knows nothing of tokens that were or will be: that is a
+// Sequence's.
 #pragma once
 
 #include "arch/model.h"
@@ -10,6 +11,7 @@
 #include "graph/graph.h"
 #include "graph/graph_sizes.h"
 
+#include <functional>
 #include <memory>
 #include <set>
 #include <string>
@@ -19,15 +21,13 @@ namespace dfl {
 
 class Sequence;
 
-// In the cell table: the rows of a verify that waits for its commit.
-constexpr int32_t OPEN_VERIFY = 1;
-
 // How recurrent layers run: in our own code (the CPU has some), or by ggml's operation for chains
 // and its stock operations for trees, or by its stock operations alone.
 enum class DeltaForm { OWN, FUSED, STOCK };
 
 struct EngineParams {
-    int64_t n_ctx = 4096;   // tokens a sequence can hold
+    int64_t n_ctx = 4096;   // tokens that all sequences can hold together
+    int32_t n_parallel = 1; // most sequences
     int64_t n_ubatch = 512; // most rows of one pass
     int n_threads = 0;      // 0: default_threads()
     ggml_type type_k = GGML_TYPE_F16;
@@ -42,6 +42,23 @@ struct MemoryUse {
     const char * name;
     std::string place; // name of the device
     uint64_t bytes;
+};
+
+// Done and total tokens; true: stop.
+using PrefillProgress = std::function<bool(int64_t done, int64_t total)>;
+
+// A path of an open verify: nodes, root first; NULL: its first n.
+struct Path {
+    Sequence * sequence;
+    const int32_t * nodes;
+    int64_t n;
+};
+
+// What the drafter proposes after a sequence's last_token, which is chosen but not appended.
+struct DraftRequest {
+    Sequence * sequence;
+    int32_t last_token;
+    int64_t n_draft;
 };
 
 class Engine {
@@ -63,6 +80,31 @@ class Engine {
     static constexpr int64_t MAX_VERIFY = DFL_MAX_VERIFY;
     // States of recurrent layers that a sequence keeps at a time, on the host.
     static constexpr size_t MAX_KEPT = 2;
+    // Most sequences that may be asked for.
+    static constexpr int32_t MAX_PARALLEL = DFL_MAX_PARALLEL;
+
+    // Runs the items' tokens in one pass; sequences of a list are different ones.
+    //
+    // Those appended join the timelines; afterwards the last one's logits can be read, or all are
+    // in all_logits. Nodes to verify are run after the timeline without being appended; all of
+    // their rows can be read until the commit, which must follow.
+    //
+    // An append alone may have any number of tokens, which are run in micro-batches: on an error
+    // the timeline ends where the last finished one put it. With recurrent layers the last token
+    // that Sequence::sync() was given is a pass of its own, if not all logits are asked for: it has
+    // the same bits whether or not those before it were there. Among others an append ends before
+    // it (n_done). Arguments are looked at before anything runs.
+    void run(std::vector<Item> & items, const PrefillProgress & progress);
+    // Appends paths of open verifies to their timelines and forgets the rest. A path of no nodes
+    // forgets all, and does nothing where no verify is open.
+    void commit(const std::vector<Path> & paths);
+    // The drafter's k best candidates for each position, in one pass. Moves no cursor. Where scores
+    // are not finite the drafter has forgotten that timeline so far.
+    std::vector<Draft> draft(const std::vector<DraftRequest> & requests, int64_t k,
+                             bool log_sum_exp);
+    int32_t n_parallel() const { return params_.n_parallel; }
+    // Most rows of a pass.
+    int64_t most_rows() const;
 
     // Has the device pick the k best of every row in the passes to come, so that these few are all
     // that is copied: whether it can. 0: no longer.
@@ -90,27 +132,24 @@ class Engine {
 
     // What follows is for sequences.
 
-    // A sequence takes its place before it is used and gives it back in the end. Throws
-    // DFL_STATUS_UNSUPPORTED if another has it, DFL_STATUS_ARGUMENT if there is no memory to run
+    // A sequence takes a place before it is used and gives it back in the end. Throws
+    // DFL_STATUS_UNSUPPORTED if others have all, DFL_STATUS_ARGUMENT if there is no memory to run
     // in.
-    void enter(Sequence * sequence);
+    int32_t enter(Sequence * sequence);
     void leave(const Sequence * sequence);
 
     Backend & main() { return devices_.main(); }
     const Backend & main() const { return devices_.main(); }
     KvCache & kv() { return kv_; }
+    const KvCache & kv() const { return kv_; }
     RecurrentCache & recurrent() { return recurrent_; }
     // NULL without a drafter.
     DraftState * draft() { return draft_.get(); }
-    GraphPool & graphs() { return graphs_; }
-    // Rows of the graph that verifies n.
-    int64_t padded_verify(int64_t n) const { return sizes_.verify_rows(n, model_->weights()); }
-    // Runs the rows, which take cells, and gives these back on an error. n_out: rows whose logits
-    // can be read afterwards: 0, 1 (the last) or all. inject: into the drafter's K/V, of a prefill.
-    LiveGraph & run(Pass & pass, int64_t n_out, bool inject);
-    // Moves recurrent states along the first n nodes of an accepted path. On an error some layers'
-    // may have moved.
-    void promote_along(const int32_t * path, int64_t n);
+    const DraftState * draft() const { return draft_.get(); }
+    // Of the rows of a graph that ran: whether their logits are finite. What is not finite in a
+    // pass's input, or in a cell that a row sees, makes all logits of the row NaN, so one of each
+    // tells.
+    std::vector<bool> finite_rows(LiveGraph & live, int64_t first, int64_t n) const;
 
   private:
     LayerPlace layer_place();
@@ -119,17 +158,41 @@ class Engine {
     bool selects_top(int64_t k) const;
     // Makes a target's pass pick the k best of its rows.
     void pick_top(BatchShape & shape, int64_t k) const;
-    void build_forward(LiveGraph & live, bool taps);
+    void build_forward(LiveGraph & live);
+    void check(const std::vector<Item> & items) const;
+    void check_verifies(const std::vector<Item> & items) const;
+    void append_in_steps(Item & item, const PrefillProgress & progress);
+    // Runs so many tokens of each item; from: of these the first.
+    void run_pass(const std::vector<Item> & items, const std::vector<int64_t> & from,
+                  const std::vector<int64_t> & n_rows);
+    Pass plan(const std::vector<Item> & items, const std::vector<int64_t> & from,
+              const std::vector<int64_t> & n_rows) const;
+    int64_t n_padded(const Pass & pass) const;
     void take_cells(Pass & pass);
-    void take_feature_rows(Pass & pass, bool inject);
+    void take_feature_rows(Pass & pass);
+    void take_trace(Pass & pass) const;
+    void give_back(Pass & pass);
+    BatchShape shape_of(const Pass & pass) const;
+    LiveGraph & compute(Pass & pass);
     void set_inputs(LiveGraph & live, const Pass & pass);
+    void set_recurrent_rows(const LiveGraph & live, const Pass & pass);
+    void forget_rows();
+    // Moves recurrent states along accepted paths. On an error some layers' may have moved.
+    void promote_paths(const std::vector<Path> & paths);
+    void promote_along(const PassItem & open, const std::vector<int32_t> & nodes);
     // Most accepted nodes that recurrent states move along in one graph: they are gathered from the
     // trace first, at 3.5 MiB a node of a 27B.
     static constexpr int64_t MOST_STEPS = 16;
-    // The graph that moves recurrent states along so many accepted nodes.
-    LiveGraph & promote_graph(int64_t n_accepted);
+    // The graph of our own code that moves recurrent states.
+    LiveGraph & walked_promote_graph();
+    // ggml's, of one sequence, along so many accepted nodes.
+    LiveGraph & promote_graph(int32_t sequence, int64_t n_accepted);
     // Along n nodes of an accepted path from `first` on, those before them being done.
-    void promote_state(const int32_t * path, int64_t first, int64_t n);
+    void promote_state(const PassItem & open, const std::vector<int32_t> & path, int64_t first,
+                       int64_t n);
+    // Rows of the convolution's trace that become the last inputs after n nodes of a path.
+    std::vector<int32_t> last_inputs(const PassItem & open, const std::vector<int32_t> & path,
+                                     int64_t n) const;
 
     std::shared_ptr<const Model> model_;
     EngineParams params_;
@@ -142,8 +205,8 @@ class Engine {
     GraphSizes sizes_;
     GraphPool graphs_;
     std::unique_ptr<DraftState> draft_;
-    Sequence * sequence_ = nullptr; // the one there is
-    int64_t n_top_ = 0;             // of keep_top()
+    std::vector<Sequence *> sequences_; // by their places; NULL: free
+    int64_t n_top_ = 0;                 // of keep_top()
     int64_t verify_rows_ = 0;
     int64_t n_passes_ = 0;
 };

@@ -1,36 +1,304 @@
 // One pass of the target: which rows it has, what their inputs are, and running it.
+#include "dflash.h"
 #include "engine/sequence.h"
+#include "error.h"
 #include "graph/path_inputs.h"
 
 #include <algorithm>
-#include <numeric>
+#include <cmath>
 
 namespace dfl {
 
-Pass Sequence::plan_append(const int32_t * tokens, int64_t n) const {
+void Engine::check_verifies(const std::vector<Item> & items) const {
+    int64_t n = 0, n_open = 0;
+    for (const Item & item : items) {
+        n += item.verifies ? item.n : 0;
+    }
+    for (const Sequence * sequence : sequences_) {
+        n_open += sequence != nullptr ? sequence->open().n : 0;
+    }
+    DFL_CHECK(n + n_open <= verify_rows_ || n == 0, DFL_STATUS_ARGUMENT,
+              "%lld rows to verify, there is room for %lld: reserve more, up to %lld", (long long)n,
+              (long long)(verify_rows_ - n_open), (long long)MAX_VERIFY);
+}
+
+void Engine::check(const std::vector<Item> & items) const {
+    DFL_CHECK(!items.empty(), DFL_STATUS_ARGUMENT, "there is nothing to run");
+    int64_t n_appended = 0, n_wanted = 0;
+    for (size_t i = 0; i < items.size(); ++i) {
+        const Item & item = items[i];
+        DFL_CHECK(&item.sequence->engine() == this, DFL_STATUS_ARGUMENT,
+                  "item %zu is of a sequence of another engine", i);
+        for (size_t j = 0; j < i; ++j) {
+            DFL_CHECK(items[j].sequence != item.sequence, DFL_STATUS_ARGUMENT,
+                      "items %zu and %zu are of one sequence", j, i);
+        }
+        item.sequence->check_no_open_verify();
+        item.sequence->check_tokens(item.tokens, item.n);
+        n_appended += item.verifies ? 0 : item.n;
+        n_wanted += item.sequence->wanted_cells(item.n);
+    }
+    check_verifies(items);
+    const int64_t most = std::max<int64_t>(params_.n_ubatch, params_.n_parallel);
+    DFL_CHECK(items.size() == 1 || n_appended <= most, DFL_STATUS_ARGUMENT,
+              "%lld tokens to append in one pass, which takes %lld (n_ubatch)",
+              (long long)n_appended, (long long)most);
+    DFL_CHECK(n_wanted <= kv_.cells().n_unclaimed(), DFL_STATUS_ARGUMENT,
+              "the pass needs %lld more cells, and %lld of %lld are free: other sequences hold the "
+              "rest",
+              (long long)n_wanted, (long long)kv_.cells().n_unclaimed(),
+              (long long)kv_.cells().size());
+}
+
+void Engine::run(std::vector<Item> & items, const PrefillProgress & progress) {
+    check(items);
+    if (items.size() == 1 && !items[0].verifies) {
+        append_in_steps(items[0], progress);
+        return;
+    }
+    std::vector<int64_t> n_rows;
+    for (Item & item : items) {
+        const bool may_end = !item.verifies && item.all_logits == nullptr;
+        n_rows.push_back(may_end ? item.sequence->next_rows(item.n) : item.n);
+    }
+    run_pass(items, std::vector<int64_t>(items.size(), 0), n_rows);
+    for (size_t i = 0; i < items.size(); ++i) {
+        items[i].n_done = n_rows[i];
+    }
+}
+
+void Engine::append_in_steps(Item & item, const PrefillProgress & progress) {
+    const int64_t n_vocab = model_->hparams().n_vocab;
+    int64_t step = params_.n_ubatch;
+    if (item.all_logits != nullptr) {
+        // A row for every token of a large vocabulary would dwarf the rest of the arena.
+        step = std::min(step, std::max<int64_t>(1, (int64_t(256) << 20) / (4 * n_vocab)));
+    }
+    while (item.n_done < item.n) {
+        int64_t n = std::min(step, item.n - item.n_done);
+        if (item.all_logits == nullptr) {
+            n = item.sequence->next_rows(n);
+        }
+        run_pass({item}, {item.n_done}, {n});
+        item.n_done += n;
+        DFL_CHECK(!progress || !progress(item.n_done, item.n) || item.n_done == item.n,
+                  DFL_STATUS_CANCELLED, "cancelled after %lld of %lld tokens",
+                  (long long)item.n_done, (long long)item.n);
+    }
+}
+
+// Verifies come last, so that padding may be copies of the last one's root.
+Pass Engine::plan(const std::vector<Item> & items, const std::vector<int64_t> & from,
+                  const std::vector<int64_t> & n_rows) const {
     Pass pass;
-    pass.n = n;
-    pass.tokens.assign(tokens, tokens + n);
-    pass.positions.resize(n);
-    std::iota(pass.positions.begin(), pass.positions.end(), static_cast<int32_t>(position()));
+    for (const bool verifies : {false, true}) {
+        for (size_t i = 0; i < items.size(); ++i) {
+            const Item & of = items[i];
+            if (of.verifies != verifies) {
+                continue;
+            }
+            PassItem item;
+            item.sequence = of.sequence;
+            item.verifies = verifies;
+            item.first = pass.n_rows();
+            item.n = n_rows[i];
+            item.first_out = pass.n_out();
+            item.reads_all = !verifies && of.all_logits != nullptr;
+            const int32_t * tokens = of.tokens + from[i];
+            const auto position = static_cast<int32_t>(of.sequence->position());
+            if (verifies) {
+                item.tree = Tree(tokens, of.parents, item.n);
+            }
+            for (int64_t row = 0; row < item.n; ++row) {
+                pass.tokens.push_back(tokens[row]);
+                const int64_t depth = verifies ? item.tree.depth(row) : row;
+                pass.positions.push_back(position + static_cast<int32_t>(depth));
+            }
+            const int64_t n_left = of.n - from[i] - item.n;
+            const bool ends = n_left == 0 && of.wants_row;
+            item.n_out = verifies || item.reads_all ? item.n : ends ? 1 : 0;
+            // Only what the drafter will still see after this prompt is worth injecting.
+            item.injects =
+                draft_ && !verifies && item.n > 1 && n_left + of.n_to_come < draft_->window();
+            pass.items.push_back(std::move(item));
+        }
+    }
+    pass.n_real = pass.n_rows();
+    const int64_t n_padded = this->n_padded(pass);
+    if (n_padded > pass.n_real) {
+        const int64_t root = pass.items.back().first;
+        pass.tokens.resize(n_padded, pass.tokens[root]);
+        pass.positions.resize(n_padded, pass.positions[root]);
+    }
     return pass;
 }
 
-Pass Sequence::plan_verify(const Tree & tree) const {
-    Pass pass;
-    pass.kind = GraphKind::VERIFY;
-    pass.tree = tree;
-    pass.n = tree.size();
-    for (int64_t i = 0; i < pass.n; ++i) {
-        pass.tokens.push_back(tree.token(i));
-        pass.positions.push_back(static_cast<int32_t>(position()) + tree.depth(i));
+// Rows of the graph. Only passes that verify are padded: rows that are nobody's would advance a
+// recurrent state.
+int64_t Engine::n_padded(const Pass & pass) const {
+    if (!pass.items.back().verifies) {
+        return pass.n_real;
     }
-    if (kv_.cells().n_free() > pass.n) { // padding needs a cell to write to
-        const int64_t n_rows = engine_->padded_verify(pass.n);
-        pass.tokens.resize(n_rows, tree.token(0));
-        pass.positions.resize(n_rows, static_cast<int32_t>(position()));
+    const bool is_alone =
+        pass.items.size() == 1 &&
+        std::all_of(sequences_.begin(), sequences_.end(), [](const Sequence * sequence) {
+            return sequence == nullptr || sequence->open().n == 0;
+        });
+    if (recurs_ && !walks_ && !is_alone) {
+        return pass.n_real; // the trace may have no room for it
     }
-    return pass;
+    int64_t n_wanted = 0;
+    for (const PassItem & item : pass.items) {
+        const bool is_last = &item == &pass.items.back(); // padding needs a cell to write to
+        n_wanted += item.sequence->wanted_cells(item.n + is_last);
+    }
+    return n_wanted <= kv_.cells().n_unclaimed()
+               ? std::max(pass.n_real, sizes_.verify_rows(pass.n_real, model_->weights()))
+               : pass.n_real;
+}
+
+void Engine::take_cells(Pass & pass) {
+    CellTable & table = kv_.cells();
+    const bool pads = pass.n_rows() > pass.n_real;
+    for (PassItem & item : pass.items) {
+        const bool is_padded = pads && &item == &pass.items.back();
+        item.cells = table.take(item.sequence->slot(), item.n + is_padded);
+        for (int64_t i = 0; i < item.n && !item.verifies; ++i) {
+            table.place(item.cells[i], pass.positions[item.first + i]);
+        }
+        pass.cells.insert(pass.cells.end(), item.cells.begin(), item.cells.begin() + item.n);
+    }
+    pass.cells.resize(pass.n_rows(), pass.items.back().cells.back());
+}
+
+void Engine::take_feature_rows(Pass & pass) {
+    if (!draft_) {
+        return;
+    }
+    const auto goes_to_ring = [](const PassItem & item) { return item.verifies || item.n == 1; };
+    int64_t n_to_ring = 0, n_injected = 0;
+    for (const PassItem & item : pass.items) {
+        n_to_ring += goes_to_ring(item) ? item.n : 0;
+    }
+    if (!draft_->ring_has_room(n_to_ring)) {
+        draft_->flush(graphs_);
+    }
+    for (PassItem & item : pass.items) {
+        if (goes_to_ring(item)) {
+            item.feature_rows = draft_->take_ring_rows(item.n);
+        } else if (item.injects) {
+            item.feature_rows = draft_->prefill_rows(n_injected, item.n);
+            n_injected += item.n;
+        }
+    }
+}
+
+// The first gap of n among ranges (first, size).
+static int64_t first_gap(std::vector<std::pair<int64_t, int64_t>> taken, int64_t n, int64_t size) {
+    std::sort(taken.begin(), taken.end());
+    int64_t at = 0;
+    for (const auto & [first, length] : taken) {
+        if (first - at >= n) {
+            break;
+        }
+        at = std::max(at, first + length);
+    }
+    DFL_CHECK(at + n <= size, DFL_STATUS_ARGUMENT,
+              "no room for the trace of %lld rows among verifies that wait for their commit",
+              (long long)n);
+    return at;
+}
+
+void Engine::take_trace(Pass & pass) const {
+    if (!recurs_) {
+        return;
+    }
+    const int64_t before = model_->hparams().recurrent.d_conv - 1;
+    std::vector<std::pair<int64_t, int64_t>> taken, taken_conv;
+    const auto take = [&](const PassItem & item, int64_t n) {
+        taken.push_back({item.trace.first, n});
+        taken_conv.push_back({item.trace.first_conv, n + before});
+    };
+    for (const Sequence * sequence : sequences_) {
+        if (sequence != nullptr && sequence->open().n > 0) {
+            take(sequence->open(), sequence->open().n);
+        }
+    }
+    const RecurrentPart & part = *recurrent_.parts().front();
+    for (PassItem & item : pass.items) {
+        if (item.verifies) {
+            const int64_t n_padding = pass.n_rows() - pass.n_real;
+            const int64_t n = item.n + (walks_ || &item != &pass.items.back() ? 0 : n_padding);
+            item.trace = {first_gap(taken, n, part.trace->ne[1]),
+                          first_gap(taken_conv, n + before, part.conv_trace->ne[1])};
+            take(item, n);
+        }
+    }
+}
+
+void Engine::give_back(Pass & pass) {
+    for (PassItem & item : pass.items) {
+        std::for_each(item.cells.rbegin(), item.cells.rend(),
+                      [&](int64_t cell) { kv_.cells().release(cell); });
+        if (draft_) {
+            draft_->give_ring_rows(item.feature_rows);
+        }
+    }
+}
+
+BatchShape Engine::shape_of(const Pass & pass) const {
+    BatchShape shape;
+    const bool verifies = pass.items.back().verifies;
+    shape.kind = verifies ? GraphKind::VERIFY : GraphKind::APPEND;
+    shape.n_rows = pass.n_rows();
+    shape.n_kv = sizes_.cells(kv_.cells().high(), kv_.cells().size(), !kv_.masks().empty());
+    // Rows of a verify that are padding have logits, too: then none need be picked.
+    shape.n_out = pass.n_out() == pass.n_real ? pass.n_rows() : pass.n_out();
+    shape.walks = walks_;
+    bool reads_all = false;
+    for (const PassItem & item : pass.items) {
+        shape.taps = shape.taps || !item.feature_rows.empty();
+        shape.n_inject += item.injects ? item.n : 0;
+        reads_all = reads_all || item.reads_all;
+        if (recurs_ && !walks_) {
+            const bool is_last = &item == &pass.items.back();
+            const bool by_paths = !(fused_ && (!item.verifies || item.tree.is_chain()));
+            shape.recurrent.push_back({item.sequence->slot(), item.first,
+                                       is_last ? pass.n_rows() - item.first : item.n, item.verifies,
+                                       by_paths, item.trace.first, item.trace.first_conv});
+        }
+    }
+    pick_top(shape, shape.n_out > 0 && !reads_all ? n_top_ : 0);
+    return shape;
+}
+
+void Engine::set_recurrent_rows(const LiveGraph & live, const Pass & pass) {
+    const RecurrentShape & recurrent = model_->hparams().recurrent;
+    std::vector<std::vector<int32_t>> parents;
+    for (const PassItem & item : pass.items) {
+        parents.emplace_back();
+        for (int64_t i = 0; i < item.n && item.verifies; ++i) {
+            parents.back().push_back(item.tree.parent(i));
+        }
+    }
+    if (!walks_) {
+        if (pass.items.back().verifies) {
+            parents.back().resize(pass.n_rows() - pass.items.back().first, -1);
+        }
+        write_path_inputs(live, recurrent, parents);
+        return;
+    }
+    recurrent_.walked.clear();
+    for (size_t i = 0; i < pass.items.size(); ++i) {
+        const PassItem & item = pass.items[i];
+        WalkedRows rows = {
+            item.sequence->slot(), item.first, item.n, item.verifies, item.trace, {}, {}};
+        if (item.verifies && !item.tree.is_chain()) {
+            rows.taps = convolution_taps(parents[i], recurrent.d_conv);
+            rows.parents = std::move(parents[i]);
+        }
+        recurrent_.walked.push_back(std::move(rows));
+    }
 }
 
 void Engine::set_inputs(LiveGraph & live, const Pass & pass) {
@@ -48,97 +316,116 @@ void Engine::set_inputs(LiveGraph & live, const Pass & pass) {
             std::copy(pass.cells.begin(), pass.cells.end(), data);
         });
     }
-    const bool verifies = pass.kind == GraphKind::VERIFY;
-    kv_.set_rows({pass.positions, pass.cells, verifies ? &pass.tree : nullptr}, live.shape.n_kv);
+    std::vector<SequenceRows> sequences;
+    for (const PassItem & item : pass.items) {
+        sequences.push_back(
+            {item.sequence->slot(), item.first, item.n, item.verifies ? &item.tree : nullptr});
+    }
+    kv_.set_rows({pass.positions, pass.cells, sequences}, live.shape.n_kv);
     if (in.out_rows != nullptr) {
-        live.write<int32_t>(in.out_rows,
-                            [&](int32_t * data) { data[0] = static_cast<int32_t>(n - 1); });
+        live.write<int32_t>(in.out_rows, [&](int32_t * data) {
+            for (const PassItem & item : pass.items) {
+                for (int64_t i = item.n - item.n_out; i < item.n; ++i) {
+                    *data++ = static_cast<int32_t>(item.first + i);
+                }
+            }
+        });
     }
     if (live.draft.feature_rows != nullptr) {
         live.write<int64_t>(live.draft.feature_rows, [&](int64_t * data) {
-            std::copy(pass.feature_rows.begin(), pass.feature_rows.end(), data);
+            std::fill_n(data, n, draft_->junk_row());
+            for (const PassItem & item : pass.items) {
+                std::copy(item.feature_rows.begin(), item.feature_rows.end(), data + item.first);
+            }
         });
     }
-    if (live.shape.by_paths) {
-        std::vector<int32_t> parents; // none: rows of an APPEND follow each other
-        for (int64_t i = 0; i < pass.n_rows() && verifies; ++i) {
-            parents.push_back(i < pass.n ? pass.tree.parent(i) : -1);
-        }
-        write_path_inputs(live, model_->hparams().recurrent, parents);
+    if (recurs_) {
+        set_recurrent_rows(live, pass);
     }
     if (live.shape.n_inject > 0) {
-        draft_->set_prefill_injection(live, pass.positions[0]);
+        std::vector<InjectedRows> injected;
+        for (const PassItem & item : pass.items) {
+            if (item.injects) {
+                injected.push_back({item.sequence->slot(), pass.positions[item.first], item.n});
+            }
+        }
+        draft_->set_prefill_injection(live, injected);
     }
 }
 
-void Engine::take_cells(Pass & pass) {
-    CellTable & table = kv_.cells();
-    const bool padding = pass.n_rows() > pass.n;
-    pass.cells = table.find_free(pass.n + padding);
-    for (int64_t i = 0; i < pass.n; ++i) {
-        table.own(pass.cells[i], pass.kind == GraphKind::VERIFY ? OPEN_VERIFY : SEQUENCE,
-                  pass.positions[i]);
-    }
-    pass.cells.resize(pass.n_rows(), pass.cells.back());
-}
-
-void Engine::take_feature_rows(Pass & pass, bool inject) {
-    if (inject) {
-        pass.feature_rows = draft_->prefill_rows(pass.n);
-        return;
-    }
-    if (!draft_->ring_has_room(pass.n)) {
-        draft_->flush(graphs_);
-    }
-    pass.feature_rows = draft_->ring_rows(pass.n);
-    pass.feature_rows.resize(pass.n_rows(), draft_->junk_row());
-}
-
-LiveGraph & Engine::run(Pass & pass, int64_t n_out, bool inject) {
-    const bool verifies = pass.kind == GraphKind::VERIFY;
-    const bool to_ring = draft_ && (verifies || pass.n == 1);
-    if (to_ring || inject) {
-        take_feature_rows(pass, !to_ring);
-    }
-    take_cells(pass);
+LiveGraph & Engine::compute(Pass & pass) {
+    forget_rows();
     try {
-        BatchShape shape;
-        shape.kind = pass.kind;
-        shape.n_rows = pass.n_rows();
-        shape.first_seq = SEQUENCE;
-        shape.n_kv = sizes_.cells(kv_.cells().high(), kv_.cells().size());
-        shape.n_out = n_out;
-        shape.walks = walks_;
-        shape.by_paths = recurs_ && !(fused_ && pass.tree.is_chain());
-        shape.n_inject = !to_ring && inject ? pass.n : 0;
-        pick_top(shape, verifies || n_out == 1 ? n_top_ : 0); // else the caller wants all logits
-        LiveGraph & live = graphs_.get(
-            shape, [&](LiveGraph & fresh) { build_forward(fresh, !pass.feature_rows.empty()); });
+        take_feature_rows(pass);
+        take_cells(pass);
+        take_trace(pass);
+        const BatchShape shape = shape_of(pass);
+        LiveGraph & live = graphs_.get(shape, [&](LiveGraph & fresh) { build_forward(fresh); });
         set_inputs(live, pass);
         pass.began = true;
         ++n_passes_;
         graphs_.compute(live);
         return live;
     } catch (...) {
-        for (const int64_t cell : pass.cells) {
-            kv_.cells().release(cell);
-        }
+        give_back(pass);
         throw;
     }
 }
 
-LiveGraph & Sequence::run(Pass & pass, int64_t n_out, bool inject) {
-    last_ = nullptr;
+void Engine::run_pass(const std::vector<Item> & items, const std::vector<int64_t> & from,
+                      const std::vector<int64_t> & n_rows) {
+    Pass pass = plan(items, from, n_rows);
+    LiveGraph * live = nullptr;
     try {
-        return engine_->run(pass, n_out, inject);
+        live = &compute(pass);
     } catch (...) {
-        if (pass.began && pass.kind == GraphKind::APPEND && engine_->recurs()) {
-            reset(); // a pass that died half way has advanced some layers' states
-        } else if (draft_) {
-            draft_->truncate(static_cast<int32_t>(position()));
+        for (const PassItem & item : pass.items) {
+            item.sequence->failed(item, pass.began);
         }
         throw;
     }
+    for (PassItem & item : pass.items) {
+        if (item.verifies) {
+            item.finite = finite_rows(*live, item.first_out, item.n);
+            Sequence & sequence = *item.sequence;
+            sequence.verified(std::move(item), *live);
+        } else {
+            item.sequence->appended(item, pass.tokens.data() + item.first, *live);
+        }
+    }
+    const int64_t n_vocab = model_->hparams().n_vocab;
+    for (const PassItem & item : pass.items) {
+        if (!item.reads_all) {
+            continue;
+        }
+        const auto of = std::find_if(items.begin(), items.end(), [&](const Item & asked) {
+            return asked.sequence == item.sequence;
+        });
+        const int64_t done = from[of - items.begin()];
+        float * to = of->all_logits + done * n_vocab;
+        const size_t row_size = n_vocab * sizeof(float);
+        devices_.main().read(live->logits, to, item.first_out * row_size, item.n * row_size);
+        for (int64_t row = 0; row < item.n; ++row) {
+            item.sequence->note_row(done + row, all_finite(to + row * n_vocab, n_vocab));
+        }
+    }
+}
+
+std::vector<bool> Engine::finite_rows(LiveGraph & live, int64_t first, int64_t n) const {
+    const int64_t n_vocab = model_->hparams().n_vocab;
+    const bool is_host = live.argmax == nullptr;
+    if (!is_host && live.firsts.empty()) {
+        live.firsts.resize(live.logits->ne[1]);
+        ggml_backend_tensor_get_2d(live.logits, live.firsts.data(), 0, sizeof(float),
+                                   live.firsts.size(), live.logits->nb[1], sizeof(float));
+    }
+    std::vector<bool> finite;
+    for (int64_t row = first; row < first + n; ++row) {
+        const float value = is_host ? static_cast<const float *>(live.logits->data)[row * n_vocab]
+                                    : live.firsts[row];
+        finite.push_back(value < INFINITY);
+    }
+    return finite;
 }
 
 } // namespace dfl

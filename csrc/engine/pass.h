@@ -1,6 +1,7 @@
-// The rows of one pass of the target.
+// The rows of one pass of the target, and whose they are.
 #pragma once
 
+#include "cache/cache.h"
 #include "cache/tree.h"
 #include "graph/graph.h"
 
@@ -9,18 +10,53 @@
 
 namespace dfl {
 
-// Those of a verify may end with padding: copies of the root that write where nobody looks.
-struct Pass {
-    GraphKind kind = GraphKind::APPEND;
-    std::vector<int32_t> tokens, positions;
+class Sequence;
+
+// What is asked of an engine: tokens of one sequence, to be appended or verified.
+struct Item {
+    Sequence * sequence = nullptr;
+    bool verifies = false; // else they are appended
+    const int32_t * tokens = nullptr;
+    int64_t n = 0;
+    const int32_t * parents = nullptr; // of a verify; NULL: a chain
+    int64_t n_to_come = 0;        // of an append: tokens that follow before the drafter is asked
+    bool wants_row = true;        // of an append: whether the last token's logits will be read
+    float * all_logits = nullptr; // of an append: NULL, or every token's, [n_vocab, n]
+    int64_t n_done = 0;           // out: tokens that were run
+};
+
+// Rows [first, first + n) of a pass.
+struct PassItem {
+    Sequence * sequence = nullptr;
+    bool verifies = false;
+    int64_t first = 0, n = 0;
+    Tree tree; // of a verify
+    // That its rows write; those of a verify are followed by padding's, if there is some.
     std::vector<int64_t> cells;
-    std::vector<int64_t> feature_rows; // empty: no taps
-    Tree tree;                         // of a verify
+    std::vector<int64_t> feature_rows; // of the drafter's; -1: nobody needs them; empty: no drafter
+    bool injects = false;              // into the drafter's K/V, of an append
+    int64_t first_out = 0, n_out = 0;  // rows whose logits can be read, among those of the pass
+    bool reads_all = false;            // all of them at once
+    TraceRows trace;                   // of a verify
     std::vector<bool> finite;          // of a verify: whether a row's logits are
-    int64_t n = 0;                     // rows that are not padding
-    bool began = false;                // computing: recurrent states may have moved
+};
+
+struct Pass {
+    std::vector<PassItem> items;
+    std::vector<int32_t> tokens,
+        positions; // of all rows; padding's last: copies of a verify's root
+    std::vector<int64_t> cells;
+    int64_t n_real = 0;
+    bool began = false; // computing: recurrent states may have moved
 
     int64_t n_rows() const { return static_cast<int64_t>(tokens.size()); }
+    int64_t n_out() const {
+        int64_t n = 0;
+        for (const PassItem & item : items) {
+            n += item.n_out;
+        }
+        return n;
+    }
 };
 
 } // namespace dfl

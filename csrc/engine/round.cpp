@@ -1,8 +1,9 @@
-// A speculative round: draft, verify, commit.
+// A speculative round beside its verify: drafts and commits, of many sequences at once.
 #include "engine/sequence.h"
 #include "error.h"
 #include "graph/path_inputs.h"
 #include "layers/delta_net.h"
+#include "layers/host/walked_delta_net.h"
 
 #include <algorithm>
 #include <cmath>
@@ -10,152 +11,175 @@
 
 namespace dfl {
 
-void Sequence::check_no_open_verify() const {
-    DFL_CHECK(open_.n == 0, DFL_STATUS_ARGUMENT, "a verify of %lld rows waits for its commit",
-              (long long)open_.n);
-}
-
-Draft Sequence::draft(int32_t last_token, int64_t n_draft, int64_t k, bool log_sum_exp) {
-    check_no_open_verify();
+std::vector<Draft> Engine::draft(const std::vector<DraftRequest> & requests, int64_t k,
+                                 bool log_sum_exp) {
+    DFL_CHECK(!requests.empty(), DFL_STATUS_ARGUMENT, "there is nothing to draft");
     DFL_CHECK(draft_ != nullptr, DFL_STATUS_ARGUMENT, "the engine has no drafter");
     const Drafter & drafter = draft_->drafter();
-    const int64_t most = draft_->max_block() - 1;
-    DFL_CHECK(n_draft >= 1 && n_draft <= most, DFL_STATUS_ARGUMENT,
-              "%lld drafted tokens: the drafter gives 1 to %lld", (long long)n_draft,
-              (long long)most);
-    const int64_t n_choices = drafter.head(engine_->model()).n_out();
-    DFL_CHECK(k >= 1 && k <= n_choices, DFL_STATUS_ARGUMENT,
-              "%lld candidates: the drafter chooses among %lld tokens", (long long)k,
-              (long long)n_choices);
-    check_tokens(&last_token, 1, position());
-    DFL_CHECK(n_draft < engine_->n_ctx() - position(), DFL_STATUS_ARGUMENT,
-              "%lld drafted tokens and the one before them after %lld do not fit into a context of "
-              "%lld",
-              (long long)n_draft, (long long)position(), (long long)engine_->n_ctx());
-    last_ = nullptr;
-    Draft draft = draft_->run_block(engine_->graphs(), last_token, static_cast<int32_t>(position()),
-                                    n_draft, k, log_sum_exp);
-    bool is_finite = std::all_of(draft.log_sum_exp.begin(), draft.log_sum_exp.end(),
-                                 [](float sum) { return std::isfinite(sum); });
-    for (Candidate & candidate : draft.best) {
-        is_finite = is_finite && std::isfinite(candidate.logit);
-        candidate.token = drafter.token(candidate.token);
+    const int64_t n_choices = drafter.head(*model_).n_out();
+    int64_t n_rows = 0;
+    std::vector<DraftBlock> blocks;
+    for (size_t i = 0; i < requests.size(); ++i) {
+        const auto & [sequence, last_token, n_draft] = requests[i];
+        DFL_CHECK(&sequence->engine() == this, DFL_STATUS_ARGUMENT,
+                  "request %zu is of a sequence of another engine", i);
+        for (size_t j = 0; j < i; ++j) {
+            DFL_CHECK(requests[j].sequence != sequence, DFL_STATUS_ARGUMENT,
+                      "requests %zu and %zu are of one sequence", j, i);
+        }
+        sequence->check_no_open_verify();
+        const int64_t most = draft_->max_block() - 1, position = sequence->position();
+        DFL_CHECK(n_draft >= 1 && n_draft <= most, DFL_STATUS_ARGUMENT,
+                  "%lld drafted tokens: the drafter gives 1 to %lld", (long long)n_draft,
+                  (long long)most);
+        DFL_CHECK(k >= 1 && k <= n_choices, DFL_STATUS_ARGUMENT,
+                  "%lld candidates: the drafter chooses among %lld tokens", (long long)k,
+                  (long long)n_choices);
+        sequence->check_tokens(&last_token, 1);
+        DFL_CHECK(
+            n_draft < n_ctx() - position, DFL_STATUS_ARGUMENT,
+            "%lld drafted tokens and the one before them after %lld do not fit into a context "
+            "of %lld",
+            (long long)n_draft, (long long)position, (long long)n_ctx());
+        n_rows += n_draft + 1;
+        blocks.push_back({sequence->slot(), last_token, static_cast<int32_t>(position), n_draft});
     }
-    if (!is_finite) {
-        draft_->clear(); // so that it may recover: what it saw is as suspect as what it says
+    DFL_CHECK(n_rows <= draft_->most_rows(), DFL_STATUS_ARGUMENT,
+              "%lld rows to draft in one pass, which takes %lld", (long long)n_rows,
+              (long long)draft_->most_rows());
+    forget_rows();
+    std::vector<Draft> drafts = draft_->run_blocks(graphs_, blocks, k, log_sum_exp);
+    for (size_t i = 0; i < drafts.size(); ++i) {
+        Draft & draft = drafts[i];
+        bool is_finite = std::all_of(draft.log_sum_exp.begin(), draft.log_sum_exp.end(),
+                                     [](float sum) { return std::isfinite(sum); });
+        for (Candidate & candidate : draft.best) {
+            is_finite = is_finite && std::isfinite(candidate.logit);
+            candidate.token = drafter.token(candidate.token);
+        }
+        if (!is_finite) { // so that it may recover: what it saw is as suspect as what it says
+            draft_->clear(blocks[i].sequence);
+        }
     }
-    return draft;
+    return drafts;
 }
 
-void Sequence::verify(const int32_t * tokens, const int32_t * parents, int64_t n) {
-    check_no_open_verify();
-    check_tokens(tokens, n, position());
-    DFL_CHECK(n <= engine_->verify_rows(), DFL_STATUS_ARGUMENT,
-              "%lld rows to verify, there is room for %lld: reserve more, up to %lld", (long long)n,
-              (long long)engine_->verify_rows(), (long long)Engine::MAX_VERIFY);
-    const Tree tree(tokens, parents, n);
-    Pass pass = plan_verify(tree);
-    last_ = &run(pass, pass.n_rows(), /*inject =*/false);
-    first_out_ = 0;
-    n_out_rows_ = n;
-    open_ = std::move(pass);
-}
-
-void Sequence::commit(int64_t n) {
-    DFL_CHECK(n >= 0 && n <= open_.n, DFL_STATUS_ARGUMENT,
-              "%lld rows to commit, the open verify has %lld", (long long)n, (long long)open_.n);
-    std::vector<int32_t> nodes(n);
-    std::iota(nodes.begin(), nodes.end(), 0);
-    commit_path(nodes.data(), n);
-}
-
-void Sequence::commit_path(const int32_t * nodes, int64_t n) {
-    DFL_CHECK(n >= 0 && n <= open_.n, DFL_STATUS_ARGUMENT,
-              "a path of %lld nodes, the open verify has %lld", (long long)n, (long long)open_.n);
-    open_.tree.check_path(nodes, n);
-    if (open_.n == 0) {
-        return; // after an interruption callers cannot know whether their verify still waits
+// The nodes of a path.
+static std::vector<int32_t> nodes_of(const Path & path) {
+    std::vector<int32_t> nodes(path.n);
+    if (path.nodes != nullptr) {
+        nodes.assign(path.nodes, path.nodes + path.n);
+    } else {
+        std::iota(nodes.begin(), nodes.end(), 0);
     }
-    open_.finite = finite_rows();
-    last_ = nullptr; // the promotion below reuses the arena its logits lie in
-    if (n > 0 && engine_->recurs()) {
+    return nodes;
+}
+
+void Engine::commit(const std::vector<Path> & paths) {
+    bool promotes = false;
+    for (size_t i = 0; i < paths.size(); ++i) {
+        const auto & [sequence, nodes, n] = paths[i];
+        const PassItem & open = sequence->open();
+        DFL_CHECK(&sequence->engine() == this, DFL_STATUS_ARGUMENT,
+                  "path %zu is of a sequence of another engine", i);
+        for (size_t j = 0; j < i; ++j) {
+            DFL_CHECK(paths[j].sequence != sequence, DFL_STATUS_ARGUMENT,
+                      "paths %zu and %zu are of one sequence", j, i);
+        }
+        DFL_CHECK(n >= 0 && n <= open.n, DFL_STATUS_ARGUMENT,
+                  nodes == nullptr ? "%lld rows to commit, the open verify has %lld"
+                                   : "a path of %lld nodes, the open verify has %lld",
+                  (long long)n, (long long)open.n);
+        open.tree.check_path(nodes_of(paths[i]).data(), n);
+        promotes = promotes || (n > 0 && recurs_);
+    }
+    if (promotes) {
+        forget_rows(); // the promotion reuses the arena their logits lie in
         try {
-            engine_->promote_along(nodes, n);
-        } catch (...) {
-            reset(); // some layers' states may have moved on
+            promote_paths(paths);
+        } catch (...) { // some layers' states may have moved on
+            for (const Path & path : paths) {
+                if (path.n > 0) {
+                    path.sequence->reset();
+                }
+            }
             throw;
         }
     }
-    std::vector<int64_t> feature_rows;
-    for (int64_t i = 0; i < n; ++i) {
-        int64_t cell = open_.cells[nodes[i]];
-        if (kv_.is_host()) {
-            // CPU kernels sum over cells as they lie: in the order of plain decoding the sums are
-            // its own. Cells of a verify ascend and a node comes after its parent, so rows only
-            // move down, into cells whose rows have moved or are dropped.
-            kv_.copy_row(cell, open_.cells[i]);
-            cell = open_.cells[i];
-        }
-        kv_.cells().own(cell, SEQUENCE, open_.positions[nodes[i]]);
-        if (draft_) {
-            feature_rows.push_back(open_.feature_rows[nodes[i]]);
-        }
+    for (const Path & path : paths) {
+        path.sequence->accept(nodes_of(path).data(), path.n);
     }
-    if (draft_) {
-        draft_->keep(feature_rows, static_cast<int32_t>(position()));
-    }
-    for (int64_t i = 0; i < n; ++i) {
-        tokens_.push_back(open_.tree.token(nodes[i]));
-    }
-    if (n > 0 && open_.finite[nodes[n - 1]]) {
-        n_proven_ = position();
-    }
-    close_verify();
 }
 
-void Sequence::close_verify() {
-    if (open_.n == 0) {
-        return;
-    }
-    if (open_.finite.empty()) {
-        open_.finite = finite_rows();
-        open_.finite.resize(open_.n, false);
-    }
-    for (size_t i = 0; i < open_.cells.size(); ++i) {
-        const int64_t cell = open_.cells[i];
-        if (kv_.cells().sequence(cell) == SEQUENCE) {
+void Engine::promote_paths(const std::vector<Path> & paths) {
+    recurrent_.accepted.clear();
+    for (const Path & path : paths) {
+        if (path.n == 0) {
             continue;
         }
-        if (!open_.finite[static_cast<int64_t>(i) < open_.n ? i : 0]) { // padding copies the root
-            kv_.clear_cell(cell);
+        const PassItem & open = path.sequence->open();
+        std::vector<int32_t> nodes = nodes_of(path);
+        if (!walks_) {
+            promote_along(open, nodes);
+            continue;
         }
-        kv_.cells().release(cell);
+        AcceptedPath accepted = {path.sequence->slot(), nodes, last_inputs(open, nodes, path.n)};
+        for (int32_t & node : accepted.nodes) {
+            node += static_cast<int32_t>(open.trace.first);
+        }
+        recurrent_.accepted.push_back(std::move(accepted));
     }
-    open_ = {};
+    if (walks_) {
+        graphs_.compute(walked_promote_graph());
+    }
 }
 
-void Engine::promote_along(const int32_t * path, int64_t n) {
+std::vector<int32_t> Engine::last_inputs(const PassItem & open, const std::vector<int32_t> & path,
+                                         int64_t n) const {
+    const int64_t before = model_->hparams().recurrent.d_conv - 1;
+    std::vector<int32_t> rows;
+    for (int64_t at = n; at < n + before; ++at) {
+        // Of the inputs committed before the verify, then the path's, the last.
+        const int64_t row = at < before ? at : before + path[at - before];
+        rows.push_back(static_cast<int32_t>(open.trace.first_conv + row));
+    }
+    return rows;
+}
+
+LiveGraph & Engine::walked_promote_graph() {
+    BatchShape shape;
+    shape.kind = GraphKind::PROMOTE;
+    shape.walks = true;
+    return graphs_.get(shape, [&](LiveGraph & fresh) {
+        Build b = {fresh.ctx.get(),   fresh.graph, fresh.cpu_nodes, model_->hparams(),
+                   model_->weights(), kv_,         recurrent_,      shape,
+                   fresh.in};
+        for (const auto & part : recurrent_.parts()) {
+            walked_promote(b, *part);
+        }
+    });
+}
+
+void Engine::promote_along(const PassItem & open, const std::vector<int32_t> & nodes) {
+    const auto n = static_cast<int64_t>(nodes.size());
     for (int64_t done = 0; done < n; done += MOST_STEPS) {
-        promote_state(path, done, std::min(n - done, MOST_STEPS));
+        promote_state(open, nodes, done, std::min(n - done, MOST_STEPS));
     }
 }
 
-LiveGraph & Engine::promote_graph(int64_t n_accepted) {
+LiveGraph & Engine::promote_graph(int32_t sequence, int64_t n_accepted) {
     const int64_t layers = model_->hparams().n_recurrent();
     const int64_t before = model_->hparams().recurrent.d_conv - 1;
     BatchShape shape;
     shape.kind = GraphKind::PROMOTE;
     shape.n_rows = sizes_.path(n_accepted);
-    shape.walks = walks_;
-    shape.by_paths = !fused_;
+    shape.recurrent = {{sequence, 0, shape.n_rows, false, !fused_}};
     return graphs_.get(shape, [&](LiveGraph & fresh) {
         ggml_context * ctx = fresh.ctx.get();
         fresh.draft.path = make_input(ctx, GGML_TYPE_I32, shape.n_rows, layers, "path");
         fresh.draft.on_path = make_input(ctx, GGML_TYPE_F32, 1, shape.n_rows, "on_path");
         fresh.draft.conv_rows = make_input(ctx, GGML_TYPE_I32, before, layers, "conv_rows");
-        if (shape.by_paths) {
-            make_path_inputs(fresh, model_->hparams().recurrent);
-        }
+        make_path_inputs(fresh, model_->hparams().recurrent);
         Build b = {ctx, fresh.graph, fresh.cpu_nodes, model_->hparams(), model_->weights(),
                    kv_, recurrent_,  shape,           fresh.in};
         for (const auto & part : recurrent_.parts()) {
@@ -164,16 +188,16 @@ LiveGraph & Engine::promote_graph(int64_t n_accepted) {
     });
 }
 
-void Engine::promote_state(const int32_t * path, int64_t first, int64_t n_accepted) {
+void Engine::promote_state(const PassItem & open, const std::vector<int32_t> & path, int64_t first,
+                           int64_t n_accepted) {
     const int64_t layers = model_->hparams().n_recurrent();
-    const int64_t before = model_->hparams().recurrent.d_conv - 1;
-    LiveGraph & live = promote_graph(n_accepted);
+    LiveGraph & live = promote_graph(open.sequence->slot(), n_accepted);
     const int64_t n_steps = live.shape.n_rows;
-    const int32_t * nodes = path + first;
     live.write<int32_t>(live.draft.path, [&](int32_t * data) {
         for (int64_t i = 0; i < n_steps * layers; ++i) {
             const int64_t step = i % n_steps;
-            data[i] = nodes[step < n_accepted ? step : 0];
+            data[i] = static_cast<int32_t>(open.trace.first) +
+                      path[first + (step < n_accepted ? step : 0)];
         }
     });
     live.write<float>(live.draft.on_path, [&](float * data) {
@@ -181,11 +205,10 @@ void Engine::promote_state(const int32_t * path, int64_t first, int64_t n_accept
             data[i] = i < n_accepted ? 1.0f : 0.0f;
         }
     });
+    const std::vector<int32_t> rows = last_inputs(open, path, first + n_accepted);
     live.write<int32_t>(live.draft.conv_rows, [&](int32_t * data) {
-        for (int64_t i = 0; i < before * layers; ++i) {
-            // Of the inputs committed before the verify, then the path's, the last.
-            const int64_t at = first + n_accepted + i % before;
-            data[i] = static_cast<int32_t>(at < before ? at : before + path[at - before]);
+        for (int64_t layer = 0; layer < layers; ++layer) {
+            data = std::copy(rows.begin(), rows.end(), data);
         }
     });
     write_path_inputs(live, model_->hparams().recurrent, {});

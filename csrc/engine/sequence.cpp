@@ -14,20 +14,11 @@ static uint64_t next_name() {
     return ++n_given;
 }
 
-// Also of a row that bans tokens by -inf.
-static bool all_finite(const float * logits, int64_t n) {
-    int n_others = 0; // counted, as a loop that may end early uses no vector registers
-    for (int64_t i = 0; i < n; ++i) {
-        n_others += !(logits[i] < INFINITY);
-    }
-    return n_others == 0;
-}
-
 Sequence::Sequence(std::shared_ptr<Engine> engine)
     : engine_(std::move(engine)), kv_(engine_->kv()), recurrent_(engine_->recurrent()),
-      draft_(engine_->draft()), caches_(next_name()) {
+      draft_(engine_->draft()), slot_(-1), caches_(next_name()) {
     tokens_.reserve(engine_->n_ctx());
-    engine_->enter(this); // last: what throws after it would leave its place taken
+    slot_ = engine_->enter(this); // last: what throws after it would leave its place taken
 }
 
 Sequence::~Sequence() {
@@ -40,93 +31,135 @@ Sequence::~Sequence() {
     engine_->leave(this);
 }
 
-void Sequence::check_tokens(const int32_t * tokens, int64_t n, int64_t after) const {
+void Sequence::check_no_open_verify() const {
+    DFL_CHECK(open_.n == 0, DFL_STATUS_ARGUMENT, "a verify of %lld rows waits for its commit",
+              (long long)open_.n);
+}
+
+// Token ids that are no tokens, or more of them than the context holds after some.
+static void check_ids(const Engine & engine, const int32_t * tokens, int64_t n, int64_t after) {
     DFL_CHECK(n >= 1, DFL_STATUS_ARGUMENT, "there are no tokens to run");
-    DFL_CHECK(n <= engine_->n_ctx() - after, DFL_STATUS_ARGUMENT,
+    DFL_CHECK(n <= engine.n_ctx() - after, DFL_STATUS_ARGUMENT,
               "%lld tokens after %lld do not fit into a context of %lld", (long long)n,
-              (long long)after, (long long)engine_->n_ctx());
+              (long long)after, (long long)engine.n_ctx());
+    const int64_t n_vocab = engine.model().hparams().n_vocab;
     for (int64_t i = 0; i < n; ++i) {
-        DFL_CHECK(tokens[i] >= 0 && tokens[i] < engine_->model().hparams().n_vocab,
-                  DFL_STATUS_ARGUMENT, "token id %d is outside the vocabulary of %lld", tokens[i],
-                  (long long)engine_->model().hparams().n_vocab);
+        DFL_CHECK(tokens[i] >= 0 && tokens[i] < n_vocab, DFL_STATUS_ARGUMENT,
+                  "token id %d is outside the vocabulary of %lld", tokens[i], (long long)n_vocab);
     }
 }
 
-void Sequence::append(const int32_t * tokens, int64_t n, int64_t n_out, bool inject) {
-    Pass pass = plan_append(tokens, n);
-    LiveGraph & live = run(pass, n_out, inject);
-    if (draft_ && n == 1) {
-        draft_->keep(pass.feature_rows, static_cast<int32_t>(position()));
+void Sequence::check_tokens(const int32_t * tokens, int64_t n) const {
+    check_ids(*engine_, tokens, n, position());
+}
+
+void Sequence::prefill(const int32_t * tokens, int64_t n, float * all_logits,
+                       const PrefillProgress & progress) {
+    Item item;
+    item.sequence = this;
+    item.tokens = tokens;
+    item.n = n;
+    item.all_logits = all_logits;
+    std::vector<Item> items = {item};
+    engine_->run(items, progress);
+}
+
+void Sequence::verify(const int32_t * tokens, const int32_t * parents, int64_t n) {
+    Item item;
+    item.sequence = this;
+    item.verifies = true;
+    item.tokens = tokens;
+    item.n = n;
+    item.parents = parents;
+    std::vector<Item> items = {item};
+    engine_->run(items, nullptr);
+}
+
+void Sequence::commit(int64_t n) { engine_->commit({{this, nullptr, n}}); }
+
+void Sequence::commit_path(const int32_t * nodes, int64_t n) {
+    engine_->commit({{this, nodes, n}});
+}
+
+Draft Sequence::draft(int32_t last_token, int64_t n_draft, int64_t k, bool log_sum_exp) {
+    return std::move(engine_->draft({{this, last_token, n_draft}}, k, log_sum_exp)[0]);
+}
+
+int64_t Sequence::next_rows(int64_t n) {
+    if (position() < keep_at_) {
+        return std::min(n, keep_at_ - position());
+    }
+    if (position() == keep_at_) {
+        keep_state();
+    }
+    return n;
+}
+
+void Sequence::appended(const PassItem & item, const int32_t * tokens, LiveGraph & live) {
+    if (draft_ && item.n == 1) {
+        draft_->keep(slot_, item.feature_rows, static_cast<int32_t>(position()));
     }
     while (!passes_.empty() && (n_proven_ == position() || passes_.back() >= position())) {
         passes_.pop_back();
     }
     passes_.push_back(position());
-    tokens_.insert(tokens_.end(), tokens, tokens + n);
-    last_ = n_out > 0 ? &live : nullptr;
-    first_out_ = n_out > 0 ? n_out - 1 : 0;
+    tokens_.insert(tokens_.end(), tokens, tokens + item.n);
+    last_ = item.n_out > 0 ? &live : nullptr;
+    first_out_ = item.first_out + std::max<int64_t>(0, item.n_out - 1);
     n_out_rows_ = 1;
 }
 
-void Sequence::prefill(const int32_t * tokens, int64_t n, float * all_logits,
-                       const PrefillProgress & progress) {
-    check_no_open_verify();
-    check_tokens(tokens, n, position());
-    const int64_t n_vocab = engine_->model().hparams().n_vocab;
-    int64_t step = engine_->n_ubatch();
-    if (all_logits != nullptr) {
-        // A row for every token of a large vocabulary would dwarf the rest of the arena.
-        step = std::min(step, std::max<int64_t>(1, (int64_t(256) << 20) / (4 * n_vocab)));
+void Sequence::verified(PassItem item, LiveGraph & live) {
+    last_ = &live;
+    first_out_ = item.first_out;
+    n_out_rows_ = item.n;
+    open_ = std::move(item);
+}
+
+void Sequence::failed(const PassItem & item, bool may_have_moved) {
+    if (may_have_moved && !item.verifies && engine_->recurs()) {
+        reset(); // a pass that died half way has advanced some layers' states
+    } else if (draft_) {
+        draft_->truncate(slot_, static_cast<int32_t>(position()));
     }
-    for (int64_t done = 0; done < n;) {
-        int64_t rows = std::min(step, n - done);
-        if (all_logits == nullptr && position() < keep_at_) {
-            rows = std::min(rows, keep_at_ - position());
-        } else if (all_logits == nullptr && position() == keep_at_) {
-            keep_state();
+}
+
+void Sequence::accept(const int32_t * nodes, int64_t n) {
+    if (open_.n == 0) {
+        return; // after an interruption callers cannot know whether their verify still waits
+    }
+    last_ = nullptr;
+    std::vector<int64_t> feature_rows;
+    const auto first = static_cast<int32_t>(position());
+    for (int64_t i = 0; i < n; ++i) {
+        int64_t cell = open_.cells[nodes[i]];
+        if (kv_.is_host()) {
+            // CPU kernels sum over cells as they lie: in the order of plain decoding the sums are
+            // its own. Cells of a verify ascend and a node comes after its parent, so rows only
+            // move down, into cells whose rows have moved or are dropped.
+            kv_.copy_row(cell, open_.cells[i]);
+            cell = open_.cells[i];
         }
-        const bool last = done + rows == n;
-        const int64_t n_out = all_logits != nullptr ? rows : last ? 1 : 0;
-        // Only what the drafter will still see after this prompt is worth injecting.
-        const bool inject = draft_ && n - done - rows < draft_->window();
-        append(tokens + done, rows, n_out, inject);
-        if (all_logits != nullptr) {
-            engine_->main().read(last_->logits, all_logits + done * n_vocab, 0,
-                                 ggml_nbytes(last_->logits));
-            for (int64_t row = 0; row < rows; ++row) {
-                note_row(done + row, all_finite(all_logits + (done + row) * n_vocab, n_vocab));
-            }
+        kv_.cells().place(cell, first + open_.tree.depth(nodes[i]));
+        if (draft_) {
+            feature_rows.push_back(open_.feature_rows[nodes[i]]);
         }
-        done += rows;
-        DFL_CHECK(!progress || !progress(done, n) || last, DFL_STATUS_CANCELLED,
-                  "cancelled after %lld of %lld tokens", (long long)done, (long long)n);
+    }
+    for (int64_t i = 0; i < n; ++i) {
+        tokens_.push_back(open_.tree.token(nodes[i]));
+    }
+    if (n > 0 && open_.finite[nodes[n - 1]]) {
+        n_proven_ = position();
+    }
+    close_verify();
+    if (draft_) {
+        draft_->keep(slot_, feature_rows, first);
     }
 }
 
 void Sequence::check_row(int64_t row) const {
     DFL_CHECK(row >= 0 && row < n_out_rows(), DFL_STATUS_ARGUMENT,
               "row %lld: the last pass has %lld rows", (long long)row, (long long)n_out_rows());
-}
-
-std::vector<bool> Sequence::finite_rows() const {
-    std::vector<bool> finite(n_out_rows());
-    if (finite.empty()) {
-        return finite;
-    }
-    const int64_t n_vocab = engine_->model().hparams().n_vocab;
-    const bool is_host = last_->argmax == nullptr;
-    if (!is_host && last_->firsts.empty()) {
-        last_->firsts.resize(last_->logits->ne[1]);
-        ggml_backend_tensor_get_2d(last_->logits, last_->firsts.data(), 0, sizeof(float),
-                                   last_->firsts.size(), last_->logits->nb[1], sizeof(float));
-    }
-    for (size_t row = 0; row < finite.size(); ++row) {
-        const int64_t at = first_out_ + static_cast<int64_t>(row);
-        const float first = is_host ? static_cast<const float *>(last_->logits->data)[at * n_vocab]
-                                    : last_->firsts[at];
-        finite[row] = first < INFINITY;
-    }
-    return finite;
 }
 
 void Sequence::note_row(int64_t row, bool is_finite) {
@@ -153,7 +186,7 @@ int32_t Sequence::argmax(int64_t row) {
             engine_->main().read(last_->argmax, last_->best.data(), 0, ggml_nbytes(last_->argmax));
         }
         id = last_->best[first_out_ + row];
-        is_finite = finite_rows()[row]; // argmax may name any among NaNs
+        is_finite = engine_->finite_rows(*last_, first_out_ + row, 1)[0]; // argmax may name any
     } else {
         const float * logits =
             static_cast<const float *>(last_->logits->data) + (first_out_ + row) * n_vocab;
@@ -194,16 +227,16 @@ void Sequence::logits(int64_t row, float * dst) {
 void Sequence::start_anew() {
     n_proven_ = position(); // reset() need not clear what is cleared here
     reset();
-    kv_.clear();
+    kv_.clear(slot_);
     if (draft_) {
-        draft_->clear();
+        draft_->clear(slot_);
     }
     caches_ = next_name();
 }
 
 void Sequence::prove() {
     const bool ends_here = open_.n == 0 && last_ != nullptr; // the row that can be read
-    if (ends_here && n_proven_ < position() && finite_rows().back()) {
+    if (ends_here && n_proven_ < position() && engine_->finite_rows(*last_, first_out_, 1)[0]) {
         n_proven_ = position();
     }
 }
@@ -212,12 +245,29 @@ void Sequence::clear_unproven(int64_t position) {
     prove();
     const int64_t first = std::max(position, n_proven_);
     if (first < this->position()) {
-        kv_.clear_from(SEQUENCE, static_cast<int32_t>(first));
+        kv_.clear_from(slot_, static_cast<int32_t>(first));
         if (draft_) {
-            draft_->clear_from(static_cast<int32_t>(first));
+            draft_->clear_from(slot_, static_cast<int32_t>(first));
         }
     }
     n_proven_ = std::min(n_proven_, position);
+}
+
+void Sequence::close_verify() {
+    for (size_t i = open_.cells.size(); i-- > 0;) {
+        const int64_t cell = open_.cells[i];
+        if (kv_.cells().position(cell) != CellTable::FREE) {
+            continue; // it was accepted
+        }
+        if (!open_.finite[static_cast<int64_t>(i) < open_.n ? i : 0]) { // padding copies the root
+            kv_.clear_cell(cell);
+        }
+        kv_.cells().release(cell);
+    }
+    if (draft_) {
+        draft_->give_ring_rows(open_.feature_rows);
+    }
+    open_ = {};
 }
 
 int64_t Sequence::sound(int64_t position) const {
@@ -231,9 +281,9 @@ int64_t Sequence::sound(int64_t position) const {
 void Sequence::forget_from(int64_t position) {
     clear_unproven(position);
     close_verify();
-    kv_.cells().release_from(SEQUENCE, static_cast<int32_t>(position));
+    kv_.cells().release_from(slot_, static_cast<int32_t>(position));
     if (draft_) {
-        draft_->truncate(static_cast<int32_t>(position));
+        draft_->truncate(slot_, static_cast<int32_t>(position));
     }
     drop_states(position);
     tokens_.resize(position);
@@ -243,18 +293,18 @@ void Sequence::forget_from(int64_t position) {
 void Sequence::reset() {
     clear_unproven(0);
     close_verify();
-    kv_.cells().release_from(SEQUENCE, 0);
-    recurrent_.clear(SEQUENCE);
+    kv_.cells().release_from(slot_, 0);
+    recurrent_.clear(slot_);
     drop_states(0);
     tokens_.clear();
     last_ = nullptr;
     if (draft_) {
-        draft_->truncate(0);
+        draft_->truncate(slot_, 0);
     }
 }
 
 int64_t Sequence::sync(const int32_t * tokens, int64_t n) {
-    check_tokens(tokens, n, 0);
+    check_ids(*engine_, tokens, n, 0);
     const int64_t most = std::min(n - 1, position());
     int64_t there = std::mismatch(tokens, tokens + most, tokens_.begin()).first - tokens;
     if (engine_->recurs() && there < position()) {
@@ -266,7 +316,7 @@ int64_t Sequence::sync(const int32_t * tokens, int64_t n) {
         }
         there = best != nullptr ? best->position : 0;
         if (best != nullptr) {
-            recurrent_.load(SEQUENCE, best->recurrent);
+            recurrent_.load(slot_, best->recurrent);
         }
     }
     prove();
@@ -292,7 +342,7 @@ void Sequence::keep_state() {
     if (kept_.size() == Engine::MAX_KEPT) {
         kept_.erase(kept_.begin());
     }
-    kept_.push_back({position(), recurrent_.save(SEQUENCE)});
+    kept_.push_back({position(), recurrent_.save(slot_)});
 }
 
 void Sequence::drop_states(int64_t position) {
@@ -302,7 +352,7 @@ void Sequence::drop_states(int64_t position) {
                 kept_.end());
 }
 
-Checkpoint Sequence::take() const { return {caches_, tokens_, recurrent_.save(SEQUENCE)}; }
+Checkpoint Sequence::take() const { return {caches_, tokens_, recurrent_.save(slot_)}; }
 
 bool Sequence::holds(const Checkpoint & checkpoint) const {
     return checkpoint.caches == caches_ && checkpoint.tokens.size() <= tokens_.size() &&
@@ -318,7 +368,7 @@ void Sequence::restore(const Checkpoint & checkpoint) {
     DFL_CHECK(holds(checkpoint), DFL_STATUS_ARGUMENT,
               "the checkpoint of %zu tokens is not a beginning of this sequence's %lld tokens",
               checkpoint.tokens.size(), (long long)position());
-    recurrent_.load(SEQUENCE, checkpoint.recurrent);
+    recurrent_.load(slot_, checkpoint.recurrent);
     forget_from(checkpoint.tokens.size());
 }
 
@@ -338,11 +388,14 @@ void Sequence::truncate(int64_t position) {
     const int64_t from = sound(position);
     const std::vector<int32_t> again(tokens_.begin() + from, tokens_.begin() + position);
     forget_from(from);
-    for (size_t done = 0; done < again.size();) {
-        const auto n = std::min<size_t>(engine_->n_ubatch(), again.size() - done);
-        append(again.data() + done, static_cast<int64_t>(n), /*n_out =*/0,
-               /*inject =*/draft_ != nullptr);
-        done += n;
+    if (!again.empty()) {
+        Item item;
+        item.sequence = this;
+        item.tokens = again.data();
+        item.n = static_cast<int64_t>(again.size());
+        item.wants_row = false;
+        std::vector<Item> items = {item};
+        engine_->run(items, nullptr);
     }
 }
 

@@ -24,9 +24,6 @@ struct KeptState {
     std::vector<uint8_t> recurrent;
 };
 
-// Done and total tokens; true: stop.
-using PrefillProgress = std::function<bool(int64_t done, int64_t total)>;
-
 class Sequence {
   public:
     // Throws DFL_STATUS_UNSUPPORTED where an engine has no place for another.
@@ -37,6 +34,8 @@ class Sequence {
 
     Engine & engine() const { return *engine_; }
     int64_t position() const { return static_cast<int64_t>(tokens_.size()); }
+    // Cells that n more tokens take of those that no sequence has.
+    int64_t wanted_cells(int64_t n) const { return kv_.cells().wanted(slot_, n); }
 
     // Takes the timeline back to where it agrees with n tokens, less the last of them, whose logits
     // begin an answer; returns how many are there. Closes an open verify. With recurrent layers it
@@ -45,15 +44,12 @@ class Sequence {
     // tokens do.
     int64_t sync(const int32_t * tokens, int64_t n);
 
-    // Appends tokens in micro-batches; afterwards the last one's logits can be read. all_logits, if
-    // not NULL, takes every token's: [n_vocab, n]. On an error the timeline ends where the last
-    // finished micro-batch put it.
-    // With recurrent layers the last token that sync() was given is a pass of its own, if not all
-    // logits are asked for: it has the same bits whether or not those before it were there.
+    // Engine::run() of one item that appends.
     void prefill(const int32_t * tokens, int64_t n, float * all_logits,
                  const PrefillProgress & progress);
 
-    // Rows of the last pass whose logits can be read: 1 after prefill, n after verify.
+    // Rows of the last pass whose logits can be read: 1 after an append, n after a verify; 0 once
+    // the engine has run another.
     int64_t n_out_rows() const { return last_ != nullptr ? n_out_rows_ : 0; }
     // Token with the largest logit of a row, lowest id on ties (host devices). Like the two below
     // throws DFL_STATUS_COMPUTE for a row with a NaN or +inf: what the caches hold is then no
@@ -65,17 +61,12 @@ class Sequence {
     // A row's logits: dst [n_vocab].
     void logits(int64_t row, float * dst);
 
-    // The drafter's k best candidates for each of n_draft positions after last_token, which is
-    // chosen but not appended. Moves no cursor. If the scores are not finite it has forgotten the
-    // timeline so far.
+    // Engine::draft() of one request.
     Draft draft(int32_t last_token, int64_t n_draft, int64_t k, bool log_sum_exp);
-    // Runs the nodes of a tree after the timeline without appending them; every row's logits can
-    // be read. parents: NULL for a chain.
+    // Engine::run() of one item that verifies. parents: NULL for a chain.
     void verify(const int32_t * tokens, const int32_t * parents, int64_t n);
-    // Appends the first n tokens of the open verify and forgets the rest. n = 0 forgets all, and
-    // does nothing when none is open.
+    // Engine::commit() of one path: the first n tokens of the open verify, or nodes, root first.
     void commit(int64_t n);
-    // The same for a path of nodes, root first.
     void commit_path(const int32_t * nodes, int64_t n);
 
     // Back to position 0.
@@ -90,29 +81,34 @@ class Sequence {
     // layers have overwritten what they knew there.
     void truncate(int64_t position);
 
-    // For the engine, before it replaces what graphs use.
+    // What follows is for the engine.
+
+    int32_t slot() const { return slot_; }
     void check_no_open_verify() const;
+    // Whether n tokens can stand after its own.
+    void check_tokens(const int32_t * tokens, int64_t n) const;
+    // How many of n tokens to append may be run in one pass: a prefill stops before the token that
+    // sync() keeps the state for. Keeps it when that is the first of them.
+    int64_t next_rows(int64_t n);
     void forget_rows() { last_ = nullptr; }
+    // A pass has run its rows: they join the timeline, or wait for a commit.
+    void appended(const PassItem & item, const int32_t * tokens, LiveGraph & live);
+    void verified(PassItem item, LiveGraph & live);
+    // A pass with its rows has failed. may_have_moved: recurrent states.
+    void failed(const PassItem & item, bool may_have_moved);
+    const PassItem & open() const { return open_; }
+    // Takes the nodes of a path of the open verify into the timeline; recurrent layers have.
+    void accept(const int32_t * nodes, int64_t n);
+    // A row that is about to be read, or was. Throws DFL_STATUS_COMPUTE, and starts anew, if it is
+    // not finite.
+    void note_row(int64_t row, bool is_finite);
 
   private:
-    // Whether n tokens can stand after a position.
-    void check_tokens(const int32_t * tokens, int64_t n, int64_t after) const;
-    Pass plan_append(const int32_t * tokens, int64_t n) const;
-    Pass plan_verify(const Tree & tree) const;
-    // Runs the rows, which take cells; does not move the cursor. n_out: 0, 1 (the last) or all.
-    LiveGraph & run(Pass & pass, int64_t n_out, bool inject);
-    void append(const int32_t * tokens, int64_t n, int64_t n_out, bool inject);
     void check_row(int64_t row) const;
-    // Of the readable rows: whether their logits are finite. What is not finite in a pass's input,
-    // or in a cell that a row sees, makes all logits of the row NaN, so one of each tells.
-    std::vector<bool> finite_rows() const;
-    // Takes note of a row that was read. Throws DFL_STATUS_COMPUTE, and starts anew, if it is not
-    // finite.
-    void note_row(int64_t row, bool is_finite);
-    // Forgets all, zeroes every cache and voids checkpoints.
-    void start_anew();
     // Looks at the row that can be read, if nobody has read it.
     void prove();
+    // Forgets all, zeroes what its cells held and voids checkpoints.
+    void start_anew();
     // Zeroes the rows of tokens from a position on that may be not finite, as they are forgotten:
     // some kernels multiply what a mask hides by 0.
     void clear_unproven(int64_t position);
@@ -130,6 +126,7 @@ class Sequence {
     KvCache & kv_; // of it, as the next two
     RecurrentCache & recurrent_;
     DraftState * draft_;          // NULL without a drafter
+    int32_t slot_;                // its place in them
     uint64_t caches_;             // names what they hold, in this process
     std::vector<int32_t> tokens_; // the committed timeline
     std::vector<KeptState> kept_; // of it, the oldest first; none without recurrent layers
@@ -139,7 +136,7 @@ class Sequence {
     LiveGraph * last_ = nullptr;  // graph whose logits are readable
     int64_t first_out_ = 0;       // its first readable row
     int64_t n_out_rows_ = 0;
-    Pass open_; // rows of a verify that waits for its commit
+    PassItem open_; // rows of a verify that waits for its commit
 };
 
 } // namespace dfl

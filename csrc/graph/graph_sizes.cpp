@@ -1,5 +1,6 @@
 #include "graph/graph_sizes.h"
 
+#include "cpu/cell_attention.h"
 #include "device/devices.h"
 #include "model/weights.h"
 
@@ -30,7 +31,14 @@ int64_t GraphSizes::verify_rows(int64_t n, const Weights & weights) const {
 }
 
 // Steps grow with the context, so that a long answer does not rebuild its graph every few rounds.
-int64_t GraphSizes::cells(int64_t high, int64_t size) const {
+int64_t GraphSizes::cells(int64_t high, int64_t size, bool has_masks) const {
+    if (!has_masks) {
+        int64_t n = cpu::CELL_SEGMENT;
+        while (n < high) {
+            n *= 2;
+        }
+        return std::min(n, size);
+    }
     int64_t step = fit_closely_ ? 256 : 1024;
     while (step * 16 < high) {
         step *= 2;

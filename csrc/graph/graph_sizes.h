@@ -26,7 +26,8 @@ class GraphSizes {
     // four rows, one more costs what it saves. Our own take any number.
     int64_t verify_rows(int64_t n, const Weights & weights) const;
     // Cells that a pass attends of a cache of `size`, the highest in use being `high` - 1.
-    int64_t cells(int64_t high, int64_t size) const;
+    // has_masks: over which some layers have masks; to others it is a limit.
+    int64_t cells(int64_t high, int64_t size, bool has_masks) const;
     // Steps of a promotion of n accepted nodes.
     int64_t path(int64_t n) const;
     // Features that a draft injects first, of n that wait.

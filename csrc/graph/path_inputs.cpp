@@ -22,54 +22,60 @@ bool has_fused_delta_rule(const RecurrentCache & cache, const RecurrentShape & s
 
 void make_path_inputs(LiveGraph & live, const RecurrentShape & recurrent) {
     ggml_context * ctx = live.ctx.get();
-    const BatchShape & shape = live.shape;
     GraphInputs & in = live.in;
-    std::vector<int64_t> sizes = {shape.n_rows};
-    if (shape.walks) {
-        sizes.clear();
-        in.parents = make_input(ctx, GGML_TYPE_I32, shape.n_rows, 1, "parents");
-    } else if (shape.kind == GraphKind::APPEND) {
-        sizes = {std::min(shape.n_rows, PATH_CHUNK), shape.n_rows % PATH_CHUNK};
-    }
-    for (const int64_t n : sizes) {
-        if (n == 0 || (!in.paths.empty() && in.paths.back().n == n)) {
-            continue;
+    const auto add = [&](int64_t of, int64_t n) {
+        const bool is_there =
+            std::any_of(in.paths.begin(), in.paths.end(),
+                        [&](const PathInputs & path) { return path.of == of && path.n == n; });
+        if (n == 0 || is_there) {
+            return;
         }
-        in.paths.push_back({n, make_input(ctx, GGML_TYPE_F32, n, 2 * n, "ancestors"),
+        in.paths.push_back({of, n, make_input(ctx, GGML_TYPE_F32, n, 2 * n, "ancestors"),
                             make_input(ctx, GGML_TYPE_F32, n, 2 * n, "path_bias"),
                             make_input(ctx, GGML_TYPE_F32, n, n, "identity"),
                             make_input(ctx, GGML_TYPE_F32, recurrent.d_state, 2 * n, "unit")});
-    }
-    if (shape.kind == GraphKind::VERIFY) {
-        in.conv_taps =
-            make_input(ctx, GGML_TYPE_I32, recurrent.d_conv * shape.n_rows, 1, "conv_taps");
+    };
+    const std::vector<RecurrentRows> & all = live.shape.recurrent;
+    for (size_t i = 0; i < all.size(); ++i) {
+        in.conv_taps.push_back(nullptr);
+        if (!all[i].by_paths) {
+            continue;
+        }
+        if (all[i].verifies) {
+            add(static_cast<int64_t>(i), all[i].n);
+            in.conv_taps.back() =
+                make_input(ctx, GGML_TYPE_I32, recurrent.d_conv * all[i].n, 1, "conv_taps");
+        } else if (live.shape.kind == GraphKind::PROMOTE) {
+            add(-1, all[i].n);
+        } else {
+            add(-1, std::min(all[i].n, PATH_CHUNK));
+            add(-1, all[i].n % PATH_CHUNK);
+        }
     }
 }
 
-static void write_conv_taps(const LiveGraph & live, const RecurrentShape & recurrent,
-                            const std::vector<int32_t> & parents) {
-    const int64_t before = recurrent.d_conv - 1, n = parents.size();
-    live.write<int32_t>(live.in.conv_taps, [&](int32_t * data) {
-        for (int64_t tap = 0; tap <= before; ++tap) {
-            for (int64_t i = 0; i < n; ++i) {
-                int64_t row = before + i;
-                for (int64_t step = tap; step < before; ++step) {
-                    row = row >= before ? before + parents[row - before] : row - 1;
-                }
-                data[tap * n + i] = static_cast<int32_t>(row);
+std::vector<int32_t> convolution_taps(const std::vector<int32_t> & parents, int64_t d_conv) {
+    const int64_t before = d_conv - 1;
+    const auto n = static_cast<int64_t>(parents.size());
+    std::vector<int32_t> taps(d_conv * n);
+    for (int64_t tap = 0; tap <= before; ++tap) {
+        for (int64_t i = 0; i < n; ++i) {
+            int64_t row = before + i;
+            for (int64_t step = tap; step < before; ++step) {
+                row = row >= before ? before + parents[row - before] : row - 1;
             }
+            taps[tap * n + i] = static_cast<int32_t>(row);
         }
-    });
+    }
+    return taps;
 }
 
 void write_path_inputs(const LiveGraph & live, const RecurrentShape & recurrent,
-                       const std::vector<int32_t> & parents) {
+                       const std::vector<std::vector<int32_t>> & parents) {
     const GraphInputs & in = live.in;
     for (const PathInputs & path : in.paths) {
         const int64_t n = path.n;
-        const auto above = [&](int64_t i) { // beyond the tree's nodes, or without one: a chain
-            return parents.empty() ? i - 1 : parents[i];
-        };
+        const auto above = [&](int64_t i) { return path.of < 0 ? i - 1 : parents[path.of][i]; };
         live.write<float>(path.ancestors, [&](float * data) {
             std::fill(data, data + 2 * n * n, 0.0f);
             for (int64_t i = 0; i < n; ++i) {
@@ -99,12 +105,12 @@ void write_path_inputs(const LiveGraph & live, const RecurrentShape & recurrent,
                       1.0f / std::sqrt(d));
         });
     }
-    if (in.parents != nullptr) {
-        live.write<int32_t>(
-            in.parents, [&](int32_t * data) { std::copy(parents.begin(), parents.end(), data); });
-    }
-    if (in.conv_taps != nullptr) {
-        write_conv_taps(live, recurrent, parents);
+    for (size_t i = 0; i < in.conv_taps.size(); ++i) {
+        if (in.conv_taps[i] != nullptr) {
+            const std::vector<int32_t> taps = convolution_taps(parents[i], recurrent.d_conv);
+            live.write<int32_t>(in.conv_taps[i],
+                                [&](int32_t * data) { std::copy(taps.begin(), taps.end(), data); });
+        }
     }
 }
 

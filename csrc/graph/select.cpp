@@ -7,6 +7,14 @@
 
 namespace dfl {
 
+bool all_finite(const float * logits, int64_t n) {
+    int n_others = 0; // counted, as a loop that may end early uses no vector registers
+    for (int64_t i = 0; i < n; ++i) {
+        n_others += !(logits[i] < INFINITY);
+    }
+    return n_others == 0;
+}
+
 int64_t first_largest(const float * x, int64_t n) { return cpu::row_kernel()->first_largest(x, n); }
 
 void append_best(const float * x, int64_t n, int64_t k, std::vector<Candidate> & out) {

@@ -23,6 +23,9 @@ inline bool is_better(const Candidate & a, const Candidate & b) {
     return a.logit != b.logit ? a.logit > b.logit : a.token < b.token;
 }
 
+// Whether no value is a NaN or +inf: a row may ban tokens by -inf.
+bool all_finite(const float * logits, int64_t n);
+
 // Index of the first largest of n values; n if there is none, as among NaNs.
 int64_t first_largest(const float * x, int64_t n);
 

@@ -23,13 +23,7 @@ SubLayer feed_forward_sublayer() {
 
 // The rows that get logits.
 static ggml_tensor * rows_with_logits(Build & b, ggml_tensor * x) {
-    if (b.in.out_rows != nullptr) {
-        return pick_rows(b, x, b.in.out_rows);
-    }
-    const int64_t first = b.in.first_out;
-    return first == 0
-               ? x
-               : ggml_view_2d(b.ctx, x, x->ne[0], x->ne[1] - first, x->nb[1], first * x->nb[1]);
+    return b.in.out_rows != nullptr ? pick_rows(b, x, b.in.out_rows) : x;
 }
 
 static ggml_tensor * add_sublayer(Build & b, const SubLayer & sublayer, int il, ggml_tensor * x) {

@@ -9,11 +9,10 @@
 
 namespace dfl {
 
-// Rows of the batch's sequences in one layer of a recurrent cache tensor, as [n, n_seqs].
-static ggml_tensor * slots(Build & b, ggml_tensor * cache, int64_t index) {
-    const BatchShape & s = b.shape;
-    return ggml_view_2d(b.ctx, cache, cache->ne[0], s.n_seqs, cache->nb[1],
-                        index * cache->nb[2] + s.first_seq * cache->nb[1]);
+// A layer's part of a recurrent cache tensor that is the sequence's, whose rows are built: [n].
+static ggml_tensor * slot_of(Build & b, ggml_tensor * cache, int64_t index) {
+    const int32_t sequence = b.shape.recurrent[b.of].sequence;
+    return ggml_view_1d(b.ctx, cache, cache->ne[0], sequence * cache->nb[2] + index * cache->nb[1]);
 }
 
 // One layer of a trace from a row and a value on, as [n, rows].
@@ -31,25 +30,29 @@ static void copy(Build & b, ggml_tensor * from, ggml_tensor * to) {
 // trace. [channels, before + rows].
 static ggml_tensor * traced_inputs(Build & b, int il, ggml_tensor * u) {
     const RecurrentPart & part = b.recurrent.part_of(il);
+    const RecurrentRows & of = b.shape.recurrent[b.of];
     const int64_t index = b.recurrent.index(il);
     const int64_t channels = u->ne[0], rows = u->ne[1], before = b.hp.recurrent.d_conv - 1;
     ggml_tensor * trace = part.conv_trace;
     if (index == 0) { // of all layers of the device at once
         ggml_tensor * conv = part.conv;
-        ggml_tensor * past = ggml_view_2d(b.ctx, conv, conv->ne[0], conv->ne[2], conv->nb[2],
-                                          b.shape.first_seq * conv->nb[1]);
-        copy(b, past, ggml_view_2d(b.ctx, trace, conv->ne[0], conv->ne[2], trace->nb[2], 0));
+        ggml_tensor * past = ggml_view_2d(b.ctx, conv, conv->ne[0], conv->ne[1], conv->nb[1],
+                                          of.sequence * conv->nb[2]);
+        copy(b, past,
+             ggml_view_2d(b.ctx, trace, conv->ne[0], conv->ne[1], trace->nb[2],
+                          of.first_conv * trace->nb[1]));
     }
-    copy(b, u, traced(b, trace, index, before, 0, channels, rows));
-    return traced(b, trace, index, 0, 0, channels, before + rows);
+    copy(b, u, traced(b, trace, index, of.first_conv + before, 0, channels, rows));
+    return traced(b, trace, index, of.first_conv, 0, channels, before + rows);
 }
 
 // A node's window is its parent chain: each tap gathers its rows. inputs: [channels, before + n].
 static ggml_tensor * convolve_tree(Build & b, ggml_tensor * inputs, ggml_tensor * kernel) {
     const int64_t d_conv = kernel->ne[0], channels = kernel->ne[1];
-    const int64_t n = b.in.conv_taps->ne[0] / d_conv;
+    ggml_tensor * rows = b.in.conv_taps[b.of];
+    const int64_t n = rows->ne[0] / d_conv;
     ggml_tensor * windows =
-        ggml_reshape_3d(b.ctx, ggml_get_rows(b.ctx, inputs, b.in.conv_taps), channels, n, d_conv);
+        ggml_reshape_3d(b.ctx, ggml_get_rows(b.ctx, inputs, rows), channels, n, d_conv);
     ggml_tensor * taps = ggml_reshape_3d(b.ctx, ggml_cont(b.ctx, ggml_transpose(b.ctx, kernel)),
                                          channels, 1, d_conv);
     ggml_tensor * weighted = ggml_mul(b.ctx, windows, taps);
@@ -62,39 +65,38 @@ static ggml_tensor * convolve_tree(Build & b, ggml_tensor * inputs, ggml_tensor 
     return ggml_reshape_3d(b.ctx, sum, channels, n, 1);
 }
 
-// Depthwise convolution and silu of u [channels, rows, n_seqs] -> same. Advances the cache, or when
-// verifying leaves it alone and traces u.
+// Depthwise convolution and silu of u [channels, rows] -> the same, as [channels, rows, 1].
+// Advances the cache, or when verifying leaves it alone and traces u.
 static ggml_tensor * convolve(Build & b, int il, ggml_tensor * u) {
+    const RecurrentRows & of = b.shape.recurrent[b.of];
     const int64_t channels = u->ne[0], rows = u->ne[1], before = b.hp.recurrent.d_conv - 1;
     ggml_tensor * kernel = b.weights.layers[il].delta.conv;
-    ggml_tensor * inputs = nullptr; // [channels, before + rows, n_seqs]
-    if (b.shape.kind == GraphKind::VERIFY) {
+    ggml_tensor * inputs = nullptr; // [channels, before + rows]
+    if (of.verifies) {
         inputs = traced_inputs(b, il, u);
-        if (b.shape.by_paths) {
+        if (of.by_paths) {
             return ggml_silu(b.ctx, convolve_tree(b, inputs, kernel));
         }
     } else {
-        ggml_tensor * slot = slots(b, b.recurrent.part_of(il).conv, b.recurrent.index(il));
-        ggml_tensor * past = ggml_reshape_3d(b.ctx, slot, channels, before, b.shape.n_seqs);
+        ggml_tensor * slot = slot_of(b, b.recurrent.part_of(il).conv, b.recurrent.index(il));
+        ggml_tensor * past = ggml_reshape_2d(b.ctx, slot, channels, before);
         inputs = ggml_concat(b.ctx, past, u, 1);
-        copy(b,
-             ggml_view_3d(b.ctx, inputs, channels, before, b.shape.n_seqs, inputs->nb[1],
-                          inputs->nb[2], rows * inputs->nb[1]),
+        copy(b, ggml_view_2d(b.ctx, inputs, channels, before, inputs->nb[1], rows * inputs->nb[1]),
              past);
     }
     ggml_tensor * by_channel = ggml_cont(b.ctx, ggml_transpose(b.ctx, inputs));
     return ggml_silu(b.ctx, ggml_ssm_conv(b.ctx, by_channel, kernel));
 }
 
-// What the rule takes of a layer's rows. heads: [channels, rows, n_seqs], per row the queries' and
-// keys' n_k heads and the values' n_v. g (log decay, <= 0), beta: [n_v, n_rows].
+// What the rule takes of a sequence's rows in a layer. heads: [channels, rows, 1], per row the
+// queries' and keys' n_k heads and the values' n_v. g (log decay, <= 0), beta: [n_v, rows].
 struct RuleRows {
     ggml_tensor * heads;
     ggml_tensor * g;
     ggml_tensor * beta;
 };
 
-// Some heads of all rows: [d, n, rows, n_seqs].
+// Some heads of all rows: [d, n, rows, 1].
 static ggml_tensor * heads_of(Build & b, ggml_tensor * x, int64_t first, int64_t n) {
     const int64_t d = b.hp.recurrent.d_state;
     return ggml_view_4d(b.ctx, x, d, n, x->ne[1], x->ne[2], d * x->nb[0], x->nb[1], x->nb[2],
@@ -106,7 +108,8 @@ static void write_trace(Build & b, int il, const RuleRows & in) {
     const int64_t d = shape.d_state, n_k = shape.n_k_heads, n_v = shape.n_v_heads;
     const int64_t rows = in.heads->ne[1], key_values = d * (n_k + n_v);
     auto part = [&](int64_t at, int64_t n) {
-        return traced(b, b.recurrent.part_of(il).trace, b.recurrent.index(il), 0, at, n, rows);
+        return traced(b, b.recurrent.part_of(il).trace, b.recurrent.index(il),
+                      b.shape.recurrent[b.of].first_trace, at, n, rows);
     };
     copy(
         b,
@@ -116,43 +119,41 @@ static void write_trace(Build & b, int il, const RuleRows & in) {
     copy(b, in.beta, part(key_values + n_v, n_v));
 }
 
-// ggml's own operation, row after row: [d, n_v * n_rows].
+// ggml's own operation, row after row: [d, n_v * rows].
 static ggml_tensor * fused_rule(Build & b, int il, const RuleRows & in) {
     const RecurrentShape & shape = b.hp.recurrent;
     const int64_t d = shape.d_state, n_k = shape.n_k_heads, n_v = shape.n_v_heads;
-    const int64_t rows = in.heads->ne[1], seqs = in.heads->ne[2];
+    const int64_t rows = in.heads->ne[1];
     // q and k heads are neighbours, so one norm serves both: x / sqrt(sum x^2 + eps).
     ggml_tensor * qk = ggml_rms_norm(b.ctx, heads_of(b, in.heads, 0, 2 * n_k), b.hp.eps / d);
     qk = ggml_scale(b.ctx, qk, 1.0f / std::sqrt((float)d));
     auto half = [&](int64_t first) {
-        return ggml_view_4d(b.ctx, qk, d, n_k, rows, seqs, qk->nb[1], qk->nb[2], qk->nb[3],
+        return ggml_view_4d(b.ctx, qk, d, n_k, rows, 1, qk->nb[1], qk->nb[2], qk->nb[3],
                             first * qk->nb[1]);
     };
-    ggml_tensor * slot = slots(b, b.recurrent.part_of(il).state, b.recurrent.index(il));
+    ggml_tensor * slot = slot_of(b, b.recurrent.part_of(il).state, b.recurrent.index(il));
     ggml_tensor * out =
         ggml_gated_delta_net(b.ctx, half(0), half(n_k), heads_of(b, in.heads, 2 * n_k, n_v),
-                             ggml_reshape_4d(b.ctx, in.g, 1, n_v, rows, seqs),
-                             ggml_reshape_4d(b.ctx, in.beta, 1, n_v, rows, seqs),
-                             ggml_reshape_4d(b.ctx, slot, d, d, n_v, seqs), /*K =*/1);
-    // The op's result is the outputs [d, n_v, rows, seqs], then the final states [d, d, n_v, seqs].
-    if (b.shape.kind != GraphKind::VERIFY) {
-        copy(b,
-             ggml_view_2d(b.ctx, out, d * d * n_v, seqs, d * d * n_v * sizeof(float),
-                          d * n_v * rows * seqs * sizeof(float)),
-             slot);
+                             ggml_reshape_4d(b.ctx, in.g, 1, n_v, rows, 1),
+                             ggml_reshape_4d(b.ctx, in.beta, 1, n_v, rows, 1),
+                             ggml_reshape_4d(b.ctx, slot, d, d, n_v, 1), /*K =*/1);
+    // The op's result is the outputs [d, n_v, rows], then the final state [d, d, n_v].
+    if (!b.shape.recurrent[b.of].verifies) {
+        copy(b, ggml_view_1d(b.ctx, out, d * d * n_v, d * n_v * rows * sizeof(float)), slot);
     }
-    return ggml_view_2d(b.ctx, out, d, n_v * rows * seqs, d * sizeof(float), 0);
+    return ggml_view_2d(b.ctx, out, d, n_v * rows, d * sizeof(float), 0);
 }
 
-// The form for trees; an APPEND goes chunk by chunk. One sequence. [d, n_v * n_rows].
+// The form for trees; rows that are appended go chunk by chunk. [d, n_v * rows].
 static ggml_tensor * path_rule(Build & b, int il, const RuleRows & in) {
     const RecurrentShape & shape = b.hp.recurrent;
     const int64_t d = shape.d_state, n_k = shape.n_k_heads, n_v = shape.n_v_heads;
     const int64_t rows = in.heads->ne[1];
-    const bool verifies = b.shape.kind == GraphKind::VERIFY;
-    ggml_tensor * slot = slots(b, b.recurrent.part_of(il).state, b.recurrent.index(il));
+    const RecurrentRows & of = b.shape.recurrent[b.of];
+    const bool verifies = of.verifies;
+    ggml_tensor * slot = slot_of(b, b.recurrent.part_of(il).state, b.recurrent.index(il));
     ggml_tensor * gates = verifies ? traced(b, b.recurrent.part_of(il).trace, b.recurrent.index(il),
-                                            0, d * (n_k + n_v), 2 * n_v, rows)
+                                            of.first_trace, d * (n_k + n_v), 2 * n_v, rows)
                                    : ggml_concat(b.ctx, in.g, in.beta, 0); // [2 * n_v, rows]
     DeltaRule done = {nullptr, ggml_reshape_3d(b.ctx, slot, d, d, n_v)};
     ggml_tensor * out = nullptr;
@@ -194,19 +195,27 @@ ggml_tensor * delta_net(Build & b, int il, const Rows & x, ggml_tensor * add) {
     }
     ggml_tensor * qkv = linear(b, w.qkv, x);
     ggml_tensor * z = linear(b, w.gate, x); // [inner, n_rows]
-    ggml_tensor * beta = linear(b, w.beta, x);
+    ggml_tensor * beta = ggml_sigmoid(b.ctx, linear(b, w.beta, x));
     ggml_tensor * alpha = linear(b, w.alpha, x);
-    RuleRows rows;
-    rows.beta = ggml_sigmoid(b.ctx, beta);
-    rows.g = ggml_softplus(b.ctx, ggml_add(b.ctx, alpha, w.dt_bias));
-    rows.g = ggml_mul(b.ctx, rows.g, w.a);
-    rows.heads = convolve(b, il,
-                          ggml_reshape_3d(b.ctx, qkv, shape.conv_channels(),
-                                          b.shape.n_rows / b.shape.n_seqs, b.shape.n_seqs));
-    if (b.shape.kind == GraphKind::VERIFY) {
-        write_trace(b, il, rows);
+    ggml_tensor * g = ggml_softplus(b.ctx, ggml_add(b.ctx, alpha, w.dt_bias));
+    g = ggml_mul(b.ctx, g, w.a);
+    // One sequence after the other: the operations know each by the address of its state.
+    ggml_tensor * o = nullptr; // [d, n_v * n_rows]
+    for (b.of = 0; b.of < static_cast<int64_t>(b.shape.recurrent.size()); ++b.of) {
+        const RecurrentRows & of = b.shape.recurrent[b.of];
+        const auto rows_of = [&](ggml_tensor * values) {
+            return of.n == values->ne[1] ? values
+                                         : ggml_view_2d(b.ctx, values, values->ne[0], of.n,
+                                                        values->nb[1], of.first * values->nb[1]);
+        };
+        RuleRows rows = {convolve(b, il, rows_of(qkv)), rows_of(g), rows_of(beta)};
+        if (of.verifies) {
+            write_trace(b, il, rows);
+        }
+        ggml_tensor * part = of.by_paths ? path_rule(b, il, rows) : fused_rule(b, il, rows);
+        o = o == nullptr ? part : ggml_concat(b.ctx, o, part, 1);
     }
-    ggml_tensor * o = b.shape.by_paths ? path_rule(b, il, rows) : fused_rule(b, il, rows);
+    b.of = 0;
     o = rms_norm(b, o, w.norm);
     ggml_tensor * gated =
         ggml_swiglu_split(b.ctx, ggml_reshape_2d(b.ctx, z, o->ne[0], o->ne[1]), o);

@@ -6,13 +6,17 @@ namespace dfl {
 
 // The masks of n nodes, made once a graph.
 static PathMasks & masks_of(Build & b, int64_t n) {
+    const bool is_tree = !b.shape.recurrent.empty() && b.shape.recurrent[b.of].verifies;
+    const auto fits = [&](const PathInputs & in) {
+        return in.n == n && (is_tree ? in.of == b.of : in.of < 0);
+    };
     for (PathMasks & masks : b.path_masks) {
-        if (masks.in.n == n) {
+        if (fits(masks.in)) {
             return masks;
         }
     }
     for (const PathInputs & in : b.in.paths) {
-        if (in.n == n) {
+        if (fits(in)) {
             const int64_t heads = b.hp.recurrent.n_v_heads;
             auto each_head = [&](ggml_tensor * x) {
                 return ggml_repeat_4d(b.ctx, x, x->ne[0], x->ne[1], heads, 1);

@@ -68,11 +68,10 @@ ggml_tensor * gated(Build & b, Activation activation, ggml_tensor * gate, ggml_t
     return ggml_swiglu_split(b.ctx, gate, up);
 }
 
-// The same, with gate and up as the halves of rows.
-static ggml_tensor * gated(Build & b, Activation activation, ggml_tensor * both) {
+ggml_tensor * gated(Build & b, Activation activation, ggml_tensor * both) {
     const int64_t n = both->ne[0] / 2;
     const auto half = [&](int64_t first) {
-        return ggml_view_2d(b.ctx, both, n, both->ne[1], both->nb[1],
+        return ggml_view_3d(b.ctx, both, n, both->ne[1], both->ne[2], both->nb[1], both->nb[2],
                             first * ggml_element_size(both));
     };
     switch (activation) {

@@ -22,6 +22,8 @@ std::vector<ggml_tensor *> linears(Build & b, const std::vector<const Linear *> 
 
 // act(gate) * up, of one shape.
 ggml_tensor * gated(Build & b, Activation activation, ggml_tensor * gate, ggml_tensor * up);
+// The same, with gate and up as the halves of rows.
+ggml_tensor * gated(Build & b, Activation activation, ggml_tensor * both);
 
 // x: [n_embd, n_rows] -> same: down(act(gate x) * up x) + add.
 ggml_tensor * feed_forward(Build & b, const FeedForwardWeights & w, Activation activation,

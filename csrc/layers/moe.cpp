@@ -46,9 +46,15 @@ static ggml_tensor * chosen_experts(Build & b, const ExpertWeights & w, ggml_ten
     ggml_tensor * weights = expert_weights(b, probabilities, ids);
 
     ggml_tensor * input = ggml_reshape_3d(b.ctx, x, n_embd, 1, rows);
-    ggml_tensor * up = expert_linear(b, w.up, input, ids);
-    ggml_tensor * gate = expert_linear(b, w.gate, input, ids);
-    ggml_tensor * each = expert_linear(b, w.down, gated(b, b.hp.experts.activation, gate, up), ids);
+    const Activation activation = b.hp.experts.activation;
+    ggml_tensor * inner;
+    if (w.gate_up) {
+        inner = gated(b, activation, expert_linear(b, w.gate_up, input, ids));
+    } else {
+        ggml_tensor * up = expert_linear(b, w.up, input, ids);
+        inner = gated(b, activation, expert_linear(b, w.gate, input, ids), up);
+    }
+    ggml_tensor * each = expert_linear(b, w.down, inner, ids);
     each = ggml_mul(b.ctx, each, weights); // [n_embd, n_used, n_rows]
     ggml_build_forward_expand(b.graph, each);
 

@@ -1,7 +1,6 @@
 #include "layers/delta_net.h"
 
 #include "layers/delta_rule.h"
-#include "layers/host/walked_delta_net.h"
 
 #include <cmath>
 
@@ -38,6 +37,12 @@ static PathRows gather(Build & b, const RecurrentPart & part, ggml_tensor * path
     return rows;
 }
 
+// All layers of the sequence: [n, layers].
+static ggml_tensor * slot_of(Build & b, ggml_tensor * cache) {
+    return ggml_view_2d(b.ctx, cache, cache->ne[0], cache->ne[1], cache->nb[1],
+                        b.shape.recurrent[0].sequence * cache->nb[2]);
+}
+
 // The fused operation once, with the layers as its sequences.
 static ggml_tensor * fused_states(Build & b, const RecurrentPart & part, const PathRows & rows) {
     const RecurrentShape & shape = b.hp.recurrent;
@@ -49,9 +54,8 @@ static ggml_tensor * fused_states(Build & b, const RecurrentPart & part, const P
     ggml_tensor * out = ggml_gated_delta_net(
         b.ctx, k, k, rows.heads(b, n_k, n_v), ggml_reshape_4d(b.ctx, rows.g, 1, n_v, n, layers),
         ggml_reshape_4d(b.ctx, rows.beta, 1, n_v, n, layers),
-        ggml_reshape_4d(b.ctx, part.state, d, d, n_v, layers), /*K =*/1);
-    return ggml_view_1d(b.ctx, out, ggml_nelements(part.state),
-                        d * n_v * n * layers * sizeof(float));
+        ggml_reshape_4d(b.ctx, slot_of(b, part.state), d, d, n_v, layers), /*K =*/1);
+    return ggml_view_1d(b.ctx, out, d * d * n_v * layers, d * n_v * n * layers * sizeof(float));
 }
 
 static ggml_tensor * path_state(Build & b, const RecurrentPart & part, const PathRows & rows,
@@ -71,23 +75,24 @@ static ggml_tensor * path_state(Build & b, const RecurrentPart & part, const Pat
     };
     ggml_tensor * state = part.state;
     state = ggml_view_3d(b.ctx, state, d, d, n_v, d * state->nb[0], d * d * state->nb[0],
-                         layer * state->nb[2]);
+                         layer * state->nb[1] + b.shape.recurrent[0].sequence * state->nb[2]);
     ggml_tensor * qk = unit_queries_keys(b, ggml_repeat_4d(b.ctx, k, d, n, 2, n_k));
     return delta_rule(b, {qk, v, gate(rows.g), gate(rows.beta), state, part.shares_keys}).state;
 }
 
 static void promote_states(Build & b, const RecurrentPart & part, const PathRows & rows) {
-    ggml_tensor * state = part.state; // [state_size, 1, layers]
+    ggml_tensor * state = part.state; // [state_size, layers, n_sequences]
     auto write = [&](ggml_tensor * from, int64_t layer, int64_t layers) {
         const int64_t n = layers * state->ne[0];
-        ggml_tensor * to = ggml_view_1d(b.ctx, state, n, layer * state->nb[2]);
+        ggml_tensor * to = ggml_view_1d(
+            b.ctx, state, n, layer * state->nb[1] + b.shape.recurrent[0].sequence * state->nb[2]);
         ggml_build_forward_expand(b.graph, ggml_cpy(b.ctx, ggml_reshape_1d(b.ctx, from, n), to));
     };
-    if (!b.shape.by_paths) {
-        write(fused_states(b, part, rows), 0, state->ne[2]);
+    if (!b.shape.recurrent[0].by_paths) {
+        write(fused_states(b, part, rows), 0, state->ne[1]);
         return;
     }
-    for (int64_t layer = 0; layer < state->ne[2]; ++layer) {
+    for (int64_t layer = 0; layer < state->ne[1]; ++layer) {
         write(path_state(b, part, rows, layer), layer, 1);
     }
 }
@@ -101,16 +106,12 @@ void promote(Build & b, const RecurrentPart & part, ggml_tensor * path, ggml_ten
              ggml_tensor * conv_rows) {
     path = of_layers(b, path, part.n_layers);
     conv_rows = of_layers(b, conv_rows, part.n_layers);
-    if (b.shape.walks) {
-        walked_promote(b, part, path, on_path, conv_rows);
-        return;
-    }
     promote_states(b, part, gather(b, part, path, on_path));
     ggml_tensor * last = ggml_get_rows(b.ctx, part.conv_trace, conv_rows);
-    ggml_tensor * conv = part.conv; // [channels * (d_conv - 1), 1, layers]
+    ggml_tensor * conv = slot_of(b, part.conv); // [channels * (d_conv - 1), layers]
     ggml_build_forward_expand(
         b.graph,
-        ggml_cpy(b.ctx, last, ggml_reshape_3d(b.ctx, conv, last->ne[0], last->ne[1], conv->ne[2])));
+        ggml_cpy(b.ctx, last, ggml_reshape_3d(b.ctx, conv, last->ne[0], last->ne[1], conv->ne[1])));
 }
 
 } // namespace dfl

@@ -18,8 +18,9 @@ void PackedMatrix::pack(const void * rows, int n_threads) const {
     auto work = [&] {
         for (int64_t i; (i = next.fetch_add(1)) < n_experts * steps;) {
             const int64_t expert = i / steps, first = i % steps * step;
-            product->pack(static_cast<const char *>(rows) + expert * n_out * row_bytes, n_in, n_out,
-                          first, std::min(tiles, first + step), data + expert * expert_bytes());
+            const int64_t row = expert * n_file_rows() + first_row;
+            product->pack(static_cast<const char *>(rows) + row * row_bytes, n_in, n_out, first,
+                          std::min(tiles, first + step), data + expert * expert_bytes());
         }
     };
     run_on_threads(std::min<int64_t>(n_threads, n_experts * steps), work);

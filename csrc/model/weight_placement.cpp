@@ -78,13 +78,9 @@ const cpu::PackedProduct * WeightLoader::product_for(const std::string & name,
     return backend.packs_weights() ? cpu::packed_product(type) : cpu::product_in_place(type);
 }
 
-const PackedMatrix * WeightLoader::packed(const std::string & name, ggml_type type, int64_t n_in,
-                                          int64_t n_out, int64_t n_experts) {
-    PackedMatrix matrix;
+const PackedMatrix * WeightLoader::packed(const std::string & name, ggml_type type,
+                                          PackedMatrix matrix) {
     matrix.product = product_for(name, type);
-    matrix.n_in = n_in;
-    matrix.n_out = n_out;
-    matrix.n_experts = n_experts;
     matrix.name = name;
     if (matrix.product == nullptr || matrix.bytes() == 0) {
         return nullptr;
@@ -95,6 +91,9 @@ const PackedMatrix * WeightLoader::packed(const std::string & name, ggml_type ty
     request.packed = &weights_.packed.back();
     request.mapped = matrix.product->in_place &&
                      reinterpret_cast<uintptr_t>(file_.tensor_data(name)) % sizeof(float) == 0;
+    if (request.mapped) {
+        request.packed->stride = matrix.n_file_rows() * ggml_row_size(type, matrix.n_in);
+    }
     requests_.push_back(request);
     return request.packed;
 }
@@ -124,7 +123,8 @@ uint64_t WeightLoader::file_bytes(const Request & request) const {
     for (const std::string & name : request.file_names) {
         bytes += ggml_nbytes(file_.tensor(name));
     }
-    return bytes;
+    const PackedMatrix * packed = request.packed;
+    return packed != nullptr ? bytes / packed->n_file_rows() * packed->n_out : bytes;
 }
 
 uint64_t WeightLoader::bytes_of(const Request & request) {
@@ -139,7 +139,10 @@ void WeightLoader::map_in_place() {
         }
         void * data = const_cast<void *>(file_.tensor_data(request.file_names[0]));
         if (request.packed != nullptr) {
-            request.packed->data = static_cast<char *>(data);
+            const PackedMatrix & packed = *request.packed;
+            request.packed->data =
+                static_cast<char *>(data) +
+                packed.first_row * ggml_row_size(packed.product->type, packed.n_in);
         } else {
             const FileMapping & map = file_.mapping_of(request.file_names[0]);
             ggml_backend_buffer_t & buffer = buffers[&map];
@@ -258,6 +261,9 @@ void WeightLoader::fill(const Request & request) const {
     }
     if (request.packed != nullptr) {
         request.packed->pack(rows, devices_.host().n_threads());
+        if (request.packed->first_row + request.packed->n_out < request.packed->n_file_rows()) {
+            return; // the rest of its rows is read next
+        }
     } else {
         ggml_backend_tensor_set(request.tensor, rows, 0, ggml_nbytes(request.tensor));
     }

@@ -152,6 +152,16 @@ ggml_tensor * WeightLoader::computed(const char * name, const std::vector<float>
     return request.tensor;
 }
 
+ggml_tensor * WeightLoader::scaled_vector(const char * pattern, int il, int64_t n, float factor) {
+    const std::string name = name_of(pattern, il);
+    checked(name, {n}, GGML_OP_MUL);
+    std::vector<float> values(n);
+    std::memcpy(values.data(), file_.tensor_data(name), n * sizeof(float));
+    std::for_each(values.begin(), values.end(), [&](float & x) { x *= factor; });
+    read_directly_.insert(name);
+    return computed(name.c_str(), values);
+}
+
 ggml_tensor * WeightLoader::maybe_vector(const char * pattern, int il, int64_t n) {
     return has(pattern, il) ? vector(pattern, il, n) : nullptr;
 }
@@ -161,15 +171,21 @@ ggml_tensor * WeightLoader::matrix(const char * pattern, int il, std::initialize
     return request(name_of(pattern, il), ne, op);
 }
 
-Linear WeightLoader::linear(const char * pattern, int il, int64_t n_in, int64_t n_out) {
+Linear WeightLoader::linear(const char * pattern, int il, int64_t n_in, int64_t n_out, bool plain) {
     const std::string name = name_of(pattern, il);
     const std::string scale = companion(name, ".scale");
     const std::string bias = companion(name, ".bias");
     Linear linear;
     const ggml_tensor * meta = checked(name, {n_in, n_out}, GGML_OP_MUL_MAT);
-    linear.packed = packed(name, meta->type, n_in, n_out);
+    PackedMatrix matrix;
+    matrix.n_in = n_in;
+    matrix.n_out = n_out;
+    linear.packed = packed(name, meta->type, matrix);
     if (linear.packed == nullptr) {
         linear.weight = request(name, {n_in, n_out}, GGML_OP_MUL_MAT);
+    }
+    if (plain) {
+        return linear;
     }
     if (file_.tensor(bias) != nullptr) {
         linear.bias = request(bias, {n_out}, GGML_OP_ADD);
@@ -181,22 +197,29 @@ Linear WeightLoader::linear(const char * pattern, int il, int64_t n_in, int64_t 
 }
 
 Linear WeightLoader::expert_linear(const char * pattern, int il, int64_t n_in, int64_t n_out,
-                                   bool packs) {
+                                   bool packs, int64_t first_row, int64_t file_rows) {
     const std::string name = name_of(pattern, il);
     const std::string scale = companion(name, ".scale");
     const std::string bias = companion(name, ".bias");
     const int64_t n_experts = hp_.experts.n_expert;
     Linear linear;
     if (packs) {
-        const ggml_tensor * meta = checked(name, {n_in, n_out, n_experts}, GGML_OP_MUL_MAT_ID);
-        linear.packed = packed(name, meta->type, n_in, n_out, n_experts);
+        PackedMatrix matrix;
+        matrix.n_in = n_in;
+        matrix.n_out = n_out;
+        matrix.n_experts = n_experts;
+        matrix.first_row = first_row;
+        matrix.file_rows = file_rows;
+        const ggml_tensor * meta =
+            checked(name, {n_in, matrix.n_file_rows(), n_experts}, GGML_OP_MUL_MAT_ID);
+        linear.packed = packed(name, meta->type, matrix);
     } else {
         linear.weight = request(name, {n_in, n_out, n_experts}, GGML_OP_MUL_MAT_ID);
     }
-    if (file_.tensor(bias) != nullptr) {
+    if (file_rows == 0 && file_.tensor(bias) != nullptr) {
         linear.bias = request(bias, {n_out, n_experts}, GGML_OP_ADD_ID);
     }
-    if (file_.tensor(scale) != nullptr) {
+    if (file_.tensor(scale) != nullptr && first_row == 0) {
         linear.scale = request(scale, {n_experts}, GGML_OP_MUL);
     }
     return linear;
@@ -211,8 +234,10 @@ bool WeightLoader::packs_experts(int il) const {
         return found != nullptr && found->packed_size(meta->ne[0], meta->ne[1]) > 0 ? found
                                                                                     : nullptr;
     };
-    const cpu::PackedProduct * gate = product(schema::TENSOR_FFN_GATE_EXPS);
-    const cpu::PackedProduct * up = product(schema::TENSOR_FFN_UP_EXPS);
+    const bool fused = has(schema::TENSOR_FFN_GATE_UP_EXPS, il);
+    const cpu::PackedProduct * gate =
+        product(fused ? schema::TENSOR_FFN_GATE_UP_EXPS : schema::TENSOR_FFN_GATE_EXPS);
+    const cpu::PackedProduct * up = fused ? gate : product(schema::TENSOR_FFN_UP_EXPS);
     return gate != nullptr && up != nullptr && product(schema::TENSOR_FFN_DOWN_EXPS) != nullptr &&
            gate->quantize_row == up->quantize_row;
 }
@@ -331,10 +356,23 @@ void WeightLoader::feed_forward(int il) {
 void WeightLoader::experts(int il) {
     const ExpertShape & shape = hp_.experts;
     ExpertWeights & experts = weights_.layers[il].experts;
-    experts.router = linear(schema::TENSOR_FFN_GATE_INP, il, hp_.n_embd, shape.n_expert);
+    if (!experts.router) {
+        experts.router = linear(schema::TENSOR_FFN_GATE_INP, il, hp_.n_embd, shape.n_expert);
+    }
     const bool packs = packs_experts(il);
-    experts.gate = expert_linear(schema::TENSOR_FFN_GATE_EXPS, il, hp_.n_embd, shape.n_ff, packs);
-    experts.up = expert_linear(schema::TENSOR_FFN_UP_EXPS, il, hp_.n_embd, shape.n_ff, packs);
+    const char * fused = schema::TENSOR_FFN_GATE_UP_EXPS;
+    if (!has(fused, il)) {
+        experts.gate =
+            expert_linear(schema::TENSOR_FFN_GATE_EXPS, il, hp_.n_embd, shape.n_ff, packs);
+        experts.up = expert_linear(schema::TENSOR_FFN_UP_EXPS, il, hp_.n_embd, shape.n_ff, packs);
+    } else if (packs) {
+        experts.gate = expert_linear(fused, il, hp_.n_embd, shape.n_ff, packs, 0, 2 * shape.n_ff);
+        experts.up =
+            expert_linear(fused, il, hp_.n_embd, shape.n_ff, packs, shape.n_ff, 2 * shape.n_ff);
+        experts.up.scale = experts.gate.scale;
+    } else {
+        experts.gate_up = expert_linear(fused, il, hp_.n_embd, 2 * shape.n_ff, packs);
+    }
     experts.down = expert_linear(schema::TENSOR_FFN_DOWN_EXPS, il, shape.n_ff, hp_.n_embd, packs);
     if (shape.n_ff_shared > 0) {
         experts.shared_gate = linear(schema::TENSOR_FFN_GATE_INP_SHEXP, il, hp_.n_embd, 1);

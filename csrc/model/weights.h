@@ -58,9 +58,19 @@ struct FeedForwardWeights {
 
 struct ExpertWeights {
     Linear router;
-    Linear gate, up, down; // [n_in, n_out, n_expert]
-    Linear shared_gate;    // one output
+    Linear gate, up;    // [n_embd, n_ff, n_expert], or
+    Linear gate_up;     // [n_embd, 2 * n_ff, n_expert], rows: gate, then up
+    Linear down;        // [n_ff, n_embd, n_expert]
+    Linear shared_gate; // one output
     FeedForwardWeights shared;
+};
+
+// Norms of experts that stand beside a dense feed-forward, [n_embd] each.
+struct BesideNorms {
+    ggml_tensor * router = nullptr;       // of what the router reads
+    ggml_tensor * experts = nullptr;      // of what the experts read
+    ggml_tensor * post_dense = nullptr;   // on the dense part's output
+    ggml_tensor * post_experts = nullptr; // on the experts' output
 };
 
 struct LayerWeights {
@@ -70,6 +80,7 @@ struct LayerWeights {
     ggml_tensor * ffn_norm = nullptr; // [n_embd]
     FeedForwardWeights ffn;
     ExpertWeights experts;
+    BesideNorms beside;
     ggml_tensor * post_attn_norm = nullptr; // [n_embd], on the attention's output
     ggml_tensor * post_ffn_norm = nullptr;  // [n_embd], on the feed-forward's output
     ggml_tensor * output_scale = nullptr;   // [1], on what leaves the layer
@@ -129,12 +140,16 @@ class WeightLoader {
                          ggml_op op);
     // Of values that are not in the file.
     ggml_tensor * computed(const char * name, const std::vector<float> & values);
+    // Times a constant.
+    ggml_tensor * scaled_vector(const char * pattern, int il, int64_t n, float factor);
     // NULL if the file has none.
     ggml_tensor * maybe_vector(const char * pattern, int il, int64_t n);
-    // With its ".scale" and ".bias" companions.
-    Linear linear(const char * pattern, int il, int64_t n_in, int64_t n_out);
-    // A stack of expert matrices, with their companions. packs: for our own kernels.
-    Linear expert_linear(const char * pattern, int il, int64_t n_in, int64_t n_out, bool packs);
+    // With its ".scale" and ".bias" companions; plain: without, where such names mean other things.
+    Linear linear(const char * pattern, int il, int64_t n_in, int64_t n_out, bool plain = false);
+    // A stack of expert matrices, with their companions. packs: for our own kernels, which take the
+    // n_out rows of each from first_row on; without, they are all that a matrix has.
+    Linear expert_linear(const char * pattern, int il, int64_t n_in, int64_t n_out, bool packs,
+                         int64_t first_row = 0, int64_t file_rows = 0);
     // Several matrices of one input as one, rows in this order: one product instead of several.
     // Empty where that is not to be had: other types, companions, or mapped weights that do not
     // follow each other in the file; and for our own kernels, which join products as they are.
@@ -158,6 +173,7 @@ class WeightLoader {
     // q, k, v (separate or fused), output and their biases. q_width: rows of q.
     void attention(int il, int64_t q_width);
     void feed_forward(int il);
+    // The router is the usual one unless the architecture has bound another.
     void experts(int il);
 
     Weights & weights() { return weights_; }
@@ -181,8 +197,7 @@ class WeightLoader {
     // Our own kernels for a tensor of this name; NULL where they have none, or do not run.
     const cpu::PackedProduct * product_for(const std::string & name, ggml_type type) const;
     // A tensor for our own kernels; NULL where they have none for it.
-    const PackedMatrix * packed(const std::string & name, ggml_type type, int64_t n_in,
-                                int64_t n_out, int64_t n_experts = 1);
+    const PackedMatrix * packed(const std::string & name, ggml_type type, PackedMatrix matrix);
     // Whether our own kernels serve all experts' matrices of a layer.
     bool packs_experts(int il) const;
     // Where tensors of one kind of buffer go.

@@ -15,8 +15,7 @@ from ..cli.model_arguments import add_options, load_config
 from ..config import AUTO_TREE_BUDGET, DecodeConfig
 from ..decoder import Decoder, load
 from ..pair import find, is_name
-from ..policy.budget import SIZES
-from ..policy.gains import ladder
+from ..policy.rule import SIZES, ladder
 from . import plot, replay, url
 from .measure import measure
 from .prompts import Prompt, read_prompts

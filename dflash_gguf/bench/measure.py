@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from .. import core
-from ..draft.proposer import N_RANKED
+from ..draft.dflash import N_RANKED
 from ..draft.tree import Tree
 from ..policy.costs import N_TIMES, Costs, Round
 from ..rounds import verify
@@ -40,17 +40,26 @@ def measure(
         costs.observe(done)
         for number, size in enumerate(sizes):
             for is_tree in (False, True) if size > 1 else (False,):
-                n = lengths[(2 * number + is_tree) % len(lengths)]
+                n = lengths[number % len(lengths)]
                 costs.observe(_round(sequence, last, n, size, is_tree))
     return costs
 
 
 def _round(sequence: core.Sequence, last: int, n: int, size: int, is_tree: bool) -> Round:
-    done = Round(sequence.position, n, size, is_tree, n_tokens=1)
+    """A chain of best candidates, or a tree of ranked ones."""
+    done = Round(
+        sequence.position,
+        n_positions=n,
+        is_brief=not is_tree,
+        n_drafted=size,
+        is_tree=is_tree,
+        n_tokens=1,
+    )
+    width = N_RANKED if is_tree else 1
     started = time.perf_counter()
-    draft = sequence.draft(last, n, N_RANKED)
+    draft = sequence.draft(last, n, width)
     drafted = time.perf_counter()
-    tokens = [last, *(int(draft.tokens[i % n, i // n % N_RANKED]) for i in range(size))]
+    tokens = [last, *(int(draft.tokens[i % n, i // n % width]) for i in range(size))]
     tree = Tree.of(tokens, branched(size + 1) if is_tree else None)
     verify(sequence, tree, lambda rows, node: rows.argmax(node), lambda _: True)
     done.draft_s, done.pass_s = drafted - started, time.perf_counter() - drafted

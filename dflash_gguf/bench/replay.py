@@ -8,14 +8,15 @@ not by what else the machine had to do.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .. import core
 from ..config import DecodeConfig
 from ..core import Draft
-from ..draft.proposer import N_RANKED, DFlash
-from ..policy.budget import Budget
+from ..draft.dflash import N_RANKED, DFlash
+from ..draft.proposer import Request
 from ..policy.costs import Costs, Round
+from ..policy.rule import Known
 from ..rounds import Speculation
 from ..sampling import Sampler
 from .settings import Setting
@@ -58,32 +59,48 @@ class _Drafter:
         )
 
 
+@dataclass
+class Learned:
+    """What "auto" and the drafter's proposer have learned so far."""
+
+    known: Known = field(default_factory=Known)
+    dflash: DFlash | None = None
+
+    def proposer(self, max_draft: int) -> DFlash:
+        """The same for all records."""
+        self.dflash = self.dflash or DFlash(max_draft)
+        return self.dflash
+
+
 def play(
-    record: Record, setting: Setting, costs: Costs, budget: Budget, most: int
+    record: Record, setting: Setting, costs: Costs, learned: Learned, most: int
 ) -> tuple[float, list[Round]]:
     """Seconds that a setting would have taken for a record, and its rounds.
 
-    costs: the measured ones. budget: what "auto" has learned. most: nodes of its trees.
+    costs: the measured ones. learned: what goes on from record to record. most: nodes of a tree of
+    "auto".
     """
     drafter = _Drafter(record)
     speculation = None
-    if (rule := setting.rule(budget, drafter.max_draft, most)) is not None:
-        proposer = DFlash(drafter, budget.calibrations)
-        speculation = Speculation(proposer, rule, Sampler(DecodeConfig()))
+    if (rule := setting.rule(learned.known, drafter.max_draft, most)) is not None:
+        speculation = Speculation([learned.proposer(drafter.max_draft)], rule)
     rounds: list[Round] = []
+    request = Request(drafter, [], Sampler(DecodeConfig()))
     while drafter.at < len(record.drafts):
         at = drafter.at
         done = Round(record.n_prompt + at)
-        seen, coming = record.tokens[: at + 1], record.tokens[at + 1 :]
-        n_left = len(record.drafts) - at
+        request.seen, coming = record.tokens[: at + 1], record.tokens[at + 1 :]
+        request.n_left, request.n_room = len(record.drafts) - at, most + 1
         if speculation is not None:
-            tree = speculation.propose(done, seen, n_left, most + 1)
-            done.n_accepted = len(tree.accepted(coming)) - 1 if tree is not None else 0
+            speculation.propose(done, (request,))
+        if request.tree is not None:
+            done.n_accepted = len(request.tree.accepted(coming)) - 1
         done.n_tokens = done.n_accepted + 1
-        done.draft_s = costs.draft_s(done.n_positions) if done.n_positions else 0.0
-        done.pass_s = costs.pass_s(done.position, done.n_drafted + 1, done.is_tree)
+        if done.n_positions:
+            done.draft_s = costs.draft_s(done.n_positions, done.is_brief)
+        done.pass_s = costs.pass_s(done.position, done.n_rows, done.is_tree)
         if speculation is not None:
-            speculation.observe(done, coming[: done.n_tokens])
+            speculation.observe(done, (request,), (coming[: done.n_tokens],))
         rounds.append(done)
         drafter.at += done.n_tokens
     return sum(done.seconds for done in rounds), rounds
@@ -95,8 +112,8 @@ def evaluate(
     """Tokens a second of every setting on every record. "auto" goes on learning between them."""
     found: dict[str, list[float]] = {}
     for setting in settings:
-        budget = Budget(Costs.from_dict(costs.to_dict()))
-        seconds = [play(record, setting, costs, budget, most)[0] for record in records]
+        learned = Learned(Known(Costs.from_dict(costs.to_dict())))
+        seconds = [play(record, setting, costs, learned, most)[0] for record in records]
         found[str(setting)] = [
             len(record.drafts) / s for record, s in zip(records, seconds, strict=True)
         ]

@@ -59,10 +59,10 @@ def compare(
     for number, (name, tokens) in enumerate(prompts):
         decoder.generate(tokens, config, draft="none", max_tokens=1)
         first = number % len(settings)
-        results = {
-            str(setting): decoder.generate(tokens, config, **setting.fields)
-            for setting in (*settings[first:], *settings[:first])
-        }
+        results = {}
+        for setting in (*settings[first:], *settings[:first]):
+            decoder.forget()  # the answer of the setting before could be copied
+            results[str(setting)] = decoder.generate(tokens, config, **setting.fields)
         plain = results.get("none")
         for setting_name in map(str, settings):
             result = results[setting_name]

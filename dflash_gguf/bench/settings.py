@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..config import MAX_TREE_BUDGET
-from ..policy.budget import Budget
-from ..policy.rules import FixedChain, FixedTree, Rule
+from ..draft.proposer import CHAIN, TREE
+from ..policy.rule import Auto, Fixed, Known, Rule
 
 DEFAULT = "none,chain 4,chain 8,chain 15,tree 8,tree 16,tree 22,tree 32,tree 64,auto"
 
@@ -41,13 +41,12 @@ class Setting:
         size = {"chain": "draft_max", "tree": "tree_budget"}.get(self.kind)
         return {"draft": self.kind, **({size: self.size} if size else {})}
 
-    def rule(self, budget: Budget, max_draft: int, most: int) -> Rule | None:
-        """Its rule; `most` nodes for "auto"."""
-        if self.kind == "chain":
-            return FixedChain(self.size)
-        if self.kind == "tree":
-            return FixedTree(self.size, max_draft)
-        return budget.rule(max_draft, most) if self.kind == "auto" else None
+    def rule(self, known: Known, max_draft: int, most: int) -> Rule | None:
+        """Its rule; `most` nodes for "auto", with what that has learned."""
+        if self.kind == "auto":
+            return Auto(known, max_draft, most)
+        shape = {"chain": CHAIN, "tree": TREE}.get(self.kind)
+        return Fixed(shape, self.size, max_draft) if shape else None
 
 
 def parse_settings(text: str, max_draft: int) -> list[Setting]:

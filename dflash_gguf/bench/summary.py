@@ -10,7 +10,7 @@ import numpy as np
 from .runs import Run
 
 N_BOOTSTRAP = 2000
-ROUND_PHASES = ("decode", "draft", "tree", "verify", "commit", "sample", "host")
+ROUND_PHASES = ("decode", "choose", "draft", "tree", "verify", "commit", "sample", "host")
 
 
 def ratio_interval(ratios: Sequence[float]) -> tuple[float, float, float]:

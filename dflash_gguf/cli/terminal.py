@@ -84,7 +84,7 @@ def figures(result: Result) -> str:
         f"answer {result.n_tokens} tokens{_rate(result.tokens_per_s)}",
     ]
     if result.tau is not None:
-        parts.append(f"{result.tau:.2f} tokens a round, {result.n_drafted} drafted")
+        parts.append(f"{result.tau:.2f} tokens a round, {_drafted(result)}")
         parts.append(f"rounds: {_kinds(result.rounds_by_draft or {})}")
         phases = ((name, 1e3 * s / result.rounds) for name, s in result.phase_s.items())
         shown = ", ".join(f"{name} {ms:.1f}" for name, ms in phases if name != "prefill")
@@ -109,6 +109,13 @@ def comparison(drafted: Result, plain: Result) -> str:
 
 def _rate(rate: float | None) -> str:
     return "" if rate is None else f" at {rate:.1f}/s"
+
+
+def _drafted(result: Result) -> str:
+    """As "90 drafted (dflash 31 of 80, copy 9 of 10 accepted)"."""
+    shares = [f"{name} {taken} of {n}" for name, (n, taken) in result.by_proposer.items()]
+    more = f" ({', '.join(shares)} accepted)" if shares else ""
+    return f"{result.n_drafted} drafted{more}"
 
 
 def _kinds(rounds_by_draft: Mapping[str, int]) -> str:

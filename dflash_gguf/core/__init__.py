@@ -1,9 +1,10 @@
 """The compiled core in Python terms: numpy in, numpy out. No other module sees a C pointer."""
 
 from ._ffi import Error, library_build
+from .copies import Copies
 from .engines import Engine, Memory
 from .ggml import Device, devices, ggml_version, load_backend, probe_buffer_type, quantize
-from .limits import MAX_TOP, MAX_VERIFY
+from .limits import MAX_PARALLEL, MAX_TOP, MAX_VERIFY
 from .load_config import (
     CACHE_TYPES,
     DEFAULT_N_CTX,
@@ -15,7 +16,8 @@ from .load_config import (
     Option,
 )
 from .models import Drafter, Model
-from .sequences import Checkpoint, Draft, Rows, Sequence
+from .passes import Draft, DraftRequest, Item, Rows
+from .sequences import Checkpoint, Sequence
 
 __all__ = [
     "CACHE_TYPES",
@@ -23,15 +25,19 @@ __all__ = [
     "DEFAULT_N_CTX",
     "MAX_LAYERS",
     "MAX_N_CTX",
+    "MAX_PARALLEL",
     "MAX_TOP",
     "MAX_VERIFY",
     "OPTIONS",
     "Checkpoint",
+    "Copies",
     "Device",
     "Draft",
+    "DraftRequest",
     "Drafter",
     "Engine",
     "Error",
+    "Item",
     "LoadConfig",
     "Memory",
     "Model",

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from ._ffi import Error, call, create, ffi, new, text
 from .limits import MAX_TOP, MAX_VERIFY
 from .load_config import LoadConfig, c_options
 from .models import Drafter, Model
+from .passes import Draft, DraftRequest, Item, Rows, ids_of, nodes_of
+from .progress import Progress, c_callback
+
+if TYPE_CHECKING:
+    from .sequences import Sequence
 
 
 class Memory(NamedTuple):
@@ -50,20 +58,31 @@ class Engine:
         self.n_top = 0
         self._max_verify: int | None = None
         self._handle = create("engine", "engine_create", model.handle, params)
+        self._n_sequences = 0
+        self._is_closed = False
         info = self.info()
         self.n_ctx = int(info.n_ctx)
+        self.n_parallel = int(info.n_parallel)
+        self.n_passes = 0
         self.n_threads = int(info.n_threads)
 
     @property
     def handle(self) -> Any:
         """The C handle; raises Error once closed."""
-        if self._handle is None:
+        if self._is_closed:
             raise Error("the engine is closed")
         return self._handle
 
     def close(self) -> None:
-        """Gives up this reference; memory goes when the engine's sequence is closed too."""
-        self._handle = None
+        """Gives up this reference; memory goes when the engine's sequences are closed too."""
+        self._is_closed = True
+        self.count_sequences(0)
+
+    def count_sequences(self, change: int) -> None:
+        """Sequences keep the engine; the last one that is closed gives up a closed one."""
+        self._n_sequences += change
+        if self._is_closed and self._n_sequences == 0:
+            self._handle = None
 
     def info(self) -> Any:
         """The engine's `dfl_engine_info`: sizes and counters."""
@@ -96,7 +115,7 @@ class Engine:
 
     @property
     def max_verify(self) -> int:
-        """Rows of one verify at most; `reserve_verify` makes room for more."""
+        """Rows verified at once at most, of all sequences; `reserve_verify` makes room for more."""
         if self._max_verify is None:
             self._max_verify = int(self.info().verify_rows)
         return self._max_verify
@@ -117,8 +136,117 @@ class Engine:
         self.n_top = int(kept[0])
         return self.n_top > 0
 
+    @property
+    def n_free_cells(self) -> int:
+        """K/V rows that no sequence has; see `Sequence.wanted_cells`."""
+        return int(self.info().n_free_cells)
+
+    @property
+    def max_draft_rows(self) -> int:
+        """Rows of one draft at most: of each request its last token and those drafted."""
+        return int(self.info().draft_rows)
+
+    def run(self, items: Seq[Item], progress: Progress | None = None) -> list[Rows]:
+        """Runs tokens of different sequences in one pass; a list of each one's rows.
+
+        A row has the bits that it has alone. Of an append the last token's row can be read, of a
+        verify every row until `commit`, which must follow; rows are gone with the next pass or
+        draft. A single append may have any number of tokens, and `progress` is called between its
+        micro-batches. Among others an append may end early: its rows are then none, and the
+        sequence's position says how far it came.
+
+        Raises:
+            Error: bad token ids or parents, more tokens than the context or the pool of cells
+            holds, more rows than the pass takes: nothing has run then.
+            What progress raises; the timeline then ends after the last finished micro-batch.
+        """
+        n_vocab = self.model.n_vocab
+        params = new("dfl_item[]", len(items))
+        keep: list[Any] = []
+        for item, to in zip(items, params, strict=True):
+            ids = ids_of(item.tokens, n_vocab)
+            keep.append(ids)
+            to.sequence, to.tokens, to.n = item.sequence.handle, ids, len(ids)
+            to.verify, to.n_to_come = item.verifies, item.n_to_come
+            if item.parents is not None:
+                if len(item.parents) != len(ids):
+                    raise ValueError(
+                        f"{len(ids)} tokens and {len(item.parents)} parents do not make a tree"
+                    )
+                keep.append(ffi.from_buffer("int32_t[]", nodes_of(item.parents, "parents")))
+                to.parents = keep[-1]
+            if item.all_logits is not None:
+                keep.append(ffi.from_buffer("float[]", item.all_logits, True))
+                to.all_logits = keep[-1]
+        self.n_passes += 1
+        with c_callback(progress) as callback:
+            call("engine_run", self._handle, params, len(items), callback, ffi.NULL)
+        return [
+            Rows(
+                item.sequence,
+                to.n if item.verifies else int(to.n_done == to.n and not to.n_to_come),
+            )
+            for item, to in zip(items, params, strict=True)
+        ]
+
+    def draft(self, requests: Seq[DraftRequest], k: int = 1) -> list[Draft]:
+        """What the drafter proposes for each request, in one pass.
+
+        Where its scores are not finite, it has forgotten that timeline so far.
+
+        Raises:
+            Error: no drafter, n_draft outside 1 to block_size - 1, more rows than `max_draft_rows`,
+            or no room in the context.
+        """
+        params = new("dfl_draft_request[]", len(requests))
+        n = 0
+        for request, to in zip(requests, params, strict=True):
+            (to.last_token,) = ids_of([request.last_token], self.model.n_vocab)
+            to.sequence, to.n_draft = request.sequence.handle, request.n_draft
+            n += max(0, request.n_draft)
+        tokens = np.empty((n, max(0, k)), dtype=np.int32)
+        logits = np.empty(tokens.shape, dtype=np.float32)
+        log_sum_exp = np.empty(n, dtype=np.float32)
+        self.n_passes += 1
+        call(
+            "engine_draft",
+            self._handle,
+            params,
+            len(requests),
+            k,
+            ffi.from_buffer("int32_t[]", tokens),
+            ffi.from_buffer("float[]", logits),
+            ffi.from_buffer("float[]", log_sum_exp),
+        )
+        ends = np.cumsum([request.n_draft for request in requests])
+        return [
+            Draft(tokens[a:b], logits[a:b], log_sum_exp[a:b])
+            for a, b in zip([0, *ends], ends, strict=False)
+        ]
+
+    def commit(self, paths: Seq[tuple[Sequence, Seq[int] | int]]) -> None:
+        """Appends a path of each sequence's open verify; what else was verified leaves no trace.
+
+        paths: nodes, root first, or how many of the first ones.
+
+        Raises:
+            Error: the nodes are not a path down from the root.
+        """
+        params = new("dfl_path[]", len(paths))
+        keep: list[Any] = []
+        for (sequence, nodes), to in zip(paths, params, strict=True):
+            sequence.n_calls += 1
+            to.sequence = sequence.handle
+            if isinstance(nodes, (int, np.integer)):
+                to.n = nodes
+            else:
+                path = nodes_of(nodes, "nodes")
+                keep.append(ffi.from_buffer("int32_t[]", path))
+                to.nodes, to.n = keep[-1], path.size
+        call("engine_commit", self._handle, params, len(paths))
+
     def reserve_verify(self, n: int) -> None:
-        """Makes room for verifies of up to n rows, 1 to MAX_VERIFY; never less than there is.
+        """Makes room to verify up to n rows at once, 1 to MAX_VERIFY; never less than there is.
 
         Raises:
             Error: n is out of range, a verify waits for its commit, or memory is short.

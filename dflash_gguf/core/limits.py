@@ -12,3 +12,5 @@ MAX_VERIFY = _LIMITS["DFL_MAX_VERIFY"]
 """Rows that a verify may be given room for."""
 MAX_THREADS = _LIMITS["DFL_MAX_THREADS"]
 """Threads of an engine."""
+MAX_PARALLEL = _LIMITS["DFL_MAX_PARALLEL"]
+"""Sequences of an engine."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..checks import choice, flag, integer, text
 from ._ffi import ffi, fields_of, new
-from .limits import MAX_THREADS
+from .limits import MAX_PARALLEL, MAX_THREADS
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 """Names of K/V cache types, as llama.cpp spells them. Which pairs run is the device's matter."""
@@ -127,6 +127,13 @@ class LoadConfig:
         "--backend-module",
         none="that of GGML_BACKEND_PATH, if set",
         metavar="FILE",
+    )
+    n_parallel: int = _option(
+        1,
+        "answers in the making at once, which share the context",
+        range(1, MAX_PARALLEL + 1),
+        "-np",
+        "--parallel",
     )
     n_ubatch: int = _option(
         512, "prompt tokens computed at once", range(1, MAX_UBATCH + 1), "-ub", "--ubatch-size"

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import abc
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ._ffi import Error, call, create, ffi, lib, new
+from ._ffi import Error, call, create, lib, new
 from .engines import Engine
-from .progress import Progress, c_callback
+from .passes import Draft, DraftRequest, Item, Rows, ids_of
+from .progress import Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,68 +23,6 @@ class Checkpoint:
     position: int
 
 
-class Draft(NamedTuple):
-    """What a drafter proposes for n_draft positions: their k best tokens, best first."""
-
-    tokens: NDArray[np.int32]
-    """[n_draft, k]"""
-    logits: NDArray[np.float32]
-    """Raw, [n_draft, k]."""
-    log_sum_exp: NDArray[np.float32]
-    """Of all raw logits of a position, [n_draft]; less it, a logit is a log-probability."""
-
-
-class Rows:
-    """The logits of one pass, a row for each token asked for; gone with the next call that runs."""
-
-    def __init__(self, sequence: Sequence, n_rows: int = 1) -> None:
-        self._sequence = sequence
-        self._call = sequence.n_calls
-        self._n_rows = n_rows
-
-    def __len__(self) -> int:
-        return self._n_rows
-
-    def _checked(self, index: int) -> tuple[Any, int]:
-        if not -self._n_rows <= index < self._n_rows:
-            raise ValueError(f"row {index}: the pass has {self._n_rows}")
-        if self._call != self._sequence.n_calls:
-            raise Error("these rows are gone: the sequence has run another pass")
-        return self._sequence.handle, index % self._n_rows
-
-    def argmax(self, index: int = -1) -> int:
-        """Token with the largest logit of a row, the lowest id on ties; no row is copied."""
-        token = new("int32_t *")
-        call("sequence_argmax", *self._checked(index), token)
-        return int(token[0])
-
-    def top(self, index: int = -1) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """The best tokens of a row and their logits, best first, the lowest id on ties.
-
-        As many as `Engine.keep_top` was told; Error if it was told anything else before the pass.
-        """
-        k = self._sequence.engine.n_top
-        tokens, logits = np.empty(k, dtype=np.int32), np.empty(k, dtype=np.float32)
-        into = ffi.from_buffer("int32_t[]", tokens), ffi.from_buffer("float[]", logits)
-        call("sequence_top", *self._checked(index), k, *into)
-        return tokens, logits
-
-    def logits(self, index: int = -1) -> NDArray[np.float32]:
-        """A copy of a row, float32 [n_vocab]."""
-        row = np.empty(self._sequence.engine.model.n_vocab, dtype=np.float32)
-        call("sequence_logits", *self._checked(index), ffi.from_buffer("float[]", row))
-        return row
-
-
-def _nodes(values: abc.Sequence[int], what: str) -> NDArray[np.int32]:
-    """Node numbers as C wants them; which of them make sense is for the core to say."""
-    nodes = np.asarray(values)
-    if nodes.ndim != 1 or (nodes.size and nodes.dtype.kind not in "iu"):
-        raise ValueError(f"{what}: need a list of integers, got {nodes.dtype} {list(nodes.shape)}")
-    limits = np.iinfo(np.int32)
-    return np.ascontiguousarray(np.clip(nodes, limits.min, limits.max), dtype=np.int32)
-
-
 class Sequence:
     """One timeline in an engine, with its cursor. Not for two threads at once."""
 
@@ -91,13 +30,14 @@ class Sequence:
         """An empty timeline.
 
         Raises:
-            Error: the engine has a sequence that is not closed: it holds one at a time.
+            Error: the engine has as many that are not closed as it holds, `Engine.n_parallel`.
         """
         self.engine = engine
         self.n_ctx = engine.n_ctx
         self.max_draft = engine.max_draft
         self.n_calls = 0
         self._handle = create("sequence", "sequence_create", engine.handle)
+        engine.count_sequences(1)
 
     @property
     def handle(self) -> Any:
@@ -108,47 +48,18 @@ class Sequence:
 
     def close(self) -> None:
         """Gives its place in the engine to another."""
-        self._handle = None
+        if self._handle is not None:
+            self._handle = None
+            self.engine.count_sequences(-1)
 
     @property
     def position(self) -> int:
         """Tokens the caches hold."""
         return int(lib().dfl_sequence_position(self.handle))
 
-    def _ids(self, tokens: abc.Sequence[int]) -> Any:
-        """Token ids as C takes them; whether the model has them is for the core to say."""
-        if isinstance(tokens, (list, tuple)):
-            try:
-                return ffi.new("int32_t[]", tokens)  # fast, and a round has few
-            except (TypeError, OverflowError):
-                pass
-        return ffi.from_buffer("int32_t[]", self._checked_ids(tokens))
-
-    def _checked_ids(self, tokens: abc.Sequence[int]) -> NDArray[np.int32]:
-        ids = np.asarray(tokens)
-        if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-            raise ValueError(f"tokens: need a list of integers, got {ids.dtype} {list(ids.shape)}")
-        if ids.size and (ids.min() < 0 or ids.max() >= self.engine.model.n_vocab):
-            bad = next(int(x) for x in ids if not 0 <= x < self.engine.model.n_vocab)
-            raise Error(f"token id {bad} is outside the vocabulary of {self.engine.model.n_vocab}")
-        return np.ascontiguousarray(ids, dtype=np.int32)
-
-    def _run(
-        self, tokens: abc.Sequence[int], progress: Progress | None, out: NDArray[np.float32] | None
-    ) -> None:
-        ids = self._ids(tokens)
-        logits = ffi.NULL if out is None else ffi.from_buffer("float[]", out, True)
-        self.n_calls += 1
-        with c_callback(progress) as callback:
-            call(
-                "sequence_prefill",
-                self.handle,
-                ids,
-                len(ids),
-                logits,
-                callback,
-                ffi.NULL,
-            )
+    def wanted_cells(self, n: int) -> int:
+        """How many of `Engine.n_free_cells` n more tokens take."""
+        return int(lib().dfl_sequence_wanted_cells(self.handle, n))
 
     def sync(self, tokens: abc.Sequence[int]) -> int:
         """Goes back to where the timeline agrees with `tokens`; how many of them are there.
@@ -160,7 +71,7 @@ class Sequence:
         Raises:
             Error: no tokens, a token id outside the vocabulary, more tokens than the context holds.
         """
-        ids = self._ids(tokens)
+        ids = ids_of(tokens, self.engine.model.n_vocab)
         n_kept = new("int64_t *")
         self.n_calls += 1
         call("sequence_sync", self.handle, ids, len(ids), n_kept)
@@ -173,50 +84,22 @@ class Sequence:
             Error: a token id outside the vocabulary, more tokens than the context has room for.
             What progress raises; the timeline then ends after the last finished micro-batch.
         """
-        self._run(tokens, progress, None)
-        return Rows(self)
+        return self.engine.run([Item(self, tokens)], progress)[0]
 
     def decode(self, token: int) -> Rows:
         """Appends one token and returns its row."""
-        self.n_calls += 1
-        null = ffi.NULL
-        call("sequence_prefill", self.handle, self._ids([token]), 1, null, null, null)
-        return Rows(self)
+        return self.engine.run([Item(self, [token])])[0]
 
     def draft(self, last_token: int, n_draft: int, k: int = 1) -> Draft:
-        """What the drafter proposes after `last_token`, which is chosen but not appended.
-
-        If its scores are not finite, it has forgotten the timeline so far.
-
-        Raises:
-            Error: no drafter, n_draft outside 1 to block_size - 1, or no room in the context.
-        """
-        (last,) = self._ids([last_token])
-        tokens = np.empty((max(0, n_draft), max(0, k)), dtype=np.int32)
-        logits = np.empty(tokens.shape, dtype=np.float32)
-        log_sum_exp = np.empty(len(tokens), dtype=np.float32)
-        self.n_calls += 1
-        call(
-            "sequence_draft",
-            self.handle,
-            last,
-            n_draft,
-            k,
-            ffi.from_buffer("int32_t[]", tokens),
-            ffi.from_buffer("float[]", logits),
-            ffi.from_buffer("float[]", log_sum_exp),
-        )
-        return Draft(tokens, logits, log_sum_exp)
+        """What the drafter proposes after `last_token`; see `Engine.draft`."""
+        return self.engine.draft([DraftRequest(self, last_token, n_draft)], k)[0]
 
     def verify(self, tokens: abc.Sequence[int]) -> Rows:
         """Runs tokens after the timeline in one pass without appending them.
 
         Every row can be read until `commit`, which must follow.
         """
-        ids = self._ids(tokens)
-        self.n_calls += 1
-        call("sequence_verify", self.handle, ids, len(ids))
-        return Rows(self, len(ids))
+        return self.engine.run([Item(self, tokens, verifies=True)])[0]
 
     def verify_tree(self, tokens: abc.Sequence[int], parents: abc.Sequence[int]) -> Rows:
         """Runs the nodes of a tree after the timeline in one pass without appending them.
@@ -229,24 +112,11 @@ class Sequence:
         Raises:
             Error: parents that make no tree, or more nodes than there is room for.
         """
-        ids = self._ids(tokens)
-        if len(parents) != len(ids):
-            raise ValueError(f"{len(ids)} tokens and {len(parents)} parents do not make a tree")
-        above = _nodes(parents, "parents")
-        self.n_calls += 1
-        call(
-            "sequence_verify_tree",
-            self.handle,
-            ids,
-            ffi.from_buffer("int32_t[]", above),
-            len(ids),
-        )
-        return Rows(self, len(ids))
+        return self.engine.run([Item(self, tokens, verifies=True, parents=parents)])[0]
 
     def commit(self, n: int) -> None:
         """Appends the first n tokens of the last verify; the rest leaves no trace."""
-        self.n_calls += 1
-        call("sequence_commit", self.handle, n)
+        self.engine.commit([(self, n)])
 
     def commit_path(self, nodes: abc.Sequence[int]) -> None:
         """Appends a path of the last verify, root first; the rest leaves no trace.
@@ -254,14 +124,12 @@ class Sequence:
         Raises:
             Error: the nodes are not a path down from the root.
         """
-        path = _nodes(nodes, "nodes")
-        self.n_calls += 1
-        call("sequence_commit_path", self.handle, ffi.from_buffer("int32_t[]", path), path.size)
+        self.engine.commit([(self, nodes)])
 
     def logits(self, tokens: abc.Sequence[int]) -> NDArray[np.float32]:
         """Appends tokens and returns every one's logits, float32 [n, n_vocab]."""
         out = np.empty((len(tokens), self.engine.model.n_vocab), dtype=np.float32)
-        self._run(tokens, None, out)
+        self.engine.run([Item(self, tokens, all_logits=out)])
         return out
 
     def take(self) -> Checkpoint:

@@ -16,10 +16,14 @@ in; old ones fade.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ..config import DecodeConfig
 
 Floats = NDArray[np.float64]
 
@@ -33,6 +37,10 @@ PRIOR_WEIGHTS = (6.0, 2.0, 6.0, 2.0, 2.0)
 PULL = 0.2
 """How much weaker the pull back to them is than the first resistance to leaving them."""
 LOWEST, HIGHEST = (0.02, -6.0, 0.0, 0.0, -6.0), (4.0, 6.0, 4.0, 8.0, 6.0)
+SPINE_MEMORY = 64
+"""Outcomes of a depth of best candidates after which one weighs 1/e."""
+SPINE_PRIOR, SPINE_WEIGHT = 0.6, 2.0
+"""Of such a candidate being taken, and the outcomes this counts as."""
 LEAST_LOG = -30.0
 """Log-probabilities below are taken for this one: a single surprise shall not outweigh the rest."""
 
@@ -86,6 +94,27 @@ class Calibration:
         steps = np.linalg.solve(information, slope[:, :, None])[:, :, 0]
         self._weights[:n] = np.clip(weights + steps, LOWEST, HIGHEST)
 
+    def to_dict(self) -> dict[str, Any]:
+        """What was learned, as plain values."""
+        return {
+            "prior": self._prior.tolist(),
+            "weights": self._weights.tolist(),
+            "information": self._information.tolist(),
+        }
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> Calibration:
+        """What `to_dict` gave; KeyError, TypeError or ValueError for anything else."""
+        found = cls()
+        found._prior = np.array(stored["prior"], dtype=np.float64).reshape(5)
+        found._weights = np.array(stored["weights"], dtype=np.float64).reshape(-1, 5)
+        found._information = np.array(stored["information"], dtype=np.float64).reshape(-1, 5, 5)
+        if len(found._weights) != len(found._information):
+            raise ValueError("a calibration of unequal parts")
+        if not (np.isfinite(found._weights).all() and np.isfinite(found._information).all()):
+            raise ValueError("a calibration that is not finite")
+        return found
+
     @staticmethod
     def _log_chances(values: Floats, weights: Floats) -> Floats:
         scores: Floats = np.matmul(values, weights[:, :, None])[:, :, 0]
@@ -94,18 +123,106 @@ class Calibration:
         return scores
 
 
+class Spine:
+    """How often the target took best candidates, by depth, where it took those before as well.
+
+    What was long ago counts less.
+    """
+
+    def __init__(self) -> None:
+        self._tried: list[float] = []
+        self._taken: list[float] = []
+        self._paths: list[float] = []
+
+    def observe(self, candidates: Sequence[int], chosen: Sequence[int]) -> None:
+        """Learns from a chain of candidates and what the target chose in their places."""
+        self._extend(len(candidates))
+        self._paths.clear()
+        keep = 1.0 - 1.0 / SPINE_MEMORY
+        for depth, (candidate, token) in enumerate(zip(candidates, chosen, strict=False)):
+            prior = (1.0 - keep) * SPINE_WEIGHT
+            self._tried[depth] = keep * self._tried[depth] + prior + 1.0
+            self._taken[depth] = keep * self._taken[depth] + prior * SPINE_PRIOR
+            if candidate != token:
+                return
+            self._taken[depth] += 1.0
+
+    def paths(self, n: int) -> list[float]:
+        """Chances that all of the first candidates are taken, for 1 to n of them."""
+        if len(self._paths) < n:
+            self._extend(n)
+            path = 1.0
+            self._paths = []
+            for taken, tried in zip(self._taken, self._tried, strict=True):
+                path *= taken / tried
+                self._paths.append(path)
+        return self._paths[:n]
+
+    def log_paths(self, n: int) -> list[float]:
+        """Their logarithms."""
+        return [math.log(path) for path in self.paths(n)]
+
+    def to_dict(self) -> list[list[float]]:
+        """Tried and taken, by depth."""
+        return [list(self._tried), list(self._taken)]
+
+    @classmethod
+    def from_dict(cls, stored: Sequence[Sequence[float]]) -> Spine:
+        """What `to_dict` gave. ValueError or TypeError for anything else."""
+        spine = cls()
+        for tried, taken in zip(*stored, strict=True):
+            if not 0.0 < float(taken) <= float(tried) < 1e6:
+                raise ValueError(f"{taken} candidates of {tried}")
+            spine._tried.append(float(tried))
+            spine._taken.append(float(taken))
+        return spine
+
+    def _extend(self, n: int) -> None:
+        more = n - len(self._tried)
+        self._tried += [SPINE_WEIGHT] * more
+        self._taken += [SPINE_WEIGHT * SPINE_PRIOR] * more
+
+
 class Calibrations:
     """One calibration for every way to draw that was met: what fits one misleads another."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[float, bool], Calibration] = {}
+        self._known: dict[str, Calibration] = {}
+        self._spines: dict[str, Spine] = {}
 
-    def of(self, temperature: float, has_penalties: bool) -> Calibration:
+    def of(self, config: DecodeConfig) -> Calibration:
         """The calibration of a way to draw."""
-        key = (temperature, has_penalties)
-        if key not in self._known:
-            self._known[key] = Calibration(is_sampled=temperature > 0.0)
-        return self._known[key]
+        way = way_to_draw(config)
+        if way not in self._known:
+            self._known[way] = Calibration(is_sampled=config.temperature > 0.0)
+        return self._known[way]
+
+    def spine(self, config: DecodeConfig) -> Spine:
+        """How often best candidates are taken in a way to draw."""
+        way = way_to_draw(config)
+        if way not in self._spines:
+            self._spines[way] = Spine()
+        return self._spines[way]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All that was learned, as plain values."""
+        return {
+            "ranked": {way: known.to_dict() for way, known in self._known.items()},
+            "spines": {way: spine.to_dict() for way, spine in self._spines.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> Calibrations:
+        """What `to_dict` gave; KeyError, TypeError or ValueError for anything else."""
+        found = cls()
+        found._known = {way: Calibration.from_dict(x) for way, x in stored["ranked"].items()}
+        found._spines = {way: Spine.from_dict(x) for way, x in stored["spines"].items()}
+        return found
+
+
+def way_to_draw(config: DecodeConfig) -> str:
+    """What of a config decides how often candidates are taken, as a key."""
+    return f"{config.temperature:g}{' penalised' if config.has_penalties else ''}"
 
 
 class Features:

@@ -1,140 +1,203 @@
-"""Where candidates come from. The loop verifies them whatever their source."""
+"""What drafters answer to: for several sequences at once a tree each, with a log-chance a node.
+
+A proposer may be a model of its own, heads of the target that run step by step, or copies of the
+text so far. The loop verifies its candidates whatever they are: it can only cost time.
+"""
 
 from __future__ import annotations
 
-import math
-import warnings
-from collections.abc import Sequence
-from typing import Protocol
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ..core import Draft
+from ..core import Draft, DraftRequest
 from ..sampling import Sampler
-from .calibration import Calibration, Calibrations, Features
-from .tree import Candidates
+from .tree import Tree, merged
 
-N_RANKED = 32
-"""Candidates of a position that compete for its place where the best logit does not decide."""
+BRIEF, CHAIN, TREE, SPINE = "brief", "chain", "tree", "spine"
+"""Shapes of a proposal: the best continuation as quickly as it is had; the best one by all that is
+known; the likeliest nodes; all of the chain of best candidates, and the likeliest nodes beside."""
+
+
+class Drafts(Protocol):
+    """What proposers ask of a sequence."""
+
+    @property
+    def max_draft(self) -> int:
+        """Tokens of one draft of its drafter at most; 0 without one."""
+
+    def draft(self, last_token: int, n_draft: int, k: int = 1) -> Draft:
+        """What may follow `last_token`, the k best of each of n_draft positions."""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One answer, as proposers see it round after round.
+
+    sequence: whose it is, `Drafts` where there is a drafter. seen: prompt and answer; its last
+    token is chosen, but not in the caches yet. sampler: what the target's rows will be given to.
+    n_left: tokens the answer may still take. n_room: rows of the pass at most.
+    n_positions, n_nodes, shape: what is asked for in this round: positions, and nodes below the
+    root, at most.
+    notes: what proposers keep until they are asked again, by their names.
+    failed: names of proposers that have failed for this answer.
+    proposed: candidates of this round by proposer. tree: what is verified, if anything is.
+    """
+
+    sequence: Any
+    seen: Sequence[int]
+    sampler: Sampler
+    n_left: int = 0
+    n_room: int = 0
+    n_positions: int = 0
+    n_nodes: int = 0
+    shape: str = TREE
+    notes: dict[str, Any] = field(default_factory=dict)
+    failed: set[str] = field(default_factory=set)
+    proposed: dict[str, Tree] = field(default_factory=dict)
+    tree: Tree | None = None
+
+    @property
+    def limit(self) -> int:
+        """Candidates of a chain that may be verified: what ends the answer need not be drafted."""
+        return min(self.n_left, self.n_room) - 1
+
+    def merged(self) -> Tree:
+        """All that was proposed, as one tree."""
+        return merged(list(self.proposed.values())) if self.proposed else Tree.of(self.seen[-1:])
+
+    def credits(self, tokens: Sequence[int]) -> Iterator[tuple[str, int, int]]:
+        """Of each proposer its candidates that were verified, and those of them in the answer.
+
+        What several proposed counts for each of them. tokens: what the target chose.
+        """
+        if self.tree is None:
+            return
+        path, node = [], 0
+        for token in tokens:
+            child = self.tree.child(node, token)
+            if child is None:
+                break
+            path.append(child)
+            node = child
+        for name, proposed in self.proposed.items():
+            if len(self.proposed) == 1:
+                yield name, self.tree.n_drafted, len(path)
+                return
+            place: list[int | None] = [0]
+            for parent, token in zip(self.tree.parents[1:], self.tree.tokens[1:], strict=True):
+                above = place[parent]
+                place.append(None if above is None else proposed.child(above, token))
+            n_drafted = sum(at is not None for at in place) - 1
+            yield name, n_drafted, sum(place[node] is not None for node in path)
 
 
 class Proposer(Protocol):
     """A source of candidates for the tokens to come."""
 
     @property
+    def name(self) -> str:
+        """How it is called: `draft_type`, and in reports."""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether asking it costs no pass: it is then asked every round, before others are."""
+
+    @property
     def max_draft(self) -> int:
         """Positions of one proposal at most."""
 
-    def propose(
-        self, seen: Sequence[int], n: int, sampler: Sampler, *, is_narrow: bool
-    ) -> Candidates | None:
-        """What may follow `seen` at the next n positions; None if it has failed for this answer.
+    @property
+    def state(self) -> State | None:
+        """What it keeps of every sequence, where that is its own affair."""
 
-        seen: prompt and answer; its last token is chosen, but not in the caches yet.
-        sampler: what the target's rows will be given to.
-        is_narrow: whether only the best candidate of a position will be used.
+    def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
+        """A tree for each; None if it has failed for this answer, a bare root if it has no idea.
+
+        It may take several passes; each serves all requests.
         """
 
-    def observe(self, tokens: Sequence[int]) -> None:
+    def observe(self, request: Request, tokens: Sequence[int]) -> None:
         """Learns what the target chose in the round that followed, whatever its kind."""
 
+    def outlook(self, sampler: Sampler) -> Sequence[float]:
+        """Chances of the paths of its best chain, by depth, before it is asked."""
 
-class Drafts(Protocol):
-    """What this module asks of a sequence."""
+    def forget(self, sequence: Any) -> None:
+        """Drops what it keeps of the texts of a sequence, if it keeps any."""
 
-    @property
-    def max_draft(self) -> int:
-        """Tokens of one draft at most; 0 without a drafter."""
+    def to_dict(self) -> dict[str, Any]:
+        """What was learned, as plain values."""
 
-    def draft(self, last_token: int, n_draft: int, k: int = 1) -> Draft:
-        """What may follow `last_token`, the k best of each of n_draft positions."""
+    def learn(self, stored: Mapping[str, Any]) -> None:
+        """Takes up what `to_dict` gave in an earlier process.
+
+        Errors: KeyError, TypeError or ValueError for anything else; nothing is changed then.
+        """
 
 
-class DFlash:
-    """The sequence's DFlash drafter, with chances learned from what the target took.
+class State(Protocol):
+    """What a proposer keeps of sequences beside the target's caches, such as K/V of its own.
 
-    The target's noise is known before it draws, so candidates are ranked with it, as much as it was
-    found to tell: both then draw the same token far more often than two independent draws would.
+    A state of every position (K/V of full length) can be saved and loaded by ranges, so that it
+    comes back with a found prefix; one of a window may give less than was asked.
     """
 
-    def __init__(
-        self, sequence: Drafts, calibrations: Calibrations, *, n_ranked: int = N_RANKED
-    ) -> None:
-        """calibrations: what is learned, which outlives answers."""
-        self._sequence = sequence
-        self._calibrations = calibrations
-        self._n_ranked = n_ranked
-        self._open: tuple[Calibration, Features, NDArray[np.int64]] | None = None
+    @property
+    def bytes_a_position(self) -> int:
+        """Bytes that each position of a sequence takes."""
 
     @property
-    def max_draft(self) -> int:
-        """One less than the drafter's block."""
-        return self._sequence.max_draft
+    def bytes_a_sequence(self) -> int:
+        """Bytes that a sequence takes besides, whatever its length."""
 
-    def propose(
-        self, seen: Sequence[int], n: int, sampler: Sampler, *, is_narrow: bool
-    ) -> Candidates | None:
-        """Drafts n positions; none, with a warning, if the drafter's scores are not finite."""
-        self._open = None
-        is_plain = is_narrow and sampler.is_argmax and not sampler.banned
-        draft = self._sequence.draft(seen[-1], n, 1 if is_plain else self._n_ranked)
-        # A sum over a whole row is not finite where its best logit is not.
-        if not math.isfinite(draft.log_sum_exp.sum() + (0.0 if is_plain else draft.logits.sum())):
-            sentence = "the drafter's scores are not finite numbers: decoding goes on without it"
-            warnings.warn(sentence, RuntimeWarning, stacklevel=2)
-            return None
-        if is_plain:
-            return Candidates(draft.tokens, np.zeros(draft.tokens.shape))
-        tokens = draft.tokens.astype(np.int64)
-        config = sampler.config
-        calibration = self._calibrations.of(config.temperature, config.has_penalties)
-        noise = sampler.noise(tokens, len(seen)) if config.temperature > 0.0 else None
-        logits = _adjusted(sampler, tokens, draft.logits, seen, noise, calibration.weights(n))
-        log_q = logits - draft.log_sum_exp[:, None]
-        features = Features(log_q, noise, None if noise is None else sampler.is_cut(log_q))
-        self._open = calibration, features, tokens
-        chances = calibration.log_chances(features)
-        chances[np.isneginf(logits)] = -np.inf
-        order = np.argsort(-chances, axis=1, kind="stable")
-        return Candidates(
-            np.take_along_axis(tokens, order, 1), np.take_along_axis(chances, order, 1)
-        )
+    def position(self, sequence: Drafts) -> int:
+        """Tokens of the sequence that it holds the state of."""
 
-    def observe(self, tokens: Sequence[int]) -> None:
-        """Learns at which place the target's choices stood."""
-        if self._open is None:
-            return
-        (calibration, features, candidates), self._open = self._open, None
-        n, k = candidates.shape
-        places = []
-        for row, token in zip(candidates, tokens[:n], strict=False):
-            found = np.flatnonzero(row == token)
-            places.append(int(found[0]) if found.size else k)
-        calibration.observe(features, places)
+    def save(self, sequence: Drafts, first: int, last: int) -> bytes:
+        """The state of positions [first, last)."""
+
+    def load(self, sequence: Drafts, first: int, saved: bytes) -> None:
+        """Puts back what `save` gave; positions before `first` must be there, later ones go."""
+
+    def truncate(self, sequence: Drafts, position: int) -> None:
+        """Forgets the positions from this one on."""
 
 
-def _adjusted(
-    sampler: Sampler,
-    tokens: NDArray[np.int64],
-    logits: NDArray[np.float32],
-    seen: Sequence[int],
-    noise: NDArray[np.float64] | None,
-    weights: NDArray[np.float64],
-) -> NDArray[np.float64]:
-    """Logits after bans and penalties; these see the likeliest path, whatever branch they are on.
+def draft_all(requests: Sequence[Request], widths: Sequence[int]) -> list[Draft]:
+    """The drafter's candidates for all requests, so many a position for each.
 
-    A position whose candidates are all banned keeps its own.
+    In as few passes as there may be.
     """
-    if not sampler.banned and not sampler.config.has_penalties:
-        return logits.astype(np.float64)
-    path, rows = list(seen), np.empty(logits.shape)
-    for depth, (ids, row) in enumerate(zip(tokens, logits, strict=True)):
-        rows[depth] = sampler.adjusted_among(ids, row, path)
-        if np.isneginf(rows[depth]).all():
-            rows[depth] = row
-        scores = weights[depth, 0] * rows[depth]
-        if noise is not None:
-            scores += weights[depth, 2] * noise[depth]
-        path.append(int(ids[np.argmax(scores)]))
-    return rows
+    if len(requests) == 1:
+        (request,), (width,) = requests, widths
+        return [request.sequence.draft(request.seen[-1], request.n_positions, width)]
+    engine, drafts = requests[0].sequence.engine, []
+    waiting = list(requests)
+    while waiting:
+        n_rows = list(itertools.accumulate(request.n_positions + 1 for request in waiting))
+        n = max(1, sum(rows <= engine.max_draft_rows for rows in n_rows))
+        asked = [DraftRequest(x.sequence, x.seen[-1], x.n_positions) for x in waiting[:n]]
+        drafts += engine.draft(asked, max(widths))
+        del waiting[:n]
+    return [
+        Draft(draft.tokens[:, :width], draft.logits[:, :width], draft.log_sum_exp)
+        for draft, width in zip(drafts, widths, strict=True)
+    ]
+
+
+def named(proposers: Sequence[Proposer], names: Iterable[str] | None) -> list[Proposer]:
+    """Those of these names, all without any.
+
+    Errors: ValueError for a name that none of them has.
+    """
+    if names is None:
+        return list(proposers)
+    known = {proposer.name: proposer for proposer in proposers}
+    names = list(names)
+    for name in names:
+        if name not in known:
+            there = ", ".join(known) or "none"
+            raise ValueError(f"draft_type {name!r} is not there; this decoder has: {there}")
+    return [known[name] for name in known if name in names]

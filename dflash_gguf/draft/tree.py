@@ -1,39 +1,14 @@
-"""Draft trees: which candidates a round verifies, best-first over the chances of their paths.
+"""Draft trees: what a round verifies, with the chance of every node.
 
-A drafter gives candidates for each of the coming positions, whatever stands before them: so every
-sequence of candidates is a node, and its chance is the product of theirs. `grow` takes the likeliest
-nodes one after the other; a node's parent is likelier than the node, so it comes first, and the
-first nodes of a tree are themselves the best tree of their number.
-
-Source: Ringel & Romano, DDTree, arXiv 2604.12989.
-"""  # noqa: E501
+A node's path is no likelier than its parent's, so in the order of chances parents come first, and
+the first nodes of a tree are themselves the best tree of their number.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
-
-
-@dataclass(frozen=True, slots=True)
-class Candidates:
-    """What may follow the last token, position by position.
-
-    tokens: integers [n, k], distinct within a row.
-    log_chances: float64 [n, k], at most 0, falling within a row: the log of the chance that the
-        target takes the token, given that it took the path before it. -inf: not a candidate.
-    """
-
-    tokens: NDArray[np.integer[Any]]
-    log_chances: NDArray[np.float64]
-
-    def __len__(self) -> int:
-        return len(self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +33,12 @@ class Tree:
         for parent in parents:
             depths.append(depths[parent] + 1 if parent >= 0 else 0)
         return cls(list(tokens), list(parents), depths, [0.0] * len(tokens))
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int], log_chances: Sequence[float]) -> Tree:
+        """A chain with the log-chances of its paths; both [n], with the root."""
+        n = len(tokens)
+        return cls(list(tokens), list(range(-1, n - 1)), list(range(n)), list(log_chances))
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -119,50 +100,51 @@ class Tree:
             return self
         return Tree(self.tokens[:n], self.parents[:n], self.depths[:n], self.log_chances[:n])
 
-
-def chain(root: int, candidates: Candidates, length: int) -> Tree:
-    """The best candidate of each of the first `length` positions, up to one that has none."""
-    ids, steps = candidates.tokens[:length, 0].tolist(), candidates.log_chances[:length, 0].tolist()
-    tokens, paths = [root], [0.0]
-    for token, step in zip(ids, steps, strict=True):
-        if step == -math.inf:
-            break
-        tokens.append(token)
-        paths.append(paths[-1] + step)
-    n = len(tokens)
-    return Tree(tokens, list(range(-1, n - 1)), list(range(n)), paths)
+    def spine(self) -> Tree:
+        """The chain that follows the first child of every node: the likeliest one."""
+        if self.is_chain:
+            return self
+        path = [0]
+        for node, parent in enumerate(self.parents):
+            if parent == path[-1]:
+                path.append(node)
+        return Tree.chain([self.tokens[i] for i in path], [self.log_chances[i] for i in path])
 
 
-def grow(root: int, candidates: Candidates, budget: int, *, spine: bool = False) -> Tree:
-    """The `budget` likeliest nodes below the root; fewer if there are no more.
+def merged(trees: Sequence[Tree]) -> Tree:
+    """All paths of some trees with one root, the likeliest first.
 
-    spine: the chain of best candidates comes first, whole, and the likeliest of the rest after it.
+    What several propose has the best chance that one of them gives: they may agree for the same
+    reason.
     """
-    ids, steps = candidates.tokens.tolist(), candidates.log_chances.tolist()
-    n, k = candidates.tokens.shape
-    tree = chain(root, candidates, budget if spine else 0)
-    tokens, parents, depths, paths = tree.tokens, tree.parents, tree.depths, tree.log_chances
-    # Entries: minus the path's log-chance, the earlier one on ties, parent, rank among siblings.
-    heap: list[tuple[float, int, int, int]] = []
-    for node in range(len(tokens)):
-        rank = 0 if node == tree.n_drafted else 1
-        if depths[node] < n and rank < k:
-            heappush(heap, (-paths[node] - steps[depths[node]][rank], node, node, rank))
-    n_pushed = len(tokens)
-    while heap and len(tokens) <= budget:
-        cost, _, parent, rank = heappop(heap)
-        if cost == math.inf:
-            break
-        depth, node = depths[parent], len(tokens)
-        tokens.append(ids[depth][rank])
-        parents.append(parent)
-        depths.append(depth + 1)
-        paths.append(-cost)
-        if rank + 1 < k:
-            n_pushed += 1
-            sibling = -paths[parent] - steps[depth][rank + 1]
-            heappush(heap, (sibling, n_pushed, parent, rank + 1))
-        if depth + 1 < n:
-            n_pushed += 1
-            heappush(heap, (cost - steps[depth + 1][0], n_pushed, node, 0))
-    return tree
+    if len(trees) == 1:
+        return trees[0]
+    nodes: dict[tuple[int, int], int] = {}
+    tokens, parents, depths, chances = [trees[0].tokens[0]], [-1], [0], [0.0]
+    for tree in trees:
+        place = [0]
+        for node in range(1, len(tree)):
+            parent, token, chance = (
+                place[tree.parents[node]],
+                tree.tokens[node],
+                tree.log_chances[node],
+            )
+            at = nodes.setdefault((parent, token), len(tokens))
+            place.append(at)
+            if at == len(tokens):
+                tokens.append(token)
+                parents.append(parent)
+                depths.append(depths[parent] + 1)
+                chances.append(chance)
+            elif chance > chances[at]:
+                chances[at] = chance
+    # Nodes are made after their parents, so a stable sort keeps that order on ties.
+    order = sorted(range(len(tokens)), key=lambda node: -chances[node])
+    number = {node: i for i, node in enumerate(order)}
+    number[-1] = -1
+    return Tree(
+        [tokens[node] for node in order],
+        [number[parents[node]] for node in order],
+        [depths[node] for node in order],
+        [chances[node] for node in order],
+    )

@@ -1,4 +1,7 @@
-"""The cost table of a pair on this machine, kept between processes, so that no answer begins cold."""  # noqa: E501
+"""What was learned about a pair on this machine, kept between processes: no answer begins cold.
+
+Costs of rounds, and how often candidates of each proposer were taken.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ import hashlib
 import itertools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from .. import machine_cache
 from ..convert.schema import SPLIT_ENDING
@@ -18,7 +22,7 @@ N_HEADER = 1 << 16
 
 
 class CostFile:
-    """Where one pair's costs are kept: by its files, the device, its threads, and settings."""
+    """Where that of one pair is kept: by its files, the device, its threads, and settings."""
 
     def __init__(self, paths: Sequence[str], *settings: str | int) -> None:
         """paths: target and drafter. settings: whatever else changes what a pass costs.
@@ -30,20 +34,21 @@ class CostFile:
         name = hashlib.sha256("\n".join(self._identity).encode()).hexdigest()[:16]
         self._name = f"costs-{name}.json"
 
-    def load(self, n_first: int = 1) -> Costs:
-        """What was measured before; an empty table if nothing was, or if it makes no sense.
+    def load(self, n_first: int = 1) -> tuple[Costs, dict[str, Any]]:
+        """What was measured before, and what proposers have learned, by their names.
 
-        n_first: as of `Costs`.
+        Empty if nothing was, or if it makes no sense. n_first: as of `Costs`.
         """
         stored = machine_cache.read(self._name, self._identity)
         if stored is not None:
             with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError):
-                return Costs.from_dict(stored, n_first)
-        return Costs(n_first)
+                return Costs.from_dict(stored["costs"], n_first), dict(stored["learned"])
+        return Costs(n_first), {}
 
-    def store(self, costs: Costs) -> None:
-        """Keeps the table."""
-        machine_cache.write(self._name, self._identity, costs.to_dict())
+    def store(self, costs: Costs, learned: Mapping[str, Any]) -> None:
+        """Keeps both."""
+        value = {"costs": costs.to_dict(), "learned": dict(learned)}
+        machine_cache.write(self._name, self._identity, value)
 
 
 def _parts(path: str) -> list[str]:

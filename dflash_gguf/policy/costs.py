@@ -24,32 +24,41 @@ CELLS = 256
 
 @dataclass(slots=True)
 class Round:
-    """What a round did and took.
+    """What a round did and took: one pass for one sequence or several.
 
-    position: tokens in the caches before it. n_positions: places the drafter filled.
-    n_drafted: nodes verified below the root. is_tree: whether they were more than a chain.
-    n_expected: those that were expected to be accepted. n_accepted: those that were.
-    n_tokens: tokens the round added to the answer.
-    Seconds: draft_s, candidates and their choice; pass_s, the target's pass with what surrounds
-    it; sample_s. is_narrow: whether only best candidates were drafted.
+    position: tokens in the caches before it, those of all its sequences. n_sequences: of them.
+    n_positions: places a drafter filled for each that drafted; is_brief: whether only with best
+    candidates. n_drafted: nodes verified below the roots. is_tree: whether they were more than
+    chains. n_expected: those that were expected to be accepted. n_accepted: those that were.
+    n_tokens: tokens the round added to answers.
+    Seconds: choose_s, the decision what to draft, where one was made; draft_s, candidates and their
+    choice; pass_s, the target's pass with what surrounds it; sample_s.
     """
 
     position: int
+    n_sequences: int = 1
     n_positions: int = 0
+    is_brief: bool = False
     n_drafted: int = 0
     is_tree: bool = False
     n_expected: float = 0.0
     n_accepted: int = 0
     n_tokens: int = 0
+    choose_s: float = 0.0
     draft_s: float = 0.0
     pass_s: float = 0.0
     sample_s: float = 0.0
-    is_narrow: bool = False
 
     def verifies(self, tree: Tree) -> None:
-        """Fills in what the target is given."""
-        self.n_drafted, self.is_tree = tree.n_drafted, not tree.is_chain
-        self.n_expected = tree.n_expected
+        """Adds what the target is given of one sequence."""
+        self.n_drafted += tree.n_drafted
+        self.is_tree |= not tree.is_chain
+        self.n_expected += tree.n_expected
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of the pass."""
+        return self.n_sequences + self.n_drafted
 
     @property
     def kind(self) -> str:
@@ -59,20 +68,21 @@ class Round:
     @property
     def seconds(self) -> float:
         """All of it."""
-        return self.draft_s + self.pass_s + self.sample_s
+        return self.choose_s + self.draft_s + self.pass_s + self.sample_s
 
 
 class Costs:
-    """Seconds of drafts by positions, and of passes by kind, rows and the context's length.
+    """Seconds of drafts by positions, and of passes by kind, rows and the tokens in the caches.
 
-    A plain pass is a chain of one row. n_observed: rounds filed by this process.
+    A plain pass is a chain's of as many rows as sequences. n_observed: rounds filed by this
+    process.
     """
 
     def __init__(self, n_first: int = 1) -> None:
         """n_first: runs of a shape that are slower than those to come."""
         self.n_first = n_first
         self.n_observed = 0
-        self._drafts: dict[int, Median] = {}
+        self._drafts: dict[bool, dict[int, Median]] = {True: {}, False: {}}
         self._chains: dict[int, dict[int, Median]] = {}
         self._trees: dict[int, dict[int, Median]] = {}
         self._sample = Median()
@@ -86,11 +96,6 @@ class Costs:
         return self._knows_plain
 
     @property
-    def most_positions(self) -> int:
-        """Positions of the longest draft that was run more than once."""
-        return max(filter(self.knows_draft, self._drafts), default=0)
-
-    @property
     def most_rows(self) -> int:
         """Rows of the largest pass that was run more than once."""
         chains = filter(self.knows_pass, self._chains)
@@ -101,36 +106,44 @@ class Costs:
         """Choosing one token."""
         return self._sample.value
 
+    def most_positions(self, is_brief: bool) -> int:
+        """Positions of the longest draft of a kind that was run more than once."""
+        known = self._drafts[is_brief]
+        return max((n for n, median in known.items() if median.is_warm), default=0)
+
     def is_warm(self, done: Round) -> bool:
         """Whether rounds like this one have been through their first run."""
-        if not done.n_positions and not done.n_drafted:
-            return self.knows_plain
-        is_drafted = not done.n_positions or done.is_narrow or self.knows_draft(done.n_positions)
-        return is_drafted and self.knows_pass(done.n_drafted + 1, done.is_tree)
+        n, drafts = done.n_positions, self._drafts[done.is_brief]
+        is_drafted = not n or (n in drafts and drafts[n].is_warm)
+        return is_drafted and self.knows_pass(done.n_rows, done.is_tree)
 
-    def knows_draft(self, n_positions: int) -> bool:
-        """Whether drafts of so many positions were run more than once."""
-        return n_positions in self._drafts and self._drafts[n_positions].is_warm
+    def is_settled(self, done: Round) -> bool:
+        """Whether a pass like this one's was filed so often that one time more changes little."""
+        known = (self._trees if done.is_tree else self._chains).get(done.n_rows, {})
+        median = known.get(_bucket(done.position))
+        return median is not None and median.is_full
 
     def knows_pass(self, n_rows: int, is_tree: bool = False) -> bool:
         """Whether passes of so many rows were run more than once."""
         buckets = (self._trees if is_tree else self._chains).get(n_rows, {}).values()
         return any(median.is_warm for median in buckets)
 
-    def observe(self, done: Round) -> None:
-        """Files a round's times."""
+    def observe(self, done: Round, *, with_draft: bool = True) -> None:
+        """Files a round's times. with_draft: whether its draft was one like others."""
         self.n_observed += 1
         known = self._trees if done.is_tree else self._chains
-        rows = known.setdefault(done.n_drafted + 1, {})
+        rows = known.setdefault(done.n_rows, {})
         rows.setdefault(_bucket(done.position), Median(self.n_first)).add(done.pass_s)
-        if done.n_positions and not done.is_narrow:
-            self._drafts.setdefault(done.n_positions, Median(self.n_first)).add(done.draft_s)
+        if done.n_positions and with_draft:
+            drafts = self._drafts[done.is_brief]
+            drafts.setdefault(done.n_positions, Median(self.n_first)).add(done.draft_s)
         self._sample.add(done.sample_s / max(done.n_tokens, 1))
         self._curves.clear()
 
-    def draft_s(self, n_positions: int) -> float:
-        """A draft of so many positions."""
-        points = ((n, median.value, median.is_warm) for n, median in self._drafts.items())
+    def draft_s(self, n_positions: int, is_brief: bool) -> float:
+        """A draft of so many positions; of a kind that was never run, as of the other."""
+        known = self._drafts[is_brief] or self._drafts[not is_brief]
+        points = ((n, median.value, median.is_warm) for n, median in known.items())
         return between(sorted(points), n_positions)
 
     def pass_s(self, position: int, n_rows: int, is_tree: bool = False) -> float:
@@ -150,17 +163,16 @@ class Costs:
 
     def round_s(self, done: Round) -> float:
         """What a round like this one is expected to take."""
-        total = self.pass_s(done.position, done.n_drafted + 1, done.is_tree)
+        total = self.pass_s(done.position, done.n_rows, done.is_tree)
         total += done.n_tokens * self.sample_s
-        if done.is_narrow:
-            return total + done.draft_s
-        return total + (self.draft_s(done.n_positions) if done.n_positions else 0.0)
+        return total + (self.draft_s(done.n_positions, done.is_brief) if done.n_positions else 0.0)
 
-    def plain_s(self, position: int) -> float:
+    def plain_s(self, position: int, n_sequences: int = 1) -> float:
         """A plain round."""
-        if 1 not in self._chains:
-            return self.pass_s(position, 1) + self.sample_s
-        return _nearest(self._chains[1], _bucket(position))[1].value + self.sample_s
+        if n_sequences not in self._chains:
+            return self.pass_s(position, n_sequences) + n_sequences * self.sample_s
+        median = _nearest(self._chains[n_sequences], _bucket(position))[1]
+        return median.value + n_sequences * self.sample_s
 
     def _curve(self, bucket: int, is_tree: bool) -> list[tuple[int, float, bool]]:
         """Rows, seconds, and whether that is more than a first time, ascending by rows.
@@ -192,7 +204,12 @@ class Costs:
                 if median.is_warm
             ]
 
-        drafts = [[n, median.value] for n, median in sorted(self._drafts.items()) if median.is_warm]
+        drafts = [
+            [n, is_brief, median.value]
+            for is_brief, known in self._drafts.items()
+            for n, median in sorted(known.items())
+            if median.is_warm
+        ]
         return {
             "drafts": drafts,
             "chains": table(self._chains),
@@ -204,8 +221,8 @@ class Costs:
     def from_dict(cls, stored: dict[str, Any], n_first: int = 1) -> Costs:
         """What `to_dict` gave; ValueError or TypeError for anything else."""
         costs = cls(n_first)
-        for n, seconds in stored["drafts"]:
-            costs._drafts[_count(n)] = Median.known(seconds)
+        for n, is_brief, seconds in stored["drafts"]:
+            costs._drafts[bool(is_brief)][_count(n)] = Median.known(seconds)
         for name, known in (("chains", costs._chains), ("trees", costs._trees)):
             for rows, bucket, seconds in stored[name]:
                 known.setdefault(_count(rows), {})[int(bucket)] = Median.known(seconds)
@@ -242,6 +259,11 @@ class Median:
     def is_warm(self) -> bool:
         """Whether there is more than the first times."""
         return self._is_warm
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a further time replaces one."""
+        return len(self._times) == N_TIMES
 
     def add(self, seconds: float) -> None:
         """Adds a time."""

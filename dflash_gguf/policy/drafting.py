@@ -1,67 +1,116 @@
-"""What a decoder drafts with: its drafter, what was learned about it, and the rule of an answer."""
+"""What an engine drafts with: its proposers, what was learned about them, and rules of answers."""
 
 from __future__ import annotations
 
+import contextlib
+import time
+
 from ..config import AUTO_TREE_BUDGET, TREE_BUDGET, DecodeConfig
 from ..core import MAX_VERIFY, Error, Sequence
-from ..draft.kinds import proposer_of
-from .brief import AutoRule, BriefRule, Taken
-from .budget import Budget
+from ..draft.dflash import N_RANKED
+from ..draft.kinds import proposers_of
+from ..draft.proposer import CHAIN, SPINE, TREE, Proposer, named
 from .cost_file import CostFile
-from .costs import Costs
-from .rules import FixedChain, FixedTree, Rule
+from .costs import Costs, Round
+from .rule import Auto, Fixed, Known, Rule, measure
 
+ROOM = 32
+"""Rows that a verify is given room for from the start, where there is memory."""
+MEASURE_S, N_PROMPT = 0.2, 8
+"""What measuring may take while a model is loaded, and the tokens before the rounds it runs."""
 N_ROUNDS_KEPT = 16
-"""New rounds for which it is worth to write down what rounds cost."""
+"""New rounds for which it is worth to write down what was learned."""
 
 
 class Drafting:
-    """The drafter of one sequence; what is learned outlives answers, and its costs the process."""
+    """The proposers of an engine; what is learned outlives answers, and the process in a file."""
 
     def __init__(
         self,
         sequence: Sequence,
         cost_file: CostFile | None = None,
         most_rows: int = MAX_VERIFY,
-        proposer: str | None = None,
     ) -> None:
-        """cost_file: where this pair's costs are kept. most_rows: of a verify by default.
-
-        proposer: its name; None is whichever serves the sequence.
-        """
+        """cost_file: where this pair's costs are kept. most_rows: of a verify by default."""
         # ggml's CUDA backend captures a graph as it runs for the second time.
         engine = sequence.engine
         n_first = 2 if engine.model.backend.startswith("CUDA") else 1
-        self.budget = Budget(cost_file.load(n_first) if cost_file else Costs(n_first))
-        self.proposer = proposer_of(sequence, self.budget.calibrations, proposer)
-        self._taken = Taken(self.proposer.max_draft if self.proposer else 0, n_first)
-        self._engine = engine
+        self.proposers = proposers_of(sequence)
+        costs, learned = cost_file.load(n_first) if cost_file else (Costs(n_first), {})
+        self.known = Known(costs)
+        for proposer in self.proposers:
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                proposer.learn(learned[proposer.name])
+        self._sequence, self._engine = sequence, engine
         self._cost_file = cost_file
         self._most_rows = most_rows
-        self._n_kept = 0
+        self._n_stored = costs.n_observed
 
-    def rule(self, config: DecodeConfig) -> Rule | None:
-        """What rounds draft; None for plain decoding. ValueError if it cannot be."""
-        if config.draft == "none" or (config.draft == "auto" and self.proposer is None):
-            return None
-        if self.proposer is None:
+    def rule(self, config: DecodeConfig) -> tuple[list[Proposer], Rule | None]:
+        """Who drafts in an answer, and how much; no rule for plain decoding.
+
+        Errors: ValueError if what was asked for cannot be.
+        """
+        if config.draft == "none":
+            return [], None
+        proposers = named(self.proposers, config.draft_type)
+        paid = next((proposer for proposer in proposers if not proposer.is_free), None)
+        if config.draft != "auto" and config.draft_type is None and paid is not None:
+            proposers = [paid]  # what is fixed is the drafter's, unless others are asked for
+        if not proposers:
+            if config.draft == "auto":
+                return [], None
             raise ValueError(f"draft is {config.draft!r}, which needs a drafter")
-        longest = self.proposer.max_draft
+        longest = max(proposer.max_draft for proposer in proposers)
         for name, value in (("draft_max", config.draft_max), ("draft_min", config.draft_min)):
             if value is not None and value > longest:
                 raise ValueError(f"{name} is {value}, this drafter drafts at most {longest}")
         longest = config.draft_max or longest
         if config.draft == "chain":
-            return FixedChain(longest, config.draft_min)
+            return proposers, Fixed(CHAIN, longest, longest, config.draft_min)
         if config.draft == "tree":
             most = config.tree_budget or TREE_BUDGET
-            return FixedTree(most, longest, config.draft_min, spine=config.tree_spine)
+            shape = SPINE if config.tree_spine else TREE
+            return proposers, Fixed(shape, most, longest, config.draft_min)
         most = config.tree_budget or AUTO_TREE_BUDGET
-        budgeted = self.budget.rule(longest, most, config.draft_min)
-        if config.temperature > 0.0 or config.has_penalties or config.tree_budget:
-            return budgeted
-        brief = BriefRule(self.budget, self._taken, longest, config.draft_min)
-        return AutoRule(self.budget.costs, budgeted, brief)
+        self.make_room(min(most + 1, ROOM), is_needed=False)
+        drafted = min(longest, paid.max_draft) if paid is not None else 0
+        rule = Auto(self.known, drafted, most, config.draft_min, deepest=longest)
+        return proposers, rule
+
+    def measure(self) -> None:
+        """Runs some rounds, unless it is known what they cost; for MEASURE_S if passes are short.
+
+        The sequence is empty afterwards.
+        """
+        sequence = self._sequence
+        n_rows = min(ROOM, self._most_rows, sequence.n_ctx - 2 * N_PROMPT)
+        if self.known.costs.knows_plain or n_rows < 2:
+            return
+        self.make_room(n_rows, is_needed=False)
+        prompt = [token % self._engine.model.n_vocab for token in range(N_PROMPT)]
+        paid = next((proposer for proposer in self.proposers if not proposer.is_free), None)
+
+        def run(done: Round) -> None:
+            started = drafted = time.perf_counter()
+            if done.n_positions:
+                sequence.draft(prompt[-1], done.n_positions, 1 if done.is_brief else N_RANKED)
+                drafted = time.perf_counter()
+            if done.n_drafted:
+                sequence.verify([prompt[-1]] * done.n_rows).argmax()
+                sequence.commit(0)
+            else:
+                sequence.decode(prompt[-1]).argmax()
+            done.draft_s, done.pass_s = drafted - started, time.perf_counter() - drafted
+
+        try:
+            sequence.prefill(prompt).argmax()
+            longest = paid.max_draft if paid is not None else 0
+            measure(self.known, min(n_rows, self._engine.max_verify), longest, run, MEASURE_S)
+        except Error:  # who answers will be told
+            self.known = Known(Costs(self.known.costs.n_first))
+        finally:
+            sequence.reset()
 
     def make_room(self, n_rows: int, *, is_needed: bool) -> None:
         """Lets a round verify so many rows; where it can do with fewer, as many as there may be."""
@@ -75,9 +124,15 @@ class Drafting:
                     raise
                 self._most_rows = self._engine.max_verify  # others took what was free
 
-    def keep_costs(self) -> None:
-        """Lets the next process begin with what this one measured."""
-        n_observed = self.budget.costs.n_observed
-        if self._cost_file is not None and n_observed >= self._n_kept + N_ROUNDS_KEPT:
-            self._cost_file.store(self.budget.costs)
-            self._n_kept = n_observed
+    def forget(self) -> None:
+        """Forgets the texts of the sequence."""
+        for proposer in self.proposers:
+            proposer.forget(self._sequence)
+
+    def keep(self) -> None:
+        """Lets the next process begin with what this one has learned."""
+        n_observed = self.known.costs.n_observed
+        if self._cost_file is not None and n_observed >= self._n_stored + N_ROUNDS_KEPT:
+            learned = {proposer.name: proposer.to_dict() for proposer in self.proposers}
+            self._cost_file.store(self.known.costs, learned)
+            self._n_stored = n_observed

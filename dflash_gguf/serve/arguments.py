@@ -13,7 +13,6 @@ from typing import Any
 from ..cli.arguments import add_drafting, add_sampling, decode_config
 from ..cli.model_arguments import add_fit, add_options
 from ..config import REASONING_FORMATS
-from ..core import OPTIONS
 from .settings import Settings
 
 DESCRIPTION = "Answers the HTTP requests of OpenAI's and of llama-server's clients."
@@ -163,10 +162,6 @@ def _add_models(p: argparse.ArgumentParser) -> None:
         "--list-devices", action="store_true", help="name what models can run on, and end"
     )
     group.add_argument("--tags", metavar="A,B", help="tags of the model in /v1/models")
-    if "n_parallel" not in OPTIONS:
-        group.add_argument(
-            "-np", "--parallel", type=int, default=1, metavar="N", help="answers made at once"
-        )
 
 
 def _add_http(p: argparse.ArgumentParser) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .. import pair
 from ..cli.command import guarded, list_devices
-from ..core import OPTIONS
+from ..core import MAX_PARALLEL, OPTIONS
 from ..text.gguf_metadata import Metadata
 from ..text.tokenizer import Tokenizer
 from .app import App
@@ -36,8 +36,6 @@ from .models import Model, Models, in_folder
 from .prompts import Texts
 from .settings import Settings
 
-MAX_PARALLEL = 1
-"""Timelines of a Decoder."""
 LOAD_OPTIONS = (*OPTIONS, "fit", "vram", "draft")
 """Flags that the engine process reads."""
 
@@ -70,15 +68,12 @@ def _run(args: argparse.Namespace) -> int:
         )
     if (args.ssl_key_file is None) != (args.ssl_cert_file is None):
         raise ValueError("--ssl-key-file and --ssl-cert-file go together")
-    n_parallel = args.parallel
-    if n_parallel < 1:
-        raise ValueError(f"--parallel is {n_parallel}, must be at least 1")
+    n_parallel = 1 if args.n_parallel is None else args.n_parallel
+    if not 1 <= n_parallel <= MAX_PARALLEL:
+        raise ValueError(f"--parallel is {n_parallel}, must be 1 to {MAX_PARALLEL}")
     models = _models(args)
     for note in notes(args):
         log(note)
-    if n_parallel > MAX_PARALLEL:
-        log(f"--parallel is {n_parallel}: {MAX_PARALLEL} answer is made at a time, others wait")
-        n_parallel = MAX_PARALLEL
     for path in (args.ssl_key_file, args.ssl_cert_file):
         if path is not None:
             open(path, "rb").close()

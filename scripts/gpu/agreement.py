@@ -174,9 +174,9 @@ def _law(device: core.Sequence) -> Figures:
         config = DecodeConfig(max_tokens=N_ANSWER, draft="none", **way)
         plain = decoder.generate(prompt, config).tokens
         for draft in ("chain", "tree"):
-            decoder._drafting.proposer = _knowing(
-                plain, len(prompt), device.engine.model.n_vocab, draft
-            )
+            decoder._drafting.proposers = [
+                _knowing(plain, len(prompt), device.engine.model.n_vocab, draft)
+            ]
             margins, result = margins_at_differences(decoder, prompt, config, draft=draft)
             figures[f"{name}_{draft}"] = {
                 "differences": len(margins),

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dflash_gguf import core
 from dflash_gguf.account import Phase
-from dflash_gguf.draft.proposer import N_RANKED
+from dflash_gguf.draft.dflash import N_RANKED
 from dflash_gguf.rounds import Rows, verify
 from gpu import acceptance, null_gpu
 from gpu.ggml_device import GraphCounter

@@ -59,6 +59,8 @@ CASES = [
     Case("gemma4moe", "q8_0", None),
     Case("gemma4e", "q8_0", None),
     Case("gemma4-unified", "bf16", None),
+    Case("gpt-oss-dflash", "bf16", "gpt-4o", target="gpt-oss"),
+    Case("gemma4-dflash", "bf16", None, target="gemma4"),
 ]
 
 
@@ -76,9 +78,9 @@ def make_folders(base: Path) -> None:
     make_target(base / "qwen35moe", "qwen35moe", wrapped=True, fused_experts=True, mtp=True, **bf16)
     make_target(base / "gpt-oss", "gpt-oss", **bf16)
     make_target(base / "gpt-oss-packed", "gpt-oss", packed_experts=True, **bf16)
-    make_target(base / "gemma4", "gemma4", wrapped=True, **bf16)
-    make_target(base / "gemma4moe", "gemma4moe", **bf16)
-    make_target(base / "gemma4e", "gemma4e", **bf16)
+    make_target(base / "gemma4", "gemma4", wrapped=True, tie_word_embeddings=True, **bf16)
+    make_target(base / "gemma4moe", "gemma4moe", tie_word_embeddings=True, **bf16)
+    make_target(base / "gemma4e", "gemma4e", tie_word_embeddings=True, **bf16)
     make_target(base / "gemma4-unified", "gemma4", wrapped=True, unified=True, **bf16)
     forbidden = {"suppress_tokens": [7, 9]}
     (base / "gemma4-unified" / "generation_config.json").write_text(json.dumps(forbidden))
@@ -88,6 +90,22 @@ def make_folders(base: Path) -> None:
         base / "smollm2-dflash", base / "smollm2", dflash_config=taps, **smollm2_sizes, **bf16
     )
     make_drafter(base / "qwen35-dflash", base / "qwen35", **bf16)
+    make_drafter(
+        base / "gpt-oss-dflash",
+        base / "gpt-oss",
+        attention_bias=True,
+        rope_parameters={**yarn, "factor": 32.0},
+        **bf16,
+    )
+    make_drafter(
+        base / "gemma4-dflash",
+        base / "gemma4",
+        use_sliding_window=True,
+        sliding_window=2048,
+        layer_types=["sliding_attention", "full_attention"],
+        final_logit_softcapping=30.0,
+        **bf16,
+    )
     make_drafter(
         base / "qwen35-sliding",
         base / "qwen35",

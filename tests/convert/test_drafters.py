@@ -88,12 +88,20 @@ def test_drafter_scales_windows_and_causality(tmp_path: Path) -> None:
     assert found["attention.sliding_window_pattern"] == [True, True]
 
 
-def test_drafter_inherits_what_its_targets_family_has(tmp_path: Path) -> None:
+def test_drafter_takes_no_scale_of_its_target(tmp_path: Path) -> None:
+    """As the reference: the raw table and no cap, unless its own config or the user says so."""
     drafter, target = drafted(tmp_path)
     edit_config(target, model_type="gemma4_text", final_logit_softcapping=30.0)
     found = metadata(prepare(drafter, "f32", Options(target), "llama-bpe"))
+    assert {"embedding_scale", "final_logit_softcapping"}.isdisjoint(found)
+    edit_config(drafter, final_logit_softcapping=20.0)  # where z-lab's Gemma drafters have it
+    scaled = Options(target, scaled_embeddings=True)
+    found = metadata(prepare(drafter, "f32", scaled, "llama-bpe"))
     assert found["embedding_scale"] == pytest.approx(math.sqrt(96))
-    assert found["final_logit_softcapping"] == 30.0
+    assert found["final_logit_softcapping"] == 20.0
+    edit_config(drafter, input_embedding_scale=2.5)
+    found = metadata(prepare(drafter, "f32", scaled, "llama-bpe"))
+    assert found["embedding_scale"] == 2.5
 
 
 def test_drafter_that_rotates_neighbours_is_reordered(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ using namespace dfl;
 
 namespace {
 
-constexpr int32_t OTHERS = 1; // nodes of a verify
+constexpr int32_t N_SEQUENCES = 3;
 constexpr int64_t MOST_ROWS = 24;
 
 // Full attention, two windows, and two kinds of layers that see what comes after.
@@ -37,11 +37,11 @@ Hparams layers() {
     return hp;
 }
 
-// A timeline whose rows take cells as a sequence's do.
-class Timeline {
+// Timelines whose rows take cells as sequences' do; `line` is the one that moves.
+class Timelines {
   public:
-    Timeline(int64_t n_cells, unsigned seed)
-        : hp_(layers()), backend_(cpu_device(), 1), table_(n_cells),
+    Timelines(int64_t n_cells, unsigned seed)
+        : hp_(layers()), backend_(cpu_device(), 1), table_(n_cells, N_SEQUENCES),
           masks_(
               hp_, {0, 2, 4, 6, 8, 10}, [&](int64_t) -> Backend & { return backend_; }, n_cells,
               MOST_ROWS / 2),
@@ -50,23 +50,56 @@ class Timeline {
     }
 
     int below(int n) { return static_cast<int>(random_() % n); }
-    int32_t position() const { return position_; }
-    int64_t n_free() const { return table_.n_free(); }
+    int32_t position() const { return positions_[line]; }
+    bool has_room() const { return table_.wanted(line, MOST_ROWS + 1) <= table_.n_unclaimed(); }
     uint64_t bytes_written() const { return masks_.bytes_written(); }
+
+    int32_t line = 0;
 
     void append(int64_t n, bool check) {
         const std::vector<int32_t> positions = following(n);
-        const std::vector<int64_t> cells = take(positions, SEQUENCE);
-        pass({positions, cells, nullptr}, check);
-        position_ += n;
+        const std::vector<int64_t> cells = take(positions);
+        pass({positions, cells, {{line, 0, n, nullptr}}}, check);
+        positions_[line] += n;
     }
 
     // What a drafter does: its rows are forgotten.
     void block(int64_t n) {
         const std::vector<int32_t> positions = following(n);
-        const std::vector<int64_t> cells = take(positions, SEQUENCE);
-        pass({positions, cells, nullptr}, true);
+        const std::vector<int64_t> cells = take(positions);
+        pass({positions, cells, {{line, 0, n, nullptr}}}, true);
         release(cells);
+    }
+
+    // Of one line a step, of the others blocks.
+    void together() {
+        std::vector<int32_t> positions;
+        std::vector<int64_t> cells;
+        std::vector<SequenceRows> rows;
+        const int32_t chosen = line;
+        for (line = 0; line < N_SEQUENCES; ++line) {
+            const int64_t n = line == chosen ? 1 : 1 + below(4);
+            if (table_.wanted(line, n) > table_.n_unclaimed()) {
+                continue;
+            }
+            const std::vector<int32_t> here = following(n);
+            const std::vector<int64_t> taken = take(here);
+            rows.push_back({line, static_cast<int64_t>(positions.size()), n, nullptr});
+            positions.insert(positions.end(), here.begin(), here.end());
+            cells.insert(cells.end(), taken.begin(), taken.end());
+        }
+        if (!rows.empty()) {
+            pass({positions, cells, rows}, true);
+        }
+        for (const SequenceRows & of : rows) {
+            line = of.sequence;
+            if (line == chosen) {
+                ++positions_[line];
+            } else {
+                release({cells.begin() + of.first, cells.begin() + of.first + of.n});
+            }
+        }
+        line = chosen;
     }
 
     // A random tree of n nodes and padding, then n_accepted of a path.
@@ -81,43 +114,50 @@ class Timeline {
         const Tree tree(tokens.data(), parents.data(), n);
         std::vector<int32_t> positions;
         for (int64_t i = 0; i < n; ++i) {
-            positions.push_back(position_ + tree.depth(i));
+            positions.push_back(position() + tree.depth(i));
         }
-        std::vector<int64_t> cells = take(positions, OTHERS);
+        std::vector<int64_t> cells = table_.take(line, n + (n_padding > 0));
+        const std::vector<int64_t> taken = cells;
         if (n_padding > 0) {
-            positions.resize(n + n_padding, position_);
-            cells.resize(n + n_padding, table_.find_free(1).front());
+            positions.resize(n + n_padding, position());
+            cells.resize(n + n_padding, cells.back());
         }
-        pass({positions, cells, &tree}, check);
+        pass({positions, cells, {{line, 0, n, &tree}}}, check);
         path.resize(below(path.size() + 1));
         for (size_t i = 0; i < path.size(); ++i) {
-            table_.own(cells[moves_rows ? i : path[i]], SEQUENCE, position_++);
+            table_.place(cells[moves_rows ? i : path[i]], positions_[line]++);
         }
-        for (int64_t i = 0; i < n; ++i) {
-            if (table_.sequence(cells[i]) == OTHERS) {
-                table_.release(cells[i]);
+        for (const int64_t cell : taken) {
+            if (table_.position(cell) == CellTable::FREE) {
+                table_.release(cell);
             }
         }
     }
 
     void truncate(int32_t position) {
-        table_.release_from(SEQUENCE, position);
-        position_ = position;
+        table_.release_from(line, position);
+        positions_[line] = position;
     }
 
-    void forget_before(int32_t position) { table_.release_before(SEQUENCE, position); }
+    void forget_before(int32_t position) { table_.release_before(line, position); }
 
   private:
+    struct Rows {
+        std::vector<int32_t> positions;
+        std::vector<int64_t> cells;
+        std::vector<SequenceRows> sequences;
+    };
+
     std::vector<int32_t> following(int64_t n) const {
         std::vector<int32_t> positions(n);
-        std::iota(positions.begin(), positions.end(), position_);
+        std::iota(positions.begin(), positions.end(), position());
         return positions;
     }
 
-    std::vector<int64_t> take(const std::vector<int32_t> & positions, int32_t sequence) {
-        const std::vector<int64_t> cells = table_.find_free(positions.size());
+    std::vector<int64_t> take(const std::vector<int32_t> & positions) {
+        const std::vector<int64_t> cells = table_.take(line, positions.size());
         for (size_t i = 0; i < cells.size(); ++i) {
-            table_.own(cells[i], sequence, positions[i]);
+            table_.place(cells[i], positions[i]);
         }
         return cells;
     }
@@ -129,7 +169,8 @@ class Timeline {
     }
 
     // Over the cells in use where there are few, or all of them; then compares every element.
-    void pass(const MaskRows & rows, bool check) {
+    void pass(const Rows & all, bool check) {
+        const MaskRows rows = {all.positions, all.cells, all.sequences};
         const int64_t high = (table_.high() + 32) / 32 * 32;
         const bool is_short = n_cells_ <= 256 && below(8) > 0;
         const int64_t n_kv = is_short ? std::min(high, n_cells_) : n_cells_;
@@ -154,23 +195,30 @@ class Timeline {
     }
 
     void check_seen(const MaskRows & rows) {
-        cpu::SeenCells seen;
-        find_seen_cells(table_, rows, seen);
-        CHECK(seen.rows.size() == rows.positions.size());
+        std::vector<SeenRows> all;
+        find_seen_cells(table_, rows, all);
+        CHECK(all.size() == rows.sequences.size());
+        for (const SeenRows & of : all) {
+            check_seen(rows, of);
+        }
+    }
+
+    void check_seen(const MaskRows & rows, const SeenRows & of) {
+        CHECK(static_cast<int64_t>(of.cells.rows.size()) == of.n);
         for (int64_t il = 0; il < hp_.n_layer(); il += 2) {
             const LayerShape & layer = hp_.layers[il];
-            if (!layer.causal && rows.tree != nullptr) {
+            if (!layer.causal && rows.sequences[0].tree != nullptr) {
                 continue; // no drafter verifies
             }
             cpu::CellAttention work = {};
-            work.seen = &seen;
+            work.seen = &of.cells;
             work.window = layer.window;
             work.causal = layer.causal;
-            for (size_t i = 0; i < seen.rows.size(); ++i) {
-                const std::vector<int64_t> cells = cells_of(cpu::seen_range(work, i), seen);
+            for (int64_t i = 0; i < of.n; ++i) {
+                const std::vector<int64_t> cells = cells_of(cpu::seen_range(work, i), of.cells);
                 std::vector<int64_t> expected;
                 for (int64_t cell = 0; cell < n_cells_; ++cell) {
-                    if (sees(layer, rows, i, cell)) {
+                    if (sees(layer, rows, of.first + i, cell)) {
                         expected.push_back(cell);
                     }
                 }
@@ -209,15 +257,20 @@ class Timeline {
             return (layer.window == 0 || std::abs(own - other) < layer.window) &&
                    (!layer.causal || other <= own);
         };
-        if (rows.tree != nullptr) {
-            const int32_t start = i < rows.tree->size() ? static_cast<int32_t>(i) : 0;
-            for (int32_t node = start; node >= 0; node = rows.tree->parent(node)) {
+        const SequenceRows * of = &rows.sequences.back();
+        while (i < of->first) {
+            --of;
+        }
+        if (of->tree != nullptr) {
+            const int32_t start = i < of->n ? static_cast<int32_t>(i) : 0;
+            for (int32_t node = start; node >= 0; node = of->tree->parent(node)) {
                 if (rows.cells[node] == cell) {
                     return reaches(rows.positions[node]);
                 }
             }
         }
-        return table_.sequence(cell) == SEQUENCE && reaches(table_.position(cell));
+        return table_.sequence(cell) == of->sequence && table_.position(cell) != CellTable::FREE &&
+               reaches(table_.position(cell));
     }
 
     Hparams hp_;
@@ -225,18 +278,22 @@ class Timeline {
     CellTable table_;
     CellMasks masks_;
     int64_t n_cells_;
-    int32_t position_ = 0;
+    int32_t positions_[N_SEQUENCES] = {};
     std::mt19937 random_;
 };
 
 void random_passes(unsigned seed) {
-    Timeline line(256, seed);
+    Timelines line(256, seed);
     for (int step = 0; step < 150; ++step) {
         const int64_t n = 1 + line.below(MOST_ROWS);
-        if (line.n_free() <= MOST_ROWS + 1) {
-            line.truncate(line.below(line.position()));
+        line.line = line.below(N_SEQUENCES);
+        if (!line.has_room()) {
+            line.truncate(line.below(line.position() + 1));
         }
-        switch (line.below(8)) {
+        if (!line.has_room()) {
+            continue; // others have it
+        }
+        switch (line.below(9)) {
         case 0:
             line.append(n, true);
             break;
@@ -252,6 +309,9 @@ void random_passes(unsigned seed) {
         case 4:
             line.forget_before(line.position() - 40);
             break;
+        case 5:
+            line.together();
+            break;
         default:
             line.round(n, line.below(2) * line.below(MOST_ROWS - n + 1), line.below(2) == 1, true);
         }
@@ -260,7 +320,7 @@ void random_passes(unsigned seed) {
 
 // More single steps than changes are remembered: rows that missed them are written anew.
 void rows_that_rested() {
-    Timeline line(16384, 3);
+    Timelines line(16384, 3);
     line.round(MOST_ROWS, 0, true, true);
     for (int step = 0; step < 12000; ++step) {
         line.append(1, false);
@@ -269,7 +329,7 @@ void rows_that_rested() {
 }
 
 uint64_t bytes_a_round(int64_t n_cells) {
-    Timeline line(n_cells, 5);
+    Timelines line(n_cells, 5);
     while (line.position() < n_cells / 2) {
         line.append(MOST_ROWS, false);
     }

@@ -49,10 +49,10 @@ int main() {
     CHECK(n_sizes(MOST_ROWS, 1.5, [&](int64_t n) { return few.verify_rows(n, weights); }) <= 16);
     CHECK(n_sizes(MOST_ROWS, 1.34, [&](int64_t n) { return close.verify_rows(n, weights); }) > 64);
     for (const int64_t high : {1, 255, 1024, 1025, 5000, 39999, 40000}) {
-        CHECK(close.cells(high, N_CELLS) >= high);
-        CHECK(few.cells(high, N_CELLS) >= close.cells(high, N_CELLS));
-        CHECK(few.cells(high, N_CELLS) <= N_CELLS);
-        CHECK(few.cells(high, N_CELLS) <= high + 1024 + high / 4);
+        CHECK(close.cells(high, N_CELLS, true) >= high);
+        CHECK(few.cells(high, N_CELLS, true) >= close.cells(high, N_CELLS, true));
+        CHECK(few.cells(high, N_CELLS, true) <= N_CELLS);
+        CHECK(few.cells(high, N_CELLS, true) <= high + 1024 + high / 4);
     }
     return 0;
 }

@@ -22,7 +22,7 @@ namespace {
 
 constexpr ggml_type TYPES[] = {GGML_TYPE_F32,  GGML_TYPE_F16,  GGML_TYPE_BF16, GGML_TYPE_Q4_0,
                                GGML_TYPE_Q4_1, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1, GGML_TYPE_Q8_0,
-                               GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K};
+                               GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K, GGML_TYPE_MXFP4};
 constexpr int64_t N_CELLS = 256, MOST_ROWS = 128;
 
 // What a graph consists of.
@@ -111,10 +111,11 @@ int rope_kinds(const Hparams & hp) {
     return static_cast<int>(found.size());
 }
 
-int nodes_of(const Hparams & hp) {
+int nodes_of(const Hparams & hp, const Weights & weights) {
     int n = rope_kinds(hp) + 1; // what rope turns to make a table of its angles; the head
-    for (const LayerShape & layer : hp.layers) {
-        n += layer.recurrent ? recurrent_nodes() : attention_nodes();
+    for (int64_t il = 0; il < hp.n_layer(); ++il) {
+        n += hp.layers[il].recurrent ? recurrent_nodes() : attention_nodes();
+        n += weights.layers[il].beside.experts != nullptr ? dense_nodes() : 0;
         n += hp.experts.n_expert > 0 ? expert_nodes(hp.experts.n_ff_shared > 0) : dense_nodes();
     }
     return n;
@@ -130,6 +131,11 @@ std::map<std::string, int> ggml_nodes_of(const Hparams & hp, const Weights & wei
             for (const char * operation : {"RMS_NORM", "MUL", "ADD"}) {
                 nodes[operation] += norm != nullptr ? 1 : 0;
             }
+        }
+        if (layer.beside.experts != nullptr) { // norms behind both parts, and their sum
+            nodes["RMS_NORM"] += 2;
+            nodes["MUL"] += 2;
+            nodes["ADD"] += 1;
         }
         nodes["RMS_NORM"] += hp.layers[il].norms_values ? 1 : 0;
         nodes["MUL"] += layer.output_scale != nullptr ? 1 : 0;
@@ -163,18 +169,19 @@ void check_own_kernels(const Weights & weights, ggml_type type) {
     }
 }
 
-// All matrices of the weights, each once.
+// All matrices of the weights, each once; gate and up may be one tensor of the file.
 void check_products(const Contents & found, const Weights & weights,
                     const std::set<std::string> & elsewhere) {
     for (const PackedMatrix & matrix : weights.packed) {
         const auto at = found.products.find(matrix.name);
         const int n = at == found.products.end() ? 0 : at->second;
-        CHECK(n == (elsewhere.count(matrix.name) > 0 ? 0 : 1));
+        const int expected = matrix.n_out < matrix.n_file_rows() ? 2 : 1;
+        CHECK(n == (elsewhere.count(matrix.name) > 0 ? 0 : expected));
     }
 }
 
 void check_nodes(const Contents & found, const Hparams & hp, const Weights & weights) {
-    const int n_own = nodes_of(hp);
+    const int n_own = nodes_of(hp, weights);
     const auto expected = ggml_nodes_of(hp, weights);
     for (const auto & [operation, n] : found.of_ggml) {
         const auto at = expected.find(operation);
@@ -233,6 +240,9 @@ int main() {
             check_target(*model, type);
             check_drafter(model, drafter, type);
         }
+        const std::string experts = folder.file("experts.gguf");
+        write_wide_gemma4_experts(type, experts);
+        check_target(Model(experts, on_cpu()), type);
     }
     return 0;
 }

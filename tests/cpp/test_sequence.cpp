@@ -185,8 +185,8 @@ void bad_arguments_change_nothing(const std::shared_ptr<const Model> & model) {
     CHECK(contains(error_of([&] { make(model, 8, GGML_TYPE_Q8_0); }), "valid (K/V): f32/f32"));
 }
 
-// A second one is refused while the first is there, and finds nothing of it afterwards.
-void one_sequence_at_a_time(const std::shared_ptr<const Model> & model) {
+// One more than there are places is refused, and finds nothing of the first afterwards.
+void as_many_sequences_as_places(const std::shared_ptr<const Model> & model) {
     EngineParams params;
     params.n_ctx = 40;
     params.n_ubatch = 8;
@@ -196,7 +196,7 @@ void one_sequence_at_a_time(const std::shared_ptr<const Model> & model) {
     const std::vector<int32_t> tokens = prompt();
     auto first = std::make_unique<Sequence>(engine);
     CHECK(error_of([&] { Sequence second(engine); }) ==
-          "the engine has a sequence already, and holds 1 at a time");
+          "the engine has 1 sequence already, and holds 1 at a time (n_parallel)");
     engine->reserve_verify(4);
     first->prefill(tokens.data() + 3, 20, nullptr, nullptr);
     const Checkpoint checkpoint = first->take();
@@ -265,7 +265,7 @@ int main() {
         synced_with_any_prompt(model);
         cancelled_between_micro_batches(model);
         bad_arguments_change_nothing(model);
-        one_sequence_at_a_time(model);
+        as_many_sequences_as_places(model);
     }
     write_quantized_qwen35(path);
     rows_of_packed_weights_are_equal(path);

@@ -244,9 +244,12 @@ void write_gpt_oss(Writer & w, const std::string & path) {
 }
 
 // A sliding layer and a full one, whose keys are its values.
-void write_gemma4(Writer & w, const std::string & path) {
+void write_gemma4(Writer & w, const std::string & path, bool of_experts) {
     const Sizes & z = w.sizes;
     common(w);
+    if (of_experts) {
+        expert_keys(w, false);
+    }
     w.integer(schema::KEY_ATTENTION_SLIDING_WINDOW, 8);
     w.integers(schema::KEY_ATTENTION_SLIDING_WINDOW_PATTERN, {1, 0});
     for (int il = 0; il < 2; ++il) {
@@ -265,6 +268,17 @@ void write_gemma4(Writer & w, const std::string & path) {
             w.tensor(norm, il, {z.n_embd}, 1);
         }
         feed_forward(w, il);
+        if (of_experts) {
+            w.tensor(schema::TENSOR_FFN_GATE_INP, il, {z.n_embd, z.n_expert});
+            w.tensor(schema::TENSOR_FFN_GATE_INP_SCALE, il, {z.n_embd}, 1);
+            w.tensor(schema::TENSOR_FFN_GATE_UP_EXPS, il, {z.n_embd, 2 * z.n_ff, z.n_expert});
+            w.tensor(schema::TENSOR_FFN_DOWN_EXPS, il, {z.n_ff, z.n_embd, z.n_expert});
+            w.tensor(schema::TENSOR_FFN_DOWN_EXPS_SCALE, il, {z.n_expert}, 1);
+            for (const char * norm : {schema::TENSOR_PRE_FFW_NORM_2, schema::TENSOR_POST_FFW_NORM_1,
+                                      schema::TENSOR_POST_FFW_NORM_2}) {
+                w.tensor(norm, il, {z.n_embd}, 1);
+            }
+        }
         w.tensor(schema::TENSOR_LAYER_OUTPUT_SCALE, il, {1}, 1);
     }
     w.save(path);
@@ -299,11 +313,16 @@ void write_wide(const std::string & arch, ggml_type type, const std::string & pa
     } else if (arch == schema::ARCH_GPT_OSS) {
         write_gpt_oss(w, path);
     } else if (arch == schema::ARCH_GEMMA4) {
-        write_gemma4(w, path);
+        write_gemma4(w, path, false);
     } else {
         CHECK(arch == schema::ARCH_QWEN35 || arch == schema::ARCH_QWEN35MOE);
         write_hybrid(w, path, 0, arch == schema::ARCH_QWEN35MOE);
     }
+}
+
+void write_wide_gemma4_experts(ggml_type type, const std::string & path) {
+    Writer w(schema::ARCH_GEMMA4, type, WIDE);
+    write_gemma4(w, path, true);
 }
 
 void write_wide_drafter(ggml_type type, const std::string & path) {

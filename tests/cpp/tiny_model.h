@@ -37,5 +37,7 @@ void write_quantized_qwen35(const std::string & path);
 // A model of any known architecture, two layers of it, of rows that all types' blocks fit; type: of
 // its matrices.
 void write_wide(const std::string & arch, ggml_type type, const std::string & path);
+// Gemma 4 with experts beside its feed-forward.
+void write_wide_gemma4_experts(ggml_type type, const std::string & path);
 // A DFlash drafter for any of these.
 void write_wide_drafter(ggml_type type, const std::string & path);

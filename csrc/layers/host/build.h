@@ -15,39 +15,55 @@ namespace dfl {
 
 // What a graph does with the rows it runs.
 enum class GraphKind {
-    APPEND, // advances the recurrent state: prefill and plain decoding
-    VERIFY, // leaves the committed state alone and writes the trace that PROMOTE reads
+    APPEND, // prefill and plain decoding
+    VERIFY, // some rows are nodes of verifies, which leave committed states alone and write the
+            // trace that PROMOTE reads
     PROMOTE,
     DRAFT,
     INJECT,
 };
 
-// Sizes of one batch. Rows of one sequence are adjacent, and every sequence has the same number.
+// Rows of one sequence in a batch, as recurrent layers take them where ggml computes them: its
+// operations know a sequence by the address of its state.
+struct RecurrentRows {
+    int32_t sequence = 0;
+    int64_t first = 0, n = 0;
+    bool verifies = false;                   // else they advance the state
+    bool by_paths = false;                   // in the form for trees
+    int64_t first_trace = 0, first_conv = 0; // of a verify, as TraceRows has them
+
+    bool operator==(const RecurrentRows & o) const {
+        return sequence == o.sequence && first == o.first && n == o.n && verifies == o.verifies &&
+               by_paths == o.by_paths && first_trace == o.first_trace && first_conv == o.first_conv;
+    }
+};
+
+// Sizes of one batch. Rows of one sequence are adjacent.
 struct BatchShape {
     GraphKind kind = GraphKind::APPEND;
-    int64_t n_rows = 0; // of all sequences together
-    int64_t n_seqs = 1;
-    int64_t first_seq = 0; // their recurrent slots are first_seq .. first_seq + n_seqs - 1
-    int64_t n_kv = 0;      // cells attention reads
-    int64_t n_out = 0;     // rows that get logits; 0: none
-    bool walks = false;    // recurrent layers run in our own code
-    bool by_paths = false; // recurrent layers take the form for trees
-    int64_t n_inject = 0;  // feature rows projected into the drafter's cache
-    int64_t n_top = 0;     // candidates of a draft picked on the device
+    int64_t n_rows = 0;                        // of all sequences together
+    int64_t n_kv = 0;                          // cells attention reads
+    int64_t n_out = 0;                         // rows that get logits; 0: none
+    bool walks = false;                        // recurrent layers run in our own code
+    std::vector<RecurrentRows> recurrent = {}; // all rows, where ggml runs them; or a promotion's
+    bool taps = false;                         // the drafter's features are kept of some rows
+    int64_t n_inject = 0;                      // feature rows projected into the drafter's cache
+    int64_t n_top = 0;                         // candidates of a draft picked on the device
     bool top_by_blocks = false;
     bool log_sum_exp = false;
 
     bool operator==(const BatchShape & o) const {
-        return kind == o.kind && n_rows == o.n_rows && n_seqs == o.n_seqs &&
-               first_seq == o.first_seq && n_kv == o.n_kv && n_out == o.n_out && walks == o.walks &&
-               by_paths == o.by_paths && n_inject == o.n_inject && n_top == o.n_top &&
-               top_by_blocks == o.top_by_blocks && log_sum_exp == o.log_sum_exp;
+        return kind == o.kind && n_rows == o.n_rows && n_kv == o.n_kv && n_out == o.n_out &&
+               walks == o.walks && recurrent == o.recurrent && taps == o.taps &&
+               n_inject == o.n_inject && n_top == o.n_top && top_by_blocks == o.top_by_blocks &&
+               log_sum_exp == o.log_sum_exp;
     }
 };
 
 // How n nodes of recurrent layers hang together, the same for every layer. A row i stands twice:
 // for its query, which sees i itself, and for its key, which does not.
 struct PathInputs {
+    int64_t of = -1; // which of BatchShape::recurrent, of a verify; else any that are appended
     int64_t n = 0;
     ggml_tensor * ancestors = nullptr; // f32 [n, 2n]: 1 where j is i or an ancestor, else 0
     ggml_tensor * bias = nullptr;      // f32 [n, 2n]: 0 where row i sees j, else -inf
@@ -68,12 +84,11 @@ struct GraphInputs {
     ggml_tensor * positions = nullptr; // i32 [n_rows], or [4 * n_rows] for M-RoPE
     ggml_tensor * cells = nullptr;     // i64 [n_rows]
     ggml_tensor * out_rows = nullptr;  // i32 [n_out] that get logits; NULL: all
-    int64_t first_out = 0;             // from this one on, where out_rows is NULL
     std::vector<ggml_tensor *> masks;  // f16 [n_kv, n_rows], kept; as CellMasks has them
     std::vector<PathInputs> paths;     // of every n the recurrent layers need
-    // i32 [d_conv * n_rows], tap by tap: rows of (committed ++ new) convolution inputs; trees only.
-    ggml_tensor * conv_taps = nullptr;
-    ggml_tensor * parents = nullptr; // i32 [n_rows]: -1, or an earlier row; trees of our own code
+    // Of each of BatchShape::recurrent, NULL unless it verifies a tree: i32 [d_conv * n], tap by
+    // tap: rows of (committed ++ new) convolution inputs.
+    std::vector<ggml_tensor *> conv_taps;
 };
 
 // Rows as packed products take them; products of the same rows share them.
@@ -107,6 +122,7 @@ struct Build {
     const RecurrentCache & recurrent;
     BatchShape shape;
     GraphInputs in;
+    int64_t of = 0; // which of shape.recurrent is built
     std::vector<PathMasks> path_masks = {};
     std::vector<QuantizedRows> quantized_rows = {};
     std::vector<MadeRows> made_rows = {};

@@ -17,11 +17,11 @@ struct DeltaNetProducts {
     ggml_tensor * alpha; // the same
 };
 
-// What the output matrix takes, [d_state * n_v_heads, n_rows]; otherwise as delta_net().
+// What the output matrix takes, [d_state * n_v_heads, n_rows], of RecurrentCache::walked; otherwise
+// as delta_net().
 ggml_tensor * walked_delta_net(Build & b, int il, const DeltaNetProducts & in);
 
-// As promote().
-void walked_promote(Build & b, const RecurrentPart & part, ggml_tensor * path,
-                    ggml_tensor * on_path, ggml_tensor * conv_rows);
+// Advances the states of a device's recurrent layers along RecurrentCache::accepted.
+void walked_promote(Build & b, const RecurrentPart & part);
 
 } // namespace dfl

@@ -1,0 +1,256 @@
+#include "draft/copies.h"
+
+#include <algorithm>
+#include <cmath>
+#include <queue>
+
+namespace dfl {
+
+namespace {
+
+// Places of shorter ends than so many links away are not updated: a text of one token over and over
+// would have a link for each.
+constexpr int most_links = 16;
+// An ambiguous state looks at so many of its edges for other continuations.
+constexpr int most_edges = 8;
+// Outcomes of a class after which one weighs 1/e, and how many its first guess counts as.
+constexpr double memory = 64.0, prior_weight = 4.0;
+
+size_t slot_of(int32_t state, int32_t token) {
+    const uint64_t key = (uint64_t(uint32_t(state)) << 32) | uint32_t(token);
+    return size_t((key * 0x9E3779B97F4A7C15ull) >> 20);
+}
+
+// Classes of match lengths: 1, 2, 3, 4, to 6, 8, 12, 16, 24, 32, 48, more.
+int length_class(int32_t length) {
+    constexpr int32_t ends[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48};
+    return int(std::lower_bound(std::begin(ends), std::end(ends), length) - std::begin(ends));
+}
+
+} // namespace
+
+void SuffixAutomaton::clear() {
+    states_.clear();
+    edges_.clear();
+    slots_.assign(64, -1);
+    stream_.clear();
+    last_ = 0;
+    add_state(0, -1, -1);
+}
+
+int32_t SuffixAutomaton::add_state(int32_t length, int32_t link, int32_t newest) {
+    states_.push_back({length, link, newest, -1});
+    return int32_t(states_.size()) - 1;
+}
+
+void SuffixAutomaton::set_slot(int32_t edge) {
+    const size_t mask = slots_.size() - 1;
+    size_t slot = slot_of(edges_[edge].state, edges_[edge].token) & mask;
+    while (slots_[slot] >= 0) {
+        slot = (slot + 1) & mask;
+    }
+    slots_[slot] = edge;
+}
+
+void SuffixAutomaton::add_edge(int32_t state, int32_t token, int32_t to) {
+    if (2 * (edges_.size() + 1) > slots_.size()) {
+        slots_.assign(2 * slots_.size(), -1);
+        for (int32_t edge = 0; edge < int32_t(edges_.size()); ++edge) {
+            set_slot(edge);
+        }
+    }
+    edges_.push_back({state, token, to, states_[state].first});
+    states_[state].first = int32_t(edges_.size()) - 1;
+    set_slot(states_[state].first);
+}
+
+int32_t SuffixAutomaton::find(int32_t state, int32_t token) const {
+    const size_t mask = slots_.size() - 1;
+    for (size_t slot = slot_of(state, token) & mask; slots_[slot] >= 0; slot = (slot + 1) & mask) {
+        const Edge & edge = edges_[slots_[slot]];
+        if (edge.state == state && edge.token == token) {
+            return slots_[slot];
+        }
+    }
+    return -1;
+}
+
+int32_t SuffixAutomaton::follow(int32_t state, int32_t token) const {
+    const int32_t edge = find(state, token);
+    return edge < 0 ? -1 : edges_[edge].to;
+}
+
+void SuffixAutomaton::append(int32_t token) {
+    // The present end becomes an earlier one.
+    const int32_t place = int32_t(stream_.size()) - 1;
+    int32_t at = last_;
+    for (int n = 0; n < most_links && at > 0; ++n, at = states_[at].link) {
+        states_[at].newest = place;
+    }
+    stream_.push_back(token);
+
+    const int32_t added = add_state(states_[last_].length + 1, 0, -1);
+    for (at = last_; at >= 0; at = states_[at].link) {
+        const int32_t edge = find(at, token);
+        if (edge < 0) {
+            add_edge(at, token, added);
+            continue;
+        }
+        const int32_t next = edges_[edge].to;
+        if (states_[next].length == states_[at].length + 1) {
+            states_[added].link = next;
+            break;
+        }
+        // The strings of `next` that also end here become a state of their own.
+        const int32_t split =
+            add_state(states_[at].length + 1, states_[next].link, states_[next].newest);
+        for (int32_t e = states_[next].first; e >= 0; e = edges_[e].next) {
+            add_edge(split, edges_[e].token, edges_[e].to);
+        }
+        states_[next].link = states_[added].link = split;
+        for (; at >= 0; at = states_[at].link) {
+            const int32_t old = find(at, token);
+            if (old < 0 || edges_[old].to != next) {
+                break;
+            }
+            edges_[old].to = split;
+        }
+        break;
+    }
+    last_ = added;
+}
+
+size_t SuffixAutomaton::bytes() const {
+    return states_.capacity() * sizeof(State) + edges_.capacity() * sizeof(Edge) +
+           (slots_.capacity() + stream_.capacity()) * sizeof(int32_t);
+}
+
+Copies::Outcomes Copies::initial() {
+    constexpr double same[n_lengths] = {0.1, 0.3,  0.4, 0.5, 0.6,  0.7,
+                                        0.8, 0.85, 0.9, 0.9, 0.93, 0.95};
+    constexpr double share[n_kinds] = {1.0, 0.7, 0.2};
+    Outcomes found;
+    for (int kind = 0; kind < n_kinds; ++kind) {
+        for (int length = 0; length < n_lengths; ++length) {
+            const double chance = same[length] * share[kind];
+            found[kind * n_lengths + length] = {prior_weight, prior_weight * chance};
+        }
+    }
+    return found;
+}
+
+double Copies::log_chance(int32_t length, int kind) const {
+    const Outcome & outcome = outcomes_[kind * n_lengths + length_class(length)];
+    return std::log(outcome.taken / outcome.tried);
+}
+
+// What followed a state: first what did so last.
+int Copies::guesses(int32_t at, std::array<Guess, most_guesses> & found) const {
+    const SuffixAutomaton::State & state = automaton_.state(at);
+    const std::vector<int32_t> & stream = automaton_.stream();
+    if (state.newest < 0 || size_t(state.newest) + 1 >= stream.size()) {
+        return 0;
+    }
+    const int32_t newest = stream[state.newest + 1];
+    int n = 0, n_edges = 0;
+    for (int32_t e = state.first; e >= 0 && n_edges < most_edges; e = automaton_.edge(e).next) {
+        ++n_edges;
+        const SuffixAutomaton::Edge & edge = automaton_.edge(e);
+        if (edge.token != newest && edge.token >= 0 && n + 1 < most_guesses) {
+            found[++n] = {edge.token, edge.to, 2};
+        }
+    }
+    if (newest < 0) {
+        return 0; // its text ended there
+    }
+    found[0] = {newest, automaton_.follow(at, newest), n_edges > 1 ? 1 : 0};
+    return n + 1;
+}
+
+void Copies::learn(int32_t token) {
+    const int32_t at = automaton_.match();
+    if (at == 0) {
+        return;
+    }
+    std::array<Guess, most_guesses> found;
+    const int n = guesses(at, found);
+    const int length = length_class(automaton_.state(at).length);
+    const double keep = 1.0 - 1.0 / memory;
+    static const Outcomes first = initial();
+    for (int i = 0; i < n; ++i) {
+        const size_t place = size_t(found[i].kind * n_lengths + length);
+        Outcome & outcome = outcomes_[place];
+        outcome.tried = keep * outcome.tried + (1.0 - keep) * first[place].tried + 1.0;
+        outcome.taken = keep * outcome.taken + (1.0 - keep) * first[place].taken +
+                        (found[i].token == token ? 1.0 : 0.0);
+    }
+}
+
+void Copies::append(const int32_t * tokens, size_t n, bool is_chosen) {
+    for (size_t i = 0; i < n; ++i) {
+        if (is_chosen) {
+            learn(tokens[i]);
+        }
+        if (size() >= n_most_) {
+            forget();
+        }
+        automaton_.append(tokens[i]);
+    }
+}
+
+void Copies::separate() {
+    if (size() > 0) {
+        const int32_t separator = -1 - n_separators_++; // none is like another: no match has one
+        append(&separator, 1, false);
+    }
+}
+
+void Copies::forget() {
+    const std::vector<int32_t> & stream = automaton_.stream();
+    const std::vector<int32_t> kept(stream.end() - std::ptrdiff_t(stream.size() / 2), stream.end());
+    automaton_.clear();
+    for (const int32_t token : kept) {
+        automaton_.append(token);
+    }
+}
+
+size_t Copies::propose(size_t n_positions, size_t n_nodes, int32_t * tokens, int32_t * parents,
+                       float * log_chances) const {
+    struct Open {
+        double log_chance;
+        int32_t parent, token, state, length;
+        size_t depth;
+        bool operator<(const Open & other) const {
+            return log_chance != other.log_chance ? log_chance < other.log_chance
+                                                  : parent > other.parent;
+        }
+    };
+    const int32_t match = automaton_.match();
+    if (match == 0 || n_positions == 0 || n_nodes == 0) {
+        return 0;
+    }
+    std::priority_queue<Open> open;
+    const auto expand = [&](int32_t state, int32_t length, double log_path, int32_t parent,
+                            size_t depth) {
+        std::array<Guess, most_guesses> found;
+        const int n = state < 0 || depth >= n_positions ? 0 : guesses(state, found);
+        for (int i = 0; i < n; ++i) {
+            open.push({log_path + log_chance(length, found[i].kind), parent, found[i].token,
+                       found[i].state, length + 1, depth + 1});
+        }
+    };
+    expand(match, automaton_.state(match).length, 0.0, -1, 0);
+    size_t n = 0;
+    while (n < n_nodes && !open.empty()) {
+        const Open node = open.top();
+        open.pop();
+        tokens[n] = node.token;
+        parents[n] = node.parent;
+        log_chances[n] = float(node.log_chance);
+        expand(node.state, node.length, node.log_chance, int32_t(n), node.depth);
+        ++n;
+    }
+    return n;
+}
+
+} // namespace dfl

@@ -1,0 +1,106 @@
+// Copies of a text so far as a draft: where its end stood before, what came next may come again.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace dfl {
+
+// The suffix automaton of a stream of tokens (Blumer et al., 1985): a state for every set of places
+// that some strings of it end at, so that the longest end of the stream that also stands earlier is
+// always known. Appending is amortised constant time; 2 states and 3 edges a token at most.
+class SuffixAutomaton {
+  public:
+    struct State {
+        int32_t length; // of its longest string
+        int32_t link;   // the state of that string's longest end that stands in more places
+        int32_t newest; // the last place that it is known to end at, the present one left out
+        int32_t first;  // edge, -1 for none; the others follow by Edge::next
+    };
+    struct Edge {
+        int32_t state, token; // from where, and by which token
+        int32_t to, next;
+    };
+
+    SuffixAutomaton() { clear(); }
+
+    void clear();
+    void append(int32_t token);
+
+    // The state after a state and a token, -1 if they never followed.
+    int32_t follow(int32_t state, int32_t token) const;
+
+    // The longest end of the stream that ends earlier as well; the empty string's is 0.
+    int32_t match() const { return states_[last_].link < 0 ? 0 : states_[last_].link; }
+
+    const State & state(int32_t at) const { return states_[at]; }
+    const Edge & edge(int32_t at) const { return edges_[at]; }
+    const std::vector<int32_t> & stream() const { return stream_; }
+    size_t bytes() const;
+
+  private:
+    int32_t add_state(int32_t length, int32_t link, int32_t newest);
+    void add_edge(int32_t state, int32_t token, int32_t to);
+    int32_t find(int32_t state, int32_t token) const;
+    void set_slot(int32_t edge);
+
+    std::vector<State> states_;
+    std::vector<Edge> edges_;
+    std::vector<int32_t> slots_; // edges by the hash of (state, token), open addressing
+    std::vector<int32_t> stream_;
+    int32_t last_ = 0; // the state of the whole stream
+};
+
+// Copies of one timeline's texts, with chances learned from how often such copies came true.
+class Copies {
+  public:
+    // Chances depend on how long the match is and whether what followed it was always the same.
+    static constexpr int n_lengths = 12; // classes of match lengths
+    static constexpr int n_kinds = 3;    // always the same, the newest of several, another of them
+    struct Outcome {
+        double tried, taken;
+    };
+    using Outcomes = std::array<Outcome, n_lengths * n_kinds>;
+
+    // n_most: tokens remembered; older ones are forgotten, half of it at a time.
+    explicit Copies(size_t n_most) : n_most_(n_most) {}
+
+    // The stream goes on. is_chosen: by the target, so that they tell how good copies are.
+    void append(const int32_t * tokens, size_t n, bool is_chosen);
+    // What follows has nothing to do with what came before: no copy goes across.
+    void separate();
+
+    // The likeliest copies, parents first, no deeper than n_positions; returns the number of nodes.
+    // The root is the stream's last token and not among them: a parent of -1. log_chances: of the
+    // paths.
+    size_t propose(size_t n_positions, size_t n_nodes, int32_t * tokens, int32_t * parents,
+                   float * log_chances) const;
+
+    size_t size() const { return automaton_.stream().size(); }
+    size_t bytes() const { return automaton_.bytes(); }
+    int32_t match_length() const { return automaton_.state(automaton_.match()).length; }
+    const Outcomes & outcomes() const { return outcomes_; }
+    void set_outcomes(const Outcomes & outcomes) { outcomes_ = outcomes; }
+
+  private:
+    struct Guess {
+        int32_t token, state; // -1: what the state is no longer matters
+        int kind;
+    };
+    static constexpr int most_guesses = 3;
+    int guesses(int32_t state, std::array<Guess, most_guesses> & found) const;
+    double log_chance(int32_t length, int kind) const;
+    void learn(int32_t token);
+    void forget();
+
+    SuffixAutomaton automaton_;
+    Outcomes outcomes_ = initial();
+    size_t n_most_;
+    int32_t n_separators_ = 0;
+
+    static Outcomes initial();
+};
+
+} // namespace dfl

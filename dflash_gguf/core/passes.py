@@ -1,0 +1,121 @@
+"""What passes of many sequences take and give: items, drafts, rows."""
+
+from __future__ import annotations
+
+from collections import abc
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._ffi import Error, call, ffi, new
+
+if TYPE_CHECKING:
+    from .sequences import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """Tokens of one sequence that a pass is to run: to append, or candidates to verify."""
+
+    sequence: Sequence
+    tokens: abc.Sequence[int]
+    verifies: bool = False
+    parents: abc.Sequence[int] | None = None
+    """Of a verify: None for a chain, else -1 for the root, which is chosen but not appended yet,
+    and a node before for every other one."""
+    n_to_come: int = 0
+    """Of an append: tokens that will follow it; if there are some, it has no row."""
+    all_logits: NDArray[np.float32] | None = None
+    """Of an append: where every token's go, float32 [n, n_vocab]."""
+
+
+class DraftRequest(NamedTuple):
+    """Candidates for n_draft positions after a token that is chosen but not appended."""
+
+    sequence: Sequence
+    last_token: int
+    n_draft: int
+
+
+class Draft(NamedTuple):
+    """What a drafter proposes for n_draft positions: their k best tokens, best first."""
+
+    tokens: NDArray[np.int32]
+    """[n_draft, k]"""
+    logits: NDArray[np.float32]
+    """Raw, [n_draft, k]."""
+    log_sum_exp: NDArray[np.float32]
+    """Of all raw logits of a position, [n_draft]; less it, a logit is a log-probability."""
+
+
+class Rows:
+    """The logits of one pass, a row for each token asked for; gone with the next call that runs."""
+
+    def __init__(self, sequence: Sequence, n_rows: int = 1) -> None:
+        self._sequence = sequence
+        self._made = sequence.n_calls, sequence.engine.n_passes
+        self._n_rows = n_rows
+
+    def __len__(self) -> int:
+        return self._n_rows
+
+    def _checked(self, index: int) -> tuple[Any, int]:
+        if not -self._n_rows <= index < self._n_rows:
+            raise ValueError(f"row {index}: the pass has {self._n_rows}")
+        if self._made != (self._sequence.n_calls, self._sequence.engine.n_passes):
+            raise Error("these rows are gone: the engine has run another pass")
+        return self._sequence.handle, index % self._n_rows
+
+    def argmax(self, index: int = -1) -> int:
+        """Token with the largest logit of a row, the lowest id on ties; no row is copied."""
+        token = new("int32_t *")
+        call("sequence_argmax", *self._checked(index), token)
+        return int(token[0])
+
+    def top(self, index: int = -1) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """The best tokens of a row and their logits, best first, the lowest id on ties.
+
+        As many as `Engine.keep_top` was told; Error if it was told anything else before the pass.
+        """
+        k = self._sequence.engine.n_top
+        tokens, logits = np.empty(k, dtype=np.int32), np.empty(k, dtype=np.float32)
+        into = ffi.from_buffer("int32_t[]", tokens), ffi.from_buffer("float[]", logits)
+        call("sequence_top", *self._checked(index), k, *into)
+        return tokens, logits
+
+    def logits(self, index: int = -1) -> NDArray[np.float32]:
+        """A copy of a row, float32 [n_vocab]."""
+        row = np.empty(self._sequence.engine.model.n_vocab, dtype=np.float32)
+        call("sequence_logits", *self._checked(index), ffi.from_buffer("float[]", row))
+        return row
+
+
+def ids_of(tokens: abc.Sequence[int], n_vocab: int) -> Any:
+    """Token ids as C takes them; whether the model has them is for the core to say."""
+    if isinstance(tokens, (list, tuple)):
+        try:
+            return ffi.new("int32_t[]", tokens)  # fast, and a round has few
+        except (TypeError, OverflowError):
+            pass
+    return ffi.from_buffer("int32_t[]", _checked_ids(tokens, n_vocab))
+
+
+def _checked_ids(tokens: abc.Sequence[int], n_vocab: int) -> NDArray[np.int32]:
+    ids = np.asarray(tokens)
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        raise ValueError(f"tokens: need a list of integers, got {ids.dtype} {list(ids.shape)}")
+    if ids.size and (ids.min() < 0 or ids.max() >= n_vocab):
+        bad = next(int(x) for x in ids if not 0 <= x < n_vocab)
+        raise Error(f"token id {bad} is outside the vocabulary of {n_vocab}")
+    return np.ascontiguousarray(ids, dtype=np.int32)
+
+
+def nodes_of(values: abc.Sequence[int], what: str) -> NDArray[np.int32]:
+    """Node numbers as C wants them; which of them make sense is for the core to say."""
+    nodes = np.asarray(values)
+    if nodes.ndim != 1 or (nodes.size and nodes.dtype.kind not in "iu"):
+        raise ValueError(f"{what}: need a list of integers, got {nodes.dtype} {list(nodes.shape)}")
+    limits = np.iinfo(np.int32)
+    return np.ascontiguousarray(np.clip(nodes, limits.min, limits.max), dtype=np.int32)

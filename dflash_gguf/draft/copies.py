@@ -1,0 +1,135 @@
+"""Copies of the text so far as candidates: no weights, no pass, any target.
+
+A timeline's prompts and answers are remembered as they are given; where the end of the text stood
+before, what came after it there is proposed. The search is the core's (csrc/draft/copies.h), and so
+are the chances: by the length of what agrees, how often such copies came true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from ..core import MAX_VERIFY, Copies, Error
+from ..sampling import Sampler
+from .calibration import way_to_draw
+from .proposer import Request
+from .tree import Tree
+
+N_MOST = 1 << 17
+"""Tokens remembered of a timeline, which take some 100 bytes each."""
+
+_NOTHING = Tree.of([-1])
+
+
+class _Memory:
+    """What is remembered of a timeline.
+
+    seen: the text of its last answer, with the prompt; n: how many tokens of it were taken up.
+    """
+
+    def __init__(self, n_most: int) -> None:
+        self.copies = Copies(n_most)
+        self.seen: Sequence[int] = []
+        self.n = 0
+        self.way = ""
+
+
+class Copy:
+    """Copies for all sequences of an engine; each has its own texts."""
+
+    name = "copy"
+    is_free = True
+    max_draft = MAX_VERIFY - 1
+    state = None
+    """Tokens, which nobody need save: texts that come back bring theirs."""
+
+    def __init__(self, n_most: int = N_MOST) -> None:
+        """n_most: tokens remembered of a timeline; the older half is forgotten beyond."""
+        self._n_most = n_most
+        self._memories: WeakKeyDictionary[Any, _Memory] = WeakKeyDictionary()
+        self._outcomes: dict[str, list[list[float]]] = {}
+
+    def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
+        """What came after the end of each text where it stood before."""
+        return [self._tree(request) for request in requests]
+
+    def observe(self, request: Request, tokens: Sequence[int]) -> None:
+        """The text tells, when it goes on."""
+
+    def outlook(self, sampler: Sampler) -> Sequence[float]:  # noqa: ARG002
+        """Nothing is promised beforehand."""
+        return ()
+
+    def forget(self, sequence: Any) -> None:
+        """Drops its texts, not how often copies came true."""
+        memory = self._memories.pop(sequence, None)
+        if memory is not None:
+            self._outcomes[memory.way] = memory.copies.outcomes.tolist()
+
+    def to_dict(self) -> dict[str, Any]:
+        """How often copies came true, by way to draw."""
+        for memory in self._memories.values():
+            self._outcomes[memory.way] = memory.copies.outcomes.tolist()
+        return {"outcomes": self._outcomes}
+
+    def learn(self, stored: Mapping[str, Any]) -> None:
+        """Goes on from an earlier process."""
+        probe, found = Copies(2), {}
+        for way, outcomes in stored["outcomes"].items():
+            try:
+                probe.outcomes = np.array(outcomes, dtype=np.float64)
+            except Error as error:
+                raise ValueError(str(error)) from None
+            found[way] = outcomes
+        self._outcomes = found
+
+    def _tree(self, request: Request) -> Tree:
+        memory = request.notes.get(self.name)
+        if memory is None:
+            memory = request.notes[self.name] = self._begin(request)
+        seen, n = request.seen, memory.n
+        memory.n = len(seen)
+        if not memory.copies.append(seen[n:], is_chosen=True) or request.n_positions < 1:
+            return _NOTHING
+        tokens, parents, log_chances = memory.copies.propose(request.n_positions, request.n_nodes)
+        if not tokens:
+            return _NOTHING
+        depths = [0]
+        for parent in parents:
+            depths.append(depths[parent + 1] + 1)
+        return Tree(
+            [seen[-1], *tokens], [-1, *(p + 1 for p in parents)], depths, [0.0, *log_chances]
+        )
+
+    def _begin(self, request: Request) -> _Memory:
+        """Takes up the prompt: what it has in common with the text before is there already."""
+        memory = self._memories.get(request.sequence)
+        if memory is None:
+            memory = self._memories[request.sequence] = _Memory(self._n_most)
+        n_prompt = len(request.seen) - 1
+        before, now = list(memory.seen[: memory.n]), list(request.seen[:n_prompt])
+        n = _n_common(before, now)
+        if n < len(before):
+            memory.copies.separate()
+        memory.copies.append(now[n:])
+        memory.seen, memory.n = request.seen, n_prompt
+        way = way_to_draw(request.sampler.config)
+        if memory.way != way:
+            if memory.way:
+                self._outcomes[memory.way] = memory.copies.outcomes.tolist()
+            if way in self._outcomes:
+                memory.copies.outcomes = np.array(self._outcomes[way])
+            memory.way = way
+        return memory
+
+
+def _n_common(a: list[int], b: list[int]) -> int:
+    """Tokens that two texts begin with alike."""
+    n = min(len(a), len(b))
+    if a[:n] == b[:n]:
+        return n
+    return next(i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)

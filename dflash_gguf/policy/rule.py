@@ -1,0 +1,515 @@
+"""What a round drafts and verifies: as one was told, or (`auto`) what pays for itself.
+
+`auto` counts everything in tokens. The rate is that of the best way to decode found so far, plain
+decoding at least, and what takes s seconds is worth it if it brings more than rate * s tokens: this
+is what makes all rounds together fastest (Dinkelbach's method). So
+
+    before the draft    of plain decoding and drafts of several lengths, whichever promises the most
+                        tokens a second, by how often such candidates were taken lately
+    after it            nodes of whatever was proposed for all sequences, the likeliest first, as
+                        many as bring more than the rows of the pass they are in cost
+
+The first choice is kept for some rounds, so that making it takes a hundredth of their time. Costs
+are those that were measured; they have steps (kernels change at 4, 8 or 16 rows), so every size of
+a ladder is compared, not only the next one. And since all of this may be wrong, an account is kept
+of what drafting has really cost beyond plain decoding: when it has lost a hundredth of the time, it
+rests until a look is affordable again. Nothing here reads a clock: equal rounds give equal choices.
+
+The idea of letting the measured cost of the next node decide: CaDDTree, arXiv 2606.01813.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..draft.proposer import BRIEF, CHAIN, TREE, Proposer, Request
+from ..draft.tree import Tree
+from .costs import Costs, Round
+
+Floats = NDArray[np.float64]
+
+SHARE = 0.01
+"""Share of the running time that drafting may lose, and that deciding may take."""
+AHEAD = 128
+"""Plain rounds whose share may be lost at once; four times that can be saved."""
+MOST_KEPT = 64
+"""Rounds after which a decision is made anew at the latest."""
+MEMORY = 16
+"""Drafts, or rounds, after which an outcome weighs 1/e in expectations."""
+SIZES = (1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63, 95, 127, 191, 255)
+"""Positions and nodes that are tried. Their verify has 2, 3, 4, 6, 8, 12, 16 ... rows: kernels
+change at multiples of 4 and 8 rows, and every other size would need graphs and measurements."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A draft that costs a pass: positions, and one of the shapes of proposals."""
+
+    n_positions: int
+    shape: str
+
+
+class Rule(Protocol):
+    """Chooses twice a round: before the draft how long it is, after it what is verified."""
+
+    @property
+    def n_nodes(self) -> int:
+        """Nodes that it would verify of one sequence now, at most."""
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next choice takes time."""
+
+    @property
+    def longest(self) -> int:
+        """Positions of a proposal at most."""
+
+    def choose(self, done: Round, requests: Sequence[Request], paid: Proposer | None) -> Way | None:
+        """What a proposer that costs a pass is asked for, if there is one; None: nothing.
+
+        The others have proposed already.
+        """
+
+    def pick(self, done: Round, trees: Sequence[Tree], limits: Sequence[int]) -> list[Tree]:
+        """What is verified of each tree: so many nodes below the root at most, or none."""
+
+    def observe(self, done: Round) -> None:
+        """Learns from a round."""
+
+
+class Fixed:
+    """The same size every round, less only where the answer or the context ends."""
+
+    is_due = False
+
+    def __init__(self, shape: str, size: int, longest: int, least: int = 0) -> None:
+        """shape: CHAIN, TREE or SPINE. size: nodes. longest: positions. least: nodes, or none."""
+        self._way = Way(min(size, longest), shape)
+        self._size, self._least = size, least
+
+    @property
+    def n_nodes(self) -> int:
+        """Always the same."""
+        return self._size
+
+    @property
+    def longest(self) -> int:
+        """Always the same."""
+        return self._way.n_positions
+
+    def choose(
+        self,
+        done: Round,  # noqa: ARG002
+        requests: Sequence[Request],
+        paid: Proposer | None,  # noqa: ARG002
+    ) -> Way | None:
+        """Always the same."""
+        limit = min(request.limit for request in requests)
+        return self._way if min(limit, self._way.n_positions) >= self._least else None
+
+    def pick(self, done: Round, trees: Sequence[Tree], limits: Sequence[int]) -> list[Tree]:  # noqa: ARG002
+        """The likeliest chain, or the likeliest nodes."""
+        is_chain = self._way.shape == CHAIN
+        found = [
+            (tree.spine() if is_chain else tree).first(min(self._size, limit))
+            for tree, limit in zip(trees, limits, strict=True)
+        ]
+        return [tree if tree.n_drafted >= self._least else tree.first(0) for tree in found]
+
+    def observe(self, done: Round) -> None:
+        """Learns nothing."""
+
+
+class Known:
+    """What was learned about drafting with one engine on one machine. It outlives answers."""
+
+    def __init__(self, costs: Costs | None = None) -> None:
+        """costs: what was measured before, if anything was."""
+        self.costs = costs or Costs()
+        self.promise = Promise()
+        self.choose_s = 0.0
+        self._lost_s = 0.0
+        self._since_draft = self._since_plain = 0
+        self._is_cold = False
+        self._tokens = self._seconds = 0.0
+        self._n_seen = 0
+
+    @property
+    def n_kept(self) -> int:
+        """Rounds that a decision is kept for, so that making it is a small part of them."""
+        plain_s = self.costs.plain_s(0) if self.costs.knows_plain else 0.0
+        return int(min(max(self.choose_s / max(SHARE * plain_s, 1e-9), 1.0), MOST_KEPT))
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second of the last rounds, 0 before any."""
+        return self._tokens / self._seconds if self._seconds > 0.0 else 0.0
+
+    def may_lose(self, seconds: float, plain_s: float) -> bool:
+        """Whether so much more may be lost now."""
+        return self._lost_s + seconds <= SHARE * AHEAD * plain_s
+
+    def rounds_to_wait(self, seconds: float, plain_s: float) -> int:
+        """Plain rounds until so much may be lost, or until it is worth to think again."""
+        missing_s = self._lost_s + seconds - SHARE * AHEAD * plain_s
+        n = missing_s / max(SHARE * plain_s, 1e-12)
+        return int(min(max(n, self.n_kept), MOST_KEPT))
+
+    def needs_plain(self, advantage: float) -> bool:
+        """Whether a plain round is due, so that the cost that drafting is compared with is recent.
+
+        It takes two: one straight after a drafted round is slower than those of plain decoding.
+        advantage: tokens that each gives up.
+        """
+        return self._is_cold or self._since_plain * SHARE >= 2.0 * advantage
+
+    def begin(self) -> None:
+        """An answer begins: debts of those before it are forgotten where drafting has paid."""
+        if self.promise.is_proven:
+            self._lost_s = min(self._lost_s, 0.0)
+
+    def observe(self, done: Round) -> None:
+        """Learns from a round."""
+        costs, is_plain = self.costs, done.n_drafted == 0 and done.n_positions == 0
+        keep = 1.0 - 1.0 / MEMORY
+        self._tokens = keep * self._tokens + done.n_tokens
+        self._seconds = keep * self._seconds + done.seconds
+        if done.choose_s > 0.0:
+            self.choose_s += ((done.choose_s) - self.choose_s) / min(4.0, 1.0 + costs.n_observed)
+        self._lost_s -= SHARE * done.seconds
+        self._n_seen += 1
+        if costs.knows_plain:
+            plain_s = costs.plain_s(done.position, done.n_sequences) / done.n_sequences
+            if not is_plain:
+                self._lost_s += self._warm_s(done, plain_s) - done.n_tokens * plain_s
+            self._lost_s = max(self._lost_s, -4.0 * SHARE * AHEAD * plain_s)
+        else:
+            self._lost_s = max(self._lost_s, 0.0)
+        self._is_cold = is_plain and self._since_plain > 0 and costs.knows_plain
+        # Filing a round takes a while too; of those that are well known some are enough.
+        if not self._is_cold and (self._n_seen % self.n_kept == 0 or not costs.is_settled(done)):
+            # After a pause a draft also takes up all rows that were decoded meanwhile.
+            is_usual = self._since_draft < MEMORY or not costs.most_positions(done.is_brief)
+            costs.observe(done, with_draft=is_usual)
+        self._since_plain = 0 if is_plain else self._since_plain + 1
+        self._since_draft = 0 if done.n_positions else self._since_draft + 1
+
+    def _warm_s(self, done: Round, plain_s: float) -> float:
+        """Seconds of a round without what a first run costs extra.
+
+        Building its graph may take as long as a hundred rounds, but only once: where drafting has
+        paid so far, what it takes more than may be lost at once is not to be made up for.
+        """
+        if self.costs.is_warm(done) or not self.promise.is_proven:
+            return done.seconds
+        most_s = (done.n_tokens + SHARE * AHEAD) * plain_s
+        return min(done.seconds, self.costs.round_s(done), most_s)
+
+
+class Promise:
+    """What drafts with ranked candidates promised lately, and how far such promises were kept."""
+
+    PRIOR_CHANCE = 0.6
+    """Of every candidate before anything was drafted."""
+    TRUST_MEMORY, TRUST_WEIGHT = 32, 2.0
+    """Rounds after which an outcome weighs 1/e in the trust in expectations; and the accepted
+    candidates that the trust begins with: so many missing ones halve it."""
+
+    def __init__(self) -> None:
+        self._tables: dict[tuple[int, ...], Floats] = {}
+        self._expected = self._accepted = self.TRUST_WEIGHT
+
+    @property
+    def trust(self) -> float:
+        """Accepted candidates for every one that was expected."""
+        return self._accepted / self._expected
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether some candidates were accepted lately."""
+        return self._accepted >= 2.0 * self.TRUST_WEIGHT
+
+    def table(self, lengths: Sequence[int], sizes: Sequence[int]) -> Floats:
+        """Tokens beyond the first of chains and trees, float64 [2, length, size]."""
+        key = (*lengths, 0, *sizes)
+        if key not in self._tables:
+            steps = np.full(lengths[-1], math.log(self.PRIOR_CHANCE))
+            self._tables[key] = _gains(np.exp(np.cumsum(steps)), None, lengths, sizes)
+        return self._tables[key]
+
+    def add(self, tree: Tree, n: int, lengths: Sequence[int], sizes: Sequence[int]) -> None:
+        """Takes up a draft of n positions. tree: its likeliest nodes."""
+        table = self.table(lengths, sizes)
+        spine = list(map(math.exp, tree.spine().log_chances[1:])) or [0.0]
+        last = spine[-1] / spine[-2] if len(spine) > 1 else spine[-1]
+        # What was not drafted, or was too unlikely to be among the nodes, goes on in like manner.
+        last = last if len(spine) >= n else 0.0
+        while len(spine) < lengths[-1]:
+            spine.append(spine[-1] * last)
+        table += (_gains(np.array(spine), tree, lengths, sizes) - table) / MEMORY
+
+    def observe(self, done: Round) -> None:
+        """Compares what was expected of a round with what came."""
+        keep = 1.0 - 1.0 / self.TRUST_MEMORY
+        prior = (1.0 - keep) * self.TRUST_WEIGHT
+        self._expected = keep * self._expected + prior + done.n_expected
+        self._accepted = keep * self._accepted + prior + done.n_accepted
+
+
+def _gains(
+    spine: Floats, tree: Tree | None, lengths: Sequence[int], sizes: Sequence[int]
+) -> Floats:
+    """Tokens beyond the first that one draft promises, [2, length, size]."""
+    chain = np.concatenate([[0.0], np.cumsum(spine)])
+    nodes = np.minimum(np.array(lengths)[:, None], np.array(sizes)[None, :])
+    table = np.stack([chain[nodes]] * 2)
+    if tree is not None and tree.n_drafted:
+        depths, chances = np.array(tree.depths[1:]), np.exp(tree.log_chances[1:])
+        for row, length in enumerate(lengths):
+            found = np.cumsum(chances[depths <= length])
+            table[1, row] = np.maximum(
+                table[1, row], found[np.minimum(sizes, len(found)) - 1] if len(found) else 0.0
+            )
+    return table
+
+
+class Auto:
+    """What pays for itself, for the answers of one engine."""
+
+    def __init__(
+        self, known: Known, longest: int, most: int, least: int = 0, *, deepest: int = 0
+    ) -> None:
+        """longest: positions of a draft that costs a pass. most: nodes of a pass for each sequence.
+
+        least: nodes, or none. deepest: positions of other proposals, those of a draft at least.
+        """
+        self._known, self._costs = known, known.costs
+        self.longest = min(max(longest, deepest), most)
+        self._lengths = ladder(SIZES, *(n for n in (longest, least) if 0 < n <= longest))
+        self._sizes = ladder(SIZES, *(n for n in (most, least) if 0 < n <= most))
+        self._least = max(least, 1)
+        self._way: Way | None = None
+        self._n_kept, self._is_probe = 0, False
+        self._rate = self._advantage = 0.0
+        self._looked_up: dict[tuple[int, int, bool], list[float]] = {}
+        self._n_nodes = self._sizes[self._n_open() - 1]
+        known.begin()
+
+    @property
+    def n_nodes(self) -> int:
+        """The largest size that it considers now."""
+        return self._n_nodes
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a decision is made now."""
+        return self._n_kept == 0
+
+    def choose(self, done: Round, requests: Sequence[Request], paid: Proposer | None) -> Way | None:
+        """The way that was decided on lately, or the best now; now and then a look."""
+        limit = min(request.limit for request in requests)
+        if self._n_kept == 0:
+            self._decide(done, requests[0], limit, paid)
+        self._n_kept -= 1
+        way = self._way
+        if way is None or limit < self._least:
+            return None
+        if not self._is_probe:
+            if self._known.needs_plain(self._advantage):
+                return None
+            if any(request.proposed for request in requests):
+                trees = [request.merged() for request in requests]
+                value, _ = self._best(done, trees, [request.n_room - 1 for request in requests])
+                if value >= self._advantage:
+                    return None
+        return way if way.n_positions <= limit else Way(limit, way.shape)
+
+    def pick(self, done: Round, trees: Sequence[Tree], limits: Sequence[int]) -> list[Tree]:
+        """The nodes that are worth their rows; a look verifies some at least."""
+        if done.n_positions and not done.is_brief:
+            for tree in trees:
+                self._known.promise.add(tree, done.n_positions, self._lengths, self._sizes)
+        value, found = self._best(done, trees, limits)
+        if value > 0.0 or (self._is_probe and done.n_positions):
+            return found
+        return [tree.first(0) for tree in trees]
+
+    def observe(self, done: Round) -> None:
+        """Passes the round on. What has just been run for the first time is run once more."""
+        known = self._known
+        if done.n_drafted:
+            known.promise.observe(done)
+        known.observe(done)
+        if done.n_positions and not self._costs.is_warm(done):
+            self._n_kept = max(self._n_kept, 1)
+
+    def _decide(self, done: Round, request: Request, limit: int, paid: Proposer | None) -> None:
+        """Takes plain decoding or the best draft, and for how many rounds."""
+        known, costs = self._known, self._costs
+        self._way, self._is_probe, self._n_kept = None, False, 1
+        self._looked_up.clear()
+        self._n_nodes = self._sizes[self._n_open() - 1]
+        if not costs.knows_plain:
+            return
+        self._n_kept = known.n_kept
+        plain_s = costs.plain_s(done.position, done.n_sequences)
+        self._rate = max(done.n_sequences / max(plain_s, 1e-9), known.rate)
+        if paid is None or paid.name in request.failed:
+            return
+        ways = self._ways(done, paid.outlook(request.sampler), limit)
+        if not ways:
+            return
+        tokens, seconds, best = max(ways, key=lambda way: way[0] / way[1])
+        share_s = plain_s / done.n_sequences
+        loss_s = seconds - tokens * share_s
+        if loss_s < 0.0:
+            if known.may_lose(0.0, share_s):
+                self._way, self._rate = best, max(tokens / seconds, self._rate)
+                self._advantage = tokens * plain_s / seconds - done.n_sequences
+            else:
+                self._n_kept = known.rounds_to_wait(0.0, share_s)
+            return
+        if known.may_lose(loss_s, share_s):
+            self._way, self._is_probe, self._n_kept = best, True, 1
+        else:
+            self._n_kept = known.rounds_to_wait(loss_s, share_s)
+
+    def _ways(
+        self, done: Round, outlook: Sequence[float], limit: int
+    ) -> list[tuple[float, float, Way]]:
+        """Tokens and seconds expected of a round with every draft that may be made now.
+
+        outlook: chances of the paths of brief chains.
+        """
+        costs, n_sequences = self._costs, done.n_sequences
+        found: list[tuple[float, float, Way]] = []
+        for shape in (BRIEF, TREE):
+            # A step of the ladder at a time: costs far beyond what was measured are guesses.
+            n_known = costs.most_positions(shape == BRIEF)
+            n_open = sum(n <= n_known for n in self._lengths) + 1
+            lengths = [n for n in self._lengths[:n_open] if self._least <= n <= limit]
+            if not lengths:
+                continue
+            if shape == BRIEF:
+                gains = list(itertools.accumulate(outlook, initial=1.0))
+                for n in lengths:
+                    tokens = n_sequences * gains[n]
+                    seconds = costs.draft_s(n, True) + tokens * costs.sample_s
+                    seconds += costs.pass_s(done.position, n_sequences * (n + 1))
+                    found.append((tokens, max(seconds, 1e-9), Way(n, shape)))
+                continue
+            first = self._lengths.index(lengths[0])
+            table = self._known.promise.table(self._lengths, self._sizes)
+            table = self._known.promise.trust * table[:, first : first + len(lengths)]
+            tokens_of = n_sequences * (1.0 + table)
+            passes = [self._passes(done, n_sequences, is_tree) for is_tree in (False, True)]
+            drafts = [costs.draft_s(n, False) for n in lengths]
+            seconds_of = np.array(passes)[:, None] + np.array(drafts)[:, None]
+            seconds_of = seconds_of + tokens_of * costs.sample_s
+            rates = (tokens_of / np.maximum(seconds_of, 1e-9)).transpose(1, 0, 2)
+            for row, n in enumerate(lengths):
+                kind, size = divmod(int(rates[row].argmax()), len(self._sizes))
+                seconds = max(float(seconds_of[kind, row, size]), 1e-9)
+                if seconds < math.inf:
+                    found.append((float(tokens_of[kind, row, size]), seconds, Way(n, shape)))
+        return found
+
+    def _best(
+        self, done: Round, trees: Sequence[Tree], limits: Sequence[int]
+    ) -> tuple[float, list[Tree]]:
+        """Tokens beyond what their seconds are worth, and what is then verified of each tree.
+
+        All chains or all trees: some layers take longer for a tree, whatever its size.
+        """
+        costs, n_sequences = self._costs, done.n_sequences
+        plain_s = costs.pass_s(done.position, n_sequences)
+        best, found = 0.0, [tree.first(0) for tree in trees]
+        if not costs.knows_plain:
+            return best, found
+        for is_tree in (False, True):
+            if is_tree and all(tree.is_chain for tree in trees):
+                break
+            parts = trees if is_tree else [tree.spine() for tree in trees]
+            nodes = [
+                (log_chance, i)
+                for i, (part, limit) in enumerate(zip(parts, limits, strict=True))
+                for log_chance in part.log_chances[1 : limit + 1]
+            ]
+            if n_sequences > 1:
+                nodes.sort(key=lambda node: -node[0])
+            gain, at, best_here = 0.0, 0, 0
+            for size, pass_s in zip(self._sizes, self._passes(done, 1, is_tree), strict=True):
+                if size > len(nodes) or pass_s == math.inf:
+                    break
+                gain += sum(math.exp(nodes[node][0]) for node in range(at, size))
+                at = size
+                value = gain * (1.0 - self._rate * costs.sample_s)
+                value -= self._rate * (pass_s - plain_s)
+                if size >= self._least and (value > best or (self._is_probe and not best_here)):
+                    best, best_here = value, size
+            if best_here:
+                counts = [0] * len(parts)
+                for _, i in nodes[:best_here]:
+                    counts[i] += 1
+                found = [part.first(n) for part, n in zip(parts, counts, strict=True)]
+        return best, found
+
+    def _passes(self, done: Round, n_nodes: int, is_tree: bool) -> list[float]:
+        """Seconds of passes with each size of the ladder, that many times n_nodes; inf: not open.
+
+        They are looked up when a decision is made.
+        """
+        key = (done.n_sequences, n_nodes, is_tree)
+        if key not in self._looked_up:
+            n_open, position, n = self._n_open(), done.position, done.n_sequences
+            self._looked_up[key] = [
+                self._costs.pass_s(position, n + n_nodes * size, is_tree)
+                if at < n_open
+                else math.inf
+                for at, size in enumerate(self._sizes)
+            ]
+        return self._looked_up[key]
+
+    def _n_open(self) -> int:
+        """Sizes of the ladder considered now: one step beyond the largest pass that was run."""
+        known = sum(size < self._costs.most_rows for size in self._sizes)
+        return min(known + 1, len(self._sizes))
+
+
+N_PLAIN = 2
+"""Plain rounds that are measured while a model is loaded; of others one."""
+
+
+def measure(
+    known: Known, n_rows: int, longest: int, run: Callable[[Round], None], most_s: float
+) -> None:
+    """Runs some rounds that accept nothing, so that the first answers do not begin with guesses.
+
+    Passes of up to n_rows and drafts of up to `longest` positions, as long as the next ones are
+    likely to end before most_s have gone by. run: fills in what a round took.
+    """
+    costs, spent_s, plain_s = known.costs, 0.0, 0.0
+    shapes = [(0, True), (7, True), (3, True), (7, False), (1, True), (3, False), (15, True)]
+    for n, is_brief in shapes:
+        # A pass of many rows may take as long as several plain ones.
+        likely_s = (costs.n_first + 1) * plain_s * (1.0 + n / 4.0)
+        if n >= n_rows or (not is_brief and n > longest) or spent_s + likely_s > most_s:
+            continue
+        for _ in range(costs.n_first + (1 if n else N_PLAIN)):
+            done = Round(0, n_positions=min(n, longest), is_brief=is_brief, n_drafted=n, n_tokens=1)
+            run(done)
+            costs.observe(done)
+            spent_s += done.seconds
+        plain_s = plain_s or costs.plain_s(0)
+
+
+def ladder(steps: Sequence[int], *ends: int) -> list[int]:
+    """The steps up to the last end, and the ends."""
+    return sorted({n for n in itertools.chain(steps, ends) if 0 < n <= max(ends, default=0)})

@@ -1,0 +1,562 @@
+"""Many answers at once: who runs in the next pass, who waits, and whose cells are given up.
+
+    round    trees for those that draft, then one pass of the target for all: trees, plain steps and
+             pieces of prompts together; every answer draws its tokens; one commit
+
+Whoever wants a step of its answer runs rounds for all. Answers join and leave between rounds. What
+is drawn depends on an answer's own tokens alone, so how rounds are cut never shows in a text.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from .account import ROUND_PHASES, Phase, set_seconds
+from .config import DecodeConfig
+from .core import Engine, Error, Item, Rows
+from .core import Sequence as Timeline
+from .decode import Writing
+from .draft.proposer import Proposer, Request
+from .draft.tree import Tree
+from .policy.costs import Round
+from .policy.rule import Rule
+from .results import Result, Step
+from .rounds import Progress, Speculation
+
+MOST_UNREAD = 256
+"""Tokens of an answer that nobody has read yet, after which it pauses."""
+PAGE = 64
+"""Cells that a sequence takes at a time."""
+FIRST_CHUNK = 32
+"""Tokens of a prompt that join the others' rounds before it is known what they cost."""
+SLOWER = 1.8
+"""Times of a round without prompts that one with a piece of a prompt may take."""
+
+DraftingOf = Callable[[DecodeConfig], tuple[Sequence[Proposer], Rule | None]]
+"""Who drafts in an answer, and how much."""
+
+
+class Job:
+    """An answer that was asked for. It waits, holds a sequence, or is over."""
+
+    def __init__(
+        self, number: int, writing: Writing, group: Group | None, on_prefill: Progress | None
+    ) -> None:
+        """number: in the order in which they came."""
+        self.number = number
+        self.writing = writing
+        self.group = group
+        self.on_prefill = on_prefill
+        self.request = Request(None, writing.history, writing.sampler)
+        self.timeline: Timeline | None = None
+        self.steps: deque[Step] = deque()
+        self.n_unread = 0
+        self.is_over = False
+        self.error: BaseException | None = None
+        self.prefill_started: float | None = None
+        self.n_to_fill = 0
+
+    @property
+    def held(self) -> Timeline:
+        """Its sequence, which it has."""
+        assert self.timeline is not None
+        return self.timeline
+
+    @property
+    def history(self) -> list[int]:
+        """Prompt and answer."""
+        return self.writing.history
+
+    @property
+    def decodes(self) -> bool:
+        """Whether only the last token is not in the caches yet; else some are to be filled in."""
+        return bool(self.writing.answer.tokens) and self.held.position == len(self.history) - 1
+
+    @property
+    def pauses(self) -> bool:
+        """Whether its reader is too far behind."""
+        return self.n_unread >= MOST_UNREAD
+
+    def add(self, step: Step) -> None:
+        """A step for its reader."""
+        self.steps.append(step)
+        self.n_unread += len(step.tokens)
+
+
+class Group:
+    """Answers that are drafted alike, in one pass of the drafter."""
+
+    def __init__(self, speculation: Speculation) -> None:
+        self.speculation = speculation
+        self.jobs: set[Job] = set()
+
+
+class Part:
+    """An answer's share in the rounds of all: iterate for its steps."""
+
+    def __init__(self, scheduler: Scheduler, job: Job) -> None:
+        self._scheduler, self._job = scheduler, job
+
+    def advance(self) -> Step | None:
+        """Its next step if there is one, else None, after a round.
+
+        Errors: StopIteration where it is over; what went wrong for it.
+        """
+        job = self._job
+        if job.steps:
+            step = job.steps.popleft()
+            job.n_unread -= len(step.tokens)
+            return step
+        if job.error is not None:
+            raise job.error
+        if job.is_over:
+            raise StopIteration
+        self._scheduler.round(job)
+        return None
+
+    def close(self) -> None:
+        """Ends the answer where it is."""
+        self._scheduler.end(self._job)
+
+    def result(self) -> Result:
+        """The account so far; final once the iteration has ended."""
+        return self._job.writing.result()
+
+
+class _Work(NamedTuple):
+    """What the next pass does for an answer."""
+
+    job: Job
+    item: Item
+    tree: Tree | None
+
+
+class Scheduler:
+    """Answers in one engine. Not for two threads at once."""
+
+    def __init__(self, first: Timeline, drafting_of: DraftingOf) -> None:
+        """first: a sequence of the engine; others are made when they are needed."""
+        self.engine: Engine = first.engine
+        self._drafting_of = drafting_of
+        self._free: list[Timeline] = [first]  # they keep what they hold; the last used comes last
+        self._known: dict[Timeline, list[int]] = {}  # what the free ones hold
+        self._n_timelines = 1
+        self._waiting: list[Job] = []  # in their order
+        self._running: list[Job] = []
+        self._groups: dict[object, Group] = {}
+        self._interrupted: list[Job] = []
+        self._n_jobs = 0
+        self._seconds = dict.fromkeys(ROUND_PHASES, 0.0)
+        self._alone_s = 0.0  # of a round without prompts
+        self._chunk = float(FIRST_CHUNK)
+
+    @property
+    def n_running(self) -> int:
+        """Answers that hold a sequence."""
+        return len(self._running)
+
+    @property
+    def n_waiting(self) -> int:
+        """Answers that wait for one."""
+        return len(self._waiting)
+
+    def add(self, writing: Writing, on_prefill: Progress | None = None) -> Job:
+        """An answer joins."""
+        self._n_jobs += 1
+        job = Job(self._n_jobs, writing, self._group_of(writing.config), on_prefill)
+        if job.group is not None:
+            job.group.jobs.add(job)
+        self._waiting.append(job)
+        return job
+
+    def forget(self) -> None:
+        """Forgets what no answer needs now."""
+        for timeline in self._free:
+            timeline.reset()
+        self._known.clear()
+
+    def take_back(self, timeline: Timeline) -> None:
+        """Empties a sequence that is wanted for something else until the next round."""
+        for job in self._running:
+            if job.timeline is timeline:
+                self._preempt(job)
+                break
+        timeline.reset()
+        self._known.pop(timeline, None)
+
+    def end(self, job: Job) -> None:
+        """An answer leaves, wherever it is."""
+        if not job.is_over:
+            job.is_over = True
+            self._leave(job)
+
+    def close(self) -> None:
+        """Ends all answers and gives up the sequences."""
+        for job in [*self._running, *self._waiting]:
+            self.end(job)
+        for timeline in self._free:
+            timeline.close()
+
+    def round(self, wanted: Job) -> None:
+        """One pass for all that can run. wanted: whose step is waited for."""
+        self._recover()
+        for job in [*self._running, *self._waiting]:
+            if job.writing.cancelled():
+                self.end(job)
+        if wanted.is_over:
+            return
+        self._admit()
+        active = [job for job in self._running if not job.pauses]
+        if not active:  # all wait for their readers, and the wanted one for a place
+            self._preempt(self._running[-1])
+            self._admit()
+            active = [job for job in self._running if not job.pauses]
+        self._run(active)
+
+    # ---- places and cells
+
+    def _group_of(self, config: DecodeConfig) -> Group | None:
+        proposers, rule = self._drafting_of(config)
+        if rule is None or not proposers:
+            return None
+        key = (
+            config.draft,
+            tuple(config.draft_type or ()),
+            config.draft_max,
+            config.draft_min,
+            config.tree_budget,
+            config.tree_spine,
+        )
+        self._groups = {key: group for key, group in self._groups.items() if group.jobs}
+        if key not in self._groups:
+            self._groups[key] = Group(Speculation(proposers, rule, self._phase))
+        return self._groups[key]
+
+    def _phase(self, name: str) -> Phase:
+        return Phase(self._seconds, name)
+
+    def _admit(self) -> None:
+        """The oldest that wait get places, as long as there are some and cells for them."""
+        while self._waiting and (self._free or self._n_timelines < self.engine.n_parallel):
+            job = self._waiting[0]
+            timeline = self._timeline_for(job)
+            with self._phase("decode"):
+                n_there = timeline.sync(job.history)
+            self._known[timeline] = job.history[:n_there]
+            # Those that run want room to grow, or the newest would soon have to leave again.
+            spare = 2 * PAGE * len(self._running)
+            wanted = timeline.wanted_cells(len(job.history) - n_there) + spare
+            self._free_cells(wanted, but=timeline)
+            if self._running and self.engine.n_free_cells < wanted:
+                return
+            del self._waiting[0]
+            self._free.remove(timeline)
+            self._known.pop(timeline, None)
+            self._begin(job, timeline, n_there)
+
+    def _begin(self, job: Job, timeline: Timeline, n_there: int) -> None:
+        job.timeline = job.request.sequence = timeline
+        if job.prefill_started is None:
+            job.prefill_started = time.perf_counter()
+            job.writing.n_cached = n_there
+            job.n_to_fill = len(job.history) - n_there
+            if job.on_prefill is not None:
+                job.on_prefill(0, job.n_to_fill)
+        if job.group is not None:
+            job.group.speculation.begin(job.request, n_there)
+        self._running.append(job)
+        self._running.sort(key=lambda job: job.number)
+
+    def _timeline_for(self, job: Job) -> Timeline:
+        """The free sequence that holds most of its tokens; of those with none a new one."""
+
+        def n_common(timeline: Timeline) -> int:
+            known = self._known.get(timeline, [])
+            pairs = zip(known, job.history, strict=False)
+            return next((i for i, (a, b) in enumerate(pairs) if a != b), len(known))
+
+        best = max(self._free, key=n_common, default=None)
+        if best is not None and (n_common(best) or self._n_timelines == self.engine.n_parallel):
+            return best
+        for timeline in self._free:
+            if not self._known.get(timeline):
+                return timeline
+        if self._n_timelines < self.engine.n_parallel:
+            self._n_timelines += 1
+            self._free.append(Timeline(self.engine))
+            return self._free[-1]
+        return self._free[0]
+
+    def _free_cells(self, wanted: int, but: Timeline | None = None) -> None:
+        """Forgets what free sequences hold, the longest unused first, until so many are free."""
+        for timeline in self._free:
+            if self.engine.n_free_cells >= wanted:
+                return
+            if timeline is not but and timeline.position:
+                timeline.reset()
+                self._known.pop(timeline, None)
+
+    def _leave(self, job: Job) -> None:
+        if job in self._waiting:
+            self._waiting.remove(job)
+        if job.group is not None:
+            job.group.jobs.discard(job)
+        if job.timeline is not None:
+            self._running.remove(job)
+            timeline, job.timeline = job.timeline, None
+            timeline.commit(0)
+            self._known[timeline] = job.history[: timeline.position]
+            self._free.append(timeline)
+
+    def _preempt(self, job: Job) -> None:
+        """It waits again, and what it held is computed anew when it comes back."""
+        self._running.remove(job)
+        timeline, job.timeline = job.held, None
+        timeline.reset()
+        self._known.pop(timeline, None)
+        self._free.append(timeline)
+        self._waiting.append(job)
+        self._waiting.sort(key=lambda job: job.number)
+
+    def _make_room(self, jobs: list[Job]) -> None:
+        """Frees cells for a row of each. The newest leave first; the oldest always stays."""
+        while True:
+            wanted = sum(job.held.wanted_cells(1) for job in jobs)
+            self._free_cells(wanted)
+            if self.engine.n_free_cells >= wanted or len(self._running) == 1:
+                return
+            last = self._running[-1]
+            self._preempt(last)
+            if last in jobs:
+                jobs.remove(last)
+
+    # ---- one pass
+
+    def _run(self, active: list[Job]) -> None:
+        """One pass, and what follows from its rows."""
+        started = time.perf_counter()
+        self._seconds = dict.fromkeys(ROUND_PHASES, 0.0)
+        self._make_room(active)
+        decoding = [job for job in active if job.decodes]
+        filling = [job for job in active if not job.decodes]
+        self._keep_top(active)
+        rounds = self._propose(decoding)
+        work = [self._step_of(job) for job in decoding]
+        n_trees = sum(one.tree is not None for one in work)
+        n_plain = len(work) - n_trees
+        work += self._pieces(filling, n_plain, is_alone=not decoding)
+        self._interrupted = [one.job for one in work]
+        with self._phase("verify" if n_trees else "decode"):
+            rows = self._pass(work)
+        if rows is None:
+            return
+        drawn = self._draw(work, rows)
+        self._interrupted = []
+        self._settle(rounds, drawn, started, filled=len(work) > len(decoding))
+
+    def _keep_top(self, jobs: list[Job]) -> None:
+        n_most = self.engine.n_most_top
+        few = all(job.writing.n_top(n_most) for job in jobs)
+        has_top = self.engine.keep_top(n_most if few else 0)
+        for job in jobs:
+            job.writing.has_top = has_top
+
+    def _propose(self, decoding: list[Job]) -> list[tuple[Group | None, list[Job], Round]]:
+        """Trees for those that draft, group by group."""
+        groups: dict[int, list[Job]] = {}
+        for job in decoding:
+            job.request.tree = None
+            groups.setdefault(id(job.group), []).append(job)
+        n_each = max(1, self.engine.max_verify // max(1, len(decoding)))
+        rounds = []
+        for jobs in groups.values():
+            group = jobs[0].group
+            done = Round(sum(job.held.position for job in jobs), n_sequences=len(jobs))
+            if group is not None:
+                for job in jobs:
+                    left = job.writing.n_ctx - job.held.position
+                    job.request.n_room = min(n_each, left)
+                    job.request.n_left = job.writing.answer.n_left
+                group.speculation.propose(done, [job.request for job in jobs])
+            rounds.append((group, jobs, done))
+        trees = [job for job in decoding if job.request.tree is not None]
+        wanted = sum(job.held.wanted_cells(_n_rows(job)) for job in decoding)
+        self._free_cells(wanted)
+        if self.engine.n_free_cells < wanted:
+            for job in trees:
+                job.request.tree = None  # what it was drafted for is short
+            for _, _, done in rounds:
+                done.n_drafted, done.is_tree, done.n_expected = 0, False, 0.0
+        return rounds
+
+    def _step_of(self, job: Job) -> _Work:
+        tree = job.request.tree
+        if tree is None:
+            return _Work(job, Item(job.held, [job.history[-1]]), None)
+        parents = None if tree.is_chain else tree.parents
+        return _Work(job, Item(job.held, tree.tokens, verifies=True, parents=parents), tree)
+
+    def _pieces(self, filling: list[Job], n_plain: int, *, is_alone: bool) -> list[_Work]:
+        """Of prompts as much as the pass takes and the others can wait for, the oldest first."""
+        most = max(self.engine.model.config.n_ubatch, self.engine.n_parallel)
+        left = min(most, self.engine.n_ctx) - n_plain
+        if not is_alone:
+            left = min(left, max(1, int(self._chunk)))
+        work = []
+        for job in filling:
+            position = job.held.position
+            n = min(left, len(job.history) - position)
+            while n > 0 and job.held.wanted_cells(n) > self.engine.n_free_cells:
+                n -= min(n, PAGE)
+            if n <= 0:
+                continue
+            n_to_come = len(job.history) - position - n
+            item = Item(job.held, job.history[position : position + n], n_to_come=n_to_come)
+            work.append(_Work(job, item, None))
+            left -= n
+            if sum(one.job.held.wanted_cells(len(one.item.tokens)) for one in work) > (
+                self.engine.n_free_cells - 2 * PAGE * len(self._running)
+            ):
+                break  # rather one after the other
+        return work
+
+    def _pass(self, work: list[_Work]) -> list[Rows] | None:
+        """Runs it; what the core refuses or fails at ends the answers in it."""
+        try:
+            return self.engine.run([one.item for one in work])
+        except Error as error:
+            self._interrupted = []
+            for one in work:
+                self._fail(one.job, error)
+            return None
+
+    def _fail(self, job: Job, error: Error) -> None:
+        job.error = error
+        timeline = job.held
+        self.end(job)
+        timeline.reset()
+        self._known.pop(timeline, None)
+
+    def _draw(self, work: list[_Work], rows: list[Rows]) -> dict[Job, tuple[list[int], int]]:
+        """What each answer draws of its rows, and how many candidates it took; one commit."""
+        drawn: dict[Job, tuple[list[int], int]] = {}
+        paths: list[tuple[Timeline, list[int]]] = []
+        with self._phase("sample"):
+            for one, found in zip(work, rows, strict=True):
+                job, writing = one.job, one.job.writing
+                n_before, n_taken = len(writing.answer.tokens), 0
+                try:
+                    if one.tree is not None:
+                        path, n_taken = one.tree.follow(
+                            lambda i, found=found, writing=writing: writing.choose(found, i),  # type: ignore[misc]
+                            writing.take,
+                        )
+                        paths.append((job.held, path))
+                    elif len(found):
+                        self._take_row(job, found)
+                except Error as error:  # its own rows are no numbers: the others are not to blame
+                    self._fail(job, error)
+                    continue
+                drawn[job] = writing.answer.tokens[n_before:], n_taken
+        if paths:
+            with self._phase("commit"):
+                self.engine.commit(paths)
+        return drawn
+
+    def _take_row(self, job: Job, rows: Rows) -> None:
+        writing = job.writing
+        if not writing.answer.tokens and writing.config.max_tokens == 0:
+            writing.answer.stop_reason = "length"
+        else:
+            writing.take(writing.choose(rows, -1))
+
+    def _settle(
+        self,
+        rounds: Iterable[tuple[Group | None, list[Job], Round]],
+        drawn: dict[Job, tuple[list[int], int]],
+        started: float,
+        *,
+        filled: bool,
+    ) -> None:
+        """Accounts, steps and what is learned."""
+        seconds = time.perf_counter() - started
+        rounds, decoded = list(rounds), set()
+        for group, all_jobs, done in rounds:
+            jobs = [job for job in all_jobs if job in drawn]
+            decoded |= set(jobs)
+            for job in jobs:
+                self._count(job, *drawn[job], done, seconds)
+            done.n_tokens = sum(len(drawn[job][0]) for job in jobs)
+            done.n_accepted = sum(drawn[job][1] for job in jobs)
+            if group is not None and jobs:
+                set_seconds(done, seconds, self._seconds)
+                group.speculation.observe(
+                    done,
+                    [job.request for job in jobs],
+                    [drawn[job][0] for job in jobs],
+                    is_alone=len(rounds) == 1 and len(jobs) == len(all_jobs) and not filled,
+                )
+        self._learn_chunk(seconds, decoded, filled=filled)
+        for job, (tokens, _) in drawn.items():
+            if job not in decoded:
+                self._filled(job, tokens)
+            if job.writing.answer.stop_reason is not None:
+                self.end(job)
+
+    def _count(
+        self, job: Job, tokens: list[int], n_taken: int, done: Round, seconds: float
+    ) -> None:
+        """One round of an answer."""
+        own = Round(done.position, n_positions=done.n_positions, is_brief=done.is_brief)
+        if (tree := job.request.tree) is not None:
+            own.verifies(tree)
+        own.n_tokens, own.n_accepted = len(tokens), n_taken
+        took = {name: s for name, s in self._seconds.items() if name != "sample"}
+        if tree is None:
+            took["decode"] += took.pop("verify")
+            took["verify"] = 0.0
+        job.writing.account.add_round(own, seconds, took)
+        for credit in job.request.credits(tokens):
+            job.writing.account.credit(*credit)
+        job.add(job.writing.new_step(own.n_drafted, n_taken))
+
+    def _filled(self, job: Job, tokens: list[int]) -> None:
+        """A piece of a prompt, or of what is computed anew, has come in."""
+        writing = job.writing
+        if job.on_prefill is not None and len(writing.answer.tokens) <= len(tokens):
+            position = job.timeline.position if job.timeline is not None else 0
+            n_there = len(writing.prompt) - writing.n_cached - (len(writing.prompt) - position)
+            job.on_prefill(min(n_there, job.n_to_fill), job.n_to_fill)
+        if job.prefill_started is not None and len(writing.answer.tokens) <= len(tokens):
+            writing.account.prefill_s = time.perf_counter() - job.prefill_started
+        if tokens:
+            job.add(writing.new_step())
+
+    def _learn_chunk(self, seconds: float, decoded: set[Job], *, filled: bool) -> None:
+        """How much of a prompt joins the others: their rounds may take SLOWER times as long."""
+        if not decoded:
+            return
+        if not filled:
+            self._alone_s += (seconds - self._alone_s) * (0.25 if self._alone_s else 1.0)
+        elif self._alone_s:
+            fits = SLOWER * self._alone_s / seconds
+            self._chunk = max(8.0, min(self._chunk * min(max(fits, 0.5), 1.25), 4096.0))
+
+    def _recover(self) -> None:
+        """After an interrupted round: what was verified goes, what was drawn is filled in."""
+        for job in self._interrupted:
+            if job.timeline is None:
+                continue
+            job.timeline.commit(0)
+            if job.timeline.position >= len(job.history):
+                job.timeline.sync(job.history)
+        self._interrupted = []
+
+
+def _n_rows(job: Job) -> int:
+    """Rows that an answer's next step takes."""
+    tree = job.request.tree
+    return 1 if tree is None else len(tree.tokens)

@@ -1,0 +1,167 @@
+// Sequences beside each other in one engine, whatever form their recurrent layers take: each has
+// the rows that it has alone.
+#include "engine/sequence.h"
+
+#include "check.h"
+#include "tiny_model.h"
+
+#include <cmath>
+#include <random>
+
+using namespace dfl;
+
+namespace {
+
+constexpr int32_t N_SEQUENCES = 3;
+using Logits = std::vector<float>;
+using Tokens = std::vector<int32_t>;
+
+std::shared_ptr<Engine> engine_of(const std::shared_ptr<const Model> & model, DeltaForm form,
+                                  int32_t n_parallel) {
+    EngineParams params;
+    params.n_ctx = 120;
+    params.n_ubatch = 16;
+    params.n_threads = 1;
+    params.n_parallel = n_parallel;
+    params.type_k = params.type_v = GGML_TYPE_F32;
+    params.delta_form = form;
+    auto engine = std::make_shared<Engine>(model, params);
+    engine->reserve_verify(24);
+    return engine;
+}
+
+// One pass of some sequences after another, beside a sequence alone.
+class Beside {
+  public:
+    Beside(const std::shared_ptr<const Model> & model, DeltaForm form, unsigned seed)
+        : engine_(engine_of(model, form, N_SEQUENCES)), alone_(engine_of(model, form, 1)),
+          random_(seed) {
+        for (int i = 0; i < N_SEQUENCES; ++i) {
+            sequences_.push_back(std::make_unique<Sequence>(engine_));
+        }
+    }
+
+    void step() {
+        std::vector<Item> items;
+        std::vector<Tokens> new_tokens(N_SEQUENCES), parents(N_SEQUENCES);
+        for (int i = 0; i < N_SEQUENCES; ++i) {
+            const int way = below(5);
+            Tokens & tokens = new_tokens[i];
+            if (way == 0 || tokens_[i].size() > 30) {
+                sequences_[i]->reset();
+                tokens_[i].clear();
+            }
+            for (int n = 1 + below(5); n > 0; --n) {
+                tokens.push_back(below(TINY_VOCAB));
+            }
+            Item item;
+            item.sequence = sequences_[i].get();
+            item.verifies = way >= 3;
+            item.tokens = tokens.data();
+            item.n = static_cast<int64_t>(tokens.size());
+            for (int node = 0; node < item.n; ++node) {
+                parents[i].push_back(node == 0 ? -1 : way == 4 ? below(node) : node - 1);
+            }
+            item.parents = item.verifies ? parents[i].data() : nullptr;
+            items.push_back(item);
+        }
+        engine_->run(items, nullptr);
+        std::vector<Tokens> paths(N_SEQUENCES);
+        std::vector<Path> committed;
+        for (int i = 0; i < N_SEQUENCES; ++i) {
+            const Item & item = items[i];
+            Tokens & tokens = tokens_[i];
+            if (!item.verifies) {
+                tokens.insert(tokens.end(), new_tokens[i].begin(), new_tokens[i].end());
+                check(i, 0, tokens);
+                continue;
+            }
+            const int last = below(static_cast<int>(item.n));
+            for (int node = 0; node < item.n; ++node) {
+                check(i, node, with_path(tokens, new_tokens[i], parents[i], node));
+            }
+            for (int node = last; node >= 0; node = parents[i][node]) {
+                paths[i].insert(paths[i].begin(), node);
+            }
+            paths[i].resize(below(static_cast<int>(paths[i].size()) + 1));
+            committed.push_back({item.sequence, paths[i].data(), int64_t(paths[i].size())});
+            for (const int32_t node : paths[i]) {
+                tokens.push_back(new_tokens[i][node]);
+            }
+        }
+        engine_->commit(committed);
+    }
+
+  private:
+    int below(int n) { return static_cast<int>(random_() % n); }
+
+    static Tokens with_path(Tokens tokens, const Tokens & nodes, const Tokens & parents, int node) {
+        Tokens path;
+        for (; node >= 0; node = parents[node]) {
+            path.insert(path.begin(), nodes[node]);
+        }
+        tokens.insert(tokens.end(), path.begin(), path.end());
+        return tokens;
+    }
+
+    void check(int i, int64_t row, const Tokens & tokens) {
+        Logits found(TINY_VOCAB), expected(TINY_VOCAB);
+        sequences_[i]->logits(row, found.data());
+        alone_.reset();
+        alone_.prefill(tokens.data(), static_cast<int64_t>(tokens.size()), nullptr, nullptr);
+        alone_.logits(0, expected.data());
+        for (int token = 0; token < TINY_VOCAB; ++token) {
+            CHECK(std::fabs(found[token] - expected[token]) < 1e-4f);
+        }
+    }
+
+    std::shared_ptr<Engine> engine_;
+    Sequence alone_;
+    std::vector<std::unique_ptr<Sequence>> sequences_;
+    Tokens tokens_[N_SEQUENCES];
+    std::mt19937 random_;
+};
+
+// Verifies that wait for their commit while others run, and are committed in any order.
+void open_verifies_wait(const std::shared_ptr<const Model> & model, DeltaForm form) {
+    auto engine = engine_of(model, form, 2);
+    Sequence first(engine), second(engine), alone(engine_of(model, form, 1));
+    const Tokens tokens = {3, 1, 4, 1, 5, 9, 2, 6};
+    first.prefill(tokens.data(), 3, nullptr, nullptr);
+    second.prefill(tokens.data() + 3, 2, nullptr, nullptr);
+    first.verify(tokens.data() + 3, nullptr, 4);
+    second.verify(tokens.data() + 5, nullptr, 3);
+    CHECK(error_of([&] { first.argmax(0); }) == "row 0: the last pass has 0 rows");
+    CHECK(contains(error_of([&] { engine->reserve_verify(30); }), "waits for its commit"));
+    first.commit(4);
+    second.commit(1);
+    Logits found(TINY_VOCAB), expected(TINY_VOCAB);
+    first.prefill(tokens.data() + 7, 1, nullptr, nullptr);
+    first.logits(0, found.data());
+    alone.prefill(tokens.data(), 8, nullptr, nullptr);
+    alone.logits(0, expected.data());
+    for (int token = 0; token < TINY_VOCAB; ++token) {
+        CHECK(std::fabs(found[token] - expected[token]) < 1e-4f);
+    }
+    second.verify(tokens.data(), nullptr, 8); // where the first one's trace lay
+    second.commit(0);
+    CHECK(second.position() == 3);
+}
+
+} // namespace
+
+int main() {
+    TemporaryFolder folder;
+    const std::string path = folder.file("tiny.gguf");
+    for (auto write : {write_tiny_llama, write_tiny_qwen35}) {
+        write(path);
+        const auto model = std::make_shared<const Model>(path, on_cpu());
+        for (const DeltaForm form : {DeltaForm::OWN, DeltaForm::FUSED, DeltaForm::STOCK}) {
+            Beside beside(model, form, static_cast<unsigned>(form));
+            for (int step = 0; step < 40; ++step) {
+                beside.step();
+            }
+            open_verifies_wait(model, form);
+        }
+    }
+}

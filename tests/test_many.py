@@ -1,0 +1,200 @@
+"""Many sequences in one engine: each has the rows, the drafts and the state it has alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoints import KINDS
+from device import DEVICE
+from pairs import N_UBATCH, load_target, make_pair, open_pair, random_tokens
+
+from dflash_gguf.core import Drafter, DraftRequest, Engine, Error, Item, Sequence
+
+pytestmark = pytest.mark.skipif(DEVICE is not None, reason="the same bits are the CPU's")
+
+N_PARALLEL = 5
+N_CTX = 384  # of all together
+N_STEPS = 60
+
+
+def engine_of(pair: Any, n_parallel: int, **settings: Any) -> Engine:
+    """An engine with a drafter, on two threads."""
+    model = load_target(pair.target, **settings)
+    drafter = Drafter(str(pair.drafter), model)
+    config = model.config.__class__(
+        n_ctx=N_CTX,
+        n_ubatch=N_UBATCH,
+        n_threads=2,
+        cache_type_k="f32",
+        cache_type_v="f32",
+        n_parallel=n_parallel,
+    )
+    return Engine(model, N_CTX, drafter, config=config)
+
+
+class Beside:
+    """Sequences of one engine, and a sequence alone that says what each of their rows must be."""
+
+    def __init__(self, pair: Any, seed: int) -> None:
+        self.engine = engine_of(pair, N_PARALLEL)
+        self.engine.reserve_verify(48)
+        self.alone = open_pair(pair, n_ctx=N_CTX)
+        self.random = np.random.default_rng(seed)
+        self.sequences = [Sequence(self.engine) for _ in range(N_PARALLEL)]
+        self.tokens: list[list[int]] = [[] for _ in range(N_PARALLEL)]
+        self.n_compared = 0
+        self.n_drafts = 0
+
+    def below(self, n: int) -> int:
+        return int(self.random.integers(n))
+
+    def row_alone(self, tokens: list[int]) -> Any:
+        there = self.alone.sync(tokens)
+        return self.alone.prefill(tokens[there:]).logits()
+
+    def check(self, rows: Any, index: int, tokens: list[int]) -> None:
+        np.testing.assert_array_equal(rows.logits(index), self.row_alone(tokens))
+        self.n_compared += 1
+
+    def make_room(self) -> None:
+        while self.engine.n_free_cells < 64 * N_PARALLEL:
+            longest = max(range(N_PARALLEL), key=lambda i: len(self.tokens[i]))
+            self.sequences[longest].reset()
+            self.tokens[longest] = []
+
+    def step(self) -> None:
+        """One pass of some of them: appends of any length, chains and trees."""
+        self.make_room()
+        items, what = [], []
+        left = N_UBATCH
+        for i in self.random.permutation(N_PARALLEL)[: 1 + self.below(N_PARALLEL)]:
+            sequence, n = self.sequences[i], 1 + self.below(8)
+            new = random_tokens(n, seed=self.below(1 << 20))
+            kind = self.below(4)
+            if kind < 2 or not self.tokens[i]:
+                new = new[: 1 if kind == 0 else max(1, min(left, n))]
+                left -= len(new)
+                if left < 0:
+                    break
+                items.append(Item(sequence, new))
+                what.append((i, new, None))
+            elif kind == 2:
+                items.append(Item(sequence, new, verifies=True))
+                what.append((i, new, [-1, *range(n - 1)]))
+            else:
+                parents = [-1, *(self.below(j) for j in range(1, n))]
+                items.append(Item(sequence, new, verifies=True, parents=parents))
+                what.append((i, new, parents))
+        if not items:
+            return
+        all_rows = self.engine.run(items)
+        found = [[rows.logits(j) for j in range(len(rows))] for rows in all_rows]
+        paths = []
+        for (i, new, parents), rows in zip(what, found, strict=True):
+            before = self.tokens[i]
+            if parents is None:
+                done = self.sequences[i].position - len(before)
+                self.tokens[i] = before + new[:done]
+                assert len(rows) == (done == len(new)) and done > 0
+                if rows:  # else it stopped where `sync` has the state kept
+                    self.compare(rows[0], self.tokens[i])
+                continue
+            lines = []
+            for j, parent in enumerate(parents):
+                lines.append(([] if parent < 0 else lines[parent]) + [j])
+                self.compare(rows[j], before + [new[node] for node in lines[j]])
+            path = lines[self.below(len(lines))][: self.below(4)]
+            paths.append((self.sequences[i], path))
+            self.tokens[i] = before + [new[node] for node in path]
+        if paths:
+            self.engine.commit(paths)
+
+    def compare(self, row: Any, tokens: list[int]) -> None:
+        np.testing.assert_array_equal(row, self.row_alone(tokens))
+        self.n_compared += 1
+
+    def draft(self) -> None:
+        """Drafts of some of them in one pass."""
+        chosen = [i for i in self.random.permutation(N_PARALLEL) if self.tokens[i]]
+        chosen = chosen[: 1 + self.below(3)]
+        requests = [
+            DraftRequest(self.sequences[i], self.below(400), 1 + self.below(self.engine.max_draft))
+            for i in chosen
+        ]
+        if not requests:
+            return
+        for i, request, found in zip(chosen, requests, self.engine.draft(requests, 5), strict=True):
+            there = self.alone.sync([*self.tokens[i], request.last_token])
+            if there < len(self.tokens[i]):
+                self.alone.prefill(self.tokens[i][there:])
+            expected = self.alone.draft(request.last_token, request.n_draft, 5)
+            for mine, its in zip(found, expected, strict=True):
+                np.testing.assert_array_equal(mine, its)
+            self.n_drafts += 1
+
+    def move(self) -> None:
+        """One of them goes back, leaves or comes again."""
+        i = self.below(N_PARALLEL)
+        way = self.below(3)
+        if way == 0:
+            prompt = self.tokens[i][: self.below(len(self.tokens[i]) + 1)] + random_tokens(2)
+            there = self.sequences[i].sync(prompt)
+            self.tokens[i] = prompt[:there]
+        elif way == 1:
+            self.sequences[i].close()
+            self.sequences[i], self.tokens[i] = Sequence(self.engine), []
+        elif self.tokens[i]:
+            sequence = self.sequences[i]
+            sequence.verify(random_tokens(3))  # interrupted
+            sequence.commit(0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_has_what_it_has_alone(tmp_path: Path, kind: str) -> None:
+    beside = Beside(make_pair(tmp_path, kind), seed=KINDS.index(kind))
+    for _ in range(N_STEPS):
+        beside.step()
+        if beside.below(2):
+            beside.draft()
+        if beside.below(4) == 0:
+            beside.move()
+    assert beside.n_compared > 5 * N_STEPS and beside.n_drafts > N_STEPS // 2
+    for sequence in beside.sequences:
+        sequence.close()
+    assert beside.engine.n_free_cells == 512  # N_CTX by pages of the cache
+
+
+def test_bad_items_run_nothing(tmp_path: Path) -> None:
+    engine = engine_of(make_pair(tmp_path, "qwen35"), 2)
+    a, b = Sequence(engine), Sequence(engine)
+    with pytest.raises(Error, match=r"has 2 sequences already, and holds 2 at a time"):
+        Sequence(engine)
+    a.prefill(random_tokens(200))
+    for items, sentence in [
+        ([], "nothing to run"),
+        ([Item(a, [1]), Item(a, [2])], "items 0 and 1 are of one sequence"),
+        ([Item(a, [1]), Item(b, [421])], "token id 421 is outside"),
+        ([Item(a, [1]), Item(b, [])], "there are no tokens"),
+        ([Item(a, [1]), Item(b, [1] * 385)], "385 tokens after 0 do not fit into a context of 384"),
+        ([Item(b, [1] * 300)], "320 more cells, and 256 of 512 are free"),
+        ([Item(a, [1] * 9), Item(b, [2] * 9)], "18 tokens to append in one pass, which takes 16"),
+        ([Item(a, [1] * 9, True), Item(b, [2] * 20, True)], "29 rows to verify, there is room for"),
+        ([Item(a, [1]), Item(b, [1, 2], True, [-1, 1])], "parent of node 1"),
+    ]:
+        with pytest.raises(Error, match=sentence):
+            engine.run(items)
+        assert (a.position, b.position) == (200, 0)
+    other = engine_of(make_pair(tmp_path / "other", "llama"), 1)
+    with pytest.raises(Error, match="item 0 is of a sequence of another engine"):
+        other.run([Item(a, [1])])
+    rows = engine.run([Item(a, [1]), Item(b, [1, 2], True)])
+    with pytest.raises(Error, match="a verify of 2 rows waits for its commit"):
+        engine.run([Item(a, [1]), Item(b, [1])])
+    b.commit(1)
+    engine.run([Item(a, [1])])
+    with pytest.raises(Error, match="these rows are gone"):
+        rows[0].argmax()
+    assert (a.position, b.position) == (202, 1)

@@ -1,0 +1,373 @@
+"""Rules on simulated machines and texts; nothing here reads a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from simulated import BLOCK, Drafter, Machine, Text, answer, fast, slow, wide
+
+from dflash_gguf.config import DecodeConfig
+from dflash_gguf.draft.marginals import Candidates, chain, grow
+from dflash_gguf.draft.proposer import BRIEF, CHAIN, SPINE, TREE, Request
+from dflash_gguf.draft.tree import Tree
+from dflash_gguf.policy.costs import Costs, Round
+from dflash_gguf.policy.rule import Auto, Fixed, Known, Rule, measure
+from dflash_gguf.sampling import Sampler
+
+Kinds = list[tuple[str, int]]
+
+
+class Pair:
+    """A machine, a drafter, and what was learned about them."""
+
+    def __init__(self, machine: Machine, known: Known | None = None) -> None:
+        self.machine, self.known = machine, known or Known()
+        self.drafter = Drafter(lambda _: Text(0.0))
+        if known is None:
+            rng = np.random.default_rng(0)
+            measure(self.known, 16, BLOCK, lambda done: machine.run(done, rng), np.inf)
+
+    def answer(
+        self,
+        text: Text | Callable[[int], Text],
+        rule: Rule | None = None,
+        *,
+        n_tokens: int = 512,
+        seed: int = 0,
+    ) -> tuple[float, list[Round]]:
+        """Milliseconds and rounds, by `auto` unless told otherwise."""
+        self.drafter.text = (lambda _: text) if isinstance(text, Text) else text
+        rule = rule or Auto(self.known, BLOCK, 63)
+        return answer(self.machine, self.drafter, rule, n_tokens=n_tokens, seed=seed)
+
+
+def fixed_ms(make: Callable[[], Machine], text: Text, rule: Rule, n_tokens: int = 512) -> float:
+    """Milliseconds of an answer by a fixed rule, once its shapes are warm."""
+    pair = Pair(make())
+    pair.answer(text, rule, n_tokens=64)
+    runs = [pair.answer(text, rule, seed=seed, n_tokens=n_tokens)[0] for seed in range(2)]
+    return float(np.mean(runs))
+
+
+def chains(*lengths: int) -> list[Rule]:
+    return [Fixed(CHAIN, n, n) for n in lengths]
+
+
+def trees(*sizes: int) -> list[Rule]:
+    return [Fixed(TREE, n, BLOCK) for n in sizes]
+
+
+def brief() -> Machine:
+    """A few million weights: a draft costs as much as a plain round, ranking it twice as much."""
+    rows = lambda rows: 1e-4 + 1.7e-5 * (rows - 1)  # noqa: E731
+    return Machine(rows, lambda n: 8e-5 + 4e-6 * n, ranking=3e-4, warm_up=10.0)
+
+
+@pytest.mark.parametrize("make", [slow, fast, wide, brief])
+@pytest.mark.parametrize("sure", [0.2, 0.9])
+def test_a_random_drafter_costs_under_two_percent(make: Callable[[], Machine], sure: float) -> None:
+    """From the first token on, however sure it is."""
+    text = Text(best=0.0, others=0.0, sure=sure)
+    ratios = []
+    for seed in range(6):
+        machine = make()
+        machine.noise, machine.warm_up = 0.1, 0.5
+        ms, rounds = Pair(machine).answer(text, seed=seed)
+        assert any(done.n_drafted for done in rounds)
+        ratios.append(512 * machine.plain / ms)
+    print(np.mean(ratios))
+    assert np.mean(ratios) > 0.98
+
+
+@pytest.mark.parametrize("make", [slow, fast, wide])
+def test_once_known_it_costs_less(make: Callable[[], Machine]) -> None:
+    text = Text(best=0.0, others=0.0, sure=0.9)
+    pair = Pair(make())
+    pair.machine.noise = 0.0
+    for seed in range(4):
+        ms, _ = pair.answer(text, seed=seed)
+    assert 512 * pair.machine.plain / ms > 0.985
+
+
+GRID = {
+    "slow, nearly always right": (slow, Text(0.95)),
+    "fast, wrong as often as not": (fast, Text(0.6)),
+    "fast, unsure": (fast, Text(0.8, sure=0.4)),
+    "fast, of changing sureness": (fast, Text(0.6, spread=0.35)),
+    "wide, wrong as often as not": (wide, Text(0.6)),
+    "brief, often right": (brief, Text(0.8)),
+    "brief, nearly always right": (brief, Text(0.97)),
+}
+
+
+@pytest.mark.parametrize("name", GRID)
+def test_it_comes_near_the_best_fixed_setting(name: str) -> None:
+    make, text = GRID[name]
+    rules = [*chains(1, 2, 3, 4, 7, 15), *trees(7, 15, 31, 63)]
+    best = min(fixed_ms(make, text, rule) for rule in rules)
+    found = []
+    for seed in range(2):
+        pair = Pair(make())
+        for before in range(2):
+            pair.answer(text, seed=10 * seed + before)
+        found.append(pair.answer(text, seed=seed + 100)[0])
+    print(f"{name}: {best / np.mean(found):.3f} of the best")
+    assert best / np.mean(found) > 0.9
+
+
+def test_what_was_learned_outlives_the_answer() -> None:
+    pair = Pair(fast())
+    pair.answer(Text(0.9))
+    _, rounds = pair.answer(Text(0.9), seed=1)
+    assert rounds[1].n_drafted >= 5
+
+
+def test_drafting_that_begins_to_pay_is_noticed() -> None:
+    _, rounds = Pair(fast()).answer(
+        lambda n: Text(0.9) if n >= 400 else Text(0.0, others=0.0, sure=0.9), n_tokens=1600
+    )
+    assert np.mean([done.n_drafted for done in rounds[:400]]) < 0.5
+    assert np.mean([done.n_drafted for done in rounds[-50:]]) > 4
+
+
+def test_drafting_that_ceases_to_pay_is_given_up() -> None:
+    _, rounds = Pair(slow()).answer(
+        lambda n: Text(0.98) if n < 600 else Text(0.0, others=0.0), n_tokens=1200
+    )
+    assert np.mean([done.n_drafted for done in rounds[-200:]]) < 0.1
+
+
+def plain_known() -> Known:
+    """One that has seen plain rounds of a second."""
+    known = Known()
+    for _ in range(3):
+        known.observe(Round(100, n_tokens=1, pass_s=1.0))
+    return known
+
+
+def test_what_was_lost_is_earned_before_the_next_look() -> None:
+    known = plain_known()
+    assert known.may_lose(1.0, 1.0)
+    known.observe(Round(100, n_positions=3, n_drafted=3, n_tokens=1, draft_s=0.5, pass_s=1.5))
+    known.observe(Round(100, n_positions=3, n_drafted=3, n_tokens=1, draft_s=0.5, pass_s=1.5))
+    assert not known.may_lose(1.0, 1.0)
+    n = known.rounds_to_wait(1.0, 1.0)
+    assert 1 < n <= 64
+    for _ in range(200):
+        known.observe(Round(100, n_tokens=1, pass_s=1.0))
+    assert known.may_lose(1.0, 1.0)
+    assert not known.may_lose(9.0, 1.0)  # no more can be saved
+
+
+def test_an_answer_begins_without_debts_where_drafting_has_paid() -> None:
+    drafted = {"n_positions": 3, "n_drafted": 3, "n_expected": 2.0, "draft_s": 0.5}
+    for n_accepted, begins_anew in ((0, False), (2, True)):
+        known = plain_known()
+        for _ in range(9):
+            done = Round(100, n_accepted=n_accepted, n_tokens=1, pass_s=4.0, **drafted)
+            known.promise.observe(done)
+            known.observe(done)
+        assert not known.may_lose(0.1, 1.0)
+        known.begin()
+        assert known.may_lose(0.1, 1.0) is begins_anew
+
+
+def test_a_plain_round_after_drafted_ones_is_no_measure_of_plain_decoding() -> None:
+    known = plain_known()
+    for _ in range(300):
+        known.observe(Round(100, n_positions=3, n_drafted=3, n_tokens=4, draft_s=0.5, pass_s=1.5))
+    assert known.needs_plain(1.0)
+    known.observe(Round(100, n_tokens=1, pass_s=2.0))  # caches hold what drafting needed
+    assert known.needs_plain(1.0)
+    assert known.costs.plain_s(100) == 1.0
+    for _ in range(6):
+        known.observe(Round(100, n_tokens=1, pass_s=1.2))
+    assert not known.needs_plain(1.0)
+    assert known.costs.plain_s(100) == pytest.approx(1.2)
+
+
+def test_looks_that_cost_several_rounds_are_saved_for() -> None:
+    """A second row costs as much as three passes, as where kernels for one row are far better."""
+    machine = Machine(lambda rows: 10 + (25 + rows if rows > 1 else 0), lambda _: 8)
+    ms, rounds = Pair(machine).answer(Text(0.3, sure=0.9), n_tokens=4000)
+    assert 4000 * machine.plain / ms > 0.97
+    looks = [number for number, done in enumerate(rounds) if done.n_drafted]
+    assert len(looks) > 5
+    assert looks[-1] > 3000
+
+
+def tiny() -> Machine:
+    """A model so small that building a graph takes as long as many of its passes."""
+    return Machine(lambda rows: 0.3 + 0.04 * (rows - 1), lambda _: 0.3, tree=2.5, warm_up=15.0)
+
+
+def test_first_runs_do_not_keep_it_from_drafting() -> None:
+    """A draft of one loses, and the one that pays is reached by looks at shorter ones."""
+    text = Text(0.8)
+    best = min(fixed_ms(tiny, text, rule) for rule in chains(5, 7, 11, 15))
+    assert best < 0.8 * 512 * tiny().plain
+    pair = Pair(tiny())
+    pair.answer(text, n_tokens=1024)
+    found = [pair.answer(text, seed=seed)[0] for seed in range(1, 4)]
+    print(f"tiny: {best / np.mean(found):.3f} of the best")
+    assert best / np.mean(found) > 0.9
+
+
+def test_first_runs_are_not_made_for_nothing() -> None:
+    """Looking costs a few graphs, here 15 passes each, and little that grows with the answers."""
+    pair, ms = Pair(tiny()), 0.0
+    for seed in range(8):
+        ms += pair.answer(Text(0.0, sure=0.9), seed=seed)[0]
+    assert (ms / pair.machine.plain - 8 * 512) < 60 + 0.02 * 8 * 512
+
+
+def test_captures_do_not_keep_it_from_drafting() -> None:
+    """Where the second run of a shape is slow too, the third tells what it costs."""
+    text = Text(0.75)
+
+    def last_ms(n_first: int, known: int) -> float:
+        pair = Pair(wide(), Known(Costs(known)))
+        pair.machine.warm_up, pair.machine.n_first = 1.0, n_first
+        for seed in range(3):
+            ms, _ = pair.answer(text, n_tokens=256, seed=seed)
+        return ms
+
+    assert last_ms(2, 2) < 1.15 * last_ms(1, 1)
+
+
+def test_it_stops_before_a_step_of_the_costs_or_goes_well_past_it() -> None:
+    """The ninth row costs more than the eight before it: no pass has nine to fifteen rows."""
+    for text in (Text(0.5), Text(0.7), Text(0.97)):
+        pair = Pair(fast())
+        for seed in range(3):
+            _, rounds = pair.answer(text, seed=seed)
+        rows = np.array([done.n_rows for done in rounds])
+        assert np.mean((rows > 8) & (rows < 16)) < 0.05
+        assert np.mean(rows >= 8) > 0.5
+
+
+def test_trees_where_they_are_cheap_and_chains_where_they_are_not() -> None:
+    found = []
+    for tree in (1.0, 2.0):
+        pair = Pair(wide())
+        pair.machine.tree = tree
+        for seed in range(3):
+            _, rounds = pair.answer(Text(0.6), seed=seed)
+        found.append(np.mean([done.is_tree for done in rounds]))
+    assert found[0] > 0.8
+    assert found[1] < 0.1
+
+
+def test_equal_rounds_give_equal_choices() -> None:
+    runs = [Pair(fast()).answer(Text(0.7), seed=4)[1] for _ in range(2)]
+    assert kinds(runs[0]) == kinds(runs[1])
+
+
+def kinds(rounds: list[Round]) -> Kinds:
+    return [(done.kind, done.n_drafted) for done in rounds]
+
+
+def ask(limit: int = 15, n_room: int = 256) -> tuple[Request, ...]:
+    return (Request(None, [1], Sampler(DecodeConfig()), n_left=limit + 1, n_room=n_room),)
+
+
+def test_the_first_two_rounds_are_plain_and_the_third_looks() -> None:
+    rule, drafter = Auto(Known(), 15, 63), Drafter(lambda _: Text(0.5))
+    for position in range(2):
+        assert rule.choose(Round(position), ask(), drafter) is None
+        rule.observe(Round(position, n_tokens=1, pass_s=10.0))
+    way = rule.choose(Round(2), ask(), drafter)
+    assert way is not None
+    assert (way.n_positions, way.shape) == (1, BRIEF)
+
+
+def test_known_costs_let_the_first_round_draft() -> None:
+    pair = Pair(fast())
+    pair.answer(Text(0.9))
+    again = Pair(fast(), Known(Costs.from_dict(pair.known.costs.to_dict())))
+    _, rounds = again.answer(Text(0.9), n_tokens=64)
+    assert rounds[0].n_positions > 0
+    assert np.mean([done.n_drafted for done in rounds]) > 4
+
+
+def test_a_decision_is_kept_where_making_it_takes_long() -> None:
+    known = plain_known()
+    assert known.n_kept == 1
+    for choose_s, n_kept in ((0.05, 5), (99.0, 64)):
+        for _ in range(30):
+            known.observe(Round(100, n_tokens=1, pass_s=1.0, choose_s=choose_s))
+        assert known.n_kept == pytest.approx(n_kept, abs=1)
+
+
+def candidates(n: int) -> Candidates:
+    chances = np.tile(np.log([0.9, 0.05]), (n, 1))
+    return Candidates(np.tile([[1, 2]], (n, 1)), chances)
+
+
+def test_choices_keep_to_their_bounds() -> None:
+    pair = Pair(wide())
+    for seed in range(2):
+        pair.answer(Text(0.95), seed=seed)
+    for longest, most, least, limit in (
+        (15, 63, 0, 15),
+        (15, 63, 0, 4),
+        (6, 9, 0, 15),
+        (15, 7, 3, 15),
+    ):
+        rule = Auto(pair.known, longest, most, least)
+        for position in range(200, 240):
+            done = Round(position)
+            way = rule.choose(done, ask(limit), pair.drafter)
+            assert way is None or way.n_positions <= min(longest, limit)
+            if way is not None:
+                done.n_positions = way.n_positions
+                (tree,) = rule.pick(done, [grow(0, candidates(way.n_positions), 63)], [limit])
+                assert tree.n_drafted == 0 or least <= tree.n_drafted <= min(most, limit)
+                assert max(tree.depths) <= way.n_positions
+    assert Auto(pair.known, 15, 63, 15).choose(Round(500), ask(14), pair.drafter) is None
+
+
+def line(tokens: list[int], chance: float) -> Tree:
+    return Tree.chain(tokens, [n * np.log(chance) for n in range(len(tokens))])
+
+
+def test_one_threshold_serves_all_sequences() -> None:
+    """The likelier candidates of one are taken before the others' of another."""
+    costs = Costs()
+    for n in (0, 1, 3, 7, 15):
+        for _ in range(3):
+            costs.observe(Round(0, n_sequences=2, n_drafted=n, n_tokens=2, pass_s=1.0 + 0.03 * n))
+            costs.observe(Round(0, n_tokens=1, pass_s=0.9))
+    rule = Auto(Known(costs), 15, 63)
+    sure, unsure = line([1, *range(2, 9)], 0.95), line([1, *range(2, 9)], 0.3)
+    done = Round(0, n_sequences=2)
+    rule.choose(done, (*ask(), *ask()), None)
+    found = rule.pick(done, [unsure, sure], [20, 20])
+    assert found[0].n_drafted + found[1].n_drafted in (7, 11)
+    assert found[1].n_drafted == 7
+    assert 1 <= found[0].n_drafted <= 4
+    hopeless = [line([1, 2, 3], 0.01)] * 2
+    assert all(tree.n_drafted == 0 for tree in rule.pick(done, hopeless, [20, 20]))
+
+
+def test_fixed_rules_draft_what_they_were_told() -> None:
+    line, bush = Fixed(CHAIN, 9, 9, 5), Fixed(TREE, 20, 15, 3)
+
+    def chosen(rule: Fixed, limit: int) -> int:
+        way = rule.choose(Round(0), ask(limit), None)
+        return way.n_positions if way else 0
+
+    assert [chosen(line, limit) for limit in (4, 5, 12)] == [0, 9, 9]
+    assert [chosen(bush, limit) for limit in (2, 3, 99)] == [0, 15, 15]
+    assert (line.n_nodes, bush.n_nodes) == (9, 20)
+    whole = grow(7, candidates(9), 60)
+    assert line.pick(Round(0), [whole], [30]) == [chain(7, candidates(9), 9)]
+    assert line.pick(Round(0), [whole], [6])[0].n_drafted == 6
+    assert line.pick(Round(0), [whole], [4])[0].n_drafted == 0  # five or none
+    assert bush.pick(Round(0), [whole], [30]) == [grow(7, candidates(9), 20)]
+    assert bush.pick(Round(0), [whole], [6])[0].n_drafted == 6
+    spine = Fixed(SPINE, 12, 9).pick(Round(0), [grow(7, candidates(9), 12, spine=True)], [30])
+    assert spine[0].depths[:10] == list(range(10))
+    assert chosen(Fixed(TREE, 3, 15), 15) == 3
