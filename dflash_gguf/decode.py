@@ -227,13 +227,14 @@ class Generation:
     def _step(self) -> Step:
         """One round: puts the last token, and what follows it, into the caches."""
         writing, timeline, request = self._writing, self._timeline, self._request
-        account, answer = writing.account, writing.answer
+        account, answer, speculation = writing.account, writing.answer, self._speculation
+        is_asked = speculation is not None and not speculation.n_rest
         n_before = len(answer.tokens)
         with account.round(len(self.history) - 1) as done:
-            if self._speculation is not None:
+            if speculation is not None and is_asked:
                 request.n_room = min(timeline.engine.max_verify, timeline.n_ctx - done.position)
                 request.n_left = answer.n_left
-                self._speculation.propose(done, (request,))
+                speculation.propose(done, (request,))
             if request.tree is not None:
                 done.n_accepted = verify(
                     timeline, request.tree, writing.choose, writing.take, account.phase
@@ -244,10 +245,12 @@ class Generation:
                 writing.take(writing.choose(rows, -1))
             done.n_tokens = len(answer.tokens) - n_before
         tokens = tuple(answer.tokens[n_before:])
-        if self._speculation is not None:
+        if speculation is not None and is_asked:
             for credit in request.credits(tokens):
                 account.credit(*credit)
-            self._speculation.observe(done, (request,), (tokens,))
+            speculation.observe(done, (request,), (tokens,))
+        elif speculation is not None:
+            speculation.pass_over(done)
         return writing.new_step(done.n_drafted, done.n_accepted)
 
 

@@ -10,6 +10,7 @@ The decode loop, measurements and simulations run rounds by these two: `Speculat
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -121,16 +122,26 @@ class Speculation:
         self._proposers, self._rule, self._clock = proposers, rule, clock
         self._free = [proposer for proposer in proposers if proposer.is_free]
         self._paid = [proposer for proposer in proposers if not proposer.is_free]
+        self.n_rest = 0
+        """Plain rounds that are due before anybody need be asked again: `pass_over` counts them."""
+        self._rested: Round | None = None
+        self._host_s = 0.0
 
     def begin(self, request: Request, n_cached: int) -> None:
         """An answer begins whose sequence holds n_cached tokens of its prompt."""
         for proposer in self._proposers:
             if proposer.state is not None:
                 proposer.state.truncate(request.sequence, n_cached)
+            proposer.begin(request)
 
     def propose(self, done: Round, requests: Sequence[Request]) -> None:
         """Gives each request its tree, None for a plain row. Fills in what was drafted."""
+        started = time.perf_counter()
         rule, clock = self._rule, self._clock
+        if self._rested is not None:
+            rule.observe(self._rested)
+            self._rested = None
+        self.n_rest = 0
         for request in requests:
             request.tree = None
             request.proposed.clear()
@@ -144,21 +155,24 @@ class Speculation:
             with clock("tree"):
                 self._ask(self._free, drafting)
         paid = self._paid[0] if self._paid else None
-        if rule.is_due:
+        is_due = rule.is_due
+        if is_due:
             with clock("choose"):
                 way = rule.choose(done, drafting, paid)
         else:
             way = rule.choose(done, drafting, paid)
-        if way is not None and self._paid:
-            done.n_positions, done.is_brief = way.n_positions, way.shape == BRIEF
+        if way is not None and paid is not None:
+            n = min(way.n_positions, paid.max_draft)
+            done.n_positions, done.is_brief = n, way.shape == BRIEF
             for request in drafting:
-                request.n_positions = min(request.limit, way.n_positions)
+                request.n_positions = min(request.limit, n)
                 request.shape = way.shape
             with clock("draft"):
                 self._ask(self._paid, drafting)
         if any(request.proposed for request in drafting):
             with clock("tree"):
                 self._pick(done, drafting)
+        self._host_s = 0.0 if is_due else time.perf_counter() - started
 
     def observe(
         self,
@@ -172,12 +186,26 @@ class Speculation:
 
         is_alone: whether its pass served nothing else, so that its seconds say what it costs.
         """
+        started = time.perf_counter()
         for proposer in self._proposers:
             for request, chosen in zip(requests, tokens, strict=True):
                 if proposer.name not in request.failed:
                     proposer.observe(request, chosen)
-        if is_alone:
-            self._rule.observe(done)
+        if not is_alone:
+            return
+        self._rule.observe(done)
+        if self._host_s and done.kind == "none" and not done.n_positions:
+            # Where rounds are brief, even asking is too much to be done in each of them.
+            host_s = self._host_s + time.perf_counter() - started
+            self.n_rest = self._rule.rest(done, host_s)
+
+    def pass_over(self, done: Round) -> None:
+        """Counts a plain round for which nobody was asked, of the same requests as the last."""
+        self.n_rest -= 1
+        if self._rested is None:
+            self._rested = done
+        else:
+            self._rested.adds(done)
 
     def _ask(self, proposers: Sequence[Proposer], requests: Sequence[Request]) -> None:
         for proposer in proposers:

@@ -40,6 +40,9 @@ class HalfRight:
         self._width, self._rank, self._n_vocab = width, rank, n_vocab
         self._n_rounds = 0
 
+    def begin(self, request: Request) -> None:
+        pass
+
     def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
         return [self._tree(request) for request in requests]
 

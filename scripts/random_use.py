@@ -7,7 +7,8 @@ A decoder is a model file (random ones of every architecture and weight type; th
 one, stored anew in many types), types of keys and values, threads, weights rearranged or not, and a
 drafter. It answers on one timeline: prompts that are new, that go on from the last answer, that
 repeat or shorten an earlier one; greedy or drawn, with every cut and penalty; drafting by chains,
-trees, `auto` or not at all, with the drafter or with a proposer that is right half of the time;
+trees, `auto` or not at all, with the drafter or with a proposer that is right half of the time, and
+with copies of the text so far, alone or beside them;
 ended by length, by the end of the context, by a stop text, or by somebody who leaves in the middle.
 The plain answer comes from another decoder that starts anew for each and runs on one thread.
 
@@ -122,7 +123,7 @@ class Files:
         return path
 
 
-def drawn_config(random: np.random.Generator, decoder: Decoder) -> DecodeConfig:
+def drawn_config(random: np.random.Generator, longest: int) -> DecodeConfig:
     """How an answer is drawn and drafted."""
     greedy = random.random() < 0.4
     drawn: dict[str, Any] = {
@@ -141,7 +142,6 @@ def drawn_config(random: np.random.Generator, decoder: Decoder) -> DecodeConfig:
         drawn["repeat_last_n"] = int(random.choice((4, 64)))
     if random.random() < 0.15:
         drawn["stop"] = str(random.choice(("e", "\n", "return", "word7")))
-    longest = decoder.sequence.max_draft
     drawn["draft"] = str(random.choice(("none", "chain", "tree", "auto"), p=(0.1, 0.3, 0.3, 0.3)))
     if random.random() < 0.5:
         drawn["draft_max"] = int(random.integers(1, longest + 1))
@@ -179,10 +179,11 @@ class Use:
         """So many answers; yields a sentence for each difference."""
         for number in range(n):
             prompt = self._prompt()
-            config = drawn_config(self.random, self.drafted)
+            config = drawn_config(self.random, self.drafted.sequence.max_draft)
             self.plain.reset()
             expected = self.plain.generate(prompt, replace(config, draft="none"))
             self._choose_proposer(expected, len(prompt))
+            config = self._with_types(config)
             if self.random.random() < 0.25:
                 left = self._leave(prompt, config)
                 if left.tokens != expected.tokens[: len(left.tokens)]:
@@ -195,6 +196,14 @@ class Use:
                 yield f"answer {number}: {_parted(found, expected)}; {config}"
             self.prompts = [*self.prompts, [*prompt, *found.tokens]][-5:]
 
+    def _with_types(self, config: DecodeConfig) -> DecodeConfig:
+        """Now and then with proposers that were named: all, or one of them."""
+        names = [proposer.name for proposer in self.drafted._drafting.proposers]
+        chance = self.random.random()
+        if chance < 0.4:
+            return replace(config, draft_type=names)
+        return replace(config, draft_type="copy") if chance < 0.6 else config
+
     def _count(self, found: Result, config: DecodeConfig) -> None:
         self.counts["answers"] += 1
         self.counts[config.draft] += 1
@@ -205,6 +214,8 @@ class Use:
         self.counts["accepted tokens"] += sum(
             i * n for i, n in enumerate(found.accept_histogram or ())
         )
+        for name, (_, taken) in found.by_proposer.items():
+            self.counts[f"accepted of {name}"] += taken
         self.counts["tokens found in the caches"] += found.n_prompt - found.n_prefilled
 
     def _tokens(self, n: int) -> list[int]:

@@ -53,7 +53,7 @@ from transformers import (
 )
 
 ARCHITECTURES = ("llama", "qwen3", "qwen3moe", "qwen35", "qwen35moe", "gpt-oss", "gemma4")
-KINDS = (*ARCHITECTURES, "gemma4moe")
+KINDS = (*ARCHITECTURES, "gemma4moe", "gemma4e")
 VOCAB_SIZE = 421  # more than the tokenizer holds, and no multiple of 32
 
 # The split patterns that llama.cpp applies for these names, as the models' tokenizer.json has them.

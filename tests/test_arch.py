@@ -123,6 +123,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "gemma4moe",
         {"num_experts": 8, "top_k_experts": 4, "num_global_key_value_heads": 2, **heads(6, 3, 24)},
     ),
+    "gemma4 per-layer inputs, shared keys": ("gemma4e", {}),
+    "gemma4 per-layer inputs alone, tied": (
+        "gemma4e", {"num_kv_shared_layers": 0, "tie_word_embeddings": True}
+    ),
+    "gemma4 shared keys alone, one full layer's": (
+        "gemma4e",
+        {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 3, **heads(6, 3, 20),
+         "layer_types": (["sliding_attention"] * 2 + ["full_attention"]) * 2},
+    ),
     "gpt-oss": ("gpt-oss", {}),
     "gpt-oss, rounded yarn, heads of 64": (
         "gpt-oss", {"rope_parameters": {**YARN_ROPE, "truncate": True}, **heads(4, 1, 64)}
@@ -183,7 +192,7 @@ def test_logits_equal_those_of_transformers(tmp_path: Path, case: str) -> None:
         assert_close(continued(sequence, tokens), expected[N_UBATCH:], cache_type)
 
 
-@pytest.mark.parametrize("kind", ["gpt-oss", "gemma4", "gemma4moe"])
+@pytest.mark.parametrize("kind", ["gpt-oss", "gemma4", "gemma4moe", "gemma4e"])
 def test_a_prompt_far_beyond_the_windows(tmp_path: Path, kind: str) -> None:
     path = make_gguf(tmp_path, kind, max_position_embeddings=1024)
     tokens = prompt(600)

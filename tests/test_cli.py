@@ -124,7 +124,7 @@ def test_thoughts_go_to_stderr(loader: Loader, capsys: pytest.CaptureFixture[str
 
 
 def test_json_is_one_object(loader: Loader, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(loader, "--tokens", "97,58", "--json", "-n", "2") == 0
+    assert run(loader, "--tokens", "97,58", "--json", "-n", "2", "--draft", "none") == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["text"], report["tokens"], report["n_prompt"]) == ("ye", [121, 101], 2)
     assert (report["model"], report["draft"], report["tau"]) == ("fake.gguf", "none", None)
@@ -216,7 +216,11 @@ def test_drafting_flags_reach_the_config() -> None:
     assert (config.draft, config.tree_budget, config.tree_spine) == ("tree", 9, True)
     for name in ("-md", "--model-draft", "--spec-draft-model"):
         assert parser().parse_args(["-m", "x", "-p", "y", name, "d"]).model_draft == "d"
-    assert decode_config(parser().parse_args(["-m", "x", "-p", "y"])).draft == "auto"
+    config = decode_config(parser().parse_args(["-m", "x", "-p", "y"]))
+    assert (config.draft, config.draft_type) == ("auto", None)
+    for given, expected in (("copy", ("copy",)), ("dflash,copy", ("dflash", "copy"))):
+        args = parser().parse_args(["-m", "x", "-p", "y", "--draft-type", given])
+        assert decode_config(args).draft_type == expected
 
 
 def test_drafting_has_its_figures(loader: Loader, capsys: pytest.CaptureFixture[str]) -> None:
@@ -271,7 +275,7 @@ def test_chat_remembers_the_conversation(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("ab\n\ncd\n"))
     template = "{% for m in messages %}{{ m.content }}:{% endfor %}"
-    assert run(loader, "-i", "--chat-template", template) == 0
+    assert run(loader, "-i", "--chat-template", template, "--draft", "none") == 0
     assert capsys.readouterr().out == "yes\nyes\n"
     assert loader.said == "ab:yes:cd:yes"
 
@@ -377,7 +381,7 @@ def test_a_drafter_alone_is_no_model(capsys: pytest.CaptureFixture[str]) -> None
     ("flags", "sentence"),
     [
         (["-f", "/no/such/file"], "/no/such/file: No such file or directory"),
-        (["-p", "a", "--draft", "chain"], "draft is 'chain', which needs a drafter"),
+        (["-p", "a", "--draft-type", "dflash"], "draft_type 'dflash' is not there"),
         (["-p", "a", "--draft-max", "0"], "draft_max is 0, must be at least 1"),
         (["-p", "a", "--top-p", "2"], "top_p is 2, must be at most 1"),
         (["-i", "--compare"], "--compare is for one prompt, not for a chat (-i)"),

@@ -100,17 +100,17 @@ def test_thoughts_are_no_part_of_the_text(tokenizer: Tokenizer) -> None:
 
 def test_a_prompt_is_computed_from_where_it_parts_from_the_last(tokenizer: Tokenizer) -> None:
     decoder = make(tokenizer)
-    decoder.generate("ab:")
+    decoder.generate("ab:", draft="none")
     assert fed(decoder) == b"ab:yes"
-    result = decoder.generate("ab:yes!:")
+    result = decoder.generate("ab:yes!:", draft="none")
     assert fed(decoder) == b"!:yes"
     assert (result.text, result.n_prompt, result.n_prefilled) == ("yes", 8, 2)
-    decoder.generate("ab:yEs:")
+    decoder.generate("ab:yEs:", draft="none")
     assert fed(decoder) == b"Es:yes"
-    decoder.generate("ab:")
+    decoder.generate("ab:", draft="none")
     assert fed(decoder) == b":yes"
     decoder.reset()
-    decoder.generate("ab:")
+    decoder.generate("ab:", draft="none")
     assert fed(decoder) == b"ab:yes"
 
 
@@ -226,9 +226,10 @@ def test_draft_settings_must_suit_the_drafter(tokenizer: Tokenizer) -> None:
             decoder.generate("ab:", **{name: 6})
     assert decoder.generate("ab:", draft="chain", draft_max=1).n_drafted == 2
     bare = make(tokenizer)
-    with pytest.raises(ValueError, match="draft is 'chain', which needs a drafter"):
-        bare.generate("ab:", draft="chain")
-    assert (bare.generate("ab:").draft, bare.generate("ab:").drafter) == ("none", None)
+    assert bare.generate("ab:", draft="chain").text == "yes"  # by copies
+    with pytest.raises(ValueError, match="draft_type 'dflash' is not there; .* has: copy"):
+        bare.generate("ab:", draft="chain", draft_type="dflash")
+    assert (bare.generate("ab:").draft, bare.generate("ab:").drafter) == ("auto", None)
 
 
 @pytest.mark.parametrize("name", ["draft", "verify", "commit"])

@@ -75,7 +75,7 @@ OF_SLIDING_LAYERS = {
     "rope.dimension_count_swa": 16,
     "rope.freq_base_swa": 5000.0,
 }
-WINDOWED = ("gpt-oss", "gemma4", "gemma4moe")
+WINDOWED = ("gpt-oss", "gemma4", "gemma4moe", "gemma4e")
 DENSE = {"expert_count": (0, 4), "expert_used_count": (0, 2), "expert_feed_forward_length": (0, 32)}
 WITHOUT_SECTIONS = {"rope.dimension_sections": ([0, 0, 0, 0], [8, 8, 8, 8])}
 WITHOUT_RECURRENCE = {
@@ -108,6 +108,7 @@ OWN: dict[str, dict[str, tuple[Any, Any]]] = {
         "expert_shared_feed_forward_length": (0, 32),
     },
 }
+OWN["gemma4e"] = OWN["gemma4"]
 # What the drafter's graph does with these keys is shown in test_drafter.
 DRAFTER_HONOURS = (
     *("logit_scale", "embedding_scale", "final_logit_softcapping", "hidden_activation"),
@@ -133,7 +134,8 @@ def keys_of(kind: str) -> dict[str, tuple[Any, Any]]:
     honoured = ["attention.sliding_window"] if kind in WINDOWED else []
     if kind.startswith("gemma4"):
         honoured += ["final_logit_softcapping", "logit_scale", "embedding_scale"]
-        honoured += ["attention.value_scale"]
+        honoured += ["attention.value_scale", "attention.shared_kv_layers"]
+        honoured += ["embedding_length_per_layer_input"]
     return {key: values for key, values in found.items() if key not in honoured}
 
 
@@ -220,6 +222,12 @@ PUBLISHED_OF["gemma4moe"] = {
     "final_logit_softcapping": 30.0,
 }
 PUBLISHED_OF["gemma4"] = PUBLISHED_OF["gemma4moe"] | {"expert_count": 0}
+PUBLISHED_OF["gemma4e"] = {
+    **PUBLISHED_OF["gemma4"],
+    "attention.sliding_window_pattern": [True, False] * 3,
+    "attention.shared_kv_layers": 2,
+    "embedding_length_per_layer_input": 16,
+}
 PUBLISHED_OF["gpt-oss"] = {"rope.scaling.type": "yarn"}
 PUBLISHED_OF["qwen35moe"] = PUBLISHED_OF["qwen35"] | PUBLISHED_OF["qwen3moe"]
 

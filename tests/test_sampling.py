@@ -286,3 +286,51 @@ def test_a_token_outside_the_vocabulary_is_refused() -> None:
     for bad in (-1, 100):
         with pytest.raises(ValueError, match=f"token id {bad} is outside the vocabulary of 100"):
             sampler.choose(row_of(100, 0), [5, bad], 2)
+
+
+@pytest.mark.parametrize("penalties", [{}, {"repeat_penalty": 1.3, "presence_penalty": 0.4}])
+def test_biases_are_added_before_all_else(penalties: dict[str, Any]) -> None:
+    rng = np.random.default_rng(4)
+    logits = rng.normal(0, 3, 500).astype(np.float32)
+    seen = rng.integers(0, 500, 40).tolist()
+    biases = {7: 5.0, 400: -2.5, int(logits.argmax()): -math.inf, 9_999: 3.0}
+    biased = logits.copy()
+    for token, bias in biases.items():
+        if token < 500:
+            biased[token] += np.float32(bias)
+    for settings in ({"temperature": 0.9, "seed": 1}, {"temperature": 0.0}):
+        with_bias = Sampler(DecodeConfig(logit_bias=biases, **settings, **penalties))
+        without = Sampler(DecodeConfig(**settings, **penalties))
+        for place in range(50):
+            wanted = without.choose(biased, seen, place).token
+            assert with_bias.choose(logits, seen, place).token == wanted
+        ids = rng.permutation(500)[:64]
+        found = with_bias.adjusted_among(ids, logits[ids], seen)
+        np.testing.assert_array_equal(found, without.adjusted_among(ids, biased[ids], seen))
+        assert not with_bias.is_argmax
+        assert with_bias.n_best == 0
+
+
+def test_chances_are_those_of_the_model_or_of_the_draw() -> None:
+    rng = np.random.default_rng(5)
+    logits = rng.normal(0, 3, 500).astype(np.float32)
+    seen = [3, 3, 8]
+    logs = logits.astype(float) - np.log(np.exp(logits.astype(float)).sum())
+    order = np.argsort(-logits, kind="stable")
+    settings: dict[str, Any] = {"temperature": 1.4, "repeat_penalty": 1.2, "top_k": 6, "seed": 2}
+    model = Sampler(DecodeConfig(n_probs=4, logit_bias={9: 4.0}, **settings))
+    found = model.chances(logits, seen, 17)
+    assert found.log_prob == pytest.approx(logs[17])
+    assert [token for token, _ in found.top] == order[:4].tolist()
+    assert [value for _, value in found.top] == pytest.approx(logs[order[:4]])
+    draw = Sampler(DecodeConfig(n_probs=10, post_sampling_probs=True, **settings))
+    ids, chances = draw.distribution(logits, seen)
+    found = draw.chances(logits, seen, int(ids[1]))
+    assert found.log_prob == pytest.approx(math.log(chances[1]))
+    assert dict(found.top) == pytest.approx(dict(zip(ids.tolist(), np.log(chances), strict=True)))
+    out = int(order[-1])
+    assert draw.chances(logits, seen, out).log_prob == -math.inf
+    none = Sampler(DecodeConfig(n_probs=0)).chances(logits, seen, 3)
+    assert (none.top, none.log_prob) == ((), pytest.approx(logs[3]))
+    every = Sampler(DecodeConfig(n_probs=10_000)).chances(logits, seen, 3)
+    assert [token for token, _ in every.top] == order.tolist()

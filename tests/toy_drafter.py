@@ -22,6 +22,9 @@ class Echo:
     def __init__(self) -> None:
         self.n_proposed = self.n_observed = 0
 
+    def begin(self, request: Request) -> None:
+        pass
+
     def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
         return [self._tree(request.seen, request.n_positions) for request in requests]
 

@@ -89,7 +89,7 @@ def _full_dims(config: Config, sliding: Dims, first: int) -> Dims:
         "head_dim": own.get("head_dim"),
         "num_key_value_heads": own.get("num_key_value_heads"),
     }
-    if not changes:
+    if config.get("per_layer_config") is None:  # one without entries: all layers are alike
         given["head_dim"] = config.integer("global_head_dim", DEFAULT_FULL_HEAD_DIM)
         if config.get("attention_k_eq_v", False):
             given["num_key_value_heads"] = config.get("num_global_key_value_heads")

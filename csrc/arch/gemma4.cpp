@@ -1,10 +1,12 @@
 // Gemma 4: sliding and full layers with heads and rope of their own, norms before and after each
 // sublayer, values that are normed, scaled embeddings, capped logits; experts beside a dense
-// feed-forward.
+// feed-forward; in small ones, layers that read the keys and values of others and take something
+// more of their token.
 #include "arch/arch.h"
 #include "error.h"
 #include "gguf_schema.h"
 #include "layers/attention.h"
+#include "layers/host/post_norm.h"
 #include "layers/linear.h"
 #include "layers/moe.h"
 
@@ -16,18 +18,26 @@ namespace dfl {
 static constexpr float DEFAULT_SOFTCAP = 30.0f;
 static constexpr float DEFAULT_SLIDING_FREQ_BASE = 10000.0f;
 
-// Sizes that a file may give and this core has nothing for.
-static void refuse_unless_zero(const GgufFile & file, const char * key, const char * what) {
-    const int64_t n = file.integer(key).value_or(0);
-    DFL_CHECK(n == 0, DFL_STATUS_UNSUPPORTED, "%s: metadata key %s is %lld: Gemma 4 models %s",
-              file.path().c_str(), file.key(key).c_str(), (long long)n, what);
+// The last layers read what the last one of their kind before them stored.
+// Source: transformers, models/gemma4, Gemma4TextAttention.
+static void share_keys_and_values(const GgufFile & file, Hparams & hp) {
+    const char * key = schema::KEY_ATTENTION_SHARED_KV_LAYERS;
+    const int64_t n = file.has(key) ? file.need_integer(key, 0, hp.n_layer() - 1) : 0;
+    const int64_t first = hp.n_layer() - n;
+    for (int64_t il = first; il < hp.n_layer(); ++il) {
+        LayerShape & layer = hp.layers[il];
+        for (int64_t before = 0; before < first; ++before) {
+            const bool alike = (hp.layers[before].window > 0) == (layer.window > 0);
+            layer.kv_layer = alike ? before : layer.kv_layer;
+        }
+        DFL_CHECK(layer.kv_layer >= 0 && hp.layers[layer.kv_layer].n_head_kv == layer.n_head_kv,
+                  DFL_STATUS_FILE,
+                  "%s: metadata key %s is %lld: layer %lld has no layer of its kind before them",
+                  file.path().c_str(), file.key(key).c_str(), (long long)n, (long long)il);
+    }
 }
 
 static Hparams read(const GgufFile & file) {
-    refuse_unless_zero(file, schema::KEY_EMBEDDING_LENGTH_PER_LAYER_INPUT,
-                       "with per-layer inputs (E2B, E4B) cannot be run yet");
-    refuse_unless_zero(file, schema::KEY_ATTENTION_SHARED_KV_LAYERS,
-                       "whose layers share keys and values (E2B, E4B) cannot be run yet");
     Hparams hp = read_common_hparams(file, {GGML_ROPE_TYPE_NEOX, {}, /*sliding_period =*/0});
     hp.embedding_scale = std::sqrt(static_cast<float>(hp.n_embd));
     hp.logit_softcap = DEFAULT_SOFTCAP;
@@ -36,6 +46,10 @@ static Hparams read(const GgufFile & file) {
         hp.experts = read_expert_shape(file, /*shared =*/false);
         hp.experts.activation = Activation::GELU;
     }
+    share_keys_and_values(file, hp);
+    constexpr int64_t most = 1 << 16;
+    const char * per_layer = schema::KEY_EMBEDDING_LENGTH_PER_LAYER_INPUT;
+    hp.n_per_layer = file.has(per_layer) ? file.need_integer(per_layer, 0, most) : 0;
     for (LayerShape & layer : hp.layers) {
         const bool slides = layer.window > 0;
         layer.attn_scale = 1.0f;
@@ -65,16 +79,35 @@ static void bind_experts(WeightLoader & loader, int il) {
     layer.beside.post_experts = loader.vector(schema::TENSOR_POST_FFW_NORM_2, il, hp.n_embd);
 }
 
+static void bind_attention(WeightLoader & loader, int il) {
+    const Hparams & hp = loader.hparams();
+    const LayerShape & shape = hp.layers[il];
+    AttentionWeights & attn = loader.weights().layers[il].attn;
+    const int64_t q_width = shape.head_dim * shape.n_head;
+    attn.q_norm = loader.vector(schema::TENSOR_ATTN_Q_NORM, il, shape.head_dim);
+    if (shape.kv_layer < 0) {
+        loader.attention(il, q_width);
+        attn.k_norm = loader.vector(schema::TENSOR_ATTN_K_NORM, il, shape.head_dim);
+        return;
+    }
+    attn.q = loader.linear(schema::TENSOR_ATTN_Q, il, hp.n_embd, q_width);
+    attn.output = loader.linear(schema::TENSOR_ATTN_OUTPUT, il, q_width, hp.n_embd);
+    for (const char * unused :
+         {schema::TENSOR_ATTN_K, schema::TENSOR_ATTN_V, schema::TENSOR_ATTN_K_NORM}) {
+        loader.ignore(unused, il);
+    }
+}
+
 static void bind(WeightLoader & loader) {
     const Hparams & hp = loader.hparams();
     loader.shared_tensors();
+    if (hp.n_per_layer > 0) {
+        loader.per_layer_inputs();
+    }
     for (int il = 0; il < hp.n_layer(); ++il) {
-        const LayerShape & shape = hp.layers[il];
         LayerWeights & layer = loader.weights().layers[il];
         layer.attn_norm = loader.vector(schema::TENSOR_ATTN_NORM, il, hp.n_embd);
-        loader.attention(il, shape.head_dim * shape.n_head);
-        layer.attn.q_norm = loader.vector(schema::TENSOR_ATTN_Q_NORM, il, shape.head_dim);
-        layer.attn.k_norm = loader.vector(schema::TENSOR_ATTN_K_NORM, il, shape.head_dim);
+        bind_attention(loader, il);
         layer.post_attn_norm = loader.vector(schema::TENSOR_POST_ATTENTION_NORM, il, hp.n_embd);
         layer.ffn_norm = loader.vector(schema::TENSOR_FFN_NORM, il, hp.n_embd);
         loader.feed_forward(il);
@@ -97,15 +130,47 @@ static ggml_tensor * feed_forwards(Build & b, int il, const SubLayerInput & in) 
     ggml_tensor * dense = feed_forward(b, layer.ffn, activation, in.x, nullptr);
     ggml_tensor * experts = mixture_of_experts(b, il, normed(b, in.stream, layer.beside.router),
                                                normed(b, in.stream, layer.beside.experts), nullptr);
-    ggml_tensor * both = ggml_add(b.ctx, rms_norm(b, dense, layer.beside.post_dense),
-                                  rms_norm(b, experts, layer.beside.post_experts));
-    return plus(b, both, in.add);
+    ggml_tensor * both = post_normed(b, dense, layer.beside.post_dense, in.add);
+    return post_normed(b, experts, layer.beside.post_experts, both);
+}
+
+// What all layers take of their rows' tokens: the mean, times the root of 2, of a table's rows and
+// a projection of the embeddings. [n_per_layer, n_layer, n_rows]
+static ggml_tensor * per_layer_inputs(Build & b) {
+    const int64_t n = b.hp.n_per_layer;
+    const auto heads = [&](ggml_tensor * x) {
+        return ggml_reshape_3d(b.ctx, x, n, b.hp.n_layer(), x->ne[1]);
+    };
+    // The projection is of embeddings divided by the root of their width, which only eps sees.
+    ggml_tensor * projected = heads(linear(b, b.weights.per_layer_projection, b.in.embd));
+    projected = ggml_rms_norm(b.ctx, projected, b.hp.eps * static_cast<float>(b.hp.n_embd));
+    projected = ggml_mul(b.ctx, projected, b.weights.per_layer_projection_norm);
+    return ggml_scale(b.ctx, ggml_add(b.ctx, projected, heads(b.in.per_layer)), std::sqrt(0.5f));
+}
+
+static ggml_tensor * take_of_token(Build & b, int il, const Rows & x, ggml_tensor * inputs) {
+    const PerLayerWeights & w = b.weights.layers[il].per_layer;
+    ggml_tensor * input = ggml_view_2d(b.ctx, inputs, inputs->ne[0], inputs->ne[2], inputs->nb[2],
+                                       il * inputs->nb[1]);
+    if (il == b.hp.n_layer() - 1) {
+        input = rows_with_logits(b, input);
+    }
+    ggml_tensor * inner = gated(b, Activation::GELU, linear(b, w.gate, x), input);
+    return linear(b, w.projection, inner);
 }
 
 static ggml_tensor * build(Build & b) {
-    const SubLayer feed_forward = {&LayerWeights::ffn_norm, &LayerWeights::post_ffn_norm,
-                                   feed_forwards};
-    return build_decoder(b, {mixer_sublayer(self_attention), feed_forward}, b.weights.output);
+    std::vector<SubLayer> sublayers = {
+        mixer_sublayer(self_attention),
+        {&LayerWeights::ffn_norm, &LayerWeights::post_ffn_norm, feed_forwards}};
+    if (b.hp.n_per_layer > 0) {
+        ggml_tensor * inputs = per_layer_inputs(b);
+        sublayers.push_back({&LayerWeights::no_norm, &LayerWeights::per_layer_norm,
+                             [inputs](Build & b, int il, const SubLayerInput & in) {
+                                 return take_of_token(b, il, in.x, inputs);
+                             }});
+    }
+    return build_decoder(b, sublayers, b.weights.output);
 }
 
 extern const Arch GEMMA4 = {schema::ARCH_GEMMA4, read, bind, build};

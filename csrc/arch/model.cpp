@@ -51,4 +51,8 @@ void Model::embed(const int32_t * tokens, int64_t n, float * dst) const {
     embed_rows(*weights_, hp_, tokens, n, dst);
 }
 
+void Model::embed_per_layer(const int32_t * tokens, int64_t n, float * dst) const {
+    dfl::embed_per_layer(*weights_, hp_, tokens, n, dst);
+}
+
 } // namespace dfl

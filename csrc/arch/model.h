@@ -42,6 +42,8 @@ class Model {
 
     // Embeddings of tokens, scaled as the model wants them: dst [n_embd, n].
     void embed(const int32_t * tokens, int64_t n, float * dst) const;
+    // What all layers take of tokens: dst [n_per_layer * n_layer, n].
+    void embed_per_layer(const int32_t * tokens, int64_t n, float * dst) const;
 
   private:
     GgufFile file_;

@@ -87,8 +87,9 @@ static std::vector<bool> masked_layers(const Hparams & hp, const LayerPlace & pl
     std::vector<bool> masked;
     for (int64_t il = 0; il < hp.n_layer(); ++il) {
         const LayerShape & layer = hp.layers[il];
-        const bool own = !layer.recurrent && place(il).runs_cpu_nodes() &&
-                         layer.head_dim <= cpu::MAX_TURNED_HEAD;
+        const bool on_host = place(il).runs_cpu_nodes() &&
+                             (layer.kv_layer < 0 || place(layer.kv_layer).runs_cpu_nodes());
+        const bool own = !layer.recurrent && on_host && layer.head_dim <= cpu::MAX_TURNED_HEAD;
         masked.push_back(!layer.recurrent && !own);
     }
     return masked;
@@ -116,6 +117,13 @@ KvCache::KvCache(const Hparams & hp, const LayerPlace & place, ggml_type type_k,
     for (int64_t il = 0; il < hp.n_layer(); ++il) {
         const LayerShape & layer = hp.layers[il];
         if (layer.recurrent) {
+            continue;
+        }
+        if (layer.kv_layer >= 0) { // an earlier one
+            part_[il] = part_[layer.kv_layer];
+            k_[il] = k_[layer.kv_layer];
+            v_[il] = v_[layer.kv_layer];
+            attends_on_host_ = attends_on_host_ || attends_on_host(il);
             continue;
         }
         Backend & backend = place(il);

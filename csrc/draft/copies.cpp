@@ -144,36 +144,37 @@ double Copies::log_chance(int32_t length, int kind) const {
     return std::log(outcome.taken / outcome.tried);
 }
 
-// What followed a state: first what did so last.
-int Copies::guesses(int32_t at, std::array<Guess, most_guesses> & found) const {
-    const SuffixAutomaton::State & state = automaton_.state(at);
+// What followed a state: first what did so last. Where nothing did, since its text ended there or
+// goes on at the end of all, a shorter end of it may tell; `at` is then that one's state.
+int Copies::guesses(int32_t & at, std::array<Guess, most_guesses> & found) const {
     const std::vector<int32_t> & stream = automaton_.stream();
-    if (state.newest < 0 || size_t(state.newest) + 1 >= stream.size()) {
-        return 0;
-    }
-    const int32_t newest = stream[state.newest + 1];
-    int n = 0, n_edges = 0;
-    for (int32_t e = state.first; e >= 0 && n_edges < most_edges; e = automaton_.edge(e).next) {
-        ++n_edges;
-        const SuffixAutomaton::Edge & edge = automaton_.edge(e);
-        if (edge.token != newest && edge.token >= 0 && n + 1 < most_guesses) {
-            found[++n] = {edge.token, edge.to, 2};
+    for (; at > 0; at = automaton_.state(at).link) {
+        const SuffixAutomaton::State & state = automaton_.state(at);
+        const size_t next = size_t(state.newest + 1);
+        if (state.newest < 0 || next >= stream.size() || stream[next] < 0) {
+            continue;
         }
+        int n = 1, n_edges = 0;
+        for (int32_t e = state.first; e >= 0 && n_edges < most_edges; e = automaton_.edge(e).next) {
+            const SuffixAutomaton::Edge & edge = automaton_.edge(e);
+            ++n_edges;
+            if (edge.token != stream[next] && edge.token >= 0 && n < most_guesses) {
+                found[n++] = {edge.token, edge.to, 2};
+            }
+        }
+        found[0] = {stream[next], automaton_.follow(at, stream[next]), n_edges > 1 ? 1 : 0};
+        return n;
     }
-    if (newest < 0) {
-        return 0; // its text ended there
-    }
-    found[0] = {newest, automaton_.follow(at, newest), n_edges > 1 ? 1 : 0};
-    return n + 1;
+    return 0;
 }
 
 void Copies::learn(int32_t token) {
-    const int32_t at = automaton_.match();
-    if (at == 0) {
-        return;
-    }
+    int32_t at = automaton_.match();
     std::array<Guess, most_guesses> found;
     const int n = guesses(at, found);
+    if (n == 0) {
+        return;
+    }
     const int length = length_class(automaton_.state(at).length);
     const double keep = 1.0 - 1.0 / memory;
     static const Outcomes first = initial();
@@ -230,13 +231,16 @@ size_t Copies::propose(size_t n_positions, size_t n_nodes, int32_t * tokens, int
         return 0;
     }
     std::priority_queue<Open> open;
+    // The end that agrees is as long as its state's, or longer where a path has been added to it.
     const auto expand = [&](int32_t state, int32_t length, double log_path, int32_t parent,
                             size_t depth) {
         std::array<Guess, most_guesses> found;
-        const int n = state < 0 || depth >= n_positions ? 0 : guesses(state, found);
+        int32_t at = state;
+        const int n = depth >= n_positions ? 0 : guesses(at, found);
+        const int32_t agrees = at == state ? length : automaton_.state(at).length;
         for (int i = 0; i < n; ++i) {
-            open.push({log_path + log_chance(length, found[i].kind), parent, found[i].token,
-                       found[i].state, length + 1, depth + 1});
+            open.push({log_path + log_chance(agrees, found[i].kind), parent, found[i].token,
+                       found[i].state, agrees + 1, depth + 1});
         }
     };
     expand(match, automaton_.state(match).length, 0.0, -1, 0);

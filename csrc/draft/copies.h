@@ -86,11 +86,11 @@ class Copies {
 
   private:
     struct Guess {
-        int32_t token, state; // -1: what the state is no longer matters
+        int32_t token, state;
         int kind;
     };
     static constexpr int most_guesses = 3;
-    int guesses(int32_t state, std::array<Guess, most_guesses> & found) const;
+    int guesses(int32_t & at, std::array<Guess, most_guesses> & found) const;
     double log_chance(int32_t length, int kind) const;
     void learn(int32_t token);
     void forget();

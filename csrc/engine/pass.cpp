@@ -305,6 +305,11 @@ void Engine::set_inputs(LiveGraph & live, const Pass & pass) {
     const int64_t n = live.shape.n_rows;
     const GraphInputs & in = live.in;
     live.write<float>(in.embd, [&](float * data) { model_->embed(pass.tokens.data(), n, data); });
+    if (in.per_layer != nullptr) {
+        live.write<float>(in.per_layer, [&](float * data) {
+            model_->embed_per_layer(pass.tokens.data(), n, data);
+        });
+    }
     if (in.positions != nullptr) {
         live.write<int32_t>(in.positions, [&](int32_t * data) {
             // M-RoPE: time, height and width are the position for text, the fourth is 0.

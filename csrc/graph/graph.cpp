@@ -22,6 +22,10 @@ GraphInputs make_inputs(ggml_context * ctx, const Hparams & hp, const CellMasks 
                         const BatchShape & shape) {
     GraphInputs in;
     in.embd = make_input(ctx, GGML_TYPE_F32, hp.n_embd, shape.n_rows, "embd");
+    if (hp.n_per_layer > 0) {
+        in.per_layer = make_input(ctx, GGML_TYPE_F32, hp.n_per_layer * hp.n_layer(), shape.n_rows,
+                                  "per_layer");
+    }
     const auto attends = std::find_if(hp.layers.begin(), hp.layers.end(),
                                       [](const LayerShape & layer) { return !layer.recurrent; });
     if (attends != hp.layers.end()) {

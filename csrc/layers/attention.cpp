@@ -11,13 +11,6 @@ static ggml_tensor * kv_heads(Build & b, const LayerShape & shape, ggml_tensor *
     return ggml_view_3d(b.ctx, y, shape.head_dim, shape.n_head_kv, y->ne[1], head, y->nb[1], 0);
 }
 
-// The values of a layer from its value projection, or without one from that of its keys.
-static ggml_tensor * values(Build & b, int il, ggml_tensor * k, ggml_tensor * v) {
-    const bool norms = v == nullptr || b.hp.layers[il].norms_values;
-    v = v != nullptr ? v : k;
-    return norms ? ggml_rms_norm(b.ctx, v, b.hp.eps) : v;
-}
-
 std::vector<KeyValue> project_kv(Build & b, const Rows & x) {
     std::vector<const Linear *> weights;
     for (const LayerWeights & layer : b.weights.layers) {
@@ -33,8 +26,7 @@ std::vector<KeyValue> project_kv(Build & b, const Rows & x) {
         const LayerShape & shape = b.hp.layers[il];
         ggml_tensor * k = kv_heads(b, shape, products[next++]);
         const bool has_v = static_cast<bool>(b.weights.layers[il].attn.v);
-        ggml_tensor * v = has_v ? kv_heads(b, shape, products[next++]) : nullptr;
-        found.push_back({k, values(b, il, k, v)});
+        found.push_back({k, has_v ? kv_heads(b, shape, products[next++]) : k});
     }
     return found;
 }
@@ -46,14 +38,15 @@ Projections project_qkv(Build & b, int il, const Rows & x, int64_t q_width) {
     const int64_t n_kv = shape.n_head_kv;
     const int64_t rows = x.n_rows();
     if (!w.qkv) {
-        std::vector<const Linear *> weights = {&w.q, &w.k};
-        if (w.v) {
-            weights.push_back(&w.v);
+        std::vector<const Linear *> weights;
+        for (const Linear * weight : {&w.q, &w.k, &w.v}) {
+            if (*weight) {
+                weights.push_back(weight);
+            }
         }
         const std::vector<ggml_tensor *> products = linears(b, weights, x);
-        ggml_tensor * k = kv_heads(b, shape, products[1]);
-        ggml_tensor * v = w.v ? kv_heads(b, shape, products[2]) : nullptr;
-        return {products[0], k, values(b, il, k, v)};
+        ggml_tensor * k = w.k ? kv_heads(b, shape, products[1]) : nullptr;
+        return {products[0], k, w.v ? kv_heads(b, shape, products[2]) : k};
     }
     ggml_tensor * all = linear(b, w.qkv, x); // [q_width + 2 * d * n_kv, n_rows]
     const size_t element = ggml_element_size(all);
@@ -61,8 +54,7 @@ Projections project_qkv(Build & b, int il, const Rows & x, int64_t q_width) {
         return ggml_view_3d(b.ctx, all, d, n_kv, rows, d * element, all->nb[1], first * element);
     };
     ggml_tensor * k = heads(q_width);
-    return {ggml_view_2d(b.ctx, all, q_width, rows, all->nb[1], 0), k,
-            values(b, il, k, heads(q_width + d * n_kv))};
+    return {ggml_view_2d(b.ctx, all, q_width, rows, all->nb[1], 0), k, heads(q_width + d * n_kv)};
 }
 
 // Multiplies each block of head values with the Hadamard matrix. Its inverse is itself.
@@ -113,8 +105,9 @@ void store_kv(Build & b, int il, const HeadRows & rows) {
         return;
     }
     ggml_tensor * k = rope(b, il, normed_heads(b, rows.k, rows.k_norm), rows.positions);
+    ggml_tensor * v = norms_values(b, il) ? ggml_rms_norm(b.ctx, rows.v, b.hp.eps) : rows.v;
     store(b, b.kv.k(il), k, b.kv.rotation_k(il), rows.cells);
-    store(b, b.kv.v(il), rows.v, b.kv.rotation_v(il), rows.cells);
+    store(b, b.kv.v(il), v, b.kv.rotation_v(il), rows.cells);
 }
 
 // The same by ggml's operations -> [head_dim, n_head, n_rows].
@@ -123,8 +116,9 @@ static ggml_tensor * masked_attention(Build & b, int il, const HeadRows & rows) 
     ggml_tensor * q = rope(b, il, normed_heads(b, rows.q, rows.q_norm), rows.positions);
     q = rotate(b, q, b.kv.rotation_k(il));
     ggml_build_forward_expand(b.graph, q);
-    // Stored before the read below: ggml runs nodes in the order they were added.
-    store_kv(b, il, rows);
+    if (rows.k != nullptr) { // before the read below: ggml runs nodes in the order they were added
+        store_kv(b, il, rows);
+    }
     ggml_tensor * out =
         ggml_flash_attn_ext(b.ctx, ggml_permute(b.ctx, q, 0, 2, 1, 3), cached(b, shape, b.kv.k(il)),
                             cached(b, shape, b.kv.v(il)), b.in.masks[b.kv.masks().index(il)],

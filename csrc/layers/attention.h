@@ -8,7 +8,7 @@ namespace dfl {
 
 struct KeyValue {
     ggml_tensor * k; // [head_dim, n_head_kv, n_rows]
-    ggml_tensor * v; // same
+    ggml_tensor * v; // same; k where the layer has no value projection
 };
 
 // Every layer's key and value projections of the same x [n_embd, n_rows].
@@ -16,14 +16,14 @@ std::vector<KeyValue> project_kv(Build & b, const Rows & x);
 
 struct Projections {
     ggml_tensor * q; // [q_width, n_rows]; rows may be further apart than their width
-    ggml_tensor * k; // [head_dim, n_head_kv, n_rows]
-    ggml_tensor * v; // [head_dim, n_head_kv, n_rows]
+    ggml_tensor * k; // [head_dim, n_head_kv, n_rows], or NULL: of another layer
+    ggml_tensor * v; // same; k where the layer has no value projection
 };
 
 // Separate or fused projections of x [n_embd, n_rows].
 Projections project_qkv(Build & b, int il, const Rows & x, int64_t q_width);
 
-// Writes the keys, normed and turned, and the values into their cells.
+// Writes the keys, normed and turned, and the values, normed where they are, into their cells.
 void store_kv(Build & b, int il, const HeadRows & rows);
 
 // The same, and lets the queries, normed and turned, attend over the cells that the rows see

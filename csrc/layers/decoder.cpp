@@ -1,5 +1,6 @@
 #include "layers/decoder.h"
 
+#include "layers/host/post_norm.h"
 #include "layers/host/row_copies.h"
 #include "layers/linear.h"
 #include "layers/moe.h"
@@ -21,19 +22,21 @@ SubLayer feed_forward_sublayer() {
             }};
 }
 
-// The rows that get logits.
-static ggml_tensor * rows_with_logits(Build & b, ggml_tensor * x) {
+ggml_tensor * rows_with_logits(Build & b, ggml_tensor * x) {
     return b.in.out_rows != nullptr ? pick_rows(b, x, b.in.out_rows) : x;
 }
 
-static ggml_tensor * add_sublayer(Build & b, const SubLayer & sublayer, int il, ggml_tensor * x) {
+// scale: of what leaves it, or NULL.
+static ggml_tensor * add_sublayer(Build & b, const SubLayer & sublayer, int il, ggml_tensor * x,
+                                  ggml_tensor * scale) {
     const LayerWeights & layer = b.weights.layers[il];
     ggml_tensor *norm = layer.*sublayer.norm, *post_norm = layer.*sublayer.post_norm;
     const Rows rows = norm != nullptr ? normed(b, x, norm) : Rows(x);
     if (post_norm == nullptr) {
-        return sublayer.build(b, il, {rows, x, x});
+        ggml_tensor * y = sublayer.build(b, il, {rows, x, x});
+        return scale != nullptr ? ggml_mul(b.ctx, y, scale) : y;
     }
-    return ggml_add(b.ctx, rms_norm(b, sublayer.build(b, il, {rows, x, nullptr}), post_norm), x);
+    return post_normed(b, sublayer.build(b, il, {rows, x, nullptr}), post_norm, x, scale);
 }
 
 static ggml_tensor * build_head(Build & b, const Linear & head, ggml_tensor * x) {
@@ -58,16 +61,15 @@ ggml_tensor * build_decoder(Build & b, const std::vector<SubLayer> & sublayers,
             b.tap(il, x);
         }
         for (size_t i = 0; i < sublayers.size(); ++i) {
-            x = add_sublayer(b, sublayers[i], il, x);
+            const bool last = i + 1 == sublayers.size();
+            x = add_sublayer(b, sublayers[i], il, x,
+                             last ? b.weights.layers[il].output_scale : nullptr);
             if (i == 0 && il == n_layer - 1) {
                 if (b.shape.n_out == 0) {
                     return nullptr; // the cache writes are in the graph; nobody reads the rest
                 }
                 x = rows_with_logits(b, x); // what follows sees only its own row
             }
-        }
-        if (ggml_tensor * scale = b.weights.layers[il].output_scale) {
-            x = ggml_mul(b.ctx, x, scale);
         }
     }
     return build_head(b, head, x);

@@ -30,6 +30,9 @@ SubLayer feed_forward_sublayer();
 SubLayer
 mixer_sublayer(std::function<ggml_tensor *(Build & b, int il, const SubLayerInput & in)> build);
 
+// Those rows of x [n, n_rows] that get logits: what a last layer has behind its mixer.
+ggml_tensor * rows_with_logits(Build & b, ggml_tensor * x);
+
 // Layers of these sublayers over b.in.embd, final norm, head -> logits [n_vocab, n_out], or NULL
 // when no row wants any. The first sublayer is the only one that lets rows see each other.
 ggml_tensor * build_decoder(Build & b, const std::vector<SubLayer> & sublayers,

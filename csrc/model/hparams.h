@@ -48,6 +48,7 @@ struct LayerShape {
     bool causal = true;        // false: a row also sees what comes after it
     bool value_is_key = false; // V may be the weightless norm of the raw K projection
     bool norms_values = false; // V is normed without a weight, whatever projects it
+    int64_t kv_layer = -1;     // whose keys and values it reads; -1: its own
     float attn_scale = 0.0f;
     RopeShape rope;
     int64_t n_ff = 0;
@@ -82,6 +83,7 @@ struct Hparams {
     std::vector<LayerShape> layers; // executed layers only: no MTP blocks
     RecurrentShape recurrent;
     ExpertShape experts;
+    int64_t n_per_layer = 0; // width of what every layer takes of a token besides; 0: nothing
     float embedding_scale = 1.0f;
     float value_scale = 1.0f; // of what attention adds to the residual stream
     float logit_scale = 1.0f;

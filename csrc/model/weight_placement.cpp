@@ -158,7 +158,7 @@ void WeightLoader::map_in_place() {
         }
         weights_.mapped_bytes += bytes_of(request);
         if (data == weights_.token_embd) {
-            weights_.embedding_bytes = 0;
+            weights_.embedding_bytes -= ggml_nbytes(file_.tensor(schema::TENSOR_TOKEN_EMBD));
         }
     }
 }

@@ -5,6 +5,7 @@
 #include "gguf_schema.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 
@@ -42,22 +43,33 @@ static bool is_multipliable(ggml_type type) {
            ggml_get_type_traits(type)->to_float != nullptr;
 }
 
-void embed_rows(const Weights & w, const Hparams & hp, const int32_t * tokens, int64_t n,
-                float * dst) {
-    const int64_t n_embd = hp.n_embd;
-    const char * rows = static_cast<const char *>(w.token_embd);
-    const size_t row_size = ggml_row_size(w.token_embd_type, n_embd);
+// Rows of a table [width, n_vocab], times a scale.
+static void read_rows(const void * table, ggml_type type, int64_t width, float scale,
+                      const int32_t * tokens, int64_t n, float * dst) {
+    const size_t row_size = ggml_row_size(type, width);
     for (int64_t i = 0; i < n; ++i) {
-        const char * row = rows + tokens[i] * row_size;
-        if (w.token_embd_type == GGML_TYPE_F32) {
-            std::memcpy(dst + i * n_embd, row, row_size);
+        const char * row = static_cast<const char *>(table) + tokens[i] * row_size;
+        if (type == GGML_TYPE_F32) {
+            std::memcpy(dst + i * width, row, row_size);
         } else {
-            ggml_get_type_traits(w.token_embd_type)->to_float(row, dst + i * n_embd, n_embd);
+            ggml_get_type_traits(type)->to_float(row, dst + i * width, width);
         }
     }
-    if (hp.embedding_scale != 1.0f) {
-        std::for_each(dst, dst + n * n_embd, [&](float & x) { x *= hp.embedding_scale; });
+    if (scale != 1.0f) {
+        std::for_each(dst, dst + n * width, [&](float & x) { x *= scale; });
     }
+}
+
+void embed_rows(const Weights & w, const Hparams & hp, const int32_t * tokens, int64_t n,
+                float * dst) {
+    read_rows(w.token_embd, w.token_embd_type, hp.n_embd, hp.embedding_scale, tokens, n, dst);
+}
+
+void embed_per_layer(const Weights & w, const Hparams & hp, const int32_t * tokens, int64_t n,
+                     float * dst) {
+    const float scale = std::sqrt(static_cast<float>(hp.n_per_layer));
+    read_rows(w.per_layer_embd, w.per_layer_embd_type, hp.n_per_layer * hp.n_layer(), scale, tokens,
+              n, dst);
 }
 
 WeightLoader::WeightLoader(const GgufFile & file, const Hparams & hp, Devices & devices)
@@ -243,17 +255,37 @@ bool WeightLoader::packs_experts(int il) const {
 }
 
 void WeightLoader::token_embeddings() {
-    const ggml_tensor * embd = file_.tensor(schema::TENSOR_TOKEN_EMBD);
-    DFL_CHECK(embd->ne[0] == hp_.n_embd && embd->ne[1] == hp_.n_vocab, DFL_STATUS_FILE,
-              "%s: tensor %s: got %s, expected [%lld, %lld]", file_.path().c_str(), embd->name,
-              shape_text(embd->ne, ggml_n_dims(embd)).c_str(), (long long)hp_.n_embd,
-              (long long)hp_.n_vocab);
-    DFL_CHECK(is_multipliable(embd->type), DFL_STATUS_UNSUPPORTED,
-              "%s: tensor %s is of type %s, expected a quantised or float type",
-              file_.path().c_str(), embd->name, ggml_type_name(embd->type));
+    const ggml_tensor * embd =
+        checked(schema::TENSOR_TOKEN_EMBD, {hp_.n_embd, hp_.n_vocab}, GGML_OP_MUL_MAT);
     weights_.token_embd = file_.tensor_data(schema::TENSOR_TOKEN_EMBD);
     weights_.token_embd_type = embd->type;
     weights_.embedding_bytes = ggml_nbytes(embd);
+}
+
+void WeightLoader::per_layer_inputs() {
+    const char * name = schema::TENSOR_PER_LAYER_TOKEN_EMBD;
+    const int64_t width = hp_.n_per_layer * hp_.n_layer();
+    const ggml_tensor * table = checked(name, {width, hp_.n_vocab}, GGML_OP_MUL_MAT);
+    weights_.per_layer_embd = file_.tensor_data(name);
+    weights_.per_layer_embd_type = table->type;
+    weights_.embedding_bytes += ggml_nbytes(table);
+    read_directly_.insert(name);
+    weights_.per_layer_projection =
+        linear(schema::TENSOR_PER_LAYER_MODEL_PROJ, 0, hp_.n_embd, width);
+    weights_.per_layer_projection_norm =
+        vector(schema::TENSOR_PER_LAYER_PROJ_NORM, 0, hp_.n_per_layer);
+    for (int64_t il = 0; il < hp_.n_layer(); ++il) {
+        LayerWeights & layer = weights_.layers[il];
+        layer.per_layer.gate =
+            linear(schema::TENSOR_PER_LAYER_INP_GATE, il, hp_.n_embd, hp_.n_per_layer);
+        layer.per_layer.projection =
+            linear(schema::TENSOR_PER_LAYER_PROJ, il, hp_.n_per_layer, hp_.n_embd);
+        layer.per_layer_norm = vector(schema::TENSOR_PER_LAYER_POST_NORM, il, hp_.n_embd);
+    }
+}
+
+void WeightLoader::ignore(const char * pattern, int il) {
+    read_directly_.insert(name_of(pattern, il));
 }
 
 void WeightLoader::shared_tensors() {

@@ -73,6 +73,12 @@ struct BesideNorms {
     ggml_tensor * post_experts = nullptr; // on the experts' output
 };
 
+// What a layer takes of its token besides: x + norm(projection(act(gate x) * input)).
+struct PerLayerWeights {
+    Linear gate;       // [n_embd, n_per_layer]
+    Linear projection; // [n_per_layer, n_embd]
+};
+
 struct LayerWeights {
     ggml_tensor * attn_norm = nullptr; // [n_embd]
     AttentionWeights attn;
@@ -83,6 +89,9 @@ struct LayerWeights {
     BesideNorms beside;
     ggml_tensor * post_attn_norm = nullptr; // [n_embd], on the attention's output
     ggml_tensor * post_ffn_norm = nullptr;  // [n_embd], on the feed-forward's output
+    PerLayerWeights per_layer;
+    ggml_tensor * no_norm = nullptr;        // of a sublayer that reads the stream as it is
+    ggml_tensor * per_layer_norm = nullptr; // [n_embd], on what it takes of its token
     ggml_tensor * output_scale = nullptr;   // [1], on what leaves the layer
 };
 
@@ -109,6 +118,13 @@ struct Weights {
     const void * token_embd = nullptr;
     ggml_type token_embd_type = GGML_TYPE_F32;
 
+    // The same of what each layer takes of a token, [n_per_layer * n_layer] a row, or NULL; and
+    // what is added to it, a projection of the embeddings, with its norm [n_per_layer].
+    const void * per_layer_embd = nullptr;
+    ggml_type per_layer_embd_type = GGML_TYPE_F32;
+    Linear per_layer_projection;
+    ggml_tensor * per_layer_projection_norm = nullptr;
+
     std::deque<PackedMatrix> packed; // Linear points to them
     std::vector<ggml_context_ptr> contexts;
     std::vector<ggml_backend_buffer_ptr> buffers;
@@ -122,6 +138,10 @@ struct Weights {
 // Embeddings of tokens as the model takes them, scaled: dst [n_embd, n].
 void embed_rows(const Weights & w, const Hparams & hp, const int32_t * tokens, int64_t n,
                 float * dst);
+
+// What all layers take of tokens, scaled: dst [n_per_layer * n_layer, n].
+void embed_per_layer(const Weights & w, const Hparams & hp, const int32_t * tokens, int64_t n,
+                     float * dst);
 
 // Done and total bytes; true: stop.
 using LoadProgress = std::function<bool(uint64_t done, uint64_t total)>;
@@ -165,6 +185,10 @@ class WeightLoader {
     void shared_tensors();
     // Token embeddings alone.
     void token_embeddings();
+    // What layers take of tokens besides, with its projections.
+    void per_layer_inputs();
+    // A tensor that the file may have and nobody uses.
+    void ignore(const char * pattern, int il);
     // The factors of rope, for the layers that take them.
     void rope_factors();
     // A drafter's own head, or its own embeddings as one; nothing if the target's serves. Its rows

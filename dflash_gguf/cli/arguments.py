@@ -6,7 +6,7 @@ import argparse
 import re
 from pathlib import Path
 
-from ..config import DRAFT_KINDS, REASONING_FORMATS, TREE_BUDGET, DecodeConfig
+from ..config import DRAFT_KINDS, DRAFT_TYPES, REASONING_FORMATS, TREE_BUDGET, DecodeConfig
 from .model_arguments import add_fit, add_options
 
 DESCRIPTION = "Answers a prompt with a GGUF language model."
@@ -118,6 +118,12 @@ def add_drafting(p: argparse.ArgumentParser) -> None:
         "tree: --tree-budget",
     )
     group.add_argument(
+        "--draft-type",
+        metavar="NAME,NAME",
+        help=f"who drafts, of {', '.join(DRAFT_TYPES)}: the model of -md, copies of the text so "
+        "far (default: with auto whoever is there, else the model of -md if there is one)",
+    )
+    group.add_argument(
         "--draft-max",
         "--spec-draft-n-max",
         type=int,
@@ -204,6 +210,7 @@ def decode_config(args: argparse.Namespace) -> DecodeConfig:
         ignore_eos=args.ignore_eos,
         reasoning_format=args.reasoning_format,
         draft=args.draft,
+        draft_type=args.draft_type,
         draft_max=args.draft_max,
         draft_min=args.draft_min,
         tree_budget=args.tree_budget,

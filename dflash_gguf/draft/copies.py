@@ -53,6 +53,26 @@ class Copy:
         self._memories: WeakKeyDictionary[Any, _Memory] = WeakKeyDictionary()
         self._outcomes: dict[str, list[list[float]]] = {}
 
+    def begin(self, request: Request) -> None:
+        """Takes up the prompt: what it has in common with the text before is there already."""
+        memory = self._memories.get(request.sequence)
+        if memory is None:
+            memory = self._memories[request.sequence] = _Memory(self._n_most)
+        before, now = list(memory.seen[: memory.n]), list(request.seen)
+        n = _n_common(before, now)
+        if n < len(before):
+            memory.copies.separate()
+        memory.copies.append(now[n:])
+        memory.seen, memory.n = request.seen, len(now)
+        way = way_to_draw(request.sampler.config)
+        if memory.way != way:
+            if memory.way:
+                self._outcomes[memory.way] = memory.copies.outcomes.tolist()
+            if way in self._outcomes:
+                memory.copies.outcomes = np.array(self._outcomes[way])
+            memory.way = way
+        request.notes[self.name] = memory
+
     def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
         """What came after the end of each text where it stood before."""
         return [self._tree(request) for request in requests]
@@ -88,9 +108,7 @@ class Copy:
         self._outcomes = found
 
     def _tree(self, request: Request) -> Tree:
-        memory = request.notes.get(self.name)
-        if memory is None:
-            memory = request.notes[self.name] = self._begin(request)
+        memory: _Memory = request.notes[self.name]
         seen, n = request.seen, memory.n
         memory.n = len(seen)
         if not memory.copies.append(seen[n:], is_chosen=True) or request.n_positions < 1:
@@ -104,27 +122,6 @@ class Copy:
         return Tree(
             [seen[-1], *tokens], [-1, *(p + 1 for p in parents)], depths, [0.0, *log_chances]
         )
-
-    def _begin(self, request: Request) -> _Memory:
-        """Takes up the prompt: what it has in common with the text before is there already."""
-        memory = self._memories.get(request.sequence)
-        if memory is None:
-            memory = self._memories[request.sequence] = _Memory(self._n_most)
-        n_prompt = len(request.seen) - 1
-        before, now = list(memory.seen[: memory.n]), list(request.seen[:n_prompt])
-        n = _n_common(before, now)
-        if n < len(before):
-            memory.copies.separate()
-        memory.copies.append(now[n:])
-        memory.seen, memory.n = request.seen, n_prompt
-        way = way_to_draw(request.sampler.config)
-        if memory.way != way:
-            if memory.way:
-                self._outcomes[memory.way] = memory.copies.outcomes.tolist()
-            if way in self._outcomes:
-                memory.copies.outcomes = np.array(self._outcomes[way])
-            memory.way = way
-        return memory
 
 
 def _n_common(a: list[int], b: list[int]) -> int:

@@ -48,6 +48,9 @@ class DFlash:
         self.calibrations = Calibrations()
         self._n_ranked = n_ranked
 
+    def begin(self, request: Request) -> None:
+        """The core has seen the prompt."""
+
     def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
         """Drafts for all; none, with a warning, where the drafter's scores are not finite."""
         widths = [self._width(request) for request in requests]

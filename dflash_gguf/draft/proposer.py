@@ -112,6 +112,9 @@ class Proposer(Protocol):
     def state(self) -> State | None:
         """What it keeps of every sequence, where that is its own affair."""
 
+    def begin(self, request: Request) -> None:
+        """An answer begins; its prompt is in `seen`."""
+
     def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
         """A tree for each; None if it has failed for this answer, a bare root if it has no idea.
 

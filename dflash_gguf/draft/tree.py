@@ -23,7 +23,7 @@ class Tree:
     parents: list[int]
     depths: list[int]
     log_chances: list[float]
-    _children: dict[tuple[int, int], int] = field(default_factory=dict)
+    _children: dict[tuple[int, int], int] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, tokens: Sequence[int], parents: Sequence[int] | None = None) -> Tree:

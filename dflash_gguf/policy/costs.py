@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from ..draft.tree import Tree
 
 N_TIMES = 9
 """Times of a moving median."""
-N_FEW = 4
+N_FEW = 3
 """Times of which the least counts, not yet the median."""
 N_KEPT = 3
 """Times that a stored median counts as when it is loaded again."""
@@ -27,6 +27,7 @@ class Round:
     """What a round did and took: one pass for one sequence or several.
 
     position: tokens in the caches before it, those of all its sequences. n_sequences: of them.
+    n_rounds: plain rounds that this stands for, one after the other.
     n_positions: places a drafter filled for each that drafted; is_brief: whether only with best
     candidates. n_drafted: nodes verified below the roots. is_tree: whether they were more than
     chains. n_expected: those that were expected to be accepted. n_accepted: those that were.
@@ -48,6 +49,14 @@ class Round:
     draft_s: float = 0.0
     pass_s: float = 0.0
     sample_s: float = 0.0
+    n_rounds: int = 1
+
+    def adds(self, other: Round) -> None:
+        """Takes up another plain round."""
+        self.n_rounds += 1
+        self.n_tokens += other.n_tokens
+        self.pass_s += other.pass_s
+        self.sample_s += other.sample_s
 
     def verifies(self, tree: Tree) -> None:
         """Adds what the target is given of one sequence."""
@@ -82,24 +91,49 @@ class Costs:
         """n_first: runs of a shape that are slower than those to come."""
         self.n_first = n_first
         self.n_observed = 0
+        self.first_s = 0.0
+        """What the first pass of a size took beyond the second, lately."""
         self._drafts: dict[bool, dict[int, Median]] = {True: {}, False: {}}
         self._chains: dict[int, dict[int, Median]] = {}
         self._trees: dict[int, dict[int, Median]] = {}
-        self._sample = Median()
+        self._sample, self._ask = Median(), Median()
         self._knows_plain = False
-        self._curves: dict[tuple[bool, int], list[tuple[int, float, bool]]] = {}
+        self._lines: dict[tuple[str, int], Line] = {}
+        self._plain: dict[tuple[int, int], float] = {}
+        self._most_rows: int | None = None
 
     @property
     def knows_plain(self) -> bool:
-        """Whether plain rounds were measured more than once."""
-        self._knows_plain = self._knows_plain or self.knows_pass(1)
+        """Whether plain rounds of answers were measured more than once."""
+        if not self._knows_plain:
+            plain = self._chains.get(1, {}).values()
+            self._knows_plain = any(x.is_warm and not x.is_guess for x in plain)
         return self._knows_plain
 
     @property
     def most_rows(self) -> int:
         """Rows of the largest pass that was run more than once."""
-        chains = filter(self.knows_pass, self._chains)
-        return max((*chains, *(n for n in self._trees if self.knows_pass(n, True))), default=0)
+        if self._most_rows is None:
+            chains = filter(self.knows_pass, self._chains)
+            trees = (n for n in self._trees if self.knows_pass(n, True))
+            self._most_rows = max((*chains, *trees), default=0)
+        return self._most_rows
+
+    @property
+    def ask_s(self) -> float:
+        """Taking up candidates that took no draft."""
+        return self._ask.value
+
+    def are_guesses(self) -> None:
+        """All that is known so far gives way to what rounds of answers take."""
+        for known in (self._drafts[True], self._drafts[False]):
+            for median in known.values():
+                median.is_guess = True
+        for passes in (self._chains, self._trees):
+            for buckets in passes.values():
+                for median in buckets.values():
+                    median.is_guess = True
+        self._sample = Median()
 
     @property
     def sample_s(self) -> float:
@@ -133,18 +167,30 @@ class Costs:
         self.n_observed += 1
         known = self._trees if done.is_tree else self._chains
         rows = known.setdefault(done.n_rows, {})
-        rows.setdefault(_bucket(done.position), Median(self.n_first)).add(done.pass_s)
+        pass_s = done.pass_s / done.n_rounds
+        median = rows.setdefault(_bucket(done.position), Median(self.n_first))
+        first_s = median.value if not median.is_warm else 0.0
+        median.add(pass_s)
+        if first_s > 0.0 and median.is_warm:
+            self.first_s += (max(first_s - pass_s, 0.0) - self.first_s) / 2.0
         if done.n_positions and with_draft:
             drafts = self._drafts[done.is_brief]
             drafts.setdefault(done.n_positions, Median(self.n_first)).add(done.draft_s)
+        if done.n_drafted and not done.n_positions:
+            self._ask.add(done.draft_s)
         self._sample.add(done.sample_s / max(done.n_tokens, 1))
-        self._curves.clear()
+        self._lines.clear()
+        self._plain.clear()
+        self._most_rows = None
 
     def draft_s(self, n_positions: int, is_brief: bool) -> float:
         """A draft of so many positions; of a kind that was never run, as of the other."""
-        known = self._drafts[is_brief] or self._drafts[not is_brief]
-        points = ((n, median.value, median.is_warm) for n, median in known.items())
-        return between(sorted(points), n_positions)
+        key = ("brief" if is_brief else "ranked", 0)
+        if key not in self._lines:
+            known = self._drafts[is_brief] or self._drafts[not is_brief]
+            points = ((n, median.value, median.is_warm) for n, median in known.items())
+            self._lines[key] = Line(points)
+        return self._lines[key].at(n_positions)
 
     def pass_s(self, position: int, n_rows: int, is_tree: bool = False) -> float:
         """A pass of so many rows after `position` tokens; a plain one must have been measured.
@@ -152,14 +198,14 @@ class Costs:
         What is not known of a tree is a chain's cost, times what the nearest tree costs more.
         """
         bucket = _bucket(position)
-        chain_s = between(self._curve(bucket, False), n_rows)
+        chains = self._line("chain", bucket)
         if not is_tree or not self._trees:
-            return chain_s
-        trees = self._curve(bucket, True)
-        rows, tree_s, _ = min(trees, key=lambda point: (not point[2], abs(point[0] - n_rows)))
+            return chains.at(n_rows)
+        trees = self._line("tree", bucket)
+        rows = trees.nearest(n_rows)
         if rows == n_rows:
-            return tree_s
-        return chain_s * tree_s / max(between(self._curve(bucket, False), rows), 1e-9)
+            return trees.at(n_rows)
+        return chains.at(n_rows) * trees.at(rows) / max(chains.at(rows), 1e-9)
 
     def round_s(self, done: Round) -> float:
         """What a round like this one is expected to take."""
@@ -169,29 +215,33 @@ class Costs:
 
     def plain_s(self, position: int, n_sequences: int = 1) -> float:
         """A plain round."""
-        if n_sequences not in self._chains:
-            return self.pass_s(position, n_sequences) + n_sequences * self.sample_s
-        median = _nearest(self._chains[n_sequences], _bucket(position))[1]
-        return median.value + n_sequences * self.sample_s
+        key = n_sequences, _bucket(position)
+        if key not in self._plain:
+            if n_sequences in self._chains:
+                pass_s = _nearest(self._chains[n_sequences], key[1])[1].value
+            else:
+                pass_s = self.pass_s(position, n_sequences)
+            self._plain[key] = pass_s + n_sequences * self.sample_s
+        return self._plain[key]
 
-    def _curve(self, bucket: int, is_tree: bool) -> list[tuple[int, float, bool]]:
-        """Rows, seconds, and whether that is more than a first time, ascending by rows.
+    def _line(self, kind: str, bucket: int) -> Line:
+        """Seconds of chains or trees by rows.
 
         A row count that was not run in this bucket takes the nearest one's, and what a plain pass
         costs more here than there.
         """
-        key = (is_tree, bucket)
-        if key not in self._curves:
+        key = kind, bucket
+        if key not in self._lines:
             plain = self._chains.get(1, {})
             here = _nearest(plain, bucket)[1].value if plain else 0.0
             points = []
-            for rows, buckets in sorted((self._trees if is_tree else self._chains).items()):
+            for rows, buckets in (self._trees if kind == "tree" else self._chains).items():
                 at, median = _nearest(buckets, bucket)
                 more = here - _nearest(plain, at)[1].value if plain else 0.0
                 more = more if abs(more) > NOISE * here else 0.0
                 points.append((rows, max(median.value + more, 0.0), median.is_warm))
-            self._curves[key] = points
-        return self._curves[key]
+            self._lines[key] = Line(points)
+        return self._lines[key]
 
     def to_dict(self) -> dict[str, Any]:
         """All medians that are more than a first time, as plain values."""
@@ -215,6 +265,7 @@ class Costs:
             "chains": table(self._chains),
             "trees": table(self._trees),
             "sample": self._sample.value,
+            "ask": self._ask.value,
         }
 
     @classmethod
@@ -227,6 +278,7 @@ class Costs:
             for rows, bucket, seconds in stored[name]:
                 known.setdefault(_count(rows), {})[int(bucket)] = Median.known(seconds)
         costs._sample = Median.known(stored["sample"])
+        costs._ask = Median.known(stored["ask"])
         return costs
 
 
@@ -242,6 +294,8 @@ class Median:
         self._n_first = n_first
         self._times: deque[float] = deque(maxlen=N_TIMES)
         self._is_warm = False
+        self.is_guess = False
+        """Whether it was not measured in answers: the first time that is takes its place."""
         self.value = 0.0
 
     @classmethod
@@ -267,7 +321,10 @@ class Median:
 
     def add(self, seconds: float) -> None:
         """Adds a time."""
-        if len(self._times) == self._n_first and not self._is_warm:
+        if self.is_guess:
+            self.is_guess = False
+            self._times.clear()
+        elif len(self._times) == self._n_first and not self._is_warm:
             self._is_warm = True
             self._times.clear()
         self._times.append(seconds)
@@ -293,20 +350,33 @@ def _nearest(buckets: dict[int, Median], bucket: int) -> tuple[int, Median]:
     return min(buckets.items(), key=lambda item: (not item[1].is_warm, abs(item[0] - bucket)))
 
 
-def between(points: Sequence[tuple[int, float, bool]], x: int) -> float:
-    """The cost at x: on straight lines between what is known, beyond as it rose so far.
+class Line:
+    """Costs on straight lines between what is known, beyond as they rose so far.
 
-    points: (x, seconds, whether it is more than a first time), ascending. First times stand for
-    something only where nothing else is known. Beyond, the last step alone would mislead: it may
-    be where a kernel ends.
+    Beyond, the last step alone would mislead: it may be where a kernel ends.
     """
-    known = [(at, seconds) for at, seconds, is_warm in points if is_warm]
-    known = known or [(at, seconds) for at, seconds, _ in points]
-    if len(known) < 2:
-        return known[0][1] if known else 0.0
-    (x0, y0), (x1, y1) = known[0], known[-1]
-    if x < x1:
-        above = max(bisect([at for at, _ in known], x), 1)
-        (x0, y0), (x1, y1) = known[above - 1], known[above]
-    value = y1 + (y1 - y0) / (x1 - x0) * (x - x1)
-    return max(value, y1) if x > x1 else max(value, 0.0)
+
+    def __init__(self, points: Iterable[tuple[int, float, bool]]) -> None:
+        """points: x, seconds, and whether that is more than a first time.
+
+        First times stand for something only where nothing else is known.
+        """
+        found = sorted(points)
+        found = [point for point in found if point[2]] or found
+        self._xs = [x for x, _, _ in found]
+        self._ys = [y for _, y, _ in found]
+
+    def nearest(self, x: int) -> int:
+        """The known place that is nearest, the lower one on ties."""
+        return min(self._xs, key=lambda known: abs(known - x))
+
+    def at(self, x: int) -> float:
+        """The cost at x; 0 where nothing is known."""
+        xs, ys = self._xs, self._ys
+        if len(xs) < 2:
+            return ys[0] if ys else 0.0
+        if x >= xs[-1]:
+            return max(ys[-1] + (ys[-1] - ys[0]) / (xs[-1] - xs[0]) * (x - xs[-1]), ys[-1])
+        i = max(bisect(xs, x), 1)
+        slope = (ys[i] - ys[i - 1]) / (xs[i] - xs[i - 1])
+        return max(ys[i] + slope * (x - xs[i]), 0.0)

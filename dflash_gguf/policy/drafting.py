@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
+from typing import Any
 
 from ..config import AUTO_TREE_BUDGET, TREE_BUDGET, DecodeConfig
 from ..core import MAX_VERIFY, Error, Sequence
-from ..draft.dflash import N_RANKED
+from ..draft.calibration import way_to_draw
 from ..draft.kinds import proposers_of
-from ..draft.proposer import CHAIN, SPINE, TREE, Proposer, named
+from ..draft.proposer import BRIEF, CHAIN, SPINE, TREE, Proposer, Request, named
+from ..sampling import Sampler
 from .cost_file import CostFile
 from .costs import Costs, Round
 from .rule import Auto, Fixed, Known, Rule, measure
@@ -41,10 +43,13 @@ class Drafting:
         for proposer in self.proposers:
             with contextlib.suppress(ValueError, TypeError, KeyError):
                 proposer.learn(learned[proposer.name])
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            self.known.promise.learn(learned["promise"])
         self._sequence, self._engine = sequence, engine
         self._cost_file = cost_file
         self._most_rows = most_rows
         self._n_stored = costs.n_observed
+        self._last: tuple[Any, Auto] = (None, Auto(self.known, 0, 1))
 
     def rule(self, config: DecodeConfig) -> tuple[list[Proposer], Rule | None]:
         """Who drafts in an answer, and how much; no rule for plain decoding.
@@ -61,7 +66,7 @@ class Drafting:
             if config.draft == "auto":
                 return [], None
             raise ValueError(f"draft is {config.draft!r}, which needs a drafter")
-        longest = max(proposer.max_draft for proposer in proposers)
+        longest = paid.max_draft if paid is not None else proposers[0].max_draft
         for name, value in (("draft_max", config.draft_max), ("draft_min", config.draft_min)):
             if value is not None and value > longest:
                 raise ValueError(f"{name} is {value}, this drafter drafts at most {longest}")
@@ -74,9 +79,15 @@ class Drafting:
             return proposers, Fixed(shape, most, longest, config.draft_min)
         most = config.tree_budget or AUTO_TREE_BUDGET
         self.make_room(min(most + 1, ROOM), is_needed=False)
-        drafted = min(longest, paid.max_draft) if paid is not None else 0
-        rule = Auto(self.known, drafted, most, config.draft_min, deepest=longest)
-        return proposers, rule
+        drafted, deepest = longest if paid is not None else 0, config.draft_max or most
+        sizes = drafted, most, config.draft_min, deepest
+        names = tuple(proposer.name for proposer in proposers)
+        key = sizes, names, way_to_draw(config)
+        if key != self._last[0]:
+            rule = Auto(self.known, drafted, most, config.draft_min, deepest=deepest)
+            self._last = key, rule
+        self._last[1].begin()
+        return proposers, self._last[1]
 
     def measure(self) -> None:
         """Runs some rounds, unless it is known what they cost; for MEASURE_S if passes are short.
@@ -91,10 +102,15 @@ class Drafting:
         prompt = [token % self._engine.model.n_vocab for token in range(N_PROMPT)]
         paid = next((proposer for proposer in self.proposers if not proposer.is_free), None)
 
+        request = Request(sequence, prompt, Sampler(DecodeConfig()))
+
         def run(done: Round) -> None:
             started = drafted = time.perf_counter()
-            if done.n_positions:
-                sequence.draft(prompt[-1], done.n_positions, 1 if done.is_brief else N_RANKED)
+            if done.n_positions and paid is not None:
+                request.n_positions = request.n_nodes = done.n_positions
+                request.shape = BRIEF if done.is_brief else TREE
+                paid.propose([request])
+                request.notes.clear()
                 drafted = time.perf_counter()
             if done.n_drafted:
                 sequence.verify([prompt[-1]] * done.n_rows).argmax()
@@ -104,11 +120,16 @@ class Drafting:
             done.draft_s, done.pass_s = drafted - started, time.perf_counter() - drafted
 
         try:
+            for proposer in self.proposers:  # whose first calls take longer as well
+                proposer.begin(request)
+                if proposer.is_free:
+                    proposer.propose([request])
+                proposer.forget(sequence)
             sequence.prefill(prompt).argmax()
             longest = paid.max_draft if paid is not None else 0
             measure(self.known, min(n_rows, self._engine.max_verify), longest, run, MEASURE_S)
         except Error:  # who answers will be told
-            self.known = Known(Costs(self.known.costs.n_first))
+            self.known.costs = Costs(self.known.costs.n_first)
         finally:
             sequence.reset()
 
@@ -134,5 +155,6 @@ class Drafting:
         n_observed = self.known.costs.n_observed
         if self._cost_file is not None and n_observed >= self._n_stored + N_ROUNDS_KEPT:
             learned = {proposer.name: proposer.to_dict() for proposer in self.proposers}
+            learned["promise"] = self.known.promise.to_dict()
             self._cost_file.store(self.known.costs, learned)
             self._n_stored = n_observed

@@ -22,25 +22,29 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..draft.proposer import BRIEF, CHAIN, TREE, Proposer, Request
 from ..draft.tree import Tree
-from .costs import Costs, Round
+from .costs import Costs, Median, Round
 
 Floats = NDArray[np.float64]
 
 SHARE = 0.01
 """Share of the running time that drafting may lose, and that deciding may take."""
-AHEAD = 128
+AHEAD = 64
 """Plain rounds whose share may be lost at once; four times that can be saved."""
-MOST_KEPT = 64
+MOST_KEPT = 256
 """Rounds after which a decision is made anew at the latest."""
+N_USES = 16
+"""Passes over which a size that was never run pays for its first one, which builds a graph."""
+MOST_REST = 24
+"""Plain rounds in which nobody is asked at most: a copy begins so much later."""
 MEMORY = 16
 """Drafts, or rounds, after which an outcome weighs 1/e in expectations."""
 SIZES = (1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63, 95, 127, 191, 255)
@@ -82,6 +86,9 @@ class Rule(Protocol):
 
     def observe(self, done: Round) -> None:
         """Learns from a round."""
+
+    def rest(self, done: Round, host_s: float) -> int:
+        """Plain rounds in which nobody need be asked, after one that took the host so long."""
 
 
 class Fixed:
@@ -126,6 +133,10 @@ class Fixed:
     def observe(self, done: Round) -> None:
         """Learns nothing."""
 
+    def rest(self, done: Round, host_s: float) -> int:  # noqa: ARG002
+        """None."""
+        return 0
+
 
 class Known:
     """What was learned about drafting with one engine on one machine. It outlives answers."""
@@ -135,6 +146,7 @@ class Known:
         self.costs = costs or Costs()
         self.promise = Promise()
         self.choose_s = 0.0
+        self.host = Median()
         self._lost_s = 0.0
         self._since_draft = self._since_plain = 0
         self._is_cold = False
@@ -178,13 +190,13 @@ class Known:
     def observe(self, done: Round) -> None:
         """Learns from a round."""
         costs, is_plain = self.costs, done.n_drafted == 0 and done.n_positions == 0
-        keep = 1.0 - 1.0 / MEMORY
+        keep = (1.0 - 1.0 / MEMORY) ** done.n_rounds
         self._tokens = keep * self._tokens + done.n_tokens
         self._seconds = keep * self._seconds + done.seconds
         if done.choose_s > 0.0:
             self.choose_s += ((done.choose_s) - self.choose_s) / min(4.0, 1.0 + costs.n_observed)
         self._lost_s -= SHARE * done.seconds
-        self._n_seen += 1
+        self._n_seen += done.n_rounds
         if costs.knows_plain:
             plain_s = costs.plain_s(done.position, done.n_sequences) / done.n_sequences
             if not is_plain:
@@ -194,12 +206,14 @@ class Known:
             self._lost_s = max(self._lost_s, 0.0)
         self._is_cold = is_plain and self._since_plain > 0 and costs.knows_plain
         # Filing a round takes a while too; of those that are well known some are enough.
-        if not self._is_cold and (self._n_seen % self.n_kept == 0 or not costs.is_settled(done)):
+        if not self._is_cold and (
+            done.n_rounds > 1 or self._n_seen % self.n_kept == 0 or not costs.is_settled(done)
+        ):
             # After a pause a draft also takes up all rows that were decoded meanwhile.
             is_usual = self._since_draft < MEMORY or not costs.most_positions(done.is_brief)
             costs.observe(done, with_draft=is_usual)
         self._since_plain = 0 if is_plain else self._since_plain + 1
-        self._since_draft = 0 if done.n_positions else self._since_draft + 1
+        self._since_draft = 0 if done.n_positions else self._since_draft + done.n_rounds
 
     def _warm_s(self, done: Round, plain_s: float) -> float:
         """Seconds of a round without what a first run costs extra.
@@ -255,6 +269,17 @@ class Promise:
             spine.append(spine[-1] * last)
         table += (_gains(np.array(spine), tree, lengths, sizes) - table) / MEMORY
 
+    def to_dict(self) -> dict[str, float]:
+        """How far promises were kept."""
+        return {"expected": self._expected, "accepted": self._accepted}
+
+    def learn(self, stored: Mapping[str, Any]) -> None:
+        """Takes up what `to_dict` gave; KeyError, TypeError or ValueError for anything else."""
+        expected, accepted = float(stored["expected"]), float(stored["accepted"])
+        if not (0.0 < expected < 1e6 and 0.0 < accepted < 1e6):
+            raise ValueError(f"{accepted} accepted of {expected}")
+        self._expected, self._accepted = expected, accepted
+
     def observe(self, done: Round) -> None:
         """Compares what was expected of a round with what came."""
         keep = 1.0 - 1.0 / self.TRUST_MEMORY
@@ -296,11 +321,14 @@ class Auto:
         self._sizes = ladder(SIZES, *(n for n in (most, least) if 0 < n <= most))
         self._least = max(least, 1)
         self._way: Way | None = None
-        self._n_kept, self._is_probe = 0, False
+        self._n_kept, self._is_probe, self._is_plain = 0, False, False
         self._rate = self._advantage = 0.0
         self._looked_up: dict[tuple[int, int, bool], list[float]] = {}
         self._n_nodes = self._sizes[self._n_open() - 1]
-        known.begin()
+
+    def begin(self) -> None:
+        """Another answer: what was decided in the one before is kept as long as it was to be."""
+        self._known.begin()
 
     @property
     def n_nodes(self) -> int:
@@ -319,16 +347,14 @@ class Auto:
             self._decide(done, requests[0], limit, paid)
         self._n_kept -= 1
         way = self._way
-        if way is None or limit < self._least:
+        self._is_plain = not self._is_probe and self._known.needs_plain(self._advantage)
+        if way is None or limit < self._least or self._is_plain:
             return None
-        if not self._is_probe:
-            if self._known.needs_plain(self._advantage):
+        if not self._is_probe and any(request.proposed for request in requests):
+            trees = [request.merged() for request in requests]
+            value, _ = self._best(done, trees, [request.n_room - 1 for request in requests])
+            if value >= self._advantage:
                 return None
-            if any(request.proposed for request in requests):
-                trees = [request.merged() for request in requests]
-                value, _ = self._best(done, trees, [request.n_room - 1 for request in requests])
-                if value >= self._advantage:
-                    return None
         return way if way.n_positions <= limit else Way(limit, way.shape)
 
     def pick(self, done: Round, trees: Sequence[Tree], limits: Sequence[int]) -> list[Tree]:
@@ -336,24 +362,38 @@ class Auto:
         if done.n_positions and not done.is_brief:
             for tree in trees:
                 self._known.promise.add(tree, done.n_positions, self._lengths, self._sizes)
+        is_look = self._is_probe and done.n_positions > 0
+        if self._is_plain and not done.n_positions:
+            return [tree.first(0) for tree in trees]
         value, found = self._best(done, trees, limits)
-        if value > 0.0 or (self._is_probe and done.n_positions):
-            return found
-        return [tree.first(0) for tree in trees]
+        self._advantage = max(self._advantage, value)
+        return found if value > 0.0 or is_look else [tree.first(0) for tree in trees]
 
     def observe(self, done: Round) -> None:
         """Passes the round on. What has just been run for the first time is run once more."""
         known = self._known
-        if done.n_drafted:
+        if done.n_drafted and done.n_positions:
             known.promise.observe(done)
         known.observe(done)
         if done.n_positions and not self._costs.is_warm(done):
             self._n_kept = max(self._n_kept, 1)
 
+    def rest(self, done: Round, host_s: float) -> int:
+        """As many as make asking two hundredths of their time, if nothing is being drafted."""
+        known = self._known
+        known.host.add(host_s)
+        if self._way is not None or not self._costs.knows_plain:
+            return 0
+        plain_s = self._costs.plain_s(done.position, done.n_sequences)
+        n = int(min(known.host.value / max(2.0 * SHARE * plain_s, 1e-9), MOST_REST))
+        self._n_kept = max(self._n_kept - n, 0)
+        return n
+
     def _decide(self, done: Round, request: Request, limit: int, paid: Proposer | None) -> None:
         """Takes plain decoding or the best draft, and for how many rounds."""
         known, costs = self._known, self._costs
         self._way, self._is_probe, self._n_kept = None, False, 1
+        self._advantage = 0.0
         self._looked_up.clear()
         self._n_nodes = self._sizes[self._n_open() - 1]
         if not costs.knows_plain:
@@ -369,6 +409,8 @@ class Auto:
         tokens, seconds, best = max(ways, key=lambda way: way[0] / way[1])
         share_s = plain_s / done.n_sequences
         loss_s = seconds - tokens * share_s
+        if not known.promise.is_proven:  # what is expected is no more than a guess
+            loss_s = max(loss_s, seconds - plain_s)
         if loss_s < 0.0:
             if known.may_lose(0.0, share_s):
                 self._way, self._rate = best, max(tokens / seconds, self._rate)
@@ -430,6 +472,8 @@ class Auto:
         """
         costs, n_sequences = self._costs, done.n_sequences
         plain_s = costs.pass_s(done.position, n_sequences)
+        if not done.n_positions:
+            plain_s -= costs.ask_s  # which a plain round does not take
         best, found = 0.0, [tree.first(0) for tree in trees]
         if not costs.knows_plain:
             return best, found
@@ -468,22 +512,24 @@ class Auto:
         """
         key = (done.n_sequences, n_nodes, is_tree)
         if key not in self._looked_up:
-            n_open, position, n = self._n_open(), done.position, done.n_sequences
-            self._looked_up[key] = [
-                self._costs.pass_s(position, n + n_nodes * size, is_tree)
-                if at < n_open
-                else math.inf
-                for at, size in enumerate(self._sizes)
-            ]
+            costs, position, n = self._costs, done.position, done.n_sequences
+            found = [math.inf] * len(self._sizes)
+            for at in range(self._n_open()):
+                rows = n + n_nodes * self._sizes[at]
+                found[at] = costs.pass_s(position, rows, is_tree)
+                if not costs.knows_pass(rows, is_tree):
+                    found[at] += costs.first_s / N_USES
+            self._looked_up[key] = found
         return self._looked_up[key]
 
     def _n_open(self) -> int:
         """Sizes of the ladder considered now: one step beyond the largest pass that was run."""
-        known = sum(size < self._costs.most_rows for size in self._sizes)
+        most_rows = self._costs.most_rows
+        known = sum(size < most_rows for size in self._sizes)
         return min(known + 1, len(self._sizes))
 
 
-N_PLAIN = 2
+N_PLAIN = 3
 """Plain rounds that are measured while a model is loaded; of others one."""
 
 
@@ -508,6 +554,7 @@ def measure(
             costs.observe(done)
             spent_s += done.seconds
         plain_s = plain_s or costs.plain_s(0)
+    costs.are_guesses()
 
 
 def ladder(steps: Sequence[int], *ends: int) -> list[int]:

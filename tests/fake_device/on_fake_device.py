@@ -96,7 +96,7 @@ def check_law(decoder: Decoder, expected: list[int], patch: pytest.MonkeyPatch) 
         assert proposer is None or found.rounds < N_TOKENS - 5
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "gemma4moe", "gemma4e"])
 def test_every_split(
     pair_of: Callable[[str], Pair], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,11 +104,13 @@ def test_every_split(
         expected, logits = plain(decoder), decoder.logits(PROMPT)
         n_layer = decoder.model.n_layer
     on_device = []
-    for place in places(n_layer, kind == "qwen3moe"):
+    # ggml looks its gelu up in a table of half precision.
+    close = 1e-2 * np.ptp(logits) if kind.startswith("gemma4") else CLOSE
+    for place in places(n_layer, kind.endswith("moe")):
         with open_decoder(pair_of(kind), place) as decoder:
             assert decoder.model.backend == "Fake0"
             # Off by 3e-6 where the CPU has own code for recurrent layers, else by nothing.
-            np.testing.assert_allclose(decoder.logits(PROMPT), logits, rtol=0, atol=CLOSE)
+            np.testing.assert_allclose(decoder.logits(PROMPT), logits, rtol=0, atol=close)
             check_law(decoder, expected, monkeypatch)
             assert decoder.engine.cpu_operations == []
             on_device.append(decoder.model.device_bytes)

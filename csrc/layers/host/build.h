@@ -81,6 +81,7 @@ struct PathMasks {
 
 struct GraphInputs {
     ggml_tensor * embd = nullptr;      // f32 [n_embd, n_rows]
+    ggml_tensor * per_layer = nullptr; // f32 [n_per_layer * n_layer, n_rows], or NULL
     ggml_tensor * positions = nullptr; // i32 [n_rows], or [4 * n_rows] for M-RoPE
     ggml_tensor * cells = nullptr;     // i64 [n_rows]
     ggml_tensor * out_rows = nullptr;  // i32 [n_out] that get logits; NULL: all

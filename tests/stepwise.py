@@ -1,0 +1,117 @@
+"""A made-up head that drafts step by step and keeps K/V of full length, as MTP or EAGLE-3 would."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from dflash_gguf.draft.proposer import Drafts, Request
+from dflash_gguf.draft.tree import Tree
+from dflash_gguf.sampling import Sampler
+
+WIDTH = 4
+Rows = np.ndarray[Any, np.dtype[np.float64]]
+
+
+def row_of(token: int, position: int) -> Rows:
+    """What the head keeps of a token."""
+    return np.random.default_rng((token + 1, position)).standard_normal(WIDTH)
+
+
+def step(rows: Rows, token: int, n_vocab: int) -> tuple[int, int]:
+    """The best and the second token after one, given what is kept of those before it."""
+    state = rows.sum(axis=0) + row_of(token, len(rows))
+    best = int(abs(state[0]) * 1e4) % n_vocab
+    return best, (best + 1 + int(abs(state[1]) * 1e4) % (n_vocab - 1)) % n_vocab
+
+
+class KeptRows:
+    """Its state."""
+
+    bytes_a_position = WIDTH * 8
+    bytes_a_sequence = 0
+
+    def __init__(self) -> None:
+        self.of: WeakKeyDictionary[Any, Rows] = WeakKeyDictionary()
+        self.n_truncated = 0
+
+    def rows(self, sequence: Drafts) -> Rows:
+        return self.of.setdefault(sequence, np.empty((0, WIDTH)))
+
+    def position(self, sequence: Drafts) -> int:
+        return len(self.rows(sequence))
+
+    def save(self, sequence: Drafts, first: int, last: int) -> bytes:
+        return self.rows(sequence)[first:last].tobytes()
+
+    def load(self, sequence: Drafts, first: int, saved: bytes) -> None:
+        rows = np.frombuffer(saved).reshape(-1, WIDTH)
+        self.of[sequence] = np.concatenate([self.rows(sequence)[:first], rows])
+
+    def truncate(self, sequence: Drafts, position: int) -> None:
+        rows = self.rows(sequence)
+        self.n_truncated += len(rows) > position
+        self.of[sequence] = rows[:position]
+
+
+class Stepwise:
+    """Two candidates a step, the second a leaf; a pass for each step, for all sequences at once."""
+
+    name = "stepwise"
+    is_free = False
+    max_draft = 5
+
+    def __init__(self, n_vocab: int) -> None:
+        self.state = KeptRows()
+        self.n_passes = 0
+        self._n_vocab = n_vocab
+
+    def begin(self, request: Request) -> None:
+        pass
+
+    def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
+        for request in requests:
+            self._catch_up(request)
+        trees = [Tree.of([request.seen[-1]]) for request in requests]
+        rows = [self.state.rows(request.sequence) for request in requests]
+        spine = [0] * len(requests)
+        for depth in range(max(request.n_positions for request in requests)):
+            self.n_passes += 1
+            for i, (request, tree) in enumerate(zip(requests, trees, strict=True)):
+                if depth >= request.n_positions:
+                    continue
+                last = tree.tokens[spine[i]]
+                pair = step(rows[i], last, self._n_vocab)
+                rows[i] = np.concatenate([rows[i], [row_of(last, len(rows[i]))]])
+                for token, chance in zip(pair, (0.7, 0.2), strict=True):
+                    tree.tokens.append(token)
+                    tree.parents.append(spine[i])
+                    tree.depths.append(depth + 1)
+                    tree.log_chances.append(tree.log_chances[spine[i]] + math.log(chance))
+                spine[i] = len(tree) - 2
+        return [tree.first(request.n_nodes) for request, tree in zip(requests, trees, strict=True)]
+
+    def _catch_up(self, request: Request) -> None:
+        kept = self.state.rows(request.sequence)
+        new = enumerate(request.seen[len(kept) : -1], len(kept))
+        more = [row_of(token, position) for position, token in new]
+        self.state.of[request.sequence] = np.concatenate([kept, np.reshape(more, (-1, WIDTH))])
+
+    def observe(self, request: Request, tokens: Sequence[int]) -> None:
+        pass
+
+    def outlook(self, sampler: Sampler) -> Sequence[float]:  # noqa: ARG002
+        return [0.7**n for n in range(1, self.max_draft + 1)]
+
+    def forget(self, sequence: Any) -> None:
+        pass
+
+    def to_dict(self) -> dict[str, Any]:
+        return {}
+
+    def learn(self, stored: Mapping[str, Any]) -> None:
+        pass

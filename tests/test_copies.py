@@ -1,0 +1,299 @@
+"""Copies against brute force: what they find and propose, what they learn and forget."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoints import KINDS
+from half_right import HalfRight
+from pairs import make_pair, open_pair, random_tokens
+
+from dflash_gguf.config import DecodeConfig, LoadConfig
+from dflash_gguf.core import Copies, Engine, Error, Model, Sequence
+from dflash_gguf.decoder import Decoder
+from dflash_gguf.draft.copies import Copy
+from dflash_gguf.draft.proposer import Request
+from dflash_gguf.draft.tree import Tree
+from dflash_gguf.sampling import Sampler
+
+
+def ends_of(text: list[int], part: list[int]) -> list[int]:
+    """Places after which `part` ends in the text, but for its end."""
+    n = len(part)
+    return [at for at in range(n, len(text)) if text[at - n : at] == part]
+
+
+def longest_match(text: list[int]) -> int:
+    """Tokens of the longest end of the text that stands in it before."""
+    n = 0
+    while n < len(text) and ends_of(text, text[len(text) - n - 1 :]):
+        n += 1
+    return n
+
+
+@pytest.mark.parametrize("n_kinds", [1, 2, 3, 5, 20])
+@pytest.mark.parametrize("seed", range(6))
+def test_the_longest_end_that_stands_before_is_found(n_kinds: int, seed: int) -> None:
+    rng = np.random.default_rng((n_kinds, seed))
+    copies, text = Copies(1000), []
+    while len(text) < 120:
+        if seed % 2 and len(text) > 20 and rng.random() < 0.2:  # with copies of whole passages
+            start = int(rng.integers(len(text) - 10))
+            more = text[start : start + int(rng.integers(1, 10))]
+        else:
+            more = rng.integers(0, n_kinds, int(rng.integers(1, 4))).tolist()
+        text += more
+        assert copies.append(more) == longest_match(text), text
+
+
+@pytest.mark.parametrize("n_kinds", [3, 5, 20])
+@pytest.mark.parametrize("seed", range(6))
+def test_what_came_after_it_last_is_proposed(n_kinds: int, seed: int) -> None:
+    rng = np.random.default_rng((n_kinds, seed))
+    copies, text, n_found = Copies(1000), [], 0
+    for _ in range(120):
+        token = int(rng.integers(n_kinds))
+        text.append(token)
+        n = copies.append([token])
+        tokens, parents, log_chances = copies.propose(6, 12)
+        if not n:
+            assert not tokens
+            continue
+        n_found += 1
+        newest = ends_of(text, text[len(text) - n :])[-1]
+        following = text[newest : newest + 6]
+        tree = Tree.of([-1, *tokens], [-1, *(parent + 1 for parent in parents)])
+        assert tree.child(0, following[0]) is not None
+        # Every node is what followed some end of its path somewhere.
+        paths: list[list[int]] = [[]]
+        for token, parent in zip(tokens, parents, strict=True):
+            paths.append([*paths[parent + 1], token])
+            before = [*text, *paths[parent + 1]]
+            assert any(ends_of([*text, -1], [*before[-k:], token]) for k in range(1, n + 6))
+        assert tokens[0] == following[0] or log_chances[0] < np.log(0.5)
+        assert log_chances == sorted(log_chances, reverse=True)
+        assert all(parent < node for node, parent in enumerate(parents))
+        assert max(map(len, paths)) <= 6
+        assert len(set(zip(parents, tokens, strict=True))) == len(tokens) <= 12
+    assert n_found > 60
+
+
+def test_no_copy_goes_across_texts() -> None:
+    copies = Copies(1000)
+    copies.append([1, 2, 3])
+    copies.separate()
+    assert copies.append([4, 5, 3]) == 1
+    assert copies.propose(4, 4)[0] == []  # its text ended there
+    copies.separate()
+    assert copies.append([1, 2]) == 2
+    assert copies.propose(4, 4)[0] == [3]
+    assert copies.append([3]) == 3
+    assert copies.append([4]) == 1  # [3, 4] stood nowhere
+
+
+@pytest.mark.parametrize("n_most", [2, 7, 50])
+def test_old_texts_are_forgotten(n_most: int) -> None:
+    rng = np.random.default_rng(n_most)
+    copies, text = Copies(n_most), []
+    bytes_then = 0
+    for number in range(40 * n_most):
+        text.append(int(rng.integers(6)))
+        n = copies.append(text[-1:])
+        assert n_most // 2 <= len(copies) <= n_most or number < n_most
+        assert n == longest_match(text[len(text) - len(copies) :])
+        if number == 2 * n_most:
+            bytes_then = copies.bytes
+    assert copies.bytes <= 4 * bytes_then
+
+
+def test_chances_follow_what_came_true() -> None:
+    chance = {}
+    for is_copied in (True, False):
+        rng = np.random.default_rng(0)
+        copies, text = Copies(10_000), rng.integers(0, 1000, 400).tolist()
+        copies.append(text)
+        for start in range(0, 300, 6):
+            copies.append(text[start : start + 4])
+            more = text[start + 4 : start + 6] if is_copied else [2000 + start, 2001 + start]
+            copies.append(more, is_chosen=True)
+            copies.separate()
+        copies.append(text[350:354])
+        tokens, _, log_chances = copies.propose(1, 1)
+        assert tokens == [text[354]]
+        chance[is_copied] = np.exp(log_chances[0])
+    assert chance[True] > 0.9
+    assert chance[False] < 0.2
+
+
+class Timeline:
+    """Something to have texts of."""
+
+
+def request_of(seen: list[int], sequence: Any = None) -> Request:
+    sampler = Sampler(DecodeConfig())
+    sequence = sequence or Timeline()
+    return Request(sequence, seen, sampler, n_left=99, n_room=99, n_positions=9, n_nodes=9)
+
+
+def proposed(proposer: Copy, request: Request, *, begins: bool = True) -> Tree:
+    if begins:
+        proposer.begin(request)
+    (tree,) = proposer.propose([request])
+    assert tree is not None
+    return tree
+
+
+def test_outcomes_go_on_in_another_process() -> None:
+    proposer, text = Copy(), [*range(50), *range(30)]
+    request = request_of(text[:60])
+    proposed(proposer, request)
+    for n in range(61, 80):
+        request.seen = text[:n]
+        proposed(proposer, request, begins=False)
+    stored = json.loads(json.dumps(proposer.to_dict()))
+    again = Copy()
+    again.learn(stored)
+    assert again.to_dict() == stored
+    tree, first = (proposed(x, request_of(text)) for x in (again, Copy()))
+    assert tree.tokens == first.tokens
+    assert tree.log_chances[5] > first.log_chances[5]
+    for bad in ({}, {"outcomes": {"0": [[1.0, 2.0]]}}, {"outcomes": {"0": [[0.0, 0.0]] * 36}}):
+        with pytest.raises((KeyError, TypeError, ValueError)):
+            again.learn(bad)
+
+
+def test_texts_go_on_and_part() -> None:
+    """What two prompts have in common is taken up once; the rest is another text."""
+    proposer, first = Copy(), [*range(20), 5, 6]
+    request = request_of(first)
+    assert proposed(proposer, request).tokens == [6, *range(7, 16)]
+    memory = request.notes["copy"]
+    longer = request_of([*first, 30, 10], request.sequence)
+    assert proposed(proposer, longer).tokens[:4] == [10, 11, 12, 13]
+    assert len(memory.copies) == 24
+    other = request_of([*range(10), 19, 5], request.sequence)
+    assert proposed(proposer, other).tokens[:3] == [5, 6, 30]  # of the text before
+    assert len(memory.copies) == 24 + 1 + 2
+    proposer.forget(request.sequence)
+    other = request_of([*range(10), 19, 5], request.sequence)
+    assert proposed(proposer, other).tokens[:3] == [5, 6, 7]
+
+
+def test_each_sequence_has_its_own_texts() -> None:
+    proposer = Copy()
+    one, two = request_of([1, 2, 3, 9, 1, 2]), request_of([1, 2, 4, 9, 1, 2])
+    for request in (one, two):
+        proposer.begin(request)
+    trees = proposer.propose([one, two])
+    assert [tree.tokens[1] for tree in trees if tree is not None] == [3, 4]
+
+
+def test_what_repeats_goes_on_repeating() -> None:
+    """The copy of a copy that has just begun, beyond where the text ends."""
+    for period in ([7], [1, 2], [1, 2, 3, 4, 5]):
+        copies = Copies(100)
+        copies.append(period * 3)
+        assert copies.propose(11, 11)[0] == (period * 12)[:11]
+
+
+def test_bad_arguments_are_one_sentence() -> None:
+    with pytest.raises(Error, match="n_most is 1, must be 2 to"):
+        Copies(1)
+    copies = Copies(9)
+    with pytest.raises(Error, match="token id -4 is below 0"):
+        copies.append([1, -4])
+    with pytest.raises(ValueError, match="need one pair a class"):
+        copies.outcomes = np.ones((2, 2))
+    with pytest.raises(Error, match="0 copies of 1 came true"):
+        copies.outcomes = np.tile([1.0, 0.0], (36, 1))
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "0.7 with penalties": {"temperature": 0.7, "seed": 4, "repeat_penalty": 1.3},
+    "0.3 from few": {"temperature": 0.3, "seed": 5, "top_k": 3},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_copies_give_the_tokens_of_plain_decoding(tmp_path: Path, kind: str, name: str) -> None:
+    """Alone and merged with candidates that are half right; new prompts and found prefixes."""
+    config = {"max_tokens": 40, **SETTINGS[name]}
+    pair = make_pair(tmp_path, kind, block_size=16)
+    with Decoder(open_pair(pair, draft_window=30), None) as decoder:
+        (copy,) = (x for x in decoder._drafting.proposers if x.name == "copy")
+        prompt = random_tokens(30)
+        n_copied = 0
+        for number in range(3):
+            plain = decoder.generate(prompt, draft="none", **config)
+            half = HalfRight(
+                plain.tokens,
+                len(prompt),
+                lambda r: r % 5,
+                width=2,
+                rank=lambda i: i // 4 % 2,
+                n_vocab=decoder.model.n_vocab,
+            )
+            decoder._drafting.proposers = [copy, half]
+            # The answer stands in the text, but for a token here and there.
+            spoilt = [t if i % 9 else t + 1 for i, t in enumerate(plain.tokens)]
+            for draft, types in (
+                ("chain", "copy"),
+                ("tree", "copy"),
+                ("tree", "copy,half right"),
+                ("auto", "copy"),
+                ("auto", None),
+            ):
+                copy.forget(decoder.sequence)
+                texts = request_of([*prompt[-2:], *spoilt], decoder.sequence)
+                copy.begin(texts)
+                found = decoder.generate(prompt, draft=draft, draft_type=types, **config)
+                assert found.tokens == plain.tokens, (draft, types)
+                n_copied += found.by_proposer.get("copy", (0, 0))[1]
+                if types == "copy,half right":
+                    assert {"copy", "half right"} == set(found.by_proposer)
+                    taken = [taken for _, taken in found.by_proposer.values()]
+                    assert max(taken) <= found.n_accepted <= sum(taken)
+            prompt = [*prompt, *plain.tokens, *random_tokens(3, seed=number)]
+        assert n_copied > 60
+
+
+def test_without_a_drafter_copies_draft(tiny_gguf: Callable[[str], Path]) -> None:
+    config = LoadConfig(n_ctx=256, n_threads=1, n_gpu_layers=0)
+    with Decoder(Sequence(Engine(Model(str(tiny_gguf("llama")), config))), None) as decoder:
+        plain = decoder.generate([1, 2, 3], draft="none", max_tokens=100)
+        found = decoder.generate([1, 2, 3], draft="chain", max_tokens=100, draft_max=9)
+        assert found.tokens == plain.tokens
+        assert list(found.by_proposer) == ["copy"]
+        assert found.draft == "chain"
+        # what was said before is copied whole
+        again = decoder.generate([1, 2, 3], draft="chain", max_tokens=100, draft_max=9)
+        assert again.tokens == plain.tokens
+        assert again.n_accepted > 80
+        decoder.forget()
+        assert decoder.generate([1, 2, 3], draft="auto", max_tokens=100).tokens == plain.tokens
+
+
+@pytest.mark.parametrize("way", ["cancelled", "closed"])
+def test_texts_are_whole_after_an_answer_was_left(
+    tiny_gguf: Callable[[str], Path], way: str
+) -> None:
+    config = LoadConfig(n_ctx=256, n_threads=1, n_gpu_layers=0)
+    with Decoder(Sequence(Engine(Model(str(tiny_gguf("llama")), config))), None) as decoder:
+        plain = decoder.generate([1, 2, 3], draft="none", max_tokens=60)
+        for n in (1, 4, 9, 2):
+            left = iter([False] * n)
+            stop = (lambda left=left: next(left, True)) if way == "cancelled" else None
+            stream = decoder.stream([1, 2, 3], draft="chain", max_tokens=60, cancelled=stop)
+            for number, _ in enumerate(stream):
+                if way == "closed" and number == n:
+                    stream.close()
+                    break
+            found = decoder.generate([1, 2, 3], draft="chain", max_tokens=60)
+            assert found.tokens == plain.tokens

@@ -1,0 +1,94 @@
+"""A second kind of drafter: steps that depend on the path, and a state of full length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Tokens
+from pathlib import Path
+
+import pytest
+from pairs import make_pair, open_pair, random_tokens
+from stepwise import Stepwise
+
+from dflash_gguf.config import DecodeConfig
+from dflash_gguf.decoder import Decoder
+from dflash_gguf.draft.proposer import Proposer, Request
+from dflash_gguf.draft.tree import Tree
+from dflash_gguf.sampling import Sampler
+
+N_VOCAB = 300
+
+
+class Timeline:
+    """Something to keep a state for."""
+
+
+def ask(proposer: Proposer, texts: list[list[int]], timelines: list[Timeline]) -> list[Tree | None]:
+    sampler = Sampler(DecodeConfig())
+    return proposer.propose(
+        [
+            Request(timeline, text, sampler, 99, 99, n_positions=4, n_nodes=9)
+            for text, timeline in zip(texts, timelines, strict=True)
+        ]
+    )
+
+
+def test_several_sequences_take_the_passes_of_one() -> None:
+    texts = [random_tokens(n, seed=n) for n in (5, 17, 2)]
+    timelines = [Timeline() for _ in texts]
+    proposer = Stepwise(N_VOCAB)
+    together = ask(proposer, texts, timelines)
+    assert proposer.n_passes == 4
+    alone = [ask(Stepwise(N_VOCAB), [text], [Timeline()])[0] for text in texts]
+    assert together == alone
+    assert len({tuple(tree.tokens) for tree in together if tree is not None}) == 3
+
+
+def test_a_state_is_saved_cut_and_put_back() -> None:
+    text, timeline, proposer = random_tokens(20), Timeline(), Stepwise(N_VOCAB)
+    expected = ask(proposer, [text], [timeline])
+    state = proposer.state
+    assert state.position(timeline) == 19
+    saved = [state.save(timeline, first, last) for first, last in ((0, 7), (7, 12))]
+    assert list(map(len, saved)) == [7 * state.bytes_a_position, 5 * state.bytes_a_position]
+    state.truncate(timeline, 0)
+    for first, part in zip((0, 7), saved, strict=True):
+        state.load(timeline, first, part)
+    assert state.position(timeline) == 12
+    assert ask(proposer, [text], [timeline]) == expected
+    state.truncate(timeline, 3)
+    assert state.position(timeline) == 3
+    assert ask(proposer, [text], [timeline]) == expected
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen35"])
+def test_it_drafts_from_the_present_prompt_alone(tmp_path: Path, kind: str) -> None:
+    """Prompts that go on, part, and come back: what is proposed is what a new state proposes."""
+    proposed: list[tuple[list[int], Tree]] = []
+
+    class Watched(Stepwise):
+        def propose(self, requests: Tokens[Request]) -> list[Tree | None]:
+            found = super().propose(requests)
+            for request, tree in zip(requests, found, strict=True):
+                assert tree is not None
+                proposed.append((list(request.seen), tree))
+            return found
+
+    with Decoder(open_pair(make_pair(tmp_path, kind, block_size=8)), None) as decoder:
+        n_vocab = decoder.model.n_vocab
+        proposer = Watched(n_vocab)
+        first = random_tokens(30)
+        prompts = [first, first[:12], [*first[:20], *random_tokens(9, seed=1)], first[:5], first]
+        for draft in ("tree", "auto"):
+            for prompt in prompts:
+                plain = decoder.generate(prompt, draft="none", max_tokens=20)
+                decoder._drafting.proposers = [proposer]
+                found = decoder.generate(prompt, draft=draft, max_tokens=20)
+                assert found.tokens == plain.tokens
+                assert proposer.state.position(decoder.sequence) <= len(prompt) + 20
+        assert proposer.state.n_truncated > 3
+    assert len(proposed) > 50
+    for seen, tree in proposed:
+        fresh = Stepwise(n_vocab)
+        request = Request(Timeline(), seen, Sampler(DecodeConfig()), 99, 99)
+        request.n_positions, request.n_nodes = max(tree.depths), len(tree) - 1
+        assert fresh.propose([request]) == [tree]
