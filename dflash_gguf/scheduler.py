@@ -161,8 +161,10 @@ class Scheduler:
 
     @property
     def waiting(self) -> list[Job]:
-        """Answers that wait for one, the oldest first."""
-        return [job for job in self._jobs if job.timeline is None and not job.is_over]
+        """Answers that wait for one, the oldest first; not those whose readers are behind."""
+        return [
+            job for job in self._jobs if job.timeline is None and not job.is_over and not job.pauses
+        ]
 
     @property
     def _free(self) -> list[Timeline]:
