@@ -187,11 +187,13 @@ class Decoder:
         config: DecodeConfig | None = None,
         *,
         cancelled: Callable[[], bool] | None = None,
+        progress: Progress | None = None,
         **settings: Any,
     ) -> list[Result]:
         """Answers prompts, `n_parallel` at once; the results in their order.
 
         settings: as for `generate`; a list has a value for each prompt (`seed=[1, 2, 3]`).
+        progress: called with (answers done, answers in all).
         Errors: as for `generate`, for any of them; all others are ended then.
         """
         shared = {name: x for name, x in settings.items() if not isinstance(x, list)}
@@ -200,11 +202,13 @@ class Decoder:
             if len(values) != len(prompts):
                 raise ValueError(f"{name}: {len(values)} values for {len(prompts)} prompts")
         own = [{name: x[i] for name, x in lists.items()} for i in range(len(prompts))]
+        watch = progress or (lambda done, total: None)  # noqa: ARG005
         if self._scheduler is None:
-            return [
-                self.generate(prompt, config, cancelled=cancelled, **shared, **more)
-                for prompt, more in zip(prompts, own, strict=True)
-            ]
+            results = []
+            for prompt, more in zip(prompts, own, strict=True):
+                results.append(self.generate(prompt, config, cancelled=cancelled, **shared, **more))
+                watch(len(results), len(prompts))
+            return results
         streams: list[Stream] = []
         try:
             for prompt, more in zip(prompts, own, strict=True):
@@ -214,6 +218,8 @@ class Decoder:
                 stream = waiting.popleft()
                 if next(stream, None) is not None:
                     waiting.append(stream)
+                else:
+                    watch(len(streams) - len(waiting), len(streams))
         finally:
             for stream in streams:
                 stream.close()

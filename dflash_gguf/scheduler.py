@@ -200,6 +200,8 @@ class Scheduler:
             return
         if job.timeline is not None:
             self._keep(job.timeline, job.history[: job.timeline.position])
+        if (step := job.writing.new_step()).tokens:  # drawn in a round that was interrupted
+            job.add(step)
         job.is_over = True
         if job.group is not None:
             job.group.jobs.discard(job)
@@ -315,6 +317,7 @@ class Scheduler:
     def _preempt(self, job: Job) -> None:
         """It waits again, and what it held is computed anew when it comes back."""
         timeline, job.timeline = job.held, None
+        job.request.notes.clear()  # what proposers know of it goes by sequences
         timeline.reset()
         self._known.pop(timeline, None)
 
@@ -547,7 +550,9 @@ class Scheduler:
         for timeline in self._open:
             timeline.commit(0)
         for job in self.running if self._open else ():
-            if job.held.position >= len(job.history):
+            if job.writing.answer.stop_reason is not None:
+                self.end(job)
+            elif job.held.position >= len(job.history):
                 job.held.sync(job.history)
         self._open = []
 

@@ -54,7 +54,12 @@ def _add_prompt(p: argparse.ArgumentParser) -> None:
     group = p.add_argument_group("prompt (one of -p, -f, --tokens, -i, or --plan)")
     source = group.add_mutually_exclusive_group(required=True)
     source.add_argument("-p", "--prompt", metavar="TEXT", help="the prompt")
-    source.add_argument("-f", "--file", metavar="FILE", help="file with the prompt, UTF-8")
+    source.add_argument(
+        "-f",
+        "--file",
+        metavar="FILE",
+        help="file with the prompt, UTF-8; with --parallel, of prompts, a line each",
+    )
     source.add_argument("--tokens", type=token_ids, metavar="1,2,3", help="token ids of the prompt")
     source.add_argument("-i", "--interactive", action="store_true", help="chat; Ctrl-D ends it")
     source.add_argument(

@@ -8,6 +8,7 @@ import dataclasses
 import os
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -73,6 +74,8 @@ def _run(args: argparse.Namespace) -> int:
         return list_devices(args.backend_module)
     if args.compare and args.interactive:
         raise ValueError("--compare is for one prompt, not for a chat (-i)")
+    if args.compare and args.file is not None and args.n_parallel > 1:
+        raise ValueError("--compare is for one prompt, not for a file of them (--parallel)")
     _choose_models(args)
     config = decode_config(args)
     settings = load_config(args, training_context(args.model) if args.n_ctx == 0 else None)
@@ -89,6 +92,8 @@ def _run(args: argparse.Namespace) -> int:
         tell_detours(decoder)
         if args.interactive:
             return _chat(decoder, args, config)
+        if args.file is not None and settings.n_parallel > 1:
+            return _answer_lines(decoder, args, config)
         prompt = args.tokens if text is None else _prompt(decoder, args, text)
         result = _answer(decoder, args, prompt, config)
         if args.compare and result.stop_reason != "cancelled":
@@ -199,6 +204,25 @@ def _answer(
     if not args.no_perf:
         print(figures(result), file=sys.stderr)
     return result
+
+
+def _answer_lines(decoder: Decoder, args: argparse.Namespace, config: DecodeConfig) -> int:
+    """Answers a file of prompts, one a line, many at once; Ctrl-C ends them all."""
+    prompts = [_prompt(decoder, args, line) for line in prompt_text(args).splitlines() if line]
+    bar, started = Bar("answers", unit="answers"), time.monotonic()
+    try:
+        results = decoder.generate_batch(prompts, config, progress=bar)
+    finally:
+        bar.clear()
+    for result in results:
+        print(result.to_json() if args.json else result.text, flush=True)
+    if not args.no_perf:
+        seconds, n = time.monotonic() - started, sum(result.n_tokens for result in results)
+        print(
+            f"{len(results)} answers, {n} tokens in {seconds:.1f} s ({n / seconds:.1f} tokens/s)",
+            file=sys.stderr,
+        )
+    return 0
 
 
 def _beside_plain(
