@@ -139,7 +139,7 @@ class Generation:
         with self._account.phase("prefill"):
             self._n_cached = self._timeline.sync(self._prompt)
             if self._speculation is not None:
-                self._speculation.begin(self._request, self._n_cached)
+                self._speculation.begin(self._request)
             return self._timeline.prefill(self._prompt[self._n_cached :], progress)
 
     def _step(self) -> Step:

@@ -75,6 +75,10 @@ class Rule(Protocol):
     def longest(self) -> int:
         """Positions of a proposal at most."""
 
+    @property
+    def least_log_chance(self) -> float:
+        """Of a first candidate, below which no proposal would be verified."""
+
     def choose(self, done: Round, requests: Sequence[Request], paid: Proposer | None) -> Way | None:
         """What a proposer that costs a pass is asked for, if there is one; None: nothing.
 
@@ -87,14 +91,21 @@ class Rule(Protocol):
     def observe(self, done: Round) -> None:
         """Learns from a round."""
 
+    def rests(self, n_plain: int) -> bool:
+        """Whether it would decode plainly now where nothing is proposed.
+
+        n_plain: rounds of which it has not heard yet.
+        """
+
     def rest(self, done: Round, host_s: float) -> int:
-        """Plain rounds in which nobody need be asked, after one that took the host so long."""
+        """Plain rounds in which nobody need be asked, after one in which asking took so long."""
 
 
 class Fixed:
     """The same size every round, less only where the answer or the context ends."""
 
     is_due = False
+    least_log_chance = -math.inf
 
     def __init__(self, shape: str, size: int, longest: int, least: int = 0) -> None:
         """shape: CHAIN, TREE or SPINE. size: nodes. longest: positions. least: nodes, or none."""
@@ -132,6 +143,10 @@ class Fixed:
 
     def observe(self, done: Round) -> None:
         """Learns nothing."""
+
+    def rests(self, n_plain: int) -> bool:  # noqa: ARG002
+        """Never."""
+        return False
 
     def rest(self, done: Round, host_s: float) -> int:  # noqa: ARG002
         """None."""
@@ -323,6 +338,7 @@ class Auto:
         self._way: Way | None = None
         self._n_kept, self._is_probe, self._is_plain = 0, False, False
         self._rate = self._advantage = 0.0
+        self.least_log_chance = -math.inf
         self._looked_up: dict[tuple[int, int, bool], list[float]] = {}
         self._n_nodes = self._sizes[self._n_open() - 1]
 
@@ -345,7 +361,6 @@ class Auto:
         limit = min(request.limit for request in requests)
         if self._n_kept == 0:
             self._decide(done, requests[0], limit, paid)
-        self._n_kept -= 1
         way = self._way
         self._is_plain = not self._is_probe and self._known.needs_plain(self._advantage)
         if way is None or limit < self._least or self._is_plain:
@@ -375,19 +390,20 @@ class Auto:
         if done.n_drafted and done.n_positions:
             known.promise.observe(done)
         known.observe(done)
+        self._n_kept = max(self._n_kept - done.n_rounds, 0)
         if done.n_positions and not self._costs.is_warm(done):
             self._n_kept = max(self._n_kept, 1)
 
+    def rests(self, n_plain: int) -> bool:
+        """Whether it was decided to."""
+        return self._way is None and n_plain < self._n_kept and self._costs.knows_plain
+
     def rest(self, done: Round, host_s: float) -> int:
-        """As many as make asking two hundredths of their time, if nothing is being drafted."""
-        known = self._known
-        known.host.add(host_s)
-        if self._way is not None or not self._costs.knows_plain:
-            return 0
+        """As many as make asking a hundredth of their time, but for what is to be decided."""
+        self._known.host.add(host_s)
         plain_s = self._costs.plain_s(done.position, done.n_sequences)
-        n = int(min(known.host.value / max(2.0 * SHARE * plain_s, 1e-9), MOST_REST))
-        self._n_kept = max(self._n_kept - n, 0)
-        return n
+        n = self._known.host.value / max(SHARE * plain_s, 1e-9)
+        return int(min(n, MOST_REST))
 
     def _decide(self, done: Round, request: Request, limit: int, paid: Proposer | None) -> None:
         """Takes plain decoding or the best draft, and for how many rounds."""
@@ -401,6 +417,7 @@ class Auto:
         self._n_kept = known.n_kept
         plain_s = costs.plain_s(done.position, done.n_sequences)
         self._rate = max(done.n_sequences / max(plain_s, 1e-9), known.rate)
+        self.least_log_chance = self._least_log(done)
         if paid is None or paid.name in request.failed:
             return
         ways = self._ways(done, paid.outlook(request.sampler), limit)
@@ -422,6 +439,13 @@ class Auto:
             self._way, self._is_probe, self._n_kept = best, True, 1
         else:
             self._n_kept = known.rounds_to_wait(loss_s, share_s)
+
+    def _least_log(self, done: Round) -> float:
+        """Of the first candidate: k of them bring k times its chance at most."""
+        plain_s = self._costs.pass_s(done.position, done.n_sequences) - self._costs.ask_s
+        passes = zip(self._sizes, self._passes(done, 1, is_tree=False), strict=True)
+        least = min(self._rate * (pass_s - plain_s) / size for size, pass_s in passes)
+        return math.log(min(max(least, 1e-9), 1.0))
 
     def _ways(
         self, done: Round, outlook: Sequence[float], limit: int
