@@ -183,6 +183,14 @@ class Known:
         """Whether so much more may be lost now."""
         return self._lost_s + seconds <= SHARE * AHEAD * plain_s
 
+    def may_go_on(self, seconds: float, plain_s: float) -> bool:
+        """Whether rounds of so many seconds, which should pay, have not lost too much before.
+
+        Two of them may fail by bad luck where others have paid.
+        """
+        more_s = 4.0 * SHARE * AHEAD * plain_s + 2.0 * seconds if self.promise.is_proven else 0.0
+        return self.may_lose(-more_s, plain_s)
+
     def rounds_to_wait(self, seconds: float, plain_s: float) -> int:
         """Plain rounds until so much may be lost, or until it is worth to think again."""
         missing_s = self._lost_s + seconds - SHARE * AHEAD * plain_s
@@ -361,9 +369,11 @@ class Auto:
         limit = min(request.limit for request in requests)
         if self._n_kept == 0:
             self._decide(done, requests[0], limit, paid)
-        way = self._way
+        way, self._is_plain = self._way, False
+        if way is None or limit < self._least:
+            return None
         self._is_plain = not self._is_probe and self._known.needs_plain(self._advantage)
-        if way is None or limit < self._least or self._is_plain:
+        if self._is_plain:
             return None
         if not self._is_probe and any(request.proposed for request in requests):
             trees = [request.merged() for request in requests]
@@ -377,12 +387,12 @@ class Auto:
         if done.n_positions and not done.is_brief:
             for tree in trees:
                 self._known.promise.add(tree, done.n_positions, self._lengths, self._sizes)
-        is_look = self._is_probe and done.n_positions > 0
-        if self._is_plain and not done.n_positions:
-            return [tree.first(0) for tree in trees]
         value, found = self._best(done, trees, limits)
-        self._advantage = max(self._advantage, value)
-        return found if value > 0.0 or is_look else [tree.first(0) for tree in trees]
+        if done.n_positions:
+            is_worth = value > 0.0 or self._is_probe
+        else:
+            is_worth = value > 0.0 and not self._is_plain and not self._known.needs_plain(value)
+        return found if is_worth else [tree.first(0) for tree in trees]
 
     def observe(self, done: Round) -> None:
         """Passes the round on. What has just been run for the first time is run once more."""
@@ -429,7 +439,7 @@ class Auto:
         if not known.promise.is_proven:  # what is expected is no more than a guess
             loss_s = max(loss_s, seconds - plain_s)
         if loss_s < 0.0:
-            if known.may_lose(0.0, share_s):
+            if known.may_go_on(seconds, share_s):
                 self._way, self._rate = best, max(tokens / seconds, self._rate)
                 self._advantage = tokens * plain_s / seconds - done.n_sequences
             else:
