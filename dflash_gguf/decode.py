@@ -218,7 +218,7 @@ class Generation:
         with writing.account.phase("prefill"):
             writing.n_cached = self._timeline.sync(writing.prompt)
             if self._speculation is not None:
-                self._speculation.begin(self._request, writing.n_cached)
+                self._speculation.begin(self._request)
             left = writing.prompt[writing.n_cached :]
             if self._on_prefill is not None:
                 self._on_prefill(0, len(left))

@@ -277,7 +277,7 @@ class Scheduler:
             if job.on_prefill is not None:
                 job.on_prefill(0, job.n_to_fill)
         if job.group is not None:
-            job.group.speculation.begin(job.request, n_there)
+            job.group.speculation.begin(job.request)
         job.timeline = timeline
 
     def _timeline_for(self, job: Job) -> Timeline:

@@ -25,6 +25,7 @@ class Pair:
     def __init__(self, machine: Machine, known: Known | None = None) -> None:
         self.machine, self.known = machine, known or Known()
         self.drafter = Drafter(lambda _: Text(0.0))
+        self._auto = Auto(self.known, BLOCK, 63)
         if known is None:
             rng = np.random.default_rng(0)
             measure(self.known, 16, BLOCK, lambda done: machine.run(done, rng), np.inf)
@@ -39,7 +40,9 @@ class Pair:
     ) -> tuple[float, list[Round]]:
         """Milliseconds and rounds, by `auto` unless told otherwise."""
         self.drafter.text = (lambda _: text) if isinstance(text, Text) else text
-        rule = rule or Auto(self.known, BLOCK, 63)
+        if rule is None:
+            rule = self._auto
+            rule.begin()
         return answer(self.machine, self.drafter, rule, n_tokens=n_tokens, seed=seed)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,11 +11,8 @@ from ._ffi import Error, call, create, ffi, new, text
 from .limits import MAX_TOP, MAX_VERIFY
 from .load_config import LoadConfig, c_options
 from .models import Drafter, Model
-from .passes import Draft, DraftRequest, Item, Rows, ids_of, nodes_of
+from .passes import Draft, DraftRequest, Item, Rows, Timeline, ids_of, nodes_of
 from .progress import Progress, c_callback
-
-if TYPE_CHECKING:
-    from .sequences import Sequence
 
 
 class Memory(NamedTuple):
@@ -224,7 +221,7 @@ class Engine:
             for a, b in zip([0, *ends], ends, strict=False)
         ]
 
-    def commit(self, paths: Seq[tuple[Sequence, Seq[int] | int]]) -> None:
+    def commit(self, paths: Seq[tuple[Timeline, Seq[int] | int]]) -> None:
         """Appends a path of each sequence's open verify; what else was verified leaves no trace.
 
         paths: nodes, root first, or how many of the first ones.

@@ -4,22 +4,32 @@ from __future__ import annotations
 
 from collections import abc
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ._ffi import Error, call, ffi, new
 
-if TYPE_CHECKING:
-    from .sequences import Sequence
+
+class Timeline(Protocol):
+    """A `Sequence`, as passes know it."""
+
+    engine: Any
+    """Its `Engine`."""
+    n_calls: int
+    """That changed it or ran, so far."""
+
+    @property
+    def handle(self) -> Any:
+        """The C handle; raises Error once closed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
     """Tokens of one sequence that a pass is to run: to append, or candidates to verify."""
 
-    sequence: Sequence
+    sequence: Timeline
     tokens: abc.Sequence[int]
     verifies: bool = False
     parents: abc.Sequence[int] | None = None
@@ -34,7 +44,7 @@ class Item:
 class DraftRequest(NamedTuple):
     """Candidates for n_draft positions after a token that is chosen but not appended."""
 
-    sequence: Sequence
+    sequence: Timeline
     last_token: int
     n_draft: int
 
@@ -53,7 +63,7 @@ class Draft(NamedTuple):
 class Rows:
     """The logits of one pass, a row for each token asked for; gone with the next call that runs."""
 
-    def __init__(self, sequence: Sequence, n_rows: int = 1) -> None:
+    def __init__(self, sequence: Timeline, n_rows: int = 1) -> None:
         self._sequence = sequence
         self._made = sequence.n_calls, sequence.engine.n_passes
         self._n_rows = n_rows
