@@ -80,6 +80,7 @@ class Writing:
             prefill_s=account.prefill_s,
             decode_s=account.decode_s,
             stop_reason=self.answer.stop_reason or "cancelled",
+            stop_text=self.answer.stop_text,
             draft=self.config.draft if self._is_drafted else "none",
             seed=self.sampler.seed,
             n_drafted=account.n_drafted,

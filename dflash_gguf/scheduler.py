@@ -100,8 +100,8 @@ class Part:
     def __init__(self, scheduler: Scheduler, job: Job) -> None:
         self._scheduler, self._job = scheduler, job
 
-    def advance(self) -> Step | None:
-        """Its next step if there is one, else None, after a round.
+    def advance(self, *, run: bool = True) -> Step | None:
+        """Its next step if there is one, else None, after a round unless not `run`.
 
         Errors: StopIteration where it is over; what went wrong for it.
         """
@@ -114,7 +114,8 @@ class Part:
             raise job.error
         if job.is_over:
             raise StopIteration
-        self._scheduler.round(job)
+        if run:
+            self._scheduler.round(job)
         return None
 
     def close(self) -> None:
