@@ -14,7 +14,7 @@ import pytest
 from dflash_gguf.config import MAX_TREE_BUDGET, DecodeConfig, LoadConfig
 from dflash_gguf.core import MAX_TOP, MAX_VERIFY, OPTIONS
 from dflash_gguf.core._ffi import ffi, fields_of, text
-from dflash_gguf.core.limits import MAX_THREADS
+from dflash_gguf.core.limits import MAX_PARALLEL, MAX_THREADS
 from dflash_gguf.core.load_config import c_options
 
 DECODE_REFUSALS = [
@@ -97,7 +97,12 @@ def test_the_core_has_a_place_for_every_option() -> None:
 def test_limits_are_those_of_the_header() -> None:
     header = (Path(__file__).parent.parent / "csrc" / "dflash.h").read_text(encoding="utf-8")
     limits = {name: int(n) for name, n in re.findall(r"DFL_(MAX_\w+) = (\d+)", header)}
-    assert limits == {"MAX_TOP": MAX_TOP, "MAX_VERIFY": MAX_VERIFY, "MAX_THREADS": MAX_THREADS}
+    assert limits == {
+        "MAX_TOP": MAX_TOP,
+        "MAX_VERIFY": MAX_VERIFY,
+        "MAX_THREADS": MAX_THREADS,
+        "MAX_PARALLEL": MAX_PARALLEL,
+    }
     assert MAX_TREE_BUDGET == MAX_VERIFY - 1
 
 

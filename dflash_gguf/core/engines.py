@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -143,7 +143,7 @@ class Engine:
         """Rows of one draft at most: of each request its last token and those drafted."""
         return int(self.info().draft_rows)
 
-    def run(self, items: Seq[Item], progress: Progress | None = None) -> list[Rows]:
+    def run(self, items: Sequence[Item], progress: Progress | None = None) -> list[Rows]:
         """Runs tokens of different sequences in one pass; a list of each one's rows.
 
         A row has the bits that it has alone. Of an append the last token's row can be read, of a
@@ -186,7 +186,7 @@ class Engine:
             for item, to in zip(items, params, strict=True)
         ]
 
-    def draft(self, requests: Seq[DraftRequest], k: int = 1) -> list[Draft]:
+    def draft(self, requests: Sequence[DraftRequest], k: int = 1) -> list[Draft]:
         """What the drafter proposes for each request, in one pass.
 
         Where its scores are not finite, it has forgotten that timeline so far.
@@ -221,7 +221,7 @@ class Engine:
             for a, b in zip([0, *ends], ends, strict=False)
         ]
 
-    def commit(self, paths: Seq[tuple[Timeline, Seq[int] | int]]) -> None:
+    def commit(self, paths: Sequence[tuple[Timeline, Sequence[int] | int]]) -> None:
         """Appends a path of each sequence's open verify; what else was verified leaves no trace.
 
         paths: nodes, root first, or how many of the first ones.
