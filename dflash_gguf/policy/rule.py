@@ -384,7 +384,7 @@ class Auto:
 
     def pick(self, done: Round, trees: Sequence[Tree], limits: Sequence[int]) -> list[Tree]:
         """The nodes that are worth their rows; a look verifies some at least."""
-        if done.n_positions and not done.is_brief:
+        if done.n_positions and not done.is_brief and not done.is_mixed:
             for tree in trees:
                 self._known.promise.add(tree, done.n_positions, self._lengths, self._sizes)
         value, found = self._best(done, trees, limits)
@@ -397,7 +397,7 @@ class Auto:
     def observe(self, done: Round) -> None:
         """Passes the round on. What has just been run for the first time is run once more."""
         known = self._known
-        if done.n_drafted and done.n_positions:
+        if done.n_drafted and done.n_positions and not done.is_mixed:
             known.promise.observe(done)
         known.observe(done)
         self._n_kept = max(self._n_kept - done.n_rounds, 0)
