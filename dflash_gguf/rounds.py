@@ -165,7 +165,7 @@ class Speculation:
             way = rule.choose(done, drafting, paid)
         if way is not None and paid is not None:
             n = min(way.n_positions, paid.max_draft)
-            done.n_positions, done.is_brief = n, way.shape == BRIEF
+            done.n_positions, done.is_brief, done.is_mixed = n, way.shape == BRIEF, has_free
             for request in drafting:
                 request.n_positions = min(request.limit, n)
                 request.shape = way.shape

@@ -38,7 +38,7 @@ Floats = NDArray[np.float64]
 SHARE = 0.01
 """Share of the running time that drafting may lose, and that deciding may take."""
 AHEAD = 64
-"""Plain rounds whose share may be lost at once; four times that can be saved."""
+"""Plain rounds whose share may be lost at once; eight times that can be saved."""
 MOST_KEPT = 256
 """Rounds after which a decision is made anew at the latest."""
 N_USES = 16
@@ -224,7 +224,7 @@ class Known:
             plain_s = costs.plain_s(done.position, done.n_sequences) / done.n_sequences
             if not is_plain:
                 self._lost_s += self._warm_s(done, plain_s) - done.n_tokens * plain_s
-            self._lost_s = max(self._lost_s, -4.0 * SHARE * AHEAD * plain_s)
+            self._lost_s = max(self._lost_s, -8.0 * SHARE * AHEAD * plain_s)
         else:
             self._lost_s = max(self._lost_s, 0.0)
         self._is_cold = is_plain and self._since_plain > 0 and costs.knows_plain
@@ -384,7 +384,7 @@ class Auto:
 
     def pick(self, done: Round, trees: Sequence[Tree], limits: Sequence[int]) -> list[Tree]:
         """The nodes that are worth their rows; a look verifies some at least."""
-        if done.n_positions and not done.is_brief:
+        if done.n_positions and not done.is_brief and not done.is_mixed:
             for tree in trees:
                 self._known.promise.add(tree, done.n_positions, self._lengths, self._sizes)
         value, found = self._best(done, trees, limits)
@@ -397,7 +397,7 @@ class Auto:
     def observe(self, done: Round) -> None:
         """Passes the round on. What has just been run for the first time is run once more."""
         known = self._known
-        if done.n_drafted and done.n_positions:
+        if done.n_drafted and done.n_positions and not done.is_mixed:
             known.promise.observe(done)
         known.observe(done)
         self._n_kept = max(self._n_kept - done.n_rounds, 0)
