@@ -30,8 +30,8 @@ MOST_UNREAD = 256
 """Tokens of an answer that nobody has read yet, after which it pauses."""
 PAGE = 64
 """Cells that a sequence takes at a time."""
-FIRST_CHUNK = 32
-"""Tokens of a prompt that join the others' rounds before it is known what they cost."""
+CHUNKS = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+"""Tokens of prompts that may join the others' rounds: few sizes, as each has a graph of its own."""
 SLOWER = 1.8
 """Times of a round without prompts that one with a piece of a prompt may take."""
 
@@ -152,7 +152,8 @@ class Scheduler:
         self._n_jobs = 0
         self._seconds = dict.fromkeys(ROUND_PHASES, 0.0)
         self._alone_s = 0.0  # of a round without prompts
-        self._chunk = float(FIRST_CHUNK)
+        self._size = CHUNKS.index(8)  # of a piece among others
+        self._n_of_size = 0
 
     @property
     def running(self) -> list[Job]:
@@ -405,7 +406,7 @@ class Scheduler:
         most = max(self.engine.model.config.n_ubatch, self.engine.n_parallel)
         left = min(most, self.engine.n_ctx) - n_plain
         if not is_alone:
-            left = min(left, max(1, int(self._chunk)))
+            left = min(left, CHUNKS[self._size])
         work = []
         for job in filling:
             position = job.held.position
@@ -542,9 +543,16 @@ class Scheduler:
             return
         if not filled:
             self._alone_s += (seconds - self._alone_s) * (0.25 if self._alone_s else 1.0)
-        elif self._alone_s:
-            fits = SLOWER * self._alone_s / seconds
-            self._chunk = max(8.0, min(self._chunk * min(max(fits, 0.5), 1.25), 4096.0))
+            return
+        self._n_of_size += 1
+        if not self._alone_s or self._n_of_size == 1:
+            return  # the first of a size builds its graph
+        most_s, size = SLOWER * self._alone_s, CHUNKS[self._size]
+        larger = CHUNKS[min(self._size + 1, len(CHUNKS) - 1)]
+        if seconds > most_s and self._size > 0:
+            self._size, self._n_of_size = self._size - 1, 0
+        elif seconds * larger / size < most_s and larger > size:
+            self._size, self._n_of_size = self._size + 1, 0
 
     def _recover(self) -> None:
         """After an interrupted round: what was verified goes, what was drawn is filled in."""
