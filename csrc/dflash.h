@@ -373,8 +373,9 @@ dfl_status dfl_copies_append(dfl_copies * copies, const int32_t * tokens, int64_
                              int32_t is_chosen, int64_t * length, dfl_error * err);
 /* The next tokens are another text: no copy goes across. */
 dfl_status dfl_copies_separate(dfl_copies * copies, dfl_error * err);
-/* The likeliest copies as a tree: out, tokens, parents (nodes before, -1: the text's last token) and
- * log-chances of paths, [n_nodes], no deeper than n_positions. n: out, nodes. Errors: ARGUMENT. */
+/* The likeliest copies as a tree: out, tokens, parents (nodes before, -1: the text's last token)
+ * and log-chances of paths, [n_nodes], no deeper than n_positions. n: out, nodes. Errors: ARGUMENT.
+ */
 dfl_status dfl_copies_propose(const dfl_copies * copies, int64_t n_positions, int64_t n_nodes,
                               int32_t * tokens, int32_t * parents, float * log_chances, int64_t * n,
                               dfl_error * err);

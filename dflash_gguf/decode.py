@@ -80,6 +80,7 @@ class Writing:
             prefill_s=account.prefill_s,
             decode_s=account.decode_s,
             stop_reason=self.answer.stop_reason or "cancelled",
+            stop_text=self.answer.stop_text,
             draft=self.config.draft if self._is_drafted else "none",
             seed=self.sampler.seed,
             n_drafted=account.n_drafted,
@@ -218,7 +219,7 @@ class Generation:
         with writing.account.phase("prefill"):
             writing.n_cached = self._timeline.sync(writing.prompt)
             if self._speculation is not None:
-                self._speculation.begin(self._request, writing.n_cached)
+                self._speculation.begin(self._request)
             left = writing.prompt[writing.n_cached :]
             if self._on_prefill is not None:
                 self._on_prefill(0, len(left))

@@ -396,22 +396,15 @@ class Decoder:
                 raise RuntimeError("the decoder is busy: a callback of its answer cannot use it")
             yield
 
-    def _step(self, stream: Stream, generation: Generation | Part) -> Step:
-        while isinstance(generation, Part):
-            with self._turn():  # others may take theirs after every round
-                self._is_running = True
-                try:
-                    step = generation.advance()
-                finally:
-                    self._is_running = False
-            if step is not None:
-                return step
-        with self._turn():
-            if self._active is not stream:
+    def _step(self, stream: Stream, generation: Generation | Part, *, run: bool) -> Step | None:
+        with self._turn():  # others may take theirs after every round
+            if isinstance(generation, Generation) and self._active is not stream:
                 raise RuntimeError("this stream was ended by a later call of the same decoder")
             self._is_running = True
             try:
-                return next(generation)
+                if isinstance(generation, Part):
+                    return generation.advance(run=run)
+                return next(generation) if run else None
             finally:
                 self._is_running = False
 
@@ -439,7 +432,19 @@ class Stream:
         return self
 
     def __next__(self) -> Step:
-        return self._decoder._step(self, self._generation)
+        while True:
+            step = self.poll(run=True)
+            if step is not None:
+                return step
+
+    def poll(self, *, run: bool) -> Step | None:
+        """The next step if it is there; else None, before which one round is run for all if `run`.
+
+        Who reads several streams learns with it of each step as soon as its round is over, also
+        while a long prompt of one of them is computed.
+        Errors: StopIteration where the answer is over.
+        """
+        return self._decoder._step(self, self._generation, run=run)
 
     def close(self) -> None:
         """Ends the answer where it is."""

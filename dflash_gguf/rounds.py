@@ -124,36 +124,38 @@ class Speculation:
         self._paid = [proposer for proposer in proposers if not proposer.is_free]
         self.n_rest = 0
         """Plain rounds that are due before anybody need be asked again: `pass_over` counts them."""
-        self._rested: Round | None = None
-        self._host_s = 0.0
+        self._rested: Round | None = None  # plain rounds that the rule has not heard of
+        self._is_quiet, self._host_s = False, 0.0
 
-    def begin(self, request: Request, n_cached: int) -> None:
-        """An answer begins whose sequence holds n_cached tokens of its prompt."""
+    def begin(self, request: Request) -> None:
+        """An answer begins, with its prompt in `seen`."""
         for proposer in self._proposers:
-            if proposer.state is not None:
-                proposer.state.truncate(request.sequence, n_cached)
             proposer.begin(request)
 
     def propose(self, done: Round, requests: Sequence[Request]) -> None:
         """Gives each request its tree, None for a plain row. Fills in what was drafted."""
         started = time.perf_counter()
         rule, clock = self._rule, self._clock
-        if self._rested is not None:
-            rule.observe(self._rested)
-            self._rested = None
-        self.n_rest = 0
         for request in requests:
             request.tree = None
-            request.proposed.clear()
+            if request.proposed:
+                request.proposed.clear()
         drafting = [request for request in requests if request.limit > 0]
         if not drafting:
             return
         for request in drafting:
             request.n_nodes = min(request.n_room - 1, rule.n_nodes)
             request.n_positions, request.shape = min(request.limit, rule.longest), TREE
+            request.least_log_chance = rule.least_log_chance
         if self._free:
             with clock("tree"):
                 self._ask(self._free, drafting)
+        has_free = any(request.proposed for request in drafting)
+        self._is_quiet = not has_free and rule.rests(self._rested.n_rounds if self._rested else 0)
+        if self._is_quiet:
+            self._host_s = time.perf_counter() - started
+            return
+        self._end_rest()
         paid = self._paid[0] if self._paid else None
         is_due = rule.is_due
         if is_due:
@@ -163,13 +165,13 @@ class Speculation:
             way = rule.choose(done, drafting, paid)
         if way is not None and paid is not None:
             n = min(way.n_positions, paid.max_draft)
-            done.n_positions, done.is_brief = n, way.shape == BRIEF
+            done.n_positions, done.is_brief, done.is_mixed = n, way.shape == BRIEF, has_free
             for request in drafting:
                 request.n_positions = min(request.limit, n)
                 request.shape = way.shape
             with clock("draft"):
                 self._ask(self._paid, drafting)
-        if any(request.proposed for request in drafting):
+        if has_free or any(request.proposed for request in drafting):
             with clock("tree"):
                 self._pick(done, drafting)
         self._host_s = 0.0 if is_due else time.perf_counter() - started
@@ -186,7 +188,13 @@ class Speculation:
 
         is_alone: whether its pass served nothing else, so that its seconds say what it costs.
         """
-        started = time.perf_counter()
+        if self._is_quiet:
+            self._is_quiet = False
+            if is_alone:
+                self._add_rest(done)
+                # Where rounds are brief, even asking for copies is too much to be done in each.
+                self.n_rest = self._rule.rest(done, self._host_s)
+            return
         for proposer in self._proposers:
             for request, chosen in zip(requests, tokens, strict=True):
                 if proposer.name not in request.failed:
@@ -194,18 +202,25 @@ class Speculation:
         if not is_alone:
             return
         self._rule.observe(done)
-        if self._host_s and done.kind == "none" and not done.n_positions:
-            # Where rounds are brief, even asking is too much to be done in each of them.
-            host_s = self._host_s + time.perf_counter() - started
-            self.n_rest = self._rule.rest(done, host_s)
+        if done.kind == "none" and self._host_s and self._rule.rests(0):
+            self.n_rest = self._rule.rest(done, self._host_s)
 
     def pass_over(self, done: Round) -> None:
         """Counts a plain round for which nobody was asked, of the same requests as the last."""
         self.n_rest -= 1
+        self._add_rest(done)
+
+    def _add_rest(self, done: Round) -> None:
         if self._rested is None:
             self._rested = done
         else:
             self._rested.adds(done)
+
+    def _end_rest(self) -> None:
+        self.n_rest = 0
+        if self._rested is not None:
+            self._rule.observe(self._rested)
+            self._rested = None
 
     def _ask(self, proposers: Sequence[Proposer], requests: Sequence[Request]) -> None:
         for proposer in proposers:

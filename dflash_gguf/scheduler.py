@@ -100,8 +100,8 @@ class Part:
     def __init__(self, scheduler: Scheduler, job: Job) -> None:
         self._scheduler, self._job = scheduler, job
 
-    def advance(self) -> Step | None:
-        """Its next step if there is one, else None, after a round.
+    def advance(self, *, run: bool = True) -> Step | None:
+        """Its next step if there is one, else None, after a round unless not `run`.
 
         Errors: StopIteration where it is over; what went wrong for it.
         """
@@ -114,7 +114,8 @@ class Part:
             raise job.error
         if job.is_over:
             raise StopIteration
-        self._scheduler.round(job)
+        if run:
+            self._scheduler.round(job)
         return None
 
     def close(self) -> None:
@@ -280,7 +281,7 @@ class Scheduler:
             if job.on_prefill is not None:
                 job.on_prefill(0, job.n_to_fill)
         if job.group is not None:
-            job.group.speculation.begin(job.request, n_there)
+            job.group.speculation.begin(job.request)
         job.timeline = timeline
 
     def _timeline_for(self, job: Job) -> Timeline:

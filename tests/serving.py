@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 
-START_S = 60.0
+START_S = 240.0
 COMMAND = "import sys; from dflash_gguf.serve.command import main; sys.exit(main())"
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'assistant' %}def {{ m.content }}\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -37,6 +38,7 @@ class KeptRows:
 
     def __init__(self) -> None:
         self.of: WeakKeyDictionary[Any, Rows] = WeakKeyDictionary()
+        self.tokens: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()
         self.n_truncated = 0
 
     def rows(self, sequence: Drafts) -> Rows:
@@ -71,7 +73,9 @@ class Stepwise:
         self._n_vocab = n_vocab
 
     def begin(self, request: Request) -> None:
-        pass
+        held = self.state.tokens.get(request.sequence, [])
+        same = itertools.takewhile(lambda x: x[0] == x[1], zip(held, request.seen, strict=False))
+        self.state.truncate(request.sequence, sum(1 for _ in same))
 
     def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
         for request in requests:
@@ -100,6 +104,7 @@ class Stepwise:
         new = enumerate(request.seen[len(kept) : -1], len(kept))
         more = [row_of(token, position) for position, token in new]
         self.state.of[request.sequence] = np.concatenate([kept, np.reshape(more, (-1, WIDTH))])
+        self.state.tokens[request.sequence] = list(request.seen[:-1])
 
     def observe(self, request: Request, tokens: Sequence[int]) -> None:
         pass

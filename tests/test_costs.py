@@ -17,14 +17,25 @@ def test_the_first_time_of_a_shape_does_not_count() -> None:
     median = Median()
     median.add(9.0)
     assert (median.value, median.is_warm) == (9.0, False)
-    for ms in (2.0, 1.0, 4.0):
+    for ms in (2.0, 1.0):
         median.add(ms)
     assert (median.value, median.is_warm) == (1.0, True)  # of few the least
-    median.add(3.0)
+    for ms in (4.0, 3.0):
+        median.add(ms)
     assert median.value == 2.5
     for _ in range(N_TIMES):
         median.add(5.0)
     assert median.value == 5.0
+
+
+def test_a_guess_gives_way_to_the_first_time_of_an_answer() -> None:
+    median = Median()
+    for ms in (9.0, 5.0, 6.0):
+        median.add(ms)
+    median.is_guess = True
+    assert median.is_warm
+    median.add(2.0)
+    assert (median.value, median.is_warm, median.is_guess) == (2.0, True, False)
 
 
 def warm(

@@ -25,7 +25,8 @@ class Pair:
     def __init__(self, machine: Machine, known: Known | None = None) -> None:
         self.machine, self.known = machine, known or Known()
         self.drafter = Drafter(lambda _: Text(0.0))
-        if known is None:
+        self._auto = Auto(self.known, BLOCK, 63)
+        if not self.known.costs.knows_plain:
             rng = np.random.default_rng(0)
             measure(self.known, 16, BLOCK, lambda done: machine.run(done, rng), np.inf)
 
@@ -39,7 +40,9 @@ class Pair:
     ) -> tuple[float, list[Round]]:
         """Milliseconds and rounds, by `auto` unless told otherwise."""
         self.drafter.text = (lambda _: text) if isinstance(text, Text) else text
-        rule = rule or Auto(self.known, BLOCK, 63)
+        if rule is None:
+            rule = self._auto
+            rule.begin()
         return answer(self.machine, self.drafter, rule, n_tokens=n_tokens, seed=seed)
 
 
@@ -149,15 +152,15 @@ def plain_known() -> Known:
 
 def test_what_was_lost_is_earned_before_the_next_look() -> None:
     known = plain_known()
-    assert known.may_lose(1.0, 1.0)
+    assert known.may_lose(0.6, 1.0)
     known.observe(Round(100, n_positions=3, n_drafted=3, n_tokens=1, draft_s=0.5, pass_s=1.5))
     known.observe(Round(100, n_positions=3, n_drafted=3, n_tokens=1, draft_s=0.5, pass_s=1.5))
-    assert not known.may_lose(1.0, 1.0)
-    n = known.rounds_to_wait(1.0, 1.0)
-    assert 1 < n <= 64
+    assert not known.may_lose(0.6, 1.0)
+    n = known.rounds_to_wait(0.6, 1.0)
+    assert 1 < n <= 256
     for _ in range(200):
         known.observe(Round(100, n_tokens=1, pass_s=1.0))
-    assert known.may_lose(1.0, 1.0)
+    assert known.may_lose(0.6, 1.0)
     assert not known.may_lose(9.0, 1.0)  # no more can be saved
 
 
@@ -295,7 +298,7 @@ def test_known_costs_let_the_first_round_draft() -> None:
 def test_a_decision_is_kept_where_making_it_takes_long() -> None:
     known = plain_known()
     assert known.n_kept == 1
-    for choose_s, n_kept in ((0.05, 5), (99.0, 64)):
+    for choose_s, n_kept in ((0.05, 5), (99.0, 256)):
         for _ in range(30):
             known.observe(Round(100, n_tokens=1, pass_s=1.0, choose_s=choose_s))
         assert known.n_kept == pytest.approx(n_kept, abs=1)

@@ -174,7 +174,8 @@ def test_a_request_chooses_among_models_and_one_is_loaded_at_a_time(folder: Path
         for name in ("drafted", "plain", "any", "drafted"):
             found = served.answer("/completion", model=name, **prompt)
             texts[found["model"]] = found["content"]
-            assert ("draft_n" in found["timings"]) is (found["model"] == "drafted")
+            drafter = served.get("/props", params={"model": name}).json()["drafter"]
+            assert (drafter is not None) is (found["model"] == "drafted")
             states = {m["id"]: m["status"]["value"] for m in served.get("/models").json()["data"]}
             assert states.pop(found["model"]) == "loaded"
             assert set(states.values()) == {"unloaded"}

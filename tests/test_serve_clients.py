@@ -262,9 +262,12 @@ def test_pages_of_this_machine_may_ask_and_no_others(served: Served) -> None:
 def test_bodies_and_heads_are_bounded(served: Served) -> None:
     big = b'{"prompt": "' + b"x" * (65 << 20) + b'"}'
     assert served.post("/completion", big).status_code == 413
-    head = {"X-Long": "y" * (200 << 10)}
-    found = served.get("/health", headers=head)
-    assert found.status_code in (400, 431)
+    try:
+        found = served.get("/health", headers={"X-Long": "y" * (4 << 20)})
+    except httpx.TransportError:
+        pass  # closed while the rest was on its way
+    else:
+        assert found.status_code in (400, 431)
     assert served.get("/health").status_code == 200
 
 

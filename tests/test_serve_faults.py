@@ -289,8 +289,17 @@ def test_an_engine_ends_with_its_server() -> None:
     served.close()
 
 
-def test_many_at_once_get_what_each_gets_alone(served: Served) -> None:
+@pytest.mark.parametrize("n_parallel", [1, 4])
+def test_many_at_once_get_what_each_gets_alone(n_parallel: int) -> None:
     """Hundreds of requests, whole, streamed, left, wrong or too long: none lost, none another."""
+    served = tiny("-np", str(n_parallel), "--queue", "4")
+    try:
+        try_many(served)
+    finally:
+        assert served.close() == 0
+
+
+def try_many(served: Served) -> None:
     trial = Trial(served.url)
     memory = []
     for _ in range(2):
@@ -303,3 +312,36 @@ def test_many_at_once_get_what_each_gets_alone(served: Served) -> None:
     grown = [after - before for before, after in zip(*memory, strict=True)]
     assert max(grown) < 8 << 20, f"bytes that 150 requests left: {grown}"
     assert served.wait_idle(3) < 3
+
+
+def test_a_long_prompt_of_one_does_not_silence_another() -> None:
+    """Rounds are shared: between two tokens of the one comes a piece of the other's prompt."""
+    served = Served(
+        *(
+            "-m",
+            str(smollm2_file()),
+            "-c",
+            "4096",
+            "-ub",
+            "64",
+            "-np",
+            "2",
+            "-t",
+            "1",
+            "--temp",
+            "0",
+        )
+    )
+    try:
+        prompt = [(17 * i) % 9000 + 100 for i in range(1200)]
+        with served.raw("/completion", **LONG, n_predict=400, stream=True) as talker:
+            talker.settimeout(20)
+            assert talker.recv(4096)
+            other = in_background(served.answer, "/completion", prompt=prompt, n_predict=1)
+            n_events = 0
+            while not other.done():
+                n_events += talker.recv(65536).count(b"data: ")
+        assert n_events >= 10
+        assert other.result()["tokens_predicted"] == 1
+    finally:
+        assert served.close() == 0

@@ -58,21 +58,33 @@ class Pipe:
 
 
 class Stream:
-    """Says the tokens 0 to n - 1, n the first token of its prompt."""
+    """Says the tokens 0 to n - 1, n the first token of its prompt; a round serves all streams."""
 
     def __init__(self, prompt: list[int], cancelled: Callable[[], bool], decoder: Many) -> None:
         self.n, self.tokens, self._cancelled = prompt[0], [], cancelled
+        self.steps: list[Step] = []
         self._decoder = decoder
+        self.n_to_fill = len(prompt) // 10
         self.is_closed = False
 
-    def __next__(self) -> Step:
+    def poll(self, *, run: bool) -> Step | None:
         if self.n == 99:
             raise Error("the device is gone")
-        if len(self.tokens) >= self.n or self._cancelled():
+        if self.steps:
+            return self.steps.pop(0)
+        if self.is_closed or len(self.tokens) >= self.n or self._cancelled():
             raise StopIteration
-        self._decoder.gate.acquire(timeout=20)
-        self.tokens.append(len(self.tokens))
-        return Step((self.tokens[-1],), "x")
+        if run:
+            self._decoder.round()
+        return None
+
+    def work(self) -> None:
+        """Its part of a round."""
+        if self.n_to_fill:
+            self.n_to_fill -= 1
+        elif len(self.tokens) < self.n and not self.is_closed:
+            self.tokens.append(len(self.tokens))
+            self.steps.append(Step((self.tokens[-1],), "x"))
 
     def close(self) -> None:
         self.is_closed = True
@@ -84,11 +96,17 @@ class Stream:
 
 
 class Many:
-    """A decoder that may have any number of live streams. Each step waits for the gate."""
+    """A decoder that may have any number of live streams. Each round waits for the gate."""
 
     def __init__(self) -> None:
         self.gate = threading.Semaphore(1000)
         self.n_resets = 0
+        self.streams: list[Stream] = []
+
+    def round(self) -> None:
+        self.gate.acquire(timeout=20)
+        for stream in self.streams:
+            stream.work()
 
     def reset(self) -> None:
         self.n_resets += 1
@@ -97,7 +115,8 @@ class Many:
         if config.draft == "tree":
             raise ValueError("draft is 'tree', which needs a drafter")
         settings["on_prefill"](0, len(prompt))
-        return Stream(list(prompt), settings["cancelled"], self)
+        self.streams.append(Stream(list(prompt), settings["cancelled"], self))
+        return self.streams[-1]
 
 
 def run(number: int, n_tokens: int, *, cache: bool = True, draft: str = "auto") -> Run:
@@ -139,6 +158,16 @@ def test_live_answers_take_turns_and_the_others_wait_in_order(pipe: Pipe) -> Non
         assert [m.tokens for m in of(said, Stepped, number)] == [[i] for i in range(n)]
         (end,) = of(said, Ended, number)
         assert (end.account.n_tokens, end.account.stop_reason) == (n, "length")
+
+
+def test_a_long_prompt_does_not_hold_back_the_others(pipe: Pipe) -> None:
+    start(pipe, 2)
+    long = Run(2, [3] * 300, {"draft": "auto"}, None, True, False)
+    pipe.tell(run(1, 20), long)
+    pipe.wait(lambda said: len(of(said, Ended)) == 2)
+    first = next(i for i, m in enumerate(pipe.said) if isinstance(m, Stepped) and m.id == 2)
+    assert len(of(pipe.said[:first], Stepped, 1)) == 20  # the prompt took 30 rounds
+    pipe.tell(None)
 
 
 def test_a_cancelled_answer_ends_and_gives_its_place_away(pipe: Pipe) -> None:

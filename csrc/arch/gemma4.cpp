@@ -165,7 +165,7 @@ static ggml_tensor * build(Build & b) {
         {&LayerWeights::ffn_norm, &LayerWeights::post_ffn_norm, feed_forwards}};
     if (b.hp.n_per_layer > 0) {
         ggml_tensor * inputs = per_layer_inputs(b);
-        sublayers.push_back({&LayerWeights::no_norm, &LayerWeights::per_layer_norm,
+        sublayers.push_back({nullptr, &LayerWeights::per_layer_norm,
                              [inputs](Build & b, int il, const SubLayerInput & in) {
                                  return take_of_token(b, il, in.x, inputs);
                              }});

@@ -21,4 +21,7 @@ PackedProducts portable_float_products();
 // By the dot products of ggml's CPU backend, where they are found in the process.
 PackedProducts ggml_dots();
 
+// Whether this CPU's cores are AMD's Zen 5.
+bool on_zen5();
+
 } // namespace dfl::cpu

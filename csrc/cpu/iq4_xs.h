@@ -13,6 +13,7 @@ struct IQ4_XS {
     using Vector = V;
     static constexpr ggml_type TYPE = GGML_TYPE_IQ4_XS;
     static constexpr int BLOCK = 256, T = V::T, MAX_ROWS = V::MAX_ROWS;
+    static constexpr bool IN_ORDER = true;
     static constexpr int ROW_BLOCK = 136, TILE_BLOCK = 138 * T;
     static constexpr int SCALES_AT = 2 * T, FOURS_AT = 10 * T;
     static constexpr Codes<V> CODES{CODES_NL};

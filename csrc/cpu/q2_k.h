@@ -14,6 +14,7 @@ struct Q23K {
     using Vector = V;
     static constexpr ggml_type TYPE = THREE ? GGML_TYPE_Q3_K : GGML_TYPE_Q2_K;
     static constexpr int BLOCK = 256, T = V::T, MAX_ROWS = V::MAX_ROWS;
+    static constexpr bool IN_ORDER = false;
     static constexpr int HALVES = THREE ? 1 : 2, HIGH = THREE ? 8 : 0;
     static constexpr int ROW_BLOCK = THREE ? 110 : 84;
     static constexpr int SCALES_AT = 2 * HALVES * T, HIGH_AT = SCALES_AT + 16 * T;

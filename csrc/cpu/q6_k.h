@@ -1,6 +1,7 @@
-// Q6_K: 256 weights of 6 bits less 32, in sixteenths with a scale of 8 bits each. A tile is its
-// blocks and then their scales, [n_in / 256][T]; a block is the scales of the sixteenths, [16][T],
-// the nibbles as ggml pairs them, [32][T][4], and the upper bits, [16][T][4].
+// Q6_K: 256 weights of 6 bits less 32, in sixteenths with a scale of 8 bits each. A block of a tile
+// is the scales of the sixteenths, [16][T], the nibbles as ggml pairs them, [32][T][4], among which
+// the upper bits, [16][T][4], lie in the order in which they are needed, and the scales [T], padded
+// to whole vectors. One stream: the hardware's own fetches do not follow two.
 #pragma once
 
 #include "tiles.h"
@@ -13,33 +14,47 @@ struct Q6_K {
     using Vector = V;
     static constexpr ggml_type TYPE = GGML_TYPE_Q6_K;
     static constexpr int BLOCK = 256, T = V::T, MAX_ROWS = V::MAX_ROWS;
-    static constexpr int ROW_BLOCK = 210, TILE_BLOCK = 208 * T;
-    static constexpr int LOW_AT = 16 * T, HIGH_AT = 144 * T;
+    static constexpr int ROW_BLOCK = 210, TILE_BLOCK = 212 * T;
+    static constexpr int D_AT = 208 * T;
+    static constexpr bool IN_ORDER = true;
 
-    static size_t tile_size(int64_t n_in) { return n_in / 256 * (ROW_BLOCK * T); }
-    static int64_t scales_at(int64_t n_in) { return n_in / 256 * TILE_BLOCK; }
+    // Where the fours i of the nibbles and of the upper bits lie in a block: in each half 8 pairs
+    // of both, then the other 8 of the nibbles.
+    static constexpr int low_at(int i) {
+        return four_at(i / 16, i % 16 < 8 ? 2 * (i % 16) : i % 16 + 8);
+    }
+    static constexpr int high_at(int i) { return four_at(i / 8, 2 * (i % 8) + 1); }
+    static constexpr int four_at(int half, int i) { return 16 * T + 4 * T * (24 * half + i); }
+
+    static size_t tile_size(int64_t n_in) { return n_in / 256 * TILE_BLOCK; }
 
     static void pack_row(const uint8_t * row, int64_t n_in, int lane, uint8_t * tile) {
-        uint8_t * scales = tile + scales_at(n_in) + 2 * lane;
         for (int64_t b = 0; b < n_in / 256; ++b, row += ROW_BLOCK, tile += TILE_BLOCK) {
-            copy_fours(row, 4, tile + LOW_AT + 4 * lane, 4 * T, 32, 0);
-            copy_fours(row + 128, 4, tile + HIGH_AT + 4 * lane, 4 * T, 16, 0);
+            for (int i = 0; i < 32; ++i) {
+                std::memcpy(tile + low_at(i) + 4 * lane, row + 4 * i, 4);
+            }
+            for (int i = 0; i < 16; ++i) {
+                std::memcpy(tile + high_at(i) + 4 * lane, row + 128 + 4 * i, 4);
+            }
             for (int i = 0; i < 16; ++i) {
                 tile[i * T + lane] = row[192 + i];
             }
-            std::memcpy(scales + b * 2 * T, row + 208, 2);
+            std::memcpy(tile + D_AT + 2 * lane, row + 208, 2);
         }
     }
 
     static void unpack_row(const uint8_t * tile, int64_t n_in, int lane, uint8_t * row) {
-        const uint8_t * scales = tile + scales_at(n_in) + 2 * lane;
         for (int64_t b = 0; b < n_in / 256; ++b, row += ROW_BLOCK, tile += TILE_BLOCK) {
-            copy_fours(tile + LOW_AT + 4 * lane, 4 * T, row, 4, 32, 0);
-            copy_fours(tile + HIGH_AT + 4 * lane, 4 * T, row + 128, 4, 16, 0);
+            for (int i = 0; i < 32; ++i) {
+                std::memcpy(row + 4 * i, tile + low_at(i) + 4 * lane, 4);
+            }
+            for (int i = 0; i < 16; ++i) {
+                std::memcpy(row + 128 + 4 * i, tile + high_at(i) + 4 * lane, 4);
+            }
             for (int i = 0; i < 16; ++i) {
                 row[192 + i] = tile[i * T + lane];
             }
-            std::memcpy(row + 208, scales + b * 2 * T, 2);
+            std::memcpy(row + 208, tile + D_AT + 2 * lane, 2);
         }
     }
 
@@ -54,9 +69,8 @@ struct Q6_K {
     static typename V::I weights(const uint8_t * block, int k) {
         constexpr int HALF = I / 8, QUARTER = I / 2 % 4, SIDE = I % 2;
         const int low = HALF * 16 + QUARTER % 2 * 8 + SIDE * 4 + k, high = HALF * 8 + SIDE * 4 + k;
-        return V::both(
-            V::template bits<QUARTER / 2 * 4>(V::load(block + LOW_AT + low * 4 * T), 15),
-            V::template bits<QUARTER * 2 - 4>(V::load(block + HIGH_AT + high * 4 * T), 48));
+        return V::both(V::template bits<QUARTER / 2 * 4>(V::load(block + low_at(low)), 15),
+                       V::template bits<QUARTER * 2 - 4>(V::load(block + high_at(high)), 48));
     }
 
     // total[r] += what the sixteenth I adds, in units of the block's scale.
@@ -82,21 +96,18 @@ struct Q6_K {
 
     template <int R>
     static void multiply(const uint8_t * tile, int64_t n_in, Rows<R> x, typename V::F (&acc)[R]) {
-        const uint8_t * scales = tile + scales_at(n_in);
         for (int64_t b = 0; b < n_in / 256; ++b) {
             typename V::F total[R];
             for (int r = 0; r < R; ++r) {
                 total[r] = V::zero();
             }
             add_sixteenths<R>(total, tile, x, std::make_integer_sequence<int, 16>());
-            prefetch<2 * T>(scales, x);
-            const auto d = V::halves(scales);
+            const auto d = V::halves(tile + D_AT);
             for (int r = 0; r < R; ++r) {
                 const auto d_x = V::spread(reinterpret_cast<const Block256 *>(x[r])->d);
                 acc[r] = V::mul_add(total[r], V::mul(d, d_x), acc[r]);
             }
             tile += TILE_BLOCK;
-            scales += 2 * T;
             x.advance(sizeof(Block256));
         }
     }

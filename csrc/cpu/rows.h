@@ -26,7 +26,7 @@ template <int R>
 struct Rows {
     const uint8_t * base[(R + 2) / 3];
     int64_t stride;
-    int64_t ahead; // bytes before their use that weights are fetched; 0: they are near already
+    int64_t ahead; // bytes before their use that weights are fetched; 0: they are not
 
     Rows(const uint8_t * first, int64_t stride, int64_t ahead) : stride(stride), ahead(ahead) {
         for (int i = 0; i < (R + 2) / 3; ++i) {

@@ -30,7 +30,8 @@ ggml_tensor * rows_with_logits(Build & b, ggml_tensor * x) {
 static ggml_tensor * add_sublayer(Build & b, const SubLayer & sublayer, int il, ggml_tensor * x,
                                   ggml_tensor * scale) {
     const LayerWeights & layer = b.weights.layers[il];
-    ggml_tensor *norm = layer.*sublayer.norm, *post_norm = layer.*sublayer.post_norm;
+    ggml_tensor * norm = sublayer.norm != nullptr ? layer.*sublayer.norm : nullptr;
+    ggml_tensor * post_norm = layer.*sublayer.post_norm;
     const Rows rows = norm != nullptr ? normed(b, x, norm) : Rows(x);
     if (post_norm == nullptr) {
         ggml_tensor * y = sublayer.build(b, il, {rows, x, x});

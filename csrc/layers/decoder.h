@@ -18,7 +18,7 @@ struct SubLayerInput {
 
 // x <- x + post_norm(build(norm(x))). Either norm may be missing in a layer's weights.
 struct SubLayer {
-    ggml_tensor * LayerWeights::* norm;
+    ggml_tensor * LayerWeights::* norm; // NULL: it reads the stream as it is
     ggml_tensor * LayerWeights::* post_norm;
     // -> [n_embd, n_rows], with what is to be added.
     std::function<ggml_tensor *(Build & b, int il, const SubLayerInput & in)> build;

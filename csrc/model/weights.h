@@ -90,7 +90,6 @@ struct LayerWeights {
     ggml_tensor * post_attn_norm = nullptr; // [n_embd], on the attention's output
     ggml_tensor * post_ffn_norm = nullptr;  // [n_embd], on the feed-forward's output
     PerLayerWeights per_layer;
-    ggml_tensor * no_norm = nullptr;        // of a sublayer that reads the stream as it is
     ggml_tensor * per_layer_norm = nullptr; // [n_embd], on what it takes of its token
     ggml_tensor * output_scale = nullptr;   // [1], on what leaves the layer
 };

@@ -13,14 +13,16 @@ from ._ffi import Error, call, ffi, new
 
 
 class Timeline(Protocol):
-    """What passes ask of a `Sequence`. n_calls: of those that void its rows."""
+    """A `Sequence`, as passes know it."""
 
     engine: Any
+    """Its `Engine`."""
     n_calls: int
+    """That changed it or ran, so far."""
 
     @property
     def handle(self) -> Any:
-        """The C handle."""
+        """The C handle; raises Error once closed."""
 
 
 @dataclass(frozen=True, slots=True)

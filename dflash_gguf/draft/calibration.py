@@ -140,21 +140,23 @@ class Spine:
         self._paths.clear()
         keep = 1.0 - 1.0 / SPINE_MEMORY
         for depth, (candidate, token) in enumerate(zip(candidates, chosen, strict=False)):
-            prior = (1.0 - keep) * SPINE_WEIGHT
-            self._tried[depth] = keep * self._tried[depth] + prior + 1.0
-            self._taken[depth] = keep * self._taken[depth] + prior * SPINE_PRIOR
+            self._tried[depth] = keep * self._tried[depth] + 1.0
+            self._taken[depth] = keep * self._taken[depth] + (candidate == token)
             if candidate != token:
                 return
-            self._taken[depth] += 1.0
 
     def paths(self, n: int) -> list[float]:
-        """Chances that all of the first candidates are taken, for 1 to n of them."""
+        """Chances that all of the first candidates are taken, for 1 to n of them.
+
+        A depth that was seldom reached is taken to be like the one before it.
+        """
         if len(self._paths) < n:
             self._extend(n)
-            path = 1.0
+            path, chance = 1.0, SPINE_PRIOR
             self._paths = []
             for taken, tried in zip(self._taken, self._tried, strict=True):
-                path *= taken / tried
+                chance = (taken + SPINE_WEIGHT * chance) / (tried + SPINE_WEIGHT)
+                path *= chance
                 self._paths.append(path)
         return self._paths[:n]
 
@@ -171,7 +173,7 @@ class Spine:
         """What `to_dict` gave. ValueError or TypeError for anything else."""
         spine = cls()
         for tried, taken in zip(*stored, strict=True):
-            if not 0.0 < float(taken) <= float(tried) < 1e6:
+            if not 0.0 <= float(taken) <= float(tried) < 1e6:
                 raise ValueError(f"{taken} candidates of {tried}")
             spine._tried.append(float(tried))
             spine._taken.append(float(taken))
@@ -179,8 +181,8 @@ class Spine:
 
     def _extend(self, n: int) -> None:
         more = n - len(self._tried)
-        self._tried += [SPINE_WEIGHT] * more
-        self._taken += [SPINE_WEIGHT * SPINE_PRIOR] * more
+        self._tried += [0.0] * more
+        self._taken += [0.0] * more
 
 
 class Calibrations:

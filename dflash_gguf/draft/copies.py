@@ -114,7 +114,7 @@ class Copy:
         if not memory.copies.append(seen[n:], is_chosen=True) or request.n_positions < 1:
             return _NOTHING
         tokens, parents, log_chances = memory.copies.propose(request.n_positions, request.n_nodes)
-        if not tokens:
+        if not tokens or log_chances[0] < request.least_log_chance:
             return _NOTHING
         depths = [0]
         for parent in parents:

@@ -7,6 +7,7 @@ text so far. The loop verifies its candidates whatever they are: it can only cos
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -39,7 +40,7 @@ class Request:
     token is chosen, but not in the caches yet. sampler: what the target's rows will be given to.
     n_left: tokens the answer may still take. n_room: rows of the pass at most.
     n_positions, n_nodes, shape: what is asked for in this round: positions, and nodes below the
-    root, at most.
+    root, at most. least_log_chance: of a first candidate that is worth proposing.
     notes: what proposers keep until they are asked again, by their names.
     failed: names of proposers that have failed for this answer.
     proposed: candidates of this round by proposer. tree: what is verified, if anything is.
@@ -53,6 +54,7 @@ class Request:
     n_positions: int = 0
     n_nodes: int = 0
     shape: str = TREE
+    least_log_chance: float = -math.inf
     notes: dict[str, Any] = field(default_factory=dict)
     failed: set[str] = field(default_factory=set)
     proposed: dict[str, Tree] = field(default_factory=dict)
@@ -113,7 +115,10 @@ class Proposer(Protocol):
         """What it keeps of every sequence, where that is its own affair."""
 
     def begin(self, request: Request) -> None:
-        """An answer begins; its prompt is in `seen`."""
+        """An answer begins; its prompt is in `seen`.
+
+        What is kept of the sequence goes where it does not agree: others may have used it.
+        """
 
     def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
         """A tree for each; None if it has failed for this answer, a bare root if it has no idea.

@@ -29,8 +29,9 @@ class Round:
     position: tokens in the caches before it, those of all its sequences. n_sequences: of them.
     n_rounds: plain rounds that this stands for, one after the other.
     n_positions: places a drafter filled for each that drafted; is_brief: whether only with best
-    candidates. n_drafted: nodes verified below the roots. is_tree: whether they were more than
-    chains. n_expected: those that were expected to be accepted. n_accepted: those that were.
+    candidates; is_mixed: whether others had proposed as well.
+    n_drafted: nodes verified below the roots. is_tree: whether they were more than chains.
+    n_expected: those that were expected to be accepted. n_accepted: those that were.
     n_tokens: tokens the round added to answers.
     Seconds: choose_s, the decision what to draft, where one was made; draft_s, candidates and their
     choice; pass_s, the target's pass with what surrounds it; sample_s.
@@ -40,6 +41,7 @@ class Round:
     n_sequences: int = 1
     n_positions: int = 0
     is_brief: bool = False
+    is_mixed: bool = False
     n_drafted: int = 0
     is_tree: bool = False
     n_expected: float = 0.0

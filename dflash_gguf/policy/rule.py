@@ -38,7 +38,7 @@ Floats = NDArray[np.float64]
 SHARE = 0.01
 """Share of the running time that drafting may lose, and that deciding may take."""
 AHEAD = 64
-"""Plain rounds whose share may be lost at once; four times that can be saved."""
+"""Plain rounds whose share may be lost at once; eight times that can be saved."""
 MOST_KEPT = 256
 """Rounds after which a decision is made anew at the latest."""
 N_USES = 16
@@ -75,6 +75,10 @@ class Rule(Protocol):
     def longest(self) -> int:
         """Positions of a proposal at most."""
 
+    @property
+    def least_log_chance(self) -> float:
+        """Of a first candidate, below which no proposal would be verified."""
+
     def choose(self, done: Round, requests: Sequence[Request], paid: Proposer | None) -> Way | None:
         """What a proposer that costs a pass is asked for, if there is one; None: nothing.
 
@@ -87,14 +91,21 @@ class Rule(Protocol):
     def observe(self, done: Round) -> None:
         """Learns from a round."""
 
+    def rests(self, n_plain: int) -> bool:
+        """Whether it would decode plainly now where nothing is proposed.
+
+        n_plain: rounds of which it has not heard yet.
+        """
+
     def rest(self, done: Round, host_s: float) -> int:
-        """Plain rounds in which nobody need be asked, after one that took the host so long."""
+        """Plain rounds in which nobody need be asked, after one in which asking took so long."""
 
 
 class Fixed:
     """The same size every round, less only where the answer or the context ends."""
 
     is_due = False
+    least_log_chance = -math.inf
 
     def __init__(self, shape: str, size: int, longest: int, least: int = 0) -> None:
         """shape: CHAIN, TREE or SPINE. size: nodes. longest: positions. least: nodes, or none."""
@@ -133,6 +144,10 @@ class Fixed:
     def observe(self, done: Round) -> None:
         """Learns nothing."""
 
+    def rests(self, n_plain: int) -> bool:  # noqa: ARG002
+        """Never."""
+        return False
+
     def rest(self, done: Round, host_s: float) -> int:  # noqa: ARG002
         """None."""
         return 0
@@ -168,6 +183,14 @@ class Known:
         """Whether so much more may be lost now."""
         return self._lost_s + seconds <= SHARE * AHEAD * plain_s
 
+    def may_go_on(self, seconds: float, plain_s: float) -> bool:
+        """Whether rounds of so many seconds, which should pay, have not lost too much before.
+
+        Two of them may fail by bad luck where others have paid.
+        """
+        more_s = 4.0 * SHARE * AHEAD * plain_s + 2.0 * seconds if self.promise.is_proven else 0.0
+        return self.may_lose(-more_s, plain_s)
+
     def rounds_to_wait(self, seconds: float, plain_s: float) -> int:
         """Plain rounds until so much may be lost, or until it is worth to think again."""
         missing_s = self._lost_s + seconds - SHARE * AHEAD * plain_s
@@ -201,7 +224,7 @@ class Known:
             plain_s = costs.plain_s(done.position, done.n_sequences) / done.n_sequences
             if not is_plain:
                 self._lost_s += self._warm_s(done, plain_s) - done.n_tokens * plain_s
-            self._lost_s = max(self._lost_s, -4.0 * SHARE * AHEAD * plain_s)
+            self._lost_s = max(self._lost_s, -8.0 * SHARE * AHEAD * plain_s)
         else:
             self._lost_s = max(self._lost_s, 0.0)
         self._is_cold = is_plain and self._since_plain > 0 and costs.knows_plain
@@ -323,6 +346,7 @@ class Auto:
         self._way: Way | None = None
         self._n_kept, self._is_probe, self._is_plain = 0, False, False
         self._rate = self._advantage = 0.0
+        self.least_log_chance = -math.inf
         self._looked_up: dict[tuple[int, int, bool], list[float]] = {}
         self._n_nodes = self._sizes[self._n_open() - 1]
 
@@ -345,10 +369,11 @@ class Auto:
         limit = min(request.limit for request in requests)
         if self._n_kept == 0:
             self._decide(done, requests[0], limit, paid)
-        self._n_kept -= 1
-        way = self._way
+        way, self._is_plain = self._way, False
+        if way is None or limit < self._least:
+            return None
         self._is_plain = not self._is_probe and self._known.needs_plain(self._advantage)
-        if way is None or limit < self._least or self._is_plain:
+        if self._is_plain:
             return None
         if not self._is_probe and any(request.proposed for request in requests):
             trees = [request.merged() for request in requests]
@@ -359,35 +384,36 @@ class Auto:
 
     def pick(self, done: Round, trees: Sequence[Tree], limits: Sequence[int]) -> list[Tree]:
         """The nodes that are worth their rows; a look verifies some at least."""
-        if done.n_positions and not done.is_brief:
+        if done.n_positions and not done.is_brief and not done.is_mixed:
             for tree in trees:
                 self._known.promise.add(tree, done.n_positions, self._lengths, self._sizes)
-        is_look = self._is_probe and done.n_positions > 0
-        if self._is_plain and not done.n_positions:
-            return [tree.first(0) for tree in trees]
         value, found = self._best(done, trees, limits)
-        self._advantage = max(self._advantage, value)
-        return found if value > 0.0 or is_look else [tree.first(0) for tree in trees]
+        if done.n_positions:
+            is_worth = value > 0.0 or self._is_probe
+        else:
+            is_worth = value > 0.0 and not self._is_plain and not self._known.needs_plain(value)
+        return found if is_worth else [tree.first(0) for tree in trees]
 
     def observe(self, done: Round) -> None:
         """Passes the round on. What has just been run for the first time is run once more."""
         known = self._known
-        if done.n_drafted and done.n_positions:
+        if done.n_drafted and done.n_positions and not done.is_mixed:
             known.promise.observe(done)
         known.observe(done)
+        self._n_kept = max(self._n_kept - done.n_rounds, 0)
         if done.n_positions and not self._costs.is_warm(done):
             self._n_kept = max(self._n_kept, 1)
 
+    def rests(self, n_plain: int) -> bool:
+        """Whether it was decided to."""
+        return self._way is None and n_plain < self._n_kept and self._costs.knows_plain
+
     def rest(self, done: Round, host_s: float) -> int:
-        """As many as make asking two hundredths of their time, if nothing is being drafted."""
-        known = self._known
-        known.host.add(host_s)
-        if self._way is not None or not self._costs.knows_plain:
-            return 0
+        """As many as make asking a hundredth of their time, but for what is to be decided."""
+        self._known.host.add(host_s)
         plain_s = self._costs.plain_s(done.position, done.n_sequences)
-        n = int(min(known.host.value / max(2.0 * SHARE * plain_s, 1e-9), MOST_REST))
-        self._n_kept = max(self._n_kept - n, 0)
-        return n
+        n = self._known.host.value / max(SHARE * plain_s, 1e-9)
+        return int(min(n, MOST_REST))
 
     def _decide(self, done: Round, request: Request, limit: int, paid: Proposer | None) -> None:
         """Takes plain decoding or the best draft, and for how many rounds."""
@@ -401,6 +427,7 @@ class Auto:
         self._n_kept = known.n_kept
         plain_s = costs.plain_s(done.position, done.n_sequences)
         self._rate = max(done.n_sequences / max(plain_s, 1e-9), known.rate)
+        self.least_log_chance = self._least_log(done)
         if paid is None or paid.name in request.failed:
             return
         ways = self._ways(done, paid.outlook(request.sampler), limit)
@@ -412,7 +439,7 @@ class Auto:
         if not known.promise.is_proven:  # what is expected is no more than a guess
             loss_s = max(loss_s, seconds - plain_s)
         if loss_s < 0.0:
-            if known.may_lose(0.0, share_s):
+            if known.may_go_on(seconds, share_s):
                 self._way, self._rate = best, max(tokens / seconds, self._rate)
                 self._advantage = tokens * plain_s / seconds - done.n_sequences
             else:
@@ -422,6 +449,13 @@ class Auto:
             self._way, self._is_probe, self._n_kept = best, True, 1
         else:
             self._n_kept = known.rounds_to_wait(loss_s, share_s)
+
+    def _least_log(self, done: Round) -> float:
+        """Of the first candidate: k of them bring k times its chance at most."""
+        plain_s = self._costs.pass_s(done.position, done.n_sequences) - self._costs.ask_s
+        passes = zip(self._sizes, self._passes(done, 1, is_tree=False), strict=True)
+        least = min(self._rate * (pass_s - plain_s) / size for size, pass_s in passes)
+        return math.log(min(max(least, 1e-9), 1.0))
 
     def _ways(
         self, done: Round, outlook: Sequence[float], limit: int

@@ -24,6 +24,7 @@ from ..cli.plan import fitted
 from ..config import DecodeConfig
 from ..core import Error
 from ..decoder import Decoder, Stream, load
+from ..results import Step
 from ..rounds import Progress
 from ..text.chat import ChatPrompt
 from ..text.reasoning import Format
@@ -89,6 +90,9 @@ class Worker:
             self._admit()
             for job in list(self._live):
                 self._advance(job)
+            # One round for all, then whoever has a step of it gets it.
+            if self._live and self._live[0].stream is not None:
+                self._round(self._live[0])
 
     def _listen(self) -> None:
         """Takes messages while the core runs, so that a cancellation is seen at once."""
@@ -141,19 +145,28 @@ class Worker:
         )
 
     def _advance(self, job: Job) -> None:
-        """One step of an answer, or its end."""
+        """The steps of an answer that are there, or its end."""
         if job.is_cancelled:
             self._guard(job, lambda: self._end(job))
         elif job.stream is not None:
-            self._guard(job, lambda: self._step(job))
+            self._guard(job, lambda: self._steps(job, run=False))
 
-    def _step(self, job: Job) -> None:
+    def _round(self, job: Job) -> None:
+        """Runs for all answers; `job` may get its step at once."""
+        self._guard(job, lambda: self._steps(job, run=True))
+
+    def _steps(self, job: Job, *, run: bool) -> None:
         stream = job.stream
         assert stream is not None
-        step = next(stream, None)
-        if step is None:
+        try:
+            while (step := stream.poll(run=run)) is not None:
+                self._tell(job, stream, step)
+                if run:
+                    return
+        except StopIteration:
             self._end(job)
-            return
+
+    def _tell(self, job: Job, stream: Stream, step: Step) -> None:
         account = Account.of(stream.result()) if job.run.wants_account else None
         tokens, chances = list(step.tokens), list(step.chances)
         self._channel.write(
