@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from functools import partial
 from typing import Protocol
 
@@ -212,7 +213,7 @@ class Speculation:
 
     def _add_rest(self, done: Round) -> None:
         if self._rested is None:
-            self._rested = done
+            self._rested = copy(done)  # the round itself is another's
         else:
             self._rested.adds(done)
 

@@ -39,6 +39,8 @@ SHARE = 0.01
 """Share of the running time that drafting may lose, and that deciding may take."""
 AHEAD = 64
 """Plain rounds whose share may be lost at once; eight times that can be saved."""
+DOUBTED, NEARLY = 8, 0.6
+"""Decisions after which another shape of draft is tried, if it promises so much of the best."""
 MOST_KEPT = 256
 """Rounds after which a decision is made anew at the latest."""
 N_USES = 16
@@ -345,6 +347,7 @@ class Auto:
         self._least = max(least, 1)
         self._way: Way | None = None
         self._n_kept, self._is_probe, self._is_plain = 0, False, False
+        self._n_decided = 0
         self._rate = self._advantage = 0.0
         self.least_log_chance = -math.inf
         self._looked_up: dict[tuple[int, int, bool], list[float]] = {}
@@ -433,7 +436,7 @@ class Auto:
         ways = self._ways(done, paid.outlook(request.sampler), limit)
         if not ways:
             return
-        tokens, seconds, best = max(ways, key=lambda way: way[0] / way[1])
+        tokens, seconds, best = self._choice(ways)
         share_s = plain_s / done.n_sequences
         loss_s = seconds - tokens * share_s
         if not known.promise.is_proven:  # what is expected is no more than a guess
@@ -449,6 +452,19 @@ class Auto:
             self._way, self._is_probe, self._n_kept = best, True, 1
         else:
             self._n_kept = known.rounds_to_wait(loss_s, share_s)
+
+    def _choice(self, ways: Sequence[tuple[float, float, Way]]) -> tuple[float, float, Way]:
+        """The way with the most tokens a second; now and then one of the other shape.
+
+        What that promises is a guess until it has been tried, and an old one later.
+        """
+        best = max(ways, key=lambda way: way[0] / way[1])
+        self._n_decided += 1
+        others = [way for way in ways if way[2].shape != best[2].shape]
+        if self._n_decided % DOUBTED or not others:
+            return best
+        other = max(others, key=lambda way: way[0] / way[1])
+        return other if other[0] * best[1] > NEARLY * best[0] * other[1] else best
 
     def _least_log(self, done: Round) -> float:
         """Of the first candidate: k of them bring k times its chance at most."""
@@ -466,6 +482,7 @@ class Auto:
         """
         costs, n_sequences = self._costs, done.n_sequences
         found: list[tuple[float, float, Way]] = []
+        gains = list(itertools.accumulate(outlook, initial=1.0))
         for shape in (BRIEF, TREE):
             # A step of the ladder at a time: costs far beyond what was measured are guesses.
             n_known = costs.most_positions(shape == BRIEF)
@@ -474,7 +491,6 @@ class Auto:
             if not lengths:
                 continue
             if shape == BRIEF:
-                gains = list(itertools.accumulate(outlook, initial=1.0))
                 for n in lengths:
                     tokens = n_sequences * gains[n]
                     seconds = costs.draft_s(n, True) + tokens * costs.sample_s
