@@ -99,3 +99,13 @@ def test_the_loop_beside_a_simulated_model_takes_a_part_of_a_round() -> None:
     assert set(found) == {"none", "chain", "tree", "auto"}
     assert found["tree"]["tokens_a_round"] > found["chain"]["tokens_a_round"] > 3
     assert all(0 < row["host_share"] < 1 for row in found.values())
+
+
+@pytest.mark.model
+def test_many_sequences_run_in_both_engines() -> None:
+    model = str(smollm2_file())
+    found = last_line("bench_many.py", model, "-n", "1", "3", "--rounds", "2", "--runs", "1")
+    rounds = found["rounds"]
+    assert isinstance(rounds, list)
+    assert [row["n"] for row in rounds] == [1, 3]
+    assert all(row["ours"] > 0.0 and row["llama.cpp"] > 0.0 for row in rounds)

@@ -1,0 +1,197 @@
+#!/usr/bin/env python3
+"""Many sequences at once: plain rounds beside llama.cpp's batched decoding, and whole answers.
+
+    scripts/bench_many.py MODEL.gguf [--drafter DRAFTER.gguf] [-n 1 8] [--rounds 40] [--runs 3]
+
+Rounds: every sequence holds a prompt of random tokens of its own and takes one greedy token a
+round, in one pass of all; llama.cpp's library does the same by llama_decode with as many sequence
+ids, on the same ggml, file and threads, in turn. Answers, with a drafter: `generate_batch` of so
+many prompts, plainly and with `auto`. Tokens a second of all sequences together, medians; the last
+line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+
+import dflash_gguf
+from dflash_gguf import core
+from dflash_gguf.core import Engine, Item, LoadConfig, Model, Sequence
+
+N_PROMPT = 128
+N_ANSWER = 96
+
+
+class Ours:
+    """Sequences of one engine, a token each a round."""
+
+    def __init__(self, path: Path, n_sequences: int, n_ctx: int, n_threads: int | None) -> None:
+        config = LoadConfig(
+            n_ctx=n_ctx, n_parallel=n_sequences, n_threads=n_threads, n_gpu_layers=0
+        )
+        self.engine = Engine(Model(str(path), config))
+        self._sequences = [Sequence(self.engine) for _ in range(n_sequences)]
+        self._last: list[int] = []
+
+    def begin(self, prompts: list[list[int]]) -> None:
+        """Fills the first sequences."""
+        for sequence in self._sequences:
+            sequence.reset()
+        self._last = [
+            sequence.prefill(prompt).argmax()
+            for sequence, prompt in zip(self._sequences, prompts, strict=False)
+        ]
+
+    def round(self) -> None:
+        """A token for each."""
+        pairs = zip(self._sequences, self._last, strict=False)
+        rows = self.engine.run([Item(sequence, [token]) for sequence, token in pairs])
+        self._last = [row.argmax() for row in rows]
+
+
+class Theirs:
+    """The same by llama.cpp's library."""
+
+    def __init__(self, path: Path, n_sequences: int, n_ctx: int, n_threads: int) -> None:
+        llama_cpp.llama_log_set(_silent, None)
+        parameters = llama_cpp.llama_model_default_params()
+        parameters.n_gpu_layers = 0
+        self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), parameters)
+        context = llama_cpp.llama_context_default_params()
+        context.n_ctx, context.n_seq_max = n_ctx, n_sequences
+        context.n_threads = context.n_threads_batch = n_threads
+        self._context = llama_cpp.llama_init_from_model(self._model, context)
+        vocabulary = llama_cpp.llama_model_get_vocab(self._model)
+        self._n_vocab = llama_cpp.llama_vocab_n_tokens(vocabulary)
+        self._batch = llama_cpp.llama_batch_init(max(N_PROMPT, n_sequences), 0, 1)
+        self._last: list[int] = []
+        self._position = 0
+
+    def begin(self, prompts: list[list[int]]) -> None:
+        """Fills the first sequences."""
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
+        self._last, self._position = [], N_PROMPT
+        for sequence, prompt in enumerate(prompts):
+            self._decode([(token, i, sequence) for i, token in enumerate(prompt)])
+            self._last.append(self._argmax(len(prompt) - 1))
+
+    def round(self) -> None:
+        """A token for each."""
+        self._decode([(token, self._position, i) for i, token in enumerate(self._last)])
+        self._last = [self._argmax(i) for i in range(len(self._last))]
+        self._position += 1
+
+    def _decode(self, rows: list[tuple[int, int, int]]) -> None:
+        batch = self._batch
+        batch.n_tokens = len(rows)
+        is_prompt = len({sequence for _, _, sequence in rows}) < len(rows)
+        for i, (token, position, sequence) in enumerate(rows):
+            batch.token[i], batch.pos[i] = token, position
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, sequence
+            batch.logits[i] = i == len(rows) - 1 or not is_prompt
+        if llama_cpp.llama_decode(self._context, batch) != 0:
+            raise core.Error(f"llama_decode refused {len(rows)} tokens")
+
+    def _argmax(self, row: int) -> int:
+        logits = llama_cpp.llama_get_logits_ith(self._context, row)
+        return int(np.ctypeslib.as_array(logits, shape=(self._n_vocab,)).argmax())
+
+
+@llama_cpp.llama_log_callback
+def _silent(_level: int, _text: bytes, _data: object) -> None:
+    pass
+
+
+def rates(engines: dict[str, Ours | Theirs], n: int, args: argparse.Namespace) -> dict[str, float]:
+    """Tokens a second of n sequences in rounds without drafts."""
+    random = np.random.default_rng(n)
+    prompts = random.integers(0, args.vocabulary, (n, N_PROMPT)).tolist()
+    seconds: dict[str, list[float]] = {name: [] for name in engines}
+    for run in range(args.runs):
+        for name in list(engines)[:: 1 if run % 2 == 0 else -1]:
+            engine = engines[name]
+            engine.begin(prompts)
+            for _ in range(args.rounds):
+                seconds[name].append(_seconds(engine.round))
+    return {name: n / statistics.median(found) for name, found in seconds.items()}
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def answers(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Tokens a second of whole answers, plain ones and those of `auto` in turn."""
+    found = []
+    options = {"n_ctx": args.ctx, "n_parallel": max(args.n), "n_threads": args.threads}
+    with dflash_gguf.load(args.model, drafter=args.drafter, **options) as decoder:
+        for n in args.n:
+            prompts = [f"Write a Python function that adds {i} to a number." for i in range(n)]
+            rate: dict[str, list[float]] = {"none": [], "auto": []}
+            for run in range(args.runs):
+                for draft in list(rate)[:: 1 if run % 2 == 0 else -1]:
+                    started = time.perf_counter()
+                    results = decoder.generate_batch(
+                        prompts, max_tokens=N_ANSWER, ignore_eos=True, draft=draft
+                    )
+                    n_tokens = sum(result.n_tokens for result in results)
+                    rate[draft].append(n_tokens / (time.perf_counter() - started))
+            row: dict[str, Any] = {"n": n}
+            row |= {draft: statistics.median(values) for draft, values in rate.items()}
+            print(
+                f"{n:3} answers: plain {row['none']:7.0f} tok/s, auto {row['auto']:7.0f}, "
+                f"ratio {row['auto'] / row['none']:.3f}",
+                flush=True,
+            )
+            found.append(row)
+    return found
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="Many sequences at once")
+    parser.add_argument("model", type=Path, metavar="MODEL.gguf")
+    parser.add_argument("--drafter", type=Path, metavar="DRAFTER.gguf", help="answers, too")
+    parser.add_argument("-n", type=int, nargs="+", default=[1, 2, 4, 8, 16], help="sequences")
+    parser.add_argument("-c", "--ctx", type=int, default=8192, help="cells of all together")
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--vocabulary", type=int, default=1000, help="random ids below this")
+    parser.add_argument("--ours-only", action="store_true", help="without llama.cpp")
+    parser.add_argument("-t", "--threads", type=int, help="default: one per physical core")
+    args = parser.parse_args()
+    results = []
+    try:
+        ours = Ours(args.model, max(args.n), args.ctx, args.threads)
+        engines: dict[str, Ours | Theirs] = {"ours": ours}
+        if not args.ours_only:
+            n_threads = ours.engine.n_threads
+            engines["llama.cpp"] = Theirs(args.model, max(args.n), args.ctx, n_threads)
+        for n in args.n:
+            rate = rates(engines, n, args)
+            line = f"{n:3} sequences: ours {rate['ours']:7.0f} tok/s"
+            if "llama.cpp" in rate:
+                ratio = rate["ours"] / rate["llama.cpp"]
+                line += f", llama.cpp {rate['llama.cpp']:7.0f}, ratio {ratio:.3f}"
+            print(line, flush=True)
+            results.append({"n": n, **rate})
+        found = answers(args) if args.drafter is not None else []
+    except (core.Error, ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+    print(json.dumps({"model": args.model.name, "rounds": results, "answers": found}))
+
+
+if __name__ == "__main__":
+    main()
