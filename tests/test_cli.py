@@ -146,7 +146,7 @@ def test_escapes_are_read_in_prompts_unless_told_otherwise(loader: Loader) -> No
 
 def test_flags_reach_the_load(loader: Loader) -> None:
     flags = "-p x: -c 64 -t 3 -ngl 7 -ub 32 -ctk q8_0 -ctv f32 -md d.gguf --draft-window 9"
-    flags += " -dev CUDA1 -ncmoe 5 --backend-module m.so -nr"
+    flags += " -dev CUDA1 -ncmoe 5 --backend-module m.so -nr -np 2"
     run(loader, *shlex.split(flags))
     assert loader.arguments["path"] == str(loader.path)
     assert loader.arguments["drafter"] == "d.gguf"
@@ -158,6 +158,7 @@ def test_flags_reach_the_load(loader: Loader) -> None:
         "n_gpu_layers": 7,
         "n_cpu_moe": 5,
         "backend_module": "m.so",
+        "n_parallel": 2,
         "n_ubatch": 32,
         "cache_type_k": "q8_0",
         "cache_type_v": "f32",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from dflash_gguf.config import DecodeConfig
-from dflash_gguf.core import Draft
+from dflash_gguf.core import Draft, DraftRequest
 from dflash_gguf.draft.calibration import Calibration, Calibrations, Features
 from dflash_gguf.draft.dflash import DFlash
 from dflash_gguf.draft.marginals import Candidates
@@ -28,6 +28,7 @@ class Drafter:
 
     def __init__(self, rows: np.ndarray[Any, np.dtype[np.float32]]) -> None:
         self.rows = rows
+        self.engine: Any = None
         self.asked: list[tuple[int, int, int]] = []
 
     def draft(self, last_token: int, n_draft: int, k: int = 1) -> Draft:
@@ -37,6 +38,20 @@ class Drafter:
         best = np.take_along_axis(asked, order, axis=1)
         with np.errstate(all="ignore"):  # some rows are not finite
             return Draft(order.astype(np.int32), best, np.log(np.exp(asked).sum(axis=1)))
+
+
+class Passes:
+    """An engine that asks each sequence in turn, and keeps how many a pass had."""
+
+    max_draft_rows = 2 * 7
+
+    def __init__(self) -> None:
+        self.n_requests: list[int] = []
+
+    def draft(self, requests: Sequence[DraftRequest], k: int) -> list[Draft]:
+        self.n_requests.append(len(requests))
+        assert sum(request.n_draft + 1 for request in requests) <= self.max_draft_rows
+        return [cast(Drafter, x.sequence).draft(x.last_token, x.n_draft, k) for x in requests]
 
 
 def request_of(
@@ -105,7 +120,9 @@ def test_a_greedy_chain_takes_the_best_of_each_row_and_asks_for_no_more() -> Non
 
 
 def test_several_sequences_are_asked_at_once() -> None:
-    drafters = [Drafter(rows(seed=seed)) for seed in range(3)]
+    drafters, passes = [Drafter(rows(seed=seed)) for seed in range(3)], Passes()
+    for drafter in drafters:
+        drafter.engine = passes
     source, sampler = DFlash(15), Sampler(DecodeConfig())
     requests = [request_of(drafter, sampler, [seed]) for seed, drafter in enumerate(drafters)]
     requests[1].shape = TREE
@@ -114,7 +131,8 @@ def test_several_sequences_are_asked_at_once() -> None:
         assert tree is not None
         assert tree.tokens[0] == seed
         assert tree.tokens[1] == drafter.rows[0].argmax()
-        assert drafter.asked == [(seed, 6, 32 if seed == 1 else 1)]
+        assert drafter.asked == [(seed, 6, 1 if seed == 2 else 32)]  # the widest of its pass
+    assert passes.n_requests == [2, 1]
 
 
 @pytest.mark.parametrize("config", [{}, {"temperature": 0.8, "seed": 5}])

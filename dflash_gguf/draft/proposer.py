@@ -181,13 +181,14 @@ def draft_all(requests: Sequence[Request], widths: Sequence[int]) -> list[Draft]
     if len(requests) == 1:
         (request,), (width,) = requests, widths
         return [request.sequence.draft(request.seen[-1], request.n_positions, width)]
-    engine, drafts = requests[0].sequence.engine, []
+    engine = requests[0].sequence.engine
+    drafts: list[Draft] = []
     waiting = list(requests)
     while waiting:
         n_rows = list(itertools.accumulate(request.n_positions + 1 for request in waiting))
         n = max(1, sum(rows <= engine.max_draft_rows for rows in n_rows))
         asked = [DraftRequest(x.sequence, x.seen[-1], x.n_positions) for x in waiting[:n]]
-        drafts += engine.draft(asked, max(widths))
+        drafts += engine.draft(asked, max(widths[len(drafts) : len(drafts) + n]))
         del waiting[:n]
     return [
         Draft(draft.tokens[:, :width], draft.logits[:, :width], draft.log_sum_exp)

@@ -65,8 +65,8 @@ struct Graphs {
     Graphs(const Hparams & hp, const Weights & weights)
         : hp(hp), weights(weights), devices(cpu_device(), {}, 1, {}, DFL_MEASURE_NOTHING, true),
           place([this](int64_t) -> Backend & { return devices.main(); }),
-          kv(hp, place, GGML_TYPE_F16, GGML_TYPE_F16, N_CELLS, MOST_ROWS), recurrent(hp, place, 1),
-          pool(devices, 4096) {
+          kv(hp, place, GGML_TYPE_F16, GGML_TYPE_F16, N_CELLS, MOST_ROWS, 1),
+          recurrent(hp, place, 1), pool(devices, 4096) {
         recurrent.reserve_trace(MOST_ROWS);
         kv.masks().reserve(MOST_ROWS);
     }
