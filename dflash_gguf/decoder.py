@@ -247,7 +247,8 @@ class Decoder:
         config = dataclasses.replace(config or DecodeConfig(), **settings)
         tokens = self._tokens_of(prompt)
         check_prompt(tokens, self.sequence.n_ctx)
-        proposers, rule = self._drafting.rule(config)
+        with self._turn():  # it may make room in the engine
+            proposers, rule = self._drafting.rule(config)
         if self._scheduler is not None:
             return self._shared_stream(prompt, tokens, config, rule, cancelled, on_prefill)
         with self._turn():
