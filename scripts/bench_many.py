@@ -133,29 +133,32 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def answers(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Tokens a second of whole answers, plain ones and those of `auto` in turn."""
+    """Tokens a second of whole answers, plain ones and those of `auto` in turn.
+
+    Each with a decoder of its own: an answer given twice would be copied from itself.
+    """
     found = []
     options = {"n_ctx": args.ctx, "n_parallel": max(args.n), "n_threads": args.threads}
-    with dflash_gguf.load(args.model, drafter=args.drafter, **options) as decoder:
-        for n in args.n:
-            prompts = [f"Write a Python function that adds {i} to a number." for i in range(n)]
-            rate: dict[str, list[float]] = {"none": [], "auto": []}
-            for run in range(args.runs):
-                for draft in list(rate)[:: 1 if run % 2 == 0 else -1]:
+    for n in args.n:
+        prompts = [f"Write a Python function that adds {i} to a number." for i in range(n)]
+        rate: dict[str, list[float]] = {"none": [], "auto": []}
+        for run in range(args.runs):
+            for draft in list(rate)[:: 1 if run % 2 == 0 else -1]:
+                with dflash_gguf.load(args.model, drafter=args.drafter, **options) as decoder:
                     started = time.perf_counter()
                     results = decoder.generate_batch(
                         prompts, max_tokens=N_ANSWER, ignore_eos=True, draft=draft
                     )
                     n_tokens = sum(result.n_tokens for result in results)
                     rate[draft].append(n_tokens / (time.perf_counter() - started))
-            row: dict[str, Any] = {"n": n}
-            row |= {draft: statistics.median(values) for draft, values in rate.items()}
-            print(
-                f"{n:3} answers: plain {row['none']:7.0f} tok/s, auto {row['auto']:7.0f}, "
-                f"ratio {row['auto'] / row['none']:.3f}",
-                flush=True,
-            )
-            found.append(row)
+        row: dict[str, Any] = {"n": n}
+        row |= {draft: statistics.median(values) for draft, values in rate.items()}
+        print(
+            f"{n:3} answers: plain {row['none']:7.0f} tok/s, auto {row['auto']:7.0f}, "
+            f"ratio {row['auto'] / row['none']:.3f}",
+            flush=True,
+        )
+        found.append(row)
     return found
 
 
