@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Many sequences at once: plain rounds beside llama.cpp's batched decoding, and whole answers.
 
     scripts/bench_many.py MODEL.gguf [--drafter DRAFTER.gguf] [-n 1 8] [--rounds 40] [--runs 3]
