@@ -24,11 +24,13 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..draft.marginals import Candidates, grow
 from ..draft.proposer import BRIEF, CHAIN, TREE, Proposer, Request
 from ..draft.tree import Tree
 from .costs import Costs, Median, Round
@@ -39,8 +41,6 @@ SHARE = 0.01
 """Share of the running time that drafting may lose, and that deciding may take."""
 AHEAD = 64
 """Plain rounds whose share may be lost at once; eight times that can be saved."""
-DOUBTED, NEARLY = 8, 0.6
-"""Decisions after which another shape of draft is tried, if it promises so much of the best."""
 MOST_KEPT = 256
 """Rounds after which a decision is made anew at the latest."""
 N_USES = 16
@@ -169,6 +169,9 @@ class Known:
         self._is_cold = False
         self._tokens = self._seconds = 0.0
         self._n_seen = 0
+        self._clock_s = 0.0
+        self._drafted_s: dict[bool, float] = {}
+        self._n_vain = 0
 
     @property
     def n_kept(self) -> int:
@@ -180,6 +183,15 @@ class Known:
     def rate(self) -> float:
         """Tokens a second of the last rounds, 0 before any."""
         return self._tokens / self._seconds if self._seconds > 0.0 else 0.0
+
+    @property
+    def share(self) -> float:
+        """Of the time that may be lost: less where nothing has been accepted for long."""
+        return SHARE if self._n_vain < MEMORY // 2 else SHARE / 4.0
+
+    def since_s(self, shape: str) -> float:
+        """Seconds of rounds since a draft of a shape."""
+        return self._clock_s - self._drafted_s.get(shape == BRIEF, 0.0)
 
     def may_lose(self, seconds: float, plain_s: float) -> bool:
         """Whether so much more may be lost now."""
@@ -196,7 +208,7 @@ class Known:
     def rounds_to_wait(self, seconds: float, plain_s: float) -> int:
         """Plain rounds until so much may be lost, or until it is worth to think again."""
         missing_s = self._lost_s + seconds - SHARE * AHEAD * plain_s
-        n = missing_s / max(SHARE * plain_s, 1e-12)
+        n = missing_s / max(self.share * plain_s, 1e-12)
         return int(min(max(n, self.n_kept), MOST_KEPT))
 
     def needs_plain(self, advantage: float) -> bool:
@@ -220,8 +232,13 @@ class Known:
         self._seconds = keep * self._seconds + done.seconds
         if done.choose_s > 0.0:
             self.choose_s += ((done.choose_s) - self.choose_s) / min(4.0, 1.0 + costs.n_observed)
-        self._lost_s -= SHARE * done.seconds
+        if done.n_drafted and done.n_positions:
+            self._n_vain = 0 if done.n_accepted else self._n_vain + 1
+        self._lost_s -= self.share * done.seconds
         self._n_seen += done.n_rounds
+        self._clock_s += done.seconds
+        if done.n_positions:
+            self._drafted_s[done.is_brief] = self._clock_s
         if costs.knows_plain:
             plain_s = costs.plain_s(done.position, done.n_sequences) / done.n_sequences
             if not is_plain:
@@ -255,14 +272,12 @@ class Known:
 class Promise:
     """What drafts with ranked candidates promised lately, and how far such promises were kept."""
 
-    PRIOR_CHANCE = 0.6
-    """Of every candidate before anything was drafted."""
     TRUST_MEMORY, TRUST_WEIGHT = 32, 2.0
     """Rounds after which an outcome weighs 1/e in the trust in expectations; and the accepted
     candidates that the trust begins with: so many missing ones halve it."""
 
     def __init__(self) -> None:
-        self._tables: dict[tuple[int, ...], Floats] = {}
+        self._tables: dict[tuple[int, ...], tuple[Floats, int]] = {}
         self._expected = self._accepted = self.TRUST_WEIGHT
 
     @property
@@ -275,24 +290,37 @@ class Promise:
         """Whether some candidates were accepted lately."""
         return self._accepted >= 2.0 * self.TRUST_WEIGHT
 
-    def table(self, lengths: Sequence[int], sizes: Sequence[int]) -> Floats:
-        """Tokens beyond the first of chains and trees, float64 [2, length, size]."""
-        key = (*lengths, 0, *sizes)
-        if key not in self._tables:
-            steps = np.full(lengths[-1], math.log(self.PRIOR_CHANCE))
-            self._tables[key] = _gains(np.exp(np.cumsum(steps)), None, lengths, sizes)
-        return self._tables[key]
+    def table(
+        self, outlook: Sequence[float], lengths: Sequence[int], sizes: Sequence[int]
+    ) -> Floats:
+        """Tokens beyond the first of chains and trees, float64 [2, length, size].
+
+        outlook: chances of the paths of brief chains, which are no better than ranked ones. Before
+        a tree was drafted, what is beside its chain is taken to follow from how sure that is.
+        """
+        path = np.array(outlook[: lengths[-1]])
+        floor = _gains(path, None, lengths, sizes)
+        found, n = self._tables.get((*lengths, 0, *sizes), (None, 0))
+        if found is None:
+            steps = path / np.concatenate([[1.0], path[:-1]])
+            return np.maximum(
+                floor, _unseen(round(10 * float(np.median(steps))), tuple(lengths), tuple(sizes))
+            )
+        return np.maximum(floor, self.trust * found)
 
     def add(self, tree: Tree, n: int, lengths: Sequence[int], sizes: Sequence[int]) -> None:
         """Takes up a draft of n positions. tree: its likeliest nodes."""
-        table = self.table(lengths, sizes)
+        key = (*lengths, 0, *sizes)
+        table, n_seen = self._tables.get(key, (np.zeros(()), 0))
         spine = list(map(math.exp, tree.spine().log_chances[1:])) or [0.0]
         last = spine[-1] / spine[-2] if len(spine) > 1 else spine[-1]
         # What was not drafted, or was too unlikely to be among the nodes, goes on in like manner.
         last = last if len(spine) >= n else 0.0
         while len(spine) < lengths[-1]:
             spine.append(spine[-1] * last)
-        table += (_gains(np.array(spine), tree, lengths, sizes) - table) / MEMORY
+        n_seen = min(n_seen + 1, MEMORY)
+        gains = _gains(np.array(spine), tree, lengths, sizes)
+        self._tables[key] = table + (gains - table) / n_seen, n_seen
 
     def to_dict(self) -> dict[str, float]:
         """How far promises were kept."""
@@ -330,6 +358,16 @@ def _gains(
     return table
 
 
+@cache
+def _unseen(tenths: int, lengths: tuple[int, ...], sizes: tuple[int, ...]) -> Floats:
+    """What a tree promises whose best candidates have such a chance each, and others half each."""
+    chances = np.array([tenths / 10, *(1.0 - tenths / 10) * 0.5 ** np.arange(1, 8)])
+    steps = np.log(np.maximum(np.tile(chances, (lengths[-1], 1)), 1e-9))
+    tokens = np.tile(np.arange(len(chances)), (lengths[-1], 1))
+    tree = grow(0, Candidates(tokens, steps), sizes[-1])
+    return _gains(np.exp(np.cumsum(steps[:, 0])), tree, lengths, sizes)
+
+
 class Auto:
     """What pays for itself, for the answers of one engine."""
 
@@ -347,15 +385,18 @@ class Auto:
         self._least = max(least, 1)
         self._way: Way | None = None
         self._n_kept, self._is_probe, self._is_plain = 0, False, False
-        self._n_decided = 0
         self._rate = self._advantage = 0.0
         self.least_log_chance = -math.inf
         self._looked_up: dict[tuple[int, int, bool], list[float]] = {}
         self._n_nodes = self._sizes[self._n_open() - 1]
 
     def begin(self) -> None:
-        """Another answer: what was decided in the one before is kept as long as it was to be."""
+        """Another answer: what was decided in the one before is kept as long as it was to be.
+
+        Not what was to be run only once more: that may have been for how little was left.
+        """
         self._known.begin()
+        self._n_kept = 0 if self._n_kept == 1 else self._n_kept
 
     @property
     def n_nodes(self) -> int:
@@ -456,15 +497,17 @@ class Auto:
     def _choice(self, ways: Sequence[tuple[float, float, Way]]) -> tuple[float, float, Way]:
         """The way with the most tokens a second; now and then one of the other shape.
 
-        What that promises is a guess until it has been tried, and an old one later.
+        What that promises is a guess until it has been tried, and an old one later: what trying it
+        costs may be a hundredth of the time since.
         """
         best = max(ways, key=lambda way: way[0] / way[1])
-        self._n_decided += 1
         others = [way for way in ways if way[2].shape != best[2].shape]
-        if self._n_decided % DOUBTED or not others:
+        if not others:
             return best
         other = max(others, key=lambda way: way[0] / way[1])
-        return other if other[0] * best[1] > NEARLY * best[0] * other[1] else best
+        loss_s = other[1] - other[0] * best[1] / best[0]
+        since_s = self._known.since_s(other[2].shape)
+        return other if max(loss_s, MEMORY * SHARE * other[1]) < SHARE * since_s else best
 
     def _least_log(self, done: Round) -> float:
         """Of the first candidate: k of them bring k times its chance at most."""
@@ -498,8 +541,8 @@ class Auto:
                     found.append((tokens, max(seconds, 1e-9), Way(n, shape)))
                 continue
             first = self._lengths.index(lengths[0])
-            table = self._known.promise.table(self._lengths, self._sizes)
-            table = self._known.promise.trust * table[:, first : first + len(lengths)]
+            table = self._known.promise.table(outlook, self._lengths, self._sizes)
+            table = table[:, first : first + len(lengths)]
             tokens_of = n_sequences * (1.0 + table)
             passes = [self._passes(done, n_sequences, is_tree) for is_tree in (False, True)]
             drafts = [costs.draft_s(n, False) for n in lengths]
