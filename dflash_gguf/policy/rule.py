@@ -300,7 +300,7 @@ class Promise:
         """
         path = np.array(outlook[: lengths[-1]])
         floor = _gains(path, None, lengths, sizes)
-        found, n = self._tables.get((*lengths, 0, *sizes), (None, 0))
+        found, _ = self._tables.get((*lengths, 0, *sizes), (None, 0))
         if found is None:
             steps = path / np.concatenate([[1.0], path[:-1]])
             return np.maximum(
