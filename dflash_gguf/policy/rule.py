@@ -69,9 +69,8 @@ class Rule(Protocol):
     def n_nodes(self) -> int:
         """Nodes that it would verify of one sequence now, at most."""
 
-    @property
-    def is_due(self) -> bool:
-        """Whether the next choice takes time."""
+    def is_due(self, done: Round) -> bool:
+        """Whether the choice for this round takes time."""
 
     @property
     def longest(self) -> int:
@@ -93,7 +92,7 @@ class Rule(Protocol):
     def observe(self, done: Round) -> None:
         """Learns from a round."""
 
-    def rests(self, n_plain: int) -> bool:
+    def rests(self, done: Round, n_plain: int) -> bool:
         """Whether it would decode plainly now where nothing is proposed.
 
         n_plain: rounds of which it has not heard yet.
@@ -106,7 +105,6 @@ class Rule(Protocol):
 class Fixed:
     """The same size every round, less only where the answer or the context ends."""
 
-    is_due = False
     least_log_chance = -math.inf
 
     def __init__(self, shape: str, size: int, longest: int, least: int = 0) -> None:
@@ -143,10 +141,14 @@ class Fixed:
         ]
         return [tree if tree.n_drafted >= self._least else tree.first(0) for tree in found]
 
+    def is_due(self, done: Round) -> bool:  # noqa: ARG002
+        """Never."""
+        return False
+
     def observe(self, done: Round) -> None:
         """Learns nothing."""
 
-    def rests(self, n_plain: int) -> bool:  # noqa: ARG002
+    def rests(self, done: Round, n_plain: int) -> bool:  # noqa: ARG002
         """Never."""
         return False
 
@@ -239,14 +241,16 @@ class Known:
         self._clock_s += done.seconds
         if done.n_positions:
             self._drafted_s[done.is_brief] = self._clock_s
-        if costs.knows_plain:
+        if costs.knows_plain_of(done.n_sequences):
             plain_s = costs.plain_s(done.position, done.n_sequences) / done.n_sequences
             if not is_plain:
                 self._lost_s += self._warm_s(done, plain_s) - done.n_tokens * plain_s
             self._lost_s = max(self._lost_s, -8.0 * SHARE * AHEAD * plain_s)
         else:
             self._lost_s = max(self._lost_s, 0.0)
-        self._is_cold = is_plain and self._since_plain > 0 and costs.knows_plain
+        self._is_cold = (
+            is_plain and self._since_plain > 0 and costs.knows_plain_of(done.n_sequences)
+        )
         # Filing a round takes a while too; of those that are well known some are enough.
         if not self._is_cold and (
             done.n_rounds > 1 or self._n_seen % self.n_kept == 0 or not costs.is_settled(done)
@@ -384,7 +388,8 @@ class Auto:
         self._sizes = ladder(SIZES, *(n for n in (most, least) if 0 < n <= most))
         self._least = max(least, 1)
         self._way: Way | None = None
-        self._n_kept, self._is_probe, self._is_plain = 0, False, False
+        self._n_kept, self._n_sequences = 0, 0
+        self._is_probe, self._is_plain = False, False
         self._rate = self._advantage = 0.0
         self.least_log_chance = -math.inf
         self._looked_up: dict[tuple[int, int, bool], list[float]] = {}
@@ -403,15 +408,14 @@ class Auto:
         """The largest size that it considers now."""
         return self._n_nodes
 
-    @property
-    def is_due(self) -> bool:
-        """Whether a decision is made now."""
-        return self._n_kept == 0
+    def is_due(self, done: Round) -> bool:
+        """Whether a decision is made now: also for another number of sequences."""
+        return self._n_kept == 0 or done.n_sequences != self._n_sequences
 
     def choose(self, done: Round, requests: Sequence[Request], paid: Proposer | None) -> Way | None:
         """The way that was decided on lately, or the best now; now and then a look."""
         limit = min(request.limit for request in requests)
-        if self._n_kept == 0:
+        if self.is_due(done):
             self._decide(done, requests[0], limit, paid)
         way, self._is_plain = self._way, False
         if way is None or limit < self._least:
@@ -448,9 +452,11 @@ class Auto:
         if done.n_positions and not self._costs.is_warm(done):
             self._n_kept = max(self._n_kept, 1)
 
-    def rests(self, n_plain: int) -> bool:
+    def rests(self, done: Round, n_plain: int) -> bool:
         """Whether it was decided to."""
-        return self._way is None and n_plain < self._n_kept and self._costs.knows_plain
+        n = done.n_sequences
+        is_kept = n_plain < self._n_kept and n == self._n_sequences
+        return self._way is None and is_kept and self._costs.knows_plain_of(n)
 
     def rest(self, done: Round, host_s: float) -> int:
         """As many as make asking a hundredth of their time, but for what is to be decided."""
@@ -463,10 +469,10 @@ class Auto:
         """Takes plain decoding or the best draft, and for how many rounds."""
         known, costs = self._known, self._costs
         self._way, self._is_probe, self._n_kept = None, False, 1
-        self._advantage = 0.0
+        self._n_sequences, self._advantage = done.n_sequences, 0.0
         self._looked_up.clear()
         self._n_nodes = self._sizes[self._n_open() - 1]
-        if not costs.knows_plain:
+        if not costs.knows_plain_of(done.n_sequences):
             return
         self._n_kept = known.n_kept
         plain_s = costs.plain_s(done.position, done.n_sequences)
@@ -511,7 +517,8 @@ class Auto:
 
     def _least_log(self, done: Round) -> float:
         """Of the first candidate: k of them bring k times its chance at most."""
-        plain_s = self._costs.pass_s(done.position, done.n_sequences) - self._costs.ask_s
+        n = done.n_sequences
+        plain_s = self._costs.pass_s(done.position, n, False, n) - self._costs.ask_s
         passes = zip(self._sizes, self._passes(done, 1, is_tree=False), strict=True)
         least = min(self._rate * (pass_s - plain_s) / size for size, pass_s in passes)
         return math.log(min(max(least, 1e-9), 1.0))
@@ -528,7 +535,7 @@ class Auto:
         gains = list(itertools.accumulate(outlook, initial=1.0))
         for shape in (BRIEF, TREE):
             # A step of the ladder at a time: costs far beyond what was measured are guesses.
-            n_known = costs.most_positions(shape == BRIEF)
+            n_known = costs.most_positions(shape == BRIEF, n_sequences)
             n_open = sum(n <= n_known for n in self._lengths) + 1
             lengths = [n for n in self._lengths[:n_open] if self._least <= n <= limit]
             if not lengths:
@@ -536,8 +543,10 @@ class Auto:
             if shape == BRIEF:
                 for n in lengths:
                     tokens = n_sequences * gains[n]
-                    seconds = costs.draft_s(n, True) + tokens * costs.sample_s
-                    seconds += costs.pass_s(done.position, n_sequences * (n + 1))
+                    seconds = costs.draft_s(n, True, n_sequences) + tokens * costs.sample_s
+                    seconds += costs.pass_s(
+                        done.position, n_sequences * (n + 1), False, n_sequences
+                    )
                     found.append((tokens, max(seconds, 1e-9), Way(n, shape)))
                 continue
             first = self._lengths.index(lengths[0])
@@ -545,7 +554,7 @@ class Auto:
             table = table[:, first : first + len(lengths)]
             tokens_of = n_sequences * (1.0 + table)
             passes = [self._passes(done, n_sequences, is_tree) for is_tree in (False, True)]
-            drafts = [costs.draft_s(n, False) for n in lengths]
+            drafts = [costs.draft_s(n, False, n_sequences) for n in lengths]
             seconds_of = np.array(passes)[:, None] + np.array(drafts)[:, None]
             seconds_of = seconds_of + tokens_of * costs.sample_s
             rates = (tokens_of / np.maximum(seconds_of, 1e-9)).transpose(1, 0, 2)
@@ -564,11 +573,11 @@ class Auto:
         All chains or all trees: some layers take longer for a tree, whatever its size.
         """
         costs, n_sequences = self._costs, done.n_sequences
-        plain_s = costs.pass_s(done.position, n_sequences)
+        plain_s = costs.pass_s(done.position, n_sequences, False, n_sequences)
         if not done.n_positions:
             plain_s -= costs.ask_s  # which a plain round does not take
         best, found = 0.0, [tree.first(0) for tree in trees]
-        if not costs.knows_plain:
+        if not costs.knows_plain_of(n_sequences):
             return best, found
         for is_tree in (False, True):
             if is_tree and all(tree.is_chain for tree in trees):
@@ -607,11 +616,14 @@ class Auto:
         if key not in self._looked_up:
             costs, position, n = self._costs, done.position, done.n_sequences
             found = [math.inf] * len(self._sizes)
-            for at in range(self._n_open()):
-                rows = n + n_nodes * self._sizes[at]
-                found[at] = costs.pass_s(position, rows, is_tree)
+            most_rows = costs.most_rows
+            for at, size in enumerate(self._sizes):
+                rows = n + n_nodes * size
+                found[at] = costs.pass_s(position, rows, is_tree, n)
                 if not costs.knows_pass(rows, is_tree):
                     found[at] += costs.first_s / N_USES
+                if rows > most_rows:  # one step beyond the largest pass that was run
+                    break
             self._looked_up[key] = found
         return self._looked_up[key]
 
