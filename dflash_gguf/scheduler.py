@@ -21,7 +21,7 @@ from .core import Sequence as Timeline
 from .decode import Writing
 from .draft.proposer import Proposer, Request
 from .draft.tree import Tree
-from .policy.costs import Round
+from .policy.costs import Median, Round
 from .policy.rule import Rule
 from .results import Result, Step
 from .rounds import Progress, Speculation
@@ -30,10 +30,13 @@ MOST_UNREAD = 256
 """Tokens of an answer that nobody has read yet, after which it pauses."""
 PAGE = 64
 """Cells that a sequence takes at a time."""
-CHUNKS = (4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+CHUNKS = (32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Tokens of prompts that may join the others' rounds: few sizes, as each has a graph of its own."""
-SLOWER = 1.8
+SLOWER = 1.85
 """Times as long as without prompts that rounds may take on average while some come in."""
+
+MOST_MIXED = 16
+"""Rounds with pieces of prompts before one without."""
 
 DraftingOf = Callable[[DecodeConfig], tuple[Sequence[Proposer], Rule | None]]
 """Who drafts in an answer, and how much."""
@@ -151,8 +154,9 @@ class Scheduler:
         self._open: list[Timeline] = []  # in a round that has not ended
         self._n_jobs = 0
         self._seconds = dict.fromkeys(ROUND_PHASES, 0.0)
-        self._alone_s = 0.0  # of a round without prompts
-        self._row_s = 0.0  # of a row of a prompt among others
+        self._alone = Median()  # of rounds without prompts
+        self._row = Median()  # of a row of a prompt among others
+        self._n_mixed = 0  # rounds with prompts since one without
         self._saved_s = 0.0  # that pieces of prompts may take longer, as others took less
         self._run_sizes: set[int] = set()  # whose graphs are there
 
@@ -546,26 +550,28 @@ class Scheduler:
             job.add(writing.new_step())
 
     def _chunk(self) -> int:
-        """How much of a prompt joins the others in this round: none while they wait too long."""
-        if self._saved_s < 0.0:
+        """How much of a prompt joins the others in this round: none while they wait too long.
+
+        Nor where it is long ago that they ran alone, which is what they are compared with.
+        """
+        if self._saved_s < 0.0 or self._n_mixed >= MOST_MIXED:
             return 0
-        most_s = (SLOWER - 1.0) * self._alone_s
-        fitting = [n for n in CHUNKS if n * self._row_s <= most_s]
-        return fitting[-1] if fitting and self._row_s else CHUNKS[0]
+        most_s = (SLOWER - 1.0) * self._alone.value
+        fitting = [n for n in CHUNKS if n * self._row.value <= most_s]
+        return fitting[-1] if fitting and self._row.value else CHUNKS[0]
 
     def _learn_chunk(self, seconds: float, decoded: set[Job], *, n_filled: int) -> None:
         """What rounds take with so many tokens of prompts, and without any."""
         if not decoded:
             return
+        self._n_mixed = self._n_mixed + 1 if n_filled else 0
         if not n_filled:
-            self._alone_s += (seconds - self._alone_s) * (0.25 if self._alone_s else 1.0)
-            seconds = self._alone_s
-        more_s = seconds - self._alone_s
-        if n_filled in self._run_sizes or not n_filled:
-            self._saved_s += (SLOWER - 1.0) * self._alone_s - more_s
-            self._saved_s = min(self._saved_s, self._alone_s)
-        if n_filled in self._run_sizes and more_s > 0.0:
-            self._row_s += (more_s / n_filled - self._row_s) * (0.25 if self._row_s else 1.0)
+            self._alone.add(seconds)
+        alone_s = self._alone.value
+        more_s = max(seconds - alone_s, 0.0) if n_filled else 0.0
+        self._saved_s = min(self._saved_s + (SLOWER - 1.0) * alone_s - more_s, alone_s)
+        if n_filled in self._run_sizes and more_s:
+            self._row.add(more_s / n_filled)
         self._run_sizes.add(n_filled)  # the first of a size builds its graph
 
     def _recover(self) -> None:

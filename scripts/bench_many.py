@@ -180,7 +180,13 @@ def beside(args: argparse.Namespace) -> dict[str, Any]:
         alone_s = decoder.generate(prompt, max_tokens=1).prefill_s
         decoder.reset()
         others = [
-            decoder.stream(f"Write a story about {i} birds.", max_tokens=4096, ignore_eos=True)
+            decoder.stream(
+                f"Write a story about {i} birds.",
+                max_tokens=8192,
+                ignore_eos=True,
+                temperature=1.0,
+                seed=i,
+            )
             for i in range(args.streams)
         ]
 

@@ -25,7 +25,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,72 +62,56 @@ class Way:
     shape: str
 
 
-class Rule(Protocol):
-    """Chooses twice a round: before the draft how long it is, after it what is verified."""
+class Rule:
+    """Chooses twice a round: before the draft how long it is, after it what is verified.
 
-    @property
-    def n_nodes(self) -> int:
-        """Nodes that it would verify of one sequence now, at most."""
+    n_nodes: that it would verify of one sequence now, at most. longest: positions of a proposal at
+    most. least_log_chance: of a first candidate, below which no proposal would be verified.
+    """
 
-    def is_due(self, done: Round) -> bool:
+    n_nodes: int
+    longest: int
+    least_log_chance = -math.inf
+
+    def is_due(self, done: Round) -> bool:  # noqa: ARG002
         """Whether the choice for this round takes time."""
-
-    @property
-    def longest(self) -> int:
-        """Positions of a proposal at most."""
-
-    @property
-    def least_log_chance(self) -> float:
-        """Of a first candidate, below which no proposal would be verified."""
+        return False
 
     def choose(self, done: Round, requests: Sequence[Request], paid: Proposer | None) -> Way | None:
         """What a proposer that costs a pass is asked for, if there is one; None: nothing.
 
         The others have proposed already.
         """
+        raise NotImplementedError
 
     def pick(self, done: Round, trees: Sequence[Tree], limits: Sequence[int]) -> list[Tree]:
         """What is verified of each tree: so many nodes below the root at most, or none."""
+        raise NotImplementedError
 
     def observe(self, done: Round) -> None:
-        """Learns from a round."""
+        """Learns from a round, if it learns."""
 
-    def rests(self, done: Round, n_plain: int) -> bool:
+    def rests(self, done: Round, n_plain: int) -> bool:  # noqa: ARG002
         """Whether it would decode plainly now where nothing is proposed.
 
         n_plain: rounds of which it has not heard yet.
         """
+        return False
 
-    def rest(self, done: Round, host_s: float) -> int:
+    def rest(self, done: Round, host_s: float) -> int:  # noqa: ARG002
         """Plain rounds in which nobody need be asked, after one in which asking took so long."""
+        return 0
 
 
-class Fixed:
+class Fixed(Rule):
     """The same size every round, less only where the answer or the context ends."""
-
-    least_log_chance = -math.inf
 
     def __init__(self, shape: str, size: int, longest: int, least: int = 0) -> None:
         """shape: CHAIN, TREE or SPINE. size: nodes. longest: positions. least: nodes, or none."""
         self._way = Way(min(size, longest), shape)
-        self._size, self._least = size, least
+        self.longest, self.n_nodes, self._least = self._way.n_positions, size, least
 
-    @property
-    def n_nodes(self) -> int:
-        """Always the same."""
-        return self._size
-
-    @property
-    def longest(self) -> int:
-        """Always the same."""
-        return self._way.n_positions
-
-    def choose(
-        self,
-        done: Round,  # noqa: ARG002
-        requests: Sequence[Request],
-        paid: Proposer | None,  # noqa: ARG002
-    ) -> Way | None:
+    def choose(self, done: Round, requests: Sequence[Request], paid: Proposer | None) -> Way | None:  # noqa: ARG002
         """Always the same."""
         limit = min(request.limit for request in requests)
         return self._way if min(limit, self._way.n_positions) >= self._least else None
@@ -136,25 +120,10 @@ class Fixed:
         """The likeliest chain, or the likeliest nodes."""
         is_chain = self._way.shape == CHAIN
         found = [
-            (tree.spine() if is_chain else tree).first(min(self._size, limit))
+            (tree.spine() if is_chain else tree).first(min(self.n_nodes, limit))
             for tree, limit in zip(trees, limits, strict=True)
         ]
         return [tree if tree.n_drafted >= self._least else tree.first(0) for tree in found]
-
-    def is_due(self, done: Round) -> bool:  # noqa: ARG002
-        """Never."""
-        return False
-
-    def observe(self, done: Round) -> None:
-        """Learns nothing."""
-
-    def rests(self, done: Round, n_plain: int) -> bool:  # noqa: ARG002
-        """Never."""
-        return False
-
-    def rest(self, done: Round, host_s: float) -> int:  # noqa: ARG002
-        """None."""
-        return 0
 
 
 class Known:
@@ -247,9 +216,9 @@ class Known:
             if done.is_mixed:  # what others proposed as well would have come without the draft
                 self._lost_s += done.draft_s - (done.n_accepted - done.n_copied) * plain_s
             elif done.n_positions:
-                self._lost_s += self._warm_s(done, plain_s) - done.n_tokens * plain_s
+                self._lost_s += done.seconds - done.n_tokens * plain_s
             elif done.n_drafted:
-                self._copied_s += self._warm_s(done, plain_s) - done.n_tokens * plain_s
+                self._copied_s += done.seconds - done.n_tokens * plain_s
         self._lost_s, self._copied_s = max(self._lost_s, least_s), max(self._copied_s, least_s)
         self._is_cold = (
             is_plain and self._since_plain > 0 and costs.knows_plain_of(done.n_sequences)
@@ -263,17 +232,6 @@ class Known:
             costs.observe(done, with_draft=is_usual)
         self._since_plain = 0 if is_plain else self._since_plain + 1
         self._since_draft = 0 if done.n_positions else self._since_draft + done.n_rounds
-
-    def _warm_s(self, done: Round, plain_s: float) -> float:
-        """Seconds of a round without what a first run costs extra.
-
-        Building its graph may take as long as a hundred rounds, but only once: where drafting has
-        paid so far, what it takes more than may be lost at once is not to be made up for.
-        """
-        if self.costs.is_warm(done) or not self.promise.is_proven:
-            return done.seconds
-        most_s = (done.n_tokens + SHARE * AHEAD) * plain_s
-        return min(done.seconds, self.costs.round_s(done), most_s)
 
 
 def _stake(seconds: float) -> float:
@@ -378,7 +336,7 @@ def _unseen(tenths: int, lengths: tuple[int, ...], sizes: tuple[int, ...]) -> Fl
     return _gains(np.exp(np.cumsum(steps[:, 0])), tree, lengths, sizes)
 
 
-class Auto:
+class Auto(Rule):
     """What pays for itself, for the answers of one engine."""
 
     def __init__(
@@ -399,7 +357,7 @@ class Auto:
         self._rate = self._advantage = 0.0
         self.least_log_chance = -math.inf
         self._looked_up: dict[tuple[int, int, bool], list[float]] = {}
-        self._n_nodes = self._sizes[self._n_open() - 1]
+        self.n_nodes = self._most_nodes()
 
     def begin(self) -> None:
         """Another answer: what was decided in the one before is kept as long as it was to be.
@@ -409,11 +367,6 @@ class Auto:
         """
         if self._known.begin() or self._n_kept == 1:
             self._n_kept = 0
-
-    @property
-    def n_nodes(self) -> int:
-        """The largest size that it considers now."""
-        return self._n_nodes
 
     def is_due(self, done: Round) -> bool:
         """Whether a decision is made now: also for another number of sequences."""
@@ -483,7 +436,7 @@ class Auto:
         self._way, self._is_probe, self._n_kept = None, False, 1
         self._n_sequences, self._advantage = done.n_sequences, 0.0
         self._looked_up.clear()
-        self._n_nodes = self._sizes[self._n_open() - 1]
+        self.n_nodes = self._most_nodes()
         if not costs.knows_plain_of(done.n_sequences):
             return
         self._n_kept = known.n_kept
@@ -614,6 +567,11 @@ class Auto:
                 found = [part.first(n) for part, n in zip(parts, counts, strict=True)]
         return best, found
 
+    def _most_nodes(self) -> int:
+        """A step of the ladder beyond the largest pass that was run: what is far is guessed."""
+        most_rows = self._costs.most_rows
+        return next((size for size in self._sizes if size >= most_rows), self._sizes[-1])
+
     def _passes(self, done: Round, n_nodes: int, is_tree: bool) -> list[float]:
         """Seconds of passes with each size of the ladder, that many times n_nodes; inf: not open.
 
@@ -633,12 +591,6 @@ class Auto:
                     break
             self._looked_up[key] = found
         return self._looked_up[key]
-
-    def _n_open(self) -> int:
-        """Sizes of the ladder considered now: one step beyond the largest pass that was run."""
-        most_rows = self._costs.most_rows
-        known = sum(size < most_rows for size in self._sizes)
-        return min(known + 1, len(self._sizes))
 
 
 N_PLAIN = 3
