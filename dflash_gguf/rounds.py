@@ -152,13 +152,17 @@ class Speculation:
             with clock("tree"):
                 self._ask(self._free, drafting)
         has_free = any(request.proposed for request in drafting)
-        self._is_quiet = not has_free and rule.rests(self._rested.n_rounds if self._rested else 0)
+        rested = self._rested
+        if rested is not None and rested.n_sequences != done.n_sequences:
+            self._end_rest()
+        n_rested = self._rested.n_rounds if self._rested else 0
+        self._is_quiet = not has_free and rule.rests(done, n_rested)
         if self._is_quiet:
             self._host_s = time.perf_counter() - started
             return
         self._end_rest()
         paid = self._paid[0] if self._paid else None
-        is_due = rule.is_due
+        is_due = rule.is_due(done)
         if is_due:
             with clock("choose"):
                 way = rule.choose(done, drafting, paid)
@@ -203,7 +207,7 @@ class Speculation:
         if not is_alone:
             return
         self._rule.observe(done)
-        if done.kind == "none" and self._host_s and self._rule.rests(0):
+        if done.kind == "none" and self._host_s and self._rule.rests(done, 0):
             self.n_rest = self._rule.rest(done, self._host_s)
 
     def pass_over(self, done: Round) -> None:

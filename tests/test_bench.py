@@ -143,7 +143,7 @@ def test_auto_is_held_against_the_best(hits: float, per_row: float) -> None:
     costs = known_costs(lambda rows: 5.0 + per_row * rows, lambda _: 0.5)
     speeds = replay.evaluate(records, parse_settings(DEFAULT, 15), costs, 63)
     ratios = replay.against_best(speeds)
-    assert ratios[1] > 0.75  # an answer has 25 rounds here: chains of 15 for trees of 22 cost 0.11
+    assert ratios[1] > 0.85
     assert max(max(rates) for rates in speeds.values()) >= speeds["none"][0]
 
 
