@@ -7,9 +7,10 @@
 
 namespace dfl {
 
-CellTable::CellTable(int64_t n_cells, int32_t n_sequences)
-    : sequence_(n_cells, FREE), position_(n_cells, FREE), used_((n_cells + PAGE - 1) / PAGE, 0),
-      is_claimed_(used_.size(), false), timelines_(n_sequences), n_unclaimed_(n_cells) {}
+CellTable::CellTable(int64_t n_cells, int32_t n_sequences, bool packs)
+    : packs_(packs), sequence_(n_cells, FREE), position_(n_cells, FREE),
+      used_((n_cells + PAGE - 1) / PAGE, 0), is_claimed_(used_.size(), false),
+      timelines_(n_sequences), n_unclaimed_(n_cells) {}
 
 void CellTable::reserve_last() {
     n_reserved_ = 1;
@@ -30,7 +31,7 @@ int64_t CellTable::wanted(int32_t sequence, int64_t n) const {
 
 // The page after its last one, if that is free, else the lowest.
 void CellTable::claim_page(Timeline & line) {
-    int64_t page = line.pages.empty() ? n_pages() : line.pages.back() + 1;
+    int64_t page = line.pages.empty() || packs_ ? n_pages() : line.pages.back() + 1;
     if (page >= n_pages() || is_claimed_[page] || page_size(page) <= 0) {
         while (is_claimed_[first_unclaimed_]) {
             ++first_unclaimed_;
@@ -194,8 +195,8 @@ void CellTable::release_from(int32_t sequence, int32_t position) {
     }
 }
 
-// What lies in a page with them keeps its place, and they are not handed out before the page is
-// free: cells of a sequence that moves on stay in the order of their positions.
+// Unless the table packs, they are not handed out before all of their page is free: cells of a
+// sequence that moves on stay in the order of their positions.
 void CellTable::release_before(int32_t sequence, int32_t position) {
     if (const auto & all = spans(sequence); all.empty() || all.front().position >= position) {
         return;
@@ -203,7 +204,7 @@ void CellTable::release_before(int32_t sequence, int32_t position) {
     const std::vector<cpu::CellSpan> found = spans(sequence);
     for (const cpu::CellSpan & span : found) {
         for (int64_t i = 0; i < span.n && span.position + i < position; ++i) {
-            give_cell(span.cell + i, false);
+            give_cell(span.cell + i, packs_);
         }
     }
 }
