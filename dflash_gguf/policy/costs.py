@@ -151,9 +151,8 @@ Buckets = dict[int, Median]
 class Costs:
     """Seconds of passes by rows and the tokens in the caches: plain ones, chains, trees and drafts.
 
-    A plain pass has a row a sequence. What verifies for several sequences costs as much as for one
-    in as many rows, and what their plain pass costs more than that: each reads its own cells.
-    n_observed: rounds filed by this process.
+    A plain pass has a row for each sequence; it also counts among the chains of as many rows, as
+    that is what more rows are compared with. n_observed: rounds filed by this process.
     """
 
     def __init__(self, n_first: int = 1) -> None:
@@ -229,8 +228,8 @@ class Costs:
         """Files a round's times. with_draft: whether its draft was one like others."""
         self.n_observed += 1
         pass_s, bucket = done.pass_s / done.n_rounds, _bucket(done.position)
-        if done.n_drafted:
-            pass_s = max(pass_s - self._more_s(bucket, done.n_sequences), 0.0)
+        if done.n_rows == done.n_sequences > 1:
+            self._median("chains", done.n_rows, bucket).add(pass_s)
         median = self._median(_kind(done), done.n_rows, bucket)
         first_s = median.value if not median.is_warm else 0.0
         median.add(pass_s)
@@ -251,32 +250,27 @@ class Costs:
         kind = next((kind for kind in kinds if self._times[kind]), kinds[0])
         return self._line(kind, 0).at(n_sequences * (n_positions + 1))
 
-    def pass_s(
-        self, position: int, n_rows: int, is_tree: bool = False, n_sequences: int = 1
-    ) -> float:
+    def pass_s(self, position: int, n_rows: int, is_tree: bool = False) -> float:
         """A pass of so many rows after `position` tokens; a plain one must have been measured.
 
         What is not known of a tree is a chain's cost, times what the nearest tree costs more.
         """
         bucket = _bucket(position)
-        chains, seconds = self._line("chains", bucket), 0.0
-        if is_tree and self._times["trees"]:
-            trees = self._line("trees", bucket)
-            rows = trees.nearest(n_rows)
-            if rows == n_rows:
-                seconds = trees.at(n_rows)
-            else:
-                seconds = chains.at(n_rows) * trees.at(rows) / max(chains.at(rows), 1e-9)
-        else:
-            seconds = chains.at(n_rows)
-        return max(seconds + self._more_s(bucket, n_sequences), 0.0)
+        chains = self._line("chains", bucket)
+        if not is_tree or not self._times["trees"]:
+            return chains.at(n_rows)
+        trees = self._line("trees", bucket)
+        rows = trees.nearest(n_rows)
+        if rows == n_rows:
+            return trees.at(n_rows)
+        return chains.at(n_rows) * trees.at(rows) / max(chains.at(rows), 1e-9)
 
     def round_s(self, done: Round) -> float:
         """What a round like this one is expected to take."""
-        n, more = done.n_sequences, done.n_tokens * self.sample_s
+        more = done.n_tokens * self.sample_s
         if done.n_positions:
-            more += self.draft_s(done.n_positions, done.is_brief, n)
-        return more + self.pass_s(done.position, done.n_rows, done.is_tree, n)
+            more += self.draft_s(done.n_positions, done.is_brief, done.n_sequences)
+        return more + self.pass_s(done.position, done.n_rows, done.is_tree)
 
     def plain_s(self, position: int, n_sequences: int = 1) -> float:
         """A plain round."""
@@ -285,13 +279,6 @@ class Costs:
             pass_s = self._line("plain", key[1]).at(n_sequences)
             self._plain[key] = pass_s + n_sequences * self.sample_s
         return self._plain[key]
-
-    def _more_s(self, bucket: int, n_sequences: int) -> float:
-        """What a row for each of several sequences costs more than as many rows of one."""
-        if n_sequences == 1 or not self.knows_plain_of(n_sequences):
-            return 0.0
-        plain_s = self._line("plain", bucket).at(n_sequences)
-        return plain_s - self._line("chains", bucket).at(n_sequences)
 
     def _line(self, kind: str, bucket: int) -> Line:
         """Seconds by rows.

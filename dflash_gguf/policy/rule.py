@@ -199,13 +199,12 @@ class Known:
         """Whether so much more may be lost now."""
         return self._lost_s + seconds <= SHARE * AHEAD * plain_s
 
-    def may_go_on(self, seconds: float, plain_s: float) -> bool:
-        """Whether rounds of so many seconds, which should pay, have not lost too much before.
+    def debt(self, plain_s: float) -> float:
+        """Tokens that a round must promise beyond its seconds' worth, where too much was lost.
 
-        Two of them may fail by bad luck where others have paid.
+        As many as pay it back within MEMORY rounds. plain_s: of a token of plain decoding.
         """
-        more_s = 4.0 * SHARE * AHEAD * plain_s + 2.0 * seconds if self.promise.is_proven else 0.0
-        return self.may_lose(-more_s, plain_s)
+        return max(self._lost_s / max(plain_s, 1e-9) - SHARE * AHEAD, 0.0) / MEMORY
 
     def rounds_to_wait(self, seconds: float, plain_s: float) -> int:
         """Plain rounds until so much may be lost, or until it is worth to think again."""
@@ -306,10 +305,9 @@ class Promise:
         floor = _gains(path, None, lengths, sizes)
         found, _ = self._tables.get((*lengths, 0, *sizes), (None, 0))
         if found is None:
-            steps = path / np.concatenate([[1.0], path[:-1]])
-            return np.maximum(
-                floor, _unseen(round(10 * float(np.median(steps))), tuple(lengths), tuple(sizes))
-            )
+            steps = np.sort(path / np.concatenate([[1.0], path[:-1]]))
+            tenths = round(10.0 * float(steps[len(steps) // 2]))
+            return np.maximum(floor, _unseen(tenths, tuple(lengths), tuple(sizes)))
         return np.maximum(floor, self.trust * found)
 
     def add(self, tree: Tree, n: int, lengths: Sequence[int], sizes: Sequence[int]) -> None:
@@ -390,7 +388,7 @@ class Auto:
         self._way: Way | None = None
         self._n_kept, self._n_sequences = 0, 0
         self._is_probe, self._is_plain = False, False
-        self._rate = self._advantage = 0.0
+        self._rate = self._advantage = self._debt = 0.0
         self.least_log_chance = -math.inf
         self._looked_up: dict[tuple[int, int, bool], list[float]] = {}
         self._n_nodes = self._sizes[self._n_open() - 1]
@@ -439,7 +437,8 @@ class Auto:
         if done.n_positions:
             is_worth = value > 0.0 or self._is_probe
         else:
-            is_worth = value > 0.0 and not self._is_plain and not self._known.needs_plain(value)
+            is_worth = value > self._debt and not self._is_plain
+            is_worth = is_worth and not self._known.needs_plain(value)
         return found if is_worth else [tree.first(0) for tree in trees]
 
     def observe(self, done: Round) -> None:
@@ -477,6 +476,7 @@ class Auto:
         self._n_kept = known.n_kept
         plain_s = costs.plain_s(done.position, done.n_sequences)
         self._rate = max(done.n_sequences / max(plain_s, 1e-9), known.rate)
+        self._debt = known.debt(plain_s / done.n_sequences)
         self.least_log_chance = self._least_log(done)
         if paid is None or paid.name in request.failed:
             return
@@ -489,9 +489,10 @@ class Auto:
         if not known.promise.is_proven:  # what is expected is no more than a guess
             loss_s = max(loss_s, seconds - plain_s)
         if loss_s < 0.0:
-            if known.may_go_on(seconds, share_s):
+            advantage = tokens * plain_s / seconds - done.n_sequences
+            if advantage > known.debt(share_s):
                 self._way, self._rate = best, max(tokens / seconds, self._rate)
-                self._advantage = tokens * plain_s / seconds - done.n_sequences
+                self._advantage = advantage
             else:
                 self._n_kept = known.rounds_to_wait(0.0, share_s)
             return
@@ -517,8 +518,7 @@ class Auto:
 
     def _least_log(self, done: Round) -> float:
         """Of the first candidate: k of them bring k times its chance at most."""
-        n = done.n_sequences
-        plain_s = self._costs.pass_s(done.position, n, False, n) - self._costs.ask_s
+        plain_s = self._costs.pass_s(done.position, done.n_sequences) - self._costs.ask_s
         passes = zip(self._sizes, self._passes(done, 1, is_tree=False), strict=True)
         least = min(self._rate * (pass_s - plain_s) / size for size, pass_s in passes)
         return math.log(min(max(least, 1e-9), 1.0))
@@ -544,9 +544,7 @@ class Auto:
                 for n in lengths:
                     tokens = n_sequences * gains[n]
                     seconds = costs.draft_s(n, True, n_sequences) + tokens * costs.sample_s
-                    seconds += costs.pass_s(
-                        done.position, n_sequences * (n + 1), False, n_sequences
-                    )
+                    seconds += costs.pass_s(done.position, n_sequences * (n + 1))
                     found.append((tokens, max(seconds, 1e-9), Way(n, shape)))
                 continue
             first = self._lengths.index(lengths[0])
@@ -573,7 +571,7 @@ class Auto:
         All chains or all trees: some layers take longer for a tree, whatever its size.
         """
         costs, n_sequences = self._costs, done.n_sequences
-        plain_s = costs.pass_s(done.position, n_sequences, False, n_sequences)
+        plain_s = costs.pass_s(done.position, n_sequences)
         if not done.n_positions:
             plain_s -= costs.ask_s  # which a plain round does not take
         best, found = 0.0, [tree.first(0) for tree in trees]
@@ -619,7 +617,7 @@ class Auto:
             most_rows = costs.most_rows
             for at, size in enumerate(self._sizes):
                 rows = n + n_nodes * size
-                found[at] = costs.pass_s(position, rows, is_tree, n)
+                found[at] = costs.pass_s(position, rows, is_tree)
                 if not costs.knows_pass(rows, is_tree):
                     found[at] += costs.first_s / N_USES
                 if rows > most_rows:  # one step beyond the largest pass that was run
