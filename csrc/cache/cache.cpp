@@ -138,6 +138,8 @@ KvCache::KvCache(const Hparams & hp, const LayerPlace & place, ggml_type type_k,
         const int64_t width = layer.head_dim * layer.n_head_kv;
         k_[il] = ggml_new_tensor_2d(part.ctx.get(), type_k, width, n_cells);
         v_[il] = ggml_new_tensor_2d(part.ctx.get(), type_v, width, n_cells);
+        ggml_format_name(k_[il], "k.%lld", (long long)il);
+        ggml_format_name(v_[il], "v.%lld", (long long)il);
         block_k = std::min(block_k, layer.head_dim & -layer.head_dim);
         block_v = layer.head_dim % 64 == 0 ? block_v : 0;
     }
@@ -230,9 +232,81 @@ void KvCache::clear(int32_t sequence) {
 void KvCache::clear_cell(int64_t cell) { zero(cell, 1); }
 
 void KvCache::clear_from(int32_t sequence, int32_t position) {
+    // Shared rows are others' too, and read by our own code alone.
+    const auto own = static_cast<int64_t>(cells_.shared(sequence).size()) * CellTable::PAGE;
     for (const cpu::CellSpan & span : cells_.spans(sequence)) {
-        const int64_t first = std::clamp<int64_t>(position - span.position, 0, span.n);
+        const int64_t from = std::max<int64_t>(position, own);
+        const int64_t first = std::clamp<int64_t>(from - span.position, 0, span.n);
         zero(span.cell + first, span.n - first);
+    }
+}
+
+void KvCache::release_from(int32_t sequence, int32_t position) {
+    copy_cells(cells_.release_from(sequence, position));
+}
+
+std::vector<ggml_tensor *> KvCache::tensors() const {
+    std::vector<ggml_tensor *> found;
+    for (const auto & of_layers : {k_, v_}) {
+        for (ggml_tensor * tensor : of_layers) { // layers may share one
+            if (tensor != nullptr && std::find(found.begin(), found.end(), tensor) == found.end()) {
+                found.push_back(tensor);
+            }
+        }
+    }
+    return found;
+}
+
+uint64_t KvCache::row_bytes() const {
+    uint64_t sum = 0;
+    for (const ggml_tensor * tensor : tensors()) {
+        sum += tensor->nb[1];
+    }
+    return sum;
+}
+
+void KvCache::read_rows(int32_t sequence, int32_t position, int64_t n, uint8_t * to) const {
+    int64_t n_found = 0;
+    for (const ggml_tensor * tensor : tensors()) {
+        const size_t row = tensor->nb[1];
+        for (const cpu::CellSpan & span : cells_.spans(sequence)) {
+            const int64_t first = std::max<int64_t>(position, span.position);
+            const int64_t end = std::min(position + n, span.position + span.n);
+            if (first < end) {
+                ggml_backend_tensor_get(tensor, to + (first - position) * row,
+                                        (span.cell + first - span.position) * row,
+                                        (end - first) * row);
+                n_found += end - first;
+            }
+        }
+        to += n * row;
+    }
+    DFL_CHECK(n_found == n * static_cast<int64_t>(tensors().size()), DFL_STATUS_INTERNAL,
+              "sequence %d lacks rows of %lld from position %d on", sequence, (long long)n,
+              position);
+}
+
+void KvCache::read_cells(int64_t cell, int64_t n, uint8_t * to) const {
+    for (const ggml_tensor * tensor : tensors()) {
+        ggml_backend_tensor_get(tensor, to, cell * tensor->nb[1], n * tensor->nb[1]);
+        to += n * tensor->nb[1];
+    }
+}
+
+void KvCache::write_cells(int64_t cell, int64_t n, const uint8_t * from, int64_t first,
+                          int64_t n_from) {
+    for (ggml_tensor * tensor : tensors()) {
+        const size_t row = tensor->nb[1];
+        ggml_backend_tensor_set(tensor, from + first * row, cell * row, n * row);
+        from += n_from * row;
+    }
+}
+
+void KvCache::copy_cells(const CellTable::Copy & copy) {
+    for (ggml_tensor * tensor : copy.n > 0 ? tensors() : std::vector<ggml_tensor *>()) {
+        auto * rows = static_cast<char *>(tensor->data);
+        const size_t row = tensor->nb[1];
+        std::memcpy(rows + copy.to * row, rows + copy.from * row, copy.n * row);
     }
 }
 
@@ -304,6 +378,14 @@ uint64_t RecurrentCache::bytes() const {
     return sum;
 }
 
+uint64_t RecurrentCache::sequence_bytes() const {
+    uint64_t sum = 0;
+    for (const auto & part : parts_) {
+        sum += part->state->nb[2] + part->conv->nb[2];
+    }
+    return sum;
+}
+
 uint64_t RecurrentCache::trace_bytes() const {
     uint64_t sum = 0;
     for (const auto & part : parts_) {
@@ -330,8 +412,9 @@ uint64_t RecurrentCache::trace_bytes_on(const Backend * backend) const {
 
 template <typename Visit>
 void RecurrentCache::for_each_row(int32_t sequence, Visit && visit) const {
-    for (const auto & part : parts_) {
-        for (ggml_tensor * tensor : {part->state, part->conv}) {
+    for (const bool is_state : {true, false}) {
+        for (const auto & part : parts_) { // which have layers side by side
+            ggml_tensor * tensor = is_state ? part->state : part->conv;
             visit(*part, tensor, sequence * tensor->nb[2], tensor->nb[2]);
         }
     }

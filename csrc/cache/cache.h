@@ -15,8 +15,21 @@
 namespace dfl {
 
 // K and V of every attention layer, where the layer lies: [head_dim * n_head_kv, n_cells] each.
+class KvCache;
+using KvGroup = KvCache;
+
 class KvCache {
   public:
+    struct Groups {
+        KvCache * c;
+        KvCache * begin() const { return c; }
+        KvCache * end() const { return c + 1; }
+        KvCache & front() const { return *c; }
+        KvCache & operator[](size_t) const { return *c; }
+        size_t size() const { return 1; }
+    };
+    Groups groups() const { return {const_cast<KvCache *>(this)}; }
+    int64_t window() const { return 0; }
     // n_rows: most rows of a pass, for the masks. Throws DFL_STATUS_UNSUPPORTED for a pair of types
     // a device cannot attend with, and DFL_STATUS_MEMORY naming the bytes.
     KvCache(const Hparams & hp, const LayerPlace & place, ggml_type type_k, ggml_type type_v,
@@ -52,6 +65,24 @@ class KvCache {
     void clear_cell(int64_t cell);
     // In the cells of a sequence from a position on.
     void clear_from(int32_t sequence, int32_t position);
+    // CellTable::release_from() with what it wants copied.
+    void release_from(int32_t sequence, int32_t position);
+
+    // Whether sequences may share pages of cells: where every layer attends in our own code, which
+    // takes rows where they lie and to which hidden ones are nothing.
+    bool shares_pages() const { return masks_.empty() && is_host(); }
+    // The tensors that rows lie in: K of each layer that has one, then V.
+    std::vector<ggml_tensor *> tensors() const;
+    // Bytes of one cell in all of them.
+    uint64_t row_bytes() const;
+    // Copies rows out, tensor by tensor, those of each side by side: of n rows of a sequence from a
+    // position on, which must be there.
+    void read_rows(int32_t sequence, int32_t position, int64_t n, uint8_t * to) const;
+    // Of n cells side by side; and back, the first n of n_from rows.
+    void read_cells(int64_t cell, int64_t n, uint8_t * to) const;
+    void write_cells(int64_t cell, int64_t n, const uint8_t * from, int64_t first, int64_t n_from);
+    // Host memory only.
+    void copy_cells(const CellTable::Copy & copy);
 
   private:
     void zero(int64_t first, int64_t n);
@@ -137,9 +168,11 @@ class RecurrentCache {
     std::vector<AcceptedPath> accepted;
 
     void clear(int32_t sequence);
-    // A sequence's state as bytes, device by device and layer by layer, and back.
+    // A sequence's state as bytes, of all layers in their order, then its convolution inputs; and
+    // back.
     std::vector<uint8_t> save(int32_t sequence) const;
     void load(int32_t sequence, const std::vector<uint8_t> & bytes);
+    uint64_t sequence_bytes() const;
     uint64_t bytes() const;
     uint64_t trace_bytes() const;
     uint64_t bytes_on(const Backend * backend) const;
