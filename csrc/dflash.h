@@ -187,7 +187,7 @@ typedef struct {
     int64_t draft_rows;     /* most rows of one draft: of each sequence its last token and those
                                drafted; 0 without a drafter */
     uint64_t prefix_bytes;  /* of prefixes, on the host */
-    int32_t shares_cells;   /* 1: prefixes and sequences share cells */
+    uint64_t cell_bytes;    /* of a K/V row of all layers that keep every row */
     int32_t divides;        /* 1: a sequence may begin with any part of a prefix */
     int64_t n_graphs_built; /* this and what follows: so far */
     int64_t n_passes;       /* forward passes of the target */
@@ -245,6 +245,10 @@ int64_t dfl_sequence_position(const dfl_sequence * sequence);
 /* Cells that n more tokens take of the engine's n_free_cells; 0 where its own pages have room; -1
  * for NULL. */
 int64_t dfl_sequence_wanted_cells(const dfl_sequence * sequence, int64_t n);
+
+/* Those tokens: out, [dfl_sequence_position]. Errors: ARGUMENT. */
+dfl_status dfl_sequence_get_tokens(const dfl_sequence * sequence, int32_t * tokens,
+                                   dfl_error * err);
 
 /* Takes the timeline back to where it agrees with n tokens and closes an open verify, so that what
  * is left of them can be prefilled: at least the last one, whose logits begin an answer.

@@ -36,6 +36,7 @@ class Sequence {
 
     Engine & engine() const { return *engine_; }
     int64_t position() const { return static_cast<int64_t>(tokens_.size()); }
+    const std::vector<int32_t> & tokens() const { return tokens_; }
     // Cells that n more tokens take of those that no sequence has.
     int64_t wanted_cells(int64_t n) const { return kv_.cells().wanted(slot_, n); }
 

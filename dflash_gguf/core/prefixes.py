@@ -1,4 +1,4 @@
-"""Prefixes in an engine: what the first tokens of a sequence left behind, for others to begin with."""
+"""Prefixes in an engine: what the first tokens of a sequence left behind, for others."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 from ._ffi import Error, call, create, ffi, lib, new, text
 from .engines import Engine
 from .passes import ids_of
-from .sequences import Sequence
 
 
 class Part(NamedTuple):
-    """A tensor of a prefix's file, of a ggml type; of attention rows one for each of ne[1] tokens."""
+    """A tensor of a prefix's file, of a ggml type; of attention rows one for each token."""
 
     name: str
     type: str
@@ -27,7 +26,7 @@ class Prefix:
     """All that the first tokens of a sequence left behind, until it is closed."""
 
     def __init__(self, handle: Any, n_tokens: int) -> None:
-        """Use `keep` or `create_prefix`."""
+        """Use `Sequence.keep` or `create_prefix`."""
         self._handle = handle
         self.n_tokens = n_tokens
 
@@ -83,33 +82,6 @@ class Prefix:
     def write(self, part: int, data: NDArray[np.uint8]) -> None:
         """Fills in a part of one that `create_prefix` made."""
         call("prefix_write", self.handle, part, ffi.from_buffer("uint8_t[]", data))
-
-
-def keep(sequence: Sequence) -> Prefix:
-    """Keeps what a sequence holds; rows of its last pass may be gone.
-
-    Raises:
-        Error: it holds no tokens, a verify waits for its commit, or memory is short.
-    """
-    sequence.n_calls += 1
-    return Prefix(create("prefix", "prefix_keep", sequence.handle), sequence.position)
-
-
-def cost_of_keeping(sequence: Sequence) -> int:
-    """Bytes on the host that `keep` takes."""
-    n_bytes = new("uint64_t *")
-    call("prefix_cost", sequence.handle, n_bytes)
-    return int(n_bytes[0])
-
-
-def adopt(sequence: Sequence, prefix: Prefix, n: int) -> None:
-    """An empty sequence begins with the first n tokens of a prefix.
-
-    Raises:
-        Error: more cells than are free, or a part of a prefix that can only be taken whole.
-    """
-    sequence.n_calls += 1
-    call("prefix_adopt", sequence.handle, prefix.handle, n)
 
 
 def create_prefix(engine: Engine, tokens: abc.Sequence[int], n_rows: abc.Sequence[int]) -> Prefix:
