@@ -153,8 +153,8 @@ class Generation:
 
         proposers, rule: where candidates come from, and which of them are verified; without both,
             rounds are plain.
-        prefixes: what the timeline may begin with, and where what it holds is kept in the end;
-            without, it goes back as far as it can.
+        prefixes: what the timeline may begin with, and where what it held before is kept; without,
+            it goes back as far as it can.
         on_prefill: progress of the prefill, from 0 tokens on.
         cancelled: asked between micro-batches and tokens; True ends the answer.
         splitter: tells thoughts apart from the answer's text.
@@ -204,7 +204,6 @@ class Generation:
         try:
             rows = self._prefill()
         except _Cancelled:
-            self._end()
             return
         except Error:
             self._distrust()
@@ -213,7 +212,6 @@ class Generation:
             account.prefill_s = time.perf_counter() - started
         if self.config.max_tokens == 0:
             answer.stop_reason = "length"
-            self._end()
             return
         started = time.perf_counter()
         try:
@@ -226,11 +224,6 @@ class Generation:
         except Error:
             self._distrust()
             raise
-        self._end()
-
-    def _end(self) -> None:
-        if self._prefixes is not None:
-            self._prefixes.put(self._held)
 
     def _distrust(self) -> None:
         if self._prefixes is not None:

@@ -154,7 +154,7 @@ class Prefixes:
 
     def keep(self, timeline: Timeline) -> None:
         """Keeps what a sequence holds, if there is room; rows of its last pass may be gone."""
-        ids = timeline.tokens
+        ids = np.asarray(timeline.tokens, dtype=np.int32)
         if not len(ids):
             return
         match = self._match(ids)

@@ -39,7 +39,7 @@ class Result:
     reasoning: what the model thought before it answered a conversation, which is then no part of
         the text; None where the chat template marks no thoughts, or there was no conversation.
     n_prompt: tokens of the prompt. n_prefilled: those computed now; the others, n_cached, were
-        known of earlier answers. n_draft_context: of these, the last ones that the drafter remembers.
+        known of earlier answers. n_draft_context: the last of these, that the drafter remembers.
     n_decoded: tokens drawn by rounds; the first token comes from the prefill.
     rounds: target passes after the prefill.
     draft: how candidates were proposed; "none" also where a drafter was wanted but not loaded.

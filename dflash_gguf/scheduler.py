@@ -203,7 +203,8 @@ class Scheduler:
         if job.is_over:
             return
         if job.timeline is not None:
-            job.timeline.commit(0)
+            if job.timeline in self._open:
+                job.timeline.commit(0)
             self._prefixes.put(job.timeline)
         if (step := job.writing.new_step()).tokens:  # drawn in a round that was interrupted
             job.add(step)
@@ -223,8 +224,8 @@ class Scheduler:
         """One pass for all that can run. wanted: whose step is waited for."""
         self._recover()
         for job in list(self._jobs):
-            if job.writing.cancelled():
-                self.end(job)
+            if job.writing.cancelled() or job.writing.answer.stop_reason is not None:
+                self.end(job)  # the latter where that was interrupted
         if wanted.is_over:
             return
         self._admit()

@@ -7,10 +7,10 @@
 
 namespace dfl {
 
-CellTable::CellTable(int64_t n_cells, int32_t n_sequences)
-    : sequence_(n_cells, FREE), position_(n_cells, FREE), used_((n_cells + PAGE - 1) / PAGE, 0),
-      holders_(used_.size(), 0), is_claimed_(used_.size(), false), timelines_(n_sequences),
-      n_unclaimed_(n_cells) {}
+CellTable::CellTable(int64_t n_cells, int32_t n_sequences, bool packs)
+    : packs_(packs), sequence_(n_cells, FREE), position_(n_cells, FREE),
+      used_((n_cells + PAGE - 1) / PAGE, 0), holders_(used_.size(), 0),
+      is_claimed_(used_.size(), false), timelines_(n_sequences), n_unclaimed_(n_cells) {}
 
 void CellTable::reserve_last() {
     n_reserved_ = 1;
@@ -45,7 +45,7 @@ int64_t CellTable::claim_lowest() {
 // The page after its last one, if that is free, else the lowest.
 void CellTable::claim_page(Timeline & line) {
     const std::vector<int64_t> & last = line.pages.empty() ? line.shared : line.pages;
-    const int64_t next = last.empty() ? n_pages() : last.back() + 1;
+    const int64_t next = last.empty() || packs_ ? n_pages() : last.back() + 1;
     if (!may_claim(next)) {
         line.pages.push_back(claim_lowest());
         return;
@@ -340,8 +340,8 @@ void CellTable::drop(int64_t page) {
     lower_high();
 }
 
-// What lies in a page with them keeps its place, and they are not handed out before the page is
-// free: cells of a sequence that moves on stay in the order of their positions.
+// Unless the table packs, they are not handed out before all of their page is free: cells of a
+// sequence that moves on stay in the order of their positions.
 void CellTable::release_before(int32_t sequence, int32_t position) {
     if (const auto & all = spans(sequence); all.empty() || all.front().position >= position) {
         return;
@@ -349,7 +349,7 @@ void CellTable::release_before(int32_t sequence, int32_t position) {
     const std::vector<cpu::CellSpan> found = spans(sequence);
     for (const cpu::CellSpan & span : found) {
         for (int64_t i = 0; i < span.n && span.position + i < position; ++i) {
-            give_cell(span.cell + i, false);
+            give_cell(span.cell + i, packs_);
         }
     }
 }

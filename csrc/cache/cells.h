@@ -27,7 +27,10 @@ class CellTable {
     // Cells of a page; the last may have fewer.
     static constexpr int64_t PAGE = cpu::CELL_BLOCK;
 
-    explicit CellTable(int64_t n_cells, int32_t n_sequences = 1);
+    // packs: where cells are few and sequences move on all the time. Whatever is released is handed
+    // out again at once, so that n cells of a sequence never lie in more than n / PAGE pages,
+    // rounded up; and pages are the lowest free ones.
+    explicit CellTable(int64_t n_cells, int32_t n_sequences = 1, bool packs = false);
 
     int64_t size() const { return n_cells() - n_reserved_; }
     // With the cell that is out of use.
@@ -119,6 +122,7 @@ class CellTable {
     static void drop_from_spans(Timeline & line, int64_t cell, int64_t position);
     void note_change(int64_t cell);
 
+    bool packs_;
     std::vector<int32_t> sequence_;
     std::vector<int32_t> position_;
     std::vector<int32_t> used_;       // cells of each page that are held

@@ -2,7 +2,7 @@
 // the host.
 #pragma once
 
-#include "cache/cache.h"
+#include "cache/kv_group.h"
 
 #include <cstdint>
 #include <memory>

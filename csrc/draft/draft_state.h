@@ -61,9 +61,9 @@ class DraftState {
     bool has_pending(int32_t sequence) const { return n_pending(sequence) > 0; }
     // Of the cache and the features; and of the masks.
     uint64_t bytes() const { return kv_.bytes() + memory_.bytes; }
-    uint64_t mask_bytes() const { return kv_.masks().bytes(); }
+    uint64_t mask_bytes() const { return kv_.mask_bytes(); }
 
-    uint64_t mask_bytes_written() const { return kv_.masks().bytes_written(); }
+    uint64_t mask_bytes_written() const { return kv_.mask_bytes_written(); }
 
     // Makes b write the taps of its rows into the feature rows given by live.draft.feature_rows.
     void add_taps(LiveGraph & live, Build & b);

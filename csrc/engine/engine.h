@@ -123,7 +123,7 @@ class Engine {
     int64_t n_passes() const { return n_passes_; }
     uint64_t bytes_read() const { return devices_.bytes_read(); }
     uint64_t mask_bytes_written() const {
-        return kv_.masks().bytes_written() + (draft_ ? draft_->mask_bytes_written() : 0);
+        return kv_.mask_bytes_written() + (draft_ ? draft_->mask_bytes_written() : 0);
     }
     // Names of operations that the device lacks and the CPU does.
     const std::set<std::string> & cpu_operations() const { return graphs_.cpu_operations(); }
@@ -172,6 +172,7 @@ class Engine {
 
   private:
     LayerPlace layer_place();
+    std::vector<int64_t> most_cells() const;
     void reserve_graphs();
     void reserve_verify_graphs(int64_t n);
     bool selects_top(int64_t k) const;

@@ -185,14 +185,11 @@ bool Engine::shares(size_t cache) const {
     return cache == 0 && kv_.groups().front().shares_pages();
 }
 
-bool Engine::goes_anywhere() const {
-    return !recurs_ && std::all_of(kv_.groups().begin(), kv_.groups().end(),
-                                   [](const KvGroup & group) { return group.window() == 0; });
-}
+bool Engine::goes_anywhere() const { return !recurs_ && !kv_.forgets(); }
 
 int64_t Engine::most_kept(size_t cache, int64_t n) const {
-    const int64_t window = is_drafters(cache) ? draft_->window() : kv_.groups()[cache].window();
-    return window > 0 ? std::min(n, window) : n;
+    return is_drafters(cache) ? std::min(n, draft_->window())
+                              : n - kv_.groups()[cache].first_saved(n);
 }
 
 int64_t Engine::least_kept(size_t cache, int64_t n) const {

@@ -130,22 +130,26 @@ void Sequence::accept(const int32_t * nodes, int64_t n) {
     last_ = nullptr;
     std::vector<int64_t> feature_rows;
     const auto first = static_cast<int32_t>(position());
-    for (int64_t i = 0; i < n; ++i) {
-        int64_t cell = open_.cells[nodes[i]];
-        if (kv_.is_host()) {
-            // CPU kernels sum over cells as they lie: in the order of plain decoding the sums are
-            // its own. Cells of a verify ascend and a node comes after its parent, so rows only
-            // move down, into cells whose rows have moved or are dropped.
-            kv_.copy_row(cell, open_.cells[i]);
-            cell = open_.cells[i];
-        }
-        kv_.cells().place(cell, first + open_.tree.depth(nodes[i]));
-        if (draft_) {
-            feature_rows.push_back(open_.feature_rows[nodes[i]]);
+    for (size_t g = 0; g < open_.cells.size(); ++g) {
+        KvGroup & group = kv_.groups()[g];
+        const std::vector<int64_t> & cells = open_.cells[g];
+        // CPU kernels sum over cells as they lie: in the order of plain decoding the sums are its
+        // own. Cells of a verify ascend and a node comes after its parent, so rows only move down,
+        // into cells whose rows have moved or are dropped.
+        const bool moves = group.is_host();
+        for (int64_t i = 0; i < n; ++i) {
+            const int64_t cell = cells[moves ? i : nodes[i]];
+            if (moves) {
+                group.copy_row(cells[nodes[i]], cell);
+            }
+            group.cells().place(cell, first + open_.tree.depth(nodes[i]));
         }
     }
     for (int64_t i = 0; i < n; ++i) {
         tokens_.push_back(open_.tree.token(nodes[i]));
+        if (draft_) {
+            feature_rows.push_back(open_.feature_rows[nodes[i]]);
+        }
     }
     if (n > 0 && open_.finite[nodes[n - 1]]) {
         n_proven_ = position();
@@ -253,15 +257,18 @@ void Sequence::clear_unproven(int64_t position) {
 }
 
 void Sequence::close_verify() {
-    for (size_t i = open_.cells.size(); i-- > 0;) {
-        const int64_t cell = open_.cells[i];
-        if (kv_.cells().position(cell) != CellTable::FREE) {
-            continue; // it was accepted
+    for (size_t g = 0; g < open_.cells.size(); ++g) {
+        KvGroup & group = kv_.groups()[g];
+        for (size_t i = open_.cells[g].size(); i-- > 0;) {
+            const int64_t cell = open_.cells[g][i];
+            if (group.cells().position(cell) != CellTable::FREE) {
+                continue; // it was accepted
+            }
+            if (!open_.finite[static_cast<int64_t>(i) < open_.n ? i : 0]) { // padding: its root
+                group.clear_cell(cell);
+            }
+            group.cells().release(cell);
         }
-        if (!open_.finite[static_cast<int64_t>(i) < open_.n ? i : 0]) { // padding copies the root
-            kv_.clear_cell(cell);
-        }
-        kv_.cells().release(cell);
     }
     if (draft_) {
         draft_->give_ring_rows(open_.feature_rows);
@@ -280,7 +287,9 @@ int64_t Sequence::sound(int64_t position) const {
 void Sequence::forget_from(int64_t position) {
     clear_unproven(position);
     close_verify();
-    kv_.release_from(slot_, static_cast<int32_t>(position));
+    for (KvGroup & group : kv_.groups()) {
+        group.release_from(slot_, static_cast<int32_t>(position));
+    }
     if (draft_) {
         draft_->truncate(slot_, static_cast<int32_t>(position));
     }
@@ -293,7 +302,9 @@ void Sequence::forget_from(int64_t position) {
 void Sequence::reset() {
     clear_unproven(0);
     close_verify();
-    kv_.cells().release_from(slot_, 0);
+    for (KvGroup & group : kv_.groups()) {
+        group.cells().release_from(slot_, 0);
+    }
     recurrent_.clear(slot_);
     drop_states(0);
     forget_known(0);
