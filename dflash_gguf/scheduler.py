@@ -366,7 +366,7 @@ class Scheduler:
         for jobs in groups.values():
             group = jobs[0].group
             done = Round(sum(job.held.position for job in jobs), n_sequences=len(jobs))
-            if group is not None:
+            if group is not None and not group.speculation.n_rest:
                 for job in jobs:
                     left = job.writing.n_ctx - job.held.position
                     job.request.n_room = min(n_each, left)
@@ -484,11 +484,15 @@ class Scheduler:
             done.n_accepted = sum(drawn[job][1] for job in jobs)
             if group is not None and jobs:
                 set_seconds(done, seconds, self._seconds)
+                is_alone = len(rounds) == 1 and len(jobs) == len(all_jobs) and not filled
+                if group.speculation.n_rest:
+                    group.speculation.pass_over(done, is_alone=is_alone)
+                    continue
                 group.speculation.observe(
                     done,
                     [job.request for job in jobs],
                     [drawn[job][0] for job in jobs],
-                    is_alone=len(rounds) == 1 and len(jobs) == len(all_jobs) and not filled,
+                    is_alone=is_alone,
                 )
         self._learn_chunk(seconds, decoded, filled=filled)
         for job, (tokens, _) in drawn.items():

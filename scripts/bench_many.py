@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +27,7 @@ import numpy as np
 
 import dflash_gguf
 from dflash_gguf import core
+from dflash_gguf.bench.summary import ratio_interval
 from dflash_gguf.core import Engine, Item, LoadConfig, Model, Sequence
 
 N_PROMPT = 128
@@ -134,27 +137,34 @@ def _seconds(work: Callable[[], object]) -> float:
 def answers(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Tokens a second of whole answers, plain ones and those of `auto` in turn.
 
-    Each with a decoder of its own: an answer given twice would be copied from itself.
+    Each by a decoder of its own that finds nothing measured before: an answer given twice would be
+    copied from itself.
     """
     found = []
     options = {"n_ctx": args.ctx, "n_parallel": max(args.n), "n_threads": args.threads}
     for n in args.n:
-        prompts = [f"Write a Python function that adds {i} to a number." for i in range(n)]
         rate: dict[str, list[float]] = {"none": [], "auto": []}
         for run in range(args.runs):
+            prompts = [
+                f"Write a Python function that adds {run * max(args.n) + i} to a number."
+                for i in range(n)
+            ]
             for draft in list(rate)[:: 1 if run % 2 == 0 else -1]:
-                with dflash_gguf.load(args.model, drafter=args.drafter, **options) as decoder:
-                    started = time.perf_counter()
-                    results = decoder.generate_batch(
-                        prompts, max_tokens=N_ANSWER, ignore_eos=True, draft=draft
-                    )
-                    n_tokens = sum(result.n_tokens for result in results)
-                    rate[draft].append(n_tokens / (time.perf_counter() - started))
-        row: dict[str, Any] = {"n": n}
+                with tempfile.TemporaryDirectory() as folder:
+                    os.environ["XDG_CACHE_HOME"] = folder
+                    with dflash_gguf.load(args.model, drafter=args.drafter, **options) as decoder:
+                        results = decoder.generate_batch(
+                            prompts, max_tokens=N_ANSWER, ignore_eos=True, draft=draft
+                        )
+                seconds = max(result.prefill_s + result.decode_s for result in results)
+                rate[draft].append(sum(result.n_tokens for result in results) / seconds)
+        ratios = [auto / plain for plain, auto in zip(rate["none"], rate["auto"], strict=True)]
+        row: dict[str, Any] = {"n": n, "ratio": ratio_interval(ratios)}
         row |= {draft: statistics.median(values) for draft, values in rate.items()}
+        mean, low, high = row["ratio"]
         print(
             f"{n:3} answers: plain {row['none']:7.0f} tok/s, auto {row['auto']:7.0f}, "
-            f"ratio {row['auto'] / row['none']:.3f}",
+            f"ratio {mean:.3f} ({low:.3f} to {high:.3f})",
             flush=True,
         )
         found.append(row)

@@ -54,13 +54,23 @@ static ggml_type draft_cache_type(const EngineParams & params) {
     return params.type_k == GGML_TYPE_F32 ? GGML_TYPE_F32 : GGML_TYPE_F16;
 }
 
+// Rows that passes and verifies that wait for their commits hold at a time, padding included: one
+// sequence has either; of many each verify may have a row of padding.
+static int64_t most_open(const EngineParams & params) {
+    if (params.n_parallel == 1) {
+        return std::max(params.n_ubatch, Engine::MAX_VERIFY + 1);
+    }
+    return std::max<int64_t>(params.n_ubatch, params.n_parallel) + Engine::MAX_VERIFY +
+           params.n_parallel;
+}
+
 Engine::Engine(std::shared_ptr<const Model> model, const EngineParams & params)
     : model_(std::move(model)), params_(checked(params)),
       devices_(model_->device(), model_->split(), params_.n_threads, {}, model_->measure()),
       recurs_(model_->hparams().n_recurrent() > 0),
       kv_(model_->hparams(), layer_place(), params_.type_k, params_.type_v,
           {pad(params_.n_ctx, 256), std::max<int64_t>(params_.n_ubatch, params_.n_parallel),
-           params_.n_parallel}),
+           params_.n_parallel, most_open(params_)}),
       recurrent_(model_->hparams(), layer_place(), params_.n_parallel),
       walks_(recurs_ && params_.delta_form == DeltaForm::OWN && devices_.main().runs_cpu_nodes() &&
              walks_delta_net(model_->hparams().recurrent)),
@@ -254,9 +264,9 @@ std::vector<MemoryUse> Engine::memory() const {
     add("draft", draft_ ? draft_->bytes() : 0, 0);
     add("arena", arena.main + arena.beside, arena.beside);
     add("pool", graphs_.pool_bytes(), 0);
-    if (recurs_) {
-        uses.push_back(
-            {"kept", ggml_backend_dev_name(cpu_device()), MAX_KEPT * recurrent_.bytes()});
+    const uint64_t kept = recurrent_.bytes() + params_.n_parallel * kv_.most_saved();
+    if (kept > 0) {
+        uses.push_back({"kept", ggml_backend_dev_name(cpu_device()), MAX_KEPT * kept});
     }
     return uses;
 }

@@ -78,7 +78,8 @@ class Engine {
     static constexpr int64_t MAX_TOP = DFL_MAX_TOP;
     // Most rows a verify may be asked to have room for.
     static constexpr int64_t MAX_VERIFY = DFL_MAX_VERIFY;
-    // States of recurrent layers that a sequence keeps at a time, on the host.
+    // Places that a sequence can go back to although some layers have forgotten what they knew
+    // there: what these need is kept on the host.
     static constexpr size_t MAX_KEPT = 2;
     // Most sequences that may be asked for.
     static constexpr int32_t MAX_PARALLEL = DFL_MAX_PARALLEL;

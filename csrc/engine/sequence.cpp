@@ -85,13 +85,28 @@ Draft Sequence::draft(int32_t last_token, int64_t n_draft, int64_t k, bool log_s
 }
 
 int64_t Sequence::next_rows(int64_t n) {
+    if (!engine_->recurs()) {
+        return n;
+    }
     if (position() < keep_at_) {
         return std::min(n, keep_at_ - position());
     }
     if (position() == keep_at_) {
-        keep_state();
+        keep_state(position());
     }
     return n;
+}
+
+void Sequence::move_on() {
+    if (!kv_.forgets()) {
+        return;
+    }
+    for (KeptState & state : kept_) {
+        if (state.windows.empty() && !kv_.keeps_before(state.position, position())) {
+            state.windows = kv_.save_windows(slot_, state.position);
+        }
+    }
+    kv_.move_on(slot_, position(), n_proven_);
 }
 
 void Sequence::appended(const PassItem & item, const int32_t * tokens, LiveGraph & live) {
@@ -106,6 +121,10 @@ void Sequence::appended(const PassItem & item, const int32_t * tokens, LiveGraph
     last_ = item.n_out > 0 ? &live : nullptr;
     first_out_ = item.first_out + std::max<int64_t>(0, item.n_out - 1);
     n_out_rows_ = 1;
+    if (!engine_->recurs() && position() > keep_at_) { // nothing was overwritten
+        keep_state(keep_at_);
+    }
+    move_on();
 }
 
 void Sequence::verified(PassItem item, LiveGraph & live) {
@@ -158,6 +177,7 @@ void Sequence::accept(const int32_t * nodes, int64_t n) {
     if (draft_) {
         draft_->keep(slot_, feature_rows, first);
     }
+    move_on();
 }
 
 void Sequence::check_row(int64_t row) const {
@@ -318,43 +338,62 @@ void Sequence::reset() {
 int64_t Sequence::sync(const int32_t * tokens, int64_t n) {
     engine_->check_ids(tokens, n, 0);
     const int64_t most = std::min(n - 1, position());
-    int64_t there = std::mismatch(tokens, tokens + most, tokens_.begin()).first - tokens;
-    if (engine_->recurs() && there < position()) {
-        const KeptState * best = nullptr;
-        for (const KeptState & state : kept_) {
-            if (state.position <= there && (best == nullptr || state.position > best->position)) {
-                best = &state;
-            }
-        }
-        there = best != nullptr ? best->position : 0;
-        if (best != nullptr) {
-            recurrent_.load(slot_, best->recurrent);
-        }
-    }
     prove();
-    there =
-        engine_->recurs() ? there : sound(there); // recurrent states are kept between passes anyway
+    const KeptState * kept = nullptr;
+    const int64_t there =
+        way_back(std::mismatch(tokens, tokens + most, tokens_.begin()).first - tokens, &kept);
+    if (kept != nullptr) {
+        load(there, kept->recurrent, kept->windows);
+    }
     if (there > 0) {
         forget_from(there);
     } else {
         reset();
     }
-    keep_at_ = engine_->recurs() ? n - 1 : 0;
+    keep_at_ = engine_->recurs() || kv_.forgets() ? n - 1 : 0;
     return there;
 }
 
-void Sequence::keep_state() {
+int64_t Sequence::way_back(int64_t position, const KeptState ** kept) const {
+    *kept = nullptr;
+    const bool recurs = engine_->recurs();
+    if (position == this->position()) {
+        return position;
+    }
+    if (const int64_t at = recurs ? 0 : sound(position); at > 0 && kv_.holds_before(slot_, at)) {
+        return at;
+    }
+    for (const KeptState & state : kept_) {
+        // Recurrent states are kept between passes anyway.
+        const bool is_sound = recurs || sound(state.position) == state.position;
+        if (is_sound && state.position <= position &&
+            (*kept == nullptr || state.position > (*kept)->position)) {
+            *kept = &state;
+        }
+    }
+    return *kept != nullptr ? (*kept)->position : 0;
+}
+
+void Sequence::load(int64_t position, const std::vector<uint8_t> & recurrent,
+                    const std::vector<uint8_t> & windows) {
+    recurrent_.load(slot_, recurrent);
+    if (!kv_.holds_before(slot_, position)) {
+        kv_.load_windows(slot_, position, windows);
+    }
+}
+
+void Sequence::keep_state(int64_t position) {
     keep_at_ = 0;
     const bool is_kept = std::any_of(kept_.begin(), kept_.end(), [&](const KeptState & state) {
-        return state.position == position();
+        return state.position == position;
     });
-    if (position() == 0 || is_kept) {
+    if (position == 0 || is_kept || !kv_.holds_before(slot_, position)) {
         return;
     }
     if (kept_.size() == Engine::MAX_KEPT) {
         kept_.erase(kept_.begin());
     }
-    kept_.push_back({position(), recurrent_.save(slot_)});
+    kept_.push_back({position, recurrent_.save(slot_), {}});
 }
 
 void Sequence::drop_states(int64_t position) {
@@ -364,7 +403,9 @@ void Sequence::drop_states(int64_t position) {
                 kept_.end());
 }
 
-Checkpoint Sequence::take() const { return {caches_, tokens_, recurrent_.save(slot_)}; }
+Checkpoint Sequence::take() const {
+    return {caches_, tokens_, recurrent_.save(slot_), kv_.save_windows(slot_, position())};
+}
 
 bool Sequence::holds(const Checkpoint & checkpoint) const {
     return checkpoint.caches == caches_ && checkpoint.tokens.size() <= tokens_.size() &&
@@ -380,8 +421,9 @@ void Sequence::restore(const Checkpoint & checkpoint) {
     DFL_CHECK(holds(checkpoint), DFL_STATUS_ARGUMENT,
               "the checkpoint of %zu tokens is not a beginning of this sequence's %lld tokens",
               checkpoint.tokens.size(), (long long)position());
-    recurrent_.load(slot_, checkpoint.recurrent);
-    forget_from(checkpoint.tokens.size());
+    const auto position = static_cast<int64_t>(checkpoint.tokens.size());
+    load(position, checkpoint.recurrent, checkpoint.windows);
+    forget_from(position);
 }
 
 void Sequence::truncate(int64_t position) {
@@ -398,6 +440,10 @@ void Sequence::truncate(int64_t position) {
               (long long)position);
     prove();
     const int64_t from = sound(position);
+    DFL_CHECK(from == 0 || kv_.holds_before(slot_, from), DFL_STATUS_UNSUPPORTED,
+              "a model with windows goes back from %lld tokens to %lld at the earliest, or to a "
+              "checkpoint, not to position %lld",
+              (long long)this->position(), (long long)kv_.earliest(slot_), (long long)position);
     const std::vector<int32_t> again(tokens_.begin() + from, tokens_.begin() + position);
     forget_from(from);
     if (!again.empty()) {

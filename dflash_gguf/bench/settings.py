@@ -10,6 +10,7 @@ from ..draft.proposer import CHAIN, TREE
 from ..policy.rule import Auto, Fixed, Known, Rule
 
 DEFAULT = "none,chain 4,chain 8,chain 15,tree 8,tree 16,tree 22,tree 32,tree 64,auto"
+BRIEF = "none,auto"
 
 
 @dataclass(frozen=True, slots=True)

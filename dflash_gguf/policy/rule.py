@@ -24,11 +24,13 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..draft.marginals import Candidates, grow
 from ..draft.proposer import BRIEF, CHAIN, TREE, Proposer, Request
 from ..draft.tree import Tree
 from .costs import Costs, Median, Round
@@ -39,8 +41,6 @@ SHARE = 0.01
 """Share of the running time that drafting may lose, and that deciding may take."""
 AHEAD = 64
 """Plain rounds whose share may be lost at once; eight times that can be saved."""
-DOUBTED, NEARLY = 8, 0.6
-"""Decisions after which another shape of draft is tried, if it promises so much of the best."""
 MOST_KEPT = 256
 """Rounds after which a decision is made anew at the latest."""
 N_USES = 16
@@ -69,9 +69,8 @@ class Rule(Protocol):
     def n_nodes(self) -> int:
         """Nodes that it would verify of one sequence now, at most."""
 
-    @property
-    def is_due(self) -> bool:
-        """Whether the next choice takes time."""
+    def is_due(self, done: Round) -> bool:
+        """Whether the choice for this round takes time."""
 
     @property
     def longest(self) -> int:
@@ -93,7 +92,7 @@ class Rule(Protocol):
     def observe(self, done: Round) -> None:
         """Learns from a round."""
 
-    def rests(self, n_plain: int) -> bool:
+    def rests(self, done: Round, n_plain: int) -> bool:
         """Whether it would decode plainly now where nothing is proposed.
 
         n_plain: rounds of which it has not heard yet.
@@ -106,7 +105,6 @@ class Rule(Protocol):
 class Fixed:
     """The same size every round, less only where the answer or the context ends."""
 
-    is_due = False
     least_log_chance = -math.inf
 
     def __init__(self, shape: str, size: int, longest: int, least: int = 0) -> None:
@@ -143,10 +141,14 @@ class Fixed:
         ]
         return [tree if tree.n_drafted >= self._least else tree.first(0) for tree in found]
 
+    def is_due(self, done: Round) -> bool:  # noqa: ARG002
+        """Never."""
+        return False
+
     def observe(self, done: Round) -> None:
         """Learns nothing."""
 
-    def rests(self, n_plain: int) -> bool:  # noqa: ARG002
+    def rests(self, done: Round, n_plain: int) -> bool:  # noqa: ARG002
         """Never."""
         return False
 
@@ -169,6 +171,9 @@ class Known:
         self._is_cold = False
         self._tokens = self._seconds = 0.0
         self._n_seen = 0
+        self._clock_s = 0.0
+        self._drafted_s: dict[bool, float] = {}
+        self._n_vain = 0
 
     @property
     def n_kept(self) -> int:
@@ -181,22 +186,30 @@ class Known:
         """Tokens a second of the last rounds, 0 before any."""
         return self._tokens / self._seconds if self._seconds > 0.0 else 0.0
 
+    @property
+    def share(self) -> float:
+        """Of the time that may be lost: less where nothing has been accepted for long."""
+        return SHARE if self._n_vain < MEMORY // 2 else SHARE / 4.0
+
+    def since_s(self, shape: str) -> float:
+        """Seconds of rounds since a draft of a shape."""
+        return self._clock_s - self._drafted_s.get(shape == BRIEF, 0.0)
+
     def may_lose(self, seconds: float, plain_s: float) -> bool:
         """Whether so much more may be lost now."""
         return self._lost_s + seconds <= SHARE * AHEAD * plain_s
 
-    def may_go_on(self, seconds: float, plain_s: float) -> bool:
-        """Whether rounds of so many seconds, which should pay, have not lost too much before.
+    def debt(self, plain_s: float) -> float:
+        """Tokens that a round must promise beyond its seconds' worth, where too much was lost.
 
-        Two of them may fail by bad luck where others have paid.
+        As many as pay it back within MEMORY rounds. plain_s: of a token of plain decoding.
         """
-        more_s = 4.0 * SHARE * AHEAD * plain_s + 2.0 * seconds if self.promise.is_proven else 0.0
-        return self.may_lose(-more_s, plain_s)
+        return max(self._lost_s / max(plain_s, 1e-9) - SHARE * AHEAD, 0.0) / MEMORY
 
     def rounds_to_wait(self, seconds: float, plain_s: float) -> int:
         """Plain rounds until so much may be lost, or until it is worth to think again."""
         missing_s = self._lost_s + seconds - SHARE * AHEAD * plain_s
-        n = missing_s / max(SHARE * plain_s, 1e-12)
+        n = missing_s / max(self.share * plain_s, 1e-12)
         return int(min(max(n, self.n_kept), MOST_KEPT))
 
     def needs_plain(self, advantage: float) -> bool:
@@ -220,16 +233,23 @@ class Known:
         self._seconds = keep * self._seconds + done.seconds
         if done.choose_s > 0.0:
             self.choose_s += ((done.choose_s) - self.choose_s) / min(4.0, 1.0 + costs.n_observed)
-        self._lost_s -= SHARE * done.seconds
+        if done.n_drafted and done.n_positions:
+            self._n_vain = 0 if done.n_accepted else self._n_vain + 1
+        self._lost_s -= self.share * done.seconds
         self._n_seen += done.n_rounds
-        if costs.knows_plain:
+        self._clock_s += done.seconds
+        if done.n_positions:
+            self._drafted_s[done.is_brief] = self._clock_s
+        if costs.knows_plain_of(done.n_sequences):
             plain_s = costs.plain_s(done.position, done.n_sequences) / done.n_sequences
             if not is_plain:
                 self._lost_s += self._warm_s(done, plain_s) - done.n_tokens * plain_s
             self._lost_s = max(self._lost_s, -8.0 * SHARE * AHEAD * plain_s)
         else:
             self._lost_s = max(self._lost_s, 0.0)
-        self._is_cold = is_plain and self._since_plain > 0 and costs.knows_plain
+        self._is_cold = (
+            is_plain and self._since_plain > 0 and costs.knows_plain_of(done.n_sequences)
+        )
         # Filing a round takes a while too; of those that are well known some are enough.
         if not self._is_cold and (
             done.n_rounds > 1 or self._n_seen % self.n_kept == 0 or not costs.is_settled(done)
@@ -255,14 +275,12 @@ class Known:
 class Promise:
     """What drafts with ranked candidates promised lately, and how far such promises were kept."""
 
-    PRIOR_CHANCE = 0.6
-    """Of every candidate before anything was drafted."""
     TRUST_MEMORY, TRUST_WEIGHT = 32, 2.0
     """Rounds after which an outcome weighs 1/e in the trust in expectations; and the accepted
     candidates that the trust begins with: so many missing ones halve it."""
 
     def __init__(self) -> None:
-        self._tables: dict[tuple[int, ...], Floats] = {}
+        self._tables: dict[tuple[int, ...], tuple[Floats, int]] = {}
         self._expected = self._accepted = self.TRUST_WEIGHT
 
     @property
@@ -275,24 +293,36 @@ class Promise:
         """Whether some candidates were accepted lately."""
         return self._accepted >= 2.0 * self.TRUST_WEIGHT
 
-    def table(self, lengths: Sequence[int], sizes: Sequence[int]) -> Floats:
-        """Tokens beyond the first of chains and trees, float64 [2, length, size]."""
-        key = (*lengths, 0, *sizes)
-        if key not in self._tables:
-            steps = np.full(lengths[-1], math.log(self.PRIOR_CHANCE))
-            self._tables[key] = _gains(np.exp(np.cumsum(steps)), None, lengths, sizes)
-        return self._tables[key]
+    def table(
+        self, outlook: Sequence[float], lengths: Sequence[int], sizes: Sequence[int]
+    ) -> Floats:
+        """Tokens beyond the first of chains and trees, float64 [2, length, size].
+
+        outlook: chances of the paths of brief chains, which are no better than ranked ones. Before
+        a tree was drafted, what is beside its chain is taken to follow from how sure that is.
+        """
+        path = np.array(outlook[: lengths[-1]])
+        floor = _gains(path, None, lengths, sizes)
+        found, _ = self._tables.get((*lengths, 0, *sizes), (None, 0))
+        if found is None:
+            steps = np.sort(path / np.concatenate([[1.0], path[:-1]]))
+            tenths = round(10.0 * float(steps[len(steps) // 2]))
+            return np.maximum(floor, _unseen(tenths, tuple(lengths), tuple(sizes)))
+        return np.maximum(floor, self.trust * found)
 
     def add(self, tree: Tree, n: int, lengths: Sequence[int], sizes: Sequence[int]) -> None:
         """Takes up a draft of n positions. tree: its likeliest nodes."""
-        table = self.table(lengths, sizes)
+        key = (*lengths, 0, *sizes)
+        table, n_seen = self._tables.get(key, (np.zeros(()), 0))
         spine = list(map(math.exp, tree.spine().log_chances[1:])) or [0.0]
         last = spine[-1] / spine[-2] if len(spine) > 1 else spine[-1]
         # What was not drafted, or was too unlikely to be among the nodes, goes on in like manner.
         last = last if len(spine) >= n else 0.0
         while len(spine) < lengths[-1]:
             spine.append(spine[-1] * last)
-        table += (_gains(np.array(spine), tree, lengths, sizes) - table) / MEMORY
+        n_seen = min(n_seen + 1, MEMORY)
+        gains = _gains(np.array(spine), tree, lengths, sizes)
+        self._tables[key] = table + (gains - table) / n_seen, n_seen
 
     def to_dict(self) -> dict[str, float]:
         """How far promises were kept."""
@@ -330,6 +360,16 @@ def _gains(
     return table
 
 
+@cache
+def _unseen(tenths: int, lengths: tuple[int, ...], sizes: tuple[int, ...]) -> Floats:
+    """What a tree promises whose best candidates have such a chance each, and others half each."""
+    chances = np.array([tenths / 10, *(1.0 - tenths / 10) * 0.5 ** np.arange(1, 8)])
+    steps = np.log(np.maximum(np.tile(chances, (lengths[-1], 1)), 1e-9))
+    tokens = np.tile(np.arange(len(chances)), (lengths[-1], 1))
+    tree = grow(0, Candidates(tokens, steps), sizes[-1])
+    return _gains(np.exp(np.cumsum(steps[:, 0])), tree, lengths, sizes)
+
+
 class Auto:
     """What pays for itself, for the answers of one engine."""
 
@@ -346,31 +386,34 @@ class Auto:
         self._sizes = ladder(SIZES, *(n for n in (most, least) if 0 < n <= most))
         self._least = max(least, 1)
         self._way: Way | None = None
-        self._n_kept, self._is_probe, self._is_plain = 0, False, False
-        self._n_decided = 0
-        self._rate = self._advantage = 0.0
+        self._n_kept, self._n_sequences = 0, 0
+        self._is_probe, self._is_plain = False, False
+        self._rate = self._advantage = self._debt = 0.0
         self.least_log_chance = -math.inf
         self._looked_up: dict[tuple[int, int, bool], list[float]] = {}
         self._n_nodes = self._sizes[self._n_open() - 1]
 
     def begin(self) -> None:
-        """Another answer: what was decided in the one before is kept as long as it was to be."""
+        """Another answer: what was decided in the one before is kept as long as it was to be.
+
+        Not what was to be run only once more: that may have been for how little was left.
+        """
         self._known.begin()
+        self._n_kept = 0 if self._n_kept == 1 else self._n_kept
 
     @property
     def n_nodes(self) -> int:
         """The largest size that it considers now."""
         return self._n_nodes
 
-    @property
-    def is_due(self) -> bool:
-        """Whether a decision is made now."""
-        return self._n_kept == 0
+    def is_due(self, done: Round) -> bool:
+        """Whether a decision is made now: also for another number of sequences."""
+        return self._n_kept == 0 or done.n_sequences != self._n_sequences
 
     def choose(self, done: Round, requests: Sequence[Request], paid: Proposer | None) -> Way | None:
         """The way that was decided on lately, or the best now; now and then a look."""
         limit = min(request.limit for request in requests)
-        if self._n_kept == 0:
+        if self.is_due(done):
             self._decide(done, requests[0], limit, paid)
         way, self._is_plain = self._way, False
         if way is None or limit < self._least:
@@ -394,7 +437,8 @@ class Auto:
         if done.n_positions:
             is_worth = value > 0.0 or self._is_probe
         else:
-            is_worth = value > 0.0 and not self._is_plain and not self._known.needs_plain(value)
+            is_worth = value > self._debt and not self._is_plain
+            is_worth = is_worth and not self._known.needs_plain(value)
         return found if is_worth else [tree.first(0) for tree in trees]
 
     def observe(self, done: Round) -> None:
@@ -407,9 +451,11 @@ class Auto:
         if done.n_positions and not self._costs.is_warm(done):
             self._n_kept = max(self._n_kept, 1)
 
-    def rests(self, n_plain: int) -> bool:
+    def rests(self, done: Round, n_plain: int) -> bool:
         """Whether it was decided to."""
-        return self._way is None and n_plain < self._n_kept and self._costs.knows_plain
+        n = done.n_sequences
+        is_kept = n_plain < self._n_kept and n == self._n_sequences
+        return self._way is None and is_kept and self._costs.knows_plain_of(n)
 
     def rest(self, done: Round, host_s: float) -> int:
         """As many as make asking a hundredth of their time, but for what is to be decided."""
@@ -422,14 +468,15 @@ class Auto:
         """Takes plain decoding or the best draft, and for how many rounds."""
         known, costs = self._known, self._costs
         self._way, self._is_probe, self._n_kept = None, False, 1
-        self._advantage = 0.0
+        self._n_sequences, self._advantage = done.n_sequences, 0.0
         self._looked_up.clear()
         self._n_nodes = self._sizes[self._n_open() - 1]
-        if not costs.knows_plain:
+        if not costs.knows_plain_of(done.n_sequences):
             return
         self._n_kept = known.n_kept
         plain_s = costs.plain_s(done.position, done.n_sequences)
         self._rate = max(done.n_sequences / max(plain_s, 1e-9), known.rate)
+        self._debt = known.debt(plain_s / done.n_sequences)
         self.least_log_chance = self._least_log(done)
         if paid is None or paid.name in request.failed:
             return
@@ -442,9 +489,10 @@ class Auto:
         if not known.promise.is_proven:  # what is expected is no more than a guess
             loss_s = max(loss_s, seconds - plain_s)
         if loss_s < 0.0:
-            if known.may_go_on(seconds, share_s):
+            advantage = tokens * plain_s / seconds - done.n_sequences
+            if advantage > known.debt(share_s):
                 self._way, self._rate = best, max(tokens / seconds, self._rate)
-                self._advantage = tokens * plain_s / seconds - done.n_sequences
+                self._advantage = advantage
             else:
                 self._n_kept = known.rounds_to_wait(0.0, share_s)
             return
@@ -456,15 +504,17 @@ class Auto:
     def _choice(self, ways: Sequence[tuple[float, float, Way]]) -> tuple[float, float, Way]:
         """The way with the most tokens a second; now and then one of the other shape.
 
-        What that promises is a guess until it has been tried, and an old one later.
+        What that promises is a guess until it has been tried, and an old one later: what trying it
+        costs may be a hundredth of the time since.
         """
         best = max(ways, key=lambda way: way[0] / way[1])
-        self._n_decided += 1
         others = [way for way in ways if way[2].shape != best[2].shape]
-        if self._n_decided % DOUBTED or not others:
+        if not others:
             return best
         other = max(others, key=lambda way: way[0] / way[1])
-        return other if other[0] * best[1] > NEARLY * best[0] * other[1] else best
+        loss_s = other[1] - other[0] * best[1] / best[0]
+        since_s = self._known.since_s(other[2].shape)
+        return other if max(loss_s, MEMORY * SHARE * other[1]) < SHARE * since_s else best
 
     def _least_log(self, done: Round) -> float:
         """Of the first candidate: k of them bring k times its chance at most."""
@@ -485,7 +535,7 @@ class Auto:
         gains = list(itertools.accumulate(outlook, initial=1.0))
         for shape in (BRIEF, TREE):
             # A step of the ladder at a time: costs far beyond what was measured are guesses.
-            n_known = costs.most_positions(shape == BRIEF)
+            n_known = costs.most_positions(shape == BRIEF, n_sequences)
             n_open = sum(n <= n_known for n in self._lengths) + 1
             lengths = [n for n in self._lengths[:n_open] if self._least <= n <= limit]
             if not lengths:
@@ -493,16 +543,16 @@ class Auto:
             if shape == BRIEF:
                 for n in lengths:
                     tokens = n_sequences * gains[n]
-                    seconds = costs.draft_s(n, True) + tokens * costs.sample_s
+                    seconds = costs.draft_s(n, True, n_sequences) + tokens * costs.sample_s
                     seconds += costs.pass_s(done.position, n_sequences * (n + 1))
                     found.append((tokens, max(seconds, 1e-9), Way(n, shape)))
                 continue
             first = self._lengths.index(lengths[0])
-            table = self._known.promise.table(self._lengths, self._sizes)
-            table = self._known.promise.trust * table[:, first : first + len(lengths)]
+            table = self._known.promise.table(outlook, self._lengths, self._sizes)
+            table = table[:, first : first + len(lengths)]
             tokens_of = n_sequences * (1.0 + table)
             passes = [self._passes(done, n_sequences, is_tree) for is_tree in (False, True)]
-            drafts = [costs.draft_s(n, False) for n in lengths]
+            drafts = [costs.draft_s(n, False, n_sequences) for n in lengths]
             seconds_of = np.array(passes)[:, None] + np.array(drafts)[:, None]
             seconds_of = seconds_of + tokens_of * costs.sample_s
             rates = (tokens_of / np.maximum(seconds_of, 1e-9)).transpose(1, 0, 2)
@@ -525,7 +575,7 @@ class Auto:
         if not done.n_positions:
             plain_s -= costs.ask_s  # which a plain round does not take
         best, found = 0.0, [tree.first(0) for tree in trees]
-        if not costs.knows_plain:
+        if not costs.knows_plain_of(n_sequences):
             return best, found
         for is_tree in (False, True):
             if is_tree and all(tree.is_chain for tree in trees):
@@ -564,11 +614,14 @@ class Auto:
         if key not in self._looked_up:
             costs, position, n = self._costs, done.position, done.n_sequences
             found = [math.inf] * len(self._sizes)
-            for at in range(self._n_open()):
-                rows = n + n_nodes * self._sizes[at]
+            most_rows = costs.most_rows
+            for at, size in enumerate(self._sizes):
+                rows = n + n_nodes * size
                 found[at] = costs.pass_s(position, rows, is_tree)
                 if not costs.knows_pass(rows, is_tree):
                     found[at] += costs.first_s / N_USES
+                if rows > most_rows:  # one step beyond the largest pass that was run
+                    break
             self._looked_up[key] = found
         return self._looked_up[key]
 
