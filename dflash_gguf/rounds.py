@@ -79,6 +79,9 @@ class Timeline(Protocol):
     def position(self) -> int:
         """Tokens the caches hold."""
 
+    def wanted_cells(self, n: int) -> int:
+        """Cells that n more tokens take of those that are free."""
+
     def sync(self, tokens: Sequence[int]) -> int:
         """Goes back to where the timeline agrees with `tokens`; how many of them are there.
 
