@@ -412,9 +412,9 @@ class Decoder:
             or other types of K/V, or has no room in the context or in `cache_ram`; OSError.
         """
         with self._turn():
-            tokens, prefix = prefix_file.load(self.engine, Path(path), self._prefixes.limit)
-            if not self._prefixes.add(tokens, prefix):
-                raise ValueError(f"{path}: there is no room for it (cache_ram)")
+            room = self._prefixes.make_host_room
+            tokens, prefix = prefix_file.load(self.engine, Path(path), room)
+            self._prefixes.add(tokens, prefix)
         return len(tokens)
 
     def forget_prefix(self, tokens: Prompt) -> bool:

@@ -71,7 +71,7 @@ def _add_prompt(p: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--prompt-cache",
         metavar="FILE",
-        help="begin with what this file holds of the prompt, and write to it what the prompt leaves",
+        help="begin with what this file holds of the prompt, and keep what the prompt leaves in it",
     )
     group.add_argument("-sys", "--system-prompt", metavar="TEXT", help="first message of the chat")
     group.add_argument(

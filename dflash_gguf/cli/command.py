@@ -72,7 +72,7 @@ def _fail(sentence: str) -> int:
 def _run(args: argparse.Namespace) -> int:
     if args.list_devices:
         return list_devices(args.backend_module)
-    several = args.interactive or (args.file is not None and args.n_parallel > 1)
+    several = args.interactive or (args.file is not None and (args.n_parallel or 1) > 1)
     if args.prompt_cache is not None and several:
         raise ValueError("--prompt-cache is for one prompt, not for a chat (-i) or a file of them")
     if args.compare and args.interactive:
