@@ -288,7 +288,7 @@ class CostFile:
 
         Errors: OSError for a file that cannot be read.
         """
-        files = [_file_identity(part) for path in paths for part in _parts(path)]
+        files = [_file_identity(part) for path in paths for part in files_of(path)]
         self._identity = [*files, *map(str, settings), machine_cache.cpu_name()]
         name = hashlib.sha256("\n".join(self._identity).encode()).hexdigest()[:16]
         self._name = f"costs-{name}.json"
@@ -310,7 +310,7 @@ class CostFile:
         machine_cache.write(self._name, self._identity, value)
 
 
-def _parts(path: str) -> list[str]:
+def files_of(path: str) -> list[str]:
     """The files of a model: this one, and those that follow it if it is the first of several."""
     found = re.search(r"-00001-of-(\d{5})\.gguf$", path)
     if found is None:
