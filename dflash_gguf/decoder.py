@@ -21,10 +21,11 @@ from .convert.schema import Key
 from .core import MAX_VERIFY, Drafter, Engine, Model, library_build
 from .decode import Generation, Writing, check_prompt
 from .memory.fit import most_rows, with_context
-from .memory.plan import Planner, check_fits
+from .memory.plan import MOST_PREFIX_BYTES, Planner, check_fits
 from .policy.cost_file import CostFile
 from .policy.drafting import Drafting
 from .policy.rule import Rule
+from .prefixes import Prefixes
 from .results import Result, Step
 from .rounds import Progress
 from .scheduler import Part, Scheduler
@@ -79,7 +80,8 @@ def load(
     place = (library_build(), model.backend, str(config.n_gpu_layers), str(config.n_cpu_moe))
     settings = (*place, engine.n_threads, config.cache_type_k, config.cache_type_v)
     costs = CostFile(files, *settings, *kernels)
-    decoder = Decoder(core.Sequence(engine), tokenizer, costs, n_most)
+    prefix_bytes = planner.plan(config).prefix_bytes
+    decoder = Decoder(core.Sequence(engine), tokenizer, costs, n_most, prefix_bytes)
     decoder.measure()
     return decoder
 
@@ -101,8 +103,8 @@ class Decoder:
 
     A callback of a running answer cannot use it: RuntimeError.
 
-    What the caches hold is kept between calls: a prompt that begins like one of the last is
-    computed only from where they part.
+    What answers leave behind is kept between calls: a prompt that begins like an earlier one is
+    computed only from where they part, as long as memory allows; docs/memory.md.
     """
 
     def __init__(
@@ -111,8 +113,12 @@ class Decoder:
         tokenizer: Tokenizer | None,
         cost_file: CostFile | None = None,
         most_rows: int = MAX_VERIFY,
+        prefix_bytes: int = MOST_PREFIX_BYTES,
     ) -> None:
-        """Use `load`. Without a tokenizer prompts are token ids, and answers have no text."""
+        """Use `load`. Without a tokenizer prompts are token ids, and answers have no text.
+
+        prefix_bytes: of main memory, that what is kept of earlier answers may take.
+        """
         self.sequence = sequence
         self.engine = sequence.engine
         self.model = sequence.engine.model
@@ -122,8 +128,10 @@ class Decoder:
         self._lock = threading.RLock()
         self._active: Stream | None = None
         self._is_running = False
-        is_shared = self.engine.n_parallel > 1
-        self._scheduler = Scheduler(sequence, self._drafting.rule) if is_shared else None
+        self._prefixes = Prefixes(self.engine, prefix_bytes)
+        self._scheduler: Scheduler | None = None
+        if self.engine.n_parallel > 1:
+            self._scheduler = Scheduler(sequence, self._drafting.rule, self._prefixes)
 
     @property
     def n_ctx(self) -> int:
@@ -143,6 +151,7 @@ class Decoder:
             self._drafting.keep()
             if self._scheduler is not None:
                 self._scheduler.close()
+            self._prefixes.forget()
             self.sequence.close()
             self.engine.close()
             self.model.close()
@@ -263,6 +272,7 @@ class Decoder:
                 config,
                 proposers=proposers,
                 rule=rule,
+                prefixes=self._prefixes,
                 on_prefill=on_prefill,
                 cancelled=cancelled,
                 splitter=_splitter(prompt, config),
@@ -363,6 +373,7 @@ class Decoder:
                 return
             self._active = None
             self.sequence.reset()
+            self._prefixes.forget()
             self._drafting.forget()
 
     def forget(self) -> None:
@@ -376,7 +387,8 @@ class Decoder:
     def _tokens_of(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             return self.tokenize(prompt)
-        tokens = [int(token) for token in prompt]
+        tokens = ChatPrompt(prompt, None, prompt.turns) if isinstance(prompt, ChatPrompt) else []
+        tokens = tokens or [int(token) for token in prompt]
         for token in tokens:
             if not 0 <= token < self.model.n_vocab:
                 raise ValueError(

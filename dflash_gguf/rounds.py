@@ -79,6 +79,9 @@ class Timeline(Protocol):
     def position(self) -> int:
         """Tokens the caches hold."""
 
+    def wanted_cells(self, n: int) -> int:
+        """Cells that n more tokens take of those that are free."""
+
     def sync(self, tokens: Sequence[int]) -> int:
         """Goes back to where the timeline agrees with `tokens`; how many of them are there.
 
@@ -204,6 +207,14 @@ class Speculation:
                     proposer.observe(request, chosen)
         if not is_alone:
             return
+        if done.is_mixed:
+            free = {proposer.name for proposer in self._free}
+            done.n_copied = sum(
+                n_taken
+                for request, chosen in zip(requests, tokens, strict=True)
+                for name, _, n_taken in request.credits(chosen)
+                if name in free
+            )
         self._rule.observe(done)
         if done.kind == "none" and self._host_s and self._rule.rests(done, 0):
             self.n_rest = self._rule.rest(done, self._host_s)

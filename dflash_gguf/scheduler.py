@@ -23,13 +23,12 @@ from .draft.proposer import Proposer, Request
 from .draft.tree import Tree
 from .policy.costs import Round
 from .policy.rule import Rule
+from .prefixes import PAGE, Found, Prefixes
 from .results import Result, Step
 from .rounds import Progress, Speculation
 
 MOST_UNREAD = 256
 """Tokens of an answer that nobody has read yet, after which it pauses."""
-PAGE = 64
-"""Cells that a sequence takes at a time."""
 CHUNKS = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Tokens of prompts that may join the others' rounds: few sizes, as each has a graph of its own."""
 SLOWER = 1.8
@@ -58,6 +57,7 @@ class Job:
         self.error: BaseException | None = None
         self.prefill_started: float | None = None
         self.n_to_fill = 0
+        self.found = Found()
 
     @property
     def held(self) -> Timeline:
@@ -138,15 +138,18 @@ class _Work(NamedTuple):
 class Scheduler:
     """Answers in one engine. Not for two threads at once."""
 
-    def __init__(self, first: Timeline, drafting_of: DraftingOf) -> None:
-        """first: a sequence of the engine; others are made when they are needed."""
+    def __init__(self, first: Timeline, drafting_of: DraftingOf, prefixes: Prefixes) -> None:
+        """first: a sequence of the engine; others are made when they are needed.
+
+        prefixes: what answers begin with, and where what they leave behind is kept.
+        """
         self.engine: Engine = first.engine
+        self._prefixes = prefixes
         self._drafting_of = drafting_of
         # An interruption may come between any two lines: who waits, who runs and which sequences
         # are free follows from each job's own `timeline`.
         self._jobs: list[Job] = []  # in their order
         self._timelines: list[Timeline] = [first]
-        self._known: dict[Timeline, list[int]] = {}  # what free ones hold; they were used in order
         self._groups: dict[object, Group] = {}
         self._open: list[Timeline] = []  # in a round that has not ended
         self._n_jobs = 0
@@ -169,11 +172,9 @@ class Scheduler:
 
     @property
     def _free(self) -> list[Timeline]:
-        """Sequences that nobody holds, the longest unused first."""
+        """Sequences that nobody holds; empty but after an interruption."""
         held = {job.timeline for job in self.running}
-        unused = [timeline for timeline in self._timelines if timeline not in held]
-        places = {timeline: i for i, timeline in enumerate(self._known)}
-        return sorted(unused, key=lambda timeline: places.get(timeline, -1))
+        return [timeline for timeline in self._timelines if timeline not in held]
 
     def add(self, writing: Writing, on_prefill: Progress | None = None) -> Job:
         """An answer joins."""
@@ -188,7 +189,7 @@ class Scheduler:
         """Forgets what no answer needs now."""
         for timeline in self._free:
             timeline.reset()
-        self._known.clear()
+        self._prefixes.forget()
 
     def take_back(self, timeline: Timeline) -> None:
         """Empties a sequence that is wanted for something else until the next round."""
@@ -196,14 +197,15 @@ class Scheduler:
             if job.timeline is timeline:
                 self._preempt(job)
         timeline.reset()
-        self._known.pop(timeline, None)
 
     def end(self, job: Job) -> None:
         """An answer leaves, wherever it is."""
         if job.is_over:
             return
         if job.timeline is not None:
-            self._keep(job.timeline, job.history[: job.timeline.position])
+            if job.timeline in self._open:
+                job.timeline.commit(0)
+            self._prefixes.put(job.timeline)
         if (step := job.writing.new_step()).tokens:  # drawn in a round that was interrupted
             job.add(step)
         job.is_over = True
@@ -222,8 +224,8 @@ class Scheduler:
         """One pass for all that can run. wanted: whose step is waited for."""
         self._recover()
         for job in list(self._jobs):
-            if job.writing.cancelled():
-                self.end(job)
+            if job.writing.cancelled() or job.writing.answer.stop_reason is not None:
+                self.end(job)  # the latter where that was interrupted
         if wanted.is_over:
             return
         self._admit()
@@ -260,23 +262,38 @@ class Scheduler:
         """The oldest that wait get places, as long as there are some and cells for them."""
         while self.waiting and len(self.running) < self.engine.n_parallel:
             job = self.waiting[0]
-            timeline = self._timeline_for(job)
-            with self._phase("decode"):
-                n_there = timeline.sync(job.history)
-            self._keep(timeline, job.history[:n_there])
+            if self._is_being_filled(job):
+                return
             # Those that run want room to grow, or the newest would soon have to leave again.
             spare = 2 * PAGE * len(self.running)
-            wanted = timeline.wanted_cells(len(job.history) - n_there) + spare
-            self._free_cells(wanted, but=timeline)
-            if self.running and self.engine.n_free_cells < wanted:
+            if not self._prefixes.reserve(job.history, spare) and self.running:
                 return
-            self._begin(job, timeline, n_there)
+            timeline = self._free_timeline()
+            with self._phase("decode"):
+                job.found = self._prefixes.begin(timeline, job.history, job.writing.turns)
+                self._prefixes.make_room(
+                    timeline.wanted_cells(len(job.history) - job.found.n_cached)
+                )
+            self._begin(job, timeline)
 
-    def _begin(self, job: Job, timeline: Timeline, n_there: int) -> None:
+    def _is_being_filled(self, job: Job) -> bool:
+        """Whether an answer that runs computes much of its prompt just now: it waits for that."""
+        n_known = self._prefixes.n_known(job.history)
+        for other in self.running:
+            position = other.held.position
+            n = _n_common(job.history[:-1], other.history)
+            if other.decodes or position >= n or n < n_known + PAGE or other.pauses:
+                continue
+            other.found = other.found.with_stop(n)
+            return True
+        return False
+
+    def _begin(self, job: Job, timeline: Timeline) -> None:
         job.request.sequence = timeline
         if job.prefill_started is None:
             job.prefill_started = time.perf_counter()
-            job.writing.n_cached = n_there
+            n_there = job.writing.n_cached = job.found.n_cached
+            job.writing.n_draft_context = job.found.n_draft_context
             job.n_to_fill = len(job.history) - n_there
             if job.on_prefill is not None:
                 job.on_prefill(0, job.n_to_fill)
@@ -284,53 +301,23 @@ class Scheduler:
             job.group.speculation.begin(job.request)
         job.timeline = timeline
 
-    def _timeline_for(self, job: Job) -> Timeline:
-        """The free sequence that holds most of its tokens; of those with none a new one."""
-
-        def n_common(timeline: Timeline) -> int:
-            known = self._known.get(timeline, [])
-            pairs = zip(known, job.history, strict=False)
-            return next((i for i, (a, b) in enumerate(pairs) if a != b), len(known))
-
-        free = self._free
-        best = max(free, key=n_common, default=None)
-        empty = next((timeline for timeline in free if not timeline.position), None)
-        if best is not None and n_common(best):
-            return best
-        if empty is not None:
-            return empty
-        if len(self._timelines) < self.engine.n_parallel:
+    def _free_timeline(self) -> Timeline:
+        """A sequence for another answer; there are fewer than the engine holds."""
+        if not self._free:
             self._timelines.append(Timeline(self.engine))
-            return self._timelines[-1]
-        return free[0]
-
-    def _keep(self, timeline: Timeline, tokens: list[int]) -> None:
-        """It has been used just now, and holds these."""
-        self._known.pop(timeline, None)
-        self._known[timeline] = tokens
-
-    def _free_cells(self, wanted: int, but: Timeline | None = None) -> None:
-        """Forgets what free sequences hold, the longest unused first, until so many are free."""
-        for timeline in self._free:
-            if self.engine.n_free_cells >= wanted:
-                return
-            if timeline is not but and timeline.position:
-                timeline.reset()
-                self._known.pop(timeline, None)
+        return self._free[0]
 
     def _preempt(self, job: Job) -> None:
-        """It waits again, and what it held is computed anew when it comes back."""
+        """It waits again, and begins anew with what of it others leave room for."""
         timeline, job.timeline = job.held, None
         job.request.notes.clear()  # what proposers know of it goes by sequences
-        timeline.reset()
-        self._known.pop(timeline, None)
+        self._prefixes.put(timeline)
 
     def _make_room(self, jobs: list[Job]) -> None:
         """Frees cells for a row of each. The newest leave first; the oldest always stays."""
         while True:
             wanted = sum(job.held.wanted_cells(1) for job in jobs)
-            self._free_cells(wanted)
-            if self.engine.n_free_cells >= wanted or len(self.running) == 1:
+            if self._prefixes.make_room(wanted) or len(self.running) == 1:
                 return
             last = self.running[-1]
             self._preempt(last)
@@ -388,8 +375,7 @@ class Scheduler:
             rounds.append((group, jobs, done))
         trees = [job for job in decoding if job.request.tree is not None]
         wanted = sum(job.held.wanted_cells(_n_rows(job)) for job in decoding)
-        self._free_cells(wanted)
-        if self.engine.n_free_cells < wanted:
+        if not self._prefixes.make_room(wanted):
             for job in trees:
                 job.request.tree = None  # what it was drafted for is short
             for _, _, done in rounds:
@@ -412,12 +398,15 @@ class Scheduler:
         work = []
         for job in filling:
             position = job.held.position
-            n = min(left, len(job.history) - position)
+            end = len(job.history)
+            n = min(left, job.found.next_stop(position, end) - position)
+            if job.held.wanted_cells(n) > self.engine.n_free_cells:
+                self._prefixes.make_room(job.held.wanted_cells(n))
             while n > 0 and job.held.wanted_cells(n) > self.engine.n_free_cells:
                 n -= min(n, PAGE)
             if n <= 0:
                 continue
-            n_to_come = len(job.history) - position - n
+            n_to_come = end - position - n
             item = Item(job.held, job.history[position : position + n], n_to_come=n_to_come)
             work.append(_Work(job, item, None))
             left -= n
@@ -439,10 +428,8 @@ class Scheduler:
 
     def _fail(self, job: Job, error: Error) -> None:
         job.error = error
-        timeline = job.held
+        self._prefixes.forget_unproven()
         self.end(job)
-        timeline.reset()
-        self._known.pop(timeline, None)
 
     def _draw(self, work: list[_Work], rows: list[Rows]) -> dict[Job, tuple[list[int], int]]:
         """What each answer draws of its rows, and how many candidates it took; one commit."""
@@ -511,6 +498,10 @@ class Scheduler:
         for job, (tokens, _) in drawn.items():
             if job not in decoded:
                 self._filled(job, tokens)
+                if job.held.position in job.found.stops or (
+                    tokens and self.engine.divides_prefixes
+                ):
+                    self._prefixes.keep(job.held)
             if job.writing.answer.stop_reason is not None:
                 self.end(job)
 
@@ -568,8 +559,16 @@ class Scheduler:
             if job.writing.answer.stop_reason is not None:
                 self.end(job)
             elif job.held.position >= len(job.history):
-                job.held.sync(job.history)
+                job.found = self._prefixes.begin(job.held, job.history)
         self._open = []
+
+
+def _n_common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Tokens that two lists begin with alike."""
+    n = min(len(a), len(b))
+    if list(a[:n]) == list(b[:n]):
+        return n
+    return next(i for i in range(n) if a[i] != b[i])
 
 
 def _n_rows(job: Job) -> int:

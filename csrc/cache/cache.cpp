@@ -199,6 +199,8 @@ KvCache::KvCache(const Hparams & hp, const LayerPlace & place, ggml_type type_k,
         layer.backend = &backend;
         layer.k = ggml_new_tensor_2d(part.ctx.get(), type_k, width, n_cells);
         layer.v = ggml_new_tensor_2d(part.ctx.get(), type_v, width, n_cells);
+        ggml_format_name(layer.k, "k.%lld", (long long)il);
+        ggml_format_name(layer.v, "v.%lld", (long long)il);
         group.add_layer(backend, layer.k, layer.v);
         block_k = std::min(block_k, shape.head_dim & -shape.head_dim);
         block_v = shape.head_dim % 64 == 0 ? block_v : 0;
@@ -393,6 +395,14 @@ uint64_t RecurrentCache::bytes() const {
     return sum;
 }
 
+uint64_t RecurrentCache::sequence_bytes() const {
+    uint64_t sum = 0;
+    for (const auto & part : parts_) {
+        sum += part->state->nb[2] + part->conv->nb[2];
+    }
+    return sum;
+}
+
 uint64_t RecurrentCache::trace_bytes() const {
     uint64_t sum = 0;
     for (const auto & part : parts_) {
@@ -419,8 +429,9 @@ uint64_t RecurrentCache::trace_bytes_on(const Backend * backend) const {
 
 template <typename Visit>
 void RecurrentCache::for_each_row(int32_t sequence, Visit && visit) const {
-    for (const auto & part : parts_) {
-        for (ggml_tensor * tensor : {part->state, part->conv}) {
+    for (const bool is_state : {true, false}) {
+        for (const auto & part : parts_) { // which have layers side by side
+            ggml_tensor * tensor = is_state ? part->state : part->conv;
             visit(*part, tensor, sequence * tensor->nb[2], tensor->nb[2]);
         }
     }

@@ -158,9 +158,11 @@ class RecurrentCache {
     std::vector<AcceptedPath> accepted;
 
     void clear(int32_t sequence);
-    // A sequence's state as bytes, device by device and layer by layer, and back.
+    // A sequence's state as bytes, of all layers in their order, then its convolution inputs; and
+    // back.
     std::vector<uint8_t> save(int32_t sequence) const;
     void load(int32_t sequence, const std::vector<uint8_t> & bytes);
+    uint64_t sequence_bytes() const;
     uint64_t bytes() const;
     uint64_t trace_bytes() const;
     uint64_t bytes_on(const Backend * backend) const;

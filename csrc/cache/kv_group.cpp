@@ -1,5 +1,7 @@
 #include "cache/kv_group.h"
 
+#include "error.h"
+
 #include <algorithm>
 #include <cstring>
 
@@ -65,10 +67,77 @@ void KvGroup::clear(int32_t sequence) {
 }
 
 void KvGroup::clear_range(int32_t sequence, int64_t first, int64_t end) {
+    // Shared rows are others' too, and read by our own code alone.
+    const auto own = static_cast<int64_t>(cells_.shared(sequence).size()) * CellTable::PAGE;
     for (const cpu::CellSpan & span : cells_.spans(sequence)) {
-        const int64_t from = std::clamp<int64_t>(first - span.position, 0, span.n);
+        const int64_t from = std::clamp<int64_t>(std::max(first, own) - span.position, 0, span.n);
         const int64_t to = std::clamp<int64_t>(end - span.position, from, span.n);
         zero(span.cell + from, to - from);
+    }
+}
+
+void KvGroup::release_from(int32_t sequence, int32_t position) {
+    copy_cells(cells_.release_from(sequence, position));
+}
+
+std::vector<ggml_tensor *> KvGroup::tensors() const {
+    std::vector<ggml_tensor *> found;
+    for (const Store & store : stores_) {
+        found.push_back(store.rows);
+    }
+    return found;
+}
+
+uint64_t KvGroup::row_bytes() const {
+    uint64_t sum = 0;
+    for (const ggml_tensor * tensor : tensors()) {
+        sum += tensor->nb[1];
+    }
+    return sum;
+}
+
+void KvGroup::read_rows(int32_t sequence, int32_t position, int64_t n, uint8_t * to) const {
+    int64_t n_found = 0;
+    for (const ggml_tensor * tensor : tensors()) {
+        const size_t row = tensor->nb[1];
+        for (const cpu::CellSpan & span : cells_.spans(sequence)) {
+            const int64_t first = std::max<int64_t>(position, span.position);
+            const int64_t end = std::min(position + n, span.position + span.n);
+            if (first < end) {
+                ggml_backend_tensor_get(tensor, to + (first - position) * row,
+                                        (span.cell + first - span.position) * row,
+                                        (end - first) * row);
+                n_found += end - first;
+            }
+        }
+        to += n * row;
+    }
+    DFL_CHECK(n_found == n * static_cast<int64_t>(tensors().size()), DFL_STATUS_INTERNAL,
+              "sequence %d lacks rows of %lld from position %d on", sequence, (long long)n,
+              position);
+}
+
+void KvGroup::read_cells(int64_t cell, int64_t n, uint8_t * to) const {
+    for (const ggml_tensor * tensor : tensors()) {
+        ggml_backend_tensor_get(tensor, to, cell * tensor->nb[1], n * tensor->nb[1]);
+        to += n * tensor->nb[1];
+    }
+}
+
+void KvGroup::write_cells(int64_t cell, int64_t n, const uint8_t * from, int64_t first,
+                          int64_t n_from) {
+    for (ggml_tensor * tensor : tensors()) {
+        const size_t row = tensor->nb[1];
+        ggml_backend_tensor_set(tensor, from + first * row, cell * row, n * row);
+        from += n_from * row;
+    }
+}
+
+void KvGroup::copy_cells(const CellTable::Copy & copy) {
+    for (ggml_tensor * tensor : copy.n > 0 ? tensors() : std::vector<ggml_tensor *>()) {
+        auto * rows = static_cast<char *>(tensor->data);
+        const size_t row = tensor->nb[1];
+        std::memcpy(rows + copy.to * row, rows + copy.from * row, copy.n * row);
     }
 }
 

@@ -65,6 +65,25 @@ class KvGroup {
         clear_range(sequence, position, INT32_MAX);
     }
 
+    // CellTable::release_from() with what it wants copied.
+    void release_from(int32_t sequence, int32_t position);
+
+    // Whether sequences may share pages of cells: where every layer attends in our own code, which
+    // takes rows where they lie, and to which hidden ones are nothing. Not for windows.
+    bool shares_pages() const { return window_ == 0 && masks_.empty() && is_host(); }
+    // Keys and values of each layer.
+    std::vector<ggml_tensor *> tensors() const;
+    // Bytes of one cell in all of them.
+    uint64_t row_bytes() const;
+    // Copies rows out, tensor by tensor, those of each side by side: n of a sequence from a
+    // position on, which must be there; of n cells side by side; and back, of n_from rows those
+    // from `first` on.
+    void read_rows(int32_t sequence, int32_t position, int64_t n, uint8_t * to) const;
+    void read_cells(int64_t cell, int64_t n, uint8_t * to) const;
+    void write_cells(int64_t cell, int64_t n, const uint8_t * from, int64_t first, int64_t n_from);
+    // Host memory only.
+    void copy_cells(const CellTable::Copy & copy);
+
     // What follows is for windows; without one all rows are kept, and none are saved.
 
     // A sequence has come to a position: forgets what is not kept any more. n_proven: of its
@@ -81,6 +100,9 @@ class KvGroup {
     // back, in place of all that the sequence holds, from `bytes` on -> the first that is not read.
     void save(int32_t sequence, int64_t position, std::vector<uint8_t> & bytes) const;
     const uint8_t * load(int32_t sequence, int64_t position, const uint8_t * bytes);
+    // What is saved: from the first position of a page on, where it lies as if it had been
+    // computed.
+    int64_t first_saved(int64_t position) const;
     // Most of what save() appends.
     uint64_t most_saved() const;
 
@@ -92,10 +114,6 @@ class KvGroup {
     // And what is kept at a position; the first position of a page, so that whole pages become
     // free.
     int64_t first_kept(int64_t position) const;
-    // What is saved: from the first position of a page on, where it lies as if it had been
-    // computed.
-    int64_t first_saved(int64_t position) const;
-
     // Keys or values of a layer.
     struct Store {
         const Backend * backend;

@@ -139,6 +139,25 @@ class Engine {
     int32_t enter(Sequence * sequence);
     void leave(const Sequence * sequence);
 
+    // Token ids that are no tokens, or more of them than the context holds after some.
+    void check_ids(const int32_t * tokens, int64_t n, int64_t after) const;
+
+    // Groups of attention layers, the one first that keeps every row, then the drafter's cache. Of
+    // a cache: whether it is the drafter's, whether prefixes hold pages of it, and how many of the
+    // rows before position n a prefix keeps at most, and at least.
+    std::vector<KvGroup *> caches();
+    bool is_drafters(size_t cache) const;
+    bool shares(size_t cache) const;
+    int64_t most_kept(size_t cache, int64_t n) const;
+    int64_t least_kept(size_t cache, int64_t n) const;
+    // Whether a sequence can begin with any part of a prefix: no layers recur or have a window.
+    bool goes_anywhere() const;
+    // On the host, of all prefixes.
+    uint64_t & kept_bytes() { return kept_bytes_; }
+    uint64_t kept_bytes() const { return kept_bytes_; }
+    // Has the drafter take in what it has yet to of a sequence; rows are gone then.
+    void settle_features(int32_t slot);
+
     Backend & main() { return devices_.main(); }
     const Backend & main() const { return devices_.main(); }
     KvCache & kv() { return kv_; }
@@ -213,6 +232,7 @@ class Engine {
     int64_t n_top_ = 0;                 // of keep_top()
     int64_t verify_rows_ = 0;
     int64_t n_passes_ = 0;
+    uint64_t kept_bytes_ = 0;
 };
 
 } // namespace dfl

@@ -16,7 +16,7 @@ static uint64_t next_name() {
 
 Sequence::Sequence(std::shared_ptr<Engine> engine)
     : engine_(std::move(engine)), kv_(engine_->kv()), recurrent_(engine_->recurrent()),
-      draft_(engine_->draft()), slot_(-1), caches_(next_name()) {
+      draft_(engine_->draft()), slot_(-1), caches_(next_name()), known_(engine_->caches().size()) {
     tokens_.reserve(engine_->n_ctx());
     slot_ = engine_->enter(this); // last: what throws after it would leave its place taken
 }
@@ -36,13 +36,12 @@ void Sequence::check_no_open_verify() const {
               (long long)open_.n);
 }
 
-// Token ids that are no tokens, or more of them than the context holds after some.
-static void check_ids(const Engine & engine, const int32_t * tokens, int64_t n, int64_t after) {
+void Engine::check_ids(const int32_t * tokens, int64_t n, int64_t after) const {
     DFL_CHECK(n >= 1, DFL_STATUS_ARGUMENT, "there are no tokens to run");
-    DFL_CHECK(n <= engine.n_ctx() - after, DFL_STATUS_ARGUMENT,
+    DFL_CHECK(n <= n_ctx() - after, DFL_STATUS_ARGUMENT,
               "%lld tokens after %lld do not fit into a context of %lld", (long long)n,
-              (long long)after, (long long)engine.n_ctx());
-    const int64_t n_vocab = engine.model().hparams().n_vocab;
+              (long long)after, (long long)n_ctx());
+    const int64_t n_vocab = model_->hparams().n_vocab;
     for (int64_t i = 0; i < n; ++i) {
         DFL_CHECK(tokens[i] >= 0 && tokens[i] < n_vocab, DFL_STATUS_ARGUMENT,
                   "token id %d is outside the vocabulary of %lld", tokens[i], (long long)n_vocab);
@@ -50,7 +49,7 @@ static void check_ids(const Engine & engine, const int32_t * tokens, int64_t n, 
 }
 
 void Sequence::check_tokens(const int32_t * tokens, int64_t n) const {
-    check_ids(*engine_, tokens, n, position());
+    engine_->check_ids(tokens, n, position());
 }
 
 void Sequence::prefill(const int32_t * tokens, int64_t n, float * all_logits,
@@ -309,12 +308,13 @@ void Sequence::forget_from(int64_t position) {
     clear_unproven(position);
     close_verify();
     for (KvGroup & group : kv_.groups()) {
-        group.cells().release_from(slot_, static_cast<int32_t>(position));
+        group.release_from(slot_, static_cast<int32_t>(position));
     }
     if (draft_) {
         draft_->truncate(slot_, static_cast<int32_t>(position));
     }
     drop_states(position);
+    forget_known(position);
     tokens_.resize(position);
     last_ = nullptr;
 }
@@ -327,6 +327,7 @@ void Sequence::reset() {
     }
     recurrent_.clear(slot_);
     drop_states(0);
+    forget_known(0);
     tokens_.clear();
     last_ = nullptr;
     if (draft_) {
@@ -335,7 +336,7 @@ void Sequence::reset() {
 }
 
 int64_t Sequence::sync(const int32_t * tokens, int64_t n) {
-    check_ids(*engine_, tokens, n, 0);
+    engine_->check_ids(tokens, n, 0);
     const int64_t most = std::min(n - 1, position());
     prove();
     const KeptState * kept = nullptr;

@@ -3,8 +3,10 @@
 #pragma once
 
 #include "engine/engine.h"
+#include "engine/prefix.h"
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -37,6 +39,7 @@ class Sequence {
 
     Engine & engine() const { return *engine_; }
     int64_t position() const { return static_cast<int64_t>(tokens_.size()); }
+    const std::vector<int32_t> & tokens() const { return tokens_; }
     // Cells that n more tokens take of those that no sequence has.
     int64_t wanted_cells(int64_t n) const { return kv_.cells().wanted(slot_, n); }
 
@@ -83,6 +86,15 @@ class Sequence {
     // spoiled, in a pass that nobody read a row after; throws DFL_STATUS_UNSUPPORTED if recurrent
     // layers have overwritten what they knew there, or layers with a window have forgotten it.
     void truncate(int64_t position);
+
+    // What its tokens left behind, kept for others that begin alike; closes no verify, but the rows
+    // of the last pass may be gone. Bytes that it would take on the host.
+    std::shared_ptr<Prefix> keep();
+    uint64_t cost_of_keeping() const;
+    // Begins with the first n tokens of a prefix: of an empty sequence. Throws
+    // DFL_STATUS_ARGUMENT where it needs more cells than are free, and DFL_STATUS_UNSUPPORTED for a
+    // part of a prefix where the engine takes them whole.
+    void adopt(const Prefix & prefix, int64_t n);
 
     // What follows is for the engine.
 
@@ -134,6 +146,11 @@ class Sequence {
     // And forgets those that were kept after a position.
     void drop_states(int64_t position);
     void forget_from(int64_t position);
+    struct Wanted;
+    std::vector<Wanted> wanted_rows(size_t cache) const;
+    void begin_with(size_t cache, const CacheRows & kept, int64_t n);
+    // Rows of prefixes hold no longer from a position on.
+    void forget_known(int64_t position);
 
     std::shared_ptr<Engine> engine_;
     KvCache & kv_; // of it, as the next two
@@ -144,6 +161,8 @@ class Sequence {
     std::vector<int32_t> tokens_; // the committed timeline
     std::vector<KeptState> kept_; // of it, the oldest first; none where nothing is forgotten
     int64_t keep_at_ = 0;         // where a prefill keeps the next one; 0: nowhere
+    // Of each cache, by pages' worth: rows of this timeline that a prefix keeps.
+    std::vector<std::map<int64_t, std::weak_ptr<KeptRows>>> known_;
     int64_t n_proven_ = 0;        // of them, those that a finite row was read after
     std::vector<int64_t> passes_; // where those begin that appended the others
     LiveGraph * last_ = nullptr;  // graph whose logits are readable
