@@ -50,6 +50,24 @@ class Cancel(Message, frozen=True):
     id: int
 
 
+class SlotAction(Message, frozen=True):
+    """To the engine: save what a slot's last text left behind to a file, restore or erase it."""
+
+    id: int
+    slot: int
+    action: str
+    path: str
+
+
+class SlotDone(Message, frozen=True):
+    """From the engine: it is done. n_tokens: 0 where there was nothing."""
+
+    id: int
+    n_tokens: int
+    n_bytes: int
+    seconds: float
+
+
 class Loading(Message, frozen=True):
     """From the engine: bytes loaded so far, and in all."""
 
@@ -160,8 +178,8 @@ class Failed(Message, frozen=True):
     sentence: str
 
 
-ToEngine = Load | Run | Cancel
-FromEngine = Loading | Ready | Refused | Started | Prefilled | Stepped | Ended | Failed
+ToEngine = Load | Run | Cancel | SlotAction
+FromEngine = Loading | Ready | Refused | Started | Prefilled | Stepped | Ended | Failed | SlotDone
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)
