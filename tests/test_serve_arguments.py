@@ -54,6 +54,7 @@ def test_flags_of_llama_server_are_taken() -> None:
     assert (args.n_ctx, args.n_parallel, args.n_ubatch, args.cache_type_k) == (4096, 4, 256, "q8_0")
     assert settings.tags == ("a", "b")
     assert settings.decode.draft_max == 3
+    assert (args.cache_ram, settings.slot_save_path) == (100, Path())
     assert thinks(args, {}) is False
     lines = notes(args)
     assert any(line.startswith("--cache-reuse is ignored: shifted") for line in lines)

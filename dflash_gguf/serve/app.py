@@ -107,7 +107,7 @@ class App:
             )
             config = replace(self._config(body, engine, texts, n_probs), reasoning_format=format_)
             text, _ = texts.chat_text(body)
-            prompt = texts.needed().chat_tokens(text, template=texts.template)
+            prompt = texts.chat_tokens(body, text)
             choices = self._choices(body, engine, [prompt], config)
             return choices, Chat(self._common(body, model, texts, choices))
 
@@ -177,6 +177,7 @@ class App:
         for number, prompt in enumerate(prompts):
             _check_prompt(prompt, ready.n_ctx, ready.n_vocab)
             reasoning = None
+            turns = list(prompt.turns) if isinstance(prompt, ChatPrompt) else []
             if isinstance(prompt, ChatPrompt) and prompt.reasoning is not None:
                 reasoning = prompt.reasoning.name, prompt.reasoning.is_open
             for nth in range(n):
@@ -189,6 +190,7 @@ class App:
                     reasoning,
                     cache,
                     bool(body.timings_per_token),
+                    turns,
                 )
                 choices.append(Choice(len(choices), run, own, number, settings.n_batch))
         return choices

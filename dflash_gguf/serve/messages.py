@@ -34,6 +34,7 @@ class Run(Message, frozen=True):
 
     config: fields of a DecodeConfig. reasoning: name of the format of thoughts and whether they
     have begun. cache_prompt: what the caches hold may be used. wants_account: with every step.
+    turns: see ChatPrompt.
     """
 
     id: int
@@ -42,6 +43,7 @@ class Run(Message, frozen=True):
     reasoning: tuple[str, bool] | None
     cache_prompt: bool
     wants_account: bool
+    turns: list[int] = []
 
 
 class Cancel(Message, frozen=True):

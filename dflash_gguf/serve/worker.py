@@ -174,8 +174,9 @@ class Worker:
     def _open(self, job: Job) -> None:
         run = job.run
         prompt = list(run.tokens)
-        if run.reasoning is not None:
-            prompt = ChatPrompt(prompt, Format(*run.reasoning))
+        if run.reasoning is not None or run.turns:
+            reasoning = None if run.reasoning is None else Format(*run.reasoning)
+            prompt = ChatPrompt(prompt, reasoning, run.turns)
         if not run.cache_prompt:
             self._decoder.reset()
         job.stream = self._decoder.stream(
