@@ -156,7 +156,8 @@ def test_any_use_stays_below_the_limit_and_leaks_nothing(
                 texts = [*texts, [*prompt, *result.tokens][:150]][-8:]
             assert engine.prefix_bytes <= n_bytes
             n_spilled += any(prefix.wanted_cells(prefix.n_tokens) > 64 for prefix in store)
-        assert n_cached > (100 if n_bytes or engine.divides_prefixes else -1)
+        assert n_cached > 100 or n_bytes < 1_000_000
+        assert n_cached == 0 or n_bytes > 0
         assert n_spilled > 0 or n_bytes < 1_000_000
         many.reset()
         assert (engine.prefix_bytes, engine.n_free_cells, len(store)) == (0, 512, 0)
