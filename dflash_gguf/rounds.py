@@ -207,6 +207,14 @@ class Speculation:
                     proposer.observe(request, chosen)
         if not is_alone:
             return
+        if done.is_mixed:
+            free = {proposer.name for proposer in self._free}
+            done.n_copied = sum(
+                n_taken
+                for request, chosen in zip(requests, tokens, strict=True)
+                for name, _, n_taken in request.credits(chosen)
+                if name in free
+            )
         self._rule.observe(done)
         if done.kind == "none" and self._host_s and self._rule.rests(done, 0):
             self.n_rest = self._rule.rest(done, self._host_s)

@@ -35,7 +35,8 @@ class Round:
     n_positions: places a drafter filled for each that drafted; is_brief: whether only with best
     candidates; is_mixed: whether others had proposed as well.
     n_drafted: nodes verified below the roots. is_tree: whether they were more than chains.
-    n_expected: those that were expected to be accepted. n_accepted: those that were.
+    n_expected: those that were expected to be accepted. n_accepted: those that were; n_copied: of a
+    mixed round's those that others had proposed as well.
     n_tokens: tokens the round added to answers.
     Seconds: choose_s, the decision what to draft, where one was made; draft_s, candidates and their
     choice; pass_s, the target's pass with what surrounds it; sample_s.
@@ -50,6 +51,7 @@ class Round:
     is_tree: bool = False
     n_expected: float = 0.0
     n_accepted: int = 0
+    n_copied: int = 0
     n_tokens: int = 0
     choose_s: float = 0.0
     draft_s: float = 0.0

@@ -113,7 +113,12 @@ class Drafting:
                 request.notes.clear()
                 drafted = time.perf_counter()
             if done.n_drafted:
-                sequence.verify([prompt[-1]] * done.n_rows).argmax()
+                tokens = [prompt[-1]] * done.n_rows
+                if done.is_tree:
+                    parents = [(node + 1) // 2 - 1 for node in range(done.n_rows)]
+                    sequence.verify_tree(tokens, parents).argmax()
+                else:
+                    sequence.verify(tokens).argmax()
                 sequence.commit(0)
             else:
                 sequence.decode(prompt[-1]).argmax()

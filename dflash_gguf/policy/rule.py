@@ -166,7 +166,7 @@ class Known:
         self.promise = Promise()
         self.choose_s = 0.0
         self.host = Median()
-        self._lost_s = 0.0
+        self._lost_s = self._copied_s = 0.0
         self._since_draft = self._since_plain = 0
         self._is_cold = False
         self._tokens = self._seconds = 0.0
@@ -195,20 +195,18 @@ class Known:
         """Seconds of rounds since a draft of a shape."""
         return self._clock_s - self._drafted_s.get(shape == BRIEF, 0.0)
 
-    def may_lose(self, seconds: float, plain_s: float) -> bool:
-        """Whether so much more may be lost now."""
-        return self._lost_s + seconds <= SHARE * AHEAD * plain_s
+    def may_lose(self, seconds: float, plain_s: float, *, is_paid: bool = True) -> bool:
+        """Whether so much more may be lost now, by drafts that cost a pass or by others.
 
-    def debt(self, plain_s: float) -> float:
-        """Tokens that a round must promise beyond its seconds' worth, where too much was lost.
-
-        As many as pay it back within MEMORY rounds. plain_s: of a token of plain decoding.
+        Less than 0: what is promised. What was lost before is then made up for in AHEAD rounds.
+        plain_s: of a token of plain decoding.
         """
-        return max(self._lost_s / max(plain_s, 1e-9) - SHARE * AHEAD, 0.0) / MEMORY
+        lost_s = self._lost_s if is_paid else self._copied_s
+        return lost_s + _stake(seconds) <= SHARE * AHEAD * plain_s
 
     def rounds_to_wait(self, seconds: float, plain_s: float) -> int:
         """Plain rounds until so much may be lost, or until it is worth to think again."""
-        missing_s = self._lost_s + seconds - SHARE * AHEAD * plain_s
+        missing_s = self._lost_s + _stake(seconds) - SHARE * AHEAD * plain_s
         n = missing_s / max(self.share * plain_s, 1e-12)
         return int(min(max(n, self.n_kept), MOST_KEPT))
 
@@ -220,10 +218,15 @@ class Known:
         """
         return self._is_cold or self._since_plain * SHARE >= 2.0 * advantage
 
-    def begin(self) -> None:
-        """An answer begins: debts of those before it are forgotten where drafting has paid."""
-        if self.promise.is_proven:
-            self._lost_s = min(self._lost_s, 0.0)
+    def begin(self) -> bool:
+        """An answer begins: debts of those before it are forgotten where drafting has paid.
+
+        Whether there were any.
+        """
+        has_debts = self.promise.is_proven and self._lost_s > 0.0
+        if has_debts:
+            self._lost_s = 0.0
+        return has_debts
 
     def observe(self, done: Round) -> None:
         """Learns from a round."""
@@ -236,17 +239,18 @@ class Known:
         if done.n_drafted and done.n_positions:
             self._n_vain = 0 if done.n_accepted else self._n_vain + 1
         self._lost_s -= self.share * done.seconds
-        self._n_seen += done.n_rounds
-        self._clock_s += done.seconds
-        if done.n_positions:
-            self._drafted_s[done.is_brief] = self._clock_s
+        self._copied_s -= SHARE * done.seconds
+        least_s = 0.0
         if costs.knows_plain_of(done.n_sequences):
             plain_s = costs.plain_s(done.position, done.n_sequences) / done.n_sequences
-            if not is_plain:
+            least_s = -8.0 * SHARE * AHEAD * plain_s
+            if done.is_mixed:  # what others proposed as well would have come without the draft
+                self._lost_s += done.draft_s - (done.n_accepted - done.n_copied) * plain_s
+            elif done.n_positions:
                 self._lost_s += self._warm_s(done, plain_s) - done.n_tokens * plain_s
-            self._lost_s = max(self._lost_s, -8.0 * SHARE * AHEAD * plain_s)
-        else:
-            self._lost_s = max(self._lost_s, 0.0)
+            elif done.n_drafted:
+                self._copied_s += self._warm_s(done, plain_s) - done.n_tokens * plain_s
+        self._lost_s, self._copied_s = max(self._lost_s, least_s), max(self._copied_s, least_s)
         self._is_cold = (
             is_plain and self._since_plain > 0 and costs.knows_plain_of(done.n_sequences)
         )
@@ -270,6 +274,10 @@ class Known:
             return done.seconds
         most_s = (done.n_tokens + SHARE * AHEAD) * plain_s
         return min(done.seconds, self.costs.round_s(done), most_s)
+
+
+def _stake(seconds: float) -> float:
+    return seconds if seconds > 0.0 else AHEAD * seconds
 
 
 class Promise:
@@ -388,7 +396,7 @@ class Auto:
         self._way: Way | None = None
         self._n_kept, self._n_sequences = 0, 0
         self._is_probe, self._is_plain = False, False
-        self._rate = self._advantage = self._debt = 0.0
+        self._rate = self._advantage = 0.0
         self.least_log_chance = -math.inf
         self._looked_up: dict[tuple[int, int, bool], list[float]] = {}
         self._n_nodes = self._sizes[self._n_open() - 1]
@@ -396,10 +404,11 @@ class Auto:
     def begin(self) -> None:
         """Another answer: what was decided in the one before is kept as long as it was to be.
 
-        Not what was to be run only once more: that may have been for how little was left.
+        Not what was to be run only once more, which may have been for how little was left; nor a
+        rest for debts that are forgotten.
         """
-        self._known.begin()
-        self._n_kept = 0 if self._n_kept == 1 else self._n_kept
+        if self._known.begin() or self._n_kept == 1:
+            self._n_kept = 0
 
     @property
     def n_nodes(self) -> int:
@@ -437,7 +446,9 @@ class Auto:
         if done.n_positions:
             is_worth = value > 0.0 or self._is_probe
         else:
-            is_worth = value > self._debt and not self._is_plain
+            share_s = self._costs.plain_s(done.position, done.n_sequences) / done.n_sequences
+            is_worth = value > 0.0 and not self._is_plain
+            is_worth = is_worth and self._known.may_lose(-value * share_s, share_s, is_paid=False)
             is_worth = is_worth and not self._known.needs_plain(value)
         return found if is_worth else [tree.first(0) for tree in trees]
 
@@ -448,6 +459,8 @@ class Auto:
             known.promise.observe(done)
         known.observe(done)
         self._n_kept = max(self._n_kept - done.n_rounds, 0)
+        if done.n_positions and not done.n_drafted:
+            self._n_kept = 0  # what was decided has just failed
         if done.n_positions and not self._costs.is_warm(done):
             self._n_kept = max(self._n_kept, 1)
 
@@ -476,7 +489,6 @@ class Auto:
         self._n_kept = known.n_kept
         plain_s = costs.plain_s(done.position, done.n_sequences)
         self._rate = max(done.n_sequences / max(plain_s, 1e-9), known.rate)
-        self._debt = known.debt(plain_s / done.n_sequences)
         self.least_log_chance = self._least_log(done)
         if paid is None or paid.name in request.failed:
             return
@@ -488,18 +500,15 @@ class Auto:
         loss_s = seconds - tokens * share_s
         if not known.promise.is_proven:  # what is expected is no more than a guess
             loss_s = max(loss_s, seconds - plain_s)
-        if loss_s < 0.0:
-            advantage = tokens * plain_s / seconds - done.n_sequences
-            if advantage > known.debt(share_s):
-                self._way, self._rate = best, max(tokens / seconds, self._rate)
-                self._advantage = advantage
-            else:
-                self._n_kept = known.rounds_to_wait(0.0, share_s)
-            return
-        if known.may_lose(loss_s, share_s):
-            self._way, self._is_probe, self._n_kept = best, True, 1
-        else:
+        if not known.may_lose(loss_s, share_s):
             self._n_kept = known.rounds_to_wait(loss_s, share_s)
+            return
+        self._way = best
+        if loss_s < 0.0:
+            self._rate = max(tokens / seconds, self._rate)
+            self._advantage = tokens * plain_s / seconds - done.n_sequences
+        else:
+            self._is_probe, self._n_kept = True, 1
 
     def _choice(self, ways: Sequence[tuple[float, float, Way]]) -> tuple[float, float, Way]:
         """The way with the most tokens a second; now and then one of the other shape.
@@ -653,6 +662,7 @@ def measure(
             continue
         for _ in range(costs.n_first + (1 if n else N_PLAIN)):
             done = Round(0, n_positions=min(n, longest), is_brief=is_brief, n_drafted=n, n_tokens=1)
+            done.is_tree = not is_brief
             run(done)
             costs.observe(done)
             spent_s += done.seconds
