@@ -301,6 +301,35 @@ def test_what_is_not_finite_leaves_nothing_behind(
         assert np.isfinite(sequence.prefill(PROMPT * 2).logits()).all()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("place", [{"n_gpu_layers": None}, {"n_gpu_layers": 2}])
+def test_prefixes_are_copied(
+    pair_of: Callable[[str], Pair], kind: str, place: dict[str, Any]
+) -> None:
+    """To the host and back; what the drafter remembers with them."""
+    model = Model(str(pair_of(kind).target), config_of(place))
+    device = Sequence(Engine(model, None, Drafter(str(pair_of(kind).drafter), model)))
+    tokens = PROMPT * 5
+    device.prefill(tokens[:-9]).argmax()
+    prefix = device.keep()
+    assert prefix.info().own_cells == 0
+    rows = [device.decode(token).logits() for token in tokens[-9:]]
+    draft = device.draft(5, 3, 4)
+    for n in (len(tokens) - 9, len(tokens) - 30):
+        if n < prefix.n_tokens and not device.engine.divides_prefixes:
+            continue
+        device.reset()
+        device.adopt(prefix, n)
+        assert (device.tokens == tokens[:n]).all()
+        if n < prefix.n_tokens:
+            device.prefill(tokens[n:-9]).argmax()
+        found = [device.decode(token).logits() for token in tokens[-9:]]
+        np.testing.assert_allclose(found, rows, atol=CLOSE)
+        np.testing.assert_allclose(device.draft(5, 3, 4).logits, draft.logits, atol=CLOSE)
+    prefix.close()
+    assert device.engine.prefix_bytes == 0
+
+
 EDGES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 15, 16, 17, 23, 24, 25, 31, 32, 33, 48, 49, 64)
 
 
