@@ -23,8 +23,8 @@ from .core import MAX_VERIFY, Drafter, Engine, Model, library_build
 from .decode import Generation, Writing, check_prompt
 from .memory.fit import most_rows, with_context
 from .memory.plan import MOST_PREFIX_BYTES, Planner, check_fits
-from .policy.cost_file import CostFile
 from .policy.drafting import Drafting
+from .policy.known import CostFile
 from .policy.rule import Rule
 from .prefixes import Prefixes
 from .results import Result, Step

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .core import Engine, Error, Prefix, create_prefix, ggml_version, library_build
-from .policy.cost_file import files_of
+from .policy.known import files_of
 from .text.gguf_metadata import Metadata
 
 ARCHITECTURE = "dflash-prefix"
