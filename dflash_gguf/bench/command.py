@@ -7,7 +7,6 @@ import json
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +94,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "-np",
         "--parallel",
+        dest="n_parallel",
         metavar="A,B",
         help="so many answers at once, like 1,4,8,16, in shared rounds",
     )
@@ -125,12 +125,12 @@ def _run(args: argparse.Namespace) -> int:
         raise ValueError(f"--predict is {args.predict}, must be at least 2")
     if args.url is not None:
         return _load_server(args, prompts)
-    if sum((args.sweep, args.parallel is not None, args.replay)) > 1:
+    if sum((args.sweep, args.n_parallel is not None, args.replay)) > 1:
         raise ValueError("--sweep, --parallel and --replay exclude each other")
     if args.plot:
         plot.require()
-    names = args.settings or (BRIEF if args.sweep or args.parallel is not None else DEFAULT)
-    if args.parallel is not None:
+    names = args.settings or (BRIEF if args.sweep or args.n_parallel is not None else DEFAULT)
+    if args.n_parallel is not None:
         return _parallel(args, prompts, names, config)
     runs: list[Run] = []
     for target, drafter in [_files(names) for names in args.pair]:
@@ -159,11 +159,12 @@ def _parallel(
     args: argparse.Namespace, prompts: Sequence[Prompt], names: str, config: DecodeConfig
 ) -> int:
     """Measures many answers at once."""
-    numbers = parallel.levels(args.parallel)
+    numbers = parallel.levels(args.n_parallel)
+    args.n_parallel = max(numbers)
     entries = []
     for target, drafter in [_files(names) for names in args.pair]:
         n_ctx_train = training_context(str(target)) if args.n_ctx == 0 else None
-        options = replace(load_config(args, n_ctx_train), n_parallel=max(numbers))
+        options = load_config(args, n_ctx_train)
         with load(target, drafter=drafter, config=options) as decoder:
             tell_detours(decoder)
             ids = [prompt.ids(decoder, args.chat) for prompt in prompts]
