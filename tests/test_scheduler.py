@@ -15,7 +15,6 @@ from pairs import N_UBATCH, Pair, load_target, make_pair, random_tokens
 from dflash_gguf import core
 from dflash_gguf.config import LoadConfig
 from dflash_gguf.decoder import Decoder, Stream
-from dflash_gguf.scheduler import Scheduler
 
 pytestmark = pytest.mark.skipif(DEVICE is not None, reason="the same bits are the CPU's")
 
@@ -279,7 +278,8 @@ def test_what_cannot_be(pair: Pair) -> None:
 def test_pieces_of_prompts_leave_the_others_their_share(pair: Pair) -> None:
     """Rounds of a made-up machine: 10 ms without a prompt, and ever more for a row of one."""
     with open_decoder(pair, 2) as decoder:
-        scheduler = Scheduler(decoder.sequence, lambda _: ((), None))
+        scheduler = decoder._scheduler
+        assert scheduler is not None
         alone_s = others_s = 0.0
         job: Any = object()
         for i in range(2000):
