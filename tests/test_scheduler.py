@@ -166,7 +166,7 @@ def test_random_use(pair: Pair, alone: Decoder, monkeypatch: pytest.MonkeyPatch,
 
         monkeypatch.setattr(many.engine, "commit", interrupted(commit))
         monkeypatch.setattr(many.engine, "run", interrupted(run))
-        for _ in range(250):
+        for _ in range(350):
             if len(use.streams) < 9 and use.below(3) == 0:
                 use.join()
             if use.streams:
