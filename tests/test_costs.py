@@ -98,6 +98,36 @@ def test_costs_are_kept_by_context_and_taken_from_the_nearest() -> None:
     assert costs.pass_s(4000, 8) == 25.0  # a plain pass costs ten more there
 
 
+def test_drafts_cost_by_the_rows_of_all_sequences() -> None:
+    costs = Costs()
+    for n, seconds in ((3, 4.0), (15, 8.0)):
+        warm(costs, 0, n, seconds, 10.0)
+    assert costs.draft_s(3, True) == 4.0
+    assert costs.draft_s(3, True, n_sequences=4) == 8.0
+    assert costs.draft_s(1, True, n_sequences=8) == 8.0
+    assert costs.most_positions(True, n_sequences=4) == 3
+    done = drafted(0, 3, n_sequences=4)
+    assert not costs.is_warm(done)
+    for _ in range(2):
+        costs.observe(drafted(0, 3, n_sequences=4, n_drafted=12, draft_s=12.0, pass_s=9.0))
+    assert costs.draft_s(3, True, n_sequences=4) == 12.0
+    assert costs.draft_s(3, True) == 4.0
+
+
+def test_plain_rounds_of_several_sequences_are_known_by_their_number() -> None:
+    costs = Costs()
+    warm(costs, 0, 0, 0.0, 10.0)
+    warm(costs, 0, 7, 4.0, 30.0)
+    assert not costs.knows_plain_of(8)
+    for _ in range(2):
+        costs.observe(Round(0, n_sequences=8, n_tokens=8, pass_s=20.0, sample_s=4.0))
+    assert [n for n in range(1, 12) if costs.knows_plain_of(n)] == [1, 5, 6, 7, 8]
+    assert costs.plain_s(0, 8) == 20.0 + 8 * 0.5
+    again = Costs.from_dict(json.loads(json.dumps(costs.to_dict())))
+    assert again.plain_s(0, 8) == costs.plain_s(0, 8)
+    assert again.knows_plain_of(8)
+
+
 def test_warm_is_what_ran_twice() -> None:
     costs = Costs()
     for is_warm in (False, False, True):

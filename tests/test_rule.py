@@ -13,7 +13,7 @@ from dflash_gguf.draft.marginals import Candidates, chain, grow
 from dflash_gguf.draft.proposer import BRIEF, CHAIN, SPINE, TREE, Request
 from dflash_gguf.draft.tree import Tree
 from dflash_gguf.policy.costs import Costs, Round
-from dflash_gguf.policy.known import Known, measure
+from dflash_gguf.policy.known import Known, Promise, measure
 from dflash_gguf.policy.rule import Auto, Fixed, Rule
 from dflash_gguf.sampling import Sampler
 
@@ -163,6 +163,56 @@ def test_what_was_lost_is_earned_before_the_next_look() -> None:
         known.observe(Round(100, n_tokens=1, pass_s=1.0))
     assert known.may_lose(0.6, 1.0)
     assert not known.may_lose(9.0, 1.0)  # no more can be saved
+
+
+def test_what_copies_win_is_not_for_the_drafter_to_lose() -> None:
+    known = plain_known()
+    for _ in range(20):
+        known.observe(Round(100, n_drafted=7, n_tokens=8, pass_s=2.0))
+    known.observe(Round(100, n_positions=3, n_drafted=3, n_tokens=1, draft_s=0.5, pass_s=1.5))
+    assert not known.may_lose(0.6, 1.0)
+    known = plain_known()
+    mixed = Round(100, n_positions=7, is_mixed=True, n_drafted=9, n_accepted=6, n_tokens=7)
+    mixed.draft_s, mixed.pass_s, mixed.n_copied = 1.0, 2.0, 6
+    known.observe(mixed)  # all that was accepted had been copied as well
+    assert not known.may_lose(0.0, 1.0)
+
+
+def test_debts_are_paid_back_by_what_promises_to() -> None:
+    known = plain_known()
+    for _ in range(3):
+        known.observe(Round(100, n_drafted=3, n_tokens=1, pass_s=3.0))
+    assert not known.may_lose(-0.01, 1.0, is_paid=False)
+    assert known.may_lose(-1.0, 1.0, is_paid=False)
+
+
+def test_an_untried_tree_promises_what_its_chain_does_and_more() -> None:
+    lengths, sizes = (1, 3, 7), (1, 3, 7, 15, 31)
+    for chance in (0.3, 0.6, 0.95):
+        outlook = [chance**depth for depth in range(1, 8)]
+        chain, tree = Promise().table(outlook, lengths, sizes)
+        assert (tree >= chain).all()
+        assert tree[2, 4] > 1.02 * chain[2, 4]
+        assert chain[1, 4] == pytest.approx(sum(outlook[:3]))
+    sure, unsure = (
+        Promise().table([c**d for d in range(1, 8)], lengths, sizes) for c in (0.9, 0.3)
+    )
+    more = [table[1, 2, 4] / table[0, 2, 4] for table in (sure, unsure)]
+    assert more[1] > more[0]  # beside a sure chain there is little to win
+
+
+def test_nothing_is_drafted_for_more_sequences_than_were_seen_plain() -> None:
+    pair = Pair(wide())
+    for seed in range(2):
+        pair.answer(Text(0.95), seed=seed)
+    rule = Auto(pair.known, BLOCK, 63)
+    eight = [request for _ in range(8) for request in ask()]
+    for _ in range(2):
+        done = Round(900, n_sequences=8)
+        assert rule.choose(done, eight, pair.drafter) is None
+        done.n_tokens, done.pass_s = 8, 30.0
+        rule.observe(done)
+    assert rule.choose(Round(900, n_sequences=8), eight, pair.drafter) is not None
 
 
 def test_an_answer_begins_without_debts_where_drafting_has_paid() -> None:

@@ -273,3 +273,19 @@ def test_what_cannot_be(pair: Pair) -> None:
             assert list(stream) == [] and stream.result().stop_reason == "cancelled"
         assert len(list(running)) > 0 and len(running.result().tokens) == 20
         assert len(many.logits([1, 2, 3])) == 3
+
+
+def test_pieces_of_prompts_leave_the_others_their_share(pair: Pair) -> None:
+    """Rounds of a made-up machine: 10 ms without a prompt, and ever more for a row of one."""
+    with open_decoder(pair, 2) as decoder:
+        scheduler = decoder._scheduler
+        assert scheduler is not None
+        alone_s = others_s = 0.0
+        job: Any = object()
+        for i in range(2000):
+            n = scheduler._chunk() if i >= 10 else 0
+            seconds = 0.01 + n * (1e-4 + 1e-6 * i)
+            scheduler._learn_chunk(seconds, {job}, n_filled=n)
+            if i >= 10:
+                alone_s, others_s = alone_s + 0.01, others_s + seconds - 0.01
+        assert 0.75 < others_s / alone_s < 0.9

@@ -191,8 +191,9 @@ class Promise:
         found, _ = self._tables.get((*lengths, 0, *sizes), (None, 0))
         if found is None:
             steps = np.sort(path / np.concatenate([[1.0], path[:-1]]))
-            tenths = round(10.0 * float(steps[len(steps) // 2]))
-            return np.maximum(floor, _unseen(tenths, tuple(lengths), tuple(sizes)))
+            sureness = min(int(20.0 * float(steps[len(steps) // 2])), 19)
+            floor[1] += _beside(sureness, tuple(lengths), tuple(sizes))
+            return floor
         return np.maximum(floor, self.trust * found)
 
     def add(self, tree: Tree, n: int, lengths: Sequence[int], sizes: Sequence[int]) -> None:
@@ -246,13 +247,20 @@ def _gains(
 
 
 @cache
-def _unseen(tenths: int, lengths: tuple[int, ...], sizes: tuple[int, ...]) -> Floats:
-    """What a tree promises whose best candidates have such a chance each, and others half each."""
-    chances = np.array([tenths / 10, *(1.0 - tenths / 10) * 0.5 ** np.arange(1, 8)])
+def _beside(sureness: int, lengths: tuple[int, ...], sizes: tuple[int, ...]) -> Floats:
+    """What a tree promises beyond its chain, [length, size], before one was drafted.
+
+    sureness: of the best candidates, in twentieths. Others are taken to have half the chance of
+    the one before each.
+    """
+    best = sureness / 20.0
+    chances = np.array([best, *(1.0 - best) * 0.5 ** np.arange(1, 8)])
     steps = np.log(np.maximum(np.tile(chances, (lengths[-1], 1)), 1e-9))
     tokens = np.tile(np.arange(len(chances)), (lengths[-1], 1))
     tree = grow(0, Candidates(tokens, steps), sizes[-1])
-    return _gains(np.exp(np.cumsum(steps[:, 0])), tree, lengths, sizes)
+    chains, trees = _gains(np.exp(np.cumsum(steps[:, 0])), tree, lengths, sizes)
+    found: Floats = trees - chains
+    return found
 
 
 def measure(
