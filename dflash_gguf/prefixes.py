@@ -177,11 +177,11 @@ class Prefixes:
         Whether there is.
         """
         match = self._match(np.asarray(tokens[:-1], dtype=np.int32))
-        wanted = (-(-len(tokens) // PAGE) - -(-match.n // PAGE)) * PAGE
-        if match.node is not None and match.node.prefix is not None:
-            self._touch(match.node)
-            wanted += match.node.prefix.wanted_cells(match.n)
-        return self.make_room(wanted + spare, match.node)
+        wanted = (-(-len(tokens) // PAGE) - -(-match.n // PAGE)) * PAGE + spare
+        if match.node is None or match.node.prefix is None:
+            return self.make_room(wanted)
+        self._touch(match.node)
+        return self._make_room_for(match.node, match.node.prefix, match.n, wanted)
 
     def make_room(self, n_cells: int, spared: _Node | None = None) -> bool:
         """Frees cells, the longest unused first, until there are so many; whether there are.
@@ -318,10 +318,20 @@ class Prefixes:
         """As many of the first n tokens of a prefix as there are cells for."""
         ends = (n, n - n % PAGE) if self._engine.divides_prefixes else (n,)
         for end in ends:
-            if end and self.make_room(prefix.wanted_cells(end), node):
+            if end and self._make_room_for(node, prefix, end):
                 timeline.adopt(prefix, end)
                 return end
         return 0
+
+    def _make_room_for(self, node: _Node, prefix: Prefix, n: int, beside: int = 0) -> bool:
+        """Frees cells for the first n tokens of a prefix, and some beside."""
+        wanted = prefix.wanted_cells(n)
+        while self.make_room(wanted + beside, node):
+            # Rows that it has in common with those that went have gone with them.
+            before, wanted = wanted, prefix.wanted_cells(n)
+            if wanted <= before:
+                return True
+        return False
 
     def _free_cells(self, node: _Node, prefix: Prefix, n_cells: int) -> None:
         """Moves rows of a prefix to main memory, in place of older ones, or drops it."""

@@ -143,6 +143,21 @@ def test_sixteen_share_a_system_prompt(tmp_path: Path, kind: str) -> None:
         assert all(result.n_prefilled == 1 for result in again)
 
 
+def test_room_is_made_at_the_cost_of_rows_that_two_prefixes_have(tmp_path: Path) -> None:
+    """The older of two that begin alike goes to main memory, and part of the newer with it."""
+    pair = make_pair(tmp_path, "llama")
+    common = random_tokens(128, seed=1)
+    first, second = ([*common, *random_tokens(20 + i, seed=2 + i)] for i in range(2))
+    with open_decoder(pair) as found, open_decoder(pair) as fresh:
+        for prompt in (first, second, random_tokens(388, seed=5)):  # which wants nearly all cells
+            found.generate(prompt, draft="none", **SETTINGS)
+        text = [*second, *random_tokens(5, seed=6)]
+        expected = fresh.generate(text, draft="none", **SETTINGS)
+        result = found.generate(text, draft="tree", **SETTINGS)
+        assert result.tokens == expected.tokens
+        assert result.n_cached >= 128
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen35", "gemma4"])
 @pytest.mark.parametrize("n_bytes", [0, 150_000, 1_000_000])
 def test_any_use_stays_below_the_limit_and_leaks_nothing(
