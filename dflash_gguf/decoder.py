@@ -10,20 +10,21 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from . import core
+from . import core, prefix_file
 from .config import DecodeConfig, LoadConfig
 from .convert.schema import Key
 from .core import MAX_VERIFY, Drafter, Engine, Model, library_build
 from .decode import Generation, Writing, check_prompt
 from .memory.fit import most_rows, with_context
 from .memory.plan import MOST_PREFIX_BYTES, Planner, check_fits
-from .policy.cost_file import CostFile
 from .policy.drafting import Drafting
+from .policy.known import CostFile
 from .policy.rule import Rule
 from .prefixes import Prefixes
 from .results import Result, Step
@@ -375,6 +376,65 @@ class Decoder:
             self.sequence.reset()
             self._prefixes.forget()
             self._drafting.forget()
+
+    def save_prefix(self, path: str | os.PathLike[str], tokens: Prompt) -> int:
+        """Writes what tokens leave behind to a file, computing what is not known; how many.
+
+        A prompt that begins with them is computed from there on, once the file is loaded. With
+        recurrent layers the prompt must go on after them: to have a prompt itself computed at its
+        last token only, save all but that one.
+        Errors: ValueError for bad tokens, Error from the core, OSError; no file is left then.
+        """
+        ids = self._tokens_of(tokens)
+        check_prompt(ids, self.n_ctx)
+        with self._turn():
+            prefix = self._prefixes.find(ids)
+            if prefix is not None:
+                prefix_file.save(prefix, ids, self.engine, Path(path))
+                return len(ids)
+            with self._lane() as sequence:
+                begun = self._prefixes.begin(sequence, [*ids, 0])
+                if begun.n_cached < len(ids):
+                    left = ids[begun.n_cached :]
+                    self._prefixes.make_room(sequence.wanted_cells(len(left)))
+                    sequence.prefill(left).argmax()
+                prefix = sequence.keep()
+                try:
+                    prefix_file.save(prefix, ids, self.engine, Path(path))
+                finally:
+                    prefix.close()
+        return len(ids)
+
+    def load_prefix(self, path: str | os.PathLike[str]) -> int:
+        """Keeps what a file of `save_prefix` holds for the answers to come; its tokens.
+
+        Errors: ValueError for a file that is damaged, was made with another model, drafter, build
+            or other types of K/V, or has no room in the context or in `cache_ram`; OSError.
+        """
+        with self._turn():
+            room = self._prefixes.make_host_room
+            tokens, prefix = prefix_file.load(self.engine, Path(path), room)
+            self._prefixes.add(tokens, prefix)
+        return len(tokens)
+
+    def forget_prefix(self, tokens: Prompt) -> bool:
+        """Forgets what is kept of a text and of no other; whether there was something."""
+        with self._turn():
+            return self._prefixes.forget_text(self._tokens_of(tokens))
+
+    @contextmanager
+    def _lane(self) -> Iterator[core.Sequence]:
+        """An empty sequence that no answer uses."""
+        if self._scheduler is not None:
+            self._scheduler.take_back(self.sequence)
+        else:
+            self._active = None
+            self.sequence.commit(0)
+            self._prefixes.put(self.sequence)
+        try:
+            yield self.sequence
+        finally:
+            self.sequence.reset()
 
     def forget(self) -> None:
         """Forgets texts that could be copied from, not what is computed of the timeline.

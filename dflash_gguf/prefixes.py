@@ -228,15 +228,15 @@ class Prefixes:
         prefix = match.node.prefix if match.node is not None else None
         return prefix if prefix is not None and prefix.n_tokens == len(tokens) else None
 
-    def add(self, tokens: Sequence[int], prefix: Prefix) -> bool:
-        """Takes a prefix in; False, and it is closed, if the others leave no room for it."""
-        while self._engine.prefix_bytes > self.limit and self._used:
+    def make_host_room(self, n_bytes: int) -> bool:
+        """Forgets the longest unused until so many bytes may be taken; whether they may."""
+        while self._used and n_bytes <= self.limit < self._engine.prefix_bytes + n_bytes:
             self._drop(next(iter(self._used)))
-        if self._engine.prefix_bytes > self.limit:
-            prefix.close()
-            return False
+        return self._engine.prefix_bytes + n_bytes <= self.limit
+
+    def add(self, tokens: Sequence[int], prefix: Prefix) -> None:
+        """Takes in a prefix that room was made for."""
         self._add(np.asarray(tokens, dtype=np.int32), prefix)
-        return True
 
     # ---- places where all of a state is kept
 

@@ -123,6 +123,8 @@ class Result:
             "reasoning": self.reasoning,
             "tokens": list(self.tokens),
             "n_prompt": self.n_prompt,
+            "n_cached": self.n_cached,
+            "n_draft_context": self.n_draft_context,
             "n_tokens": self.n_tokens,
             "prefill_tokens_per_s": _rounded(self.prefill_tokens_per_s),
             "tokens_per_s": _rounded(self.tokens_per_s),

@@ -21,7 +21,7 @@ from .core import Sequence as Timeline
 from .decode import Writing
 from .draft.proposer import Proposer, Request
 from .draft.tree import Tree
-from .policy.costs import Round
+from .policy.costs import Median, Round
 from .policy.rule import Rule
 from .prefixes import PAGE, Found, Prefixes
 from .results import Result, Step
@@ -29,10 +29,12 @@ from .rounds import Progress, Speculation
 
 MOST_UNREAD = 256
 """Tokens of an answer that nobody has read yet, after which it pauses."""
-CHUNKS = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+CHUNKS = (32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Tokens of prompts that may join the others' rounds: few sizes, as each has a graph of its own."""
-SLOWER = 1.8
-"""Times of a round without prompts that one with a piece of a prompt may take."""
+SLOWER = 1.85
+"""Times as long as without prompts that rounds may take on average while some come in."""
+MOST_MIXED = 16
+"""Rounds with pieces of prompts before one without."""
 
 DraftingOf = Callable[[DecodeConfig], tuple[Sequence[Proposer], Rule | None]]
 """Who drafts in an answer, and how much."""
@@ -154,9 +156,11 @@ class Scheduler:
         self._open: list[Timeline] = []  # in a round that has not ended
         self._n_jobs = 0
         self._seconds = dict.fromkeys(ROUND_PHASES, 0.0)
-        self._alone_s = 0.0  # of a round without prompts
-        self._size = CHUNKS.index(8)  # of a piece among others
-        self._n_of_size = 0
+        self._alone = Median()  # of rounds without prompts
+        self._row = Median()  # of a row of a prompt among others
+        self._n_mixed = 0  # rounds with prompts since one without
+        self._saved_s = 0.0  # that pieces of prompts may take longer, as others took less
+        self._run_sizes: set[int] = set()  # whose graphs are there
 
     @property
     def running(self) -> list[Job]:
@@ -346,7 +350,8 @@ class Scheduler:
             return
         drawn = self._draw(work, rows)
         self._open = []
-        self._settle(rounds, drawn, started, filled=len(work) > len(decoding))
+        n_filled = sum(len(one.item.tokens) for one in work[len(decoding) :])
+        self._settle(rounds, drawn, started, n_filled=n_filled)
 
     def _keep_top(self, jobs: list[Job]) -> None:
         n_most = self.engine.n_most_top
@@ -394,7 +399,7 @@ class Scheduler:
         most = max(self.engine.model.config.n_ubatch, self.engine.n_parallel)
         left = min(most, self.engine.n_ctx) - n_plain
         if not is_alone:
-            left = min(left, CHUNKS[self._size])
+            left = min(left, self._chunk())
         work = []
         for job in filling:
             position = job.held.position
@@ -470,7 +475,7 @@ class Scheduler:
         drawn: dict[Job, tuple[list[int], int]],
         started: float,
         *,
-        filled: bool,
+        n_filled: int,
     ) -> None:
         """Accounts, steps and what is learned."""
         seconds = time.perf_counter() - started
@@ -484,7 +489,7 @@ class Scheduler:
             done.n_accepted = sum(drawn[job][1] for job in jobs)
             if group is not None and jobs:
                 set_seconds(done, seconds, self._seconds)
-                is_alone = len(rounds) == 1 and len(jobs) == len(all_jobs) and not filled
+                is_alone = len(rounds) == 1 and len(jobs) == len(all_jobs) and not n_filled
                 if group.speculation.n_rest:
                     group.speculation.pass_over(done, is_alone=is_alone)
                     continue
@@ -494,7 +499,7 @@ class Scheduler:
                     [drawn[job][0] for job in jobs],
                     is_alone=is_alone,
                 )
-        self._learn_chunk(seconds, decoded, filled=filled)
+        self._learn_chunk(seconds, decoded, n_filled=n_filled)
         for job, (tokens, _) in drawn.items():
             if job not in decoded:
                 self._filled(job, tokens)
@@ -534,22 +539,30 @@ class Scheduler:
         if tokens:
             job.add(writing.new_step())
 
-    def _learn_chunk(self, seconds: float, decoded: set[Job], *, filled: bool) -> None:
-        """How much of a prompt joins the others: their rounds may take SLOWER times as long."""
+    def _chunk(self) -> int:
+        """How much of a prompt joins the others in this round: none while they wait too long.
+
+        Nor where it is long ago that they ran alone, which is what they are compared with.
+        """
+        if self._saved_s < 0.0 or self._n_mixed >= MOST_MIXED:
+            return 0
+        most_s = (SLOWER - 1.0) * self._alone.value
+        fitting = [n for n in CHUNKS if n * self._row.value <= most_s]
+        return fitting[-1] if fitting and self._row.value else CHUNKS[0]
+
+    def _learn_chunk(self, seconds: float, decoded: set[Job], *, n_filled: int) -> None:
+        """What rounds take with so many tokens of prompts, and without any."""
         if not decoded:
             return
-        if not filled:
-            self._alone_s += (seconds - self._alone_s) * (0.25 if self._alone_s else 1.0)
-            return
-        self._n_of_size += 1
-        if not self._alone_s or self._n_of_size == 1:
-            return  # the first of a size builds its graph
-        most_s, size = SLOWER * self._alone_s, CHUNKS[self._size]
-        larger = CHUNKS[min(self._size + 1, len(CHUNKS) - 1)]
-        if seconds > most_s and self._size > 0:
-            self._size, self._n_of_size = self._size - 1, 0
-        elif seconds * larger / size < most_s and larger > size:
-            self._size, self._n_of_size = self._size + 1, 0
+        self._n_mixed = self._n_mixed + 1 if n_filled else 0
+        if not n_filled:
+            self._alone.add(seconds)
+        alone_s = self._alone.value
+        more_s = max(seconds - alone_s, 0.0) if n_filled else 0.0
+        self._saved_s = min(self._saved_s + (SLOWER - 1.0) * alone_s - more_s, alone_s)
+        if n_filled in self._run_sizes and more_s:
+            self._row.add(more_s / n_filled)
+        self._run_sizes.add(n_filled)  # the first of a size builds its graph
 
     def _recover(self) -> None:
         """After an interrupted round: what was verified goes, what was drawn is filled in."""

@@ -1,6 +1,7 @@
 """Many sequences at once: plain rounds beside llama.cpp's batched decoding, and whole answers.
 
     scripts/bench_many.py MODEL.gguf [--drafter DRAFTER.gguf] [-n 1 8] [--rounds 40] [--runs 3]
+    scripts/bench_many.py MODEL.gguf -c 12288 --prompt 8192 [--streams 4] [--drafter DRAFTER.gguf]
 
 Rounds: every sequence holds a prompt of random tokens of its own and takes one greedy token a
 round, in one pass of all; llama.cpp's library does the same by llama_decode with as many sequence
@@ -171,6 +172,46 @@ def answers(args: argparse.Namespace) -> list[dict[str, Any]]:
     return found
 
 
+def beside(args: argparse.Namespace) -> dict[str, Any]:
+    """What a long prompt costs the answers beside it, and they it."""
+    options = {"n_ctx": args.ctx, "n_parallel": args.streams + 1, "n_threads": args.threads}
+    prompt = np.random.default_rng(0).integers(0, args.vocabulary, args.prompt).tolist()
+    with dflash_gguf.load(args.model, drafter=args.drafter, **options) as decoder:
+        alone_s = decoder.generate(prompt, max_tokens=1).prefill_s
+        decoder.reset()
+        others = [
+            decoder.stream(
+                f"Write a story about {i} birds.",
+                max_tokens=8192,
+                ignore_eos=True,
+                temperature=1.0,
+                seed=i,
+            )
+            for i in range(args.streams)
+        ]
+
+        def read(seconds: float, newcomer: Any = None) -> tuple[float, float]:
+            """Tokens a second of the others, and seconds."""
+            started, n_tokens = time.perf_counter(), 0
+            while (took := time.perf_counter() - started) < seconds:
+                n_tokens += sum(len(next(stream).tokens) for stream in others)
+                if newcomer is not None and newcomer.poll(run=False) is not None:
+                    break
+            return n_tokens / took, took
+
+        read(1.0)
+        before, _ = read(3.0)
+        during, took = read(600.0, decoder.stream(prompt, max_tokens=1))
+        usual = (before + read(3.0)[0]) / 2.0  # their contexts have grown meanwhile
+    row = {"kept": during / usual, "prefill": took / alone_s, "alone_s": alone_s}
+    print(
+        f"{args.streams} answers beside a prompt of {args.prompt} tokens keep {row['kept']:.2f} of "
+        f"their {usual:.0f} tok/s; it takes {row['prefill']:.2f} times its {alone_s:.1f} s",
+        flush=True,
+    )
+    return row
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Many sequences at once")
@@ -182,10 +223,15 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--vocabulary", type=int, default=1000, help="random ids below this")
     parser.add_argument("--ours-only", action="store_true", help="without llama.cpp")
+    parser.add_argument("--prompt", type=int, help="instead: streams beside one of so many tokens")
+    parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("-t", "--threads", type=int, help="default: one per physical core")
     args = parser.parse_args()
     results = []
     try:
+        if args.prompt:
+            print(json.dumps({"model": args.model.name, **beside(args)}))
+            return
         ours = Ours(args.model, max(args.n), args.ctx, args.threads)
         engines: dict[str, Ours | Theirs] = {"ours": ours}
         if not args.ours_only:

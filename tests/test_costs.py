@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dflash_gguf import machine_cache
-from dflash_gguf.policy.cost_file import CostFile
 from dflash_gguf.policy.costs import N_TIMES, Costs, Median, Round
+from dflash_gguf.policy.known import CostFile
 
 
 def test_the_first_time_of_a_shape_does_not_count() -> None:

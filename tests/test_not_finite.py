@@ -17,7 +17,7 @@ from dflash_gguf.config import LoadConfig
 from dflash_gguf.core import Drafter, Engine, Error, Model, Sequence
 from dflash_gguf.decoder import Decoder
 from dflash_gguf.policy.costs import N_TIMES, Round
-from dflash_gguf.policy.rule import MOST_KEPT
+from dflash_gguf.policy.known import MOST_KEPT
 
 BAD = 5
 """The token whose embedding is not finite."""

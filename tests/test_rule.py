@@ -13,7 +13,8 @@ from dflash_gguf.draft.marginals import Candidates, chain, grow
 from dflash_gguf.draft.proposer import BRIEF, CHAIN, SPINE, TREE, Request
 from dflash_gguf.draft.tree import Tree
 from dflash_gguf.policy.costs import Costs, Round
-from dflash_gguf.policy.rule import Auto, Fixed, Known, Rule, measure
+from dflash_gguf.policy.known import Known, measure
+from dflash_gguf.policy.rule import Auto, Fixed, Rule
 from dflash_gguf.sampling import Sampler
 
 Kinds = list[tuple[str, int]]

@@ -28,7 +28,11 @@ struct Blocks32 {
     static constexpr int GROUP_SIZE = GROUP * (SCALES_BLOCK + WEIGHTS_BLOCK);
     static constexpr bool IN_ORDER = true;
 
-    static size_t tile_size(int64_t n_in) { return (n_in / 32 + GROUP - 1) / GROUP * GROUP_SIZE; }
+    // The last group has the weights of its blocks alone: a gap would end the hardware's fetches.
+    static size_t tile_size(int64_t n_in) {
+        const int64_t n = n_in / 32, n_groups = (n + GROUP - 1) / GROUP;
+        return n_groups * GROUP * SCALES_BLOCK + n * WEIGHTS_BLOCK;
+    }
     static int64_t scales_at(int64_t b) {
         return b / GROUP * GROUP_SIZE + b % GROUP * SCALES_BLOCK;
     }

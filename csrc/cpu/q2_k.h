@@ -1,7 +1,8 @@
 // Q2_K and Q3_K: 256 weights of 2 or 3 bits in sixteenths. Q2_K has a scale and a minimum of 4 bits
-// for each, Q3_K a scale of 6 bits less 32, and weights less 4. A block of a tile is the scale [T],
-// for Q2_K that of the minima [T], the sixteenths' scales as bytes, [16][T], for Q3_K the upper
-// bits, [8][T][4], and the lower two as ggml keeps four of them in a byte, [16][T][4].
+// for each, Q3_K a scale of 6 bits less 32, and weights less 4. A block of a tile is the
+// sixteenths' scales as bytes, [16][T], the lower two bits as ggml keeps four of them in a byte,
+// [16][T][4], with Q3_K's upper bits, [8][T][4], before each of the first eight, the scale [T], for
+// Q2_K that of the minima [T], and what fills a vector.
 #pragma once
 
 #include "tiles.h"
@@ -14,14 +15,19 @@ struct Q23K {
     using Vector = V;
     static constexpr ggml_type TYPE = THREE ? GGML_TYPE_Q3_K : GGML_TYPE_Q2_K;
     static constexpr int BLOCK = 256, T = V::T, MAX_ROWS = V::MAX_ROWS;
-    static constexpr bool IN_ORDER = false;
+    static constexpr bool IN_ORDER = true;
     static constexpr int HALVES = THREE ? 1 : 2, HIGH = THREE ? 8 : 0;
     static constexpr int ROW_BLOCK = THREE ? 110 : 84;
-    static constexpr int SCALES_AT = 2 * HALVES * T, HIGH_AT = SCALES_AT + 16 * T;
-    static constexpr int LOW_AT = HIGH_AT + 4 * HIGH * T, TILE_BLOCK = LOW_AT + 64 * T;
+    static constexpr int FOURS_AT = 16 * T, HALVES_AT = FOURS_AT + 4 * (HIGH + 16) * T;
+    static constexpr int TILE_BLOCK = HALVES_AT + 4 * T;
     // Places in a row's block.
     static constexpr int ROW_SCALES = THREE ? 96 : 0, ROW_HALVES = THREE ? 108 : 80;
     static constexpr int ROW_LOW = THREE ? 32 : 16;
+
+    static constexpr int high_at(int i) { return FOURS_AT + 4 * T * (2 * i); }
+    static constexpr int low_at(int i) {
+        return FOURS_AT + 4 * T * (i < HIGH ? 2 * i + 1 : HIGH + i);
+    }
 
     static size_t tile_size(int64_t n_in) { return n_in / 256 * TILE_BLOCK; }
 
@@ -48,13 +54,17 @@ struct Q23K {
     static void pack_row(const uint8_t * row, int64_t n_in, int lane, uint8_t * tile) {
         for (int64_t b = 0; b < n_in / 256; ++b, row += ROW_BLOCK, tile += TILE_BLOCK) {
             for (int i = 0; i < HALVES; ++i) {
-                std::memcpy(tile + 2 * (i * T + lane), row + ROW_HALVES + 2 * i, 2);
+                std::memcpy(tile + HALVES_AT + 2 * (i * T + lane), row + ROW_HALVES + 2 * i, 2);
             }
             for (int i = 0; i < 16; ++i) {
-                tile[SCALES_AT + i * T + lane] = scale_of(row + ROW_SCALES, i);
+                tile[i * T + lane] = scale_of(row + ROW_SCALES, i);
             }
-            copy_fours(row, 4, tile + HIGH_AT + 4 * lane, 4 * T, HIGH, 0);
-            copy_fours(row + ROW_LOW, 4, tile + LOW_AT + 4 * lane, 4 * T, 16, 0);
+            for (int i = 0; i < HIGH; ++i) {
+                std::memcpy(tile + high_at(i) + 4 * lane, row + 4 * i, 4);
+            }
+            for (int i = 0; i < 16; ++i) {
+                std::memcpy(tile + low_at(i) + 4 * lane, row + ROW_LOW + 4 * i, 4);
+            }
         }
     }
 
@@ -62,13 +72,17 @@ struct Q23K {
         for (int64_t b = 0; b < n_in / 256; ++b, row += ROW_BLOCK, tile += TILE_BLOCK) {
             std::memset(row, 0, ROW_BLOCK);
             for (int i = 0; i < HALVES; ++i) {
-                std::memcpy(row + ROW_HALVES + 2 * i, tile + 2 * (i * T + lane), 2);
+                std::memcpy(row + ROW_HALVES + 2 * i, tile + HALVES_AT + 2 * (i * T + lane), 2);
             }
             for (int i = 0; i < 16; ++i) {
-                set_scale(row + ROW_SCALES, i, tile[SCALES_AT + i * T + lane]);
+                set_scale(row + ROW_SCALES, i, tile[i * T + lane]);
             }
-            copy_fours(tile + HIGH_AT + 4 * lane, 4 * T, row, 4, HIGH, 0);
-            copy_fours(tile + LOW_AT + 4 * lane, 4 * T, row + ROW_LOW, 4, 16, 0);
+            for (int i = 0; i < HIGH; ++i) {
+                std::memcpy(row + 4 * i, tile + high_at(i) + 4 * lane, 4);
+            }
+            for (int i = 0; i < 16; ++i) {
+                std::memcpy(row + ROW_LOW + 4 * i, tile + low_at(i) + 4 * lane, 4);
+            }
         }
     }
 
@@ -82,10 +96,10 @@ struct Q23K {
     template <int I>
     static typename V::I weights(const uint8_t * block, int k) {
         constexpr int HALF = I / 8, FOURTH = I / 2 % 4, SIDE = I % 2;
-        const auto low = V::template bits<2 * FOURTH>(
-            V::load(block + LOW_AT + (HALF * 8 + SIDE * 4 + k) * 4 * T), 3);
+        const auto low =
+            V::template bits<2 * FOURTH>(V::load(block + low_at(HALF * 8 + SIDE * 4 + k)), 3);
         if constexpr (THREE) {
-            const auto high = V::load(block + HIGH_AT + (SIDE * 4 + k) * 4 * T);
+            const auto high = V::load(block + high_at(SIDE * 4 + k));
             return V::both(low, V::template bits<HALF * 4 + FOURTH - 2>(high, 4));
         }
         return low;
@@ -130,16 +144,12 @@ struct Q23K {
     template <int R>
     static void multiply(const uint8_t * tile, int64_t n_in, Rows<R> x, typename V::F (&acc)[R]) {
         for (int64_t b = 0; b < n_in / 256; ++b) {
-            uint8_t nibbles[32 * T];
-            const uint8_t *scales = tile + SCALES_AT, *mins = nullptr;
-            if constexpr (!THREE) {
-                for (int i = 0; i < 16 * T; i += 4 * T) {
-                    const auto both = V::load(scales + i);
-                    V::store_bytes(nibbles + i, V::template bits<0>(both, 15));
-                    V::store_bytes(nibbles + 16 * T + i, V::template bits<4>(both, 15));
-                }
-                scales = nibbles;
-                mins = nibbles + 16 * T;
+            // All at once: the hardware's fetches do not follow loads that go back.
+            uint8_t scales[16 * T], mins[16 * T];
+            for (int i = 0; i < 16 * T; i += 4 * T) {
+                const auto both = V::load(tile + i);
+                V::store_bytes(scales + i, THREE ? both : V::template bits<0>(both, 15));
+                V::store_bytes(mins + i, V::template bits<4>(both, 15));
             }
             typename V::F total[R], minima[R];
             for (int r = 0; r < R; ++r) {
@@ -147,12 +157,12 @@ struct Q23K {
             }
             add_sixteenths<R>(total, minima, tile, scales, mins, x,
                               std::make_integer_sequence<int, 16>());
-            const auto d = V::halves(tile);
+            const auto d = V::halves(tile + HALVES_AT);
             for (int r = 0; r < R; ++r) {
                 const float d_x = reinterpret_cast<const Block256 *>(x[r])->d;
                 acc[r] = V::mul_add(total[r], V::mul(d, V::spread(d_x)), acc[r]);
                 if constexpr (!THREE) {
-                    const auto d_min = V::halves(tile + 2 * T);
+                    const auto d_min = V::halves(tile + HALVES_AT + 2 * T);
                     acc[r] = V::mul_add(minima[r], V::mul(d_min, V::spread(d_x / -BIASES)), acc[r]);
                 }
             }

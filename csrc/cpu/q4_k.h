@@ -1,6 +1,6 @@
 // Q4_K and Q5_K: 256 weights of 4 or 5 bits in eighths with a scale and a minimum of 6 bits each.
-// A block of a tile is the scales [T], the scales of the minima [T], Scales6, for Q5_K the fifth
-// bits [8][T][4], and the nibbles as ggml pairs them, [32][T][4].
+// A block of a tile is Scales6, the nibbles as ggml pairs them, [32][T][4], with Q5_K's fifth bits,
+// [8][T][4], before each of the first eight, the scales [T] and the scales of the minima [T].
 #pragma once
 
 #include "scales_6.h"
@@ -13,29 +13,39 @@ struct Q45K {
     using Vector = V;
     static constexpr ggml_type TYPE = FIVE ? GGML_TYPE_Q5_K : GGML_TYPE_Q4_K;
     static constexpr int BLOCK = 256, T = V::T, MAX_ROWS = V::MAX_ROWS;
-    static constexpr bool IN_ORDER = !FIVE;
+    static constexpr bool IN_ORDER = true;
     static constexpr int HIGH = FIVE ? 8 : 0, FOURS = HIGH + 32;
     static constexpr int ROW_BLOCK = 16 + 4 * FOURS, TILE_BLOCK = ROW_BLOCK * T;
-    static constexpr int SCALES_AT = 4 * T, FOURS_AT = 16 * T;
+    static constexpr int FOURS_AT = 12 * T, HALVES_AT = FOURS_AT + 4 * FOURS * T;
     using Scales = Scales6<V>;
+
+    // Where the fours of a row's block lie in a tile's: the upper bits, then the nibbles.
+    static constexpr int four_at(int i) {
+        const bool is_paired = i < 2 * HIGH;
+        return FOURS_AT + 4 * T * (is_paired ? i % 8 * 2 + i / 8 : i);
+    }
 
     static size_t tile_size(int64_t n_in) { return n_in / 256 * TILE_BLOCK; }
 
     static void pack_row(const uint8_t * row, int64_t n_in, int lane, uint8_t * tile) {
         for (int64_t b = 0; b < n_in / 256; ++b, row += ROW_BLOCK, tile += TILE_BLOCK) {
-            std::memcpy(tile + 2 * lane, row, 2);
-            std::memcpy(tile + 2 * T + 2 * lane, row + 2, 2);
-            Scales::pack(row + 4, lane, tile + SCALES_AT);
-            copy_fours(row + 16, 4, tile + FOURS_AT + 4 * lane, 4 * T, FOURS, 0);
+            std::memcpy(tile + HALVES_AT + 2 * lane, row, 2);
+            std::memcpy(tile + HALVES_AT + 2 * T + 2 * lane, row + 2, 2);
+            Scales::pack(row + 4, lane, tile);
+            for (int i = 0; i < FOURS; ++i) {
+                std::memcpy(tile + four_at(i) + 4 * lane, row + 16 + 4 * i, 4);
+            }
         }
     }
 
     static void unpack_row(const uint8_t * tile, int64_t n_in, int lane, uint8_t * row) {
         for (int64_t b = 0; b < n_in / 256; ++b, row += ROW_BLOCK, tile += TILE_BLOCK) {
-            std::memcpy(row, tile + 2 * lane, 2);
-            std::memcpy(row + 2, tile + 2 * T + 2 * lane, 2);
-            Scales::unpack(tile + SCALES_AT, lane, row + 4);
-            copy_fours(tile + FOURS_AT + 4 * lane, 4 * T, row + 16, 4, FOURS, 0);
+            std::memcpy(row, tile + HALVES_AT + 2 * lane, 2);
+            std::memcpy(row + 2, tile + HALVES_AT + 2 * T + 2 * lane, 2);
+            Scales::unpack(tile, lane, row + 4);
+            for (int i = 0; i < FOURS; ++i) {
+                std::memcpy(row + 16 + 4 * i, tile + four_at(i) + 4 * lane, 4);
+            }
         }
     }
 
@@ -46,11 +56,11 @@ struct Q45K {
 
     // 4 inputs of the eighth I, from 4 * k on.
     template <int I>
-    static typename V::I weights(const uint8_t * fours, int k) {
-        const auto pair = V::load(fours + (HIGH + I / 2 * 8 + k) * 4 * T);
+    static typename V::I weights(const uint8_t * block, int k) {
+        const auto pair = V::load(block + four_at(HIGH + I / 2 * 8 + k));
         const auto nibbles = V::template bits<I % 2 * 4>(pair, 15);
         if constexpr (FIVE) {
-            return V::both(nibbles, V::template bits<I - 4>(V::load(fours + k * 4 * T), 16));
+            return V::both(nibbles, V::template bits<I - 4>(V::load(block + four_at(k)), 16));
         }
         return nibbles;
     }
@@ -65,7 +75,7 @@ struct Q45K {
             sum[r] = V::spread(0);
         }
         V::template dot<8, FIVE ? 31 : 15>(
-            sum, [&](int k) { return weights<I>(block + FOURS_AT, k); }, x, 32 * I);
+            sum, [&](int k) { return weights<I>(block, k); }, x, 32 * I);
         const auto scale = V::unsigned_bytes(scales + I * T);
         for (int r = 0; r < R; ++r) {
             total[r] = V::mul_add(V::to_float(sum[r]), scale, total[r]);
@@ -83,13 +93,14 @@ struct Q45K {
     static void multiply(const uint8_t * tile, int64_t n_in, Rows<R> x, typename V::F (&acc)[R]) {
         for (int64_t b = 0; b < n_in / 256; ++b) {
             uint8_t scales[16 * T];
-            Scales::to_bytes(tile + SCALES_AT, scales);
+            Scales::to_bytes(tile, scales);
             typename V::F total[R];
             for (int r = 0; r < R; ++r) {
                 total[r] = V::zero();
             }
             add_eighths<R>(total, tile, scales, x, std::make_integer_sequence<int, 8>());
-            const auto d = V::halves(tile), d_min = V::halves(tile + 2 * T);
+            const auto d = V::halves(tile + HALVES_AT);
+            const auto d_min = V::halves(tile + HALVES_AT + 2 * T);
             for (int r = 0; r < R; ++r) {
                 const auto * block = reinterpret_cast<const Block256 *>(x[r]);
                 auto minima = V::spread(0);

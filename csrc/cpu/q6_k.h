@@ -75,33 +75,40 @@ struct Q6_K {
 
     // total[r] += what the sixteenth I adds, in units of the block's scale.
     template <int I, int R>
-    static void add_sixteenth(typename V::F (&total)[R], const uint8_t * block, const Rows<R> & x) {
+    static void add_sixteenth(typename V::F (&total)[R], const uint8_t * block,
+                              const uint8_t * scales, const Rows<R> & x) {
         prefetch<TILE_BLOCK / 16>(block + I * (TILE_BLOCK / 16), x);
         typename V::I sum[R];
         for (int r = 0; r < R; ++r) {
             sum[r] = V::spread(reinterpret_cast<const Block256 *>(x[r])->biases[I]);
         }
         V::template dot<4, 63>(sum, [&](int k) { return weights<I>(block, k); }, x, 16 * I);
-        const auto scale = V::signed_bytes(block + I * T);
+        const auto scale = V::signed_bytes(scales + I * T);
         for (int r = 0; r < R; ++r) {
             total[r] = V::mul_add(V::to_float(sum[r]), scale, total[r]);
         }
     }
 
     template <int R, int... I>
-    static void add_sixteenths(typename V::F (&total)[R], const uint8_t * block, const Rows<R> & x,
+    static void add_sixteenths(typename V::F (&total)[R], const uint8_t * block,
+                               const uint8_t * scales, const Rows<R> & x,
                                std::integer_sequence<int, I...>) {
-        (add_sixteenth<I>(total, block, x), ...);
+        (add_sixteenth<I>(total, block, scales, x), ...);
     }
 
     template <int R>
     static void multiply(const uint8_t * tile, int64_t n_in, Rows<R> x, typename V::F (&acc)[R]) {
         for (int64_t b = 0; b < n_in / 256; ++b) {
+            // All at once: the hardware's fetches do not follow loads that go back.
+            uint8_t scales[16 * T];
+            for (int i = 0; i < 16 * T; i += 4 * T) {
+                V::store_bytes(scales + i, V::load(tile + i));
+            }
             typename V::F total[R];
             for (int r = 0; r < R; ++r) {
                 total[r] = V::zero();
             }
-            add_sixteenths<R>(total, tile, x, std::make_integer_sequence<int, 16>());
+            add_sixteenths<R>(total, tile, scales, x, std::make_integer_sequence<int, 16>());
             const auto d = V::halves(tile + D_AT);
             for (int r = 0; r < R; ++r) {
                 const auto d_x = V::spread(reinterpret_cast<const Block256 *>(x[r])->d);

@@ -12,9 +12,9 @@ from ..draft.calibration import way_to_draw
 from ..draft.kinds import proposers_of
 from ..draft.proposer import BRIEF, CHAIN, SPINE, TREE, Proposer, Request, named
 from ..sampling import Sampler
-from .cost_file import CostFile
 from .costs import Costs, Round
-from .rule import Auto, Fixed, Known, Rule, measure
+from .known import CostFile, Known, measure
+from .rule import Auto, Fixed, Rule
 
 ROOM = 32
 """Rows that a verify is given room for from the start, where there is memory."""

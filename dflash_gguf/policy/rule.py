@@ -22,33 +22,20 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..draft.marginals import Candidates, grow
 from ..draft.proposer import BRIEF, CHAIN, TREE, Proposer, Request
 from ..draft.tree import Tree
-from .costs import Costs, Median, Round
+from .costs import Round
+from .known import MEMORY, SHARE, Known
 
-Floats = NDArray[np.float64]
-
-SHARE = 0.01
-"""Share of the running time that drafting may lose, and that deciding may take."""
-AHEAD = 64
-"""Plain rounds whose share may be lost at once; eight times that can be saved."""
-MOST_KEPT = 256
-"""Rounds after which a decision is made anew at the latest."""
 N_USES = 16
 """Passes over which a size that was never run pays for its first one, which builds a graph."""
 MOST_REST = 24
 """Plain rounds in which nobody is asked at most: a copy begins so much later."""
-MEMORY = 16
-"""Drafts, or rounds, after which an outcome weighs 1/e in expectations."""
 SIZES = (1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63, 95, 127, 191, 255)
 """Positions and nodes that are tried. Their verify has 2, 3, 4, 6, 8, 12, 16 ... rows: kernels
 change at multiples of 4 and 8 rows, and every other size would need graphs and measurements."""
@@ -62,72 +49,56 @@ class Way:
     shape: str
 
 
-class Rule(Protocol):
-    """Chooses twice a round: before the draft how long it is, after it what is verified."""
+class Rule:
+    """Chooses twice a round: before the draft how long it is, after it what is verified.
 
-    @property
-    def n_nodes(self) -> int:
-        """Nodes that it would verify of one sequence now, at most."""
+    n_nodes: that it would verify of one sequence now, at most. longest: positions of a proposal at
+    most. least_log_chance: of a first candidate, below which no proposal would be verified.
+    """
 
-    def is_due(self, done: Round) -> bool:
+    n_nodes: int
+    longest: int
+    least_log_chance = -math.inf
+
+    def is_due(self, done: Round) -> bool:  # noqa: ARG002
         """Whether the choice for this round takes time."""
-
-    @property
-    def longest(self) -> int:
-        """Positions of a proposal at most."""
-
-    @property
-    def least_log_chance(self) -> float:
-        """Of a first candidate, below which no proposal would be verified."""
+        return False
 
     def choose(self, done: Round, requests: Sequence[Request], paid: Proposer | None) -> Way | None:
         """What a proposer that costs a pass is asked for, if there is one; None: nothing.
 
         The others have proposed already.
         """
+        raise NotImplementedError
 
     def pick(self, done: Round, trees: Sequence[Tree], limits: Sequence[int]) -> list[Tree]:
         """What is verified of each tree: so many nodes below the root at most, or none."""
+        raise NotImplementedError
 
     def observe(self, done: Round) -> None:
-        """Learns from a round."""
+        """Learns from a round, if it learns."""
 
-    def rests(self, done: Round, n_plain: int) -> bool:
+    def rests(self, done: Round, n_plain: int) -> bool:  # noqa: ARG002
         """Whether it would decode plainly now where nothing is proposed.
 
         n_plain: rounds of which it has not heard yet.
         """
+        return False
 
-    def rest(self, done: Round, host_s: float) -> int:
+    def rest(self, done: Round, host_s: float) -> int:  # noqa: ARG002
         """Plain rounds in which nobody need be asked, after one in which asking took so long."""
+        return 0
 
 
-class Fixed:
+class Fixed(Rule):
     """The same size every round, less only where the answer or the context ends."""
-
-    least_log_chance = -math.inf
 
     def __init__(self, shape: str, size: int, longest: int, least: int = 0) -> None:
         """shape: CHAIN, TREE or SPINE. size: nodes. longest: positions. least: nodes, or none."""
         self._way = Way(min(size, longest), shape)
-        self._size, self._least = size, least
+        self.longest, self.n_nodes, self._least = self._way.n_positions, size, least
 
-    @property
-    def n_nodes(self) -> int:
-        """Always the same."""
-        return self._size
-
-    @property
-    def longest(self) -> int:
-        """Always the same."""
-        return self._way.n_positions
-
-    def choose(
-        self,
-        done: Round,  # noqa: ARG002
-        requests: Sequence[Request],
-        paid: Proposer | None,  # noqa: ARG002
-    ) -> Way | None:
+    def choose(self, done: Round, requests: Sequence[Request], paid: Proposer | None) -> Way | None:  # noqa: ARG002
         """Always the same."""
         limit = min(request.limit for request in requests)
         return self._way if min(limit, self._way.n_positions) >= self._least else None
@@ -136,249 +107,13 @@ class Fixed:
         """The likeliest chain, or the likeliest nodes."""
         is_chain = self._way.shape == CHAIN
         found = [
-            (tree.spine() if is_chain else tree).first(min(self._size, limit))
+            (tree.spine() if is_chain else tree).first(min(self.n_nodes, limit))
             for tree, limit in zip(trees, limits, strict=True)
         ]
         return [tree if tree.n_drafted >= self._least else tree.first(0) for tree in found]
 
-    def is_due(self, done: Round) -> bool:  # noqa: ARG002
-        """Never."""
-        return False
 
-    def observe(self, done: Round) -> None:
-        """Learns nothing."""
-
-    def rests(self, done: Round, n_plain: int) -> bool:  # noqa: ARG002
-        """Never."""
-        return False
-
-    def rest(self, done: Round, host_s: float) -> int:  # noqa: ARG002
-        """None."""
-        return 0
-
-
-class Known:
-    """What was learned about drafting with one engine on one machine. It outlives answers."""
-
-    def __init__(self, costs: Costs | None = None) -> None:
-        """costs: what was measured before, if anything was."""
-        self.costs = costs or Costs()
-        self.promise = Promise()
-        self.choose_s = 0.0
-        self.host = Median()
-        self._lost_s = self._copied_s = 0.0
-        self._since_draft = self._since_plain = 0
-        self._is_cold = False
-        self._tokens = self._seconds = 0.0
-        self._n_seen = 0
-        self._clock_s = 0.0
-        self._drafted_s: dict[bool, float] = {}
-        self._n_vain = 0
-
-    @property
-    def n_kept(self) -> int:
-        """Rounds that a decision is kept for, so that making it is a small part of them."""
-        plain_s = self.costs.plain_s(0) if self.costs.knows_plain else 0.0
-        return int(min(max(self.choose_s / max(SHARE * plain_s, 1e-9), 1.0), MOST_KEPT))
-
-    @property
-    def rate(self) -> float:
-        """Tokens a second of the last rounds, 0 before any."""
-        return self._tokens / self._seconds if self._seconds > 0.0 else 0.0
-
-    @property
-    def share(self) -> float:
-        """Of the time that may be lost: less where nothing has been accepted for long."""
-        return SHARE if self._n_vain < MEMORY // 2 else SHARE / 4.0
-
-    def since_s(self, shape: str) -> float:
-        """Seconds of rounds since a draft of a shape."""
-        return self._clock_s - self._drafted_s.get(shape == BRIEF, 0.0)
-
-    def may_lose(self, seconds: float, plain_s: float, *, is_paid: bool = True) -> bool:
-        """Whether so much more may be lost now, by drafts that cost a pass or by others.
-
-        Less than 0: what is promised. What was lost before is then made up for in AHEAD rounds.
-        plain_s: of a token of plain decoding.
-        """
-        lost_s = self._lost_s if is_paid else self._copied_s
-        return lost_s + _stake(seconds) <= SHARE * AHEAD * plain_s
-
-    def rounds_to_wait(self, seconds: float, plain_s: float) -> int:
-        """Plain rounds until so much may be lost, or until it is worth to think again."""
-        missing_s = self._lost_s + _stake(seconds) - SHARE * AHEAD * plain_s
-        n = missing_s / max(self.share * plain_s, 1e-12)
-        return int(min(max(n, self.n_kept), MOST_KEPT))
-
-    def needs_plain(self, advantage: float) -> bool:
-        """Whether a plain round is due, so that the cost that drafting is compared with is recent.
-
-        It takes two: one straight after a drafted round is slower than those of plain decoding.
-        advantage: tokens that each gives up.
-        """
-        return self._is_cold or self._since_plain * SHARE >= 2.0 * advantage
-
-    def begin(self) -> bool:
-        """An answer begins: debts of those before it are forgotten where drafting has paid.
-
-        Whether there were any.
-        """
-        has_debts = self.promise.is_proven and self._lost_s > 0.0
-        if has_debts:
-            self._lost_s = 0.0
-        return has_debts
-
-    def observe(self, done: Round) -> None:
-        """Learns from a round."""
-        costs, is_plain = self.costs, done.n_drafted == 0 and done.n_positions == 0
-        keep = (1.0 - 1.0 / MEMORY) ** done.n_rounds
-        self._tokens = keep * self._tokens + done.n_tokens
-        self._seconds = keep * self._seconds + done.seconds
-        if done.choose_s > 0.0:
-            self.choose_s += ((done.choose_s) - self.choose_s) / min(4.0, 1.0 + costs.n_observed)
-        if done.n_drafted and done.n_positions:
-            self._n_vain = 0 if done.n_accepted else self._n_vain + 1
-        self._lost_s -= self.share * done.seconds
-        self._copied_s -= SHARE * done.seconds
-        least_s = 0.0
-        if costs.knows_plain_of(done.n_sequences):
-            plain_s = costs.plain_s(done.position, done.n_sequences) / done.n_sequences
-            least_s = -8.0 * SHARE * AHEAD * plain_s
-            if done.is_mixed:  # what others proposed as well would have come without the draft
-                self._lost_s += done.draft_s - (done.n_accepted - done.n_copied) * plain_s
-            elif done.n_positions:
-                self._lost_s += self._warm_s(done, plain_s) - done.n_tokens * plain_s
-            elif done.n_drafted:
-                self._copied_s += self._warm_s(done, plain_s) - done.n_tokens * plain_s
-        self._lost_s, self._copied_s = max(self._lost_s, least_s), max(self._copied_s, least_s)
-        self._is_cold = (
-            is_plain and self._since_plain > 0 and costs.knows_plain_of(done.n_sequences)
-        )
-        # Filing a round takes a while too; of those that are well known some are enough.
-        if not self._is_cold and (
-            done.n_rounds > 1 or self._n_seen % self.n_kept == 0 or not costs.is_settled(done)
-        ):
-            # After a pause a draft also takes up all rows that were decoded meanwhile.
-            is_usual = self._since_draft < MEMORY or not costs.most_positions(done.is_brief)
-            costs.observe(done, with_draft=is_usual)
-        self._since_plain = 0 if is_plain else self._since_plain + 1
-        self._since_draft = 0 if done.n_positions else self._since_draft + done.n_rounds
-
-    def _warm_s(self, done: Round, plain_s: float) -> float:
-        """Seconds of a round without what a first run costs extra.
-
-        Building its graph may take as long as a hundred rounds, but only once: where drafting has
-        paid so far, what it takes more than may be lost at once is not to be made up for.
-        """
-        if self.costs.is_warm(done) or not self.promise.is_proven:
-            return done.seconds
-        most_s = (done.n_tokens + SHARE * AHEAD) * plain_s
-        return min(done.seconds, self.costs.round_s(done), most_s)
-
-
-def _stake(seconds: float) -> float:
-    return seconds if seconds > 0.0 else AHEAD * seconds
-
-
-class Promise:
-    """What drafts with ranked candidates promised lately, and how far such promises were kept."""
-
-    TRUST_MEMORY, TRUST_WEIGHT = 32, 2.0
-    """Rounds after which an outcome weighs 1/e in the trust in expectations; and the accepted
-    candidates that the trust begins with: so many missing ones halve it."""
-
-    def __init__(self) -> None:
-        self._tables: dict[tuple[int, ...], tuple[Floats, int]] = {}
-        self._expected = self._accepted = self.TRUST_WEIGHT
-
-    @property
-    def trust(self) -> float:
-        """Accepted candidates for every one that was expected."""
-        return self._accepted / self._expected
-
-    @property
-    def is_proven(self) -> bool:
-        """Whether some candidates were accepted lately."""
-        return self._accepted >= 2.0 * self.TRUST_WEIGHT
-
-    def table(
-        self, outlook: Sequence[float], lengths: Sequence[int], sizes: Sequence[int]
-    ) -> Floats:
-        """Tokens beyond the first of chains and trees, float64 [2, length, size].
-
-        outlook: chances of the paths of brief chains, which are no better than ranked ones. Before
-        a tree was drafted, what is beside its chain is taken to follow from how sure that is.
-        """
-        path = np.array(outlook[: lengths[-1]])
-        floor = _gains(path, None, lengths, sizes)
-        found, _ = self._tables.get((*lengths, 0, *sizes), (None, 0))
-        if found is None:
-            steps = np.sort(path / np.concatenate([[1.0], path[:-1]]))
-            tenths = round(10.0 * float(steps[len(steps) // 2]))
-            return np.maximum(floor, _unseen(tenths, tuple(lengths), tuple(sizes)))
-        return np.maximum(floor, self.trust * found)
-
-    def add(self, tree: Tree, n: int, lengths: Sequence[int], sizes: Sequence[int]) -> None:
-        """Takes up a draft of n positions. tree: its likeliest nodes."""
-        key = (*lengths, 0, *sizes)
-        table, n_seen = self._tables.get(key, (np.zeros(()), 0))
-        spine = list(map(math.exp, tree.spine().log_chances[1:])) or [0.0]
-        last = spine[-1] / spine[-2] if len(spine) > 1 else spine[-1]
-        # What was not drafted, or was too unlikely to be among the nodes, goes on in like manner.
-        last = last if len(spine) >= n else 0.0
-        while len(spine) < lengths[-1]:
-            spine.append(spine[-1] * last)
-        n_seen = min(n_seen + 1, MEMORY)
-        gains = _gains(np.array(spine), tree, lengths, sizes)
-        self._tables[key] = table + (gains - table) / n_seen, n_seen
-
-    def to_dict(self) -> dict[str, float]:
-        """How far promises were kept."""
-        return {"expected": self._expected, "accepted": self._accepted}
-
-    def learn(self, stored: Mapping[str, Any]) -> None:
-        """Takes up what `to_dict` gave; KeyError, TypeError or ValueError for anything else."""
-        expected, accepted = float(stored["expected"]), float(stored["accepted"])
-        if not (0.0 < expected < 1e6 and 0.0 < accepted < 1e6):
-            raise ValueError(f"{accepted} accepted of {expected}")
-        self._expected, self._accepted = expected, accepted
-
-    def observe(self, done: Round) -> None:
-        """Compares what was expected of a round with what came."""
-        keep = 1.0 - 1.0 / self.TRUST_MEMORY
-        prior = (1.0 - keep) * self.TRUST_WEIGHT
-        self._expected = keep * self._expected + prior + done.n_expected
-        self._accepted = keep * self._accepted + prior + done.n_accepted
-
-
-def _gains(
-    spine: Floats, tree: Tree | None, lengths: Sequence[int], sizes: Sequence[int]
-) -> Floats:
-    """Tokens beyond the first that one draft promises, [2, length, size]."""
-    chain = np.concatenate([[0.0], np.cumsum(spine)])
-    nodes = np.minimum(np.array(lengths)[:, None], np.array(sizes)[None, :])
-    table = np.stack([chain[nodes]] * 2)
-    if tree is not None and tree.n_drafted:
-        depths, chances = np.array(tree.depths[1:]), np.exp(tree.log_chances[1:])
-        for row, length in enumerate(lengths):
-            found = np.cumsum(chances[depths <= length])
-            table[1, row] = np.maximum(
-                table[1, row], found[np.minimum(sizes, len(found)) - 1] if len(found) else 0.0
-            )
-    return table
-
-
-@cache
-def _unseen(tenths: int, lengths: tuple[int, ...], sizes: tuple[int, ...]) -> Floats:
-    """What a tree promises whose best candidates have such a chance each, and others half each."""
-    chances = np.array([tenths / 10, *(1.0 - tenths / 10) * 0.5 ** np.arange(1, 8)])
-    steps = np.log(np.maximum(np.tile(chances, (lengths[-1], 1)), 1e-9))
-    tokens = np.tile(np.arange(len(chances)), (lengths[-1], 1))
-    tree = grow(0, Candidates(tokens, steps), sizes[-1])
-    return _gains(np.exp(np.cumsum(steps[:, 0])), tree, lengths, sizes)
-
-
-class Auto:
+class Auto(Rule):
     """What pays for itself, for the answers of one engine."""
 
     def __init__(
@@ -399,7 +134,7 @@ class Auto:
         self._rate = self._advantage = 0.0
         self.least_log_chance = -math.inf
         self._looked_up: dict[tuple[int, int, bool], list[float]] = {}
-        self._n_nodes = self._sizes[self._n_open() - 1]
+        self.n_nodes = self._most_nodes()
 
     def begin(self) -> None:
         """Another answer: what was decided in the one before is kept as long as it was to be.
@@ -409,11 +144,6 @@ class Auto:
         """
         if self._known.begin() or self._n_kept == 1:
             self._n_kept = 0
-
-    @property
-    def n_nodes(self) -> int:
-        """The largest size that it considers now."""
-        return self._n_nodes
 
     def is_due(self, done: Round) -> bool:
         """Whether a decision is made now: also for another number of sequences."""
@@ -483,7 +213,7 @@ class Auto:
         self._way, self._is_probe, self._n_kept = None, False, 1
         self._n_sequences, self._advantage = done.n_sequences, 0.0
         self._looked_up.clear()
-        self._n_nodes = self._sizes[self._n_open() - 1]
+        self.n_nodes = self._most_nodes()
         if not costs.knows_plain_of(done.n_sequences):
             return
         self._n_kept = known.n_kept
@@ -614,6 +344,11 @@ class Auto:
                 found = [part.first(n) for part, n in zip(parts, counts, strict=True)]
         return best, found
 
+    def _most_nodes(self) -> int:
+        """A step of the ladder beyond the largest pass that was run: what is far is guessed."""
+        most_rows = self._costs.most_rows
+        return next((size for size in self._sizes if size >= most_rows), self._sizes[-1])
+
     def _passes(self, done: Round, n_nodes: int, is_tree: bool) -> list[float]:
         """Seconds of passes with each size of the ladder, that many times n_nodes; inf: not open.
 
@@ -633,41 +368,6 @@ class Auto:
                     break
             self._looked_up[key] = found
         return self._looked_up[key]
-
-    def _n_open(self) -> int:
-        """Sizes of the ladder considered now: one step beyond the largest pass that was run."""
-        most_rows = self._costs.most_rows
-        known = sum(size < most_rows for size in self._sizes)
-        return min(known + 1, len(self._sizes))
-
-
-N_PLAIN = 3
-"""Plain rounds that are measured while a model is loaded; of others one."""
-
-
-def measure(
-    known: Known, n_rows: int, longest: int, run: Callable[[Round], None], most_s: float
-) -> None:
-    """Runs some rounds that accept nothing, so that the first answers do not begin with guesses.
-
-    Passes of up to n_rows and drafts of up to `longest` positions, as long as the next ones are
-    likely to end before most_s have gone by. run: fills in what a round took.
-    """
-    costs, spent_s, plain_s = known.costs, 0.0, 0.0
-    shapes = [(0, True), (7, True), (3, True), (7, False), (1, True), (3, False), (15, True)]
-    for n, is_brief in shapes:
-        # A pass of many rows may take as long as several plain ones.
-        likely_s = (costs.n_first + 1) * plain_s * (1.0 + n / 4.0)
-        if n >= n_rows or (not is_brief and n > longest) or spent_s + likely_s > most_s:
-            continue
-        for _ in range(costs.n_first + (1 if n else N_PLAIN)):
-            done = Round(0, n_positions=min(n, longest), is_brief=is_brief, n_drafted=n, n_tokens=1)
-            done.is_tree = not is_brief
-            run(done)
-            costs.observe(done)
-            spent_s += done.seconds
-        plain_s = plain_s or costs.plain_s(0)
-    costs.are_guesses()
 
 
 def ladder(steps: Sequence[int], *ends: int) -> list[int]:
