@@ -14,7 +14,7 @@ extern "C" {
 
 #pragma GCC visibility push(default)
 
-enum { DFL_ABI_VERSION = 11 };
+enum { DFL_ABI_VERSION = 12 };
 
 typedef enum {
     DFL_STATUS_OK = 0,
@@ -186,6 +186,9 @@ typedef struct {
                                block and some, or what was reserved */
     int64_t draft_rows;     /* most rows of one draft: of each sequence its last token and those
                                drafted; 0 without a drafter */
+    uint64_t prefix_bytes;  /* of prefixes, on the host */
+    uint64_t cell_bytes;    /* of a K/V row of all layers that keep every row */
+    int32_t divides;        /* 1: a sequence may begin with any part of a prefix */
     int64_t n_graphs_built; /* this and what follows: so far */
     int64_t n_passes;       /* forward passes of the target */
     uint64_t bytes_read;    /* copied from device tensors to the caller */
@@ -242,6 +245,10 @@ int64_t dfl_sequence_position(const dfl_sequence * sequence);
 /* Cells that n more tokens take of the engine's n_free_cells; 0 where its own pages have room; -1
  * for NULL. */
 int64_t dfl_sequence_wanted_cells(const dfl_sequence * sequence, int64_t n);
+
+/* Those tokens: out, [dfl_sequence_position]. Errors: ARGUMENT. */
+dfl_status dfl_sequence_get_tokens(const dfl_sequence * sequence, int32_t * tokens,
+                                   dfl_error * err);
 
 /* Takes the timeline back to where it agrees with n tokens and closes an open verify, so that what
  * is left of them can be prefilled: at least the last one, whose logits begin an answer.
@@ -355,6 +362,66 @@ dfl_status dfl_checkpoint_restore(dfl_sequence * sequence, const dfl_checkpoint 
 int32_t dfl_checkpoint_is_valid(const dfl_sequence * sequence, const dfl_checkpoint * checkpoint);
 int64_t dfl_checkpoint_position(const dfl_checkpoint * checkpoint);
 void dfl_checkpoint_free(dfl_checkpoint * checkpoint);
+
+/* ---- prefix: what the first tokens of a sequence left behind, for others that begin alike ---- */
+
+/* Attention rows lie in the engine's cells where sequences can share them (all layers attend on the
+ * CPU by our own code), else on the host; with them go the recurrent state after the last token and
+ * what the drafter remembers. Prefixes of one timeline have pages of 64 rows in common. */
+typedef struct dfl_prefix dfl_prefix;
+
+typedef struct {
+    int64_t n_tokens;
+    int64_t n_proven;    /* of them, those that a finite row of logits was read after */
+    int64_t n_draft;     /* last positions that the drafter remembers */
+    int32_t n_caches;    /* groups of attention layers, and the drafter's */
+    int32_t n_parts;     /* of a file */
+    uint64_t host_bytes; /* of this prefix alone: what dropping it frees */
+    int64_t own_cells;   /* likewise, of the engine's */
+    int64_t idle_cells;  /* that spilling it frees: others may keep the same rows */
+} dfl_prefix_info;
+
+/* A tensor of a file; rows of a cache are those of the last ne[1] tokens. */
+typedef struct {
+    char name[64];
+    char type[16]; /* of ggml */
+    int64_t ne[2];
+    uint64_t bytes;
+} dfl_prefix_part;
+
+/* Bytes that dfl_prefix_keep takes on the host, and has to move beside. */
+dfl_status dfl_prefix_cost(const dfl_sequence * sequence, uint64_t * bytes, dfl_error * err);
+/* Keeps all tokens of a sequence, which goes on as it was; rows of its last pass may be gone. What
+ * is kept counts in dfl_engine_info.prefix_bytes until dfl_prefix_free. Errors: ARGUMENT (no
+ * tokens, a verify that waits for its commit), MEMORY. */
+dfl_status dfl_prefix_keep(dfl_sequence * sequence, dfl_prefix ** prefix, dfl_error * err);
+void dfl_prefix_free(dfl_prefix * prefix); /* not from within a callback */
+dfl_status dfl_prefix_get_info(const dfl_prefix * prefix, dfl_prefix_info * info, dfl_error * err);
+/* Of dfl_engine_info.n_free_cells, those that a sequence takes to begin with n tokens of it. */
+int64_t dfl_prefix_wanted_cells(const dfl_prefix * prefix, int64_t n);
+/* An empty sequence begins with the first n tokens: all of them on a model with recurrent layers or
+ * windows. Errors: ARGUMENT (not empty, another engine's, n, cells that are not free), UNSUPPORTED
+ * (a part where only all will do), MEMORY. */
+dfl_status dfl_prefix_adopt(dfl_sequence * sequence, const dfl_prefix * prefix, int64_t n,
+                            dfl_error * err);
+/* Moves rows to the host from cells that no sequence uses, until n are free. n_freed: out. Errors:
+ * MEMORY. */
+dfl_status dfl_prefix_spill(dfl_prefix * prefix, int64_t n, int64_t * n_freed, dfl_error * err);
+
+/* index: 0 to n_parts - 1. Errors: ARGUMENT. */
+dfl_status dfl_prefix_get_part(const dfl_prefix * prefix, int32_t index, dfl_prefix_part * part,
+                               dfl_error * err);
+/* Rows of each cache, [n_caches]. */
+dfl_status dfl_prefix_get_rows(const dfl_prefix * prefix, int64_t * n_rows, dfl_error * err);
+/* data: the part's bytes. Errors: ARGUMENT. */
+dfl_status dfl_prefix_read(const dfl_prefix * prefix, int32_t part, void * data, dfl_error * err);
+/* One of n tokens to be filled in by dfl_prefix_write, all on the host, of an engine like that
+ * whose parts were read. n_rows: of each cache, [n_caches]. Errors: ARGUMENT (tokens, rows),
+ * MEMORY. */
+dfl_status dfl_prefix_create(dfl_engine * engine, const int32_t * tokens, int64_t n,
+                             const int64_t * n_rows, int32_t n_caches, dfl_prefix ** prefix,
+                             dfl_error * err);
+dfl_status dfl_prefix_write(dfl_prefix * prefix, int32_t part, const void * data, dfl_error * err);
 
 /* ---- copies: what came after the end of a text where it stood before ---- */
 

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import cast
 
 import numpy as np
 
 from .account import Account
 from .answer import Answer, Vocabulary
 from .config import DecodeConfig
+from .core import Error
 from .draft.proposer import Proposer, Request
 from .policy.rule import Rule
+from .prefixes import Found, Prefixes
+from .prefixes import Timeline as Held
 from .results import Result, Step
 from .rounds import Progress, Rows, Speculation, Timeline, verify
 from .sampling import Chances, Sampler
+from .text.chat import ChatPrompt
 from .text.reasoning import Splitter
 
 
@@ -54,8 +59,9 @@ class Writing:
         self.config = config
         self.history = list(prompt)
         self.prompt = tuple(prompt)
+        self.turns = tuple(prompt.turns) if isinstance(prompt, ChatPrompt) else ()
         self.n_ctx = n_ctx
-        self.n_cached = 0
+        self.n_cached = self.n_draft_context = 0
         self.has_top = False
         self.cancelled = cancelled or (lambda: False)
         banned = vocabulary.stop_tokens if config.ignore_eos else frozenset()
@@ -75,6 +81,7 @@ class Writing:
             reasoning=self.answer.reasoning,
             n_prompt=len(self.prompt),
             n_prefilled=len(self.prompt) - self.n_cached,
+            n_draft_context=self.n_draft_context,
             n_decoded=account.n_decoded,
             rounds=account.rounds,
             prefill_s=account.prefill_s,
@@ -137,6 +144,7 @@ class Generation:
         *,
         proposers: Sequence[Proposer] = (),
         rule: Rule | None = None,
+        prefixes: Prefixes | None = None,
         on_prefill: Progress | None = None,
         cancelled: Callable[[], bool] | None = None,
         splitter: Splitter | None = None,
@@ -145,6 +153,8 @@ class Generation:
 
         proposers, rule: where candidates come from, and which of them are verified; without both,
             rounds are plain.
+        prefixes: what the timeline may begin with, and where what it held before is kept; without,
+            it goes back as far as it can.
         on_prefill: progress of the prefill, from 0 tokens on.
         cancelled: asked between micro-batches and tokens; True ends the answer.
         splitter: tells thoughts apart from the answer's text.
@@ -163,6 +173,7 @@ class Generation:
         )
         self.history = writing.history
         self._timeline = timeline
+        self._prefixes, self._held = prefixes, cast(Held, timeline)
         self._on_prefill = on_prefill
         self._request = Request(timeline, writing.history, writing.sampler)
         self._speculation: Speculation | None = None
@@ -194,18 +205,29 @@ class Generation:
             rows = self._prefill()
         except _Cancelled:
             return
+        except Error:
+            self._distrust()
+            raise
         finally:
             account.prefill_s = time.perf_counter() - started
         if self.config.max_tokens == 0:
             answer.stop_reason = "length"
             return
         started = time.perf_counter()
-        ended = writing.take(writing.choose(rows, -1))
-        account.prefill_s += time.perf_counter() - started
-        yield writing.new_step()
-        while not ended:
-            yield self._step()
-            ended = answer.stop_reason is not None
+        try:
+            ended = writing.take(writing.choose(rows, -1))
+            account.prefill_s += time.perf_counter() - started
+            yield writing.new_step()
+            while not ended:
+                yield self._step()
+                ended = answer.stop_reason is not None
+        except Error:
+            self._distrust()
+            raise
+
+    def _distrust(self) -> None:
+        if self._prefixes is not None:
+            self._prefixes.forget_unproven()
 
     def _prefill(self) -> Rows:
         writing = self._writing
@@ -217,13 +239,33 @@ class Generation:
                 self._on_prefill(done, total)
 
         with writing.account.phase("prefill"):
-            writing.n_cached = self._timeline.sync(writing.prompt)
+            found = self._found()
+            writing.n_cached, writing.n_draft_context = found.n_cached, found.n_draft_context
             if self._speculation is not None:
                 self._speculation.begin(self._request)
-            left = writing.prompt[writing.n_cached :]
+            n, end = found.n_cached, len(writing.prompt)
             if self._on_prefill is not None:
-                self._on_prefill(0, len(left))
-            return self._timeline.prefill(left, progress)
+                self._on_prefill(0, end - n)
+            at = n
+            while True:
+                stop = found.next_stop(at, end)
+                rows = self._timeline.prefill(
+                    writing.prompt[at:stop],
+                    lambda done, _, at=at: progress(at - n + done, end - n),  # type: ignore[misc]
+                )
+                if stop == end or self._prefixes is None:
+                    return rows
+                self._prefixes.keep(self._held)
+                at = stop
+
+    def _found(self) -> Found:
+        """What the timeline begins with."""
+        prompt, prefixes = self._writing.prompt, self._prefixes
+        if prefixes is None:
+            return Found(self._timeline.sync(prompt))
+        found = prefixes.begin(self._held, prompt, self._writing.turns)
+        prefixes.make_room(self._timeline.wanted_cells(len(prompt) - found.n_cached))
+        return found
 
     def _step(self) -> Step:
         """One round: puts the last token, and what follows it, into the caches."""
@@ -236,6 +278,10 @@ class Generation:
                 request.n_room = min(timeline.engine.max_verify, timeline.n_ctx - done.position)
                 request.n_left = answer.n_left
                 speculation.propose(done, (request,))
+            if self._prefixes is not None:
+                n_rows = len(request.tree.tokens) if request.tree is not None else 1
+                if (n_cells := timeline.wanted_cells(n_rows)) > 0:
+                    self._prefixes.make_room(n_cells)
             if request.tree is not None:
                 done.n_accepted = verify(
                     timeline, request.tree, writing.choose, writing.take, account.phase

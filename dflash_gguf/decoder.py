@@ -10,21 +10,23 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from . import core
+from . import core, prefix_file
 from .config import DecodeConfig, LoadConfig
 from .convert.schema import Key
 from .core import MAX_VERIFY, Drafter, Engine, Model, library_build
 from .decode import Generation, Writing, check_prompt
 from .memory.fit import most_rows, with_context
-from .memory.plan import Planner, check_fits
-from .policy.cost_file import CostFile
+from .memory.plan import MOST_PREFIX_BYTES, Planner, check_fits
 from .policy.drafting import Drafting
+from .policy.known import CostFile
 from .policy.rule import Rule
+from .prefixes import Prefixes
 from .results import Result, Step
 from .rounds import Progress
 from .scheduler import Part, Scheduler
@@ -79,7 +81,8 @@ def load(
     place = (library_build(), model.backend, str(config.n_gpu_layers), str(config.n_cpu_moe))
     settings = (*place, engine.n_threads, config.cache_type_k, config.cache_type_v)
     costs = CostFile(files, *settings, *kernels)
-    decoder = Decoder(core.Sequence(engine), tokenizer, costs, n_most)
+    prefix_bytes = planner.plan(config).prefix_bytes
+    decoder = Decoder(core.Sequence(engine), tokenizer, costs, n_most, prefix_bytes)
     decoder.measure()
     return decoder
 
@@ -101,8 +104,8 @@ class Decoder:
 
     A callback of a running answer cannot use it: RuntimeError.
 
-    What the caches hold is kept between calls: a prompt that begins like one of the last is
-    computed only from where they part.
+    What answers leave behind is kept between calls: a prompt that begins like an earlier one is
+    computed only from where they part, as long as memory allows; docs/memory.md.
     """
 
     def __init__(
@@ -111,8 +114,12 @@ class Decoder:
         tokenizer: Tokenizer | None,
         cost_file: CostFile | None = None,
         most_rows: int = MAX_VERIFY,
+        prefix_bytes: int = MOST_PREFIX_BYTES,
     ) -> None:
-        """Use `load`. Without a tokenizer prompts are token ids, and answers have no text."""
+        """Use `load`. Without a tokenizer prompts are token ids, and answers have no text.
+
+        prefix_bytes: of main memory, that what is kept of earlier answers may take.
+        """
         self.sequence = sequence
         self.engine = sequence.engine
         self.model = sequence.engine.model
@@ -122,8 +129,10 @@ class Decoder:
         self._lock = threading.RLock()
         self._active: Stream | None = None
         self._is_running = False
-        is_shared = self.engine.n_parallel > 1
-        self._scheduler = Scheduler(sequence, self._drafting.rule) if is_shared else None
+        self._prefixes = Prefixes(self.engine, prefix_bytes)
+        self._scheduler: Scheduler | None = None
+        if self.engine.n_parallel > 1:
+            self._scheduler = Scheduler(sequence, self._drafting.rule, self._prefixes)
 
     @property
     def n_ctx(self) -> int:
@@ -143,6 +152,7 @@ class Decoder:
             self._drafting.keep()
             if self._scheduler is not None:
                 self._scheduler.close()
+            self._prefixes.forget()
             self.sequence.close()
             self.engine.close()
             self.model.close()
@@ -263,6 +273,7 @@ class Decoder:
                 config,
                 proposers=proposers,
                 rule=rule,
+                prefixes=self._prefixes,
                 on_prefill=on_prefill,
                 cancelled=cancelled,
                 splitter=_splitter(prompt, config),
@@ -363,7 +374,67 @@ class Decoder:
                 return
             self._active = None
             self.sequence.reset()
+            self._prefixes.forget()
             self._drafting.forget()
+
+    def save_prefix(self, path: str | os.PathLike[str], tokens: Prompt) -> int:
+        """Writes what tokens leave behind to a file, computing what is not known; how many.
+
+        A prompt that begins with them is computed from there on, once the file is loaded. With
+        recurrent layers the prompt must go on after them: to have a prompt itself computed at its
+        last token only, save all but that one.
+        Errors: ValueError for bad tokens, Error from the core, OSError; no file is left then.
+        """
+        ids = self._tokens_of(tokens)
+        check_prompt(ids, self.n_ctx)
+        with self._turn():
+            prefix = self._prefixes.find(ids)
+            if prefix is not None:
+                prefix_file.save(prefix, ids, self.engine, Path(path))
+                return len(ids)
+            with self._lane() as sequence:
+                begun = self._prefixes.begin(sequence, [*ids, 0])
+                if begun.n_cached < len(ids):
+                    left = ids[begun.n_cached :]
+                    self._prefixes.make_room(sequence.wanted_cells(len(left)))
+                    sequence.prefill(left).argmax()
+                prefix = sequence.keep()
+                try:
+                    prefix_file.save(prefix, ids, self.engine, Path(path))
+                finally:
+                    prefix.close()
+        return len(ids)
+
+    def load_prefix(self, path: str | os.PathLike[str]) -> int:
+        """Keeps what a file of `save_prefix` holds for the answers to come; its tokens.
+
+        Errors: ValueError for a file that is damaged, was made with another model, drafter, build
+            or other types of K/V, or has no room in the context or in `cache_ram`; OSError.
+        """
+        with self._turn():
+            room = self._prefixes.make_host_room
+            tokens, prefix = prefix_file.load(self.engine, Path(path), room)
+            self._prefixes.add(tokens, prefix)
+        return len(tokens)
+
+    def forget_prefix(self, tokens: Prompt) -> bool:
+        """Forgets what is kept of a text and of no other; whether there was something."""
+        with self._turn():
+            return self._prefixes.forget_text(self._tokens_of(tokens))
+
+    @contextmanager
+    def _lane(self) -> Iterator[core.Sequence]:
+        """An empty sequence that no answer uses."""
+        if self._scheduler is not None:
+            self._scheduler.take_back(self.sequence)
+        else:
+            self._active = None
+            self.sequence.commit(0)
+            self._prefixes.put(self.sequence)
+        try:
+            yield self.sequence
+        finally:
+            self.sequence.reset()
 
     def forget(self) -> None:
         """Forgets texts that could be copied from, not what is computed of the timeline.
@@ -376,7 +447,8 @@ class Decoder:
     def _tokens_of(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             return self.tokenize(prompt)
-        tokens = [int(token) for token in prompt]
+        tokens = ChatPrompt(prompt, None, prompt.turns) if isinstance(prompt, ChatPrompt) else []
+        tokens = tokens or [int(token) for token in prompt]
         for token in tokens:
             if not 0 <= token < self.model.n_vocab:
                 raise ValueError(

@@ -38,7 +38,8 @@ class Result:
     text: the answer without stop token and stop text.
     reasoning: what the model thought before it answered a conversation, which is then no part of
         the text; None where the chat template marks no thoughts, or there was no conversation.
-    n_prompt: tokens of the prompt. n_prefilled: those computed now, not reused from a cache.
+    n_prompt: tokens of the prompt. n_prefilled: those computed now; the others, n_cached, were
+        known of earlier answers. n_draft_context: the last of these, that the drafter remembers.
     n_decoded: tokens drawn by rounds; the first token comes from the prefill.
     rounds: target passes after the prefill.
     draft: how candidates were proposed; "none" also where a drafter was wanted but not loaded.
@@ -81,6 +82,12 @@ class Result:
     threads: int | None = None
     reasoning: str | None = None
     stop_text: str | None = None
+    n_draft_context: int = 0
+
+    @property
+    def n_cached(self) -> int:
+        """Tokens of the prompt that were not computed."""
+        return self.n_prompt - self.n_prefilled
 
     @property
     def n_tokens(self) -> int:
@@ -116,6 +123,8 @@ class Result:
             "reasoning": self.reasoning,
             "tokens": list(self.tokens),
             "n_prompt": self.n_prompt,
+            "n_cached": self.n_cached,
+            "n_draft_context": self.n_draft_context,
             "n_tokens": self.n_tokens,
             "prefill_tokens_per_s": _rounded(self.prefill_tokens_per_s),
             "tokens_per_s": _rounded(self.tokens_per_s),

@@ -79,6 +79,9 @@ class Timeline(Protocol):
     def position(self) -> int:
         """Tokens the caches hold."""
 
+    def wanted_cells(self, n: int) -> int:
+        """Cells that n more tokens take of those that are free."""
+
     def sync(self, tokens: Sequence[int]) -> int:
         """Goes back to where the timeline agrees with `tokens`; how many of them are there.
 
@@ -130,6 +133,7 @@ class Speculation:
 
     def begin(self, request: Request) -> None:
         """An answer begins, with its prompt in `seen`."""
+        self.n_rest = 0
         for proposer in self._proposers:
             proposer.begin(request)
 
@@ -152,13 +156,14 @@ class Speculation:
             with clock("tree"):
                 self._ask(self._free, drafting)
         has_free = any(request.proposed for request in drafting)
-        self._is_quiet = not has_free and rule.rests(self._rested.n_rounds if self._rested else 0)
+        n_rested = self._rested.n_rounds if self._rested else 0
+        self._is_quiet = not has_free and rule.rests(done, n_rested)
         if self._is_quiet:
             self._host_s = time.perf_counter() - started
             return
         self._end_rest()
         paid = self._paid[0] if self._paid else None
-        is_due = rule.is_due
+        is_due = rule.is_due(done)
         if is_due:
             with clock("choose"):
                 way = rule.choose(done, drafting, paid)
@@ -202,16 +207,28 @@ class Speculation:
                     proposer.observe(request, chosen)
         if not is_alone:
             return
+        if done.is_mixed:
+            free = {proposer.name for proposer in self._free}
+            done.n_copied = sum(
+                n_taken
+                for request, chosen in zip(requests, tokens, strict=True)
+                for name, _, n_taken in request.credits(chosen)
+                if name in free
+            )
         self._rule.observe(done)
-        if done.kind == "none" and self._host_s and self._rule.rests(0):
+        if done.kind == "none" and self._host_s and self._rule.rests(done, 0):
             self.n_rest = self._rule.rest(done, self._host_s)
 
-    def pass_over(self, done: Round) -> None:
-        """Counts a plain round for which nobody was asked, of the same requests as the last."""
-        self.n_rest -= 1
-        self._add_rest(done)
+    def pass_over(self, done: Round, *, is_alone: bool = True) -> None:
+        """Counts a plain round for which nobody was asked. is_alone: as of `observe`."""
+        n_rest = self.n_rest - 1
+        if is_alone:
+            self._add_rest(done)
+        self.n_rest = n_rest
 
     def _add_rest(self, done: Round) -> None:
+        if self._rested is not None and self._rested.n_sequences != done.n_sequences:
+            self._end_rest()
         if self._rested is None:
             self._rested = copy(done)  # the round itself is another's
         else:

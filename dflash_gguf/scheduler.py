@@ -21,19 +21,20 @@ from .core import Sequence as Timeline
 from .decode import Writing
 from .draft.proposer import Proposer, Request
 from .draft.tree import Tree
-from .policy.costs import Round
+from .policy.costs import Median, Round
 from .policy.rule import Rule
+from .prefixes import PAGE, Found, Prefixes
 from .results import Result, Step
 from .rounds import Progress, Speculation
 
 MOST_UNREAD = 256
 """Tokens of an answer that nobody has read yet, after which it pauses."""
-PAGE = 64
-"""Cells that a sequence takes at a time."""
-CHUNKS = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+CHUNKS = (32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Tokens of prompts that may join the others' rounds: few sizes, as each has a graph of its own."""
-SLOWER = 1.8
-"""Times of a round without prompts that one with a piece of a prompt may take."""
+SLOWER = 1.85
+"""Times as long as without prompts that rounds may take on average while some come in."""
+MOST_MIXED = 16
+"""Rounds with pieces of prompts before one without."""
 
 DraftingOf = Callable[[DecodeConfig], tuple[Sequence[Proposer], Rule | None]]
 """Who drafts in an answer, and how much."""
@@ -58,6 +59,7 @@ class Job:
         self.error: BaseException | None = None
         self.prefill_started: float | None = None
         self.n_to_fill = 0
+        self.found = Found()
 
     @property
     def held(self) -> Timeline:
@@ -138,22 +140,27 @@ class _Work(NamedTuple):
 class Scheduler:
     """Answers in one engine. Not for two threads at once."""
 
-    def __init__(self, first: Timeline, drafting_of: DraftingOf) -> None:
-        """first: a sequence of the engine; others are made when they are needed."""
+    def __init__(self, first: Timeline, drafting_of: DraftingOf, prefixes: Prefixes) -> None:
+        """first: a sequence of the engine; others are made when they are needed.
+
+        prefixes: what answers begin with, and where what they leave behind is kept.
+        """
         self.engine: Engine = first.engine
+        self._prefixes = prefixes
         self._drafting_of = drafting_of
         # An interruption may come between any two lines: who waits, who runs and which sequences
         # are free follows from each job's own `timeline`.
         self._jobs: list[Job] = []  # in their order
         self._timelines: list[Timeline] = [first]
-        self._known: dict[Timeline, list[int]] = {}  # what free ones hold; they were used in order
         self._groups: dict[object, Group] = {}
         self._open: list[Timeline] = []  # in a round that has not ended
         self._n_jobs = 0
         self._seconds = dict.fromkeys(ROUND_PHASES, 0.0)
-        self._alone_s = 0.0  # of a round without prompts
-        self._size = CHUNKS.index(8)  # of a piece among others
-        self._n_of_size = 0
+        self._alone = Median()  # of rounds without prompts
+        self._row = Median()  # of a row of a prompt among others
+        self._n_mixed = 0  # rounds with prompts since one without
+        self._saved_s = 0.0  # that pieces of prompts may take longer, as others took less
+        self._run_sizes: set[int] = set()  # whose graphs are there
 
     @property
     def running(self) -> list[Job]:
@@ -169,11 +176,9 @@ class Scheduler:
 
     @property
     def _free(self) -> list[Timeline]:
-        """Sequences that nobody holds, the longest unused first."""
+        """Sequences that nobody holds; empty but after an interruption."""
         held = {job.timeline for job in self.running}
-        unused = [timeline for timeline in self._timelines if timeline not in held]
-        places = {timeline: i for i, timeline in enumerate(self._known)}
-        return sorted(unused, key=lambda timeline: places.get(timeline, -1))
+        return [timeline for timeline in self._timelines if timeline not in held]
 
     def add(self, writing: Writing, on_prefill: Progress | None = None) -> Job:
         """An answer joins."""
@@ -188,7 +193,7 @@ class Scheduler:
         """Forgets what no answer needs now."""
         for timeline in self._free:
             timeline.reset()
-        self._known.clear()
+        self._prefixes.forget()
 
     def take_back(self, timeline: Timeline) -> None:
         """Empties a sequence that is wanted for something else until the next round."""
@@ -196,14 +201,15 @@ class Scheduler:
             if job.timeline is timeline:
                 self._preempt(job)
         timeline.reset()
-        self._known.pop(timeline, None)
 
     def end(self, job: Job) -> None:
         """An answer leaves, wherever it is."""
         if job.is_over:
             return
         if job.timeline is not None:
-            self._keep(job.timeline, job.history[: job.timeline.position])
+            if job.timeline in self._open:
+                job.timeline.commit(0)
+            self._prefixes.put(job.timeline)
         if (step := job.writing.new_step()).tokens:  # drawn in a round that was interrupted
             job.add(step)
         job.is_over = True
@@ -222,8 +228,8 @@ class Scheduler:
         """One pass for all that can run. wanted: whose step is waited for."""
         self._recover()
         for job in list(self._jobs):
-            if job.writing.cancelled():
-                self.end(job)
+            if job.writing.cancelled() or job.writing.answer.stop_reason is not None:
+                self.end(job)  # the latter where that was interrupted
         if wanted.is_over:
             return
         self._admit()
@@ -260,23 +266,38 @@ class Scheduler:
         """The oldest that wait get places, as long as there are some and cells for them."""
         while self.waiting and len(self.running) < self.engine.n_parallel:
             job = self.waiting[0]
-            timeline = self._timeline_for(job)
-            with self._phase("decode"):
-                n_there = timeline.sync(job.history)
-            self._keep(timeline, job.history[:n_there])
+            if self._is_being_filled(job):
+                return
             # Those that run want room to grow, or the newest would soon have to leave again.
             spare = 2 * PAGE * len(self.running)
-            wanted = timeline.wanted_cells(len(job.history) - n_there) + spare
-            self._free_cells(wanted, but=timeline)
-            if self.running and self.engine.n_free_cells < wanted:
+            if not self._prefixes.reserve(job.history, spare) and self.running:
                 return
-            self._begin(job, timeline, n_there)
+            timeline = self._free_timeline()
+            with self._phase("decode"):
+                job.found = self._prefixes.begin(timeline, job.history, job.writing.turns)
+                self._prefixes.make_room(
+                    timeline.wanted_cells(len(job.history) - job.found.n_cached)
+                )
+            self._begin(job, timeline)
 
-    def _begin(self, job: Job, timeline: Timeline, n_there: int) -> None:
+    def _is_being_filled(self, job: Job) -> bool:
+        """Whether an answer that runs computes much of its prompt just now: it waits for that."""
+        n_known = self._prefixes.n_known(job.history)
+        for other in self.running:
+            position = other.held.position
+            n = _n_common(job.history[:-1], other.history)
+            if other.decodes or position >= n or n < n_known + PAGE or other.pauses:
+                continue
+            other.found = other.found.with_stop(n)
+            return True
+        return False
+
+    def _begin(self, job: Job, timeline: Timeline) -> None:
         job.request.sequence = timeline
         if job.prefill_started is None:
             job.prefill_started = time.perf_counter()
-            job.writing.n_cached = n_there
+            n_there = job.writing.n_cached = job.found.n_cached
+            job.writing.n_draft_context = job.found.n_draft_context
             job.n_to_fill = len(job.history) - n_there
             if job.on_prefill is not None:
                 job.on_prefill(0, job.n_to_fill)
@@ -284,53 +305,23 @@ class Scheduler:
             job.group.speculation.begin(job.request)
         job.timeline = timeline
 
-    def _timeline_for(self, job: Job) -> Timeline:
-        """The free sequence that holds most of its tokens; of those with none a new one."""
-
-        def n_common(timeline: Timeline) -> int:
-            known = self._known.get(timeline, [])
-            pairs = zip(known, job.history, strict=False)
-            return next((i for i, (a, b) in enumerate(pairs) if a != b), len(known))
-
-        free = self._free
-        best = max(free, key=n_common, default=None)
-        empty = next((timeline for timeline in free if not timeline.position), None)
-        if best is not None and n_common(best):
-            return best
-        if empty is not None:
-            return empty
-        if len(self._timelines) < self.engine.n_parallel:
+    def _free_timeline(self) -> Timeline:
+        """A sequence for another answer; there are fewer than the engine holds."""
+        if not self._free:
             self._timelines.append(Timeline(self.engine))
-            return self._timelines[-1]
-        return free[0]
-
-    def _keep(self, timeline: Timeline, tokens: list[int]) -> None:
-        """It has been used just now, and holds these."""
-        self._known.pop(timeline, None)
-        self._known[timeline] = tokens
-
-    def _free_cells(self, wanted: int, but: Timeline | None = None) -> None:
-        """Forgets what free sequences hold, the longest unused first, until so many are free."""
-        for timeline in self._free:
-            if self.engine.n_free_cells >= wanted:
-                return
-            if timeline is not but and timeline.position:
-                timeline.reset()
-                self._known.pop(timeline, None)
+        return self._free[0]
 
     def _preempt(self, job: Job) -> None:
-        """It waits again, and what it held is computed anew when it comes back."""
+        """It waits again, and begins anew with what of it others leave room for."""
         timeline, job.timeline = job.held, None
         job.request.notes.clear()  # what proposers know of it goes by sequences
-        timeline.reset()
-        self._known.pop(timeline, None)
+        self._prefixes.put(timeline)
 
     def _make_room(self, jobs: list[Job]) -> None:
         """Frees cells for a row of each. The newest leave first; the oldest always stays."""
         while True:
             wanted = sum(job.held.wanted_cells(1) for job in jobs)
-            self._free_cells(wanted)
-            if self.engine.n_free_cells >= wanted or len(self.running) == 1:
+            if self._prefixes.make_room(wanted) or len(self.running) == 1:
                 return
             last = self.running[-1]
             self._preempt(last)
@@ -359,7 +350,8 @@ class Scheduler:
             return
         drawn = self._draw(work, rows)
         self._open = []
-        self._settle(rounds, drawn, started, filled=len(work) > len(decoding))
+        n_filled = sum(len(one.item.tokens) for one in work[len(decoding) :])
+        self._settle(rounds, drawn, started, n_filled=n_filled)
 
     def _keep_top(self, jobs: list[Job]) -> None:
         n_most = self.engine.n_most_top
@@ -379,7 +371,7 @@ class Scheduler:
         for jobs in groups.values():
             group = jobs[0].group
             done = Round(sum(job.held.position for job in jobs), n_sequences=len(jobs))
-            if group is not None:
+            if group is not None and not group.speculation.n_rest:
                 for job in jobs:
                     left = job.writing.n_ctx - job.held.position
                     job.request.n_room = min(n_each, left)
@@ -388,8 +380,7 @@ class Scheduler:
             rounds.append((group, jobs, done))
         trees = [job for job in decoding if job.request.tree is not None]
         wanted = sum(job.held.wanted_cells(_n_rows(job)) for job in decoding)
-        self._free_cells(wanted)
-        if self.engine.n_free_cells < wanted:
+        if not self._prefixes.make_room(wanted):
             for job in trees:
                 job.request.tree = None  # what it was drafted for is short
             for _, _, done in rounds:
@@ -408,16 +399,19 @@ class Scheduler:
         most = max(self.engine.model.config.n_ubatch, self.engine.n_parallel)
         left = min(most, self.engine.n_ctx) - n_plain
         if not is_alone:
-            left = min(left, CHUNKS[self._size])
+            left = min(left, self._chunk())
         work = []
         for job in filling:
             position = job.held.position
-            n = min(left, len(job.history) - position)
+            end = len(job.history)
+            n = min(left, job.found.next_stop(position, end) - position)
+            if job.held.wanted_cells(n) > self.engine.n_free_cells:
+                self._prefixes.make_room(job.held.wanted_cells(n))
             while n > 0 and job.held.wanted_cells(n) > self.engine.n_free_cells:
                 n -= min(n, PAGE)
             if n <= 0:
                 continue
-            n_to_come = len(job.history) - position - n
+            n_to_come = end - position - n
             item = Item(job.held, job.history[position : position + n], n_to_come=n_to_come)
             work.append(_Work(job, item, None))
             left -= n
@@ -439,10 +433,8 @@ class Scheduler:
 
     def _fail(self, job: Job, error: Error) -> None:
         job.error = error
-        timeline = job.held
+        self._prefixes.forget_unproven()
         self.end(job)
-        timeline.reset()
-        self._known.pop(timeline, None)
 
     def _draw(self, work: list[_Work], rows: list[Rows]) -> dict[Job, tuple[list[int], int]]:
         """What each answer draws of its rows, and how many candidates it took; one commit."""
@@ -483,7 +475,7 @@ class Scheduler:
         drawn: dict[Job, tuple[list[int], int]],
         started: float,
         *,
-        filled: bool,
+        n_filled: int,
     ) -> None:
         """Accounts, steps and what is learned."""
         seconds = time.perf_counter() - started
@@ -497,16 +489,24 @@ class Scheduler:
             done.n_accepted = sum(drawn[job][1] for job in jobs)
             if group is not None and jobs:
                 set_seconds(done, seconds, self._seconds)
+                is_alone = len(rounds) == 1 and len(jobs) == len(all_jobs) and not n_filled
+                if group.speculation.n_rest:
+                    group.speculation.pass_over(done, is_alone=is_alone)
+                    continue
                 group.speculation.observe(
                     done,
                     [job.request for job in jobs],
                     [drawn[job][0] for job in jobs],
-                    is_alone=len(rounds) == 1 and len(jobs) == len(all_jobs) and not filled,
+                    is_alone=is_alone,
                 )
-        self._learn_chunk(seconds, decoded, filled=filled)
+        self._learn_chunk(seconds, decoded, n_filled=n_filled)
         for job, (tokens, _) in drawn.items():
             if job not in decoded:
                 self._filled(job, tokens)
+                if job.held.position in job.found.stops or (
+                    tokens and self.engine.divides_prefixes
+                ):
+                    self._prefixes.keep(job.held)
             if job.writing.answer.stop_reason is not None:
                 self.end(job)
 
@@ -539,22 +539,30 @@ class Scheduler:
         if tokens:
             job.add(writing.new_step())
 
-    def _learn_chunk(self, seconds: float, decoded: set[Job], *, filled: bool) -> None:
-        """How much of a prompt joins the others: their rounds may take SLOWER times as long."""
+    def _chunk(self) -> int:
+        """How much of a prompt joins the others in this round: none while they wait too long.
+
+        Nor where it is long ago that they ran alone, which is what they are compared with.
+        """
+        if self._saved_s < 0.0 or self._n_mixed >= MOST_MIXED:
+            return 0
+        most_s = (SLOWER - 1.0) * self._alone.value
+        fitting = [n for n in CHUNKS if n * self._row.value <= most_s]
+        return fitting[-1] if fitting and self._row.value else CHUNKS[0]
+
+    def _learn_chunk(self, seconds: float, decoded: set[Job], *, n_filled: int) -> None:
+        """What rounds take with so many tokens of prompts, and without any."""
         if not decoded:
             return
-        if not filled:
-            self._alone_s += (seconds - self._alone_s) * (0.25 if self._alone_s else 1.0)
-            return
-        self._n_of_size += 1
-        if not self._alone_s or self._n_of_size == 1:
-            return  # the first of a size builds its graph
-        most_s, size = SLOWER * self._alone_s, CHUNKS[self._size]
-        larger = CHUNKS[min(self._size + 1, len(CHUNKS) - 1)]
-        if seconds > most_s and self._size > 0:
-            self._size, self._n_of_size = self._size - 1, 0
-        elif seconds * larger / size < most_s and larger > size:
-            self._size, self._n_of_size = self._size + 1, 0
+        self._n_mixed = self._n_mixed + 1 if n_filled else 0
+        if not n_filled:
+            self._alone.add(seconds)
+        alone_s = self._alone.value
+        more_s = max(seconds - alone_s, 0.0) if n_filled else 0.0
+        self._saved_s = min(self._saved_s + (SLOWER - 1.0) * alone_s - more_s, alone_s)
+        if n_filled in self._run_sizes and more_s:
+            self._row.add(more_s / n_filled)
+        self._run_sizes.add(n_filled)  # the first of a size builds its graph
 
     def _recover(self) -> None:
         """After an interrupted round: what was verified goes, what was drawn is filled in."""
@@ -564,8 +572,16 @@ class Scheduler:
             if job.writing.answer.stop_reason is not None:
                 self.end(job)
             elif job.held.position >= len(job.history):
-                job.held.sync(job.history)
+                job.found = self._prefixes.begin(job.held, job.history)
         self._open = []
+
+
+def _n_common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Tokens that two lists begin with alike."""
+    n = min(len(a), len(b))
+    if list(a[:n]) == list(b[:n]):
+        return n
+    return next(i for i in range(n) if a[i] != b[i])
 
 
 def _n_rows(job: Job) -> int:

@@ -24,7 +24,8 @@ from dflash_gguf.core import Draft
 from dflash_gguf.decode import Generation
 from dflash_gguf.draft import proposer as draft
 from dflash_gguf.draft.dflash import DFlash
-from dflash_gguf.policy.rule import Auto, Fixed, Known, Rule
+from dflash_gguf.policy.known import Known
+from dflash_gguf.policy.rule import Auto, Fixed, Rule
 from dflash_gguf.rounds import Progress
 
 N_VOCAB = 4096

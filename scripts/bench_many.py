@@ -1,6 +1,7 @@
 """Many sequences at once: plain rounds beside llama.cpp's batched decoding, and whole answers.
 
     scripts/bench_many.py MODEL.gguf [--drafter DRAFTER.gguf] [-n 1 8] [--rounds 40] [--runs 3]
+    scripts/bench_many.py MODEL.gguf -c 12288 --prompt 8192 [--streams 4] [--drafter DRAFTER.gguf]
 
 Rounds: every sequence holds a prompt of random tokens of its own and takes one greedy token a
 round, in one pass of all; llama.cpp's library does the same by llama_decode with as many sequence
@@ -13,8 +14,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +28,7 @@ import numpy as np
 
 import dflash_gguf
 from dflash_gguf import core
+from dflash_gguf.bench.summary import ratio_interval
 from dflash_gguf.core import Engine, Item, LoadConfig, Model, Sequence
 
 N_PROMPT = 128
@@ -134,31 +138,78 @@ def _seconds(work: Callable[[], object]) -> float:
 def answers(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Tokens a second of whole answers, plain ones and those of `auto` in turn.
 
-    Each with a decoder of its own: an answer given twice would be copied from itself.
+    Each by a decoder of its own that finds nothing measured before: an answer given twice would be
+    copied from itself.
     """
     found = []
     options = {"n_ctx": args.ctx, "n_parallel": max(args.n), "n_threads": args.threads}
     for n in args.n:
-        prompts = [f"Write a Python function that adds {i} to a number." for i in range(n)]
         rate: dict[str, list[float]] = {"none": [], "auto": []}
         for run in range(args.runs):
+            prompts = [
+                f"Write a Python function that adds {run * max(args.n) + i} to a number."
+                for i in range(n)
+            ]
             for draft in list(rate)[:: 1 if run % 2 == 0 else -1]:
-                with dflash_gguf.load(args.model, drafter=args.drafter, **options) as decoder:
-                    started = time.perf_counter()
-                    results = decoder.generate_batch(
-                        prompts, max_tokens=N_ANSWER, ignore_eos=True, draft=draft
-                    )
-                    n_tokens = sum(result.n_tokens for result in results)
-                    rate[draft].append(n_tokens / (time.perf_counter() - started))
-        row: dict[str, Any] = {"n": n}
+                with tempfile.TemporaryDirectory() as folder:
+                    os.environ["XDG_CACHE_HOME"] = folder
+                    with dflash_gguf.load(args.model, drafter=args.drafter, **options) as decoder:
+                        results = decoder.generate_batch(
+                            prompts, max_tokens=N_ANSWER, ignore_eos=True, draft=draft
+                        )
+                seconds = max(result.prefill_s + result.decode_s for result in results)
+                rate[draft].append(sum(result.n_tokens for result in results) / seconds)
+        ratios = [auto / plain for plain, auto in zip(rate["none"], rate["auto"], strict=True)]
+        row: dict[str, Any] = {"n": n, "ratio": ratio_interval(ratios)}
         row |= {draft: statistics.median(values) for draft, values in rate.items()}
+        mean, low, high = row["ratio"]
         print(
             f"{n:3} answers: plain {row['none']:7.0f} tok/s, auto {row['auto']:7.0f}, "
-            f"ratio {row['auto'] / row['none']:.3f}",
+            f"ratio {mean:.3f} ({low:.3f} to {high:.3f})",
             flush=True,
         )
         found.append(row)
     return found
+
+
+def beside(args: argparse.Namespace) -> dict[str, Any]:
+    """What a long prompt costs the answers beside it, and they it."""
+    options = {"n_ctx": args.ctx, "n_parallel": args.streams + 1, "n_threads": args.threads}
+    prompt = np.random.default_rng(0).integers(0, args.vocabulary, args.prompt).tolist()
+    with dflash_gguf.load(args.model, drafter=args.drafter, **options) as decoder:
+        alone_s = decoder.generate(prompt, max_tokens=1).prefill_s
+        decoder.reset()
+        others = [
+            decoder.stream(
+                f"Write a story about {i} birds.",
+                max_tokens=8192,
+                ignore_eos=True,
+                temperature=1.0,
+                seed=i,
+            )
+            for i in range(args.streams)
+        ]
+
+        def read(seconds: float, newcomer: Any = None) -> tuple[float, float]:
+            """Tokens a second of the others, and seconds."""
+            started, n_tokens = time.perf_counter(), 0
+            while (took := time.perf_counter() - started) < seconds:
+                n_tokens += sum(len(next(stream).tokens) for stream in others)
+                if newcomer is not None and newcomer.poll(run=False) is not None:
+                    break
+            return n_tokens / took, took
+
+        read(1.0)
+        before, _ = read(3.0)
+        during, took = read(600.0, decoder.stream(prompt, max_tokens=1))
+        usual = (before + read(3.0)[0]) / 2.0  # their contexts have grown meanwhile
+    row = {"kept": during / usual, "prefill": took / alone_s, "alone_s": alone_s}
+    print(
+        f"{args.streams} answers beside a prompt of {args.prompt} tokens keep {row['kept']:.2f} of "
+        f"their {usual:.0f} tok/s; it takes {row['prefill']:.2f} times its {alone_s:.1f} s",
+        flush=True,
+    )
+    return row
 
 
 def main() -> None:
@@ -172,10 +223,15 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--vocabulary", type=int, default=1000, help="random ids below this")
     parser.add_argument("--ours-only", action="store_true", help="without llama.cpp")
+    parser.add_argument("--prompt", type=int, help="instead: streams beside one of so many tokens")
+    parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("-t", "--threads", type=int, help="default: one per physical core")
     args = parser.parse_args()
     results = []
     try:
+        if args.prompt:
+            print(json.dumps({"model": args.model.name, **beside(args)}))
+            return
         ours = Ours(args.model, max(args.n), args.ctx, args.threads)
         engines: dict[str, Ours | Theirs] = {"ours": ours}
         if not args.ours_only:

@@ -2,6 +2,7 @@
 
     scripts/same_bits.py                      # every pair of factors, what the tests run: minutes
     scripts/same_bits.py --triples            # every three of them: half an hour
+    scripts/same_bits.py --table              # all weights, K/V, kinds, threads, prefixes: an hour
     scripts/same_bits.py --all                # the whole product: days; --part 3/10 is a tenth
     scripts/same_bits.py --all --weights q4_K --kv q8_0/q8_0 --threads 2 --prefix 600
     scripts/same_bits.py --long               # some contexts of 33,000 tokens
@@ -14,6 +15,8 @@ lie in the file, and a kind of work:
     trees    verifies of trees of 2 to 64 nodes; a path is committed
     prefill  the prompt cut in random places
     resumed  a timeline used again: sync() after other tokens, checkpoints restored, truncate()
+
+A cell of the table has all four kinds of work, shorter, beside one text and a tree a prefix.
 
 Expected is what one thread computes token by token. Whole rows of logits are compared, bit for bit.
 For each cell of the table that differs: "k of n rows", and the largest difference in parts of the
@@ -29,9 +32,9 @@ import sys
 import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from itertools import product
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import groupby, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +69,9 @@ WIDTHS = (2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 31, 33, 48, 63, 64)
 N_WIDTHS = 5
 N_TREES = 4
 N_WALK = 6
+TABLE_PREFIXES = (0, 100, 600)
+ALL_WORKS = "chains, trees, prefill, resumed"
+"""The work of a cell of the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +205,84 @@ class Reference:
         return self._rows[position - self.base]
 
 
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A tree after a prefix, a path of it and a token behind that; and the rows of all."""
+
+    tokens: list[int]
+    parents: list[int]
+    rows: dict[int, Row]
+    path: list[int]
+    token: int
+    after: Row
+
+
+class Column:
+    """Cells of the table that differ in their threads and prefixes only, and what they expect."""
+
+    def __init__(self, first: Case, models: Models) -> None:
+        self._models = models
+        self._longest = replace(first, prefix=max(TABLE_PREFIXES))
+        self._reference = models.reference(self._longest)
+        self._plain = models.load(self._longest, 1)
+        self._trees: dict[int, Tree] = {}
+
+    def run(self, cases: Iterable[Case]) -> Iterator[tuple[Case, Found]]:
+        """Their rows beside plain decoding."""
+        for threads in {case.threads: None for case in cases}:
+            found = Found()
+            with_threads = replace(self._longest, threads=threads)
+            random = np.random.default_rng(with_threads.seed)
+            work = Work(with_threads, self._reference, self._models, found, random)
+            for case in sorted(cases, key=lambda case: case.prefix):
+                if case.threads == threads:
+                    work.case, work.found = case, Found()
+                    work.all_in_short(self._tree(case))
+                    yield case, work.found
+
+    def _tree(self, case: Case) -> Tree:
+        """The same for all threads."""
+        if case.prefix not in self._trees:
+            random = np.random.default_rng(case.prefix)
+            plain, n = self._plain, int(random.choice(WIDTHS[3:]))
+            plain.sync(self._reference.tokens[: case.prefix + 1])
+            for token in self._reference.tokens[plain.position : case.prefix]:
+                plain.decode(token)
+            start, parents = plain.take(), scattered(n, random)
+            tokens = [
+                self._reference.tokens[case.prefix],
+                *tokens_for(parents, random, N_VOCAB)[1:],
+            ]
+            rows = rows_of_paths(plain, start, tokens, parents)
+            path, token = path_to(parents, int(random.integers(n))), int(random.integers(N_VOCAB))
+            plain.restore(start)
+            for node in path:
+                plain.decode(tokens[node])
+            after = plain.decode(token).logits()
+            self._trees[case.prefix] = Tree(tokens, parents, rows, path, token, after)
+        return self._trees[case.prefix]
+
+
+def rows_of_paths(
+    plain: Sequence, start: Checkpoint, tokens: list[int], parents: list[int]
+) -> dict[int, Row]:
+    """Every node's row from plain decoding of the path to it."""
+    rows: dict[int, Row] = {}
+    for leaf in sorted(set(range(len(tokens))) - set(parents)):
+        plain.restore(start)
+        for node in path_to(parents, leaf):
+            row = plain.decode(tokens[node]).logits()
+            rows.setdefault(node, row)
+    return rows
+
+
+def run_table(cases: list[Case], models: Models) -> Iterator[tuple[Case, Found]]:
+    """Column by column."""
+    for _, column in groupby(cases, key=lambda x: (x.kind, x.weights, x.kv)):
+        chosen = list(column)
+        yield from Column(chosen[0], models).run(chosen)
+
+
 def run_case(case: Case, models: Models) -> Found:
     """Runs a cell of the table."""
     found = Found()
@@ -278,7 +362,7 @@ class Work:
             tokens = [root, *tokens_for(parents, self.random, N_VOCAB)[1:]]
             rows = self.sequence.verify_tree(tokens, parents)
             at = self.sequence.position
-            expected = self._paths(plain, start, tokens, parents)
+            expected = rows_of_paths(plain, start, tokens, parents)
             if number == 0:
                 self.found.compare(expected[0], expected_root, "a checkpoint of the reference")
             for node in range(n):
@@ -301,18 +385,6 @@ class Work:
             plain.decode(token)
         return plain.take()
 
-    def _paths(
-        self, plain: Sequence, start: Checkpoint, tokens: list[int], parents: list[int]
-    ) -> dict[int, Row]:
-        """Every node's row from plain decoding of the path to it."""
-        rows: dict[int, Row] = {}
-        for leaf in sorted(set(range(len(tokens))) - set(parents)):
-            plain.restore(start)
-            for node in path_to(parents, leaf):
-                row = plain.decode(tokens[node]).logits()
-                rows.setdefault(node, row)
-        return rows
-
     def prefill(self) -> None:
         """The prefix and some more, cut in random places; plain steps and a verify between."""
         end = self.case.prefix + N_AFTER // 2
@@ -326,6 +398,38 @@ class Work:
         for i in range(9):
             what = f"row {i} of 9 after the prefill"
             self.found.compare(rows.logits(i), self.reference.row(end + 3 + i), what)
+
+    def all_in_short(self, tree: Tree) -> None:
+        """A found prefix, completed in random pieces; chains; back to the prefix; a tree."""
+        prefix = self.case.prefix
+        self._leave()
+        self._to_prefix()
+        at = prefix
+        for n in (2, int(self.random.choice(WIDTHS[1:-1])), 64):
+            rows = self.sequence.verify(self.tokens[at : at + n])
+            for i in range(n):
+                expected = self.reference.row(at + i)
+                self.found.compare(rows.logits(i), expected, f"row {i} of {n} after {at}")
+            n_kept = int(self.random.integers(1, min(n, 32) + 1))
+            self.sequence.commit(n_kept)
+            at += n_kept
+        self.decode(at)
+        self._to_prefix()
+        rows = self.sequence.verify_tree(tree.tokens, tree.parents)
+        for node, expected in tree.rows.items():
+            what = f"node {node} after {prefix}, parents {tree.parents}"
+            self.found.compare(rows.logits(node), expected, what)
+        self.sequence.commit_path(tree.path)
+        row = self.sequence.decode(tree.token).logits()
+        self.found.compare(row, tree.after, f"a step after a path of {len(tree.path)}")
+
+    def _to_prefix(self) -> None:
+        start = self.sequence.sync(self.tokens[: self.case.prefix + 1])
+        n = int(self.random.integers(4))
+        cuts = {int(x) for x in self.random.integers(start, self.case.prefix + 1, n)}
+        ends = sorted({start, *cuts, self.case.prefix})
+        for begin, end in pairwise(ends):
+            self.append(begin, end, "a prefill")
 
     def resumed(self) -> None:
         """The timeline leaves the text and comes back to it: sync, checkpoints, truncate."""
@@ -383,11 +487,13 @@ class Work:
 
 def chosen_cases(args: argparse.Namespace) -> list[Case]:
     """Those that the command line asks for."""
-    if args.all or args.long:
+    if args.all or args.long or args.table:
         factors = FACTORS | ({"prefix": (LONG,)} if args.long and args.all else {})
+        if args.table:
+            factors |= {"prefix": TABLE_PREFIXES, "work": (ALL_WORKS,), "repack": (True,)}
         cases = [Case(**dict(zip(factors, row, strict=True))) for row in product(*factors.values())]
         cases = [case for case in cases if is_possible({n: getattr(case, n) for n in FACTORS})]
-        if args.long and not args.all:
+        if args.long and not args.all and not args.table:
             cases = long_cases()
     else:
         cases = covering_cases(3 if args.triples else 2)
@@ -396,9 +502,12 @@ def chosen_cases(args: argparse.Namespace) -> list[Case]:
         if wanted:
             cases = [case for case in cases if str(getattr(case, name)) in wanted]
     part, n_parts = (int(x) for x in args.part.split("/"))
-    return sorted(cases, key=lambda x: (x.kind, x.weights, x.kv, x.repack, x.prefix))[
-        part - 1 :: n_parts
-    ]
+    cases.sort(key=lambda x: (x.kind, x.weights, x.kv, x.repack, x.prefix))
+    if args.table:  # columns stay whole
+        columns = {(x.kind, x.weights, x.kv): None for x in cases}
+        chosen = set(list(columns)[part - 1 :: n_parts])
+        return [x for x in cases if (x.kind, x.weights, x.kv) in chosen]
+    return cases[part - 1 :: n_parts]
 
 
 def by_value(differing: Mapping[Case, Found], cases: list[Case]) -> Iterator[str]:
@@ -415,6 +524,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Rows of all passes beside plain decoding")
     parser.add_argument("--all", action="store_true", help="every combination")
+    parser.add_argument("--table", action="store_true", help="every cell of the table")
     parser.add_argument("--triples", action="store_true", help="every three values at least once")
     parser.add_argument("--long", action="store_true", help=f"prefixes of {LONG} tokens")
     parser.add_argument("--part", default="1/1", metavar="I/N", help="every N-th case, from I on")
@@ -431,8 +541,8 @@ def main() -> None:
     n_rows = 0
     with tempfile.TemporaryDirectory() as folder:
         models = Models(Path(folder))
-        for case in cases:
-            found = run_case(case, models)
+        each = ((case, run_case(case, models)) for case in cases)
+        for case, found in run_table(cases, models) if args.table else each:
             n_rows += found.n_rows
             if found.n_different:
                 differing[case] = found

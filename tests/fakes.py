@@ -61,6 +61,26 @@ class FakeDrafter:
         self.block_size = block_size
 
 
+class FakePrefix:
+    """What the first tokens of a FakeSequence left behind: these."""
+
+    n_draft = 0
+    idle_cells = 0
+
+    def __init__(self, tokens: list[int]) -> None:
+        self.tokens = list(tokens)
+        self.n_tokens = self.n_proven = len(tokens)
+
+    def info(self) -> FakePrefix:
+        return self
+
+    def wanted_cells(self, n: int) -> int:  # noqa: ARG002
+        return 0
+
+    def close(self) -> None:
+        self.tokens = []
+
+
 class FakeSequence(HasRows):
     """After the prompt's end (`mark`) it says `script`, then END; `fed` counts tokens computed.
 
@@ -85,6 +105,9 @@ class FakeSequence(HasRows):
         self.n_parallel = 1
         self.open: list[int] = []
         self.parents: list[int] = []
+        self.divides_prefixes = True
+        self.prefix_bytes = self.cell_bytes = 0
+        self.n_free_cells = n_ctx
 
     @property
     def position(self) -> int:
@@ -143,6 +166,19 @@ class FakeSequence(HasRows):
         n = len(common_start(self.tokens, tokens[:-1]))
         del self.tokens[n:]
         return n
+
+    def wanted_cells(self, n: int) -> int:  # noqa: ARG002
+        return 0
+
+    def cost_of_keeping(self) -> int:
+        return 0
+
+    def keep(self) -> FakePrefix:
+        return FakePrefix(self.tokens)
+
+    def adopt(self, prefix: FakePrefix, n: int) -> None:
+        assert not self.tokens
+        self.tokens = prefix.tokens[:n]
 
     def prefill(self, tokens: Sequence[int], progress: Progress | None = None) -> FakeRows:
         for done, token in enumerate(tokens):

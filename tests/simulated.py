@@ -141,13 +141,12 @@ class Drafter:
         while True:
             yield int(self.rng.choice(K + 1, p=chances))
 
-    def observe(self, request: Request, tokens: Sequence[int]) -> None:  # noqa: ARG002
+    def observe(self, request: Request, tokens: Sequence[int]) -> None:
         if self._open is None:
             return
         (features, order), self._open = self._open, None
-        if features is None:
-            self._spine.observe(order, tokens)
-        else:
+        self._spine.observe(order[:1] * request.n_positions, tokens)
+        if features is not None:
             places = [order.index(token) if token < K else K for token in tokens]
             self._ranked.observe(features, places[: len(features.values)])
 

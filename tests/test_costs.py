@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dflash_gguf import machine_cache
-from dflash_gguf.policy.cost_file import CostFile
 from dflash_gguf.policy.costs import N_TIMES, Costs, Median, Round
+from dflash_gguf.policy.known import CostFile
 
 
 def test_the_first_time_of_a_shape_does_not_count() -> None:
@@ -153,6 +153,7 @@ def test_what_proposers_learned_is_kept_beside(files: list[str]) -> None:
     assert CostFile(files).load()[1] == {"copy": {"tried": [1.0, 2.0]}}
 
 
+EMPTY: dict[str, Any] = Costs().to_dict()
 DAMAGED: list[Any] = [
     "",
     "{",
@@ -161,16 +162,16 @@ DAMAGED: list[Any] = [
     '{"identity": 1}',
     "\0" * 9,
     "[" * 100_000,
-    {"drafts": []},
-    {"drafts": [[1, True]], "chains": [], "trees": [], "sample": 0},
-    {"drafts": [["a", True, 1]], "chains": [], "trees": [], "sample": 0},
-    {"drafts": [[0, True, 1]], "chains": [], "trees": [], "sample": 0},
-    {"drafts": [], "chains": [[1, 0, -1]], "trees": [], "sample": 0},
-    {"drafts": [], "chains": [[1, 0, "x"]], "trees": [], "sample": 0},
-    {"drafts": [], "chains": [[1, 0, 1e999]], "trees": [], "sample": 0},
-    {"drafts": [], "chains": [[1, 1e999, 1]], "trees": [], "sample": 0},
-    {"drafts": [], "chains": 3, "trees": [], "sample": 0},
-    {"drafts": [], "chains": [], "trees": [], "sample": None},
+    {"brief": []},
+    {**EMPTY, "brief": [[1, 0]]},
+    {**EMPTY, "ranked": [["a", 0, 1]]},
+    {**EMPTY, "brief": [[0, 0, 1]]},
+    {**EMPTY, "chains": [[1, 0, -1]]},
+    {**EMPTY, "chains": [[1, 0, "x"]]},
+    {**EMPTY, "chains": [[1, 0, 1e999]]},
+    {**EMPTY, "chains": [[1, 1e999, 1]]},
+    {**EMPTY, "chains": 3},
+    {**EMPTY, "sample": None},
     [1],
     3,
 ]

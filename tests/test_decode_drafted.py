@@ -12,7 +12,8 @@ from scripted import STOP, Bytes, Scripted
 from dflash_gguf.config import DecodeConfig
 from dflash_gguf.decode import Generation
 from dflash_gguf.draft.proposer import CHAIN, SPINE, TREE
-from dflash_gguf.policy.rule import Auto, Fixed, Known, Rule
+from dflash_gguf.policy.known import Known
+from dflash_gguf.policy.rule import Auto, Fixed, Rule
 
 PROMPT = [1, 2, 3]
 SCRIPT = b"The quick brown fox jumps over."

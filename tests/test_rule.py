@@ -13,7 +13,8 @@ from dflash_gguf.draft.marginals import Candidates, chain, grow
 from dflash_gguf.draft.proposer import BRIEF, CHAIN, SPINE, TREE, Request
 from dflash_gguf.draft.tree import Tree
 from dflash_gguf.policy.costs import Costs, Round
-from dflash_gguf.policy.rule import Auto, Fixed, Known, Rule, measure
+from dflash_gguf.policy.known import Known, measure
+from dflash_gguf.policy.rule import Auto, Fixed, Rule
 from dflash_gguf.sampling import Sampler
 
 Kinds = list[tuple[str, int]]
@@ -91,7 +92,7 @@ def test_once_known_it_costs_less(make: Callable[[], Machine]) -> None:
     pair.machine.noise = 0.0
     for seed in range(4):
         ms, _ = pair.answer(text, seed=seed)
-    assert 512 * pair.machine.plain / ms > 0.985
+    assert 512 * pair.machine.plain / ms > 0.995
 
 
 GRID = {
@@ -124,7 +125,7 @@ def test_what_was_learned_outlives_the_answer() -> None:
     pair = Pair(fast())
     pair.answer(Text(0.9))
     _, rounds = pair.answer(Text(0.9), seed=1)
-    assert rounds[1].n_drafted >= 5
+    assert rounds[0].n_drafted >= 5
 
 
 def test_drafting_that_begins_to_pay_is_noticed() -> None:
@@ -223,7 +224,7 @@ def test_first_runs_are_not_made_for_nothing() -> None:
     pair, ms = Pair(tiny()), 0.0
     for seed in range(8):
         ms += pair.answer(Text(0.0, sure=0.9), seed=seed)[0]
-    assert (ms / pair.machine.plain - 8 * 512) < 60 + 0.02 * 8 * 512
+    assert (ms / pair.machine.plain - 8 * 512) < 40 + 0.02 * 8 * 512
 
 
 def test_captures_do_not_keep_it_from_drafting() -> None:
@@ -237,7 +238,7 @@ def test_captures_do_not_keep_it_from_drafting() -> None:
             ms, _ = pair.answer(text, n_tokens=256, seed=seed)
         return ms
 
-    assert last_ms(2, 2) < 1.15 * last_ms(1, 1)
+    assert last_ms(2, 2) < 1.1 * last_ms(1, 1)
 
 
 def test_it_stops_before_a_step_of_the_costs_or_goes_well_past_it() -> None:
@@ -259,7 +260,7 @@ def test_trees_where_they_are_cheap_and_chains_where_they_are_not() -> None:
         for seed in range(3):
             _, rounds = pair.answer(Text(0.6), seed=seed)
         found.append(np.mean([done.is_tree for done in rounds]))
-    assert found[0] > 0.8
+    assert found[0] > 0.9
     assert found[1] < 0.1
 
 

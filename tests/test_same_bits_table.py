@@ -4,10 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from covering import all_groups, covering, groups_of
 from device import DEVICE
-from same_bits import FACTORS, Case, Models, covering_cases, is_possible, long_cases, run_case
+from same_bits import (
+    ALL_WORKS,
+    FACTORS,
+    Case,
+    Found,
+    Models,
+    Row,
+    covering_cases,
+    is_possible,
+    long_cases,
+    run_case,
+    run_table,
+)
 from small_models import SHAPES
 
 pytestmark = pytest.mark.skipif(DEVICE is not None, reason="the CPU's kernels are meant")
@@ -63,3 +76,32 @@ def test_rows_have_the_bits_of_plain_decoding(cases: list[Case], kind: str, tmp_
 
 def test_contexts_beyond_all_limits(tmp_path: Path) -> None:
     check(long_cases(), tmp_path)
+
+
+def test_a_cell_of_the_table_has_all_kinds_of_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[str] = []
+    compare = Found.compare
+
+    def noting(self: Found, row: Row, expected: Row, what: str) -> None:
+        compared.append(what)
+        compare(self, row, expected, what)
+
+    monkeypatch.setattr(Found, "compare", noting)
+    cases = [
+        Case("qwen35", "q4_0", "q8_0/q8_0", p, n, ALL_WORKS, True) for n in (1, 2) for p in (0, 100)
+    ]
+    found = dict(run_table(cases, Models(tmp_path)))
+    assert list(found) == cases
+    assert not any(x.n_different for x in found.values())
+    assert min(x.n_rows for x in found.values()) > 2 + 64
+    for work in ("row 63 of 64", "node", "a step after a path", "a prefill", "decoding"):
+        assert sum(what.startswith(work) for what in compared) >= 2, work
+
+
+def test_a_row_that_differs_is_told() -> None:
+    found, row = Found(), np.linspace(0, 1, 301, dtype=np.float32)
+    found.compare(row, row.copy(), "the same")
+    found.compare(row, row + np.float32(1e-7), "another")
+    assert (found.n_rows, found.n_different, found.first) == (2, 1, "another")

@@ -27,6 +27,10 @@ struct dfl_sequence {
     dfl::Sequence sequence;
     std::shared_ptr<std::atomic<bool>> is_busy;
 };
+struct dfl_prefix {
+    std::shared_ptr<dfl::Prefix> prefix;
+    std::shared_ptr<std::atomic<bool>> is_busy;
+};
 struct dfl_checkpoint {
     dfl::Checkpoint checkpoint;
 };

@@ -1,6 +1,8 @@
 // extern "C" bodies only: sequences and checkpoints.
 #include "api/handles.h"
 
+#include <algorithm>
+
 using dfl::guard;
 using dfl::need;
 using dfl::Turn;
@@ -21,6 +23,15 @@ int64_t dfl_sequence_position(const dfl_sequence * sequence) {
 
 int64_t dfl_sequence_wanted_cells(const dfl_sequence * sequence, int64_t n) {
     return sequence != nullptr ? sequence->sequence.wanted_cells(n) : -1;
+}
+
+dfl_status dfl_sequence_get_tokens(const dfl_sequence * sequence, int32_t * tokens,
+                                   dfl_error * err) {
+    return guard(err, [&] {
+        need(sequence, tokens);
+        const std::vector<int32_t> & held = sequence->sequence.tokens();
+        std::copy(held.begin(), held.end(), tokens);
+    });
 }
 
 dfl_status dfl_sequence_sync(dfl_sequence * sequence, const int32_t * tokens, int64_t n,

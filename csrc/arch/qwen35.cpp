@@ -118,7 +118,7 @@ static ggml_tensor * gated_attention(Build & b, int il, const SubLayerInput & in
                             first * e);
     };
     ggml_tensor * attended =
-        attend(b, il, {half(0), p.k, p.v, w.q_norm, w.k_norm, b.in.positions, b.in.cells});
+        attend(b, il, {half(0), p.k, p.v, w.q_norm, w.k_norm, b.in.positions, row_cells(b, il)});
     return project_output(b, il, gated_heads(attended, half(d)), in.add);
 }
 

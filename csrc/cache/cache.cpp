@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 namespace dfl {
 
@@ -82,64 +81,117 @@ static void set_hadamard(ggml_tensor * matrix) {
     ggml_backend_tensor_set(matrix, values.data(), 0, ggml_nbytes(matrix));
 }
 
-// Layers that attend by ggml's operation.
-static std::vector<bool> masked_layers(const Hparams & hp, const LayerPlace & place) {
-    std::vector<bool> masked;
-    for (int64_t il = 0; il < hp.n_layer(); ++il) {
-        const LayerShape & layer = hp.layers[il];
-        const bool on_host = place(il).runs_cpu_nodes() &&
-                             (layer.kv_layer < 0 || place(layer.kv_layer).runs_cpu_nodes());
-        const bool own = !layer.recurrent && on_host && layer.head_dim <= cpu::MAX_TURNED_HEAD;
-        masked.push_back(!layer.recurrent && !own);
-    }
-    return masked;
+static int64_t window_cells(int64_t window, const KvSizes & sizes) {
+    const int64_t n = KvGroup::cells_wanted(window, sizes.n_sequences, sizes.n_open);
+    return (n + 255) / 256 * 256; // CUDA's flash attention is at its best over multiples
 }
 
-static std::vector<int64_t> indices(const std::vector<bool> & set) {
-    std::vector<int64_t> found;
-    for (size_t i = 0; i < set.size(); ++i) {
-        if (set[i]) {
-            found.push_back(static_cast<int64_t>(i));
+// Whether a layer attends in our own code, else by ggml's operation.
+static bool attends_in_own_code(const Hparams & hp, const LayerPlace & place, int64_t il) {
+    const LayerShape & layer = hp.layers[il];
+    const bool on_host = place(il).runs_cpu_nodes() &&
+                         (layer.kv_layer < 0 || place(layer.kv_layer).runs_cpu_nodes());
+    return !layer.recurrent && on_host && layer.head_dim <= cpu::MAX_TURNED_HEAD;
+}
+
+// How far back rows of each layer are seen, by itself and by layers that read what it stores, and
+// the same of these; 0: all.
+static std::vector<int64_t> windows_of(const Hparams & hp) {
+    std::vector<int64_t> windows;
+    for (const LayerShape & layer : hp.layers) {
+        windows.push_back(layer.window);
+    }
+    for (const LayerShape & layer : hp.layers) {
+        if (layer.kv_layer >= 0) {
+            int64_t & stored = windows[layer.kv_layer];
+            stored = stored == 0 || layer.window == 0 ? 0 : std::max(stored, layer.window);
         }
     }
-    return found;
+    for (int64_t il = 0; il < hp.n_layer(); ++il) {
+        windows[il] = hp.layers[il].kv_layer >= 0 ? windows[hp.layers[il].kv_layer] : windows[il];
+    }
+    return windows;
+}
+
+// Of the layers that were put into it.
+void KvCache::make_group(const Hparams & hp, const LayerPlace & place, int64_t window,
+                         int64_t n_cells, const KvSizes & sizes) {
+    std::vector<int64_t> masked;
+    bool any_on_host = false;
+    for (int64_t il = 0; il < hp.n_layer(); ++il) {
+        const Layer & layer = layers_[il];
+        if (layer.group == static_cast<int64_t>(groups_.size())) {
+            any_on_host = any_on_host || layer.attends_on_host;
+            if (!layer.attends_on_host) {
+                masked.push_back(il);
+            }
+        }
+    }
+    groups_.emplace_back(window, CellTable(n_cells, sizes.n_sequences, /*packs =*/window > 0),
+                         CellMasks(hp, masked, place, n_cells, sizes.n_rows), any_on_host);
 }
 
 KvCache::KvCache(const Hparams & hp, const LayerPlace & place, ggml_type type_k, ggml_type type_v,
-                 int64_t n_cells, int64_t n_rows, int32_t n_sequences)
-    : part_(hp.n_layer(), nullptr), k_(hp.n_layer(), nullptr), v_(hp.n_layer(), nullptr),
-      cells_(n_cells, n_sequences), has_mask_(masked_layers(hp, place)),
-      masks_(hp, indices(has_mask_), place, n_cells, n_rows), n_sequences_(n_sequences) {
+                 const KvSizes & sizes)
+    : layers_(hp.n_layer()), n_sequences_(sizes.n_sequences) {
+    for (int64_t il = 0; il < hp.n_layer(); ++il) {
+        if (!hp.layers[il].recurrent) {
+            layers_[il].attends_on_host = attends_in_own_code(hp, place, il);
+            layers_[il].group = 0;
+        }
+    }
+    const std::vector<int64_t> windows = windows_of(hp);
+    std::vector<int64_t> apart; // those that have a group of their own
+    for (int64_t il = 0; il < hp.n_layer(); ++il) {
+        const int64_t window = windows[il];
+        if (hp.layers[il].recurrent || window == 0 || sizes.n_open == 0 ||
+            window_cells(window, sizes) >= sizes.n_cells) {
+            continue;
+        }
+        const auto known = std::find(apart.begin(), apart.end(), window);
+        layers_[il].group = known - apart.begin() + 1;
+        if (known == apart.end()) {
+            apart.push_back(window);
+        }
+    }
+    make_group(hp, place, 0, sizes.n_cells, sizes);
+    for (const int64_t window : apart) {
+        make_group(hp, place, window, window_cells(window, sizes), sizes);
+    }
     // Block sizes of the rotations are those llama.cpp uses: the largest power of two that divides
     // every K head, 64 for V; none where a head is not a multiple of 64.
     int64_t block_k = ggml_is_quantized(type_k) ? int64_t(1) << 20 : 0;
     int64_t block_v = ggml_is_quantized(type_v) ? 64 : 0;
     for (int64_t il = 0; il < hp.n_layer(); ++il) {
-        const LayerShape & layer = hp.layers[il];
-        if (layer.recurrent) {
+        const LayerShape & shape = hp.layers[il];
+        Layer & layer = layers_[il];
+        if (shape.recurrent) {
             continue;
         }
-        if (layer.kv_layer >= 0) { // an earlier one
-            part_[il] = part_[layer.kv_layer];
-            k_[il] = k_[layer.kv_layer];
-            v_[il] = v_[layer.kv_layer];
-            attends_on_host_ = attends_on_host_ || attends_on_host(il);
+        if (shape.kv_layer >= 0) { // an earlier one
+            const Layer & of = layers_[shape.kv_layer];
+            layer.backend = of.backend;
+            layer.k = of.k;
+            layer.v = of.v;
             continue;
         }
         Backend & backend = place(il);
-        check_types(backend, layer, type_k, type_v);
-        part_[il] = &backend;
-        attends_on_host_ = attends_on_host_ || attends_on_host(il);
+        check_types(backend, shape, type_k, type_v);
         Part & part = parts_[&backend];
         if (!part.ctx) {
             part.ctx.reset(
                 ggml_init({(2 * hp.layers.size() + 2) * ggml_tensor_overhead(), nullptr, true}));
         }
-        const int64_t width = layer.head_dim * layer.n_head_kv;
-        k_[il] = ggml_new_tensor_2d(part.ctx.get(), type_k, width, n_cells);
-        v_[il] = ggml_new_tensor_2d(part.ctx.get(), type_v, width, n_cells);
-        block_k = std::min(block_k, layer.head_dim & -layer.head_dim);
-        block_v = layer.head_dim % 64 == 0 ? block_v : 0;
+        KvGroup & group = groups_[layer.group];
+        const int64_t width = shape.head_dim * shape.n_head_kv, n_cells = group.cells().n_cells();
+        layer.backend = &backend;
+        layer.k = ggml_new_tensor_2d(part.ctx.get(), type_k, width, n_cells);
+        layer.v = ggml_new_tensor_2d(part.ctx.get(), type_v, width, n_cells);
+        ggml_format_name(layer.k, "k.%lld", (long long)il);
+        ggml_format_name(layer.v, "v.%lld", (long long)il);
+        group.add_layer(backend, layer.k, layer.v);
+        block_k = std::min(block_k, shape.head_dim & -shape.head_dim);
+        block_v = shape.head_dim % 64 == 0 ? block_v : 0;
     }
     for (auto & [backend, part] : parts_) {
         auto rotation = [&, ctx = part.ctx.get()](int64_t block) {
@@ -148,23 +200,12 @@ KvCache::KvCache(const Hparams & hp, const LayerPlace & place, ggml_type type_k,
         part.rotation_k = rotation(block_k);
         part.rotation_v = rotation(block_v);
         part.memory = backend->allocate(
-            part.ctx.get(), format("a K/V cache of %lld cells", (long long)n_cells).c_str());
+            part.ctx.get(), format("a K/V cache of %lld cells", (long long)sizes.n_cells).c_str());
         for (ggml_tensor * matrix : {part.rotation_k, part.rotation_v}) {
             if (matrix != nullptr && !backend->measures()) {
                 set_hadamard(matrix);
             }
         }
-    }
-}
-
-void KvCache::set_rows(const MaskRows & rows, int64_t n_kv) {
-    if (masks_.empty()) {
-        cells_.take_changes(); // nobody asks for them
-    } else {
-        masks_.update(cells_, rows, n_kv);
-    }
-    if (attends_on_host_) {
-        find_seen_cells(cells_, rows, seen_);
     }
 }
 
@@ -184,56 +225,94 @@ uint64_t KvCache::bytes_on(const Backend * backend) const {
     return sum;
 }
 
-bool KvCache::is_host() const {
-    return std::all_of(parts_.begin(), parts_.end(),
-                       [](const auto & part) { return part.first->is_host(); });
-}
-
-void KvCache::copy_row(int64_t from, int64_t to) {
-    if (from == to) {
-        return;
-    }
-    for (const auto & tensors : {k_, v_}) {
-        for (ggml_tensor * tensor : tensors) {
-            if (tensor != nullptr) {
-                auto * rows = static_cast<char *>(tensor->data);
-                std::memcpy(rows + to * tensor->nb[1], rows + from * tensor->nb[1], tensor->nb[1]);
-            }
-        }
+void KvCache::reserve_masks(int64_t n_rows) {
+    for (KvGroup & group : groups_) {
+        group.masks().reserve(n_rows);
     }
 }
 
-void KvCache::zero(int64_t first, int64_t n) {
-    for (const auto & tensors : {k_, v_}) {
-        for (ggml_tensor * tensor : tensors) {
-            if (tensor != nullptr && n > 0) {
-                ggml_backend_tensor_memset(tensor, 0, first * tensor->nb[1], n * tensor->nb[1]);
-            }
-        }
+uint64_t KvCache::mask_bytes() const {
+    uint64_t sum = 0;
+    for (const KvGroup & group : groups_) {
+        sum += group.masks().bytes();
     }
+    return sum;
+}
+
+uint64_t KvCache::mask_bytes_on(const Backend * backend) const {
+    uint64_t sum = 0;
+    for (const KvGroup & group : groups_) {
+        sum += group.masks().bytes_on(backend);
+    }
+    return sum;
+}
+
+uint64_t KvCache::mask_bytes_written() const {
+    uint64_t sum = 0;
+    for (const KvGroup & group : groups_) {
+        sum += group.masks().bytes_written();
+    }
+    return sum;
 }
 
 void KvCache::clear(int32_t sequence) {
-    int64_t first = 0; // of cells side by side that are to be zeroed: few calls of a device
-    for (int64_t cell = 0; cell <= cells_.n_touched(); ++cell) {
-        const bool is_meant =
-            cell < cells_.n_touched() &&
-            (cells_.sequence(cell) == CellTable::FREE || cells_.sequence(cell) == sequence);
-        if (!is_meant) {
-            zero(first, cell - first);
-            first = cell + 1;
-        }
+    for (KvGroup & group : groups_) {
+        group.clear(sequence);
     }
-    zero(cells_.size(), cells_.n_cells() - cells_.size());
 }
 
-void KvCache::clear_cell(int64_t cell) { zero(cell, 1); }
-
 void KvCache::clear_from(int32_t sequence, int32_t position) {
-    for (const cpu::CellSpan & span : cells_.spans(sequence)) {
-        const int64_t first = std::clamp<int64_t>(position - span.position, 0, span.n);
-        zero(span.cell + first, span.n - first);
+    for (KvGroup & group : groups_) {
+        group.clear_from(sequence, position);
     }
+}
+
+void KvCache::move_on(int32_t sequence, int64_t position, int64_t n_proven) {
+    for (KvGroup & group : groups_) {
+        group.move_on(sequence, position, n_proven);
+    }
+}
+
+bool KvCache::holds_before(int32_t sequence, int64_t position) const {
+    return std::all_of(groups_.begin(), groups_.end(), [&](const KvGroup & group) {
+        return group.holds_before(sequence, position);
+    });
+}
+
+bool KvCache::keeps_before(int64_t position, int64_t later) const {
+    return std::all_of(groups_.begin(), groups_.end(),
+                       [&](const KvGroup & group) { return group.keeps_before(position, later); });
+}
+
+int64_t KvCache::earliest(int32_t sequence) const {
+    int64_t position = 0;
+    for (const KvGroup & group : groups_) {
+        position = std::max(position, group.earliest(sequence));
+    }
+    return position;
+}
+
+std::vector<uint8_t> KvCache::save_windows(int32_t sequence, int64_t position) const {
+    std::vector<uint8_t> bytes;
+    for (const KvGroup & group : groups_) {
+        group.save(sequence, position, bytes);
+    }
+    return bytes;
+}
+
+void KvCache::load_windows(int32_t sequence, int64_t position, const std::vector<uint8_t> & bytes) {
+    const uint8_t * at = bytes.data();
+    for (KvGroup & group : groups_) {
+        at = group.load(sequence, position, at);
+    }
+}
+
+uint64_t KvCache::most_saved() const {
+    uint64_t sum = 0;
+    for (const KvGroup & group : groups_) {
+        sum += group.most_saved();
+    }
+    return sum;
 }
 
 // Value heads lie beside each other by groups of as many as there are key heads, so that a product
@@ -304,6 +383,14 @@ uint64_t RecurrentCache::bytes() const {
     return sum;
 }
 
+uint64_t RecurrentCache::sequence_bytes() const {
+    uint64_t sum = 0;
+    for (const auto & part : parts_) {
+        sum += part->state->nb[2] + part->conv->nb[2];
+    }
+    return sum;
+}
+
 uint64_t RecurrentCache::trace_bytes() const {
     uint64_t sum = 0;
     for (const auto & part : parts_) {
@@ -330,8 +417,9 @@ uint64_t RecurrentCache::trace_bytes_on(const Backend * backend) const {
 
 template <typename Visit>
 void RecurrentCache::for_each_row(int32_t sequence, Visit && visit) const {
-    for (const auto & part : parts_) {
-        for (ggml_tensor * tensor : {part->state, part->conv}) {
+    for (const bool is_state : {true, false}) {
+        for (const auto & part : parts_) { // which have layers side by side
+            ggml_tensor * tensor = is_state ? part->state : part->conv;
             visit(*part, tensor, sequence * tensor->nb[2], tensor->nb[2]);
         }
     }

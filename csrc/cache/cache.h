@@ -3,8 +3,7 @@
 // Accepting or dropping K/V rows changes the table of cells, and on the CPU the order of the rows.
 #pragma once
 
-#include "cache/cell_masks.h"
-#include "cache/seen_cells.h"
+#include "cache/kv_group.h"
 
 #include <cstdint>
 #include <ggml-cpp.h>
@@ -14,48 +13,65 @@
 
 namespace dfl {
 
-// K and V of every attention layer, where the layer lies: [head_dim * n_head_kv, n_cells] each.
+struct KvSizes {
+    int64_t n_cells;     // of layers that see all
+    int64_t n_rows;      // most of a pass, for the masks
+    int32_t n_sequences; // most of these
+    // As KvGroup::cells_wanted() asks for, then layers with a window have no more cells than that;
+    // 0: they have as many as the others.
+    int64_t n_open = 0;
+};
+
+// K and V of every attention layer, where the layer lies, by groups of layers.
 class KvCache {
   public:
-    // n_rows: most rows of a pass, for the masks. Throws DFL_STATUS_UNSUPPORTED for a pair of types
-    // a device cannot attend with, and DFL_STATUS_MEMORY naming the bytes.
+    // Throws DFL_STATUS_UNSUPPORTED for a pair of types a device cannot attend with, and
+    // DFL_STATUS_MEMORY naming the bytes.
     KvCache(const Hparams & hp, const LayerPlace & place, ggml_type type_k, ggml_type type_v,
-            int64_t n_cells, int64_t n_rows, int32_t n_sequences);
+            const KvSizes & sizes);
 
-    ggml_tensor * k(int64_t il) const { return k_[il]; }
-    ggml_tensor * v(int64_t il) const { return v_[il]; }
+    ggml_tensor * k(int64_t il) const { return layers_[il].k; }
+    ggml_tensor * v(int64_t il) const { return layers_[il].v; }
     // Hadamard matrices that spread outliers before quantising; NULL where nothing is quantised.
-    ggml_tensor * rotation_k(int64_t il) const { return parts_.at(part_[il]).rotation_k; }
-    ggml_tensor * rotation_v(int64_t il) const { return parts_.at(part_[il]).rotation_v; }
+    ggml_tensor * rotation_k(int64_t il) const { return parts_.at(layers_[il].backend).rotation_k; }
+    ggml_tensor * rotation_v(int64_t il) const { return parts_.at(layers_[il].backend).rotation_v; }
+    // Whether a layer attends in our own code, which takes seen cells in place of a mask.
+    bool attends_on_host(int64_t il) const { return layers_[il].attends_on_host; }
 
-    CellTable & cells() { return cells_; }
-    const CellTable & cells() const { return cells_; }
-    CellMasks & masks() { return masks_; }
-    const CellMasks & masks() const { return masks_; }
-    // Whether a layer attends in our own code, which takes seen() in place of a mask.
-    bool attends_on_host(int64_t il) const { return !has_mask_[il]; }
-    const std::vector<SeenRows> & seen() const { return seen_; }
-    // Most of these.
+    // The first holds every row of every sequence, even if no layer is in it.
+    std::vector<KvGroup> & groups() { return groups_; }
+    const std::vector<KvGroup> & groups() const { return groups_; }
+    // Of an attention layer, and its place among them.
+    const KvGroup & group(int64_t il) const { return groups_[layers_[il].group]; }
+    int64_t group_index(int64_t il) const { return layers_[il].group; }
+    // Of the first group: what sequences can take.
+    CellTable & cells() { return groups_.front().cells(); }
+    const CellTable & cells() const { return groups_.front().cells(); }
     int32_t n_sequences() const { return n_sequences_; }
-    // Makes the masks and seen() those of the rows of the next pass, over the first n_kv cells.
-    void set_rows(const MaskRows & rows, int64_t n_kv);
+
     // Of K and V alone.
     uint64_t bytes() const;
     uint64_t bytes_on(const Backend * backend) const;
-    // Whether all of it lies in host memory.
-    bool is_host() const;
-    // Copies a cell's rows of every layer into another cell. Host memory only.
-    void copy_row(int64_t from, int64_t to);
-    // Zeroes what is stored in the cells of a sequence and in those that nobody holds, and touches
-    // no memory that was never written to; the table stays.
+    // Makes room for masks of more rows, as CellMasks::reserve().
+    void reserve_masks(int64_t n_rows);
+    uint64_t mask_bytes() const;
+    uint64_t mask_bytes_on(const Backend * backend) const;
+    uint64_t mask_bytes_written() const;
+    // As of a group, in all of them.
     void clear(int32_t sequence);
-    void clear_cell(int64_t cell);
-    // In the cells of a sequence from a position on.
     void clear_from(int32_t sequence, int32_t position);
 
-  private:
-    void zero(int64_t first, int64_t n);
+    // Some layers forget what they do not see any more. As of a group, in all of them:
+    bool forgets() const { return groups_.size() > 1; }
+    void move_on(int32_t sequence, int64_t position, int64_t n_proven);
+    bool holds_before(int32_t sequence, int64_t position) const;
+    bool keeps_before(int64_t position, int64_t later) const;
+    int64_t earliest(int32_t sequence) const;
+    std::vector<uint8_t> save_windows(int32_t sequence, int64_t position) const;
+    void load_windows(int32_t sequence, int64_t position, const std::vector<uint8_t> & bytes);
+    uint64_t most_saved() const;
 
+  private:
     // What lies on one device.
     struct Part {
         ggml_context_ptr ctx;
@@ -63,15 +79,20 @@ class KvCache {
         ggml_tensor * rotation_k = nullptr;
         ggml_tensor * rotation_v = nullptr;
     };
+    struct Layer {
+        Backend * backend = nullptr; // NULL for recurrent ones
+        ggml_tensor *k = nullptr, *v = nullptr;
+        bool attends_on_host = false;
+        int64_t group = -1;
+    };
+
+    void make_group(const Hparams & hp, const LayerPlace & place, int64_t window, int64_t n_cells,
+                    const KvSizes & sizes);
+
     std::map<Backend *, Part> parts_;
-    std::vector<Backend *> part_;      // of each layer; NULL for recurrent ones
-    std::vector<ggml_tensor *> k_, v_; // NULL for recurrent layers
-    CellTable cells_;
-    std::vector<bool> has_mask_;   // of attention layers; recurrent ones have none either
-    bool attends_on_host_ = false; // some layer does
-    CellMasks masks_;
+    std::vector<Layer> layers_;
+    std::vector<KvGroup> groups_;
     int32_t n_sequences_;
-    std::vector<SeenRows> seen_;
 };
 
 // What the recurrent layers of one device remember.
@@ -137,9 +158,11 @@ class RecurrentCache {
     std::vector<AcceptedPath> accepted;
 
     void clear(int32_t sequence);
-    // A sequence's state as bytes, device by device and layer by layer, and back.
+    // A sequence's state as bytes, of all layers in their order, then its convolution inputs; and
+    // back.
     std::vector<uint8_t> save(int32_t sequence) const;
     void load(int32_t sequence, const std::vector<uint8_t> & bytes);
+    uint64_t sequence_bytes() const;
     uint64_t bytes() const;
     uint64_t trace_bytes() const;
     uint64_t bytes_on(const Backend * backend) const;

@@ -7,8 +7,9 @@
 
 namespace dfl {
 
-CellTable::CellTable(int64_t n_cells, int32_t n_sequences)
-    : sequence_(n_cells, FREE), position_(n_cells, FREE), used_((n_cells + PAGE - 1) / PAGE, 0),
+CellTable::CellTable(int64_t n_cells, int32_t n_sequences, bool packs)
+    : packs_(packs), sequence_(n_cells, FREE), position_(n_cells, FREE),
+      used_((n_cells + PAGE - 1) / PAGE, 0), holders_(used_.size(), 0),
       is_claimed_(used_.size(), false), timelines_(n_sequences), n_unclaimed_(n_cells) {}
 
 void CellTable::reserve_last() {
@@ -28,18 +29,42 @@ int64_t CellTable::wanted(int32_t sequence, int64_t n) const {
     return (n + PAGE - 1) / PAGE * PAGE;
 }
 
+bool CellTable::may_claim(int64_t page) const {
+    return page < n_pages() && !is_claimed_[page] && page_size(page) > 0;
+}
+
+int64_t CellTable::claim_lowest() {
+    while (is_claimed_[first_unclaimed_]) {
+        ++first_unclaimed_;
+    }
+    is_claimed_[first_unclaimed_] = true;
+    n_unclaimed_ -= page_size(first_unclaimed_);
+    return first_unclaimed_;
+}
+
 // The page after its last one, if that is free, else the lowest.
 void CellTable::claim_page(Timeline & line) {
-    int64_t page = line.pages.empty() ? n_pages() : line.pages.back() + 1;
-    if (page >= n_pages() || is_claimed_[page] || page_size(page) <= 0) {
-        while (is_claimed_[first_unclaimed_]) {
-            ++first_unclaimed_;
-        }
-        page = first_unclaimed_;
+    const std::vector<int64_t> & last = line.pages.empty() ? line.shared : line.pages;
+    const int64_t next = last.empty() || packs_ ? n_pages() : last.back() + 1;
+    if (!may_claim(next)) {
+        line.pages.push_back(claim_lowest());
+        return;
     }
-    is_claimed_[page] = true;
-    n_unclaimed_ -= page_size(page);
-    line.pages.push_back(page);
+    is_claimed_[next] = true;
+    n_unclaimed_ -= page_size(next);
+    line.pages.push_back(next);
+}
+
+void CellTable::free_page(int64_t page) {
+    is_claimed_[page] = false;
+    n_unclaimed_ += page_size(page);
+    first_unclaimed_ = std::min(first_unclaimed_, page);
+}
+
+void CellTable::lower_high() {
+    while (high_ > 0 && sequence_[high_ - 1] == FREE) {
+        --high_;
+    }
 }
 
 std::vector<int64_t> CellTable::take(int32_t sequence, int64_t n) {
@@ -120,18 +145,22 @@ const std::vector<cpu::CellSpan> & CellTable::spans(int32_t sequence) const {
         return line.spans;
     }
     line.spans.clear();
+    const auto add = [&](int64_t position, int64_t cell, int64_t n) {
+        cpu::CellSpan * last = line.spans.empty() ? nullptr : &line.spans.back();
+        if (last != nullptr && last->position + last->n == position &&
+            last->cell + last->n == cell) {
+            last->n += n;
+        } else {
+            line.spans.push_back({position, cell, n});
+        }
+    };
+    for (size_t i = 0; i < line.shared.size(); ++i) {
+        add(static_cast<int64_t>(i) * PAGE, line.shared[i] * PAGE, PAGE);
+    }
     for (const int64_t page : line.pages) {
         for (int64_t cell = page * PAGE; cell < page * PAGE + page_size(page); ++cell) {
-            if (sequence_[cell] != sequence || position_[cell] == FREE) {
-                continue;
-            }
-            const int64_t position = position_[cell];
-            cpu::CellSpan * last = line.spans.empty() ? nullptr : &line.spans.back();
-            if (last != nullptr && last->position + last->n == position &&
-                last->cell + last->n == cell) {
-                ++last->n;
-            } else {
-                line.spans.push_back({position, cell, 1});
+            if (sequence_[cell] == sequence && position_[cell] != FREE) {
+                add(position_[cell], cell, 1);
             }
         }
     }
@@ -169,33 +198,150 @@ void CellTable::give_cell(int64_t cell, bool may_be_handed_out) {
     const int64_t index = line.pages.rend() - at - 1;
     if (--used_[page] == 0) {
         line.pages.erase(line.pages.begin() + index);
-        is_claimed_[page] = false;
-        n_unclaimed_ += page_size(page);
-        first_unclaimed_ = std::min(first_unclaimed_, page);
+        free_page(page);
         const int64_t begin = index * PAGE;
         line.next = line.next >= begin + PAGE ? line.next - PAGE : std::min(line.next, begin);
     } else if (may_be_handed_out) {
         line.next = std::min(line.next, index * PAGE + cell % PAGE);
     }
-    while (high_ > 0 && sequence_[high_ - 1] == FREE) {
-        --high_;
-    }
+    lower_high();
     note_change(cell);
 }
 
 void CellTable::release(int64_t cell) { give_cell(cell, true); }
 
-void CellTable::release_from(int32_t sequence, int32_t position) {
+bool CellTable::can_release_from(int32_t sequence, int32_t position) const {
+    const std::vector<int64_t> & pages = timelines_[sequence].shared;
+    const int64_t index = position / PAGE;
+    if (position % PAGE == 0 || index >= static_cast<int64_t>(pages.size())) {
+        return true;
+    }
+    const auto has_one = [&](int64_t page) { return holders_[page] == 1; };
+    return n_unclaimed_ > 0 || std::any_of(pages.begin() + index, pages.end(), has_one) ||
+           !timelines_[sequence].pages.empty();
+}
+
+CellTable::Copy CellTable::release_from(int32_t sequence, int32_t position) {
+    DFL_CHECK(can_release_from(sequence, position), DFL_STATUS_ARGUMENT,
+              "going back to position %d takes a page of cells, and none of %lld is free", position,
+              (long long)n_pages());
+    Timeline & line = timelines_[sequence];
+    const auto own = static_cast<int64_t>(line.shared.size()) * PAGE;
     const std::vector<cpu::CellSpan> found = spans(sequence);
     for (auto span = found.rbegin(); span != found.rend(); ++span) {
-        for (int64_t i = span->n - 1; i >= 0 && span->position + i >= position; --i) {
+        for (int64_t i = span->n - 1;
+             i >= 0 && span->position + i >= std::max<int64_t>(own, position); --i) {
             give_cell(span->cell + i, true);
         }
     }
+    if (position >= own) {
+        return {0, 0, 0};
+    }
+    line.knows_spans = false;
+    while (static_cast<int64_t>(line.shared.size()) * PAGE >= position + PAGE) {
+        drop(line.shared.back());
+        line.shared.pop_back();
+    }
+    const int64_t n = position % PAGE;
+    if (n == 0) {
+        return {0, 0, 0};
+    }
+    DFL_CHECK(line.pages.empty(), DFL_STATUS_INTERNAL,
+              "sequence %d has rows without positions behind position %d", sequence, position);
+    const int64_t from = line.shared.back();
+    line.shared.pop_back();
+    if (holders_[from] == 1) { // its own again
+        holders_[from] = 0;
+        line.pages.push_back(from);
+        line.next = n;
+        for (int64_t i = 0; i < PAGE; ++i) {
+            const int64_t cell = from * PAGE + i;
+            sequence_[cell] = i < n ? sequence : FREE;
+            position_[cell] = i < n ? position_[cell] : FREE;
+            note_change(cell);
+        }
+        used_[from] = static_cast<int32_t>(n);
+        n_used_ -= PAGE - n;
+        lower_high();
+        return {0, 0, 0};
+    }
+    drop(from);
+    const std::vector<int64_t> cells = take(sequence, n);
+    for (int64_t i = 0; i < n; ++i) {
+        place(cells[i], static_cast<int32_t>(position - n + i));
+    }
+    return {from * PAGE, cells[0], n};
 }
 
-// What lies in a page with them keeps its place, and they are not handed out before the page is
-// free: cells of a sequence that moves on stay in the order of their positions.
+void CellTable::share(int32_t sequence, int64_t n) {
+    Timeline & line = timelines_[sequence];
+    const auto first = static_cast<int64_t>(line.shared.size());
+    DFL_CHECK(n - first <= static_cast<int64_t>(line.pages.size()), DFL_STATUS_INTERNAL,
+              "%lld pages to share, there are %zu", (long long)(n - first), line.pages.size());
+    for (int64_t i = first; i < n; ++i) {
+        const int64_t page = line.pages[i - first];
+        DFL_CHECK(page_size(page) == PAGE, DFL_STATUS_INTERNAL, "page %lld is a short one",
+                  (long long)page);
+        for (int64_t at = 0; at < PAGE; ++at) {
+            const int64_t cell = page * PAGE + at;
+            DFL_CHECK(sequence_[cell] == sequence && position_[cell] == i * PAGE + at,
+                      DFL_STATUS_INTERNAL, "cell %lld does not hold position %lld", (long long)cell,
+                      (long long)(i * PAGE + at));
+            sequence_[cell] = SHARED;
+        }
+        holders_[page] = 1;
+        line.shared.push_back(page);
+    }
+    if (n > first) {
+        line.pages.erase(line.pages.begin(), line.pages.begin() + (n - first));
+        line.next = std::max<int64_t>(0, line.next - (n - first) * PAGE);
+    }
+}
+
+void CellTable::begin_with(int32_t sequence, const std::vector<int64_t> & pages) {
+    Timeline & line = timelines_[sequence];
+    DFL_CHECK(line.shared.empty() && line.pages.empty(), DFL_STATUS_INTERNAL,
+              "sequence %d is not empty", sequence);
+    line.shared = pages;
+    line.knows_spans = false;
+    std::for_each(pages.begin(), pages.end(), [&](int64_t page) { hold(page); });
+}
+
+int64_t CellTable::take_page(int32_t position) {
+    if (n_unclaimed_ < PAGE) {
+        throw Error(DFL_STATUS_ARGUMENT, format("no page of %lld is free", (long long)n_pages()));
+    }
+    const int64_t page = claim_lowest();
+    for (int64_t i = 0; i < PAGE; ++i) {
+        sequence_[page * PAGE + i] = SHARED;
+        position_[page * PAGE + i] = position + static_cast<int32_t>(i);
+        note_change(page * PAGE + i);
+    }
+    used_[page] = PAGE;
+    holders_[page] = 1;
+    n_used_ += PAGE;
+    high_ = std::max(high_, (page + 1) * PAGE);
+    n_touched_ = std::max(n_touched_, high_);
+    return page;
+}
+
+void CellTable::drop(int64_t page) {
+    if (--holders_[page] > 0) {
+        return;
+    }
+    for (int64_t cell = page * PAGE; cell < (page + 1) * PAGE; ++cell) {
+        sequence_[cell] = FREE;
+        position_[cell] = FREE;
+        note_change(cell);
+    }
+    used_[page] = 0;
+    n_used_ -= PAGE;
+    free_page(page);
+    lower_high();
+}
+
+// Unless the table packs, they are not handed out before all of their page is free: cells of a
+// sequence that moves on stay in the order of their positions.
 void CellTable::release_before(int32_t sequence, int32_t position) {
     if (const auto & all = spans(sequence); all.empty() || all.front().position >= position) {
         return;
@@ -203,7 +349,7 @@ void CellTable::release_before(int32_t sequence, int32_t position) {
     const std::vector<cpu::CellSpan> found = spans(sequence);
     for (const cpu::CellSpan & span : found) {
         for (int64_t i = 0; i < span.n && span.position + i < position; ++i) {
-            give_cell(span.cell + i, false);
+            give_cell(span.cell + i, packs_);
         }
     }
 }

@@ -29,8 +29,8 @@ DraftState::DraftState(std::shared_ptr<const Drafter> drafter, const Model & tar
                        Devices & devices, const DraftSizes & sizes)
     : drafter_(std::move(drafter)), target_(target), backend_(devices.main()), sizes_(devices),
       sizes_of_(sizes), kv_(drafter_->hparams(), on(backend_), sizes.cache_type, sizes.cache_type,
-                            cells_wanted(sizes), std::max(sizes.max_block, sizes.n_verify),
-                            static_cast<int32_t>(sizes.n_parallel)),
+                            {cells_wanted(sizes), std::max(sizes.max_block, sizes.n_verify),
+                             static_cast<int32_t>(sizes.n_parallel)}),
       no_recurrent_(drafter_->hparams(), on(backend_), 1), junk_cell_(kv_.cells().size() - 1) {
     kv_.cells().reserve_last();
     allocate_features(sizes.n_verify);
@@ -52,7 +52,7 @@ void DraftState::allocate_features(int64_t n_verify) {
 
 void DraftState::grow(int64_t n_verify, GraphPool & graphs) {
     flush(graphs); // what waits lies in the old rows
-    kv_.masks().reserve(std::max(sizes_of_.max_block, n_verify));
+    kv_.reserve_masks(std::max(sizes_of_.max_block, n_verify));
     allocate_features(n_verify);
     sizes_of_.n_verify = n_verify;
 }
@@ -254,7 +254,7 @@ void DraftState::flush(GraphPool & graphs) {
 }
 
 void DraftState::build_draft(LiveGraph & live) const {
-    live.in = make_inputs(live.ctx.get(), drafter_->hparams(), kv_.masks(), live.shape);
+    live.in = make_inputs(live.ctx.get(), drafter_->hparams(), kv_, live.shape);
     if (live.shape.n_inject > 0) {
         make_injection_inputs(live);
     }
@@ -269,7 +269,7 @@ void DraftState::reserve(GraphPool & graphs) {
     BatchShape largest;
     largest.kind = GraphKind::DRAFT;
     largest.n_rows = most_rows();
-    largest.n_kv = kv_.cells().n_cells();
+    largest.n_kv = {kv_.cells().n_cells()};
     largest.n_out = largest.n_rows - 1;
     largest.n_inject = sizes_.injected(ring_);
     largest.log_sum_exp = true;
@@ -300,11 +300,11 @@ void DraftState::set_blocks(LiveGraph & live, const std::vector<DraftBlock> & bl
         drafter_->embed(target_, tokens.data(), static_cast<int64_t>(tokens.size()), data);
     });
     write_positions(live, live.in.positions, positions);
-    live.write<int64_t>(live.in.cells,
+    live.write<int64_t>(live.in.cells.front(),
                         [&](int64_t * data) { std::copy(cells.begin(), cells.end(), data); });
     live.write<int32_t>(live.in.out_rows,
                         [&](int32_t * data) { std::copy(drafted.begin(), drafted.end(), data); });
-    kv_.set_rows({positions, cells, sequences}, live.shape.n_kv);
+    kv_.groups().front().set_rows({positions, cells, sequences}, live.shape.n_kv.front());
 }
 
 std::vector<DraftState::Pending>
@@ -359,7 +359,8 @@ std::vector<Draft> DraftState::run_blocks(GraphPool & graphs,
         }
         // The cell that padding writes to is read too: CUDA's flash attention is at its best over
         // multiples of 256 cells.
-        shape.n_kv = sizes_.cells(table.high(), table.n_cells(), !kv_.masks().empty());
+        const bool has_masks = !kv_.groups().front().masks().empty();
+        shape.n_kv = {sizes_.cells(table.high(), table.n_cells(), has_masks)};
         shape.n_inject = sizes_.injected(static_cast<int64_t>(features.size()));
         const int64_t n_choices = drafter_->head(target_).n_out();
         shape.n_top = selects_on_device(backend_, n_choices, k) ? k : 0;

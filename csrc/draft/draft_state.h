@@ -8,6 +8,7 @@
 #include "graph/graph.h"
 #include "graph/graph_sizes.h"
 
+#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -51,11 +52,18 @@ class DraftState {
     // the old ones is void. Throws DFL_STATUS_MEMORY and changes nothing.
     void grow(int64_t n_verify, GraphPool & graphs);
     int64_t window() const { return sizes_of_.window; }
+    // Its K/V, which prefixes keep rows of once what is pending is in it.
+    KvGroup & cache() { return kv_.groups().front(); }
+    int64_t n_pending(int32_t sequence) const {
+        return std::count_if(pending_.begin(), pending_.end(),
+                             [&](const Pending & one) { return one.sequence == sequence; });
+    }
+    bool has_pending(int32_t sequence) const { return n_pending(sequence) > 0; }
     // Of the cache and the features; and of the masks.
     uint64_t bytes() const { return kv_.bytes() + memory_.bytes; }
-    uint64_t mask_bytes() const { return kv_.masks().bytes(); }
+    uint64_t mask_bytes() const { return kv_.mask_bytes(); }
 
-    uint64_t mask_bytes_written() const { return kv_.masks().bytes_written(); }
+    uint64_t mask_bytes_written() const { return kv_.mask_bytes_written(); }
 
     // Makes b write the taps of its rows into the feature rows given by live.draft.feature_rows.
     void add_taps(LiveGraph & live, Build & b);

@@ -54,12 +54,23 @@ static ggml_type draft_cache_type(const EngineParams & params) {
     return params.type_k == GGML_TYPE_F32 ? GGML_TYPE_F32 : GGML_TYPE_F16;
 }
 
+// Rows that passes and verifies that wait for their commits hold at a time, padding included: one
+// sequence has either; of many each verify may have a row of padding.
+static int64_t most_open(const EngineParams & params) {
+    if (params.n_parallel == 1) {
+        return std::max(params.n_ubatch, Engine::MAX_VERIFY + 1);
+    }
+    return std::max<int64_t>(params.n_ubatch, params.n_parallel) + Engine::MAX_VERIFY +
+           params.n_parallel;
+}
+
 Engine::Engine(std::shared_ptr<const Model> model, const EngineParams & params)
     : model_(std::move(model)), params_(checked(params)),
       devices_(model_->device(), model_->split(), params_.n_threads, {}, model_->measure()),
       recurs_(model_->hparams().n_recurrent() > 0),
-      kv_(model_->hparams(), layer_place(), params_.type_k, params_.type_v, pad(params_.n_ctx, 256),
-          std::max<int64_t>(params_.n_ubatch, params_.n_parallel), params_.n_parallel),
+      kv_(model_->hparams(), layer_place(), params_.type_k, params_.type_v,
+          {pad(params_.n_ctx, 256), std::max<int64_t>(params_.n_ubatch, params_.n_parallel),
+           params_.n_parallel, most_open(params_)}),
       recurrent_(model_->hparams(), layer_place(), params_.n_parallel),
       walks_(recurs_ && params_.delta_form == DeltaForm::OWN && devices_.main().runs_cpu_nodes() &&
              walks_delta_net(model_->hparams().recurrent)),
@@ -78,7 +89,7 @@ Engine::Engine(std::shared_ptr<const Model> model, const EngineParams & params)
         constexpr int64_t more_rows = 3;
         verify_rows_ = std::min(max_block + more_rows * (params_.n_parallel - 1), MAX_VERIFY);
         recurrent_.reserve_trace(sizes_.verify_rows(verify_rows_, model_->weights()));
-        kv_.masks().reserve(sizes_.verify_rows(verify_rows_, model_->weights()));
+        kv_.reserve_masks(sizes_.verify_rows(verify_rows_, model_->weights()));
         draft_ = std::make_unique<DraftState>(
             params_.drafter, *model_, devices_,
             DraftSizes{draft_cache_type(params_), params_.draft_window, params_.n_ctx,
@@ -115,11 +126,20 @@ int64_t Engine::most_rows() const {
     return std::max<int64_t>({params_.n_ubatch, params_.n_parallel, verify_rows_});
 }
 
+// Of each group of layers.
+std::vector<int64_t> Engine::most_cells() const {
+    std::vector<int64_t> cells;
+    for (const KvGroup & group : kv_.groups()) {
+        cells.push_back(group.has_layers() ? group.cells().size() : 0);
+    }
+    return cells;
+}
+
 // The largest graphs reserve the arena, so that memory runs out here or not at all.
 void Engine::reserve_graphs() {
     BatchShape largest;
     largest.n_rows = params_.n_ubatch;
-    largest.n_kv = kv_.cells().size();
+    largest.n_kv = most_cells();
     largest.n_out = 1;
     largest.n_inject = draft_ && params_.n_ubatch > 1 ? params_.n_ubatch : 0;
     largest.walks = walks_;
@@ -147,7 +167,7 @@ void Engine::reserve_verify_graphs(int64_t n) {
     BatchShape largest;
     largest.kind = GraphKind::VERIFY;
     largest.n_rows = largest.n_out = sizes_.verify_rows(n, model_->weights());
-    largest.n_kv = kv_.cells().size();
+    largest.n_kv = most_cells();
     largest.walks = walks_;
     largest.taps = draft_ != nullptr;
     if (recurs_ && !walks_) {
@@ -181,7 +201,7 @@ void Engine::reserve_verify(int64_t n) {
     graphs_.clear(); // they use what is replaced here
     const int64_t n_rows = sizes_.verify_rows(n, model_->weights());
     recurrent_.reserve_trace(n_rows);
-    kv_.masks().reserve(n_rows);
+    kv_.reserve_masks(n_rows);
     reserve_verify_graphs(n);
     if (draft_) {
         draft_->reserve(graphs_);
@@ -209,7 +229,7 @@ void Engine::pick_top(BatchShape & shape, int64_t k) const {
 }
 
 void Engine::build_forward(LiveGraph & live) {
-    live.in = make_inputs(live.ctx.get(), model_->hparams(), kv_.masks(), live.shape);
+    live.in = make_inputs(live.ctx.get(), model_->hparams(), kv_, live.shape);
     make_path_inputs(live, model_->hparams().recurrent);
     Build b = {live.ctx.get(),    live.graph,        live.cpu_nodes,
                model_->hparams(), model_->weights(), kv_,
@@ -240,13 +260,13 @@ std::vector<MemoryUse> Engine::memory() const {
     add("recurrent", recurrent_.bytes(), recurrent_.bytes_on(cpu));
     add("trace", recurrent_.trace_bytes(), recurrent_.trace_bytes_on(cpu));
     const uint64_t draft_masks = draft_ ? draft_->mask_bytes() : 0;
-    add("mask", kv_.masks().bytes() + draft_masks, kv_.masks().bytes_on(cpu));
+    add("mask", kv_.mask_bytes() + draft_masks, kv_.mask_bytes_on(cpu));
     add("draft", draft_ ? draft_->bytes() : 0, 0);
     add("arena", arena.main + arena.beside, arena.beside);
     add("pool", graphs_.pool_bytes(), 0);
-    if (recurs_) {
-        uses.push_back(
-            {"kept", ggml_backend_dev_name(cpu_device()), MAX_KEPT * recurrent_.bytes()});
+    const uint64_t kept = recurrent_.bytes() + params_.n_parallel * kv_.most_saved();
+    if (kept > 0) {
+        uses.push_back({"kept", ggml_backend_dev_name(cpu_device()), MAX_KEPT * kept});
     }
     return uses;
 }

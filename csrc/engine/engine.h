@@ -78,7 +78,8 @@ class Engine {
     static constexpr int64_t MAX_TOP = DFL_MAX_TOP;
     // Most rows a verify may be asked to have room for.
     static constexpr int64_t MAX_VERIFY = DFL_MAX_VERIFY;
-    // States of recurrent layers that a sequence keeps at a time, on the host.
+    // Places that a sequence can go back to although some layers have forgotten what they knew
+    // there: what these need is kept on the host.
     static constexpr size_t MAX_KEPT = 2;
     // Most sequences that may be asked for.
     static constexpr int32_t MAX_PARALLEL = DFL_MAX_PARALLEL;
@@ -123,7 +124,7 @@ class Engine {
     int64_t n_passes() const { return n_passes_; }
     uint64_t bytes_read() const { return devices_.bytes_read(); }
     uint64_t mask_bytes_written() const {
-        return kv_.masks().bytes_written() + (draft_ ? draft_->mask_bytes_written() : 0);
+        return kv_.mask_bytes_written() + (draft_ ? draft_->mask_bytes_written() : 0);
     }
     // Names of operations that the device lacks and the CPU does.
     const std::set<std::string> & cpu_operations() const { return graphs_.cpu_operations(); }
@@ -137,6 +138,25 @@ class Engine {
     // in.
     int32_t enter(Sequence * sequence);
     void leave(const Sequence * sequence);
+
+    // Token ids that are no tokens, or more of them than the context holds after some.
+    void check_ids(const int32_t * tokens, int64_t n, int64_t after) const;
+
+    // Groups of attention layers, the one first that keeps every row, then the drafter's cache. Of
+    // a cache: whether it is the drafter's, whether prefixes hold pages of it, and how many of the
+    // rows before position n a prefix keeps at most, and at least.
+    std::vector<KvGroup *> caches();
+    bool is_drafters(size_t cache) const;
+    bool shares(size_t cache) const;
+    int64_t most_kept(size_t cache, int64_t n) const;
+    int64_t least_kept(size_t cache, int64_t n) const;
+    // Whether a sequence can begin with any part of a prefix: no layers recur or have a window.
+    bool goes_anywhere() const;
+    // On the host, of all prefixes.
+    uint64_t & kept_bytes() { return kept_bytes_; }
+    uint64_t kept_bytes() const { return kept_bytes_; }
+    // Has the drafter take in what it has yet to of a sequence; rows are gone then.
+    void settle_features(int32_t slot);
 
     Backend & main() { return devices_.main(); }
     const Backend & main() const { return devices_.main(); }
@@ -153,6 +173,7 @@ class Engine {
 
   private:
     LayerPlace layer_place();
+    std::vector<int64_t> most_cells() const;
     void reserve_graphs();
     void reserve_verify_graphs(int64_t n);
     bool selects_top(int64_t k) const;
@@ -209,6 +230,7 @@ class Engine {
     int64_t n_top_ = 0;                 // of keep_top()
     int64_t verify_rows_ = 0;
     int64_t n_passes_ = 0;
+    uint64_t kept_bytes_ = 0;
 };
 
 } // namespace dfl

@@ -158,17 +158,22 @@ int64_t Engine::n_padded(const Pass & pass) const {
 }
 
 void Engine::take_cells(Pass & pass) {
-    CellTable & table = kv_.cells();
     const bool pads = pass.n_rows() > pass.n_real;
-    for (PassItem & item : pass.items) {
-        const bool is_padded = pads && &item == &pass.items.back();
-        item.cells = table.take(item.sequence->slot(), item.n + is_padded);
-        for (int64_t i = 0; i < item.n && !item.verifies; ++i) {
-            table.place(item.cells[i], pass.positions[item.first + i]);
+    for (KvGroup & group : kv_.groups()) {
+        CellTable & table = group.cells();
+        std::vector<int64_t> all;
+        for (PassItem & item : pass.items) {
+            const bool is_padded = pads && &item == &pass.items.back();
+            item.cells.push_back(table.take(item.sequence->slot(), item.n + is_padded));
+            const std::vector<int64_t> & cells = item.cells.back();
+            for (int64_t i = 0; i < item.n && !item.verifies; ++i) {
+                table.place(cells[i], pass.positions[item.first + i]);
+            }
+            all.insert(all.end(), cells.begin(), cells.begin() + item.n);
         }
-        pass.cells.insert(pass.cells.end(), item.cells.begin(), item.cells.begin() + item.n);
+        all.resize(pass.n_rows(), pass.items.back().cells.back().back());
+        pass.cells.push_back(std::move(all));
     }
-    pass.cells.resize(pass.n_rows(), pass.items.back().cells.back());
 }
 
 void Engine::take_feature_rows(Pass & pass) {
@@ -238,8 +243,10 @@ void Engine::take_trace(Pass & pass) const {
 
 void Engine::give_back(Pass & pass) {
     for (PassItem & item : pass.items) {
-        std::for_each(item.cells.rbegin(), item.cells.rend(),
-                      [&](int64_t cell) { kv_.cells().release(cell); });
+        for (size_t i = 0; i < item.cells.size(); ++i) {
+            std::for_each(item.cells[i].rbegin(), item.cells[i].rend(),
+                          [&](int64_t cell) { kv_.groups()[i].cells().release(cell); });
+        }
         if (draft_) {
             draft_->give_ring_rows(item.feature_rows);
         }
@@ -251,7 +258,12 @@ BatchShape Engine::shape_of(const Pass & pass) const {
     const bool verifies = pass.items.back().verifies;
     shape.kind = verifies ? GraphKind::VERIFY : GraphKind::APPEND;
     shape.n_rows = pass.n_rows();
-    shape.n_kv = sizes_.cells(kv_.cells().high(), kv_.cells().size(), !kv_.masks().empty());
+    for (const KvGroup & group : kv_.groups()) {
+        const CellTable & table = group.cells();
+        const bool has_masks = !group.masks().empty();
+        shape.n_kv.push_back(
+            group.has_layers() ? sizes_.cells(table.high(), table.size(), has_masks) : 0);
+    }
     // Rows of a verify that are padding have logits, too: then none need be picked.
     shape.n_out = pass.n_out() == pass.n_real ? pass.n_rows() : pass.n_out();
     shape.walks = walks_;
@@ -317,16 +329,18 @@ void Engine::set_inputs(LiveGraph & live, const Pass & pass) {
                 data[i] = i < 3 * n ? pass.positions[i % n] : 0;
             }
         });
-        live.write<int64_t>(in.cells, [&](int64_t * data) {
-            std::copy(pass.cells.begin(), pass.cells.end(), data);
-        });
     }
     std::vector<SequenceRows> sequences;
     for (const PassItem & item : pass.items) {
         sequences.push_back(
             {item.sequence->slot(), item.first, item.n, item.verifies ? &item.tree : nullptr});
     }
-    kv_.set_rows({pass.positions, pass.cells, sequences}, live.shape.n_kv);
+    for (size_t i = 0; i < kv_.groups().size(); ++i) {
+        live.write<int64_t>(in.cells[i], [&](int64_t * data) {
+            std::copy(pass.cells[i].begin(), pass.cells[i].end(), data);
+        });
+        kv_.groups()[i].set_rows({pass.positions, pass.cells[i], sequences}, live.shape.n_kv[i]);
+    }
     if (in.out_rows != nullptr) {
         live.write<int32_t>(in.out_rows, [&](int32_t * data) {
             for (const PassItem & item : pass.items) {

@@ -31,8 +31,9 @@ struct PassItem {
     bool verifies = false;
     int64_t first = 0, n = 0;
     Tree tree; // of a verify
-    // That its rows write; those of a verify are followed by padding's, if there is some.
-    std::vector<int64_t> cells;
+    // That its rows write, of each group of layers; those of a verify are followed by padding's, if
+    // there is some.
+    std::vector<std::vector<int64_t>> cells;
     std::vector<int64_t> feature_rows; // of the drafter's; -1: nobody needs them; empty: no drafter
     bool injects = false;              // into the drafter's K/V, of an append
     int64_t first_out = 0, n_out = 0;  // rows whose logits can be read, among those of the pass
@@ -45,7 +46,7 @@ struct Pass {
     std::vector<PassItem> items;
     std::vector<int32_t> tokens,
         positions; // of all rows; padding's last: copies of a verify's root
-    std::vector<int64_t> cells;
+    std::vector<std::vector<int64_t>> cells; // of each group of layers
     int64_t n_real = 0;
     bool began = false; // computing: recurrent states may have moved
 

@@ -16,7 +16,7 @@ static uint64_t next_name() {
 
 Sequence::Sequence(std::shared_ptr<Engine> engine)
     : engine_(std::move(engine)), kv_(engine_->kv()), recurrent_(engine_->recurrent()),
-      draft_(engine_->draft()), slot_(-1), caches_(next_name()) {
+      draft_(engine_->draft()), slot_(-1), caches_(next_name()), known_(engine_->caches().size()) {
     tokens_.reserve(engine_->n_ctx());
     slot_ = engine_->enter(this); // last: what throws after it would leave its place taken
 }
@@ -36,13 +36,12 @@ void Sequence::check_no_open_verify() const {
               (long long)open_.n);
 }
 
-// Token ids that are no tokens, or more of them than the context holds after some.
-static void check_ids(const Engine & engine, const int32_t * tokens, int64_t n, int64_t after) {
+void Engine::check_ids(const int32_t * tokens, int64_t n, int64_t after) const {
     DFL_CHECK(n >= 1, DFL_STATUS_ARGUMENT, "there are no tokens to run");
-    DFL_CHECK(n <= engine.n_ctx() - after, DFL_STATUS_ARGUMENT,
+    DFL_CHECK(n <= n_ctx() - after, DFL_STATUS_ARGUMENT,
               "%lld tokens after %lld do not fit into a context of %lld", (long long)n,
-              (long long)after, (long long)engine.n_ctx());
-    const int64_t n_vocab = engine.model().hparams().n_vocab;
+              (long long)after, (long long)n_ctx());
+    const int64_t n_vocab = model_->hparams().n_vocab;
     for (int64_t i = 0; i < n; ++i) {
         DFL_CHECK(tokens[i] >= 0 && tokens[i] < n_vocab, DFL_STATUS_ARGUMENT,
                   "token id %d is outside the vocabulary of %lld", tokens[i], (long long)n_vocab);
@@ -50,7 +49,7 @@ static void check_ids(const Engine & engine, const int32_t * tokens, int64_t n, 
 }
 
 void Sequence::check_tokens(const int32_t * tokens, int64_t n) const {
-    check_ids(*engine_, tokens, n, position());
+    engine_->check_ids(tokens, n, position());
 }
 
 void Sequence::prefill(const int32_t * tokens, int64_t n, float * all_logits,
@@ -86,13 +85,28 @@ Draft Sequence::draft(int32_t last_token, int64_t n_draft, int64_t k, bool log_s
 }
 
 int64_t Sequence::next_rows(int64_t n) {
+    if (!engine_->recurs()) {
+        return n;
+    }
     if (position() < keep_at_) {
         return std::min(n, keep_at_ - position());
     }
     if (position() == keep_at_) {
-        keep_state();
+        keep_state(position());
     }
     return n;
+}
+
+void Sequence::move_on() {
+    if (!kv_.forgets()) {
+        return;
+    }
+    for (KeptState & state : kept_) {
+        if (state.windows.empty() && !kv_.keeps_before(state.position, position())) {
+            state.windows = kv_.save_windows(slot_, state.position);
+        }
+    }
+    kv_.move_on(slot_, position(), n_proven_);
 }
 
 void Sequence::appended(const PassItem & item, const int32_t * tokens, LiveGraph & live) {
@@ -107,6 +121,10 @@ void Sequence::appended(const PassItem & item, const int32_t * tokens, LiveGraph
     last_ = item.n_out > 0 ? &live : nullptr;
     first_out_ = item.first_out + std::max<int64_t>(0, item.n_out - 1);
     n_out_rows_ = 1;
+    if (!engine_->recurs() && position() > keep_at_) { // nothing was overwritten
+        keep_state(keep_at_);
+    }
+    move_on();
 }
 
 void Sequence::verified(PassItem item, LiveGraph & live) {
@@ -131,22 +149,26 @@ void Sequence::accept(const int32_t * nodes, int64_t n) {
     last_ = nullptr;
     std::vector<int64_t> feature_rows;
     const auto first = static_cast<int32_t>(position());
-    for (int64_t i = 0; i < n; ++i) {
-        int64_t cell = open_.cells[nodes[i]];
-        if (kv_.is_host()) {
-            // CPU kernels sum over cells as they lie: in the order of plain decoding the sums are
-            // its own. Cells of a verify ascend and a node comes after its parent, so rows only
-            // move down, into cells whose rows have moved or are dropped.
-            kv_.copy_row(cell, open_.cells[i]);
-            cell = open_.cells[i];
-        }
-        kv_.cells().place(cell, first + open_.tree.depth(nodes[i]));
-        if (draft_) {
-            feature_rows.push_back(open_.feature_rows[nodes[i]]);
+    for (size_t g = 0; g < open_.cells.size(); ++g) {
+        KvGroup & group = kv_.groups()[g];
+        const std::vector<int64_t> & cells = open_.cells[g];
+        // CPU kernels sum over cells as they lie: in the order of plain decoding the sums are its
+        // own. Cells of a verify ascend and a node comes after its parent, so rows only move down,
+        // into cells whose rows have moved or are dropped.
+        const bool moves = group.is_host();
+        for (int64_t i = 0; i < n; ++i) {
+            const int64_t cell = cells[moves ? i : nodes[i]];
+            if (moves) {
+                group.copy_row(cells[nodes[i]], cell);
+            }
+            group.cells().place(cell, first + open_.tree.depth(nodes[i]));
         }
     }
     for (int64_t i = 0; i < n; ++i) {
         tokens_.push_back(open_.tree.token(nodes[i]));
+        if (draft_) {
+            feature_rows.push_back(open_.feature_rows[nodes[i]]);
+        }
     }
     if (n > 0 && open_.finite[nodes[n - 1]]) {
         n_proven_ = position();
@@ -155,6 +177,7 @@ void Sequence::accept(const int32_t * nodes, int64_t n) {
     if (draft_) {
         draft_->keep(slot_, feature_rows, first);
     }
+    move_on();
 }
 
 void Sequence::check_row(int64_t row) const {
@@ -254,15 +277,18 @@ void Sequence::clear_unproven(int64_t position) {
 }
 
 void Sequence::close_verify() {
-    for (size_t i = open_.cells.size(); i-- > 0;) {
-        const int64_t cell = open_.cells[i];
-        if (kv_.cells().position(cell) != CellTable::FREE) {
-            continue; // it was accepted
+    for (size_t g = 0; g < open_.cells.size(); ++g) {
+        KvGroup & group = kv_.groups()[g];
+        for (size_t i = open_.cells[g].size(); i-- > 0;) {
+            const int64_t cell = open_.cells[g][i];
+            if (group.cells().position(cell) != CellTable::FREE) {
+                continue; // it was accepted
+            }
+            if (!open_.finite[static_cast<int64_t>(i) < open_.n ? i : 0]) { // padding: its root
+                group.clear_cell(cell);
+            }
+            group.cells().release(cell);
         }
-        if (!open_.finite[static_cast<int64_t>(i) < open_.n ? i : 0]) { // padding copies the root
-            kv_.clear_cell(cell);
-        }
-        kv_.cells().release(cell);
     }
     if (draft_) {
         draft_->give_ring_rows(open_.feature_rows);
@@ -281,11 +307,14 @@ int64_t Sequence::sound(int64_t position) const {
 void Sequence::forget_from(int64_t position) {
     clear_unproven(position);
     close_verify();
-    kv_.cells().release_from(slot_, static_cast<int32_t>(position));
+    for (KvGroup & group : kv_.groups()) {
+        group.release_from(slot_, static_cast<int32_t>(position));
+    }
     if (draft_) {
         draft_->truncate(slot_, static_cast<int32_t>(position));
     }
     drop_states(position);
+    forget_known(position);
     tokens_.resize(position);
     last_ = nullptr;
 }
@@ -293,9 +322,12 @@ void Sequence::forget_from(int64_t position) {
 void Sequence::reset() {
     clear_unproven(0);
     close_verify();
-    kv_.cells().release_from(slot_, 0);
+    for (KvGroup & group : kv_.groups()) {
+        group.cells().release_from(slot_, 0);
+    }
     recurrent_.clear(slot_);
     drop_states(0);
+    forget_known(0);
     tokens_.clear();
     last_ = nullptr;
     if (draft_) {
@@ -304,45 +336,64 @@ void Sequence::reset() {
 }
 
 int64_t Sequence::sync(const int32_t * tokens, int64_t n) {
-    check_ids(*engine_, tokens, n, 0);
+    engine_->check_ids(tokens, n, 0);
     const int64_t most = std::min(n - 1, position());
-    int64_t there = std::mismatch(tokens, tokens + most, tokens_.begin()).first - tokens;
-    if (engine_->recurs() && there < position()) {
-        const KeptState * best = nullptr;
-        for (const KeptState & state : kept_) {
-            if (state.position <= there && (best == nullptr || state.position > best->position)) {
-                best = &state;
-            }
-        }
-        there = best != nullptr ? best->position : 0;
-        if (best != nullptr) {
-            recurrent_.load(slot_, best->recurrent);
-        }
-    }
     prove();
-    there =
-        engine_->recurs() ? there : sound(there); // recurrent states are kept between passes anyway
+    const KeptState * kept = nullptr;
+    const int64_t there =
+        way_back(std::mismatch(tokens, tokens + most, tokens_.begin()).first - tokens, &kept);
+    if (kept != nullptr) {
+        load(there, kept->recurrent, kept->windows);
+    }
     if (there > 0) {
         forget_from(there);
     } else {
         reset();
     }
-    keep_at_ = engine_->recurs() ? n - 1 : 0;
+    keep_at_ = engine_->recurs() || kv_.forgets() ? n - 1 : 0;
     return there;
 }
 
-void Sequence::keep_state() {
+int64_t Sequence::way_back(int64_t position, const KeptState ** kept) const {
+    *kept = nullptr;
+    const bool recurs = engine_->recurs();
+    if (position == this->position()) {
+        return position;
+    }
+    if (const int64_t at = recurs ? 0 : sound(position); at > 0 && kv_.holds_before(slot_, at)) {
+        return at;
+    }
+    for (const KeptState & state : kept_) {
+        // Recurrent states are kept between passes anyway.
+        const bool is_sound = recurs || sound(state.position) == state.position;
+        if (is_sound && state.position <= position &&
+            (*kept == nullptr || state.position > (*kept)->position)) {
+            *kept = &state;
+        }
+    }
+    return *kept != nullptr ? (*kept)->position : 0;
+}
+
+void Sequence::load(int64_t position, const std::vector<uint8_t> & recurrent,
+                    const std::vector<uint8_t> & windows) {
+    recurrent_.load(slot_, recurrent);
+    if (!kv_.holds_before(slot_, position)) {
+        kv_.load_windows(slot_, position, windows);
+    }
+}
+
+void Sequence::keep_state(int64_t position) {
     keep_at_ = 0;
     const bool is_kept = std::any_of(kept_.begin(), kept_.end(), [&](const KeptState & state) {
-        return state.position == position();
+        return state.position == position;
     });
-    if (position() == 0 || is_kept) {
+    if (position == 0 || is_kept || !kv_.holds_before(slot_, position)) {
         return;
     }
     if (kept_.size() == Engine::MAX_KEPT) {
         kept_.erase(kept_.begin());
     }
-    kept_.push_back({position(), recurrent_.save(slot_)});
+    kept_.push_back({position, recurrent_.save(slot_), {}});
 }
 
 void Sequence::drop_states(int64_t position) {
@@ -352,7 +403,9 @@ void Sequence::drop_states(int64_t position) {
                 kept_.end());
 }
 
-Checkpoint Sequence::take() const { return {caches_, tokens_, recurrent_.save(slot_)}; }
+Checkpoint Sequence::take() const {
+    return {caches_, tokens_, recurrent_.save(slot_), kv_.save_windows(slot_, position())};
+}
 
 bool Sequence::holds(const Checkpoint & checkpoint) const {
     return checkpoint.caches == caches_ && checkpoint.tokens.size() <= tokens_.size() &&
@@ -368,8 +421,9 @@ void Sequence::restore(const Checkpoint & checkpoint) {
     DFL_CHECK(holds(checkpoint), DFL_STATUS_ARGUMENT,
               "the checkpoint of %zu tokens is not a beginning of this sequence's %lld tokens",
               checkpoint.tokens.size(), (long long)position());
-    recurrent_.load(slot_, checkpoint.recurrent);
-    forget_from(checkpoint.tokens.size());
+    const auto position = static_cast<int64_t>(checkpoint.tokens.size());
+    load(position, checkpoint.recurrent, checkpoint.windows);
+    forget_from(position);
 }
 
 void Sequence::truncate(int64_t position) {
@@ -386,6 +440,10 @@ void Sequence::truncate(int64_t position) {
               (long long)position);
     prove();
     const int64_t from = sound(position);
+    DFL_CHECK(from == 0 || kv_.holds_before(slot_, from), DFL_STATUS_UNSUPPORTED,
+              "a model with windows goes back from %lld tokens to %lld at the earliest, or to a "
+              "checkpoint, not to position %lld",
+              (long long)this->position(), (long long)kv_.earliest(slot_), (long long)position);
     const std::vector<int32_t> again(tokens_.begin() + from, tokens_.begin() + position);
     forget_from(from);
     if (!again.empty()) {

@@ -3,25 +3,30 @@
 #pragma once
 
 #include "engine/engine.h"
+#include "engine/prefix.h"
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <vector>
 
 namespace dfl {
 
 // Everything a prefix leaves behind, kept and dropped together. Attention rows stay where they are
-// in the engine's cells; what a recurrent layer overwrites is copied here.
+// in the engine's cells; what recurrent layers overwrite and layers with a window forget is copied
+// here.
 struct Checkpoint {
     uint64_t caches; // whose cells these are
     std::vector<int32_t> tokens;
     std::vector<uint8_t> recurrent;
+    std::vector<uint8_t> windows; // KvCache::save_windows()
 };
 
-// What recurrent layers knew at a position of the timeline that a sequence can go back to.
+// A position of the timeline that a sequence can go back to, and what such layers knew there.
 struct KeptState {
     int64_t position;
     std::vector<uint8_t> recurrent;
+    std::vector<uint8_t> windows; // once their rows are no longer in the cells
 };
 
 class Sequence {
@@ -34,14 +39,15 @@ class Sequence {
 
     Engine & engine() const { return *engine_; }
     int64_t position() const { return static_cast<int64_t>(tokens_.size()); }
+    const std::vector<int32_t> & tokens() const { return tokens_; }
     // Cells that n more tokens take of those that no sequence has.
     int64_t wanted_cells(int64_t n) const { return kv_.cells().wanted(slot_, n); }
 
     // Takes the timeline back to where it agrees with n tokens, less the last of them, whose logits
-    // begin an answer; returns how many are there. Closes an open verify. With recurrent layers it
-    // goes back to a state that it kept, if not as far as position 0: the prefill that comes to the
-    // last token keeps the state before it, the newest Engine::MAX_KEPT of them stay while their
-    // tokens do.
+    // begin an answer; returns how many are there. Closes an open verify. With recurrent layers,
+    // and with windows where that is further than KvGroup::REACH, it goes back to a state that it
+    // kept, if not as far as position 0: the prefill that comes to the last token keeps the state
+    // before it, the newest Engine::MAX_KEPT of them stay while their tokens do.
     int64_t sync(const int32_t * tokens, int64_t n);
 
     // Engine::run() of one item that appends.
@@ -78,8 +84,17 @@ class Sequence {
     bool holds(const Checkpoint & checkpoint) const;
     // Forgets the tokens from a position on, and runs those before it again that they may have
     // spoiled, in a pass that nobody read a row after; throws DFL_STATUS_UNSUPPORTED if recurrent
-    // layers have overwritten what they knew there.
+    // layers have overwritten what they knew there, or layers with a window have forgotten it.
     void truncate(int64_t position);
+
+    // What its tokens left behind, kept for others that begin alike; closes no verify, but the rows
+    // of the last pass may be gone. Bytes that it would take on the host.
+    std::shared_ptr<Prefix> keep();
+    uint64_t cost_of_keeping() const;
+    // Begins with the first n tokens of a prefix: of an empty sequence. Throws
+    // DFL_STATUS_ARGUMENT where it needs more cells than are free, and DFL_STATUS_UNSUPPORTED for a
+    // part of a prefix where the engine takes them whole.
+    void adopt(const Prefix & prefix, int64_t n);
 
     // What follows is for the engine.
 
@@ -116,11 +131,26 @@ class Sequence {
     // The last place up to a position where the rows before it owe nothing to the tokens behind:
     // in a pass that no finite row was read after, one that is not finite may have spoiled all.
     int64_t sound(int64_t position) const;
-    // Remembers what recurrent layers know here, in place of the oldest that is too many.
-    void keep_state();
+    // Remembers this position, or one that the last pass went over, in place of the oldest that is
+    // too many.
+    void keep_state(int64_t position);
+    // Drops the rows that layers with a window no longer need. A position that is kept and needs
+    // them takes a copy first.
+    void move_on();
+    // The last place up to a position that it can go back to, and the state that it was kept with,
+    // if what is in the caches does not do: NULL.
+    int64_t way_back(int64_t position, const KeptState ** kept) const;
+    // Brings back what was kept at a position.
+    void load(int64_t position, const std::vector<uint8_t> & recurrent,
+              const std::vector<uint8_t> & windows);
     // And forgets those that were kept after a position.
     void drop_states(int64_t position);
     void forget_from(int64_t position);
+    struct Wanted;
+    std::vector<Wanted> wanted_rows(size_t cache) const;
+    void begin_with(size_t cache, const CacheRows & kept, int64_t n);
+    // Rows of prefixes hold no longer from a position on.
+    void forget_known(int64_t position);
 
     std::shared_ptr<Engine> engine_;
     KvCache & kv_; // of it, as the next two
@@ -129,8 +159,10 @@ class Sequence {
     int32_t slot_;                // its place in them
     uint64_t caches_;             // names what they hold, in this process
     std::vector<int32_t> tokens_; // the committed timeline
-    std::vector<KeptState> kept_; // of it, the oldest first; none without recurrent layers
+    std::vector<KeptState> kept_; // of it, the oldest first; none where nothing is forgotten
     int64_t keep_at_ = 0;         // where a prefill keeps the next one; 0: nowhere
+    // Of each cache, by pages' worth: rows of this timeline that a prefix keeps.
+    std::vector<std::map<int64_t, std::weak_ptr<KeptRows>>> known_;
     int64_t n_proven_ = 0;        // of them, those that a finite row was read after
     std::vector<int64_t> passes_; // where those begin that appended the others
     LiveGraph * last_ = nullptr;  // graph whose logits are readable

@@ -18,7 +18,7 @@ ggml_tensor * make_input(ggml_context * ctx, ggml_type type, int64_t ne0, int64_
     return tensor;
 }
 
-GraphInputs make_inputs(ggml_context * ctx, const Hparams & hp, const CellMasks & masks,
+GraphInputs make_inputs(ggml_context * ctx, const Hparams & hp, const KvCache & kv,
                         const BatchShape & shape) {
     GraphInputs in;
     in.embd = make_input(ctx, GGML_TYPE_F32, hp.n_embd, shape.n_rows, "embd");
@@ -31,9 +31,11 @@ GraphInputs make_inputs(ggml_context * ctx, const Hparams & hp, const CellMasks 
     if (attends != hp.layers.end()) {
         const int64_t n = attends->rope.n_position_ids() * shape.n_rows;
         in.positions = make_input(ctx, GGML_TYPE_I32, n, 1, "positions");
-        in.cells = make_input(ctx, GGML_TYPE_I64, shape.n_rows, 1, "cells");
     }
-    in.masks = masks.views(ctx, shape.n_kv, shape.n_rows);
+    for (size_t i = 0; i < kv.groups().size(); ++i) {
+        in.cells.push_back(make_input(ctx, GGML_TYPE_I64, shape.n_rows, 1, "cells"));
+        in.masks.push_back(kv.groups()[i].masks().views(ctx, shape.n_kv[i], shape.n_rows));
+    }
     if (shape.n_out > 0 && shape.n_out < shape.n_rows) {
         in.out_rows = make_input(ctx, GGML_TYPE_I32, shape.n_out, 1, "out_rows");
     }
@@ -140,7 +142,7 @@ uint64_t GraphPool::arena_bytes_for(ggml_cgraph * graph) const {
 
 static std::string what_for(const BatchShape & shape) {
     return format("the compute buffer of %lld rows over %lld cells", (long long)shape.n_rows,
-                  (long long)shape.n_kv);
+                  (long long)(shape.n_kv.empty() ? 0 : shape.n_kv.front()));
 }
 
 void GraphPool::allocate(LiveGraph & fresh, uint64_t wanted) {

@@ -81,8 +81,8 @@ void LiveGraph::write(ggml_tensor * input, const std::function<void(T * data)> &
 // Adds the nodes of live.shape to live.graph and its inputs to live.
 using GraphBuilder = std::function<void(LiveGraph & live)>;
 
-// Inputs of a forward pass for these layers, masks being those of the cells.
-GraphInputs make_inputs(ggml_context * ctx, const Hparams & hp, const CellMasks & masks,
+// Inputs of a forward pass for these layers.
+GraphInputs make_inputs(ggml_context * ctx, const Hparams & hp, const KvCache & kv,
                         const BatchShape & shape);
 ggml_tensor * make_input(ggml_context * ctx, ggml_type type, int64_t ne0, int64_t ne1,
                          const char * name);

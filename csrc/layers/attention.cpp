@@ -73,8 +73,10 @@ static ggml_tensor * rotate(Build & b, ggml_tensor * x, ggml_tensor * rotation) 
 }
 
 // The first n_kv rows of a cache tensor as [head_dim, n_kv, n_head_kv].
-static ggml_tensor * cached(Build & b, const LayerShape & shape, ggml_tensor * cache) {
-    ggml_tensor * rows = ggml_view_3d(b.ctx, cache, shape.head_dim, shape.n_head_kv, b.shape.n_kv,
+static ggml_tensor * cached(Build & b, int il, ggml_tensor * cache) {
+    const LayerShape & shape = b.hp.layers[il];
+    const int64_t n_kv = b.shape.n_kv[b.kv.group_index(il)];
+    ggml_tensor * rows = ggml_view_3d(b.ctx, cache, shape.head_dim, shape.n_head_kv, n_kv,
                                       ggml_row_size(cache->type, shape.head_dim), cache->nb[1], 0);
     return ggml_permute(b.ctx, rows, 0, 2, 1, 3);
 }
@@ -96,6 +98,8 @@ static void store(Build & b, ggml_tensor * cache, ggml_tensor * x, ggml_tensor *
     x = as_rows(b, rotate(b, x, rotation));
     ggml_build_forward_expand(b.graph, ggml_set_rows(b.ctx, cache, x, cells));
 }
+
+ggml_tensor * row_cells(const Build & b, int il) { return b.in.cells[b.kv.group_index(il)]; }
 
 void store_kv(Build & b, int il, const HeadRows & rows) {
     if (b.kv.attends_on_host(il)) {
@@ -119,10 +123,11 @@ static ggml_tensor * masked_attention(Build & b, int il, const HeadRows & rows) 
     if (rows.k != nullptr) { // before the read below: ggml runs nodes in the order they were added
         store_kv(b, il, rows);
     }
+    const int64_t group = b.kv.group_index(il);
+    ggml_tensor * mask = b.in.masks[group][b.kv.group(il).masks().index(il)];
     ggml_tensor * out =
-        ggml_flash_attn_ext(b.ctx, ggml_permute(b.ctx, q, 0, 2, 1, 3), cached(b, shape, b.kv.k(il)),
-                            cached(b, shape, b.kv.v(il)), b.in.masks[b.kv.masks().index(il)],
-                            shape.attn_scale, 0.0f, 0.0f);
+        ggml_flash_attn_ext(b.ctx, ggml_permute(b.ctx, q, 0, 2, 1, 3), cached(b, il, b.kv.k(il)),
+                            cached(b, il, b.kv.v(il)), mask, shape.attn_scale, 0.0f, 0.0f);
     ggml_prec_set_acc(out, GGML_PREC_F32);
     if (ggml_tensor * sinks = b.weights.layers[il].attn.sinks) {
         ggml_flash_attn_ext_add_sinks(out, sinks);
@@ -151,7 +156,7 @@ ggml_tensor * self_attention(Build & b, int il, const SubLayerInput & in) {
     ggml_tensor * q = ggml_view_3d(b.ctx, p.q, shape.head_dim, shape.n_head, in.x.n_rows(),
                                    ggml_row_size(p.q->type, shape.head_dim), p.q->nb[1], 0);
     ggml_tensor * attended =
-        attend(b, il, {q, p.k, p.v, w.q_norm, w.k_norm, b.in.positions, b.in.cells});
+        attend(b, il, {q, p.k, p.v, w.q_norm, w.k_norm, b.in.positions, row_cells(b, il)});
     return project_output(b, il, attended, in.add);
 }
 

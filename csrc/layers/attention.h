@@ -23,6 +23,9 @@ struct Projections {
 // Separate or fused projections of x [n_embd, n_rows].
 Projections project_qkv(Build & b, int il, const Rows & x, int64_t q_width);
 
+// Where a pass stores the rows of a layer, i64 [n_rows].
+ggml_tensor * row_cells(const Build & b, int il);
+
 // Writes the keys, normed and turned, and the values, normed where they are, into their cells.
 void store_kv(Build & b, int il, const HeadRows & rows);
 

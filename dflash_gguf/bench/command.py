@@ -7,6 +7,7 @@ import json
 import statistics
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,20 @@ from ..config import AUTO_TREE_BUDGET, DecodeConfig
 from ..decoder import Decoder, load
 from ..pair import find, is_name
 from ..policy.rule import SIZES, ladder
-from . import plot, replay, url
+from . import parallel, plot, replay, url
 from .measure import measure
 from .prompts import Prompt, read_prompts
 from .runs import Run, compare
-from .settings import DEFAULT, Setting, parse_settings
-from .summary import by_setting, table
+from .settings import BRIEF, DEFAULT, Setting, parse_settings
+from .summary import by_class, by_setting, sweep_table, table
 
 EPILOG = """\
 One JSON object a line goes to stdout: every answer, then a summary of every setting. Tables for the
-reader go to stderr. With --replay nothing is timed but rounds of every size: on the drafts of plain
-answers each setting is played with these costs, and "auto" is held against the best of the others.
+reader go to stderr. With --sweep the table has a row for every pair, so for every quantisation of
+target and drafter that is given, and a column for every prompt file; with --parallel so many
+answers are made at once and rates are those of all together. With --replay nothing is timed but
+rounds of every size: on the drafts of plain answers each setting is played with these costs, and
+"auto" is held against the best of the others.
 """
 
 
@@ -77,15 +81,26 @@ def parser() -> argparse.ArgumentParser:
         help="prompts are turns of a chat, after a first line TEXT",
     )
     p.add_argument(
-        "--settings", default=DEFAULT, metavar="A,B", help=f"what to compare (default: {DEFAULT})"
+        "--settings",
+        metavar="A,B",
+        help=f"what to compare (default: {DEFAULT}; with --sweep and --parallel {BRIEF})",
     )
     p.add_argument("-n", "--predict", type=int, default=128, metavar="N", help="tokens an answer")
     p.add_argument("--temp", type=float, default=0.0, metavar="T", help="temperature (default: 0)")
     p.add_argument("-s", "--seed", type=int, default=1, metavar="N", help="seed (default: 1)")
     p.add_argument("--tree-spine", action="store_true", help="trees hold the whole chain first")
+    p.add_argument(
+        "--sweep", action="store_true", help="pairs by prompt files, a table in place of a curve"
+    )
+    p.add_argument(
+        "-np",
+        "--parallel",
+        metavar="A,B",
+        help="so many answers at once, like 1,4,8,16, in shared rounds",
+    )
     p.add_argument("--replay", action="store_true", help='hold "auto" against fixed settings')
-    p.add_argument("--plot", metavar="FILE", help="write the curve of the sweep as a PNG")
-    add_options(p)
+    p.add_argument("--plot", metavar="FILE", help="write what was found as a PNG")
+    add_options(p, but="n_parallel")
     return p
 
 
@@ -110,8 +125,13 @@ def _run(args: argparse.Namespace) -> int:
         raise ValueError(f"--predict is {args.predict}, must be at least 2")
     if args.url is not None:
         return _load_server(args, prompts)
+    if sum((args.sweep, args.parallel is not None, args.replay)) > 1:
+        raise ValueError("--sweep, --parallel and --replay exclude each other")
     if args.plot:
         plot.require()
+    names = args.settings or (BRIEF if args.sweep or args.parallel is not None else DEFAULT)
+    if args.parallel is not None:
+        return _parallel(args, prompts, names, config)
     runs: list[Run] = []
     for target, drafter in [_files(names) for names in args.pair]:
         n_ctx_train = training_context(str(target)) if args.n_ctx == 0 else None
@@ -120,7 +140,7 @@ def _run(args: argparse.Namespace) -> int:
             tell_detours(decoder)
             pair = f"{target.stem} + {drafter.stem}"
             ids = [(prompt.name, prompt.ids(decoder, args.chat)) for prompt in prompts]
-            settings = parse_settings(args.settings, decoder.sequence.max_draft)
+            settings = parse_settings(names, decoder.sequence.max_draft)
             if args.replay:
                 _replay(decoder, pair, ids, settings, args.predict)
                 continue
@@ -128,8 +148,33 @@ def _run(args: argparse.Namespace) -> int:
                 runs.append(run)
                 _print(run.to_dict())
                 _progress(len(runs), len(args.pair) * len(ids) * len(settings))
-    if runs:
+    if runs and args.sweep:
+        _finish_sweep(runs, args.plot)
+    elif runs:
         _finish(runs, args.plot)
+    return 0
+
+
+def _parallel(
+    args: argparse.Namespace, prompts: Sequence[Prompt], names: str, config: DecodeConfig
+) -> int:
+    """Measures many answers at once."""
+    numbers = parallel.levels(args.parallel)
+    entries = []
+    for target, drafter in [_files(names) for names in args.pair]:
+        n_ctx_train = training_context(str(target)) if args.n_ctx == 0 else None
+        options = replace(load_config(args, n_ctx_train), n_parallel=max(numbers))
+        with load(target, drafter=drafter, config=options) as decoder:
+            tell_detours(decoder)
+            ids = [prompt.ids(decoder, args.chat) for prompt in prompts]
+            settings = parse_settings(names, decoder.sequence.max_draft)
+            pair = f"{target.stem} + {drafter.stem}"
+            for entry in parallel.measure(decoder, pair, ids, settings, numbers, config):
+                entries.append(entry)
+                _print(entry)
+    print(parallel.table(entries), file=sys.stderr)
+    if args.plot:
+        plot.draw_parallel(entries, args.plot)
     return 0
 
 
@@ -164,6 +209,14 @@ def _finish(runs: Sequence[Run], image: str | None) -> None:
     _print({"summary": entries})
     if image:
         plot.draw(entries, image)
+
+
+def _finish_sweep(runs: Sequence[Run], image: str | None) -> None:
+    entries = by_class(runs)
+    print(f"\n{sweep_table(entries)}", file=sys.stderr)
+    _print({"sweep": entries})
+    if image:
+        plot.draw_sweep(entries, image)
 
 
 def _replay(

@@ -1,4 +1,4 @@
-"""The curve of a sweep as an image: tokens a second and tokens a round against candidates."""
+"""What was measured as images."""
 
 from __future__ import annotations
 
@@ -15,15 +15,11 @@ def require() -> None:
 
 
 def draw(entries: Sequence[dict[str, Any]], path: str) -> None:
-    """Writes a PNG: one pair of panels a pair of files.
+    """Tokens a second and a round against candidates, as a PNG: a row of panels a pair of files.
 
     Errors: OSError.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = _pyplot()
     pairs = list(dict.fromkeys(entry["pair"] for entry in entries))
     figure, axes = pyplot.subplots(
         len(pairs), 2, figsize=(11, 4 * len(pairs)), squeeze=False, layout="constrained"
@@ -48,5 +44,64 @@ def draw(entries: Sequence[dict[str, Any]], path: str) -> None:
             axis.set(xlabel="candidates a round", ylabel=label, title=pair, xscale="log")
             axis.set_ylim(bottom=0)
             axis.legend()
+    _write(figure, path)
+
+
+def draw_sweep(entries: Sequence[dict[str, Any]], path: str) -> None:
+    """Tokens a second of each pair and setting, a panel a prompt file, as a PNG.
+
+    Errors: OSError.
+    """
+    pyplot = _pyplot()
+    classes = list(dict.fromkeys(entry["class"] for entry in entries))
+    n_rows = len({(entry["pair"], entry["setting"]) for entry in entries})
+    figure, axes = pyplot.subplots(
+        1,
+        len(classes),
+        figsize=(3 + 3 * len(classes), 1.5 + 0.4 * n_rows),
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
+    )
+    for axis, name in zip(axes[0], classes, strict=True):
+        mine = [entry for entry in entries if entry["class"] == name]
+        names = [f"{entry['pair']}\n{entry['setting']}" for entry in mine]
+        axis.barh(names, [entry["tokens_per_s"] for entry in mine])
+        axis.set(xlabel="tokens/s", title=name)
+    axes[0][0].invert_yaxis()
+    _write(figure, path)
+
+
+def draw_parallel(entries: Sequence[dict[str, Any]], path: str) -> None:
+    """Tokens a second of all answers together against how many there are at once, as a PNG.
+
+    Errors: OSError.
+    """
+    pyplot = _pyplot()
+    pairs = list(dict.fromkeys(entry["pair"] for entry in entries))
+    figure, axes = pyplot.subplots(
+        1, len(pairs), figsize=(6 * len(pairs), 4), squeeze=False, layout="constrained"
+    )
+    for axis, pair in zip(axes[0], pairs, strict=True):
+        mine = [entry for entry in entries if entry["pair"] == pair]
+        for setting in dict.fromkeys(entry["setting"] for entry in mine):
+            points = [(e["n"], e["tokens_per_s"]) for e in mine if e["setting"] == setting]
+            axis.plot(*zip(*points, strict=True), "o-", label=setting)
+        axis.set(xlabel="answers at once", ylabel="tokens/s of all", title=pair)
+        axis.set_ylim(bottom=0)
+        axis.legend()
+    _write(figure, path)
+
+
+def _pyplot() -> Any:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def _write(figure: Any, path: str) -> None:
     figure.savefig(path, dpi=120, format="png")
-    pyplot.close(figure)
+    _pyplot().close(figure)

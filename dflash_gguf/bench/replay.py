@@ -16,7 +16,7 @@ from ..core import Draft
 from ..draft.dflash import N_RANKED, DFlash
 from ..draft.proposer import Request
 from ..policy.costs import Costs, Round
-from ..policy.rule import Known
+from ..policy.known import Known
 from ..rounds import Speculation
 from ..sampling import Sampler
 from .settings import Setting

@@ -7,9 +7,11 @@ from typing import Any
 
 from ..config import MAX_TREE_BUDGET
 from ..draft.proposer import CHAIN, TREE
-from ..policy.rule import Auto, Fixed, Known, Rule
+from ..policy.known import Known
+from ..policy.rule import Auto, Fixed, Rule
 
 DEFAULT = "none,chain 4,chain 8,chain 15,tree 8,tree 16,tree 22,tree 32,tree 64,auto"
+BRIEF = "none,auto"
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,38 @@ def by_setting(runs: Sequence[Run]) -> list[dict[str, Any]]:
     return found
 
 
+def by_class(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """One entry a pair, prompt file and setting; of prompts their files are meant, by name."""
+    found = []
+    for name in dict.fromkeys(class_of(run) for run in runs):
+        mine = by_setting([run for run in runs if class_of(run) == name])
+        found += [{"class": name, **entry} for entry in mine]
+    return found
+
+
+def class_of(run: Run) -> str:
+    """The file that a prompt is from, whose name stands before its number."""
+    return run.prompt.rpartition(" ")[0]
+
+
+def sweep_table(entries: Sequence[dict[str, Any]]) -> str:
+    """A Markdown table of pairs by prompt files: tokens a second, and the ratio to plain."""
+    classes = list(dict.fromkeys(entry["class"] for entry in entries))
+    rows = list(dict.fromkeys((entry["pair"], entry["setting"]) for entry in entries))
+    lines = [f"| pair | setting | {' | '.join(classes)} |", "| --- " * (2 + len(classes)) + "|"]
+    of = {(e["pair"], e["setting"], e["class"]): e for e in entries}
+    for pair, setting in rows:
+        cells = [_cell(of[pair, setting, name]) for name in classes]
+        lines.append(f"| {pair} | {setting} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _cell(entry: dict[str, Any]) -> str:
+    if entry["setting"] == "none" or entry["ratio"] is None:
+        return f"{entry['tokens_per_s']:.1f} tok/s"
+    return f"{entry['tokens_per_s']:.1f} tok/s, {entry['ratio'][0]:.2f} x, tau {entry['tau']:.2f}"
+
+
 def _rounds(runs: Sequence[Run]) -> dict[str, int]:
     found: dict[str, int] = {}
     for run in runs:

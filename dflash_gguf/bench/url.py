@@ -30,6 +30,7 @@ class Answer:
     events_s: list[float] = field(default_factory=list)
     n_tokens: int = 0
     timings: dict[str, Any] = field(default_factory=dict)
+    text: str = ""
     failure: str | None = None
 
 
@@ -78,6 +79,7 @@ class Server:
             if any(delta.get(name) for name in ("content", "text", "reasoning_content")):
                 answer.first_s = answer.first_s or seconds
                 answer.events_s.append(seconds)
+                answer.text += delta.get("content") or delta.get("text") or ""
         if usage := event.get("usage"):
             answer.n_tokens = usage["completion_tokens"]
         answer.timings = event.get("timings") or answer.timings

@@ -68,6 +68,11 @@ def _add_prompt(p: argparse.ArgumentParser) -> None:
     source.add_argument(
         "--plan", action="store_true", help="show what goes where in memory, and load nothing"
     )
+    group.add_argument(
+        "--prompt-cache",
+        metavar="FILE",
+        help="begin with what this file holds of the prompt, and keep what the prompt leaves in it",
+    )
     group.add_argument("-sys", "--system-prompt", metavar="TEXT", help="first message of the chat")
     group.add_argument(
         "-cnv",

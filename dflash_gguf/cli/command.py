@@ -72,6 +72,9 @@ def _fail(sentence: str) -> int:
 def _run(args: argparse.Namespace) -> int:
     if args.list_devices:
         return list_devices(args.backend_module)
+    several = args.interactive or (args.file is not None and (args.n_parallel or 1) > 1)
+    if args.prompt_cache is not None and several:
+        raise ValueError("--prompt-cache is for one prompt, not for a chat (-i) or a file of them")
     if args.compare and args.interactive:
         raise ValueError("--compare is for one prompt, not for a chat (-i)")
     if args.compare and args.file is not None and args.n_parallel > 1:
@@ -95,10 +98,29 @@ def _run(args: argparse.Namespace) -> int:
         if args.file is not None and settings.n_parallel > 1:
             return _answer_lines(decoder, args, config)
         prompt = args.tokens if text is None else _prompt(decoder, args, text)
+        _load_prompt_cache(decoder, args.prompt_cache)
         result = _answer(decoder, args, prompt, config)
         if args.compare and result.stop_reason != "cancelled":
             print(_beside_plain(decoder, prompt, config, result), file=sys.stderr)
+        _save_prompt_cache(decoder, args.prompt_cache, prompt, result)
     return INTERRUPTED if result.stop_reason == "cancelled" else 0
+
+
+def _load_prompt_cache(decoder: Decoder, path: str | None) -> None:
+    if path is not None and os.path.exists(path):
+        n = decoder.load_prefix(path)
+        print(f"{path}: {n} tokens of earlier prompts", file=sys.stderr)
+
+
+def _save_prompt_cache(
+    decoder: Decoder, path: str | None, prompt: str | Sequence[int], result: Result
+) -> None:
+    """Of all but the prompt's last token, which is computed anew in any case."""
+    if path is None or result.stop_reason == "cancelled":
+        return
+    tokens = decoder.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+    if result.n_cached < len(tokens) - 1 and len(tokens) > 1:
+        decoder.save_prefix(path, tokens[:-1])
 
 
 def list_devices(module: str | None = None) -> int:

@@ -10,11 +10,15 @@ from typing import Any
 from ..core import DEFAULTS, OPTIONS, LoadConfig, Option
 
 
-def add_options(p: argparse.ArgumentParser) -> None:
-    """The options of loading; load_config() reads them. What is not given is None."""
+def add_options(p: argparse.ArgumentParser, *, but: str | None = None) -> None:
+    """The options of loading; load_config() reads them. What is not given is None.
+
+    but: the one that the command decides by itself.
+    """
     group = p.add_argument_group("model")
     for name, option in OPTIONS.items():
-        _add(group.add_mutually_exclusive_group() if option.shorthands else group, name, option)
+        if name != but:
+            _add(group.add_mutually_exclusive_group() if option.shorthands else group, name, option)
 
 
 def add_fit(p: argparse.ArgumentParser) -> None:
@@ -61,7 +65,7 @@ def load_config(args: argparse.Namespace, n_ctx_train: int | None) -> LoadConfig
 
     n_ctx_train: for -c 0.
     """
-    given = {name: getattr(args, name) for name in OPTIONS}
+    given = {name: getattr(args, name, None) for name in OPTIONS}
     if given["n_ctx"] == 0:
         given["n_ctx"] = n_ctx_train
     return LoadConfig(**{name: value for name, value in given.items() if value is not None})

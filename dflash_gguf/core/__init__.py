@@ -17,6 +17,7 @@ from .load_config import (
 )
 from .models import Drafter, Model
 from .passes import Draft, DraftRequest, Item, Rows
+from .prefixes import Part, Prefix, create_prefix
 from .sequences import Checkpoint, Sequence
 
 __all__ = [
@@ -42,8 +43,11 @@ __all__ = [
     "Memory",
     "Model",
     "Option",
+    "Part",
+    "Prefix",
     "Rows",
     "Sequence",
+    "create_prefix",
     "devices",
     "ggml_version",
     "library_build",

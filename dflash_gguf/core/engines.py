@@ -60,6 +60,8 @@ class Engine:
         info = self.info()
         self.n_ctx = int(info.n_ctx)
         self.n_parallel = int(info.n_parallel)
+        self.cell_bytes = int(info.cell_bytes)
+        self.divides_prefixes = bool(info.divides)
         self.n_passes = 0
         self.n_threads = int(info.n_threads)
 
@@ -137,6 +139,11 @@ class Engine:
     def n_free_cells(self) -> int:
         """K/V rows that no sequence has; see `Sequence.wanted_cells`."""
         return int(self.info().n_free_cells)
+
+    @property
+    def prefix_bytes(self) -> int:
+        """What prefixes take on the host."""
+        return int(self.info().prefix_bytes)
 
     @property
     def max_draft_rows(self) -> int:

@@ -19,6 +19,7 @@ CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq
 MAX_N_CTX = 1 << 30
 MAX_LAYERS = 1 << 16
 MAX_UBATCH = 1 << 16
+MAX_CACHE_RAM = 1 << 30
 DEFAULT_N_CTX = 32768
 """Default context in tokens, if a model was trained for more."""
 
@@ -137,6 +138,15 @@ class LoadConfig:
     )
     n_ubatch: int = _option(
         512, "prompt tokens computed at once", range(1, MAX_UBATCH + 1), "-ub", "--ubatch-size"
+    )
+    cache_ram: int | None = _option(
+        None,
+        "MiB of main memory for what is kept of earlier answers",
+        range(0, MAX_CACHE_RAM + 1),
+        "-cram",
+        "--cache-ram",
+        none="a quarter of what is free beside the model, at most 8192",
+        none_words=("-1",),
     )
     draft_window: int = _option(
         4096, "positions the drafter looks back", range(1, MAX_N_CTX + 1), "--draft-window"

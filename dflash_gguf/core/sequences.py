@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ._ffi import Error, call, create, lib, new
+from ._ffi import Error, call, create, ffi, lib, new
 from .engines import Engine
 from .passes import Draft, DraftRequest, Item, Rows, ids_of
+from .prefixes import Prefix
 from .progress import Progress
 
 
@@ -56,6 +57,13 @@ class Sequence:
     def position(self) -> int:
         """Tokens the caches hold."""
         return int(lib().dfl_sequence_position(self.handle))
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """Those tokens."""
+        out = np.empty(self.position, dtype=np.int32)
+        call("sequence_get_tokens", self.handle, ffi.from_buffer("int32_t[]", out))
+        return out
 
     def wanted_cells(self, n: int) -> int:
         """How many of `Engine.n_free_cells` n more tokens take."""
@@ -149,6 +157,30 @@ class Sequence:
         """
         self.n_calls += 1
         call("checkpoint_restore", self.handle, checkpoint.handle)
+
+    def keep(self) -> Prefix:
+        """Keeps what it holds for others; rows of its last pass may be gone.
+
+        Raises:
+            Error: it holds no tokens, a verify waits for its commit, or memory is short.
+        """
+        self.n_calls += 1
+        return Prefix(create("prefix", "prefix_keep", self.handle), self.position)
+
+    def cost_of_keeping(self) -> int:
+        """Bytes on the host that `keep` takes."""
+        n_bytes = new("uint64_t *")
+        call("prefix_cost", self.handle, n_bytes)
+        return int(n_bytes[0])
+
+    def adopt(self, prefix: Prefix, n: int) -> None:
+        """Begins with the first n tokens of a prefix; it must be empty.
+
+        Raises:
+            Error: more cells than are free, or a part of a prefix that can only be taken whole.
+        """
+        self.n_calls += 1
+        call("prefix_adopt", self.handle, prefix.handle, n)
 
     def truncate(self, position: int) -> None:
         """Forgets the tokens from a position on.

@@ -66,6 +66,7 @@ class DFlash:
         if not isinstance(note, _Ranked):
             spine.observe(note, tokens)
             return
+        spine.observe(note.tokens[:, 0].tolist(), tokens)
         n, k = note.tokens.shape
         places = []
         for row, token in zip(note.tokens, tokens[:n], strict=False):

@@ -10,6 +10,9 @@ from dataclasses import asdict, dataclass, replace
 from ..config import LoadConfig
 from ..core import Drafter, Engine, Error, Model, devices, load_backend
 
+MOST_PREFIX_BYTES = 8 << 30
+"""Of main memory, that what is kept of earlier answers takes where nobody says."""
+KEPT = "earlier answers, at most"
 CONTEXT_BYTES = 512 << 20
 """About what the driver and ggml's kernels take of a GPU that is not there to be asked."""
 
@@ -29,6 +32,8 @@ class Plan:
 
     verify_rows: rows a round may verify. free_bytes: of the device; of a GPU not there, all.
     host_free_bytes: of the memory beside it; None without an accelerator, or with one not there.
+    prefix_bytes: of main memory, that what is kept of earlier answers may take; an item only where
+    the config says how many, else a part of what is left.
     """
 
     device: str
@@ -42,6 +47,7 @@ class Plan:
     verify_rows: int
     items: tuple[Item, ...]
     host_free_bytes: int | None = None
+    prefix_bytes: int = 0
 
     def total(self, where: str) -> int:
         """Bytes of one place."""
@@ -110,7 +116,11 @@ class Plan:
         if self.missing_bytes:
             place = f"{name} " if name != self.device else ""
             return f"does not fit: {place}{amounts}, {gib(needed - free)} short"
-        return f"fits: {amounts}"
+        kept = "" if any(item.name == KEPT for item in self.items) else self._kept()
+        return f"fits: {amounts}{kept}"
+
+    def _kept(self) -> str:
+        return f"; earlier answers are kept in up to {gib(self.prefix_bytes)} of main memory"
 
 
 def _mib(n: int) -> str:
@@ -158,8 +168,12 @@ class Planner:
         if self._drafter and verify_rows > engine.max_verify:
             engine.reserve_verify(verify_rows)
         plan = plan_of(engine, config, self.capacity)
-        has_host_too = self.model.on_gpu and not self.model.is_hypothetical
-        return replace(plan, host_free_bytes=free_bytes("CPU")) if has_host_too else plan
+        if self.model.on_gpu and not self.model.is_hypothetical:
+            plan = replace(plan, host_free_bytes=free_bytes("CPU"))
+        if config.cache_ram is None:
+            left = free_bytes("CPU") - plan.total("host")
+            plan = replace(plan, prefix_bytes=min(MOST_PREFIX_BYTES, max(0, left // 4)))
+        return plan
 
     @property
     def capacity(self) -> int:
@@ -185,6 +199,7 @@ def free_bytes(device: str) -> int:
 def plan_of(engine: Engine, config: LoadConfig, free: int) -> Plan:
     """The plan that an engine, measured or real, amounts to. free: bytes of its device."""
     model = engine.model
+    kept = Item(KEPT, (config.cache_ram or 0) << 20, "host")
     return Plan(
         device=model.backend,
         on_gpu=model.on_gpu,
@@ -195,7 +210,8 @@ def plan_of(engine: Engine, config: LoadConfig, free: int) -> Plan:
         n_ubatch=config.n_ubatch,
         draft_window=config.draft_window,
         verify_rows=engine.max_verify if engine.drafter else 0,
-        items=tuple(item for item in _items(engine) if item.bytes),
+        items=tuple(item for item in (*_items(engine), kept) if item.bytes),
+        prefix_bytes=kept.bytes,
     )
 
 

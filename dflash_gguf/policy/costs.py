@@ -22,6 +22,10 @@ CELLS = 256
 """Cells of the first bucket; each further one is twice as wide."""
 
 
+PASSES = ("chains", "trees", "plain")
+"""Kinds of passes of the target."""
+
+
 @dataclass(slots=True)
 class Round:
     """What a round did and took: one pass for one sequence or several.
@@ -31,7 +35,8 @@ class Round:
     n_positions: places a drafter filled for each that drafted; is_brief: whether only with best
     candidates; is_mixed: whether others had proposed as well.
     n_drafted: nodes verified below the roots. is_tree: whether they were more than chains.
-    n_expected: those that were expected to be accepted. n_accepted: those that were.
+    n_expected: those that were expected to be accepted. n_accepted: those that were; n_copied: of a
+    mixed round's those that others had proposed as well.
     n_tokens: tokens the round added to answers.
     Seconds: choose_s, the decision what to draft, where one was made; draft_s, candidates and their
     choice; pass_s, the target's pass with what surrounds it; sample_s.
@@ -46,6 +51,7 @@ class Round:
     is_tree: bool = False
     n_expected: float = 0.0
     n_accepted: int = 0
+    n_copied: int = 0
     n_tokens: int = 0
     choose_s: float = 0.0
     draft_s: float = 0.0
@@ -72,6 +78,11 @@ class Round:
         return self.n_sequences + self.n_drafted
 
     @property
+    def n_draft_rows(self) -> int:
+        """Rows of the drafter's pass: of each sequence the last token and the places after it."""
+        return self.n_sequences * (self.n_positions + 1)
+
+    @property
     def kind(self) -> str:
         """What was verified: "none", "chain" or "tree"."""
         return "tree" if self.is_tree else "chain" if self.n_drafted else "none"
@@ -80,208 +91,6 @@ class Round:
     def seconds(self) -> float:
         """All of it."""
         return self.choose_s + self.draft_s + self.pass_s + self.sample_s
-
-
-class Costs:
-    """Seconds of drafts by positions, and of passes by kind, rows and the tokens in the caches.
-
-    A plain pass is a chain's of as many rows as sequences. n_observed: rounds filed by this
-    process.
-    """
-
-    def __init__(self, n_first: int = 1) -> None:
-        """n_first: runs of a shape that are slower than those to come."""
-        self.n_first = n_first
-        self.n_observed = 0
-        self.first_s = 0.0
-        """What the first pass of a size took beyond the second, lately."""
-        self._drafts: dict[bool, dict[int, Median]] = {True: {}, False: {}}
-        self._chains: dict[int, dict[int, Median]] = {}
-        self._trees: dict[int, dict[int, Median]] = {}
-        self._sample, self._ask = Median(), Median()
-        self._knows_plain = False
-        self._lines: dict[tuple[str, int], Line] = {}
-        self._plain: dict[tuple[int, int], float] = {}
-        self._most_rows: int | None = None
-
-    @property
-    def knows_plain(self) -> bool:
-        """Whether plain rounds of answers were measured more than once."""
-        if not self._knows_plain:
-            plain = self._chains.get(1, {}).values()
-            self._knows_plain = any(x.is_warm and not x.is_guess for x in plain)
-        return self._knows_plain
-
-    @property
-    def most_rows(self) -> int:
-        """Rows of the largest pass that was run more than once."""
-        if self._most_rows is None:
-            chains = filter(self.knows_pass, self._chains)
-            trees = (n for n in self._trees if self.knows_pass(n, True))
-            self._most_rows = max((*chains, *trees), default=0)
-        return self._most_rows
-
-    @property
-    def ask_s(self) -> float:
-        """Taking up candidates that took no draft."""
-        return self._ask.value
-
-    def are_guesses(self) -> None:
-        """All that is known so far gives way to what rounds of answers take."""
-        for known in (self._drafts[True], self._drafts[False]):
-            for median in known.values():
-                median.is_guess = True
-        for passes in (self._chains, self._trees):
-            for buckets in passes.values():
-                for median in buckets.values():
-                    median.is_guess = True
-        self._sample = Median()
-
-    @property
-    def sample_s(self) -> float:
-        """Choosing one token."""
-        return self._sample.value
-
-    def most_positions(self, is_brief: bool) -> int:
-        """Positions of the longest draft of a kind that was run more than once."""
-        known = self._drafts[is_brief]
-        return max((n for n, median in known.items() if median.is_warm), default=0)
-
-    def is_warm(self, done: Round) -> bool:
-        """Whether rounds like this one have been through their first run."""
-        n, drafts = done.n_positions, self._drafts[done.is_brief]
-        is_drafted = not n or (n in drafts and drafts[n].is_warm)
-        return is_drafted and self.knows_pass(done.n_rows, done.is_tree)
-
-    def is_settled(self, done: Round) -> bool:
-        """Whether a pass like this one's was filed so often that one time more changes little."""
-        known = (self._trees if done.is_tree else self._chains).get(done.n_rows, {})
-        median = known.get(_bucket(done.position))
-        return median is not None and median.is_full
-
-    def knows_pass(self, n_rows: int, is_tree: bool = False) -> bool:
-        """Whether passes of so many rows were run more than once."""
-        buckets = (self._trees if is_tree else self._chains).get(n_rows, {}).values()
-        return any(median.is_warm for median in buckets)
-
-    def observe(self, done: Round, *, with_draft: bool = True) -> None:
-        """Files a round's times. with_draft: whether its draft was one like others."""
-        self.n_observed += 1
-        known = self._trees if done.is_tree else self._chains
-        rows = known.setdefault(done.n_rows, {})
-        pass_s = done.pass_s / done.n_rounds
-        median = rows.setdefault(_bucket(done.position), Median(self.n_first))
-        first_s = median.value if not median.is_warm else 0.0
-        median.add(pass_s)
-        if first_s > 0.0 and median.is_warm:
-            self.first_s += (max(first_s - pass_s, 0.0) - self.first_s) / 2.0
-        if done.n_positions and with_draft:
-            drafts = self._drafts[done.is_brief]
-            drafts.setdefault(done.n_positions, Median(self.n_first)).add(done.draft_s)
-        if done.n_drafted and not done.n_positions:
-            self._ask.add(done.draft_s)
-        self._sample.add(done.sample_s / max(done.n_tokens, 1))
-        self._lines.clear()
-        self._plain.clear()
-        self._most_rows = None
-
-    def draft_s(self, n_positions: int, is_brief: bool) -> float:
-        """A draft of so many positions; of a kind that was never run, as of the other."""
-        key = ("brief" if is_brief else "ranked", 0)
-        if key not in self._lines:
-            known = self._drafts[is_brief] or self._drafts[not is_brief]
-            points = ((n, median.value, median.is_warm) for n, median in known.items())
-            self._lines[key] = Line(points)
-        return self._lines[key].at(n_positions)
-
-    def pass_s(self, position: int, n_rows: int, is_tree: bool = False) -> float:
-        """A pass of so many rows after `position` tokens; a plain one must have been measured.
-
-        What is not known of a tree is a chain's cost, times what the nearest tree costs more.
-        """
-        bucket = _bucket(position)
-        chains = self._line("chain", bucket)
-        if not is_tree or not self._trees:
-            return chains.at(n_rows)
-        trees = self._line("tree", bucket)
-        rows = trees.nearest(n_rows)
-        if rows == n_rows:
-            return trees.at(n_rows)
-        return chains.at(n_rows) * trees.at(rows) / max(chains.at(rows), 1e-9)
-
-    def round_s(self, done: Round) -> float:
-        """What a round like this one is expected to take."""
-        total = self.pass_s(done.position, done.n_rows, done.is_tree)
-        total += done.n_tokens * self.sample_s
-        return total + (self.draft_s(done.n_positions, done.is_brief) if done.n_positions else 0.0)
-
-    def plain_s(self, position: int, n_sequences: int = 1) -> float:
-        """A plain round."""
-        key = n_sequences, _bucket(position)
-        if key not in self._plain:
-            if n_sequences in self._chains:
-                pass_s = _nearest(self._chains[n_sequences], key[1])[1].value
-            else:
-                pass_s = self.pass_s(position, n_sequences)
-            self._plain[key] = pass_s + n_sequences * self.sample_s
-        return self._plain[key]
-
-    def _line(self, kind: str, bucket: int) -> Line:
-        """Seconds of chains or trees by rows.
-
-        A row count that was not run in this bucket takes the nearest one's, and what a plain pass
-        costs more here than there.
-        """
-        key = kind, bucket
-        if key not in self._lines:
-            plain = self._chains.get(1, {})
-            here = _nearest(plain, bucket)[1].value if plain else 0.0
-            points = []
-            for rows, buckets in (self._trees if kind == "tree" else self._chains).items():
-                at, median = _nearest(buckets, bucket)
-                more = here - _nearest(plain, at)[1].value if plain else 0.0
-                more = more if abs(more) > NOISE * here else 0.0
-                points.append((rows, max(median.value + more, 0.0), median.is_warm))
-            self._lines[key] = Line(points)
-        return self._lines[key]
-
-    def to_dict(self) -> dict[str, Any]:
-        """All medians that are more than a first time, as plain values."""
-
-        def table(known: dict[int, dict[int, Median]]) -> list[list[float]]:
-            return [
-                [rows, bucket, median.value]
-                for rows, buckets in sorted(known.items())
-                for bucket, median in sorted(buckets.items())
-                if median.is_warm
-            ]
-
-        drafts = [
-            [n, is_brief, median.value]
-            for is_brief, known in self._drafts.items()
-            for n, median in sorted(known.items())
-            if median.is_warm
-        ]
-        return {
-            "drafts": drafts,
-            "chains": table(self._chains),
-            "trees": table(self._trees),
-            "sample": self._sample.value,
-            "ask": self._ask.value,
-        }
-
-    @classmethod
-    def from_dict(cls, stored: dict[str, Any], n_first: int = 1) -> Costs:
-        """What `to_dict` gave; ValueError or TypeError for anything else."""
-        costs = cls(n_first)
-        for n, is_brief, seconds in stored["drafts"]:
-            costs._drafts[bool(is_brief)][_count(n)] = Median.known(seconds)
-        for name, known in (("chains", costs._chains), ("trees", costs._trees)):
-            for rows, bucket, seconds in stored[name]:
-                known.setdefault(_count(rows), {})[int(bucket)] = Median.known(seconds)
-        costs._sample = Median.known(stored["sample"])
-        costs._ask = Median.known(stored["ask"])
-        return costs
 
 
 class Median:
@@ -337,6 +146,209 @@ class Median:
         self.value = times[0] if len(times) < N_FEW else middle
 
 
+Buckets = dict[int, Median]
+"""Times of passes of as many rows, by the tokens in the caches."""
+
+
+class Costs:
+    """Seconds of passes by rows and the tokens in the caches: plain ones, chains, trees and drafts.
+
+    A plain pass has a row for each sequence; it also counts among the chains of as many rows, as
+    that is what more rows are compared with. n_observed: rounds filed by this process.
+    """
+
+    def __init__(self, n_first: int = 1) -> None:
+        """n_first: runs of a shape that are slower than those to come."""
+        self.n_first = n_first
+        self.n_observed = 0
+        self.first_s = 0.0
+        """What the first pass of a size took beyond the second, lately."""
+        self._times: dict[str, dict[int, Buckets]] = {
+            kind: {} for kind in (*PASSES, "brief", "ranked")
+        }
+        self._sample, self._ask = Median(), Median()
+        self._lines: dict[tuple[str, int], Line] = {}
+        self._plain: dict[tuple[int, int], float] = {}
+
+    @property
+    def knows_plain(self) -> bool:
+        """Whether plain rounds of answers were measured more than once."""
+        return any(map(self._was_measured, self._times["plain"].values()))
+
+    def knows_plain_of(self, n_sequences: int) -> bool:
+        """Whether such rounds were of as many sequences, or of less than twice as many."""
+        known = self._times["plain"].items()
+        return any(
+            n_sequences <= n < 2 * n_sequences and self._was_measured(buckets)
+            for n, buckets in known
+        )
+
+    @property
+    def most_rows(self) -> int:
+        """Rows of the largest pass that was run more than once."""
+        return max(self._most(kind) for kind in PASSES)
+
+    @property
+    def ask_s(self) -> float:
+        """Taking up candidates that took no draft."""
+        return self._ask.value
+
+    @property
+    def sample_s(self) -> float:
+        """Choosing one token."""
+        return self._sample.value
+
+    def are_guesses(self) -> None:
+        """All that is known so far gives way to what rounds of answers take."""
+        for known in self._times.values():
+            for buckets in known.values():
+                for median in buckets.values():
+                    median.is_guess = True
+        self._sample = Median()
+
+    def most_positions(self, is_brief: bool, n_sequences: int = 1) -> int:
+        """Positions of the longest drafts of a kind that were run more than once."""
+        return max(self._most("brief" if is_brief else "ranked") // n_sequences - 1, 0)
+
+    def is_warm(self, done: Round) -> bool:
+        """Whether rounds like this one have been through their first run."""
+        drafts = self._times["brief" if done.is_brief else "ranked"]
+        is_drafted = not done.n_positions or _is_warm(drafts.get(done.n_draft_rows, {}))
+        return is_drafted and self.knows_pass(done.n_rows, done.is_tree)
+
+    def is_settled(self, done: Round) -> bool:
+        """Whether a pass like this one's was filed so often that one time more changes little."""
+        median = self._times[_kind(done)].get(done.n_rows, {}).get(_bucket(done.position))
+        return median is not None and median.is_full
+
+    def knows_pass(self, n_rows: int, is_tree: bool = False) -> bool:
+        """Whether passes of so many rows were run more than once."""
+        kinds = ("trees",) if is_tree else ("chains", "plain")
+        return any(_is_warm(self._times[kind].get(n_rows, {})) for kind in kinds)
+
+    def observe(self, done: Round, *, with_draft: bool = True) -> None:
+        """Files a round's times. with_draft: whether its draft was one like others."""
+        self.n_observed += 1
+        pass_s, bucket = done.pass_s / done.n_rounds, _bucket(done.position)
+        if done.n_rows == done.n_sequences > 1:
+            self._median("chains", done.n_rows, bucket).add(pass_s)
+        median = self._median(_kind(done), done.n_rows, bucket)
+        first_s = median.value if not median.is_warm else 0.0
+        median.add(pass_s)
+        if first_s > 0.0 and median.is_warm:
+            self.first_s += (max(first_s - pass_s, 0.0) - self.first_s) / 2.0
+        if done.n_positions and with_draft:
+            kind = "brief" if done.is_brief else "ranked"
+            self._median(kind, done.n_draft_rows, 0).add(done.draft_s)
+        if done.n_drafted and not done.n_positions:
+            self._ask.add(done.draft_s)
+        self._sample.add(done.sample_s / max(done.n_tokens, 1))
+        self._lines.clear()
+        self._plain.clear()
+
+    def draft_s(self, n_positions: int, is_brief: bool, n_sequences: int = 1) -> float:
+        """Drafts of so many positions; of a kind that was never run, as of the other."""
+        kinds = ("brief", "ranked") if is_brief else ("ranked", "brief")
+        kind = next((kind for kind in kinds if self._times[kind]), kinds[0])
+        return self._line(kind, 0).at(n_sequences * (n_positions + 1))
+
+    def pass_s(self, position: int, n_rows: int, is_tree: bool = False) -> float:
+        """A pass of so many rows after `position` tokens; a plain one must have been measured.
+
+        What is not known of a tree is a chain's cost, times what the nearest tree costs more.
+        """
+        bucket = _bucket(position)
+        chains = self._line("chains", bucket)
+        if not is_tree or not self._times["trees"]:
+            return chains.at(n_rows)
+        trees = self._line("trees", bucket)
+        rows = trees.nearest(n_rows)
+        if rows == n_rows:
+            return trees.at(n_rows)
+        return chains.at(n_rows) * trees.at(rows) / max(chains.at(rows), 1e-9)
+
+    def round_s(self, done: Round) -> float:
+        """What a round like this one is expected to take."""
+        more = done.n_tokens * self.sample_s
+        if done.n_positions:
+            more += self.draft_s(done.n_positions, done.is_brief, done.n_sequences)
+        return more + self.pass_s(done.position, done.n_rows, done.is_tree)
+
+    def plain_s(self, position: int, n_sequences: int = 1) -> float:
+        """A plain round."""
+        key = n_sequences, _bucket(position)
+        if key not in self._plain:
+            pass_s = self._line("plain", key[1]).at(n_sequences)
+            self._plain[key] = pass_s + n_sequences * self.sample_s
+        return self._plain[key]
+
+    def _line(self, kind: str, bucket: int) -> Line:
+        """Seconds by rows.
+
+        A row count that was not run in this bucket takes the nearest one's, and what a plain pass
+        costs more here than there.
+        """
+        key = kind, bucket
+        if key not in self._lines:
+            plain = self._times["plain"].get(1, {})
+            here = _nearest(plain, bucket)[1].value if plain else 0.0
+            times = self._times[kind]
+            if kind == "chains" and plain:
+                times = {**times, 1: plain}
+            points = []
+            for rows, buckets in times.items():
+                at, median = _nearest(buckets, bucket)
+                more = here - _nearest(plain, at)[1].value if plain else 0.0
+                more = more if abs(more) > NOISE * here and kind in PASSES else 0.0
+                points.append((rows, max(median.value + more, 0.0), median.is_warm))
+            self._lines[key] = Line(points)
+        return self._lines[key]
+
+    def _median(self, kind: str, n_rows: int, bucket: int) -> Median:
+        buckets = self._times[kind].setdefault(n_rows, {})
+        return buckets.setdefault(bucket, Median(self.n_first))
+
+    def _most(self, kind: str) -> int:
+        """Rows of the largest pass of a kind that was run more than once."""
+        return max((n for n, buckets in self._times[kind].items() if _is_warm(buckets)), default=0)
+
+    @staticmethod
+    def _was_measured(buckets: Buckets) -> bool:
+        return any(median.is_warm and not median.is_guess for median in buckets.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """All medians that are more than a first time, as plain values."""
+        found: dict[str, Any] = {
+            kind: [
+                [rows, bucket, median.value]
+                for rows, buckets in sorted(known.items())
+                for bucket, median in sorted(buckets.items())
+                if median.is_warm
+            ]
+            for kind, known in self._times.items()
+        }
+        return found | {"sample": self._sample.value, "ask": self._ask.value}
+
+    @classmethod
+    def from_dict(cls, stored: dict[str, Any], n_first: int = 1) -> Costs:
+        """What `to_dict` gave; KeyError, ValueError or TypeError for anything else."""
+        costs = cls(n_first)
+        for kind, known in costs._times.items():
+            for rows, bucket, seconds in stored[kind]:
+                known.setdefault(_count(rows), {})[int(bucket)] = Median.known(seconds)
+        costs._sample = Median.known(stored["sample"])
+        costs._ask = Median.known(stored["ask"])
+        return costs
+
+
+def _kind(done: Round) -> str:
+    return "trees" if done.is_tree else "chains" if done.n_drafted else "plain"
+
+
+def _is_warm(buckets: Buckets) -> bool:
+    return any(median.is_warm for median in buckets.values())
+
+
 def _count(value: Any) -> int:
     if not 1 <= int(value) <= 1 << 16:
         raise ValueError(f"a count of {value}")
@@ -347,7 +359,7 @@ def _bucket(position: int) -> int:
     return (position // CELLS).bit_length()
 
 
-def _nearest(buckets: dict[int, Median], bucket: int) -> tuple[int, Median]:
+def _nearest(buckets: Buckets, bucket: int) -> tuple[int, Median]:
     """The median of the bucket, or of the nearest; warm ones first."""
     return min(buckets.items(), key=lambda item: (not item[1].is_warm, abs(item[0] - bucket)))
 

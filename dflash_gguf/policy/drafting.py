@@ -12,9 +12,9 @@ from ..draft.calibration import way_to_draw
 from ..draft.kinds import proposers_of
 from ..draft.proposer import BRIEF, CHAIN, SPINE, TREE, Proposer, Request, named
 from ..sampling import Sampler
-from .cost_file import CostFile
 from .costs import Costs, Round
-from .rule import Auto, Fixed, Known, Rule, measure
+from .known import CostFile, Known, measure
+from .rule import Auto, Fixed, Rule
 
 ROOM = 32
 """Rows that a verify is given room for from the start, where there is memory."""
@@ -113,7 +113,12 @@ class Drafting:
                 request.notes.clear()
                 drafted = time.perf_counter()
             if done.n_drafted:
-                sequence.verify([prompt[-1]] * done.n_rows).argmax()
+                tokens = [prompt[-1]] * done.n_rows
+                if done.is_tree:
+                    parents = [(node + 1) // 2 - 1 for node in range(done.n_rows)]
+                    sequence.verify_tree(tokens, parents).argmax()
+                else:
+                    sequence.verify(tokens).argmax()
                 sequence.commit(0)
             else:
                 sequence.decode(prompt[-1]).argmax()

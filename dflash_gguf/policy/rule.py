@@ -22,33 +22,20 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..draft.proposer import BRIEF, CHAIN, TREE, Proposer, Request
 from ..draft.tree import Tree
-from .costs import Costs, Median, Round
+from .costs import Round
+from .known import MEMORY, SHARE, Known
 
-Floats = NDArray[np.float64]
-
-SHARE = 0.01
-"""Share of the running time that drafting may lose, and that deciding may take."""
-AHEAD = 64
-"""Plain rounds whose share may be lost at once; eight times that can be saved."""
-DOUBTED, NEARLY = 8, 0.6
-"""Decisions after which another shape of draft is tried, if it promises so much of the best."""
-MOST_KEPT = 256
-"""Rounds after which a decision is made anew at the latest."""
 N_USES = 16
 """Passes over which a size that was never run pays for its first one, which builds a graph."""
 MOST_REST = 24
 """Plain rounds in which nobody is asked at most: a copy begins so much later."""
-MEMORY = 16
-"""Drafts, or rounds, after which an outcome weighs 1/e in expectations."""
 SIZES = (1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63, 95, 127, 191, 255)
 """Positions and nodes that are tried. Their verify has 2, 3, 4, 6, 8, 12, 16 ... rows: kernels
 change at multiples of 4 and 8 rows, and every other size would need graphs and measurements."""
@@ -62,74 +49,56 @@ class Way:
     shape: str
 
 
-class Rule(Protocol):
-    """Chooses twice a round: before the draft how long it is, after it what is verified."""
+class Rule:
+    """Chooses twice a round: before the draft how long it is, after it what is verified.
 
-    @property
-    def n_nodes(self) -> int:
-        """Nodes that it would verify of one sequence now, at most."""
+    n_nodes: that it would verify of one sequence now, at most. longest: positions of a proposal at
+    most. least_log_chance: of a first candidate, below which no proposal would be verified.
+    """
 
-    @property
-    def is_due(self) -> bool:
-        """Whether the next choice takes time."""
+    n_nodes: int
+    longest: int
+    least_log_chance = -math.inf
 
-    @property
-    def longest(self) -> int:
-        """Positions of a proposal at most."""
-
-    @property
-    def least_log_chance(self) -> float:
-        """Of a first candidate, below which no proposal would be verified."""
+    def is_due(self, done: Round) -> bool:  # noqa: ARG002
+        """Whether the choice for this round takes time."""
+        return False
 
     def choose(self, done: Round, requests: Sequence[Request], paid: Proposer | None) -> Way | None:
         """What a proposer that costs a pass is asked for, if there is one; None: nothing.
 
         The others have proposed already.
         """
+        raise NotImplementedError
 
     def pick(self, done: Round, trees: Sequence[Tree], limits: Sequence[int]) -> list[Tree]:
         """What is verified of each tree: so many nodes below the root at most, or none."""
+        raise NotImplementedError
 
     def observe(self, done: Round) -> None:
-        """Learns from a round."""
+        """Learns from a round, if it learns."""
 
-    def rests(self, n_plain: int) -> bool:
+    def rests(self, done: Round, n_plain: int) -> bool:  # noqa: ARG002
         """Whether it would decode plainly now where nothing is proposed.
 
         n_plain: rounds of which it has not heard yet.
         """
+        return False
 
-    def rest(self, done: Round, host_s: float) -> int:
+    def rest(self, done: Round, host_s: float) -> int:  # noqa: ARG002
         """Plain rounds in which nobody need be asked, after one in which asking took so long."""
+        return 0
 
 
-class Fixed:
+class Fixed(Rule):
     """The same size every round, less only where the answer or the context ends."""
-
-    is_due = False
-    least_log_chance = -math.inf
 
     def __init__(self, shape: str, size: int, longest: int, least: int = 0) -> None:
         """shape: CHAIN, TREE or SPINE. size: nodes. longest: positions. least: nodes, or none."""
         self._way = Way(min(size, longest), shape)
-        self._size, self._least = size, least
+        self.longest, self.n_nodes, self._least = self._way.n_positions, size, least
 
-    @property
-    def n_nodes(self) -> int:
-        """Always the same."""
-        return self._size
-
-    @property
-    def longest(self) -> int:
-        """Always the same."""
-        return self._way.n_positions
-
-    def choose(
-        self,
-        done: Round,  # noqa: ARG002
-        requests: Sequence[Request],
-        paid: Proposer | None,  # noqa: ARG002
-    ) -> Way | None:
+    def choose(self, done: Round, requests: Sequence[Request], paid: Proposer | None) -> Way | None:  # noqa: ARG002
         """Always the same."""
         limit = min(request.limit for request in requests)
         return self._way if min(limit, self._way.n_positions) >= self._least else None
@@ -138,199 +107,13 @@ class Fixed:
         """The likeliest chain, or the likeliest nodes."""
         is_chain = self._way.shape == CHAIN
         found = [
-            (tree.spine() if is_chain else tree).first(min(self._size, limit))
+            (tree.spine() if is_chain else tree).first(min(self.n_nodes, limit))
             for tree, limit in zip(trees, limits, strict=True)
         ]
         return [tree if tree.n_drafted >= self._least else tree.first(0) for tree in found]
 
-    def observe(self, done: Round) -> None:
-        """Learns nothing."""
 
-    def rests(self, n_plain: int) -> bool:  # noqa: ARG002
-        """Never."""
-        return False
-
-    def rest(self, done: Round, host_s: float) -> int:  # noqa: ARG002
-        """None."""
-        return 0
-
-
-class Known:
-    """What was learned about drafting with one engine on one machine. It outlives answers."""
-
-    def __init__(self, costs: Costs | None = None) -> None:
-        """costs: what was measured before, if anything was."""
-        self.costs = costs or Costs()
-        self.promise = Promise()
-        self.choose_s = 0.0
-        self.host = Median()
-        self._lost_s = 0.0
-        self._since_draft = self._since_plain = 0
-        self._is_cold = False
-        self._tokens = self._seconds = 0.0
-        self._n_seen = 0
-
-    @property
-    def n_kept(self) -> int:
-        """Rounds that a decision is kept for, so that making it is a small part of them."""
-        plain_s = self.costs.plain_s(0) if self.costs.knows_plain else 0.0
-        return int(min(max(self.choose_s / max(SHARE * plain_s, 1e-9), 1.0), MOST_KEPT))
-
-    @property
-    def rate(self) -> float:
-        """Tokens a second of the last rounds, 0 before any."""
-        return self._tokens / self._seconds if self._seconds > 0.0 else 0.0
-
-    def may_lose(self, seconds: float, plain_s: float) -> bool:
-        """Whether so much more may be lost now."""
-        return self._lost_s + seconds <= SHARE * AHEAD * plain_s
-
-    def may_go_on(self, seconds: float, plain_s: float) -> bool:
-        """Whether rounds of so many seconds, which should pay, have not lost too much before.
-
-        Two of them may fail by bad luck where others have paid.
-        """
-        more_s = 4.0 * SHARE * AHEAD * plain_s + 2.0 * seconds if self.promise.is_proven else 0.0
-        return self.may_lose(-more_s, plain_s)
-
-    def rounds_to_wait(self, seconds: float, plain_s: float) -> int:
-        """Plain rounds until so much may be lost, or until it is worth to think again."""
-        missing_s = self._lost_s + seconds - SHARE * AHEAD * plain_s
-        n = missing_s / max(SHARE * plain_s, 1e-12)
-        return int(min(max(n, self.n_kept), MOST_KEPT))
-
-    def needs_plain(self, advantage: float) -> bool:
-        """Whether a plain round is due, so that the cost that drafting is compared with is recent.
-
-        It takes two: one straight after a drafted round is slower than those of plain decoding.
-        advantage: tokens that each gives up.
-        """
-        return self._is_cold or self._since_plain * SHARE >= 2.0 * advantage
-
-    def begin(self) -> None:
-        """An answer begins: debts of those before it are forgotten where drafting has paid."""
-        if self.promise.is_proven:
-            self._lost_s = min(self._lost_s, 0.0)
-
-    def observe(self, done: Round) -> None:
-        """Learns from a round."""
-        costs, is_plain = self.costs, done.n_drafted == 0 and done.n_positions == 0
-        keep = (1.0 - 1.0 / MEMORY) ** done.n_rounds
-        self._tokens = keep * self._tokens + done.n_tokens
-        self._seconds = keep * self._seconds + done.seconds
-        if done.choose_s > 0.0:
-            self.choose_s += ((done.choose_s) - self.choose_s) / min(4.0, 1.0 + costs.n_observed)
-        self._lost_s -= SHARE * done.seconds
-        self._n_seen += done.n_rounds
-        if costs.knows_plain:
-            plain_s = costs.plain_s(done.position, done.n_sequences) / done.n_sequences
-            if not is_plain:
-                self._lost_s += self._warm_s(done, plain_s) - done.n_tokens * plain_s
-            self._lost_s = max(self._lost_s, -8.0 * SHARE * AHEAD * plain_s)
-        else:
-            self._lost_s = max(self._lost_s, 0.0)
-        self._is_cold = is_plain and self._since_plain > 0 and costs.knows_plain
-        # Filing a round takes a while too; of those that are well known some are enough.
-        if not self._is_cold and (
-            done.n_rounds > 1 or self._n_seen % self.n_kept == 0 or not costs.is_settled(done)
-        ):
-            # After a pause a draft also takes up all rows that were decoded meanwhile.
-            is_usual = self._since_draft < MEMORY or not costs.most_positions(done.is_brief)
-            costs.observe(done, with_draft=is_usual)
-        self._since_plain = 0 if is_plain else self._since_plain + 1
-        self._since_draft = 0 if done.n_positions else self._since_draft + done.n_rounds
-
-    def _warm_s(self, done: Round, plain_s: float) -> float:
-        """Seconds of a round without what a first run costs extra.
-
-        Building its graph may take as long as a hundred rounds, but only once: where drafting has
-        paid so far, what it takes more than may be lost at once is not to be made up for.
-        """
-        if self.costs.is_warm(done) or not self.promise.is_proven:
-            return done.seconds
-        most_s = (done.n_tokens + SHARE * AHEAD) * plain_s
-        return min(done.seconds, self.costs.round_s(done), most_s)
-
-
-class Promise:
-    """What drafts with ranked candidates promised lately, and how far such promises were kept."""
-
-    PRIOR_CHANCE = 0.6
-    """Of every candidate before anything was drafted."""
-    TRUST_MEMORY, TRUST_WEIGHT = 32, 2.0
-    """Rounds after which an outcome weighs 1/e in the trust in expectations; and the accepted
-    candidates that the trust begins with: so many missing ones halve it."""
-
-    def __init__(self) -> None:
-        self._tables: dict[tuple[int, ...], Floats] = {}
-        self._expected = self._accepted = self.TRUST_WEIGHT
-
-    @property
-    def trust(self) -> float:
-        """Accepted candidates for every one that was expected."""
-        return self._accepted / self._expected
-
-    @property
-    def is_proven(self) -> bool:
-        """Whether some candidates were accepted lately."""
-        return self._accepted >= 2.0 * self.TRUST_WEIGHT
-
-    def table(self, lengths: Sequence[int], sizes: Sequence[int]) -> Floats:
-        """Tokens beyond the first of chains and trees, float64 [2, length, size]."""
-        key = (*lengths, 0, *sizes)
-        if key not in self._tables:
-            steps = np.full(lengths[-1], math.log(self.PRIOR_CHANCE))
-            self._tables[key] = _gains(np.exp(np.cumsum(steps)), None, lengths, sizes)
-        return self._tables[key]
-
-    def add(self, tree: Tree, n: int, lengths: Sequence[int], sizes: Sequence[int]) -> None:
-        """Takes up a draft of n positions. tree: its likeliest nodes."""
-        table = self.table(lengths, sizes)
-        spine = list(map(math.exp, tree.spine().log_chances[1:])) or [0.0]
-        last = spine[-1] / spine[-2] if len(spine) > 1 else spine[-1]
-        # What was not drafted, or was too unlikely to be among the nodes, goes on in like manner.
-        last = last if len(spine) >= n else 0.0
-        while len(spine) < lengths[-1]:
-            spine.append(spine[-1] * last)
-        table += (_gains(np.array(spine), tree, lengths, sizes) - table) / MEMORY
-
-    def to_dict(self) -> dict[str, float]:
-        """How far promises were kept."""
-        return {"expected": self._expected, "accepted": self._accepted}
-
-    def learn(self, stored: Mapping[str, Any]) -> None:
-        """Takes up what `to_dict` gave; KeyError, TypeError or ValueError for anything else."""
-        expected, accepted = float(stored["expected"]), float(stored["accepted"])
-        if not (0.0 < expected < 1e6 and 0.0 < accepted < 1e6):
-            raise ValueError(f"{accepted} accepted of {expected}")
-        self._expected, self._accepted = expected, accepted
-
-    def observe(self, done: Round) -> None:
-        """Compares what was expected of a round with what came."""
-        keep = 1.0 - 1.0 / self.TRUST_MEMORY
-        prior = (1.0 - keep) * self.TRUST_WEIGHT
-        self._expected = keep * self._expected + prior + done.n_expected
-        self._accepted = keep * self._accepted + prior + done.n_accepted
-
-
-def _gains(
-    spine: Floats, tree: Tree | None, lengths: Sequence[int], sizes: Sequence[int]
-) -> Floats:
-    """Tokens beyond the first that one draft promises, [2, length, size]."""
-    chain = np.concatenate([[0.0], np.cumsum(spine)])
-    nodes = np.minimum(np.array(lengths)[:, None], np.array(sizes)[None, :])
-    table = np.stack([chain[nodes]] * 2)
-    if tree is not None and tree.n_drafted:
-        depths, chances = np.array(tree.depths[1:]), np.exp(tree.log_chances[1:])
-        for row, length in enumerate(lengths):
-            found = np.cumsum(chances[depths <= length])
-            table[1, row] = np.maximum(
-                table[1, row], found[np.minimum(sizes, len(found)) - 1] if len(found) else 0.0
-            )
-    return table
-
-
-class Auto:
+class Auto(Rule):
     """What pays for itself, for the answers of one engine."""
 
     def __init__(
@@ -346,31 +129,30 @@ class Auto:
         self._sizes = ladder(SIZES, *(n for n in (most, least) if 0 < n <= most))
         self._least = max(least, 1)
         self._way: Way | None = None
-        self._n_kept, self._is_probe, self._is_plain = 0, False, False
-        self._n_decided = 0
+        self._n_kept, self._n_sequences = 0, 0
+        self._is_probe, self._is_plain = False, False
         self._rate = self._advantage = 0.0
         self.least_log_chance = -math.inf
         self._looked_up: dict[tuple[int, int, bool], list[float]] = {}
-        self._n_nodes = self._sizes[self._n_open() - 1]
+        self.n_nodes = self._most_nodes()
 
     def begin(self) -> None:
-        """Another answer: what was decided in the one before is kept as long as it was to be."""
-        self._known.begin()
+        """Another answer: what was decided in the one before is kept as long as it was to be.
 
-    @property
-    def n_nodes(self) -> int:
-        """The largest size that it considers now."""
-        return self._n_nodes
+        Not what was to be run only once more, which may have been for how little was left; nor a
+        rest for debts that are forgotten.
+        """
+        if self._known.begin() or self._n_kept == 1:
+            self._n_kept = 0
 
-    @property
-    def is_due(self) -> bool:
-        """Whether a decision is made now."""
-        return self._n_kept == 0
+    def is_due(self, done: Round) -> bool:
+        """Whether a decision is made now: also for another number of sequences."""
+        return self._n_kept == 0 or done.n_sequences != self._n_sequences
 
     def choose(self, done: Round, requests: Sequence[Request], paid: Proposer | None) -> Way | None:
         """The way that was decided on lately, or the best now; now and then a look."""
         limit = min(request.limit for request in requests)
-        if self._n_kept == 0:
+        if self.is_due(done):
             self._decide(done, requests[0], limit, paid)
         way, self._is_plain = self._way, False
         if way is None or limit < self._least:
@@ -394,7 +176,10 @@ class Auto:
         if done.n_positions:
             is_worth = value > 0.0 or self._is_probe
         else:
-            is_worth = value > 0.0 and not self._is_plain and not self._known.needs_plain(value)
+            share_s = self._costs.plain_s(done.position, done.n_sequences) / done.n_sequences
+            is_worth = value > 0.0 and not self._is_plain
+            is_worth = is_worth and self._known.may_lose(-value * share_s, share_s, is_paid=False)
+            is_worth = is_worth and not self._known.needs_plain(value)
         return found if is_worth else [tree.first(0) for tree in trees]
 
     def observe(self, done: Round) -> None:
@@ -404,12 +189,16 @@ class Auto:
             known.promise.observe(done)
         known.observe(done)
         self._n_kept = max(self._n_kept - done.n_rounds, 0)
+        if done.n_positions and not done.n_drafted:
+            self._n_kept = 0  # what was decided has just failed
         if done.n_positions and not self._costs.is_warm(done):
             self._n_kept = max(self._n_kept, 1)
 
-    def rests(self, n_plain: int) -> bool:
+    def rests(self, done: Round, n_plain: int) -> bool:
         """Whether it was decided to."""
-        return self._way is None and n_plain < self._n_kept and self._costs.knows_plain
+        n = done.n_sequences
+        is_kept = n_plain < self._n_kept and n == self._n_sequences
+        return self._way is None and is_kept and self._costs.knows_plain_of(n)
 
     def rest(self, done: Round, host_s: float) -> int:
         """As many as make asking a hundredth of their time, but for what is to be decided."""
@@ -422,10 +211,10 @@ class Auto:
         """Takes plain decoding or the best draft, and for how many rounds."""
         known, costs = self._known, self._costs
         self._way, self._is_probe, self._n_kept = None, False, 1
-        self._advantage = 0.0
+        self._n_sequences, self._advantage = done.n_sequences, 0.0
         self._looked_up.clear()
-        self._n_nodes = self._sizes[self._n_open() - 1]
-        if not costs.knows_plain:
+        self.n_nodes = self._most_nodes()
+        if not costs.knows_plain_of(done.n_sequences):
             return
         self._n_kept = known.n_kept
         plain_s = costs.plain_s(done.position, done.n_sequences)
@@ -441,30 +230,30 @@ class Auto:
         loss_s = seconds - tokens * share_s
         if not known.promise.is_proven:  # what is expected is no more than a guess
             loss_s = max(loss_s, seconds - plain_s)
-        if loss_s < 0.0:
-            if known.may_go_on(seconds, share_s):
-                self._way, self._rate = best, max(tokens / seconds, self._rate)
-                self._advantage = tokens * plain_s / seconds - done.n_sequences
-            else:
-                self._n_kept = known.rounds_to_wait(0.0, share_s)
-            return
-        if known.may_lose(loss_s, share_s):
-            self._way, self._is_probe, self._n_kept = best, True, 1
-        else:
+        if not known.may_lose(loss_s, share_s):
             self._n_kept = known.rounds_to_wait(loss_s, share_s)
+            return
+        self._way = best
+        if loss_s < 0.0:
+            self._rate = max(tokens / seconds, self._rate)
+            self._advantage = tokens * plain_s / seconds - done.n_sequences
+        else:
+            self._is_probe, self._n_kept = True, 1
 
     def _choice(self, ways: Sequence[tuple[float, float, Way]]) -> tuple[float, float, Way]:
         """The way with the most tokens a second; now and then one of the other shape.
 
-        What that promises is a guess until it has been tried, and an old one later.
+        What that promises is a guess until it has been tried, and an old one later: what trying it
+        costs may be a hundredth of the time since.
         """
         best = max(ways, key=lambda way: way[0] / way[1])
-        self._n_decided += 1
         others = [way for way in ways if way[2].shape != best[2].shape]
-        if self._n_decided % DOUBTED or not others:
+        if not others:
             return best
         other = max(others, key=lambda way: way[0] / way[1])
-        return other if other[0] * best[1] > NEARLY * best[0] * other[1] else best
+        loss_s = other[1] - other[0] * best[1] / best[0]
+        since_s = self._known.since_s(other[2].shape)
+        return other if max(loss_s, MEMORY * SHARE * other[1]) < SHARE * since_s else best
 
     def _least_log(self, done: Round) -> float:
         """Of the first candidate: k of them bring k times its chance at most."""
@@ -485,7 +274,7 @@ class Auto:
         gains = list(itertools.accumulate(outlook, initial=1.0))
         for shape in (BRIEF, TREE):
             # A step of the ladder at a time: costs far beyond what was measured are guesses.
-            n_known = costs.most_positions(shape == BRIEF)
+            n_known = costs.most_positions(shape == BRIEF, n_sequences)
             n_open = sum(n <= n_known for n in self._lengths) + 1
             lengths = [n for n in self._lengths[:n_open] if self._least <= n <= limit]
             if not lengths:
@@ -493,16 +282,16 @@ class Auto:
             if shape == BRIEF:
                 for n in lengths:
                     tokens = n_sequences * gains[n]
-                    seconds = costs.draft_s(n, True) + tokens * costs.sample_s
+                    seconds = costs.draft_s(n, True, n_sequences) + tokens * costs.sample_s
                     seconds += costs.pass_s(done.position, n_sequences * (n + 1))
                     found.append((tokens, max(seconds, 1e-9), Way(n, shape)))
                 continue
             first = self._lengths.index(lengths[0])
-            table = self._known.promise.table(self._lengths, self._sizes)
-            table = self._known.promise.trust * table[:, first : first + len(lengths)]
+            table = self._known.promise.table(outlook, self._lengths, self._sizes)
+            table = table[:, first : first + len(lengths)]
             tokens_of = n_sequences * (1.0 + table)
             passes = [self._passes(done, n_sequences, is_tree) for is_tree in (False, True)]
-            drafts = [costs.draft_s(n, False) for n in lengths]
+            drafts = [costs.draft_s(n, False, n_sequences) for n in lengths]
             seconds_of = np.array(passes)[:, None] + np.array(drafts)[:, None]
             seconds_of = seconds_of + tokens_of * costs.sample_s
             rates = (tokens_of / np.maximum(seconds_of, 1e-9)).transpose(1, 0, 2)
@@ -525,7 +314,7 @@ class Auto:
         if not done.n_positions:
             plain_s -= costs.ask_s  # which a plain round does not take
         best, found = 0.0, [tree.first(0) for tree in trees]
-        if not costs.knows_plain:
+        if not costs.knows_plain_of(n_sequences):
             return best, found
         for is_tree in (False, True):
             if is_tree and all(tree.is_chain for tree in trees):
@@ -555,6 +344,11 @@ class Auto:
                 found = [part.first(n) for part, n in zip(parts, counts, strict=True)]
         return best, found
 
+    def _most_nodes(self) -> int:
+        """A step of the ladder beyond the largest pass that was run: what is far is guessed."""
+        most_rows = self._costs.most_rows
+        return next((size for size in self._sizes if size >= most_rows), self._sizes[-1])
+
     def _passes(self, done: Round, n_nodes: int, is_tree: bool) -> list[float]:
         """Seconds of passes with each size of the ladder, that many times n_nodes; inf: not open.
 
@@ -564,47 +358,16 @@ class Auto:
         if key not in self._looked_up:
             costs, position, n = self._costs, done.position, done.n_sequences
             found = [math.inf] * len(self._sizes)
-            for at in range(self._n_open()):
-                rows = n + n_nodes * self._sizes[at]
+            most_rows = costs.most_rows
+            for at, size in enumerate(self._sizes):
+                rows = n + n_nodes * size
                 found[at] = costs.pass_s(position, rows, is_tree)
                 if not costs.knows_pass(rows, is_tree):
                     found[at] += costs.first_s / N_USES
+                if rows > most_rows:  # one step beyond the largest pass that was run
+                    break
             self._looked_up[key] = found
         return self._looked_up[key]
-
-    def _n_open(self) -> int:
-        """Sizes of the ladder considered now: one step beyond the largest pass that was run."""
-        most_rows = self._costs.most_rows
-        known = sum(size < most_rows for size in self._sizes)
-        return min(known + 1, len(self._sizes))
-
-
-N_PLAIN = 3
-"""Plain rounds that are measured while a model is loaded; of others one."""
-
-
-def measure(
-    known: Known, n_rows: int, longest: int, run: Callable[[Round], None], most_s: float
-) -> None:
-    """Runs some rounds that accept nothing, so that the first answers do not begin with guesses.
-
-    Passes of up to n_rows and drafts of up to `longest` positions, as long as the next ones are
-    likely to end before most_s have gone by. run: fills in what a round took.
-    """
-    costs, spent_s, plain_s = known.costs, 0.0, 0.0
-    shapes = [(0, True), (7, True), (3, True), (7, False), (1, True), (3, False), (15, True)]
-    for n, is_brief in shapes:
-        # A pass of many rows may take as long as several plain ones.
-        likely_s = (costs.n_first + 1) * plain_s * (1.0 + n / 4.0)
-        if n >= n_rows or (not is_brief and n > longest) or spent_s + likely_s > most_s:
-            continue
-        for _ in range(costs.n_first + (1 if n else N_PLAIN)):
-            done = Round(0, n_positions=min(n, longest), is_brief=is_brief, n_drafted=n, n_tokens=1)
-            run(done)
-            costs.observe(done)
-            spent_s += done.seconds
-        plain_s = plain_s or costs.plain_s(0)
-    costs.are_guesses()
 
 
 def ladder(steps: Sequence[int], *ends: int) -> list[int]:

@@ -25,10 +25,16 @@ under a second."""
 class ChatPrompt(list[int]):
     """Token ids of a conversation up to where the answer begins."""
 
-    def __init__(self, tokens: Iterable[int], reasoning: Format | None) -> None:
-        """reasoning: how an answer marks its thoughts; None if the template marks none."""
+    def __init__(
+        self, tokens: Iterable[int], reasoning: Format | None, turns: Iterable[int] = ()
+    ) -> None:
+        """reasoning: how an answer marks its thoughts; None if the template marks none.
+
+        turns: positions where a later prompt of the conversation may part from this one.
+        """
         super().__init__(tokens)
         self.reasoning = reasoning
+        self.turns = tuple(turns)
 
 
 class _Generation(jinja2.ext.Extension):

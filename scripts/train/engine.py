@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+import warnings
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,12 @@ import dflash_gguf
 
 from .answers import LOG_EVERY_S, Answer
 
-# Of one process, which each thread of a training gets.
-_decoder: dflash_gguf.Decoder | None = None
+N_AT_ONCE = 16
+"""Answers in a round."""
+ROUND_UP = 64
+"""Cells that the end of an answer may leave unused."""
+N_KEPT = 128
+"""Answers after which what was written is kept."""
 
 
 def generate(
@@ -33,15 +36,13 @@ def generate(
 
     folder: where answers are kept as they come, so that a run that was interrupted goes on.
 
-    They are the very tokens the file says where it runs, quantised as it is. A process a thread,
-    which answers one prompt at a time: for small models several times as fast as batches in
-    transformers, for large ones slower.
+    They are the very tokens the file says where it runs, quantised as it is; many are written at
+    once, in shared rounds, which changes none of them.
 
     Raises:
         ValueError, OSError, dflash_gguf.Error: the file cannot be loaded.
     """
-    n_ctx = max(map(len, prompts), default=1) + n_new
-    dflash_gguf.load(path, n_ctx=n_ctx).close()  # a bad file fails here, in words
+    n_ctx = N_AT_ONCE * (max(map(len, prompts), default=1) + n_new + ROUND_UP)
     config = dflash_gguf.DecodeConfig(
         max_tokens=n_new, temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, draft="none"
     )
@@ -51,13 +52,21 @@ def generate(
     if answers:
         print(f"answers: {len(answers)} of {len(prompts)} are there already", flush=True)
     reported = time.monotonic()
-    with ProcessPoolExecutor(
-        n_threads, get_context("spawn"), initializer=_open, initargs=(path, n_ctx)
-    ) as pool:
-        for answer in pool.map(_answer, work[len(answers) :], chunksize=16):
-            answers.append(answer)
-            if kept is not None:
-                kept.add(answer)
+    options = {"n_ctx": n_ctx, "n_threads": n_threads, "n_parallel": N_AT_ONCE}
+    with warnings.catch_warnings():
+        # The context is many answers' together: no one of them is as long.
+        warnings.filterwarnings("ignore", message="n_ctx is .*, the model was trained for")
+        decoder = dflash_gguf.load(path, **options)
+    with decoder:
+        while len(answers) < len(prompts):
+            chosen = range(len(answers), min(len(answers) + N_KEPT, len(prompts)))
+            results = decoder.generate_batch(
+                [prompts[i] for i in chosen], config, seed=[seed + i for i in chosen]
+            )
+            for i, result in zip(chosen, results, strict=True):
+                answers.append(Answer((*prompts[i], *result.tokens), len(prompts[i])))
+                if kept is not None:
+                    kept.add(answers[-1])
             if time.monotonic() - reported > LOG_EVERY_S:
                 print(f"answers: {len(answers)} of {len(prompts)}", flush=True)
                 reported = time.monotonic()
@@ -85,16 +94,3 @@ class Kept:
         """Keeps one more."""
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps([answer.n_prompt, answer.tokens]) + "\n")
-
-
-def _open(path: Path, n_ctx: int) -> None:
-    global _decoder
-    _decoder = dflash_gguf.load(path, n_ctx=n_ctx, n_threads=1)
-
-
-def _answer(work: tuple[list[int], dflash_gguf.DecodeConfig, int]) -> Answer:
-    prompt, config, seed = work
-    if _decoder is None:
-        raise RuntimeError("the process has not opened the file")
-    result = _decoder.generate(prompt, config, seed=seed)
-    return Answer((*prompt, *result.tokens), len(prompt))

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <map>
 #include <random>
 #include <set>
 
@@ -196,9 +197,199 @@ void touched_are_those_that_were_ever_taken() {
     CHECK(table.take(0, 59).size() == 59 && table.n_free() == 0);
 }
 
+// Sequences that begin alike, and prefixes that others keep: every row stays where its owners find
+// it, whoever forgets what, and all is free in the end.
+class Sharing {
+  public:
+    explicit Sharing(unsigned seed) : random_(seed), memory_(N_SHARED_CELLS, 0) {}
+
+    void run() {
+        for (int step = 0; step < 600; ++step) {
+            const int32_t sequence = below(N_SEQUENCES);
+            switch (below(7)) {
+            case 0:
+            case 1:
+                append(sequence, 1 + below(150));
+                break;
+            case 2:
+                verify(sequence);
+                break;
+            case 3:
+                forget(sequence, below(static_cast<int>(rows_[sequence].size()) + 1));
+                break;
+            case 4:
+                keep(sequence);
+                break;
+            case 5:
+                begin(sequence);
+                break;
+            case 6:
+                drop(below(4));
+            }
+            check();
+        }
+        CHECK(n_begun_ > 10 && n_copied_ > 10);
+        for (int32_t sequence = 0; sequence < N_SEQUENCES; ++sequence) {
+            forget(sequence, 0);
+        }
+        while (!kept_.empty()) {
+            drop(0);
+        }
+        check();
+        CHECK(table_.n_free() == N_SHARED_CELLS && table_.n_unclaimed() == N_SHARED_CELLS);
+        CHECK(table_.high() == 0);
+    }
+
+    int n_taken_back() const { return n_taken_back_; }
+
+  private:
+    static constexpr int64_t N_SHARED_CELLS = 16 * CellTable::PAGE;
+
+    struct Kept {
+        std::vector<int64_t> pages;
+        std::vector<int> rows;
+    };
+
+    int below(int n) { return static_cast<int>(random_() % n); }
+
+    void append(int32_t sequence, int64_t n) {
+        if (table_.wanted(sequence, n) > table_.n_unclaimed()) {
+            return;
+        }
+        for (const int64_t cell : table_.take(sequence, n)) {
+            write(sequence, cell);
+        }
+    }
+
+    void write(int32_t sequence, int64_t cell) {
+        CHECK(table_.sequence(cell) == sequence);
+        table_.place(cell, static_cast<int32_t>(rows_[sequence].size()));
+        memory_[cell] = ++n_written_;
+        rows_[sequence].push_back(n_written_);
+    }
+
+    void verify(int32_t sequence) {
+        const int64_t n = 1 + below(20);
+        if (table_.wanted(sequence, n) > table_.n_unclaimed()) {
+            return;
+        }
+        const std::vector<int64_t> cells = table_.take(sequence, n);
+        const int64_t n_taken = below(static_cast<int>(n) + 1);
+        for (int64_t i = 0; i < n_taken; ++i) {
+            write(sequence, cells[i]);
+        }
+        for (int64_t i = n; i-- > n_taken;) {
+            table_.release(cells[i]);
+        }
+    }
+
+    void forget(int32_t sequence, int32_t position) {
+        if (!table_.can_release_from(sequence, position)) {
+            const int64_t before = table_.n_free();
+            CHECK(contains(error_of([&] { table_.release_from(sequence, position); }),
+                           "takes a page of cells, and none of 16 is free"));
+            CHECK(table_.n_free() == before);
+            return;
+        }
+        const auto n_shared = static_cast<int64_t>(table_.shared(sequence).size());
+        const CellTable::Copy copy = table_.release_from(sequence, position);
+        std::copy_n(memory_.begin() + copy.from, copy.n, memory_.begin() + copy.to);
+        n_copied_ += copy.n > 0;
+        n_taken_back_ +=
+            copy.n == 0 && position % CellTable::PAGE > 0 && position < n_shared * CellTable::PAGE;
+        rows_[sequence].resize(position);
+    }
+
+    void keep(int32_t sequence) {
+        const auto n = static_cast<int64_t>(rows_[sequence].size()) / CellTable::PAGE;
+        table_.share(sequence, n);
+        Kept kept = {table_.shared(sequence), rows_[sequence]};
+        kept.rows.resize(n * CellTable::PAGE);
+        for (const int64_t page : kept.pages) {
+            table_.hold(page);
+        }
+        if (below(3) == 0 && table_.n_unclaimed() > 0 && n > 0) { // comes back from elsewhere
+            const int64_t page = table_.take_page(0);
+            std::copy_n(memory_.begin() + kept.pages[0] * CellTable::PAGE, CellTable::PAGE,
+                        memory_.begin() + page * CellTable::PAGE);
+            table_.drop(kept.pages[0]);
+            kept.pages[0] = page;
+        }
+        kept_.push_back(kept);
+    }
+
+    void begin(int32_t sequence) {
+        forget(sequence, 0);
+        if (kept_.empty()) {
+            return;
+        }
+        const Kept & kept = kept_[below(static_cast<int>(kept_.size()))];
+        const int n = below(static_cast<int>(kept.pages.size()) + 1);
+        table_.begin_with(sequence, {kept.pages.begin(), kept.pages.begin() + n});
+        rows_[sequence] = {kept.rows.begin(), kept.rows.begin() + n * CellTable::PAGE};
+        n_begun_ += n > 0;
+    }
+
+    void drop(int index) {
+        if (index < static_cast<int>(kept_.size())) {
+            for (const int64_t page : kept_[index].pages) {
+                table_.drop(page);
+            }
+            kept_.erase(kept_.begin() + index);
+        }
+    }
+
+    void check() const {
+        std::map<int64_t, int32_t> holders;
+        std::set<int64_t> held;
+        for (const Kept & kept : kept_) {
+            for (size_t i = 0; i < kept.rows.size(); ++i) {
+                const int64_t page = kept.pages[i / CellTable::PAGE];
+                holders[page] += i % CellTable::PAGE == 0;
+                held.insert(page * CellTable::PAGE + i % CellTable::PAGE);
+                CHECK(memory_[page * CellTable::PAGE + i % CellTable::PAGE] == kept.rows[i]);
+            }
+        }
+        for (int32_t sequence = 0; sequence < N_SEQUENCES; ++sequence) {
+            for (const int64_t page : table_.shared(sequence)) {
+                ++holders[page];
+            }
+            size_t n = 0;
+            for (const cpu::CellSpan & span : table_.spans(sequence)) {
+                CHECK(span.position == static_cast<int64_t>(n));
+                for (int64_t i = 0; i < span.n; ++i, ++n) {
+                    CHECK(memory_[span.cell + i] == rows_[sequence][n]);
+                    held.insert(span.cell + i);
+                }
+            }
+            CHECK(n == rows_[sequence].size());
+        }
+        for (const auto & [page, n] : holders) {
+            CHECK(table_.n_holders(page) == n);
+            CHECK(table_.sequence(page * CellTable::PAGE) == CellTable::SHARED);
+        }
+        CHECK(table_.n_free() == N_SHARED_CELLS - static_cast<int64_t>(held.size()));
+        CHECK(table_.high() == (held.empty() ? 0 : *held.rbegin() + 1));
+    }
+
+    std::mt19937 random_;
+    CellTable table_{N_SHARED_CELLS, N_SEQUENCES};
+    std::vector<int> memory_;            // what was last written to each cell
+    std::vector<int> rows_[N_SEQUENCES]; // what each sequence has written, by position
+    std::vector<Kept> kept_;
+    int n_written_ = 0, n_begun_ = 0, n_copied_ = 0, n_taken_back_ = 0;
+};
+
 } // namespace
 
 int main() {
+    int n_taken_back = 0;
+    for (unsigned seed = 0; seed < 30; ++seed) {
+        Sharing sharing(seed);
+        sharing.run();
+        n_taken_back += sharing.n_taken_back();
+    }
+    CHECK(n_taken_back > 30);
     for (unsigned seed = 0; seed < 50; ++seed) {
         random_moves(seed);
     }

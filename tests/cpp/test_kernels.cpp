@@ -65,17 +65,16 @@ struct Graphs {
     Graphs(const Hparams & hp, const Weights & weights)
         : hp(hp), weights(weights), devices(cpu_device(), {}, 1, {}, DFL_MEASURE_NOTHING, true),
           place([this](int64_t) -> Backend & { return devices.main(); }),
-          kv(hp, place, GGML_TYPE_F16, GGML_TYPE_F16, N_CELLS, MOST_ROWS, 1),
+          kv(hp, place, GGML_TYPE_F16, GGML_TYPE_F16, {N_CELLS, MOST_ROWS, 1}),
           recurrent(hp, place, 1), pool(devices, 4096) {
         recurrent.reserve_trace(MOST_ROWS);
-        kv.masks().reserve(MOST_ROWS);
     }
 
     Contents contents(BatchShape shape, const std::function<void(Build & b)> & build) {
-        shape.n_kv = N_CELLS;
+        shape.n_kv = {N_CELLS};
         shape.walks = hp.n_recurrent() > 0;
         return contents_of(pool.get(shape, [&](LiveGraph & live) {
-            live.in = make_inputs(live.ctx.get(), hp, kv.masks(), live.shape);
+            live.in = make_inputs(live.ctx.get(), hp, kv, live.shape);
             Build b = {live.ctx.get(), live.graph, live.cpu_nodes, hp, weights, kv,
                        recurrent,      live.shape, live.in};
             build(b);

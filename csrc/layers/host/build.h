@@ -42,7 +42,7 @@ struct RecurrentRows {
 struct BatchShape {
     GraphKind kind = GraphKind::APPEND;
     int64_t n_rows = 0;                        // of all sequences together
-    int64_t n_kv = 0;                          // cells attention reads
+    std::vector<int64_t> n_kv = {};            // cells attention reads of each group of layers
     int64_t n_out = 0;                         // rows that get logits; 0: none
     bool walks = false;                        // recurrent layers run in our own code
     std::vector<RecurrentRows> recurrent = {}; // all rows, where ggml runs them; or a promotion's
@@ -83,10 +83,12 @@ struct GraphInputs {
     ggml_tensor * embd = nullptr;      // f32 [n_embd, n_rows]
     ggml_tensor * per_layer = nullptr; // f32 [n_per_layer * n_layer, n_rows], or NULL
     ggml_tensor * positions = nullptr; // i32 [n_rows], or [4 * n_rows] for M-RoPE
-    ggml_tensor * cells = nullptr;     // i64 [n_rows]
     ggml_tensor * out_rows = nullptr;  // i32 [n_out] that get logits; NULL: all
-    std::vector<ggml_tensor *> masks;  // f16 [n_kv, n_rows], kept; as CellMasks has them
-    std::vector<PathInputs> paths;     // of every n the recurrent layers need
+    // Of each group of layers: where rows are stored, i64 [n_rows]; and f16 [n_kv, n_rows], kept,
+    // as CellMasks has them.
+    std::vector<ggml_tensor *> cells;
+    std::vector<std::vector<ggml_tensor *>> masks;
+    std::vector<PathInputs> paths; // of every n the recurrent layers need
     // Of each of BatchShape::recurrent, NULL unless it verifies a tree: i32 [d_conv * n], tap by
     // tap: rows of (committed ++ new) convolution inputs.
     std::vector<ggml_tensor *> conv_taps;

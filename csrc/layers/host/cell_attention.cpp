@@ -23,8 +23,9 @@ class Attend : public CpuNode {
         const int64_t n_open =
             b.shape.kind == GraphKind::VERIFY ? std::min<int64_t>(n_rows_, DFL_MAX_VERIFY) : 0;
         scratch_ = kernel_.scratch_size(shape_.head_dim, n_open);
-        if (b.shape.n_kv > cpu::CELL_SEGMENT) {
-            const int64_t n_segments = b.shape.n_kv / cpu::CELL_SEGMENT + 2; // begun ones, too
+        const int64_t n_kv = b.shape.n_kv[b.kv.group_index(il)];
+        if (n_kv > cpu::CELL_SEGMENT) {
+            const int64_t n_segments = n_kv / cpu::CELL_SEGMENT + 2; // begun ones, too
             n_parts_ = n_segments * std::min<int64_t>(n_group() * n_rows_, cpu::MAX_QUERIES);
         }
     }
@@ -216,7 +217,7 @@ class Attend : public CpuNode {
 } // namespace
 
 ggml_tensor * cell_attention(Build & b, int il, ggml_tensor * q) {
-    auto work = std::make_unique<Attend>(b, il, b.kv.seen());
+    auto work = std::make_unique<Attend>(b, il, b.kv.group(il).seen());
     const int64_t size = work->size();
     ggml_tensor * all =
         add_cpu_node(b, GGML_TYPE_F32, size, 1, {q, b.kv.k(il), b.kv.v(il)}, std::move(work));

@@ -1,0 +1,127 @@
+// extern "C" bodies only: prefixes.
+#include "api/handles.h"
+
+#include <algorithm>
+
+using dfl::copy_text;
+using dfl::guard;
+using dfl::need;
+using dfl::Turn;
+
+dfl_status dfl_prefix_cost(const dfl_sequence * sequence, uint64_t * bytes, dfl_error * err) {
+    return guard(err, [&] {
+        need(sequence, bytes);
+        *bytes = sequence->sequence.cost_of_keeping();
+    });
+}
+
+dfl_status dfl_prefix_keep(dfl_sequence * sequence, dfl_prefix ** prefix, dfl_error * err) {
+    return guard(err, [&] {
+        need(sequence, prefix);
+        const Turn turn(*sequence->is_busy);
+        *prefix = new dfl_prefix{sequence->sequence.keep(), sequence->is_busy};
+    });
+}
+
+void dfl_prefix_free(dfl_prefix * prefix) { delete prefix; }
+
+dfl_status dfl_prefix_get_info(const dfl_prefix * prefix, dfl_prefix_info * info, dfl_error * err) {
+    return guard(err, [&] {
+        need(prefix, info);
+        const dfl::Prefix & p = *prefix->prefix;
+        *info = {};
+        info->n_tokens = p.size();
+        info->n_proven = p.n_proven();
+        info->n_draft = p.n_draft();
+        info->n_caches = static_cast<int32_t>(p.rows().size());
+        info->n_parts = static_cast<int32_t>(p.parts().size());
+        info->host_bytes = p.own_bytes();
+        info->own_cells = p.n_own_cells();
+        info->idle_cells = p.n_idle_cells();
+    });
+}
+
+int64_t dfl_prefix_wanted_cells(const dfl_prefix * prefix, int64_t n) {
+    return prefix != nullptr && n >= 0 && n <= prefix->prefix->size()
+               ? prefix->prefix->wanted_cells(n)
+               : -1;
+}
+
+dfl_status dfl_prefix_adopt(dfl_sequence * sequence, const dfl_prefix * prefix, int64_t n,
+                            dfl_error * err) {
+    return guard(err, [&] {
+        need(sequence, prefix);
+        const Turn turn(*sequence->is_busy);
+        sequence->sequence.adopt(*prefix->prefix, n);
+    });
+}
+
+dfl_status dfl_prefix_spill(dfl_prefix * prefix, int64_t n, int64_t * n_freed, dfl_error * err) {
+    return guard(err, [&] {
+        need(prefix, n_freed);
+        const Turn turn(*prefix->is_busy);
+        *n_freed = prefix->prefix->spill(n);
+    });
+}
+
+static void check_part(const dfl_prefix & prefix, int32_t index) {
+    const auto n = static_cast<int32_t>(prefix.prefix->parts().size());
+    DFL_CHECK(index >= 0 && index < n, DFL_STATUS_ARGUMENT, "part %d: the prefix has %d", index, n);
+}
+
+dfl_status dfl_prefix_get_part(const dfl_prefix * prefix, int32_t index, dfl_prefix_part * part,
+                               dfl_error * err) {
+    return guard(err, [&] {
+        need(prefix, part);
+        check_part(*prefix, index);
+        const dfl::Prefix::Part & of = prefix->prefix->parts()[index];
+        *part = {};
+        copy_text(part->name, of.name);
+        copy_text(part->type, ggml_type_name(of.type));
+        part->ne[0] = of.ne[0];
+        part->ne[1] = of.ne[1];
+        part->bytes = of.bytes;
+    });
+}
+
+dfl_status dfl_prefix_get_rows(const dfl_prefix * prefix, int64_t * n_rows, dfl_error * err) {
+    return guard(err, [&] {
+        need(prefix, n_rows);
+        for (size_t i = 0; i < prefix->prefix->rows().size(); ++i) {
+            n_rows[i] = prefix->prefix->n_rows(i);
+        }
+    });
+}
+
+dfl_status dfl_prefix_read(const dfl_prefix * prefix, int32_t part, void * data, dfl_error * err) {
+    return guard(err, [&] {
+        need(prefix, data);
+        check_part(*prefix, part);
+        const Turn turn(*prefix->is_busy);
+        prefix->prefix->read(part, static_cast<uint8_t *>(data));
+    });
+}
+
+dfl_status dfl_prefix_create(dfl_engine * engine, const int32_t * tokens, int64_t n,
+                             const int64_t * n_rows, int32_t n_caches, dfl_prefix ** prefix,
+                             dfl_error * err) {
+    return guard(err, [&] {
+        need(engine, tokens, n_rows, prefix);
+        const Turn turn(*engine->is_busy);
+        engine->engine->check_ids(tokens, n, 0);
+        const std::vector<int64_t> rows(n_rows, n_rows + std::max(0, n_caches));
+        *prefix =
+            new dfl_prefix{std::make_shared<dfl::Prefix>(
+                               engine->engine, std::vector<int32_t>(tokens, tokens + n), rows),
+                           engine->is_busy};
+    });
+}
+
+dfl_status dfl_prefix_write(dfl_prefix * prefix, int32_t part, const void * data, dfl_error * err) {
+    return guard(err, [&] {
+        need(prefix, data);
+        check_part(*prefix, part);
+        const Turn turn(*prefix->is_busy);
+        prefix->prefix->write(part, static_cast<const uint8_t *>(data));
+    });
+}

@@ -1,0 +1,56 @@
+// K/V rows that outlive the sequence that computed them: in a page of cells that is shared, or on
+// the host.
+#pragma once
+
+#include "cache/kv_group.h"
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace dfl {
+
+// Rows of positions side by side, within one page's worth of them.
+class KeptRows {
+  public:
+    // Those of a shared page, which it holds from now on. host_bytes: counts what all of them take.
+    KeptRows(KvGroup & group, uint64_t & host_bytes, int64_t page);
+    // n rows on the host, to be filled in.
+    KeptRows(KvGroup & group, uint64_t & host_bytes, int32_t position, int64_t n);
+    ~KeptRows();
+    KeptRows(const KeptRows &) = delete; // the group counts who holds a page
+    KeptRows & operator=(const KeptRows &) = delete;
+
+    int32_t position() const { return position_; }
+    int64_t n() const { return n_; }
+    // -1: they are on the host.
+    int64_t page() const { return page_; }
+    bool is_whole() const { return n_ == CellTable::PAGE; }
+    uint64_t host_bytes() const { return bytes_.size(); }
+    // On the host: tensor by tensor, n rows each.
+    uint8_t * bytes() { return bytes_.data(); }
+
+    // Whether no sequence uses the page, so that its cells are free once nobody keeps the rows.
+    bool is_idle() const { return page_ >= 0 && group_.cells().n_holders(page_) == 1; }
+    // Moves them to the host, and back into a page. Throws where there is no memory, or no page.
+    void spill();
+    void bring_back();
+    // Copies the first of them into cells.
+    void copy_to(const std::vector<int64_t> & cells) const;
+    // Copies one tensor's rows out of them, and into them.
+    void read(size_t tensor, uint8_t * to) const;
+    void write(size_t tensor, const uint8_t * from);
+
+  private:
+    void allocate();
+    void free_bytes();
+
+    KvGroup & group_;
+    uint64_t & host_bytes_;
+    int32_t position_;
+    int64_t n_;
+    int64_t page_ = -1;
+    std::vector<uint8_t> bytes_;
+};
+
+} // namespace dfl

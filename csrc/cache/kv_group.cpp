@@ -1,0 +1,231 @@
+#include "cache/kv_group.h"
+
+#include "error.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace dfl {
+
+KvGroup::KvGroup(int64_t window, CellTable cells, CellMasks masks, bool attends_on_host)
+    : window_(window), cells_(std::move(cells)), masks_(std::move(masks)),
+      attends_on_host_(attends_on_host) {}
+
+void KvGroup::add_layer(const Backend & backend, ggml_tensor * k, ggml_tensor * v) {
+    stores_.push_back({&backend, k});
+    stores_.push_back({&backend, v});
+}
+
+void KvGroup::set_rows(const MaskRows & rows, int64_t n_kv) {
+    if (masks_.empty()) {
+        cells_.take_changes(); // nobody asks for them
+    } else {
+        masks_.update(cells_, rows, n_kv);
+    }
+    if (attends_on_host_) {
+        find_seen_cells(cells_, rows, seen_);
+    }
+}
+
+bool KvGroup::is_host() const {
+    return std::all_of(stores_.begin(), stores_.end(),
+                       [](const Store & store) { return store.backend->is_host(); });
+}
+
+void KvGroup::copy_row(int64_t from, int64_t to) {
+    if (from == to) {
+        return;
+    }
+    for (const Store & store : stores_) {
+        auto * rows = static_cast<char *>(store.rows->data);
+        const size_t size = store.rows->nb[1];
+        std::memcpy(rows + to * size, rows + from * size, size);
+    }
+}
+
+void KvGroup::zero(int64_t first, int64_t n) {
+    for (const Store & store : stores_) {
+        if (n > 0) {
+            const size_t size = store.rows->nb[1];
+            ggml_backend_tensor_memset(store.rows, 0, first * size, n * size);
+        }
+    }
+}
+
+void KvGroup::clear(int32_t sequence) {
+    int64_t first = 0; // of cells side by side that are to be zeroed: few calls of a device
+    for (int64_t cell = 0; cell <= cells_.n_touched(); ++cell) {
+        const bool is_meant =
+            cell < cells_.n_touched() &&
+            (cells_.sequence(cell) == CellTable::FREE || cells_.sequence(cell) == sequence);
+        if (!is_meant) {
+            zero(first, cell - first);
+            first = cell + 1;
+        }
+    }
+    zero(cells_.size(), cells_.n_cells() - cells_.size());
+}
+
+void KvGroup::clear_range(int32_t sequence, int64_t first, int64_t end) {
+    // Shared rows are others' too, and read by our own code alone.
+    const auto own = static_cast<int64_t>(cells_.shared(sequence).size()) * CellTable::PAGE;
+    for (const cpu::CellSpan & span : cells_.spans(sequence)) {
+        const int64_t from = std::clamp<int64_t>(std::max(first, own) - span.position, 0, span.n);
+        const int64_t to = std::clamp<int64_t>(end - span.position, from, span.n);
+        zero(span.cell + from, to - from);
+    }
+}
+
+void KvGroup::release_from(int32_t sequence, int32_t position) {
+    copy_cells(cells_.release_from(sequence, position));
+}
+
+std::vector<ggml_tensor *> KvGroup::tensors() const {
+    std::vector<ggml_tensor *> found;
+    for (const Store & store : stores_) {
+        found.push_back(store.rows);
+    }
+    return found;
+}
+
+uint64_t KvGroup::row_bytes() const {
+    uint64_t sum = 0;
+    for (const ggml_tensor * tensor : tensors()) {
+        sum += tensor->nb[1];
+    }
+    return sum;
+}
+
+void KvGroup::read_rows(int32_t sequence, int32_t position, int64_t n, uint8_t * to) const {
+    int64_t n_found = 0;
+    for (const ggml_tensor * tensor : tensors()) {
+        const size_t row = tensor->nb[1];
+        for (const cpu::CellSpan & span : cells_.spans(sequence)) {
+            const int64_t first = std::max<int64_t>(position, span.position);
+            const int64_t end = std::min(position + n, span.position + span.n);
+            if (first < end) {
+                ggml_backend_tensor_get(tensor, to + (first - position) * row,
+                                        (span.cell + first - span.position) * row,
+                                        (end - first) * row);
+                n_found += end - first;
+            }
+        }
+        to += n * row;
+    }
+    DFL_CHECK(n_found == n * static_cast<int64_t>(tensors().size()), DFL_STATUS_INTERNAL,
+              "sequence %d lacks rows of %lld from position %d on", sequence, (long long)n,
+              position);
+}
+
+void KvGroup::read_cells(int64_t cell, int64_t n, uint8_t * to) const {
+    for (const ggml_tensor * tensor : tensors()) {
+        ggml_backend_tensor_get(tensor, to, cell * tensor->nb[1], n * tensor->nb[1]);
+        to += n * tensor->nb[1];
+    }
+}
+
+void KvGroup::write_cells(int64_t cell, int64_t n, const uint8_t * from, int64_t first,
+                          int64_t n_from) {
+    for (ggml_tensor * tensor : tensors()) {
+        const size_t row = tensor->nb[1];
+        ggml_backend_tensor_set(tensor, from + first * row, cell * row, n * row);
+        from += n_from * row;
+    }
+}
+
+void KvGroup::copy_cells(const CellTable::Copy & copy) {
+    for (ggml_tensor * tensor : copy.n > 0 ? tensors() : std::vector<ggml_tensor *>()) {
+        auto * rows = static_cast<char *>(tensor->data);
+        const size_t row = tensor->nb[1];
+        std::memcpy(rows + copy.to * row, rows + copy.from * row, copy.n * row);
+    }
+}
+
+static int64_t page_of(int64_t position) {
+    return std::max<int64_t>(0, position) / CellTable::PAGE * CellTable::PAGE;
+}
+
+int64_t KvGroup::first_seen(int64_t position) const {
+    return window_ > 0 ? std::max<int64_t>(0, position - window_ + 1) : 0;
+}
+
+int64_t KvGroup::first_saved(int64_t position) const { return page_of(first_seen(position)); }
+
+int64_t KvGroup::first_kept(int64_t position) const {
+    return window_ > 0 ? page_of(first_seen(position) - REACH) : 0;
+}
+
+void KvGroup::move_on(int32_t sequence, int64_t position, int64_t n_proven) {
+    const int64_t first = first_kept(position);
+    if (!masks_.empty()) { // some kernels multiply what a mask hides by 0
+        clear_range(sequence, n_proven, first);
+    }
+    cells_.release_before(sequence, static_cast<int32_t>(first));
+}
+
+bool KvGroup::holds_before(int32_t sequence, int64_t position) const {
+    const int64_t first = first_seen(position);
+    const std::vector<cpu::CellSpan> & spans = cells_.spans(sequence);
+    return first >= position || (!spans.empty() && spans.front().position <= first);
+}
+
+bool KvGroup::keeps_before(int64_t position, int64_t later) const {
+    const int64_t first = first_seen(position);
+    return first >= position || first_kept(later) <= first;
+}
+
+int64_t KvGroup::earliest(int32_t sequence) const {
+    const std::vector<cpu::CellSpan> & spans = cells_.spans(sequence);
+    const int64_t first = spans.empty() ? 0 : spans.front().position;
+    return first > 0 ? first + window_ - 1 : 0;
+}
+
+uint64_t KvGroup::most_saved() const {
+    uint64_t row = 0;
+    for (const Store & store : stores_) {
+        row += store.rows->nb[1];
+    }
+    return window_ > 0 ? row * (window_ - 1 + CellTable::PAGE - 1) : 0;
+}
+
+void KvGroup::save(int32_t sequence, int64_t position, std::vector<uint8_t> & bytes) const {
+    const int64_t first = first_saved(position);
+    for (size_t i = 0; i < stores_.size() && window_ > 0; ++i) {
+        const ggml_tensor * rows = stores_[i].rows;
+        for (const cpu::CellSpan & span : cells_.spans(sequence)) {
+            const int64_t from = std::clamp<int64_t>(first - span.position, 0, span.n);
+            const int64_t to = std::clamp<int64_t>(position - span.position, from, span.n);
+            const size_t at = bytes.size(), size = (to - from) * rows->nb[1];
+            bytes.resize(at + size);
+            if (size > 0) {
+                stores_[i].backend->read(rows, bytes.data() + at, (span.cell + from) * rows->nb[1],
+                                         size);
+            }
+        }
+    }
+}
+
+const uint8_t * KvGroup::load(int32_t sequence, int64_t position, const uint8_t * bytes) {
+    const auto first = static_cast<int32_t>(first_saved(position));
+    if (window_ == 0) {
+        return bytes;
+    }
+    if (!masks_.empty()) {
+        clear_from(sequence, 0);
+    }
+    cells_.release_from(sequence, 0);
+    const std::vector<int64_t> taken = cells_.take(sequence, position - first);
+    for (size_t i = 0; i < taken.size(); ++i) {
+        cells_.place(taken[i], first + static_cast<int32_t>(i));
+    }
+    for (const Store & store : stores_) {
+        const size_t size = store.rows->nb[1];
+        for (const cpu::CellSpan & span : cells_.spans(sequence)) {
+            ggml_backend_tensor_set(store.rows, bytes, span.cell * size, span.n * size);
+            bytes += span.n * size;
+        }
+    }
+    return bytes;
+}
+
+} // namespace dfl

@@ -1,0 +1,123 @@
+// Attention layers that keep the same rows of every sequence, in the same cells.
+#pragma once
+
+#include "cache/cell_masks.h"
+#include "cache/seen_cells.h"
+
+#include <cstdint>
+#include <vector>
+
+namespace dfl {
+
+// Those of layers with a window stay only while rows to come may see them: of a sequence that has
+// come to a position the window before it, and REACH positions more, as it may go back. Who goes
+// back further brings the rows along, see save().
+class KvGroup {
+  public:
+    // A stop string, an interrupted round, a prompt that ends a little differently.
+    static constexpr int64_t REACH = CellTable::PAGE;
+
+    // Cells with which take() never fails for want of one. n_rows: most rows that passes and
+    // verifies that wait for their commits hold at a time, padding included.
+    //
+    // Between passes a sequence holds positions from first_kept() on: window - 1 + REACH, and less
+    // than a page more, as that is the first of a page. Pages of one sequence are full but for the
+    // last (CellTable, packs), so u cells lie in at most u + PAGE - 1 cells of pages. Summed over
+    // sequences, that is
+    static int64_t cells_wanted(int64_t window, int32_t n_sequences, int64_t n_rows) {
+        return n_sequences * (window - 1 + REACH + 2 * (CellTable::PAGE - 1)) + n_rows;
+    }
+
+    // window: 0, or as far back as a row of these layers sees, itself included. attends_on_host:
+    // some layer does, in our own code.
+    KvGroup(int64_t window, CellTable cells, CellMasks masks, bool attends_on_host);
+    // A layer's rows, [head_dim * n_head_kv, n_cells] each.
+    void add_layer(const Backend & backend, ggml_tensor * k, ggml_tensor * v);
+
+    int64_t window() const { return window_; }
+    bool has_layers() const { return !stores_.empty(); }
+    CellTable & cells() { return cells_; }
+    const CellTable & cells() const { return cells_; }
+    CellMasks & masks() { return masks_; }
+    const CellMasks & masks() const { return masks_; }
+    const std::vector<SeenRows> & seen() const { return seen_; }
+    // Makes the masks and seen() those of the rows of the next pass, over the first n_kv cells.
+    void set_rows(const MaskRows & rows, int64_t n_kv);
+
+    // Whether all of it lies in host memory.
+    bool is_host() const;
+    // Copies a cell's rows of every layer into another cell. Host memory only.
+    void copy_row(int64_t from, int64_t to);
+    // Zeroes what is stored in the cells of a sequence and in those that nobody holds, and touches
+    // no memory that was never written to; the table stays.
+    void clear(int32_t sequence);
+    void clear_cell(int64_t cell) { zero(cell, 1); }
+    // In the cells of a sequence from a position on.
+    void clear_from(int32_t sequence, int32_t position) {
+        clear_range(sequence, position, INT32_MAX);
+    }
+
+    // CellTable::release_from() with what it wants copied.
+    void release_from(int32_t sequence, int32_t position);
+
+    // Whether sequences may share pages of cells: where every layer attends in our own code, which
+    // takes rows where they lie, and to which hidden ones are nothing. Not for windows.
+    bool shares_pages() const { return window_ == 0 && masks_.empty() && is_host(); }
+    // Keys and values of each layer.
+    std::vector<ggml_tensor *> tensors() const;
+    // Bytes of one cell in all of them.
+    uint64_t row_bytes() const;
+    // Copies rows out, tensor by tensor, those of each side by side: n of a sequence from a
+    // position on, which must be there; of n cells side by side; and back, of n_from rows those
+    // from `first` on.
+    void read_rows(int32_t sequence, int32_t position, int64_t n, uint8_t * to) const;
+    void read_cells(int64_t cell, int64_t n, uint8_t * to) const;
+    void write_cells(int64_t cell, int64_t n, const uint8_t * from, int64_t first, int64_t n_from);
+    // Host memory only.
+    void copy_cells(const CellTable::Copy & copy);
+
+    // What follows is for windows; without one all rows are kept, and none are saved.
+
+    // A sequence has come to a position: forgets what is not kept any more. n_proven: of its
+    // tokens, those whose rows are known to be finite.
+    void move_on(int32_t sequence, int64_t position, int64_t n_proven);
+    // Whether all is there that a row at a position would see of those before it. Of an earlier
+    // position than the sequence's: whether it can go back there.
+    bool holds_before(int32_t sequence, int64_t position) const;
+    // Whether it will be when the sequence has come to `later`, and has not gone back.
+    bool keeps_before(int64_t position, int64_t later) const;
+    // The first position that it can go back to.
+    int64_t earliest(int32_t sequence) const;
+    // What a row at a position sees of those before it, appended to `bytes`; and these rows put
+    // back, in place of all that the sequence holds, from `bytes` on -> the first that is not read.
+    void save(int32_t sequence, int64_t position, std::vector<uint8_t> & bytes) const;
+    const uint8_t * load(int32_t sequence, int64_t position, const uint8_t * bytes);
+    // What is saved: from the first position of a page on, where it lies as if it had been
+    // computed.
+    int64_t first_saved(int64_t position) const;
+    // Most of what save() appends.
+    uint64_t most_saved() const;
+
+  private:
+    void zero(int64_t first, int64_t n);
+    void clear_range(int32_t sequence, int64_t first, int64_t end);
+    // What a row at a position sees begins here.
+    int64_t first_seen(int64_t position) const;
+    // And what is kept at a position; the first position of a page, so that whole pages become
+    // free.
+    int64_t first_kept(int64_t position) const;
+    // Keys or values of a layer.
+    struct Store {
+        const Backend * backend;
+        ggml_tensor * rows;
+    };
+
+    int64_t window_;
+    CellTable cells_;
+    CellMasks masks_;
+    bool attends_on_host_;
+    std::vector<SeenRows> seen_;
+    std::vector<Store> stores_;
+};
+
+} // namespace dfl

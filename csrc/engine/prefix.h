@@ -1,0 +1,95 @@
+// What the first tokens of a sequence left behind, kept for others that begin like it: attention
+// rows of every group of layers, recurrent states, and what the drafter remembers.
+//
+// CacheRows of a group that shares pages stay where they are in the cells, which the prefix holds;
+// spill moves them to the host when others want the cells. All else is copied to the host. Prefixes
+// of one timeline have their full pages' worth of rows in common.
+#pragma once
+
+#include "cache/kept_rows.h"
+#include "engine/engine.h"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace dfl {
+
+// What recurrent layers knew after a token.
+class PrefixState {
+  public:
+    PrefixState(std::vector<uint8_t> bytes, uint64_t & host_bytes);
+    ~PrefixState() { host_bytes_ -= bytes_.size(); }
+    PrefixState(const PrefixState &) = delete; // it is counted
+    PrefixState & operator=(const PrefixState &) = delete;
+
+    std::vector<uint8_t> & bytes() { return bytes_; }
+    const std::vector<uint8_t> & bytes() const { return bytes_; }
+
+  private:
+    std::vector<uint8_t> bytes_;
+    uint64_t & host_bytes_;
+};
+
+using CacheRows = std::vector<std::shared_ptr<KeptRows>>;
+
+class Prefix {
+  public:
+    // A part of it as files have it: `name` is one of the engine's.
+    struct Part {
+        std::string name;
+        ggml_type type;
+        int64_t ne[2];
+        uint64_t bytes;
+        size_t cache, tensor; // of attention rows
+    };
+
+    // rows: of each cache of the engine, in the order of positions, the last one's being that of
+    // the last token; state: NULL without recurrent layers.
+    Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens, int64_t n_proven,
+           std::vector<CacheRows> rows, std::shared_ptr<PrefixState> state);
+    // One to be filled in, with so many rows of each cache.
+    Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
+           const std::vector<int64_t> & n_rows);
+
+    const Engine & engine() const { return *engine_; }
+    const std::vector<int32_t> & tokens() const { return tokens_; }
+    int64_t size() const { return static_cast<int64_t>(tokens_.size()); }
+    // Of them, those that a finite row of logits was read after.
+    int64_t n_proven() const { return n_proven_; }
+    const std::vector<CacheRows> & rows() const { return rows_; }
+    const PrefixState * state() const { return state_.get(); }
+    // CacheRows of a cache.
+    int64_t n_rows(size_t cache) const;
+    // Positions that the drafter remembers, up to the last token.
+    int64_t n_draft() const;
+
+    // Bytes on the host that are this prefix's alone, and of all prefixes of the engine.
+    uint64_t own_bytes() const;
+    // Cells that are free once it is dropped; and those that spill() would free.
+    int64_t n_own_cells() const;
+    int64_t n_idle_cells() const;
+    // Cells of those that no sequence has, that a sequence takes to begin with the first n tokens.
+    int64_t wanted_cells(int64_t n) const;
+    // Moves rows from cells that no sequence uses to the host, the last ones first, until so many
+    // cells are free or none is left; how many are.
+    int64_t spill(int64_t n_cells);
+
+    const std::vector<Part> & parts() const { return parts_; }
+    void read(size_t part, uint8_t * to) const;
+    // Of one that is to be filled in.
+    void write(size_t part, const uint8_t * from);
+
+  private:
+    void find_parts();
+
+    std::shared_ptr<Engine> engine_; // outlives the rows
+    std::vector<int32_t> tokens_;
+    int64_t n_proven_;
+    std::vector<CacheRows> rows_;
+    std::shared_ptr<PrefixState> state_;
+    std::vector<Part> parts_;
+};
+
+} // namespace dfl

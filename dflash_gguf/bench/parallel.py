@@ -1,0 +1,86 @@
+"""Many answers at once: tokens a second of all together, with and without drafts."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ..config import DecodeConfig
+from ..decoder import Decoder
+from .runs import N_WARM
+from .settings import Setting
+
+N_RUNS = 3
+"""Turns of all settings; the first of each level builds graphs and does not count."""
+
+
+def levels(text: str) -> list[int]:
+    """The numbers of "1,4,8", in their order. ValueError for what is none."""
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        found = [0]
+    if min(found) < 1:
+        raise ValueError(f"--parallel {text}: must be numbers like 1,4,8")
+    return list(dict.fromkeys(found))
+
+
+def measure(
+    decoder: Decoder,
+    pair: str,
+    prompts: Sequence[Sequence[int]],
+    settings: Sequence[Setting],
+    numbers: Sequence[int],
+    config: DecodeConfig,
+) -> Iterator[dict[str, Any]]:
+    """An entry for every number of answers at once and setting. prompts: token ids.
+
+    Every turn has other prompts, as long as there are some, for each as many as are at once; what
+    was answered before is forgotten, so that nothing is a copy of it or found in the caches.
+    """
+    for n in numbers:
+        seconds: dict[Setting, list[float]] = {setting: [] for setting in settings}
+        tokens: dict[Setting, list[int]] = {setting: [] for setting in settings}
+        for run in range(N_RUNS + 1):
+            chosen = [prompts[(run * n + i) % len(prompts)] for i in range(n)]
+            first = run % len(settings)
+            most = N_WARM if run == 0 else config.max_tokens
+            for setting in (*settings[first:], *settings[:first]):
+                decoder.reset()
+                started = time.perf_counter()
+                fields = {**setting.fields, "max_tokens": most}
+                results = decoder.generate_batch(chosen, config, **fields)
+                if run:
+                    seconds[setting].append(time.perf_counter() - started)
+                    tokens[setting].append(sum(result.n_tokens for result in results))
+        rates = {
+            setting: [n / s for n, s in zip(tokens[setting], seconds[setting], strict=True)]
+            for setting in settings
+        }
+        plain = next((rates[setting] for setting in settings if setting.kind == "none"), None)
+        for setting in settings:
+            ratio = None
+            if plain is not None and setting.kind != "none":
+                pairs = zip(rates[setting], plain, strict=True)
+                ratio = round(statistics.median(a / b for a, b in pairs), 3)
+            yield {
+                "pair": pair,
+                "n": n,
+                "setting": str(setting),
+                "tokens_per_s": round(statistics.median(rates[setting]), 2),
+                "ratio": ratio,
+            }
+
+
+def table(entries: Sequence[dict[str, Any]]) -> str:
+    """A Markdown table of the entries."""
+    lines = ["| pair | answers at once | setting | tok/s of all | ratio to plain |"]
+    lines.append("| --- | --- | --- | --- | --- |")
+    for e in entries:
+        ratio = "" if e["ratio"] is None else f"{e['ratio']:.3f}"
+        lines.append(
+            f"| {e['pair']} | {e['n']} | {e['setting']} | {e['tokens_per_s']:.1f} | {ratio} |"
+        )
+    return "\n".join(lines)

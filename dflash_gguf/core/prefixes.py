@@ -1,0 +1,96 @@
+"""Prefixes in an engine: what the first tokens of a sequence left behind, for others."""
+
+from __future__ import annotations
+
+from collections import abc
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._ffi import Error, call, create, ffi, lib, new, text
+from .engines import Engine
+from .passes import ids_of
+
+
+class Part(NamedTuple):
+    """A tensor of a prefix's file, of a ggml type; of attention rows one for each token."""
+
+    name: str
+    type: str
+    ne: tuple[int, int]
+    n_bytes: int
+
+
+class Prefix:
+    """All that the first tokens of a sequence left behind, until it is closed."""
+
+    def __init__(self, handle: Any, n_tokens: int) -> None:
+        """Use `Sequence.keep` or `create_prefix`."""
+        self._handle = handle
+        self.n_tokens = n_tokens
+
+    @property
+    def handle(self) -> Any:
+        """The C handle; raises Error once closed."""
+        if self._handle is None:
+            raise Error("the prefix is closed")
+        return self._handle
+
+    def close(self) -> None:
+        """Gives up what it keeps, where nothing else keeps it too."""
+        if self._handle is not None:
+            ffi.release(self._handle)
+            self._handle = None
+
+    def info(self) -> Any:
+        """The prefix's `dfl_prefix_info`."""
+        info = new("dfl_prefix_info *")
+        call("prefix_get_info", self.handle, info)
+        return info
+
+    def wanted_cells(self, n: int) -> int:
+        """How many of `Engine.n_free_cells` a sequence takes to begin with n tokens of it."""
+        return int(lib().dfl_prefix_wanted_cells(self.handle, n))
+
+    def spill(self, n_cells: int) -> int:
+        """Moves rows to the host until n cells are free, or no more can be; how many are."""
+        n_freed = new("int64_t *")
+        call("prefix_spill", self.handle, n_cells, n_freed)
+        return int(n_freed[0])
+
+    def n_rows(self) -> list[int]:
+        """Rows of each cache."""
+        rows = new("int64_t[]", int(self.info().n_caches))
+        call("prefix_get_rows", self.handle, rows)
+        return list(rows)
+
+    def parts(self) -> list[Part]:
+        """What a file of it holds beside the tokens."""
+        found = []
+        part = new("dfl_prefix_part *")
+        for index in range(self.info().n_parts):
+            call("prefix_get_part", self.handle, index, part)
+            ne = int(part.ne[0]), int(part.ne[1])
+            found.append(Part(text(part.name), text(part.type), ne, int(part.bytes)))
+        return found
+
+    def read(self, part: int, out: NDArray[np.uint8]) -> None:
+        """Copies a part's bytes out."""
+        call("prefix_read", self.handle, part, ffi.from_buffer("uint8_t[]", out, True))
+
+    def write(self, part: int, data: NDArray[np.uint8]) -> None:
+        """Fills in a part of one that `create_prefix` made."""
+        call("prefix_write", self.handle, part, ffi.from_buffer("uint8_t[]", data))
+
+
+def create_prefix(engine: Engine, tokens: abc.Sequence[int], n_rows: abc.Sequence[int]) -> Prefix:
+    """A prefix to be filled in. n_rows: of each cache.
+
+    Raises:
+        Error: tokens that the model does not have, or rows that its caches do not.
+    """
+    ids = ids_of(tokens, engine.model.n_vocab)
+    rows = new("int64_t[]", list(n_rows))
+    args = (engine.handle, ids, len(ids), rows, len(rows))
+    return Prefix(create("prefix", "prefix_create", *args), len(ids))

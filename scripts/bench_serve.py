@@ -1,0 +1,201 @@
+"""dflash-serve beside the same decoder without HTTP, and beside llama.cpp's server.
+
+    scripts/bench_serve.py MODEL.gguf [--drafter DRAFTER.gguf] [--at-once 1 8 16] [--turns 10]
+
+Throughput: greedy answers of a fixed length, so many at once, in turn from `generate_batch` in a
+process without a server and by requests to each server; the median of the ratios of a turn. Chat: a
+conversation of which every turn adds a question and the answer to the last; milliseconds to the
+first token of each turn. Both servers have the same file, threads, context and `-np`; theirs is
+built by scripts/build_peer.py with the wheel's own libraries. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from build_peer import build
+
+import dflash_gguf
+from dflash_gguf.bench.prompts import Prompt
+from dflash_gguf.bench.url import Server, bodies, load
+
+OURS, THEIRS, BATCH = "dflash-serve", "llama-server", "generate_batch"
+START_S = 300
+SERVE = "import sys; from dflash_gguf.serve.command import main; sys.exit(main())"
+SENTENCE = (
+    "the quick brown fox jumps over a lazy dog while seven small boats drift along the quiet river"
+)
+WORDS = tuple(SENTENCE.split())
+
+
+def free_port() -> int:
+    """One that nobody listens at."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+@contextlib.contextmanager
+def served(command: Sequence[str], port: int) -> Iterator[Server]:
+    """A server as long as the with block runs, loaded."""
+    process = subprocess.Popen(
+        [*command, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        deadline = time.monotonic() + START_S
+        while True:
+            try:
+                with urlopen(f"{url}/health", timeout=5) as found:
+                    if found.status == 200:
+                        break
+            except (URLError, OSError):
+                pass
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"{command[0]} did not start")
+            time.sleep(0.2)
+        yield Server(url, None)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def prompt(number: int, n_words: int = 40) -> str:
+    """Words in an order of its own."""
+    shuffled = [WORDS[(number * 7 + i * (number + 3)) % len(WORDS)] for i in range(n_words)]
+    return f"Story {number}: " + " ".join(shuffled)
+
+
+def rate(server: Server, prompts: list[str], n: int, n_tokens: int, seed: int) -> float:
+    """Tokens a second of all answers together, by requests."""
+    requests = bodies(
+        [Prompt(str(i), text) for i, text in enumerate(prompts)], None, n_tokens, 0.0, seed
+    )
+    level = load(server, requests, n)
+    if level.n_failed:
+        raise RuntimeError(f"a request failed: {level.to_dict()['failure']}")
+    return level.to_dict()["tokens_per_s"]
+
+
+def batch_rate(decoder: dflash_gguf.Decoder, prompts: list[str], n: int, n_tokens: int) -> float:
+    """The same without HTTP; at most n are running, as there."""
+    began = time.perf_counter()
+    n_done = 0
+    todo = list(prompts)
+    while todo:
+        part, todo = todo[:n], todo[n:]
+        found = decoder.generate_batch(part, max_tokens=n_tokens, ignore_eos=True, temperature=0.0)
+        n_done += sum(result.n_tokens for result in found)
+    return n_done / (time.perf_counter() - began)
+
+
+def throughput(
+    sources: dict[str, Any], args: argparse.Namespace, n: int
+) -> dict[str, dict[str, float]]:
+    """Tokens a second and, of the others, ours by theirs."""
+    found: dict[str, list[float]] = {name: [] for name in sources}
+    for run in range(args.runs + 1):
+        prompts = [prompt(1000 * n + 100 * run + i) for i in range(2 * n)]
+        for name in list(sources)[:: 1 if run % 2 == 0 else -1]:
+            source = sources[name]
+            if name == BATCH:
+                value = batch_rate(source, prompts, n, args.tokens)
+            else:
+                value = rate(source, prompts, n, args.tokens, run)
+            if run:  # the first builds graphs
+                found[name].append(value)
+    return {
+        name: {
+            "tokens_per_s": round(statistics.median(values), 1),
+            "ours_by_it": round(
+                statistics.median(a / b for a, b in zip(found[OURS], values, strict=True)), 3
+            ),
+        }
+        for name, values in found.items()
+    }
+
+
+def chat(server: Server, n_turns: int, n_words: int, n_tokens: int) -> list[float]:
+    """Milliseconds to the first token of each turn; what was answered becomes part of the next."""
+    text, found = "", []
+    for turn in range(n_turns):
+        text += f"\nUser: {prompt(turn + 1, n_words)}\nAssistant:"
+        body = bodies([Prompt("chat", text)], None, n_tokens, 0.0, 0)[0]
+        answer = server.stream(*body)
+        if answer.failure:
+            raise RuntimeError(answer.failure)
+        found.append(1e3 * answer.first_s)
+        text += answer.text
+    return found
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="dflash-serve beside others")
+    parser.add_argument("model", type=Path, metavar="MODEL.gguf")
+    parser.add_argument("--drafter", type=Path, metavar="DRAFTER.gguf", help="of ours")
+    parser.add_argument("--at-once", type=int, nargs="+", default=[1, 8, 16], metavar="N")
+    parser.add_argument("-np", "--parallel", type=int, default=16, help="slots (default: 16)")
+    parser.add_argument("-c", "--ctx", type=int, default=16384)
+    parser.add_argument("-t", "--threads", type=int, default=2)
+    parser.add_argument("-n", "--tokens", type=int, default=48, help="of an answer")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=10, help="of the chat; 0: none")
+    parser.add_argument("--words", type=int, default=150, help="of a question in the chat")
+    parser.add_argument("--no-peer", action="store_true", help="without llama.cpp's server")
+    parser.add_argument("--no-batch", action="store_true", help="without generate_batch")
+    args = parser.parse_args()
+    model, slots = str(args.model), str(args.parallel)
+    common = ["-m", model, "-c", str(args.ctx), "-t", str(args.threads), "-np", slots]
+    ours = [sys.executable, "-c", SERVE, *common]
+    if args.drafter is not None:
+        ours += ["-md", str(args.drafter)]
+    report: dict[str, Any] = {"model": args.model.name, "slots": args.parallel}
+    with contextlib.ExitStack() as stack:
+        sources: dict[str, Any] = {OURS: stack.enter_context(served(ours, free_port()))}
+        if not args.no_batch:
+            options = {"n_ctx": args.ctx, "n_threads": args.threads, "n_parallel": args.parallel}
+            sources[BATCH] = stack.enter_context(
+                dflash_gguf.load(args.model, drafter=args.drafter, **options)
+            )
+        if not args.no_peer:
+            tool = build(["llama-server"]) / "llama-server"
+            theirs = [str(tool), *common, "--kv-unified", "--no-webui"]
+            sources[THEIRS] = stack.enter_context(served(theirs, free_port()))
+        report["throughput"] = {}
+        for n in args.at_once:
+            found = report["throughput"][n] = throughput(sources, args, n)
+            shown = ", ".join(
+                f"{name} {facts['tokens_per_s']} tok/s (ours by it {facts['ours_by_it']})"
+                for name, facts in found.items()
+            )
+            print(f"{n:3} at once: {shown}", flush=True)
+        if args.turns:
+            servers = {name: one for name, one in sources.items() if name != BATCH}
+            report["first_token_ms"] = {
+                name: [round(x, 1) for x in chat(one, args.turns, args.words, args.tokens)]
+                for name, one in servers.items()
+            }
+            for name, values in report["first_token_ms"].items():
+                print(f"first token of each turn, ms, {name}: {values}")
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

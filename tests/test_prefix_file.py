@@ -1,0 +1,169 @@
+"""Prefixes in files: what comes back is what was saved, or one sentence."""
+
+from __future__ import annotations
+
+import json
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from checkpoints import KINDS
+from device import DEVICE
+from dflash_gguf.convert.gguf_header import read_header
+from pairs import Pair, make_pair, random_tokens
+from test_prefixes import SETTINGS, open_decoder
+
+from dflash_gguf import cli, prefix_file
+from dflash_gguf.decoder import Decoder
+
+pytestmark = pytest.mark.skipif(DEVICE is not None, reason="the same bits are the CPU's")
+
+PROMPT = random_tokens(150, seed=4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loaded_prefix_gives_the_tokens_of_a_computed_one(tmp_path: Path, kind: str) -> None:
+    pair, path = make_pair(tmp_path, kind), tmp_path / "p.dfl"
+    with open_decoder(pair) as decoder:
+        expected = decoder.generate(PROMPT, draft="tree", **SETTINGS)
+        decoder.reset()
+        assert decoder.save_prefix(path, PROMPT[:-1]) == 149
+        first = path.read_bytes()
+        decoder.generate(PROMPT[:140], **SETTINGS)
+        assert decoder.save_prefix(path, PROMPT[:-1]) == 149  # of what is known now
+        assert path.read_bytes() == first
+        assert [x.name for x in tmp_path.glob("*.part")] == []
+    for n_parallel in (1, 3):
+        with open_decoder(pair, n_parallel) as decoder:
+            assert decoder.load_prefix(path) == 149
+            found = decoder.generate(PROMPT, draft="tree", **SETTINGS)
+            assert (found.n_cached, found.n_draft_context) == (149, 149)
+            assert found.tokens == expected.tokens
+            assert found.accept_histogram == expected.accept_histogram
+            decoder.reset()
+            assert decoder.engine.prefix_bytes == 0
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return make_pair(tmp_path_factory.mktemp("pair"), "qwen35")
+
+
+@pytest.fixture(scope="module")
+def decoder(pair: Pair) -> Iterator[Decoder]:
+    with open_decoder(pair) as decoder:
+        yield decoder
+
+
+@pytest.fixture(scope="module")
+def saved(decoder: Decoder, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("saved") / "p.dfl"
+    decoder.save_prefix(path, PROMPT)
+    return path
+
+
+def refused(decoder: Decoder, path: Path, sentence: str) -> None:
+    decoder.reset()
+    with pytest.raises(ValueError, match=sentence):
+        decoder.load_prefix(path)
+    assert len(decoder._prefixes) == 0
+    assert decoder.engine.prefix_bytes == 0
+
+
+def test_damaged_files_are_refused(decoder: Decoder, saved: Path, tmp_path: Path) -> None:
+    """Cut at every tensor, and a flipped byte in each; in the header too."""
+    data, bad = saved.read_bytes(), tmp_path / "bad.dfl"
+    tensors = read_header(saved).tensors.values()
+    assert len(tensors) == 10  # tokens, K and V of 1 + 2 layers, state, conv, checksums
+    for info in tensors:
+        for end in (info.start, info.start + info.n_bytes // 2, info.start + info.n_bytes - 1):
+            bad.write_bytes(data[:end])
+            refused(decoder, bad, "missing|damaged|truncated")
+        flipped = bytearray(data)
+        flipped[info.start + info.n_bytes // 2] ^= 16
+        bad.write_bytes(flipped)
+        refused(decoder, bad, f"bad.dfl: is damaged: .*({info.name}|header|tokens)")
+    head = next(iter(tensors)).start
+    for at in range(0, head, 7):
+        flipped = bytearray(data)
+        flipped[at] ^= 1
+        bad.write_bytes(flipped)
+        refused(decoder, bad, "bad.dfl: ")
+    bad.write_bytes(b"")
+    refused(decoder, bad, "bad.dfl: ")
+
+
+def test_what_is_another_s_is_refused(
+    pair: Pair, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = make_pair(tmp_path, "qwen35", seed=5)
+    changed = tmp_path / "another.gguf"
+    weights = bytearray(pair.target.read_bytes())
+    weights[len(weights) // 2] ^= 1
+    changed.write_bytes(weights)
+    with open_decoder(pair) as decoder:
+        monkeypatch.setattr(prefix_file, "library_build", lambda: "another")
+        refused(decoder, saved, "p.dfl: was made with another build of dflash-gguf or ggml")
+        monkeypatch.undo()
+        other_types = prefix_file.identity(decoder.engine) | {"cache_types": "f16/f16"}
+        monkeypatch.setattr(prefix_file, "identity", lambda _: other_types)
+        refused(decoder, saved, "p.dfl: was made with other types of keys and values")
+        monkeypatch.undo()
+        refused(decoder, pair.target, "target.gguf: is no file of a prefix")
+        refused(decoder, tmp_path / "none.dfl", "none.dfl: cannot be read: No such file")
+    for target, drafter, sentence in (
+        (pair.target, other.drafter, "another drafter"),
+        (changed, pair.drafter, "another model file"),
+    ):
+        with open_decoder(Pair(tmp_path, tmp_path, target, drafter)) as decoder:
+            refused(decoder, saved, f"p.dfl: was made with {sentence}")
+    with open_decoder(pair, n_bytes=1000) as decoder:
+        refused(decoder, saved, r"p.dfl: there is no room for its \d+ bytes \(cache_ram\)")
+    with open_decoder(pair, n_ctx=100) as decoder:
+        refused(decoder, saved, "p.dfl: 150 tokens after 0 do not fit into a context of 100")
+
+
+@contextmanager
+def full_disk(n_bytes: int) -> Iterator[None]:
+    """No file may be longer."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_full_disk_leaves_nothing(decoder: Decoder, saved: Path, tmp_path: Path) -> None:
+    size, path = saved.stat().st_size, tmp_path / "p.dfl"
+    path.write_bytes(b"an older file")
+    for n_bytes in (0, size // 2, size - 1):
+        with full_disk(n_bytes), pytest.raises(OSError, match="File too large"):
+            decoder.save_prefix(path, PROMPT)
+        assert [x.name for x in tmp_path.iterdir()] == ["p.dfl"]
+        assert path.read_bytes() == b"an older file"
+    decoder.save_prefix(path, PROMPT)
+    assert path.read_bytes() == saved.read_bytes()
+    with pytest.raises(FileNotFoundError):
+        decoder.save_prefix(tmp_path / "no" / "p.dfl", PROMPT)
+
+
+def test_a_run_begins_with_its_prompt_cache(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], tiny_gguf: Callable[[str], Path]
+) -> None:
+    path, model = tmp_path / "run.dfl", tiny_gguf("llama")
+    words = ["-m", str(model), "--tokens", ",".join(map(str, PROMPT)), "-n", "8", "-c", "256"]
+    answers = []
+    for _ in range(2):
+        assert cli.main([*words, "--prompt-cache", str(path), "--json"]) == 0
+        answers.append(capsys.readouterr())
+    found = [json.loads(answer.out) for answer in answers]
+    assert [one["n_cached"] for one in found] == [0, 149]
+    assert found[0]["tokens"] == found[1]["tokens"]
+    assert "run.dfl: 149 tokens of earlier prompts" in answers[1].err
+    path.write_bytes(path.read_bytes()[:-1])
+    assert cli.main([*words, "--prompt-cache", str(path)]) == 1
+    assert "missing" in capsys.readouterr().err
+    assert cli.main(["-m", str(model), "-i", "--prompt-cache", str(path)]) == 1

@@ -1,0 +1,332 @@
+"""What answers leave behind: a found prefix gives the tokens of a computed one, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoints import KINDS, VOCAB_SIZE
+from device import DEVICE
+from pairs import N_UBATCH, Pair, load_target, make_pair, random_tokens
+
+from dflash_gguf import core, prefixes
+from dflash_gguf.config import LoadConfig
+from dflash_gguf.decoder import Decoder
+from dflash_gguf.prefixes import Prefixes
+
+pytestmark = pytest.mark.skipif(DEVICE is not None, reason="the same bits are the CPU's")
+
+
+def open_decoder(
+    pair: Pair, n_parallel: int = 1, n_ctx: int = 512, n_bytes: int = 1 << 24
+) -> Decoder:
+    """A decoder of token ids, with a drafter."""
+    model = load_target(pair.target)
+    config = LoadConfig(
+        n_ctx=n_ctx,
+        n_ubatch=N_UBATCH,
+        n_threads=2,
+        cache_type_k="f32",
+        cache_type_v="f32",
+        n_parallel=n_parallel,
+    )
+    engine = core.Engine(model, n_ctx, core.Drafter(str(pair.drafter), model), config=config)
+    return Decoder(core.Sequence(engine), None, prefix_bytes=n_bytes)
+
+
+SETTINGS: dict[str, Any] = {"max_tokens": 9, "ignore_eos": True, "temperature": 0.8, "seed": 5}
+
+
+def turns(n: int) -> list[list[int]]:
+    """What is asked in the turns of a conversation, most of it short."""
+    return [random_tokens(70 if turn == 0 else 5 + 7 * (turn % 4), seed=turn) for turn in range(n)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_found_prefixes_give_the_tokens_of_computed_ones(tmp_path: Path, kind: str) -> None:
+    """A request five times, a chat of ten turns, its last turn regenerated and edited."""
+    pair = make_pair(tmp_path, kind)
+    with open_decoder(pair) as found, open_decoder(pair) as fresh:
+
+        def same(prompt: list[int], draft: str = "tree") -> Any:
+            fresh.reset()
+            expected = fresh.generate(prompt, draft="none", **SETTINGS)
+            assert expected.n_cached == 0
+            result = found.generate(prompt, draft=draft, **SETTINGS)
+            assert result.tokens == expected.tokens
+            return result
+
+        prompt = random_tokens(150, seed=99)
+        assert [same(prompt).n_cached for _ in range(5)] == [0, 149, 149, 149, 149]
+        text: list[int] = []
+        for turn in turns(10):
+            n_before, text = len(text), [*text, *turn]
+            result = same(text)
+            # The last token of an answer is not in the caches.
+            assert result.n_cached == max(0, n_before - 1)
+            text += result.tokens
+        n = len(text) - len(result.tokens)
+        assert same(text[:n], "chain").n_cached == n - 1  # regenerated
+        edited = [*text[: n - 10], *random_tokens(12, seed=77)]
+        n_cached = same(edited).n_cached
+        divides = found.engine.divides_prefixes
+        assert n_cached == n - 10 if divides else 0 < n_cached <= n - 10
+        again = [*edited[:-1], (edited[-1] + 1) % VOCAB_SIZE]
+        assert same(again).n_cached == len(again) - 1
+        if not divides:  # where they parted all is kept now, if it was worth it
+            third = [*text[: n - 10], *random_tokens(9, seed=78)]
+            parted = n - 10 - n_cached >= prefixes.LEAST_BRANCH
+            assert same(third).n_cached == (n - 10 if parted else n_cached)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen35", "gemma4"])
+def test_drafts_after_a_hit_are_those_of_a_fresh_sequence(tmp_path: Path, kind: str) -> None:
+    pair = make_pair(tmp_path, kind)
+    prompt, longer = random_tokens(140), random_tokens(30, seed=3)
+    with open_decoder(pair) as found, open_decoder(pair) as fresh:
+        for store in (found._prefixes, fresh._prefixes):
+            assert not len(store)
+        found.generate(prompt, **SETTINGS)
+        found.generate(random_tokens(20, seed=1), **SETTINGS)
+        for tokens in (prompt, [*prompt[:-1], *longer]):
+            begun = found._prefixes.begin(found.sequence, tokens)
+            assert begun.n_cached == begun.n_draft_context == len(prompt) - 1
+            fresh.sequence.reset()
+            rows = [
+                sequence.prefill(tokens[n:]).logits()
+                for sequence, n in ((found.sequence, begun.n_cached), (fresh.sequence, 0))
+            ]
+            np.testing.assert_array_equal(*rows)
+            drafts = [x.sequence.draft(7, 5, 8) for x in (found, fresh)]
+            for a, b in zip(*drafts, strict=True):
+                np.testing.assert_array_equal(a, b)
+            found.sequence.reset()
+        results = [
+            x.generate(prompt, draft="tree", tree_budget=12, max_tokens=200, ignore_eos=True)
+            for x in (found, fresh)
+        ]
+        assert results[0].n_cached == len(prompt) - 1
+        assert results[0].n_draft_context == len(prompt) - 1
+        assert results[0].tokens == results[1].tokens
+        assert results[0].accept_histogram == results[1].accept_histogram
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen35", "gemma4"])
+def test_sixteen_share_a_system_prompt(tmp_path: Path, kind: str) -> None:
+    """In a pool that holds the prompt once, but not sixteen times."""
+    pair = make_pair(tmp_path, kind)
+    system = random_tokens(200, seed=50)
+    prompts = [[*system, *random_tokens(6 + i, seed=i)] for i in range(16)]
+    with open_decoder(pair) as one:
+        expected = [one.generate(prompt, draft="none", **SETTINGS).tokens for prompt in prompts]
+    with open_decoder(pair, 16, 2048) as many:
+        n_passes = many.engine.info().n_passes
+        results = many.generate_batch(prompts, draft="tree", **SETTINGS)
+        assert [result.tokens for result in results] == expected
+        assert sum(result.n_cached >= len(system) for result in results) == 15
+        assert many.engine.info().n_passes - n_passes < 16 * len(system) // N_UBATCH
+        again = many.generate_batch(prompts, draft="none", **SETTINGS)
+        assert [result.tokens for result in again] == expected
+        assert all(result.n_prefilled == 1 for result in again)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen35", "gemma4"])
+@pytest.mark.parametrize("n_bytes", [0, 150_000, 1_000_000])
+def test_any_use_stays_below_the_limit_and_leaks_nothing(
+    tmp_path: Path, kind: str, n_bytes: int
+) -> None:
+    """Forks, evictions and spills in a pool of 512 cells; some prefixes held by others."""
+    pair = make_pair(tmp_path, kind)
+    rng = np.random.default_rng(n_bytes)
+    with open_decoder(pair, 3, n_bytes=n_bytes) as many, open_decoder(pair, n_bytes=0) as alone:
+        store, engine = many._prefixes, many.engine
+        texts = [random_tokens(30, seed=i) for i in range(3)]
+        n_cached = n_spilled = 0
+        for _ in range(30):
+            start = texts[int(rng.integers(len(texts)))]
+            n = int(rng.integers(1, len(start) + 1))
+            new = rng.integers(0, VOCAB_SIZE, int(rng.integers(1, 60))).tolist()
+            prompts = [[*start[:n], *new][:150], start, [*start[:n], *new[:3]]][: 1 + n % 3]
+            results = many.generate_batch(prompts, draft="tree", **SETTINGS)
+            for prompt, result in zip(prompts, results, strict=True):
+                assert result.tokens == alone.generate(prompt, draft="none", **SETTINGS).tokens
+                n_cached += result.n_cached
+                texts = [*texts, [*prompt, *result.tokens][:150]][-8:]
+            assert engine.prefix_bytes <= n_bytes
+            n_spilled += any(prefix.wanted_cells(prefix.n_tokens) > 64 for prefix in store)
+        assert n_cached > (100 if n_bytes or engine.divides_prefixes else -1)
+        assert n_spilled > 0 or n_bytes < 1_000_000
+        many.reset()
+        assert (engine.prefix_bytes, engine.n_free_cells, len(store)) == (0, 512, 0)
+
+
+# --- the store itself ----------------------------------------------------------------------------
+
+
+class Model:
+    """An engine, a sequence and prefixes in numbers: pages of 64 tokens have holders."""
+
+    cell_bytes = 8
+
+    def __init__(self, n_pages: int, *, divides: bool) -> None:
+        self.divides_prefixes = divides
+        self.n_pages = n_pages
+        self.prefixes: set[ModelPrefix] = set()
+        self.lines: list[ModelLine] = []
+
+    @property
+    def n_free_cells(self) -> int:
+        held = {page for one in (*self.prefixes, *self.lines) for page in one.pages if page}
+        return (self.n_pages - len(held)) * 64 - sum(line.n_own for line in self.lines)
+
+    @property
+    def prefix_bytes(self) -> int:
+        return sum(one.n_bytes for one in self.prefixes)
+
+
+class Page:
+    """Of the pool; nothing is known of it but who holds it."""
+
+
+class ModelLine:
+    def __init__(self, engine: Model) -> None:
+        self.engine = engine
+        self.tokens = np.empty(0, dtype=np.int32)
+        self.pages: list[Page] = []
+        self.n_own = 0
+        engine.lines.append(self)
+
+    @property
+    def position(self) -> int:
+        return len(self.tokens)
+
+    def append(self, tokens: list[int]) -> bool:
+        n = len(self.tokens) + len(tokens)
+        wanted = -(-n // 64) * 64 - len(self.pages) * 64 - self.n_own
+        if wanted > self.engine.n_free_cells:
+            return False
+        self.tokens = np.append(self.tokens, np.asarray(tokens, dtype=np.int32))
+        self.n_own += wanted
+        return True
+
+    def cost_of_keeping(self) -> int:
+        return len(self.tokens) % 64 * Model.cell_bytes + 50
+
+    def keep(self) -> ModelPrefix:
+        while len(self.pages) < len(self.tokens) // 64:
+            self.pages.append(Page())
+            self.n_own -= 64
+        return ModelPrefix(self.engine, self)
+
+    def adopt(self, prefix: ModelPrefix, n: int) -> None:
+        assert not len(self.tokens)
+        assert not prefix.is_closed
+        assert n == prefix.n_tokens or self.engine.divides_prefixes
+        assert prefix.wanted_cells(n) <= self.engine.n_free_cells
+        for i in range(n // 64):
+            prefix.pages[i] = prefix.pages[i] or Page()
+        self.pages = [page for page in prefix.pages[: n // 64] if page is not None]
+        self.tokens = prefix.tokens[:n]
+        self.n_own = 64 if n % 64 else 0
+
+    def reset(self) -> None:
+        self.tokens, self.pages, self.n_own = np.empty(0, dtype=np.int32), [], 0
+
+
+class ModelPrefix:
+    n_draft = 0
+
+    def __init__(self, engine: Model, line: ModelLine) -> None:
+        self.engine, self.tokens = engine, line.tokens
+        self.pages: list[Page | None] = list(line.pages)
+        self.n_tokens = self.n_proven = len(line.tokens)
+        self.is_closed = False
+        engine.prefixes.add(self)
+
+    def info(self) -> ModelPrefix:
+        assert not self.is_closed
+        return self
+
+    @property
+    def n_bytes(self) -> int:
+        n_spilled = sum(page is None for page in self.pages) * 64
+        return (self.n_tokens % 64 + n_spilled) * Model.cell_bytes + 50
+
+    @property
+    def idle(self) -> list[int]:
+        live = {page for line in self.engine.lines for page in line.pages}
+        others = {page for one in self.engine.prefixes if one is not self for page in one.pages}
+        return [i for i, x in enumerate(self.pages) if x and x not in live and x not in others]
+
+    @property
+    def idle_cells(self) -> int:
+        return len(self.idle) * 64
+
+    def wanted_cells(self, n: int) -> int:
+        return sum(page is None for page in self.pages[: n // 64]) * 64 + (64 if n % 64 else 0)
+
+    def spill(self, n_cells: int) -> int:
+        for i in self.idle[::-1][: -(-n_cells // 64)]:
+            self.pages[i] = None
+        return n_cells
+
+    def close(self) -> None:
+        assert not self.is_closed
+        self.is_closed = True
+        self.engine.prefixes.remove(self)
+
+
+@pytest.mark.parametrize("divides", [True, False])
+def test_ten_thousand_random_operations(divides: bool) -> None:
+    """Never above the limit, no leak, nothing found that is not there, all that is known found."""
+    rng = np.random.default_rng(3)
+    engine = Model(40, divides=divides)
+    store = Prefixes(engine, 6_000)
+    lines = [ModelLine(engine) for _ in range(4)]
+    texts: list[list[int]] = [[]]
+    n_found = n_dropped = 0
+    for _ in range(5000):
+        line = lines[int(rng.integers(4))]
+        text = texts[int(rng.integers(len(texts)))]
+        cut = int(rng.integers(len(text) + 1))
+        tokens = [*text[:cut], *rng.integers(0, 3, int(rng.integers(1, 150))).tolist()][:500]
+        way = int(rng.integers(10))
+        if way < 4:
+            known = {bytes(prefix.tokens[: prefix.n_tokens]) for prefix in engine.prefixes}
+            begun = store.begin(line, tokens)
+            n_found += begun.n_cached > 0
+            assert begun.n_cached < len(tokens)
+            np.testing.assert_array_equal(line.tokens, tokens[: begun.n_cached])
+            ids = np.asarray(tokens, dtype=np.int32)
+            if not divides and begun.n_cached:
+                assert bytes(ids[: begun.n_cached]) in known | {
+                    bytes(prefix.tokens) for prefix in engine.prefixes
+                }
+            assert list(begun.stops) == sorted(set(begun.stops))
+            assert all(begun.n_cached < stop < len(tokens) for stop in begun.stops)
+            if store.make_room(len(tokens) + 64):
+                line.append(tokens[begun.n_cached :])
+            texts = [*texts, tokens][-6:]
+        elif way < 7 and line.position:
+            store.keep(line)
+        elif way == 7:
+            store.put(line)
+            assert not line.position
+        elif way == 8:
+            n_cells = int(rng.integers(40 * 64))
+            assert store.make_room(n_cells) == (engine.n_free_cells >= n_cells)
+        else:
+            n_dropped += store.forget_text(text)
+        assert engine.prefix_bytes <= store.limit
+        assert set(store) == engine.prefixes
+        assert engine.n_free_cells >= 0
+    assert n_found > (200 if divides else 80)
+    assert n_dropped > 5
+    for line in lines:
+        line.reset()
+    store.forget()
+    assert not engine.prefixes
+    assert not store._root.children
+    assert engine.n_free_cells == 40 * 64

@@ -1,0 +1,403 @@
+"""Layers with a window forget what is behind it.
+
+The rows that follow are those of layers that keep all: on the same timeline, on one that goes back,
+and beside others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from device import DEVICE
+from gguf import GGUFValueType
+from gguf_files import Parts, edited
+from pairs import make_pair, random_tokens
+from trees import path_to, scattered
+
+from dflash_gguf.config import LoadConfig
+from dflash_gguf.core import Drafter, Engine, Error, Item, Model, Sequence
+from dflash_gguf.decoder import Decoder
+
+pytestmark = pytest.mark.skipif(DEVICE is not None, reason="the same bits are the CPU's")
+
+Tiny = Callable[[str], Path]
+KEPT_BY = {"gpt-oss": (2, 2), "gemma4": (1, 3), "gemma4moe": (1, 3), "gemma4e": (4, 2)}
+"""What layers that see all store of a token, and those with a window of 8, by ROW."""
+KINDS = tuple(KEPT_BY)
+ROW = 2 * 4 * 64
+"""Bytes of a key and a value."""
+REACH = 64
+"""Tokens that a timeline can go back at any time."""
+N_CTX = 2048
+KEEP_ALL = 12
+"""So many sequences' windows are more than N_CTX: then nothing is forgotten."""
+TEXT = random_tokens(1500)
+
+
+def engine_of(path: Path, n_parallel: int = 1, **settings: Any) -> Engine:
+    config = {"n_ctx": N_CTX, "n_ubatch": 48, "n_threads": 1, "n_gpu_layers": 0, **settings}
+    types = {"cache_type_k": "f32", "cache_type_v": "f32"}
+    engine = Engine(Model(str(path), LoadConfig(n_parallel=n_parallel, **types, **config)))
+    engine.reserve_verify(64)
+    assert forgets(engine) == (config["n_ctx"] > 512 and n_parallel < KEEP_ALL)
+    return engine
+
+
+def forgets(engine: Engine) -> bool:
+    return engine.bytes_of("kept") > 0
+
+
+def both(path: Path) -> Iterator[Sequence]:
+    """A timeline that forgets, and one that does not."""
+    return (Sequence(engine_of(path, n)) for n in (1, KEEP_ALL))
+
+
+def sliding_throughout(parts: Parts) -> None:
+    key = "gpt-oss.attention.sliding_window_pattern"
+    parts.metadata[key] = (GGUFValueType.ARRAY, [True] * 4, GGUFValueType.BOOL)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory_of_windows_does_not_grow(tiny_gguf: Tiny, kind: str) -> None:
+    path, (full, sliding) = tiny_gguf(kind), KEPT_BY[kind]
+    cells = 512  # window, reach, pages that are not full, and a verify of 256 rows beside padding
+    for n_ctx in (1024, 4096, 65536):
+        engine = engine_of(path, n_ctx=n_ctx)
+        assert engine.bytes_of("kv") == ROW * (full * n_ctx + sliding * cells)
+        assert engine.n_free_cells == n_ctx
+        # Two prompts to go back to: a window less one, from the beginning of a page on.
+        assert engine.bytes_of("kept") == 2 * ROW * sliding * (7 + 63)
+    assert engine_of(path, n_ctx=512).bytes_of("kv") == ROW * (full + sliding) * 512
+    many = engine_of(path, 4, n_ctx=65536)
+    assert many.bytes_of("kv") == ROW * (full * 65536 + sliding * 1280)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_those_of_layers_that_keep_all(tiny_gguf: Tiny, kind: str) -> None:
+    """Prefills of every cut, single steps, chains and trees, as far as the context goes."""
+    sequence, keeping = both(tiny_gguf(kind))
+    random = np.random.default_rng(3)
+    n_rows = 0
+    while sequence.position < N_CTX - 70:
+        way, n = random.integers(4), int(random.integers(1, 65))
+        tokens = random_tokens(n, seed=int(random.integers(1 << 20)))
+        if way == 0:
+            found, expected = (x.logits(tokens) for x in (sequence, keeping))
+            np.testing.assert_array_equal(found, expected)
+        elif way == 1:
+            for token in tokens[:9]:
+                found, expected = (x.decode(token).logits() for x in (sequence, keeping))
+                np.testing.assert_array_equal(found, expected)
+        else:
+            parents = list(range(-1, n - 1)) if way == 2 else scattered(n, random)
+            rows, others = (x.verify_tree(tokens, parents) for x in (sequence, keeping))
+            for i in range(n):
+                np.testing.assert_array_equal(rows.logits(i), others.logits(i))
+            path = path_to(parents, int(random.integers(n)))[: int(random.integers(n + 1))]
+            sequence.commit_path(path)
+            keeping.commit_path(path)
+        n_rows += n
+    assert n_rows > N_CTX
+    rest = random_tokens(N_CTX - sequence.position)
+    found, expected = (x.prefill(rest).logits() for x in (sequence, keeping))
+    np.testing.assert_array_equal(found, expected)
+    with pytest.raises(Error, match="1 tokens after 2048 do not fit"):
+        sequence.decode(1)
+
+
+def answer(sequence: Sequence, n: int) -> list[int]:
+    """So many tokens more."""
+    tokens = random_tokens(n, seed=n)
+    for token in tokens:
+        sequence.decode(token).argmax()
+    return tokens
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ways_back(tiny_gguf: Tiny, kind: str) -> None:
+    """Within reach anywhere, beyond it to the prompts that were kept, else to the start."""
+    sequence, keeping = both(tiny_gguf(kind))
+    seen: list[int] = []
+
+    def ask(prompt: list[int], there: int) -> None:
+        nonlocal seen
+        assert sequence.sync(prompt) == there
+        keeping.reset()
+        keeping.prefill(prompt[:-1])
+        if there < len(prompt) - 1:
+            sequence.prefill(prompt[there:-1])
+        found, expected = (x.prefill(prompt[-1:]).logits() for x in (sequence, keeping))
+        np.testing.assert_array_equal(found, expected)
+        seen = prompt
+
+    prompt = TEXT[:300]
+    ask(prompt, 0)
+    seen = prompt + answer(sequence, 30)
+    ask([*seen[:305], 7], 305)  # in reach
+    ask(prompt, 299)
+    seen = prompt + answer(sequence, 200)
+    ask(prompt, 299)  # kept
+    seen = prompt + answer(sequence, 200)
+    ask([*seen[: 500 - REACH], 7], 500 - REACH)
+    longer = prompt + TEXT[600:900]
+    ask(longer, 299)
+    answer(sequence, 150)
+    ask(longer, len(longer) - 1)
+    answer(sequence, 150)
+    ask(prompt, 299)  # the older of two
+    answer(sequence, 300)
+    ask([*prompt[:200], *TEXT[800:850]], 0)  # neither
+    sequence.sync(TEXT[:60])
+    ask(TEXT[:60], 0)  # a few tokens need nothing kept
+    ask(TEXT[:30], 29)
+    ask(TEXT[:1000], 30)
+    ask(TEXT[:960], 959)  # in reach
+    ask(TEXT[:800], 29)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_way_back_may_be_long_after_a_prompt_in_parts(tiny_gguf: Tiny, kind: str) -> None:
+    """The prompt's end is kept by whatever pass goes over it."""
+    prompt = TEXT[:333]
+    sequence, keeping = both(tiny_gguf(kind))
+    expected = keeping.prefill(prompt).logits()
+    for cuts in ((0, 333), (0, 332, 333), (0, 100, 331, 333), tuple(range(0, 334, 3))):
+        sequence.reset()
+        sequence.sync(prompt)
+        for first, end in pairwise(cuts):
+            sequence.prefill(prompt[first:end])
+        answer(sequence, 150)
+        assert sequence.sync(prompt) == 332
+        np.testing.assert_array_equal(sequence.decode(prompt[-1]).logits(), expected)
+    sequence.reset()
+    sequence.sync(prompt)
+    sequence.prefill([*prompt, *TEXT[400:440]])  # the caller goes on at once
+    assert sequence.sync(prompt) == 332
+    sequence.reset()
+    sequence.sync(prompt)
+    sequence.prefill(prompt[:320])
+    for _ in range(20):  # verifies go over it, and far beyond
+        sequence.verify(TEXT[:16])
+        sequence.commit(16)
+    sequence.decode(1).argmax()
+    assert sequence.sync([*prompt[:320], 1, 2]) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_checkpoints_bring_their_windows_along(tiny_gguf: Tiny, kind: str) -> None:
+    sequence, keeping = both(tiny_gguf(kind))
+    for n in (1, 7, 8, 64, 100, 650):
+        for x in (sequence, keeping):
+            x.reset()
+            x.prefill(TEXT[:n])
+        checkpoint, others = sequence.take(), keeping.take()
+        for n_after in (1, 40, 300, 700):
+            answer(sequence, n_after)
+            assert sequence.holds(checkpoint)
+            sequence.verify([1, 2, 3])  # open: it is closed
+            sequence.restore(checkpoint)
+            keeping.restore(others)
+            for token in TEXT[n : n + 30]:
+                found, expected = (x.decode(token).logits() for x in (sequence, keeping))
+                np.testing.assert_array_equal(found, expected)
+            sequence.restore(checkpoint)
+            assert sequence.position == n
+
+
+def test_truncate_goes_back_within_reach(tiny_gguf: Tiny) -> None:
+    sequence, keeping = both(tiny_gguf("gpt-oss"))
+    for x in (sequence, keeping):
+        x.prefill(TEXT[:1000]).argmax()
+        x.truncate(1000 - REACH)
+    for token in TEXT[:100]:
+        found, expected = (x.decode(token).logits() for x in (sequence, keeping))
+        np.testing.assert_array_equal(found, expected)
+    sentence = (
+        "a model with windows goes back from 1036 tokens to 967 at the earliest, or to a "
+        "checkpoint, not to position 966"
+    )
+    with pytest.raises(Error, match=sentence):
+        sequence.truncate(966)
+    assert sequence.position == 1036
+    np.testing.assert_array_equal(sequence.decode(5).logits(), keeping.decode(5).logits())
+    sequence.truncate(967)
+    sequence.truncate(0)
+    sequence.prefill(TEXT[:REACH]).argmax()
+    sequence.truncate(3)
+    keeping.truncate(3)
+    np.testing.assert_array_equal(
+        sequence.prefill(TEXT[9:99]).logits(),
+        (keeping.reset(), keeping.prefill(TEXT[:3] + TEXT[9:99]).logits())[1],
+    )
+
+
+def test_a_row_that_was_not_read_does_not_lead_to_rows_that_are_gone(tiny_gguf: Tiny) -> None:
+    """What nobody read a row after may be spoiled: it would be run again, from too far back."""
+    engine = engine_of(tiny_gguf("gpt-oss"), 2, n_ubatch=256)
+    a, b = Sequence(engine), Sequence(engine)
+    a.prefill(TEXT[:700]).argmax()
+    engine.run([Item(a, TEXT[700:950], n_to_come=1)])
+    b.prefill(TEXT[:3])  # takes the rows of the other's pass
+    with pytest.raises(
+        Error, match=r"from 950 tokens to .* at the earliest, .* not to position 949"
+    ):
+        a.truncate(949)
+    assert a.sync(TEXT[:949]) == 0
+
+
+class Beside:
+    """Sequences of one engine that forgets, and one that keeps all and says what each must have."""
+
+    def __init__(self, path: Path, n_parallel: int, n_ctx: int, seed: int) -> None:
+        self.engine = engine_of(path, n_parallel, n_ctx=n_ctx, n_ubatch=64)
+        self.engine.reserve_verify(256)
+        assert forgets(self.engine)
+        self.keeping = Sequence(engine_of(path, KEEP_ALL))
+        self.random = np.random.default_rng(seed)
+        self.sequences = [Sequence(self.engine) for _ in range(n_parallel)]
+        self.tokens: list[list[int]] = [[] for _ in range(n_parallel)]
+        self.n_compared = 0
+
+    def below(self, n: int) -> int:
+        return int(self.random.integers(n))
+
+    def draw(self, n: int) -> list[int]:
+        return random_tokens(n, seed=self.below(1 << 20))
+
+    def compare(self, row: Any, tokens: list[int]) -> None:
+        there = self.keeping.sync(tokens)
+        np.testing.assert_array_equal(row, self.keeping.prefill(tokens[there:]).logits())
+        self.n_compared += 1
+
+    def step(self) -> None:
+        """One pass of most of them: a prompt's piece, verifies of all sizes, single tokens."""
+        while self.engine.n_free_cells < 64 * (len(self.sequences) + 5):
+            longest = max(range(len(self.tokens)), key=lambda i: len(self.tokens[i]))
+            self.sequences[longest].reset()
+            self.tokens[longest] = []
+        items, what = [], []
+        room, left = 64, 250
+        for i in self.random.permutation(len(self.sequences)):
+            way = self.below(5)
+            n = 1 if way < 2 else min(left if way > 2 else room, 1 + self.below(60))
+            if n < 1 or (way < 3 and room < 1):
+                continue
+            new = self.draw(n)
+            parents = scattered(n, self.random) if way == 4 else list(range(-1, n - 1))
+            verifies = way > 2 and bool(self.tokens[i])
+            if not verifies and n > room:
+                continue
+            left, room = (left - n, room) if verifies else (left, room - n)
+            items.append(Item(self.sequences[i], new, verifies, parents if verifies else None))
+            what.append((i, new, parents if verifies else None))
+        paths = []
+        for (i, new, parents), rows in zip(what, self.engine.run(items), strict=True):
+            if parents is None:
+                self.tokens[i] = self.tokens[i] + new
+                if self.below(4) == 0:
+                    self.compare(rows.logits(), self.tokens[i])
+                continue
+            path = path_to(parents, self.below(len(new)))
+            before = self.tokens[i]
+            if self.below(4) == 0:
+                self.compare(rows.logits(path[-1]), before + [new[node] for node in path])
+            path = path[: self.below(len(path) + 1)]
+            paths.append((self.sequences[i], path))
+            self.tokens[i] = before + [new[node] for node in path]
+        self.engine.commit(paths)
+
+    def move(self) -> None:
+        i = self.below(len(self.sequences))
+        sequence, tokens = self.sequences[i], self.tokens[i]
+        way = self.below(4)
+        if way == 0 and tokens:
+            prompt = [*tokens[: self.below(len(tokens)) + 1], *self.draw(2)]
+            self.tokens[i] = prompt[: sequence.sync(prompt)]
+        elif way == 1:
+            sequence.close()
+            self.sequences[i], self.tokens[i] = Sequence(self.engine), []
+        elif way == 2 and len(tokens) > REACH:
+            sequence.truncate(len(tokens) - self.below(20))
+            self.tokens[i] = tokens[: sequence.position]
+        elif tokens:
+            checkpoint = sequence.take()
+            sequence.prefill(self.draw(1 + self.below(100)))
+            sequence.restore(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("kind", "n_parallel", "n_ctx", "n_steps"),
+    [("gpt-oss", 3, 1500, 120), ("gemma4", 2, 1400, 60), ("gemma4e", 3, 1500, 60)],
+)
+def test_many_beside_each_other(
+    tiny_gguf: Tiny, kind: str, n_parallel: int, n_ctx: int, n_steps: int
+) -> None:
+    beside = Beside(tiny_gguf(kind), n_parallel, n_ctx, seed=n_parallel)
+    for _ in range(n_steps):
+        beside.step()
+        if beside.below(3) == 0:
+            beside.move()
+    assert beside.n_compared > n_steps // 4
+    for sequence in beside.sequences:
+        sequence.close()
+    assert beside.engine.n_free_cells == -(-n_ctx // 256) * 256
+
+
+def test_sixteen_of_them_with_layers_that_all_slide(tiny_gguf: Tiny, tmp_path: Path) -> None:
+    """The context is what decides who fits, not the windows: no pass fails that it has room for."""
+    path = edited(tiny_gguf("gpt-oss"), tmp_path / "sliding.gguf", sliding_throughout)
+    n_ctx = 16 * 260
+    config = LoadConfig(n_ctx=n_ctx, n_ubatch=64, n_threads=1, n_gpu_layers=0, n_parallel=16)
+    engine = Engine(Model(str(path), config))
+    assert forgets(engine)
+    assert engine.bytes_of("kv") == 3584 * 4 * 2 * 2 * 64  # half precision, whatever n_ctx is
+    engine.reserve_verify(256)
+    sequences = [Sequence(engine) for _ in range(16)]
+    for i, sequence in enumerate(sequences):
+        sequence.prefill(random_tokens(140 + i, seed=i)).argmax()
+    for size in (16, 15, 1, 16):
+        engine.run([Item(x, [1] * size, verifies=True) for x in sequences[:15]])
+        rows = engine.run([Item(sequences[15], [2] * 4)])
+        rows[0].argmax()
+        engine.commit([(x, size) for x in sequences[:15]])
+    engine.run([Item(x, [3] * 4) for x in sequences])
+    alone = Sequence(Engine(Model(str(path), config)))
+    alone.prefill(random_tokens(143, seed=3) + [1] * 48 + [3] * 4)
+    np.testing.assert_array_equal(sequences[3].decode(9).logits(), alone.decode(9).logits())
+    left = engine.n_free_cells
+    assert left < 16 * 64  # and no place is left for a prompt of its own
+    with pytest.raises(Error, match="other sequences hold the rest"):
+        sequences[0].prefill([1] * (left + 200))
+
+
+@pytest.mark.parametrize("kind", ["gpt-oss", "gemma4e"])
+def test_answers_of_many_prompts(tmp_path: Path, kind: str) -> None:
+    """Through the scheduler, drafted, beyond windows and back to earlier prompts."""
+    pair = make_pair(tmp_path, kind)
+    texts = [random_tokens(40 + 90 * i, seed=i) for i in range(4)]
+    prompts = [*texts, texts[1], texts[3], texts[2][:100] + texts[1]]
+    settings: dict[str, Any] = {"max_tokens": 90, "ignore_eos": True, "temperature": 0.8, "seed": 5}
+
+    def decoder_of(n_parallel: int) -> Decoder:
+        engine = engine_of(pair.target, n_parallel)
+        drafter = Drafter(str(pair.drafter), engine.model)
+        return Decoder(Sequence(Engine(engine.model, drafter=drafter)), None)
+
+    with decoder_of(KEEP_ALL) as keeping:
+        assert not forgets(keeping.engine)
+        expected = [keeping.generate(x, draft="none", **settings).tokens for x in prompts]
+    with decoder_of(3) as many, decoder_of(1) as one:
+        assert forgets(many.engine) and forgets(one.engine)
+        for draft in ("tree", "auto"):
+            found = many.generate_batch(prompts, draft=draft, **settings)
+            assert [x.tokens for x in found] == expected, draft
+        results = [one.generate(x, draft="tree", **settings) for x in prompts]
+        assert [x.tokens for x in results] == expected
+        again = one.generate(prompts[-1], draft="tree", **settings)  # after an answer of 90 tokens
+        assert again.tokens == expected[-1]
+        assert again.n_prefilled == 1
