@@ -334,7 +334,7 @@ def test_a_long_prompt_of_one_does_not_silence_another() -> None:
     )
     try:
         prompt = [(17 * i) % 9000 + 100 for i in range(1200)]
-        with served.raw("/completion", **LONG, n_predict=400, stream=True) as talker:
+        with served.raw("/completion", **LONG, n_predict=1500, stream=True) as talker:
             talker.settimeout(20)
             assert talker.recv(4096)
             other = in_background(served.answer, "/completion", prompt=prompt, n_predict=1)

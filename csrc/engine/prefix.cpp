@@ -263,6 +263,13 @@ std::shared_ptr<Prefix> Sequence::keep() {
     check_no_open_verify();
     DFL_CHECK(position() > 0, DFL_STATUS_ARGUMENT, "the sequence holds no tokens to keep");
     prove();
+    if (n_proven_ < position() && position() > 1 && engine_->goes_anywhere()) {
+        // A prompt was cut short, and no row of it was read: only what is proven can be divided.
+        const int32_t last = tokens_.back();
+        forget_from(position() - 1);
+        prefill(&last, 1, nullptr, nullptr);
+        prove();
+    }
     engine_->settle_features(slot_);
     std::vector<CacheRows> kept;
     for (size_t i = 0; i < known_.size(); ++i) {
