@@ -202,7 +202,8 @@ typedef struct {
 /* Memory of one use in one place; a use in two places has two of them.
  * name: "kv" of the target; "mask" (attention masks, the drafter's too; a CPU has none);
  * "recurrent" (state) and "trace" (what a verify keeps of its rows) of recurrent layers; "kept"
- * (states that dfl_sequence_sync may go back to, at most; taken as they are kept); "draft" (the
+ * (what is kept of prompts that dfl_sequence_sync may go back to, at most; taken as it is kept:
+ * recurrent states, and rows of layers with a window that have left it); "draft" (the
  * drafter's cache and features); "arena" (results and inputs of graphs); "pool" (about what the
  * device's library takes beside the arena). */
 typedef struct {
@@ -256,7 +257,8 @@ dfl_status dfl_sequence_get_tokens(const dfl_sequence * sequence, int32_t * toke
  * On a model with recurrent layers it goes back to where it kept their state, or to position 0. The
  * prefill that comes to the last of these tokens keeps the state before it (the newest two stay,
  * while their tokens do) and computes that token in a pass of its own: its logits have the same
- * bits whether or not those before it were there.
+ * bits whether or not those before it were there. On a model some of whose layers have a window
+ * the same places are kept, and any place within the last 64 tokens can be gone back to besides.
  * Errors: ARGUMENT (no tokens, token ids, context; nothing has changed then). */
 dfl_status dfl_sequence_sync(dfl_sequence * sequence, const int32_t * tokens, int64_t n,
                              int64_t * n_kept, dfl_error * err);
@@ -347,7 +349,8 @@ dfl_status dfl_sequence_logits(dfl_sequence * sequence, int64_t row, float * log
 dfl_status dfl_sequence_reset(dfl_sequence * sequence, dfl_error * err);
 /* Forgets the tokens from a position on; if no row was read after the pass that appended them,
  * those before them in that pass run again. Errors: DFL_STATUS_UNSUPPORTED on a model with
- * recurrent layers, unless position is 0 or the present one; COMPUTE. */
+ * recurrent layers, unless position is 0 or the present one, and on one with windows for a place
+ * that they have left, more than 64 tokens back; COMPUTE. */
 dfl_status dfl_sequence_truncate(dfl_sequence * sequence, int64_t position, dfl_error * err);
 
 /* All that the prefix up to here leaves behind; valid for this sequence alone, while it still

@@ -405,7 +405,7 @@ class Decoder:
                     prefix.close()
         return len(ids)
 
-    def load_prefix(self, path: str | os.PathLike[str]) -> int:
+    def load_prefix(self, path: str | os.PathLike[str]) -> list[int]:
         """Keeps what a file of `save_prefix` holds for the answers to come; its tokens.
 
         Errors: ValueError for a file that is damaged, was made with another model, drafter, build
@@ -415,7 +415,7 @@ class Decoder:
             room = self._prefixes.make_host_room
             tokens, prefix = prefix_file.load(self.engine, Path(path), room)
             self._prefixes.add(tokens, prefix)
-        return len(tokens)
+        return tokens
 
     def forget_prefix(self, tokens: Prompt) -> bool:
         """Forgets what is kept of a text and of no other; whether there was something."""

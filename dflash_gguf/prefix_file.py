@@ -16,21 +16,22 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from gguf.constants import GGMLQuantizationType
 from numpy.typing import NDArray
 
-from .convert.errors import ConvertError
-from .convert.gguf_header import GgufHeader, TensorInfo, read_header
 from .core import Engine, Error, Prefix, create_prefix, ggml_version, library_build
 from .policy.known import files_of
+from .text.gguf_metadata import Metadata
 
 ARCHITECTURE = "dflash-prefix"
 TOKENS, CHECKSUMS = "tokens", "checksums"
 ALIGNMENT = 32
 N_SAMPLES, SAMPLE_BYTES = 64, 4096
 """Of a model file, that tell it from others of its size."""
-_Row = tuple[str, int, tuple[int, ...], int]
-"""Of the tensor table: name, type, sizes, bytes."""
+TYPES = {
+    **{"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8},
+    **{"iq4_nl": 20, "i32": 26, "i64": 27, "bf16": 30},
+}
+"""Numbers of types in GGUF."""
 _STRING, _INT64, _ARRAY = 8, 11, 9
 _IDENTITY = {
     "model": "another model file",
@@ -60,12 +61,7 @@ def save(prefix: Prefix, tokens: Sequence[int], engine: Engine, path: Path) -> i
 
     Errors: OSError; nothing is left behind then.
     """
-    parts = prefix.parts()
-    types = {kind.name.lower(): int(kind) for kind in GGMLQuantizationType}
-    rows: list[_Row] = [(TOKENS, types["i32"], (len(tokens),), 4 * len(tokens))]
-    rows += [(part.name, types[part.type], part.ne, part.n_bytes) for part in parts]
-    rows += [(CHECKSUMS, types["i64"], (len(rows) + 1,), 8 * (len(rows) + 1))]
-    head = _header(identity(engine), prefix.n_rows(), rows)
+    head, parts = _header(prefix, len(tokens), identity(engine)), prefix.parts()
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with temporary.open("wb") as file:
@@ -92,102 +88,101 @@ def load(engine: Engine, path: Path, make_room: Callable[[int], bool]) -> tuple[
     Errors: ValueError for one that is damaged, belongs to something else, has more tokens than the
         context or more bytes than there is room for; OSError.
     """
-    try:
-        header = read_header(path)
-    except ConvertError as error:
-        raise ValueError(str(error)) from None
-    n_rows = _checked(header, engine, path)
-    table = list(header.tensors.values())
-    n_bytes = sum(info.n_bytes for info in table)
+    n_bytes = path.stat().st_size
+    with Metadata(path) as values:
+        if values.text("general.architecture") != ARCHITECTURE:
+            raise ValueError(f"{path}: is no file of a prefix")
+        for name, wanted in identity(engine).items():
+            if values.text(f"prefix.{name}") != wanted:
+                raise ValueError(f"{path}: was made with {_IDENTITY[name]}")
+        n_tokens, start = (values.integer(f"prefix.{name}") for name in ("tokens", "start"))
+        rows = values.array("prefix.rows", "int64")
+    if n_tokens is None or start is None or rows is None or not 0 < start < n_bytes:
+        raise ValueError(f"{path}: is damaged: its header is not one of a prefix")
     if not make_room(n_bytes):
         raise ValueError(f"{path}: there is no room for its {n_bytes} bytes (cache_ram)")
     with path.open("rb") as file:
-        head = file.read(table[0].start)
-        sums = _get(file, table[-1]).view("<i8")
-        if len(sums) != len(table) or zlib.crc32(head) != sums[0]:
-            raise ValueError(f"{path}: is damaged: its header has another checksum")
-        tokens = _proven(file, table[0], sums[1], path).view("<i4").tolist()
+        head = file.read(start)
+        ids = _get(file, 4 * min(n_tokens, n_bytes))
+        if len(ids) != 4 * n_tokens:
+            raise ValueError(f"{path}: is damaged: tensor {TOKENS} is not whole")
+        tokens = ids.view("<i4").tolist()
         try:
-            prefix = create_prefix(engine, tokens, n_rows)
+            prefix = create_prefix(engine, tokens, rows.tolist())
         except Error as error:
-            raise ValueError(f"{path}: {error}") from None
+            raise ValueError(f"{path}: is damaged or too long: {error}") from None
         try:
-            _fill(prefix, file, table[1:-1], sums[2:], path)
+            if head != _header(prefix, n_tokens, identity(engine)):
+                raise ValueError(f"{path}: is damaged: its header is another than its tokens make")
+            _fill(prefix, file, [zlib.crc32(head), _sum(np.asarray(tokens, dtype="<i4"))], path)
         except BaseException:
             prefix.close()
             raise
     return tokens, prefix
 
 
-def _fill(
-    prefix: Prefix, file: BinaryIO, table: Sequence[TensorInfo], sums: Any, path: Path
-) -> None:
+def _fill(prefix: Prefix, file: BinaryIO, sums: list[int], path: Path) -> None:
+    """Reads all parts; sums: checksums of the header and of the tokens."""
     parts = prefix.parts()
-    found = [(x.name, GGMLQuantizationType(x.type).name.lower(), x.shape[::-1]) for x in table]
-    wanted = [(part.name, part.type, part.ne) for part in parts]
-    if found != wanted:
-        name = next((a[0] for a, b in zip(found, wanted, strict=False) if a != b), "the last")
-        raise ValueError(f"{path}: tensor {name} is not one of this model's prefixes")
-    for index, (info, checksum) in enumerate(zip(table, sums, strict=True)):
-        prefix.write(index, _proven(file, info, checksum, path))
+    for index, part in enumerate(parts):
+        data = _get(file, part.n_bytes)
+        if len(data) != part.n_bytes:
+            raise ValueError(f"{path}: is damaged: tensor {part.name} is not whole")
+        sums.append(_sum(data))
+        prefix.write(index, data)
+    found = _get(file, 8 * len(sums))
+    if len(found) != 8 * len(sums):
+        raise ValueError(f"{path}: is damaged: tensor {CHECKSUMS} is not whole")
+    names = ["its header", *(f"tensor {name}" for name in (TOKENS, *(x.name for x in parts)))]
+    for name, have, wanted in zip(names, sums, found.view("<i8").tolist(), strict=True):
+        if have != wanted:
+            raise ValueError(f"{path}: is damaged: {name} has another checksum")
 
 
-def _checked(header: GgufHeader, engine: Engine, path: Path) -> list[int]:
-    """Rows of each cache. ValueError unless the file is a whole one of this engine."""
-    values = {key: entry.value for key, entry in header.metadata.items()}
-    if values.get("general.architecture") != ARCHITECTURE:
-        raise ValueError(f"{path}: is no file of a prefix")
-    for name, wanted in identity(engine).items():
-        if values.get(f"prefix.{name}") != wanted:
-            raise ValueError(f"{path}: was made with {_IDENTITY[name]}")
-    names = list(header.tensors)
-    rows = values.get("prefix.rows")
-    is_whole = len(names) > 2 and (names[0], names[-1]) == (TOKENS, CHECKSUMS)
-    if header.missing_bytes or not is_whole or not isinstance(getattr(rows, "head", 0), tuple):
-        raise ValueError(f"{path}: is damaged: {header.missing_bytes} bytes are missing")
-    assert rows is not None
-    return [int(n) for n in rows.head]
+def _sum(data: NDArray[Any]) -> int:
+    return zlib.crc32(data.view(np.uint8).data)
 
 
 def _put(file: BinaryIO, data: NDArray[np.uint8]) -> int:
     """Writes a tensor; its checksum."""
     file.write(data.data)
     file.write(b"\0" * (-len(data) % ALIGNMENT))
-    return zlib.crc32(data.data)
+    return _sum(data)
 
 
-def _get(file: BinaryIO, info: TensorInfo) -> NDArray[np.uint8]:
-    data = np.empty(info.n_bytes, dtype=np.uint8)
-    file.seek(info.start)
+def _get(file: BinaryIO, n_bytes: int) -> NDArray[np.uint8]:
+    """Reads a tensor, or what there is of it."""
+    data = np.empty(n_bytes, dtype=np.uint8)
     n_read = file.readinto(data.data)  # type: ignore[attr-defined]
+    file.seek(-n_bytes % ALIGNMENT, os.SEEK_CUR)
     return data[:n_read]
 
 
-def _proven(file: BinaryIO, info: TensorInfo, checksum: int, path: Path) -> NDArray[np.uint8]:
-    data = _get(file, info)
-    if len(data) != info.n_bytes or zlib.crc32(data.data) != checksum:
-        raise ValueError(f"{path}: is damaged: tensor {info.name} has another checksum")
-    return data
-
-
-def _header(
-    values: dict[str, str],
-    n_rows: Sequence[int],
-    table: Sequence[_Row],
-) -> bytes:
+def _header(prefix: Prefix, n_tokens: int, values: dict[str, str]) -> bytes:
+    parts, n_rows = prefix.parts(), prefix.n_rows()
+    table: list[tuple[str, str, tuple[int, ...], int]] = [
+        (TOKENS, "i32", (n_tokens,), 4 * n_tokens),
+        *((part.name, part.type, part.ne, part.n_bytes) for part in parts),
+    ]
+    n_sums = len(table) + 1
+    table.append((CHECKSUMS, "i64", (n_sums,), 8 * n_sums))
     entries = [("general.architecture", _text(ARCHITECTURE))]
     entries += [(f"prefix.{name}", _text(value)) for name, value in values.items()]
     numbers = struct.pack(f"<IQ{len(n_rows)}q", _INT64, len(n_rows), *n_rows)
     entries.append(("prefix.rows", struct.pack("<I", _ARRAY) + numbers))
-    parts = [b"GGUF", struct.pack("<IQQ", 3, len(table), len(entries))]
-    parts += [_string(key) + value for key, value in entries]
-    offset = 0
+    entries.append(("prefix.tokens", struct.pack("<Iq", _INT64, n_tokens)))
+    infos, offset = [], 0
     for name, kind, ne, n_bytes in table:
-        parts.append(_string(name) + struct.pack(f"<I{len(ne)}Q", len(ne), *ne))
-        parts.append(struct.pack("<IQ", kind, offset))
+        infos.append(_string(name) + struct.pack(f"<I{len(ne)}Q", len(ne), *ne))
+        infos.append(struct.pack("<IQ", TYPES[kind], offset))
         offset += n_bytes + -n_bytes % ALIGNMENT
-    head = b"".join(parts)
-    return head + b"\0" * (-len(head) % ALIGNMENT)
+    start = _string("prefix.start") + struct.pack("<I", _INT64)
+    parts_of = [b"GGUF", struct.pack("<IQQ", 3, len(table), len(entries) + 1)]
+    parts_of += [_string(key) + value for key, value in entries]
+    n_head = sum(map(len, (*parts_of, start, *infos))) + 8
+    n_head += -n_head % ALIGNMENT
+    head = b"".join([*parts_of, start, struct.pack("<q", n_head), *infos])
+    return head.ljust(n_head, b"\0")
 
 
 def _string(text: str) -> bytes:

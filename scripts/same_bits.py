@@ -44,7 +44,7 @@ from numpy.typing import NDArray
 from small_models import N_VOCAB, ONE_HEAD, SHAPES, WEIGHT_TYPES, write_small
 from trees import bushy, comb, path_to, scattered, star, tokens_for
 
-from dflash_gguf.core import CACHE_TYPES, Checkpoint, Engine, LoadConfig, Model, Sequence
+from dflash_gguf.core import CACHE_TYPES, Checkpoint, Engine, Error, LoadConfig, Model, Sequence
 
 Row = NDArray[np.float32]
 
@@ -479,7 +479,11 @@ class Work:
             return self._by_sync(end)
         self._leave()
         start = min(end, self._place())
-        self.sequence.truncate(start)
+        try:
+            self.sequence.truncate(start)
+        except Error as error:  # windows have left it: there sync goes back, too
+            assert "at the earliest" in str(error)
+            return self._by_sync(end)
         stop = start + int(self.random.integers(1, 24))
         self.append(start, stop, "after truncate, a prefill")
         return stop

@@ -146,7 +146,7 @@ def test_escapes_are_read_in_prompts_unless_told_otherwise(loader: Loader) -> No
 
 def test_flags_reach_the_load(loader: Loader) -> None:
     flags = "-p x: -c 64 -t 3 -ngl 7 -ub 32 -ctk q8_0 -ctv f32 -md d.gguf --draft-window 9"
-    flags += " -dev CUDA1 -ncmoe 5 --backend-module m.so -nr -np 2"
+    flags += " -dev CUDA1 -ncmoe 5 --backend-module m.so -nr -np 2 -cram 100"
     run(loader, *shlex.split(flags))
     assert loader.arguments["path"] == str(loader.path)
     assert loader.arguments["drafter"] == "d.gguf"
@@ -163,10 +163,11 @@ def test_flags_reach_the_load(loader: Loader) -> None:
         "cache_type_k": "q8_0",
         "cache_type_v": "f32",
         "repack": False,
+        "cache_ram": 100,
     }
-    run(loader, *shlex.split("-p x: -c 0 -t -1 -ngl all"))
+    run(loader, *shlex.split("-p x: -c 0 -t -1 -ngl all --cache-ram -1"))
     assert loader.arguments["config"].n_ctx == 77
-    for name in ("n_threads", "n_gpu_layers", "device", "backend_module"):
+    for name in ("n_threads", "n_gpu_layers", "device", "backend_module", "cache_ram"):
         assert getattr(loader.arguments["config"], name) is None
 
 

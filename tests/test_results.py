@@ -11,6 +11,8 @@ FIELDS = [
     "reasoning",
     "tokens",
     "n_prompt",
+    "n_cached",
+    "n_draft_context",
     "n_tokens",
     "prefill_tokens_per_s",
     "tokens_per_s",

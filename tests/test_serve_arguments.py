@@ -45,7 +45,7 @@ def test_flags_of_llama_server_are_taken() -> None:
     flags = (
         "-c 4096 -np 4 -b 512 -ub 256 -n 99 -t 3 -ngl 20 -ctk q8_0 -ctv q8_0 -a one,two --host ::1 "
         "--port 0 --timeout 30 --metrics --no-slots --props --cache-ram 100 --cache-reuse 256 "
-        "--slot-save-path x --cache-prompt --jinja --reasoning-format deepseek "
+        "--slot-save-path . --cache-prompt --jinja --reasoning-format deepseek "
         "--reasoning-budget 0 --threads-http 4 -fa on --kv-unified --spec-type draft-dflash "
         "--spec-draft-n-max 3 --chat-template chatml --tags a,b --no-webui"
     )
@@ -54,10 +54,11 @@ def test_flags_of_llama_server_are_taken() -> None:
     assert (args.n_ctx, args.n_parallel, args.n_ubatch, args.cache_type_k) == (4096, 4, 256, "q8_0")
     assert settings.tags == ("a", "b")
     assert settings.decode.draft_max == 3
+    assert (args.cache_ram, settings.slot_save_path) == (100, Path())
     assert thinks(args, {}) is False
     lines = notes(args)
     assert any(line.startswith("--cache-reuse is ignored: shifted") for line in lines)
-    assert len(lines) == 10
+    assert len(lines) == 8
 
 
 def test_environment_variables_stand_for_flags_that_are_not_given() -> None:

@@ -81,9 +81,21 @@ static void set_hadamard(ggml_tensor * matrix) {
     ggml_backend_tensor_set(matrix, values.data(), 0, ggml_nbytes(matrix));
 }
 
-static int64_t window_cells(int64_t window, const KvSizes & sizes) {
-    const int64_t n = KvGroup::cells_wanted(window, sizes.n_sequences, sizes.n_open);
-    return (n + 255) / 256 * 256; // CUDA's flash attention is at its best over multiples
+// Cells of each layer's group.
+static std::vector<int64_t> cells_of(const Hparams & hp, const LayerPlace & place,
+                                     const std::vector<int64_t> & windows, const KvSizes & sizes) {
+    std::vector<int64_t> cells;
+    for (const int64_t window : windows) {
+        bool is_host = true;
+        for (int64_t il = 0; il < hp.n_layer(); ++il) {
+            is_host = is_host && (windows[il] != window || place(il).is_host());
+        }
+        const int64_t n = KvGroup::cells_wanted(window, sizes.n_sequences, sizes.open, is_host);
+        const bool is_apart = window > 0 && sizes.open.of_all > 0;
+        // CUDA's flash attention is at its best over multiples of 256.
+        cells.push_back(is_apart ? std::min((n + 255) / 256 * 256, sizes.n_cells) : sizes.n_cells);
+    }
+    return cells;
 }
 
 // Whether a layer attends in our own code, else by ggml's operation.
@@ -141,22 +153,22 @@ KvCache::KvCache(const Hparams & hp, const LayerPlace & place, ggml_type type_k,
         }
     }
     const std::vector<int64_t> windows = windows_of(hp);
-    std::vector<int64_t> apart; // those that have a group of their own
+    const std::vector<int64_t> cells = cells_of(hp, place, windows, sizes);
+    std::vector<std::pair<int64_t, int64_t>> apart; // windows with a group of their own, its cells
     for (int64_t il = 0; il < hp.n_layer(); ++il) {
-        const int64_t window = windows[il];
-        if (hp.layers[il].recurrent || window == 0 || sizes.n_open == 0 ||
-            window_cells(window, sizes) >= sizes.n_cells) {
+        const std::pair<int64_t, int64_t> own = {windows[il], cells[il]};
+        if (hp.layers[il].recurrent || own.second == sizes.n_cells) {
             continue;
         }
-        const auto known = std::find(apart.begin(), apart.end(), window);
+        const auto known = std::find(apart.begin(), apart.end(), own);
         layers_[il].group = known - apart.begin() + 1;
         if (known == apart.end()) {
-            apart.push_back(window);
+            apart.push_back(own);
         }
     }
     make_group(hp, place, 0, sizes.n_cells, sizes);
-    for (const int64_t window : apart) {
-        make_group(hp, place, window, window_cells(window, sizes), sizes);
+    for (const auto & [window, n_cells] : apart) {
+        make_group(hp, place, window, n_cells, sizes);
     }
     // Block sizes of the rotations are those llama.cpp uses: the largest power of two that divides
     // every K head, 64 for V; none where a head is not a multiple of 64.

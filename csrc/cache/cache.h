@@ -17,9 +17,9 @@ struct KvSizes {
     int64_t n_cells;     // of layers that see all
     int64_t n_rows;      // most of a pass, for the masks
     int32_t n_sequences; // most of these
-    // As KvGroup::cells_wanted() asks for, then layers with a window have no more cells than that;
-    // 0: they have as many as the others.
-    int64_t n_open = 0;
+    // Layers with a window have no more cells than KvGroup::cells_wanted() says of these; none: as
+    // many as the others.
+    KvGroup::OpenRows open = {0, 0};
 };
 
 // K and V of every attention layer, where the layer lies, by groups of layers.

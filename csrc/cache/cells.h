@@ -28,8 +28,8 @@ class CellTable {
     static constexpr int64_t PAGE = cpu::CELL_BLOCK;
 
     // packs: where cells are few and sequences move on all the time. Whatever is released is handed
-    // out again at once, so that n cells of a sequence never lie in more than n / PAGE pages,
-    // rounded up; and pages are the lowest free ones.
+    // out again at once, so that a sequence takes a page only when its others are full; and pages
+    // are the lowest free ones.
     explicit CellTable(int64_t n_cells, int32_t n_sequences = 1, bool packs = false);
 
     int64_t size() const { return n_cells() - n_reserved_; }

@@ -17,15 +17,23 @@ class KvGroup {
     // A stop string, an interrupted round, a prompt that ends a little differently.
     static constexpr int64_t REACH = CellTable::PAGE;
 
-    // Cells with which take() never fails for want of one. n_rows: most rows that passes and
-    // verifies that wait for their commits hold at a time, padding included.
+    // Rows that passes hold beside committed ones, verifies that wait for their commits and padding
+    // among them: most of one sequence, and of all together.
+    struct OpenRows {
+        int64_t of_one, of_all;
+    };
+    // Cells with which take() never fails for want of one. is_host: as below.
     //
-    // Between passes a sequence holds positions from first_kept() on: window - 1 + REACH, and less
-    // than a page more, as that is the first of a page. Pages of one sequence are full but for the
-    // last (CellTable, packs), so u cells lie in at most u + PAGE - 1 cells of pages. Summed over
-    // sequences, that is
-    static int64_t cells_wanted(int64_t window, int32_t n_sequences, int64_t n_rows) {
-        return n_sequences * (window - 1 + REACH + 2 * (CellTable::PAGE - 1)) + n_rows;
+    // Between passes a sequence holds positions from first_kept() on, which is the first of a page:
+    // fewer than window + REACH + PAGE - 1. It takes a page when those that it has are full
+    // (CellTable, packs), so in its pass u cells lie in fewer than u + PAGE cells of pages. In host
+    // memory accepted rows are moved together, so that its cells are in the order of its positions
+    // and whole pages leave with them: what holds in the pass holds after it. Elsewhere rows stay
+    // where they are, and a sequence may keep as many pages as it had in its largest pass.
+    static int64_t cells_wanted(int64_t window, int32_t n_sequences, const OpenRows & rows,
+                                bool is_host) {
+        const int64_t kept = window - 1 + REACH + 2 * (CellTable::PAGE - 1);
+        return is_host ? n_sequences * kept + rows.of_all : n_sequences * (kept + rows.of_one);
     }
 
     // window: 0, or as far back as a row of these layers sees, itself included. attends_on_host:

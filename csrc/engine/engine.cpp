@@ -54,14 +54,11 @@ static ggml_type draft_cache_type(const EngineParams & params) {
     return params.type_k == GGML_TYPE_F32 ? GGML_TYPE_F32 : GGML_TYPE_F16;
 }
 
-// Rows that passes and verifies that wait for their commits hold at a time, padding included: one
-// sequence has either; of many each verify may have a row of padding.
-static int64_t most_open(const EngineParams & params) {
-    if (params.n_parallel == 1) {
-        return std::max(params.n_ubatch, Engine::MAX_VERIFY + 1);
-    }
-    return std::max<int64_t>(params.n_ubatch, params.n_parallel) + Engine::MAX_VERIFY +
-           params.n_parallel;
+// One sequence appends or verifies; of many each verify may have a row of padding.
+static KvGroup::OpenRows most_open(const EngineParams & params) {
+    const int64_t of_one = std::max(params.n_ubatch, Engine::MAX_VERIFY + 1);
+    const int64_t n = params.n_parallel;
+    return {of_one, n == 1 ? of_one : std::max(params.n_ubatch, n) + Engine::MAX_VERIFY + n};
 }
 
 Engine::Engine(std::shared_ptr<const Model> model, const EngineParams & params)
@@ -89,7 +86,7 @@ Engine::Engine(std::shared_ptr<const Model> model, const EngineParams & params)
         constexpr int64_t more_rows = 3;
         verify_rows_ = std::min(max_block + more_rows * (params_.n_parallel - 1), MAX_VERIFY);
         recurrent_.reserve_trace(sizes_.verify_rows(verify_rows_, model_->weights()));
-        kv_.reserve_masks(sizes_.verify_rows(verify_rows_, model_->weights()));
+        kv_.reserve_masks(most_masked_rows(verify_rows_));
         draft_ = std::make_unique<DraftState>(
             params_.drafter, *model_, devices_,
             DraftSizes{draft_cache_type(params_), params_.draft_window, params_.n_ctx,
@@ -120,6 +117,12 @@ void Engine::forget_rows() {
             sequence->forget_rows();
         }
     }
+}
+
+int64_t Engine::most_masked_rows(int64_t n_verify) const {
+    const bool is_alone = params_.n_parallel == 1; // it appends or verifies
+    const int64_t beside = is_alone ? 0 : std::max<int64_t>(params_.n_ubatch, params_.n_parallel);
+    return sizes_.verify_rows(beside + n_verify, model_->weights());
 }
 
 int64_t Engine::most_rows() const {
@@ -201,7 +204,7 @@ void Engine::reserve_verify(int64_t n) {
     graphs_.clear(); // they use what is replaced here
     const int64_t n_rows = sizes_.verify_rows(n, model_->weights());
     recurrent_.reserve_trace(n_rows);
-    kv_.reserve_masks(n_rows);
+    kv_.reserve_masks(most_masked_rows(n));
     reserve_verify_graphs(n);
     if (draft_) {
         draft_->reserve(graphs_);

@@ -174,6 +174,8 @@ class Engine {
   private:
     LayerPlace layer_place();
     std::vector<int64_t> most_cells() const;
+    // Of a pass, padding included, where verifies have up to so many.
+    int64_t most_masked_rows(int64_t n_verify) const;
     void reserve_graphs();
     void reserve_verify_graphs(int64_t n);
     bool selects_top(int64_t k) const;

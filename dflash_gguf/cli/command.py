@@ -108,7 +108,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _load_prompt_cache(decoder: Decoder, path: str | None) -> None:
     if path is not None and os.path.exists(path):
-        n = decoder.load_prefix(path)
+        n = len(decoder.load_prefix(path))
         print(f"{path}: {n} tokens of earlier prompts", file=sys.stderr)
 
 

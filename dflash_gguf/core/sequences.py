@@ -72,9 +72,10 @@ class Sequence:
     def sync(self, tokens: abc.Sequence[int]) -> int:
         """Goes back to where the timeline agrees with `tokens`; how many of them are there.
 
-        At least the last is left to prefill. An open verify is closed. With recurrent layers the
-        timeline goes back to where their state was kept, or to the start: before the last token of
-        an earlier prompt, if both of them came by `sync` and `prefill`.
+        At least the last is left to prefill. An open verify is closed. With recurrent layers, and
+        with windows where that is more than 64 tokens back, the timeline goes back to where their
+        state was kept, or to the start: before the last token of an earlier prompt, if both of them
+        came by `sync` and `prefill`.
 
         Raises:
             Error: no tokens, a token id outside the vocabulary, more tokens than the context holds.
@@ -186,7 +187,8 @@ class Sequence:
         """Forgets the tokens from a position on.
 
         Raises:
-            Error: on a model with recurrent layers, unless position is 0 or the present one.
+            Error: on a model with recurrent layers, unless position is 0 or the present one; on
+            one with windows, if they have left it, more than 64 tokens back.
         """
         self.n_calls += 1
         call("sequence_truncate", self.handle, position)

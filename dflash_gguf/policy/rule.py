@@ -129,7 +129,7 @@ class Auto(Rule):
         self._sizes = ladder(SIZES, *(n for n in (most, least) if 0 < n <= most))
         self._least = max(least, 1)
         self._way: Way | None = None
-        self._n_kept, self._n_sequences = 0, 0
+        self._n_kept = self._n_rest = self._n_sequences = 0
         self._is_probe, self._is_plain = False, False
         self._rate = self._advantage = 0.0
         self.least_log_chance = -math.inf
@@ -142,8 +142,9 @@ class Auto(Rule):
         Not what was to be run only once more, which may have been for how little was left; nor a
         rest for debts that are forgotten.
         """
-        if self._known.begin() or self._n_kept == 1:
-            self._n_kept = 0
+        if self._known.begin():
+            self._n_kept = self._n_rest = 0
+        self._n_kept -= self._n_kept == 1
 
     def is_due(self, done: Round) -> bool:
         """Whether a decision is made now: also for another number of sequences."""
@@ -189,6 +190,7 @@ class Auto(Rule):
             known.promise.observe(done)
         known.observe(done)
         self._n_kept = max(self._n_kept - done.n_rounds, 0)
+        self._n_rest = max(self._n_rest - done.n_rounds, 0)
         if done.n_positions and not done.n_drafted:
             self._n_kept = 0  # what was decided has just failed
         if done.n_positions and not self._costs.is_warm(done):
@@ -220,7 +222,7 @@ class Auto(Rule):
         plain_s = costs.plain_s(done.position, done.n_sequences)
         self._rate = max(done.n_sequences / max(plain_s, 1e-9), known.rate)
         self.least_log_chance = self._least_log(done)
-        if paid is None or paid.name in request.failed:
+        if paid is None or paid.name in request.failed or self._n_rest:
             return
         ways = self._ways(done, paid.outlook(request.sampler), limit)
         if not ways:
@@ -231,7 +233,7 @@ class Auto(Rule):
         if not known.promise.is_proven:  # what is expected is no more than a guess
             loss_s = max(loss_s, seconds - plain_s)
         if not known.may_lose(loss_s, share_s):
-            self._n_kept = known.rounds_to_wait(loss_s, share_s)
+            self._n_rest = known.rounds_to_wait(loss_s, share_s)
             return
         self._way = best
         if loss_s < 0.0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, replace
@@ -29,6 +30,7 @@ from .fields import (
     CompletionBody,
     DetokenizeBody,
     NativeBody,
+    SlotBody,
     TemplateBody,
     TokenizeBody,
     biases,
@@ -40,7 +42,7 @@ from .fields import (
     read,
     reasoning_format,
 )
-from .messages import Run
+from .messages import Failed, Run
 from .metrics import Metrics
 from .models import Model, Models
 from .prompts import Texts
@@ -105,7 +107,7 @@ class App:
             )
             config = replace(self._config(body, engine, texts, n_probs), reasoning_format=format_)
             text, _ = texts.chat_text(body)
-            prompt = texts.needed().chat_tokens(text, template=texts.template)
+            prompt = texts.chat_tokens(body, text)
             choices = self._choices(body, engine, [prompt], config)
             return choices, Chat(self._common(body, model, texts, choices))
 
@@ -175,6 +177,7 @@ class App:
         for number, prompt in enumerate(prompts):
             _check_prompt(prompt, ready.n_ctx, ready.n_vocab)
             reasoning = None
+            turns = list(prompt.turns) if isinstance(prompt, ChatPrompt) else []
             if isinstance(prompt, ChatPrompt) and prompt.reasoning is not None:
                 reasoning = prompt.reasoning.name, prompt.reasoning.is_open
             for nth in range(n):
@@ -187,6 +190,7 @@ class App:
                     reasoning,
                     cache,
                     bool(body.timings_per_token),
+                    turns,
                 )
                 choices.append(Choice(len(choices), run, own, number, settings.n_batch))
         return choices
@@ -368,11 +372,36 @@ class App:
         return _json(found)
 
     async def slot_action(self, request: Request) -> Response:
-        """Saving and restoring: there is nothing to save yet."""
+        """Saves what a slot's last text left behind to a file, restores or erases it."""
         action = request.query_params.get("action", "")
-        if action in ("save", "restore", "erase"):
-            return error_answer(501, f"slots: {action} is not supported by this server (yet)")
-        raise BadRequestError(f"action is {action!r}, must be save, restore or erase")
+        if action not in ("save", "restore", "erase"):
+            raise BadRequestError(f"action is {action!r}, must be save, restore or erase")
+        folder, slot = self._settings.slot_save_path, request.path_params["slot"]
+        if folder is None:
+            return error_answer(501, "this is switched off: start the server with --slot-save-path")
+        body, _ = await self._body(request, SlotBody)
+        _, engine, _ = await self._models.take(body.model)
+        if slot >= engine.needed().n_parallel:
+            raise BadRequestError(f"there is no slot {slot}: there are {len(engine.slots)}")
+        name = body.filename or ""
+        if action != "erase" and (not re.fullmatch(r"[\w.-]{1,200}", name) or name.startswith(".")):
+            raise BadRequestError(
+                f"filename is {name[:200]!r}, must be letters, digits, '_', '-' and '.', which is "
+                "not the first"
+            )
+        path = "" if action == "erase" else str(folder / name)
+        done = await engine.act(slot, action, path)
+        if isinstance(done, Failed):
+            return error_answer(done.status, done.sentence.replace(f"{folder}/", ""))
+        ms = 1e3 * done.seconds
+        found: dict[str, Any] = {"id_slot": slot}
+        if action == "erase":
+            return _json(found | {"n_erased": done.n_tokens})
+        if action == "save":
+            found |= {"filename": name, "n_saved": done.n_tokens, "n_written": done.n_bytes}
+            return _json(found | {"timings": {"save_ms": ms}})
+        found |= {"filename": name, "n_restored": done.n_tokens, "n_read": done.n_bytes}
+        return _json(found | {"timings": {"restore_ms": ms}})
 
     async def metrics(self, request: Request) -> Response:  # noqa: ARG002
         """Counters and gauges for Prometheus."""

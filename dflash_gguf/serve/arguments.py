@@ -68,8 +68,6 @@ ENVIRONMENT = {
 }
 IGNORED: tuple[tuple[tuple[str, ...], bool, str], ...] = (
     (("--cache-reuse",), True, "shifted keys and values would change the text"),
-    (("--cache-ram", "-cram"), True, "prefixes are kept in the context only"),
-    (("--slot-save-path",), True, "slots cannot be saved yet"),
     (("--threads-http",), True, "HTTP is answered by one thread"),
     (("--jinja",), False, "chat templates are Jinja always"),
     (("--no-jinja",), False, "chat templates are Jinja always"),
@@ -217,6 +215,11 @@ def _add_http(p: argparse.ArgumentParser) -> None:
     group.add_argument("--ssl-cert-file", metavar="FILE", help="for HTTPS")
     group.add_argument("--metrics", action=argparse.BooleanOptionalAction, help="route /metrics")
     group.add_argument(
+        "--slot-save-path",
+        metavar="FOLDER",
+        help="let POST /slots/N write what a slot's text left behind to files here, and read them",
+    )
+    group.add_argument(
         "--slots",
         action=argparse.BooleanOptionalAction,
         default=True,
@@ -318,6 +321,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
         tags=tuple(listed(args.tags)),
         has_metrics=bool(args.metrics),
         has_slots=args.slots,
+        slot_save_path=_folder(args.slot_save_path),
         cache_prompt=args.cache_prompt,
         verbose=args.verbose,
         n_batch=args.batch_size,
@@ -370,6 +374,12 @@ def notes(args: argparse.Namespace) -> list[str]:
 def listed(text: str | None) -> list[str]:
     """The parts of "A,B"."""
     return [part.strip() for part in (text or "").split(",") if part.strip()]
+
+
+def _folder(path: str | None) -> Path | None:
+    if path is not None and not Path(path).is_dir():
+        raise ValueError(f"--slot-save-path {path}: is no folder")
+    return None if path is None else Path(path)
 
 
 def _keys(args: argparse.Namespace) -> list[str]:

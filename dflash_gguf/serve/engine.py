@@ -25,6 +25,8 @@ from .messages import (
     Ready,
     Refused,
     Run,
+    SlotAction,
+    SlotDone,
     Started,
     frame,
     from_engine,
@@ -115,6 +117,7 @@ class Engine:
         self._requests: set[Request] = set()
         self._by_run: dict[int, tuple[Request, Run]] = {}
         self._seconds: deque[float] = deque(maxlen=N_TIMED)
+        self._asked: dict[int, asyncio.Future[SlotDone | Failed]] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Condition()
@@ -200,6 +203,22 @@ class Engine:
             self.send(run)
         return request
 
+    async def act(self, slot: int, action: str, path: str) -> SlotDone | Failed:
+        """Has the engine save, restore or erase what a slot's last text left behind.
+
+        Raises:
+            NotReadyError: the model is not loaded.
+        """
+        self.needed()
+        number = self.new_id()
+        answer: asyncio.Future[SlotDone | Failed] = asyncio.get_running_loop().create_future()
+        self._asked[number] = answer
+        self.send(SlotAction(number, slot, action, path))
+        try:
+            return await answer
+        finally:
+            del self._asked[number]
+
     def send(self, message: Message) -> None:
         """Passes a message on. What a request may hold, and the queue, bound what is buffered."""
         if self._writer is not None and not self._writer.is_closing():
@@ -263,7 +282,9 @@ class Engine:
             self.ready, self.state = message, "ready"
             self.slots = [Slot() for _ in range(message.n_parallel)]
             await self._tell()
-        elif not isinstance(message, Refused):
+        elif isinstance(message, (SlotDone, Failed)) and message.id in self._asked:
+            self._asked[message.id].set_result(message)
+        elif not isinstance(message, (Refused, SlotDone)):
             request, run = self._by_run[message.id]
             if isinstance(message, Started):
                 self.slots[message.slot].run = run
@@ -288,6 +309,9 @@ class Engine:
         for request, run in list(self._by_run.values()):
             self._end_run(request, run)
             request.events.put_nowait(Failed(run.id, 500, sentence))
+        for number, answer in self._asked.items():
+            if not answer.done():
+                answer.set_result(Failed(number, 500, sentence))
         self.slots = [Slot() for _ in self.slots]
 
     async def _tell(self) -> None:

@@ -139,6 +139,13 @@ class ChatBody(Body, kw_only=True):
     continue_final_message: bool | None = None
 
 
+class SlotBody(msgspec.Struct, kw_only=True):
+    """/slots/N?action=save and restore."""
+
+    filename: str | None = None
+    model: str | None = None
+
+
 class TemplateBody(msgspec.Struct, kw_only=True):
     """/apply-template."""
 

@@ -34,6 +34,7 @@ class Run(Message, frozen=True):
 
     config: fields of a DecodeConfig. reasoning: name of the format of thoughts and whether they
     have begun. cache_prompt: what the caches hold may be used. wants_account: with every step.
+    turns: see ChatPrompt.
     """
 
     id: int
@@ -42,12 +43,31 @@ class Run(Message, frozen=True):
     reasoning: tuple[str, bool] | None
     cache_prompt: bool
     wants_account: bool
+    turns: list[int] = []
 
 
 class Cancel(Message, frozen=True):
     """To the engine: end an answer. `Ended` follows, unless it ended by itself."""
 
     id: int
+
+
+class SlotAction(Message, frozen=True):
+    """To the engine: save what a slot's last text left behind to a file, restore or erase it."""
+
+    id: int
+    slot: int
+    action: str
+    path: str
+
+
+class SlotDone(Message, frozen=True):
+    """From the engine: it is done. n_tokens: 0 where there was nothing."""
+
+    id: int
+    n_tokens: int
+    n_bytes: int
+    seconds: float
 
 
 class Loading(Message, frozen=True):
@@ -160,8 +180,8 @@ class Failed(Message, frozen=True):
     sentence: str
 
 
-ToEngine = Load | Run | Cancel
-FromEngine = Loading | Ready | Refused | Started | Prefilled | Stepped | Ended | Failed
+ToEngine = Load | Run | Cancel | SlotAction
+FromEngine = Loading | Ready | Refused | Started | Prefilled | Stepped | Ended | Failed | SlotDone
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)

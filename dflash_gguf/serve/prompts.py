@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..text.chat import ChatPrompt
+from ..text.chat import ChatPrompt, last_asked
 from ..text.tokenizer import Tokenizer
 from .fields import MAX_CHOICES, BadRequestError, ChatBody, TemplateBody, thinking
 
@@ -131,7 +131,13 @@ class Texts:
     def chat(self, body: ChatBody) -> ChatPrompt:
         """Token ids of a conversation."""
         text, _ = self.chat_text(body)
-        return self.needed().chat_tokens(text, template=self.template)
+        return self.chat_tokens(body, text)
+
+    def chat_tokens(self, body: ChatBody, text: str) -> ChatPrompt:
+        """Token ids of what `chat_text` made of a conversation."""
+        messages = [message_of(message, place) for place, message in enumerate(body.messages)]
+        asked = last_asked(messages)
+        return self.needed().chat_tokens(text, template=self.template, asked=asked)
 
 
 def message_of(message: dict[str, Any], place: int) -> dict[str, Any]:

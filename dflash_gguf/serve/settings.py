@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ..config import DecodeConfig
 
@@ -15,6 +16,7 @@ class Settings:
     cors_origins: "localhost", "*", or origins; where a browser's pages may ask from.
     decode: what holds where a request does not say.
     cache_prompt, reasoning_format, think: the same.
+    slot_save_path: a folder for files of slots.
     n_batch: prompt tokens between two reports of progress.
     timeout_s: what a client may take to send a request, or to read what is sent to it.
     keep_alive_s: silence after which a stream shows that it lives.
@@ -26,6 +28,7 @@ class Settings:
     tags: tuple[str, ...] = ()
     has_metrics: bool = False
     has_slots: bool = True
+    slot_save_path: Path | None = None
     cache_prompt: bool = True
     verbose: bool = False
     n_batch: int = 2048

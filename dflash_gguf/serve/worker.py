@@ -41,6 +41,8 @@ from .messages import (
     Ready,
     Refused,
     Run,
+    SlotAction,
+    SlotDone,
     Started,
     Stepped,
     ToEngine,
@@ -81,12 +83,15 @@ class Worker:
         self._waiting: deque[Job] = deque()
         self._live: list[Job] = []
         self._free = list(range(n_parallel))
+        self._actions: deque[SlotAction] = deque()
+        self._texts: dict[int, list[int]] = {}  # last in each slot, without its last token
         self._is_over = False
 
     def run(self) -> None:
         """Answers until the other side closes the channel."""
         threading.Thread(target=self._listen, daemon=True).start()
         while self._wait():
+            self._act()
             self._admit()
             for job in list(self._live):
                 self._advance(job)
@@ -101,6 +106,8 @@ class Worker:
                 if isinstance(message, Run):
                     job = self._jobs[message.id] = Job(message)
                     self._waiting.append(job)
+                elif isinstance(message, SlotAction):
+                    self._actions.append(message)
                 elif isinstance(message, Cancel) and message.id in self._jobs:
                     self._jobs[message.id].is_cancelled = True
                 self._changed.notify()
@@ -113,8 +120,42 @@ class Worker:
     def _wait(self) -> bool:
         """Waits for something to do; False once there will be nothing more."""
         with self._changed:
-            self._changed.wait_for(lambda: self._is_over or self._waiting or self._live)
+            self._changed.wait_for(self._is_due)
             return not self._is_over
+
+    def _is_due(self) -> bool:
+        return bool(self._is_over or self._waiting or self._live or self._actions)
+
+    def _act(self) -> None:
+        """What is asked of slots, between rounds."""
+        while self._actions:
+            action = self._actions.popleft()
+            try:
+                self._channel.write(self._done(action))
+            except (Error, ValueError, MemoryError, OSError) as error:
+                sentence = f"slots: {str(error) or type(error).__name__}"
+                self._channel.write(Failed(action.id, 400, sentence))
+
+    def _done(self, action: SlotAction) -> SlotDone:
+        """Does it. ValueError, OSError, Error if it cannot be done."""
+        began = time.monotonic()
+        if any(job.slot == action.slot for job in self._live):
+            raise ValueError(f"slot {action.slot} is answering just now, ask again later")
+        tokens, path, n_bytes = self._texts.get(action.slot, []), action.path, 0
+        if action.action == "restore":
+            tokens = self._decoder.load_prefix(path)
+            self._texts[action.slot] = tokens
+        elif action.action == "erase":
+            self._texts.pop(action.slot, None)
+            if tokens:
+                self._decoder.forget_prefix(tokens)
+        elif not tokens:
+            raise ValueError(f"slot {action.slot} has answered nothing that could be saved")
+        else:
+            self._decoder.save_prefix(path, tokens)
+        if path:
+            n_bytes = os.path.getsize(path)
+        return SlotDone(action.id, len(tokens), n_bytes, time.monotonic() - began)
 
     def _admit(self) -> None:
         with self._changed:
@@ -133,8 +174,9 @@ class Worker:
     def _open(self, job: Job) -> None:
         run = job.run
         prompt = list(run.tokens)
-        if run.reasoning is not None:
-            prompt = ChatPrompt(prompt, Format(*run.reasoning))
+        if run.reasoning is not None or run.turns:
+            reasoning = None if run.reasoning is None else Format(*run.reasoning)
+            prompt = ChatPrompt(prompt, reasoning, run.turns)
         if not run.cache_prompt:
             self._decoder.reset()
         job.stream = self._decoder.stream(
@@ -181,7 +223,9 @@ class Worker:
             )
         else:
             job.stream.close()
-            account = Account.of(job.stream.result())
+            result = job.stream.result()
+            account = Account.of(result)
+            self._texts[job.slot] = [*run.tokens, *result.tokens][:-1]
         self._remove(job)
         self._channel.write(Ended(run.id, account))
 

@@ -146,3 +146,12 @@ def _strftime_now(pattern: str) -> str:
 
 def _to_json(value: Any, indent: int | None = None, **settings: Any) -> str:
     return json.dumps(value, **{"ensure_ascii": False, "indent": indent} | settings)
+
+
+def last_asked(messages: Sequence[Message]) -> str:
+    """What the last user turn says; "" if there is none."""
+    for message in reversed(messages):
+        if message.get("role") == "user":
+            content = message.get("content")
+            return content.strip() if isinstance(content, str) else ""
+    return ""

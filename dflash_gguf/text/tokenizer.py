@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..convert.schema import Key
-from .chat import ChatPrompt, Message, render
+from .chat import ChatPrompt, Message, last_asked, render
 from .gguf_metadata import Metadata
 from .reasoning import Format, format_of
 from .vocabulary import GPT2, NORMAL, Vocabulary, read_vocabulary
@@ -180,13 +180,23 @@ class Tokenizer:
         template: None for the file's own; else see `chat_text`.
         """
         text = self.chat_text(messages, template=template, enable_thinking=enable_thinking)
-        return self.chat_tokens(text, template=template)
+        return self.chat_tokens(text, template=template, asked=last_asked(messages))
 
-    def chat_tokens(self, text: str, *, template: str | None = None) -> ChatPrompt:
-        """Token ids of what `chat_text` made, or of what it made and more after it."""
+    def chat_tokens(self, text: str, *, template: str | None = None, asked: str = "") -> ChatPrompt:
+        """Token ids of what `chat_text` made, or of what it made and more after it.
+
+        asked: what the last user turn says. Clients rewrite it, and templates what follows it.
+        """
         bos = self.special_text(Key.TOKENIZER_BOS_ID)
-        tokens = self.tokenize(text, add_special=bos is None or not text.startswith(bos))
-        return ChatPrompt(tokens, self.chat_format(text, template=template))
+        add_special = bos is None or not text.startswith(bos)
+        tokens = self.tokenize(text, add_special=add_special)
+        turns: list[int] = []
+        if asked and (at := text.rfind(asked)) >= 0:
+            for end in (at, at + len(asked)):
+                before = self.tokenize(text[:end], add_special=add_special)
+                pairs = zip(before, tokens, strict=False)
+                turns.append(next((i for i, (a, b) in enumerate(pairs) if a != b), len(before)))
+        return ChatPrompt(tokens, self.chat_format(text, template=template), turns)
 
     def chat_format(self, text: str, *, template: str | None = None) -> Format | None:
         """How answers to a prompt of `chat_text` mark thoughts; None if they do not."""

@@ -21,7 +21,7 @@ from synthetic_shapes import PRESETS
 
 from dflash_gguf.cli.command import main
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.core import Drafter, Engine, Error, Model, Sequence
+from dflash_gguf.core import Drafter, Engine, Error, Item, Model, Sequence
 from dflash_gguf.decoder import Decoder
 from dflash_gguf.memory.plan import Planner, plan_of
 
@@ -301,6 +301,35 @@ def test_what_is_not_finite_leaves_nothing_behind(
         assert np.isfinite(sequence.prefill(PROMPT * 2).logits()).all()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("place", [{"n_gpu_layers": None}, {"n_gpu_layers": 2}])
+def test_prefixes_are_copied(
+    pair_of: Callable[[str], Pair], kind: str, place: dict[str, Any]
+) -> None:
+    """To the host and back; what the drafter remembers with them."""
+    model = Model(str(pair_of(kind).target), config_of(place))
+    device = Sequence(Engine(model, None, Drafter(str(pair_of(kind).drafter), model)))
+    tokens = PROMPT * 5
+    device.prefill(tokens[:-9]).argmax()
+    prefix = device.keep()
+    assert prefix.info().own_cells == 0
+    rows = [device.decode(token).logits() for token in tokens[-9:]]
+    draft = device.draft(5, 3, 4)
+    for n in (len(tokens) - 9, len(tokens) - 30):
+        if n < prefix.n_tokens and not device.engine.divides_prefixes:
+            continue
+        device.reset()
+        device.adopt(prefix, n)
+        assert (device.tokens == tokens[:n]).all()
+        if n < prefix.n_tokens:
+            device.prefill(tokens[n:-9]).argmax()
+        found = [device.decode(token).logits() for token in tokens[-9:]]
+        np.testing.assert_allclose(found, rows, atol=CLOSE)
+        np.testing.assert_allclose(device.draft(5, 3, 4).logits, draft.logits, atol=CLOSE)
+    prefix.close()
+    assert device.engine.prefix_bytes == 0
+
+
 EDGES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 15, 16, 17, 23, 24, 25, 31, 32, 33, 48, 49, 64)
 
 
@@ -418,3 +447,80 @@ def test_a_hypothetical_gpu_takes_about_as_much(
     assert (here.device, there.device) == ("Fake0", "a hypothetical CUDA GPU")
     estimates = sum(x.bytes for x in there.items if x.name.endswith(", about"))
     assert there.needed_bytes - estimates == pytest.approx(here.needed_bytes, rel=0.03)
+
+
+@pytest.mark.parametrize("kind", ["gpt-oss", "gemma4", "gemma4e"])
+@pytest.mark.parametrize("place", [{}, {"n_gpu_layers": 2}])
+def test_windows_leave_what_is_behind_them(
+    pair_of: Callable[[str], Pair], kind: str, place: dict[str, Any]
+) -> None:
+    """Accepted rows of trees stay where they are; windows move on over them, and back."""
+    random = np.random.default_rng(8)
+    config = replace(config_of(place), n_ctx=1200, n_ubatch=64)
+    pair = pair_of(kind)
+    model = Model(str(pair.target), config)
+    device = Sequence(Engine(model, None, Drafter(str(pair.drafter), model), 30))
+    cpu = Sequence(Engine(Model(str(pair.target), replace(config, **CPU))))
+    assert device.engine.bytes_of("kept") > 0 and cpu.engine.bytes_of("kept") > 0
+    device.engine.reserve_verify(24)
+    tokens: list[int] = []
+    close = 0.0
+
+    def check(row: Any, expected: list[int]) -> None:
+        nonlocal close
+        there = cpu.sync(expected)
+        found = cpu.prefill(expected[there:]).logits()
+        # ggml looks its gelu up in a table of half precision.
+        close = close or (1e-2 * np.ptp(found) if kind.startswith("gemma4") else 5 * CLOSE)
+        np.testing.assert_allclose(row, found, rtol=0, atol=close)
+
+    def go_on(until: int) -> None:
+        while len(tokens) < until:
+            nodes = random.integers(0, 300, int(random.integers(2, 25))).tolist()
+            parents = [-1, *(int(random.integers(i)) for i in range(1, len(nodes)))]
+            rows = device.verify_tree(nodes, parents)
+            path = [int(random.integers(len(nodes)))]
+            while path[0]:
+                path = [parents[path[0]], *path]
+            check(rows.logits(path[-1]), [*tokens, *(nodes[i] for i in path)])
+            device.commit_path(path)
+            tokens.extend(nodes[i] for i in path)
+
+    prompt = random.integers(0, 300, 333).tolist()
+    assert device.sync(prompt) == 0
+    check(device.prefill(prompt).logits(), prompt)
+    tokens = list(prompt)
+    go_on(600)
+    checkpoint, at = device.take(), list(tokens)
+    go_on(900)
+    assert device.sync([*tokens[:-9], 1]) == len(tokens) - 9  # in reach
+    tokens = tokens[:-9]
+    go_on(920)
+    device.restore(checkpoint)
+    tokens = at
+    go_on(800)
+    assert device.sync(prompt) == 332  # kept
+    check(device.prefill(prompt[332:]).logits(), prompt)
+    tokens = list(prompt)
+    go_on(500)
+    assert device.sync(prompt[:200]) == 0
+    check(device.prefill(prompt[:200]).logits(), prompt[:200])
+
+
+def test_a_prompt_beside_verifies_has_masks_for_all_rows(pair_of: Callable[[str], Pair]) -> None:
+    """A pass takes as many tokens to append as a micro-batch has, and verifies besides."""
+    config = replace(config_of({}), n_parallel=2)
+    engine = Engine(Model(str(pair_of("llama").target), config))
+    cpu = Sequence(Engine(Model(str(pair_of("llama").target), replace(config, **CPU))))
+    engine.reserve_verify(20)
+    a, b = Sequence(engine), Sequence(engine)
+    a.prefill(PROMPT)
+    b.prefill(PROMPT)
+    for _ in range(10):  # to the end of the context
+        rows = engine.run([Item(a, [1] * 6), Item(b, [2] * 20, verifies=True)])
+        engine.commit([(b, 2)])
+    expected = cpu.prefill([*PROMPT, *[1] * 60]).logits()
+    np.testing.assert_allclose(rows[0].logits(), expected, rtol=0, atol=CLOSE)
+    c = engine.run([Item(a, [1] * 16), Item(b, [2] * 20, verifies=True)])
+    expected = cpu.prefill([1] * 16).logits()
+    np.testing.assert_allclose(c[0].logits(), expected, rtol=0, atol=CLOSE)
