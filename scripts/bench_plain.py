@@ -1,6 +1,7 @@
 """Plain speed beside llama.cpp's own library: prefill of 512 tokens, then 128 tokens one by one.
 
     scripts/bench_plain.py MODEL.gguf... [--pairs 15]
+    scripts/bench_plain.py MODEL.gguf... --read-loop [--pairs 15]
 
 Both engines sit in one process, on one ggml, with the same threads, the same default weight
 buffers, f16 K/V and flash attention, and read the same random tokens. llama.cpp is driven by
@@ -14,6 +15,11 @@ operating system puts the weights moves the speed of a whole process by a few pe
 
 Prints tokens per second and the ratio ours/theirs: the median over the pairs and its 95 % bootstrap
 interval. The last line is one JSON object.
+
+With --read-loop there is no llama.cpp: a few decoded tokens take turns with a loop that only reads
+512 MiB of huge pages, on as many threads. The ratio is the weights of a token by its time, over
+what the loop reads in its time: 1 is as fast as memory allows, if the weights are many times the
+caches.
 """
 
 from __future__ import annotations
@@ -21,17 +27,19 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import mmap
 import multiprocessing
 import platform
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import gguf
 import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +51,7 @@ N_UBATCH = 512
 FLASH_ATTENTION_ON = 1  # enum llama_flash_attn_type
 TYPE_F16 = 1  # enum ggml_type
 LOG_LEVEL_ERROR = 4  # enum ggml_log_level
+LOOP_BYTES = 512 << 20
 
 Tokens = NDArray[np.int32]
 
@@ -251,6 +260,87 @@ def print_row(result: dict[str, Any]) -> None:
         )
 
 
+def weights_of_a_token(path: Path) -> int:
+    """Bytes of the weights that a plain step reads, as they lie in the file."""
+    reader = gguf.GGUFReader(path)
+    arch = reader.fields["general.architecture"].contents()
+    counts = [reader.fields.get(f"{arch}.expert_{name}") for name in ("used_count", "count")]
+    share = counts[0].contents() / counts[1].contents() if counts[0] and counts[1] else 1.0
+    untied = any(tensor.name == "output.weight" for tensor in reader.tensors)
+    return sum(
+        int(tensor.n_bytes * (share if "_exps." in tensor.name else 1.0))
+        for tensor in reader.tensors
+        if not (untied and tensor.name == "token_embd.weight")  # of which one row is read
+    )
+
+
+class ReadLoop:
+    """A loop that reads memory and does nothing else, on some threads."""
+
+    def __init__(self, n_threads: int) -> None:
+        self._threads = ThreadPoolExecutor(n_threads)
+        # private: shared memory has small pages
+        pages = mmap.mmap(-1, LOOP_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            pages.madvise(mmap.MADV_HUGEPAGE)
+        values = np.frombuffer(pages, np.int64)
+        values[:] = 1
+        self._parts = np.array_split(values, n_threads)
+
+    def speed(self) -> float:
+        """Bytes per second of one pass."""
+        start = time.perf_counter()
+        list(self._threads.map(np.bitwise_or.reduce, self._parts))
+        return float(LOOP_BYTES / (time.perf_counter() - start))
+
+
+def bench_read_loop(path: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Decoding of one model file by turns with a read loop."""
+    n_prompt = min(args.prompt, 128)
+    n_ctx = n_prompt + args.pairs * args.segment
+    ours = Ours(path, LoadConfig(n_ctx=n_ctx, n_threads=args.threads, n_gpu_layers=0))
+    n_threads = ours.sequence.engine.n_threads
+    loop, n_bytes = ReadLoop(n_threads), weights_of_a_token(path)
+    random = np.random.default_rng(0)
+    tokens = random.integers(0, ours.model.n_vocab, n_ctx, dtype=np.int32)
+    ours.prefill(tokens[:n_prompt])
+
+    def decode(pair: int) -> float:
+        first = n_prompt + pair * args.segment
+        start = time.perf_counter()
+        for token in tokens[first : first + args.segment].tolist():
+            ours.decode(token)
+        return float(n_bytes * args.segment / (time.perf_counter() - start))
+
+    speeds = np.empty((args.pairs, 2))
+    for pair in range(args.pairs):
+        for i in (pair % 2, (pair + 1) % 2):
+            speeds[pair, i] = loop.speed() if i else decode(pair)
+    ours.close()
+    ratio, low, high = median_interval(speeds[:, 0] / speeds[:, 1])
+    decoding, reading = (np.median(speeds, axis=0) / 1e9).tolist()
+    return {
+        "model": path.name,
+        "threads": n_threads,
+        "weights_mb": round(n_bytes / 1e6, 1),
+        "decode_gb_per_s": round(decoding, 2),
+        "read_gb_per_s": round(reading, 2),
+        "ratio": round(ratio, 4),
+        "interval": [round(low, 4), round(high, 4)],
+    }
+
+
+def print_share(result: dict[str, Any]) -> None:
+    """One line."""
+    low, high = result["interval"]
+    print(
+        f"{result['model']:32} {result['threads']} threads   decode "
+        f"{result['decode_gb_per_s']:6.1f} GB/s   read loop {result['read_gb_per_s']:6.1f} GB/s   "
+        f"ratio {result['ratio']:.3f} ({low:.3f} to {high:.3f})",
+        flush=True,
+    )
+
+
 def cpu_name() -> str:
     """The processor's name as the operating system gives it."""
     info = Path("/proc/cpuinfo")
@@ -279,14 +369,15 @@ def main() -> None:
     parser.add_argument("--decode", type=int, default=128, help="tokens decoded after it")
     parser.add_argument("--segment", type=int, default=8, help="tokens before engines change")
     parser.add_argument("-t", "--threads", type=int, help="default: one per physical core")
+    parser.add_argument("--read-loop", action="store_true", help="beside a loop that only reads")
     args = parser.parse_args()
     results = []
     for path in args.models:
         try:
-            results.append(bench(path, args))
+            results.append((bench_read_loop if args.read_loop else bench)(path, args))
         except (core.Error, ValueError) as error:
             sys.exit(f"error: {error}")
-        print_row(results[-1])
+        (print_share if args.read_loop else print_row)(results[-1])
     facts = {
         "commit": commit(),
         "ggml": core.ggml_version(),
