@@ -338,15 +338,19 @@ class Work:
         at = self.case.prefix
         widths = [*self.random.permutation(WIDTHS[1:-1])[: N_WIDTHS - 2].tolist(), 2, 64]
         for n in self.random.permutation(widths).tolist():
-            rows = self.sequence.verify(self.tokens[at : at + n])
-            for i in range(n):
-                expected = self.reference.row(at + i)
-                self.found.compare(rows.logits(i), expected, f"row {i} of {n} after {at}")
-            n_kept = int(self.random.integers(1, min(n, 32) + 1))
-            self.sequence.commit(n_kept)
-            at += n_kept
+            at += self._chain(at, n)
             self.decode(at)
             at += 1
+
+    def _chain(self, at: int, n: int) -> int:
+        """A verify of n rows, of which some are committed: how many."""
+        rows = self.sequence.verify(self.tokens[at : at + n])
+        for i in range(n):
+            expected = self.reference.row(at + i)
+            self.found.compare(rows.logits(i), expected, f"row {i} of {n} after {at}")
+        n_kept = int(self.random.integers(1, min(n, 32) + 1))
+        self.sequence.commit(n_kept)
+        return n_kept
 
     def trees(self) -> None:
         """Verifies of trees; the reference walks every path of them from a checkpoint."""
@@ -406,13 +410,7 @@ class Work:
         self._to_prefix()
         at = prefix
         for n in (2, int(self.random.choice(WIDTHS[1:-1])), 64):
-            rows = self.sequence.verify(self.tokens[at : at + n])
-            for i in range(n):
-                expected = self.reference.row(at + i)
-                self.found.compare(rows.logits(i), expected, f"row {i} of {n} after {at}")
-            n_kept = int(self.random.integers(1, min(n, 32) + 1))
-            self.sequence.commit(n_kept)
-            at += n_kept
+            at += self._chain(at, n)
         self.decode(at)
         self._to_prefix()
         rows = self.sequence.verify_tree(tree.tokens, tree.parents)

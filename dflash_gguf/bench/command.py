@@ -20,7 +20,7 @@ from . import parallel, plot, replay, url
 from .measure import measure
 from .prompts import Prompt, read_prompts
 from .runs import Run, compare
-from .settings import BRIEF, DEFAULT, Setting, parse_settings
+from .settings import BRIEF, DEFAULT, Setting, levels, parse_settings
 from .summary import by_class, by_setting, sweep_table, table
 
 EPILOG = """\
@@ -159,7 +159,7 @@ def _parallel(
     args: argparse.Namespace, prompts: Sequence[Prompt], names: str, config: DecodeConfig
 ) -> int:
     """Measures many answers at once."""
-    numbers = parallel.levels(args.n_parallel)
+    numbers = levels("--parallel", args.n_parallel)
     args.n_parallel = max(numbers)
     entries = []
     for target, drafter in [_files(names) for names in args.pair]:
@@ -183,13 +183,13 @@ def _load_server(args: argparse.Namespace, prompts: Sequence[Prompt]) -> int:
     """Measures a server under load; 1 if a request failed."""
     server = url.Server(args.url, args.api_key)
     bodies = url.bodies(prompts, args.chat, args.predict, args.temp, args.seed)
-    levels = []
-    for n in url.levels(args.concurrency):
+    found = []
+    for n in levels("--concurrency", args.concurrency):
         level = url.load(server, bodies, n)
-        levels.append(level)
+        found.append(level)
         _print(level.to_dict())
-    print(url.table(levels), file=sys.stderr)
-    return 1 if any(level.n_failed for level in levels) else 0
+    print(url.table(found), file=sys.stderr)
+    return 1 if any(level.n_failed for level in found) else 0
 
 
 def _files(names: Sequence[str]) -> tuple[Path, Path]:

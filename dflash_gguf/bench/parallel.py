@@ -16,17 +16,6 @@ N_RUNS = 3
 """Turns of all settings; the first of each level builds graphs and does not count."""
 
 
-def levels(text: str) -> list[int]:
-    """The numbers of "1,4,8", in their order. ValueError for what is none."""
-    try:
-        found = [int(part) for part in text.split(",")]
-    except ValueError:
-        found = [0]
-    if min(found) < 1:
-        raise ValueError(f"--parallel {text}: must be numbers like 1,4,8")
-    return list(dict.fromkeys(found))
-
-
 def measure(
     decoder: Decoder,
     pair: str,

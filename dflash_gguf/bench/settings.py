@@ -60,3 +60,14 @@ def parse_settings(text: str, max_draft: int) -> list[Setting]:
             setting = Setting("chain", min(setting.size, max_draft))
         found[str(setting)] = setting
     return list(found.values())
+
+
+def levels(flag: str, text: str) -> list[int]:
+    """How many answers at once: the numbers of "1,4,8". ValueError for what is none."""
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        found = [0]
+    if min(found) < 1:
+        raise ValueError(f"{flag} {text}: must be numbers like 1,4,8")
+    return list(dict.fromkeys(found))

@@ -156,17 +156,6 @@ def bodies(
     return found
 
 
-def levels(text: str) -> list[int]:
-    """The numbers of "1,4,8". ValueError for what is none."""
-    try:
-        found = [int(part) for part in text.split(",")]
-    except ValueError:
-        found = [0]
-    if min(found) < 1:
-        raise ValueError(f"--concurrency {text}: must be numbers like 1,4,8")
-    return found
-
-
 def load(server: Server, requests: Sequence[tuple[str, dict[str, Any]]], n_at_once: int) -> Level:
     """Sends all requests, so many at once; each worker has two at least."""
     n = max(len(requests), 2 * n_at_once)
