@@ -21,13 +21,17 @@ pytestmark = pytest.mark.skipif(DEVICE is not None, reason="the same bits are th
 
 
 def open_decoder(
-    pair: Pair, n_parallel: int = 1, n_ctx: int = 512, n_bytes: int = 1 << 24
+    pair: Pair,
+    n_parallel: int = 1,
+    n_ctx: int = 512,
+    n_bytes: int = 1 << 24,
+    n_ubatch: int = N_UBATCH,
 ) -> Decoder:
     """A decoder of token ids, with a drafter."""
     model = load_target(pair.target)
     config = LoadConfig(
         n_ctx=n_ctx,
-        n_ubatch=N_UBATCH,
+        n_ubatch=n_ubatch,
         n_threads=2,
         cache_type_k="f32",
         cache_type_v="f32",
@@ -141,6 +145,36 @@ def test_sixteen_share_a_system_prompt(tmp_path: Path, kind: str) -> None:
         again = many.generate_batch(prompts, draft="none", **SETTINGS)
         assert [result.tokens for result in again] == expected
         assert all(result.n_prefilled == 1 for result in again)
+
+
+@pytest.mark.parametrize("n_parallel", [1, 2])
+@pytest.mark.parametrize("n_ubatch", [1, 63, 64, 65])
+def test_a_prompt_that_was_cut_short_is_begun_with(
+    tmp_path: Path, n_ubatch: int, n_parallel: int
+) -> None:
+    """Wherever it parts from the next one, about the ends of pages too."""
+    pair = make_pair(tmp_path, "llama")
+    prompt = random_tokens(200, seed=3)
+    with (
+        open_decoder(pair, n_parallel, n_ubatch=n_ubatch) as found,
+        open_decoder(pair, n_parallel, n_ubatch=n_ubatch) as fresh,
+    ):
+        for n_done in (1, 2, 63, 64, 65, 129):
+            found.reset()
+            fresh.reset()
+            done = [0]
+            result = found.generate(
+                prompt,
+                cancelled=lambda done=done, n=n_done: done[0] >= n,
+                on_prefill=lambda n, _, done=done: done.__setitem__(0, n),
+                **SETTINGS,
+            )
+            assert result.tokens == ()
+            text = [*prompt[: min(n_done, done[0])], *random_tokens(9, seed=4)]
+            expected = fresh.generate(text, draft="none", **SETTINGS)
+            again = found.generate(text, draft="tree", **SETTINGS)
+            assert again.tokens == expected.tokens
+            assert again.n_cached == min(n_done, done[0])
 
 
 def test_room_is_made_at_the_cost_of_rows_that_two_prefixes_have(tmp_path: Path) -> None:
