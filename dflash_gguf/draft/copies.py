@@ -20,7 +20,7 @@ from .proposer import Request
 from .tree import Tree
 
 N_MOST = 1 << 17
-"""Tokens remembered of a timeline, which take some 100 bytes each."""
+"""Tokens remembered of a timeline at most, which take some 100 bytes each."""
 
 _NOTHING = Tree.of([-1])
 

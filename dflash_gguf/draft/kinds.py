@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from .copies import Copy
+from .copies import N_MOST, Copy
 from .dflash import DFlash
 from .proposer import Drafts, Proposer
 
@@ -16,9 +16,9 @@ def _dflash(sequence: Drafts) -> Proposer | None:
     return DFlash(sequence.max_draft) if sequence.max_draft else None
 
 
-def _copy(sequence: Drafts) -> Proposer:  # noqa: ARG001
-    """For any."""
-    return Copy()
+def _copy(sequence: Drafts) -> Proposer:
+    """For any. As many tokens as the context holds are remembered at least, twice that at most."""
+    return Copy(min(N_MOST, 2 * sequence.n_ctx))
 
 
 PROPOSERS: Mapping[str, Maker] = {

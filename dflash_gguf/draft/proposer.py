@@ -25,6 +25,10 @@ class Drafts(Protocol):
     """What proposers ask of a sequence."""
 
     @property
+    def n_ctx(self) -> int:
+        """Tokens that its context holds."""
+
+    @property
     def max_draft(self) -> int:
         """Tokens of one draft of its drafter at most; 0 without one."""
 

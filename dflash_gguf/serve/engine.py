@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 import subprocess
@@ -37,6 +38,9 @@ State = Literal["unloaded", "loading", "ready", "closed"]
 
 MIN_PAUSE_S, MAX_PAUSE_S = 0.5, 30.0
 """Before a process is started anew: twice as long after each that did not come to be ready."""
+FLAT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 18)}
+"""For glibc: larger blocks always go back to the system. By itself it raises that bound to their
+size, and kept prefixes leave holes: 10 to 40 MB more after 2,000 requests of the small pair."""
 CLOSE_S = 2.0
 """What a process may take to end before it is killed."""
 N_TIMED = 16
@@ -248,7 +252,11 @@ class Engine:
         with theirs:
             command = [sys.executable, "-m", "dflash_gguf.serve.worker", str(theirs.fileno())]
             process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=sys.stderr
+                command,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr,
+                env=FLAT_MEMORY | os.environ,
             )
         self.process = process
         reader, self._writer = await asyncio.open_connection(sock=ours)
