@@ -66,6 +66,11 @@ def lib() -> Any:
         return _open()
 
 
+def value(function: str, *args: Any) -> int:
+    """What `dfl_<function>(*args)` returns: a number, of calls that cannot fail."""
+    return int(_function("dfl_" + function)(*args))
+
+
 def _declarations() -> str:
     header = _installed_file("dflash.h").read_text(encoding="utf-8")
     lines = [x for x in header.splitlines() if not x.startswith("#") and 'extern "C"' not in x]
