@@ -16,6 +16,7 @@ its 95 % interval, and what was accepted of whom. The last line is JSON.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import shutil
@@ -137,6 +138,7 @@ def measure(name: str, kind: str, n_prompts: int, n_tokens: int, folder: Path) -
     decoders = {
         setting: dflash_gguf.load(target, drafter=drafter, n_ctx=2048) for setting in SETTINGS
     }
+    gc.freeze()  # as dflash-run does
     ratios: dict[str, list[float]] = {setting: [] for setting in SETTINGS}
     tokens: Counter[str] = Counter()
     seconds: Counter[str] = Counter()
