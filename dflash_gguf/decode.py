@@ -263,7 +263,8 @@ class Generation:
         prompt, prefixes = self._writing.prompt, self._prefixes
         if prefixes is None:
             return Found(self._timeline.sync(prompt))
-        found = prefixes.begin(self._held, prompt, self._writing.turns)
+        is_fresh = not self._writing.config.cache_prompt
+        found = prefixes.begin(self._held, prompt, self._writing.turns, is_fresh=is_fresh)
         prefixes.make_room(self._timeline.wanted_cells(len(prompt) - found.n_cached))
         return found
 

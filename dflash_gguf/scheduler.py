@@ -78,6 +78,11 @@ class Job:
         return bool(self.writing.answer.tokens) and self.held.position == len(self.history) - 1
 
     @property
+    def is_fresh(self) -> bool:
+        """Whether it begins with nothing of what earlier answers left behind."""
+        return not self.writing.config.cache_prompt and self.prefill_started is None
+
+    @property
     def pauses(self) -> bool:
         """Whether its reader is too far behind."""
         return self.n_unread >= MOST_UNREAD
@@ -266,15 +271,18 @@ class Scheduler:
         """The oldest that wait get places, as long as there are some and cells for them."""
         while self.waiting and len(self.running) < self.engine.n_parallel:
             job = self.waiting[0]
-            if self._is_being_filled(job):
+            if not job.is_fresh and self._is_being_filled(job):
                 return
             # Those that run want room to grow, or the newest would soon have to leave again.
             spare = 2 * PAGE * len(self.running)
-            if not self._prefixes.reserve(job.history, spare) and self.running:
+            has_room = self._prefixes.reserve(job.history, spare, is_fresh=job.is_fresh)
+            if not has_room and self.running:
                 return
             timeline = self._free_timeline()
             with self._phase("decode"):
-                job.found = self._prefixes.begin(timeline, job.history, job.writing.turns)
+                job.found = self._prefixes.begin(
+                    timeline, job.history, job.writing.turns, is_fresh=job.is_fresh
+                )
                 self._prefixes.make_room(
                     timeline.wanted_cells(len(job.history) - job.found.n_cached)
                 )
