@@ -165,6 +165,11 @@ class Decoder:
         with self._turn(), self._lane():
             self._drafting.measure()
 
+    def check(self, config: DecodeConfig) -> None:
+        """ValueError if no prompt can be answered so, as it needs a drafter that is not there."""
+        with self._turn():
+            self._drafting.rule(config)
+
     def generate(
         self,
         prompt: Prompt,

@@ -68,6 +68,11 @@ class Job:
         return bool(self.answer.tokens) and self.held.position == len(self.history) - 1
 
     @property
+    def is_fresh(self) -> bool:
+        """Whether it is to begin with nothing of what earlier answers left behind."""
+        return not self.writing.config.cache_prompt and not self.n_to_fill
+
+    @property
     def pauses(self) -> bool:
         """Whether its reader is too far behind."""
         return self.n_unread >= MOST_UNREAD

@@ -249,16 +249,19 @@ class Scheduler:
 
     def _place(self, job: Job, running: list[Job]) -> bool:
         """Gives it a sequence, unless it is to wait; whether others may be asked."""
-        if self._is_being_filled(job):
+        if not job.is_fresh and self._is_being_filled(job):
             return False
         # Those that run want room to grow, or the newest would soon have to leave again.
-        if not self._prefixes.reserve(job.history, 2 * PAGE * len(running)) and running:
+        spare = 2 * PAGE * len(running)
+        if not self._prefixes.reserve(job.history, spare, is_fresh=job.is_fresh) and running:
             return False
         if job.prefill_started is None:
             job.prefill_started = time.perf_counter()
         try:
             timeline = self._free_timeline()
-            job.found = self._prefixes.begin(timeline, job.history, job.writing.turns)
+            job.found = self._prefixes.begin(
+                timeline, job.history, job.writing.turns, is_fresh=job.is_fresh
+            )
             self._prefixes.make_room(timeline.wanted_cells(len(job.history) - job.found.n_cached))
         except Error as error:
             self._fail(job, error)

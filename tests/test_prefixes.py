@@ -118,6 +118,30 @@ def test_drafts_after_a_hit_are_those_of_a_fresh_sequence(tmp_path: Path, kind: 
         assert results[0].accept_histogram == results[1].accept_histogram
 
 
+@pytest.mark.parametrize("n_parallel", [1, 3])
+@pytest.mark.parametrize("kind", ["llama", "qwen35", "gemma4"])
+def test_an_answer_may_begin_with_nothing_and_others_lose_nothing(
+    tmp_path: Path, kind: str, n_parallel: int
+) -> None:
+    pair = make_pair(tmp_path, kind)
+    prompt, other = random_tokens(150), random_tokens(120, seed=1)
+    with open_decoder(pair, n_parallel) as decoder:
+        expected = [decoder.generate(text, **SETTINGS) for text in (prompt, other)]
+        fresh = decoder.generate(prompt, cache_prompt=False, **SETTINGS)
+        assert (fresh.n_cached, fresh.n_prefilled) == (0, 150)
+        for text, first in zip((prompt, other), expected, strict=True):
+            again = decoder.generate(text, **SETTINGS)
+            assert (again.n_cached, again.tokens) == (len(text) - 1, first.tokens)
+        assert fresh.tokens == expected[0].tokens
+        decoder.reset()
+        decoder.generate(prompt, cache_prompt=False, **SETTINGS)
+        assert decoder.generate(prompt, **SETTINGS).n_cached == 149
+        batch = decoder.generate_batch(  # none waits for another that computes its prompt
+            [prompt] * 3, cache_prompt=[True, False, False], **SETTINGS
+        )
+        assert [one.n_cached for one in batch] == [149, 0, 0]
+
+
 def test_turns_of_a_chat_are_kept(tmp_path: Path) -> None:
     """Where the last user turn begins and ends, whatever a client puts in its place."""
     with open_decoder(make_pair(tmp_path, "qwen35")) as decoder:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -94,6 +96,11 @@ def test_environment_variables_stand_for_flags_that_are_not_given() -> None:
         ("--models . --alias x", "go with one model"),
         ("-m /no/such.gguf", "/no/such.gguf: No such file"),
         ("-m python-tiny --port 1 --host 240.0.0.1 --no-api-key", "cannot listen on 240.0.0.1:1"),
+        (
+            "-m python-tiny --port 0 --draft-type none",
+            "error: draft_type 'none' is not there; this decoder has: dflash, copy",
+        ),
+        ("-m python-tiny --port 0 --draft tree --draft-max 99", "drafter drafts at most"),
         ("--temp x", ""),
     ],
 )
@@ -113,6 +120,17 @@ def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path) -> None:
     served.wait_for("error: ")
     assert served.process.wait(10) == 1
     served.close()
+
+
+def test_a_process_that_cannot_be_started_ends_the_server(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def popen(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr("dflash_gguf.serve.engine.subprocess.Popen", popen)
+    assert command.main(["-m", "python-tiny", "--port", "0"]) == 1
+    assert "error: the process cannot be started: Cannot allocate" in capsys.readouterr().err
 
 
 def test_which_hosts_are_of_this_machine() -> None:

@@ -119,6 +119,17 @@ def usage(choices: Sequence[Choice]) -> dict[str, Any]:
     }
 
 
+def meta_info(choices: Sequence[Choice]) -> dict[str, Any]:
+    """Rounds of all choices and the tokens of one, by SGLang's names; nothing without drafts."""
+    accounts = [choice.account for choice in choices if choice.account is not None]
+    drafted = [account for account in accounts if account.draft != "none" and account.rounds]
+    if not drafted:
+        return {}
+    n_rounds = sum(account.rounds for account in drafted)
+    n_tokens = sum(account.n_decoded for account in drafted)
+    return {"spec_verify_ct": n_rounds, "spec_accept_length": _ratio(n_tokens, n_rounds)}
+
+
 class Form(Protocol):
     """A way to write answers."""
 
@@ -182,8 +193,10 @@ class Chat:
 
     is_openai = True
 
-    def __init__(self, common: Common) -> None:
+    def __init__(self, common: Common, *, has_meta_info: bool = False) -> None:
+        """has_meta_info: the whole answer says how it was drafted, as SGLang's does."""
         self._common = common
+        self._has_meta_info = has_meta_info
         self._id = f"chatcmpl-{secrets.token_urlsafe(18)}"
         self._created = int(time.time())
 
@@ -194,6 +207,8 @@ class Chat:
         found["usage"] = usage(choices)
         if choices[0].account is not None:
             found["timings"] = timings(choices[0].account)
+        if self._has_meta_info:
+            found["meta_info"] = meta_info(choices)
         return found | _verbose(self._common)
 
     def _choice(self, choice: Choice) -> Event:

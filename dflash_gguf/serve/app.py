@@ -109,7 +109,8 @@ class App:
             text, _ = texts.chat_text(body)
             prompt = texts.chat_tokens(body, text)
             choices = self._choices(body, engine, [prompt], config)
-            return choices, Chat(self._common(body, model, texts, choices))
+            common = self._common(body, model, texts, choices)
+            return choices, Chat(common, has_meta_info=bool(body.return_meta_info))
 
         return self._answer(body, engine, *await _aside(prepare, n_bytes))
 
@@ -172,7 +173,6 @@ class App:
     ) -> list[Choice]:
         """The answers to make: n to each prompt, in order, with seeds of their own."""
         n, ready, settings = n_choices(body), engine.needed(), self._settings
-        cache = settings.cache_prompt if body.cache_prompt is None else body.cache_prompt
         choices: list[Choice] = []
         for number, prompt in enumerate(prompts):
             _check_prompt(prompt, ready.n_ctx, ready.n_vocab)
@@ -188,7 +188,6 @@ class App:
                     prompt,
                     asdict(own),
                     reasoning,
-                    cache,
                     bool(body.timings_per_token),
                     turns,
                 )

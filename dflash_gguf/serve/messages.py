@@ -21,27 +21,30 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Load(Message, frozen=True):
-    """To the engine, first of all: what to load. options: flags of dflash-serve by their names."""
+    """To the engine, first of all: what to load.
+
+    options: flags of dflash-serve by their names. config: fields of the DecodeConfig that holds
+    where requests do not say.
+    """
 
     model: str
     drafter: str | None
     n_parallel: int
     options: dict[str, Any]
+    config: dict[str, Any]
 
 
 class Run(Message, frozen=True):
     """To the engine: answer a prompt.
 
     config: fields of a DecodeConfig. reasoning: name of the format of thoughts and whether they
-    have begun. cache_prompt: what the caches hold may be used. wants_account: with every step.
-    turns: see ChatPrompt.
+    have begun. wants_account: with every step. turns: see ChatPrompt.
     """
 
     id: int
     tokens: list[int]
     config: dict[str, Any]
     reasoning: tuple[str, bool] | None
-    cache_prompt: bool
     wants_account: bool
     turns: list[int] = []
 

@@ -6,6 +6,7 @@ Started by the HTTP process with a socket. It ends when the socket does.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import signal
 import socket
@@ -177,8 +178,6 @@ class Worker:
         if run.reasoning is not None or run.turns:
             reasoning = None if run.reasoning is None else Format(*run.reasoning)
             prompt = ChatPrompt(prompt, reasoning, run.turns)
-        if not run.cache_prompt:
-            self._decoder.reset()
         job.stream = self._decoder.stream(
             prompt,
             DecodeConfig(**run.config),
@@ -263,6 +262,12 @@ def open_decoder(request: Load, progress: Progress) -> tuple[Decoder, list[str]]
     with warnings.catch_warnings(record=True) as caught:
         warnings.filterwarnings("always", category=UserWarning)
         decoder = load(request.model, drafter=request.drafter, config=settings, progress=progress)
+    gc.freeze()  # what exists by now stays: no need to look at it within an answer
+    try:
+        decoder.check(DecodeConfig(**request.config))
+    except ValueError:
+        decoder.close()
+        raise
     notes = [str(warning.message) for warning in caught]
     if lacking := decoder.engine.cpu_operations:
         notes.append(f"{decoder.model.backend} lacks {', '.join(lacking)}: the CPU computes that")
