@@ -173,7 +173,7 @@ def answers(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def beside(args: argparse.Namespace) -> dict[str, Any]:
-    """What a long prompt costs the answers beside it, and they it."""
+    """What a long prompt costs the answers beside it, and they it: plain ones without a drafter."""
     options = {"n_ctx": args.ctx, "n_parallel": args.streams + 1, "n_threads": args.threads}
     prompt = np.random.default_rng(0).integers(0, args.vocabulary, args.prompt).tolist()
     with dflash_gguf.load(args.model, drafter=args.drafter, **options) as decoder:
@@ -186,6 +186,7 @@ def beside(args: argparse.Namespace) -> dict[str, Any]:
                 ignore_eos=True,
                 temperature=1.0,
                 seed=i,
+                draft="none" if args.drafter is None else "auto",
             )
             for i in range(args.streams)
         ]
