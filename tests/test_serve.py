@@ -233,7 +233,7 @@ def test_the_native_answer_says_everything(served: Served) -> None:
         n_predict=2,
         response_fields=["content", "timings/predicted_n", "no/such"],
     )
-    assert picked.keys() == {"content", "predicted_n"}
+    assert picked.keys() == {"content", "timings/predicted_n"}
     events = served.events("/completion", prompt=CODE, n_predict=6, n_probs=1)
     assert [len(event["tokens"]) for event in events] == [1] * 6 + [0]
     assert [event["stop"] for event in events] == [False] * 6 + [True]
@@ -263,7 +263,19 @@ def test_progress_is_told_before_any_work_and_for_every_batch(served: Served) ->
     assert told[0]["time_ms"] == 0
     assert told[-1]["processed"] == told[-1]["total"] == 700
     first = next(event for event in events if "prompt_progress" in event)["timings"]
-    assert all(value == 0 for key, value in first.items() if key != "dflash")
+    assert all(value == 0 for value in first.values())
+
+
+@pytest.mark.parametrize("n", [1, 8])
+def test_timings_are_numbers_and_rates_leave_out_the_first_token(served: Served, n: int) -> None:
+    for path in FORMS:
+        found = served.answer(path, **body(path, max_tokens=n))
+        timings = found["timings"]
+        assert all(value >= 0 for value in timings.values())
+        rate = 1e3 * (n - 1) / timings["predicted_ms"] if n > 1 else 0
+        assert timings["predicted_per_second"] == pytest.approx(rate, rel=1e-9)
+        assert found["dflash"]["rounds"] <= n
+        assert found["dflash"]["phase_ms"]
 
 
 def test_timings_come_with_every_token_if_asked_for(served: Served) -> None:
