@@ -51,7 +51,7 @@ _IDENTITY = {
 def identity(engine: Engine) -> dict[str, str]:
     """What prefixes of an engine belong to. Errors: OSError."""
     model, drafter = engine.model, engine.drafter
-    config = model.config
+    config = engine.config
     return {
         "model": _file_identity(model.path),
         "drafter": _file_identity(drafter.path) if drafter is not None else "none",
