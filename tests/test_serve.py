@@ -372,6 +372,46 @@ def test_what_the_server_says_of_itself(served: Served) -> None:
     assert found["__verbose"]["prompt"].endswith(CODE)
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/health", None),
+        ("/models", None),
+        ("/models/python", None),
+        ("/props", None),
+        ("/slots", None),
+        ("/metrics", None),
+        ("/tokenize", {"content": CODE}),
+        ("/detokenize", {"tokens": [5, 6, 7]}),
+        ("/apply-template", {"messages": USER}),
+        ("/chat/completions/input_tokens", {"messages": USER}),
+        ("/chat/completions", {"messages": USER, "max_tokens": 3}),
+        ("/completion", {"prompt": CODE, "n_predict": 3}),
+    ],
+)
+def test_routes_are_there_with_and_without_v1(
+    served: Served, path: str, body: dict[str, Any] | None
+) -> None:
+    short, long = (
+        served.get(prefix + path) if body is None else served.post(prefix + path, body)
+        for prefix in ("", "/v1")
+    )
+    assert short.status_code == long.status_code == 200
+    if path == "/metrics":
+        assert short.text == long.text
+        return
+    changing = ("id", "created", "timings", "dflash", "usage", "last_used")
+    a, b = short.json(), long.json()
+    for found in (a, b, *a.get("data", ()), *b.get("data", ())) if isinstance(a, dict) else ():
+        for name in changing:
+            if not name.startswith("id") or "choices" in found:
+                found.pop(name, None)
+    if isinstance(a, dict) and "tokens_evaluated" in a:
+        a, b = a["content"], b["content"]
+    assert a == b
+    assert served.get(path, params={"x": "1"}).status_code in (200, 405)
+
+
 def test_metrics_are_the_sums_of_the_timings(served: Served) -> None:
     def values() -> dict[str, float]:
         found = served.get("/metrics")
