@@ -223,8 +223,8 @@ def test_two_models_are_loaded_where_two_may_be(folder: Path) -> None:
 
 def test_https_origins_and_a_template_of_a_file(tmp_path: Path) -> None:
     key, certificate, template = (str(tmp_path / name) for name in ("k.pem", "c.pem", "t.jinja"))
-    words = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost".split()
-    words += ["-keyout", key, "-out", certificate]
+    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    words += ["-subj", "/CN=localhost", "-keyout", key, "-out", certificate]
     subprocess.run(words, check=True, capture_output=True)
     Path(template).write_text("{% for m in messages %}<{{ m.content }}>{% endfor %}")
     flags = ("-m", "python-tiny", "-t", "1", "--slots", "--chat-template-file", template)
