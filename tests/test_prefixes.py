@@ -26,6 +26,7 @@ def open_decoder(
     n_ctx: int = 512,
     n_bytes: int = 1 << 24,
     n_ubatch: int = N_UBATCH,
+    cache_type: str = "f32",
 ) -> Decoder:
     """A decoder of token ids, with a drafter."""
     model = load_target(pair.target)
@@ -33,8 +34,8 @@ def open_decoder(
         n_ctx=n_ctx,
         n_ubatch=n_ubatch,
         n_threads=2,
-        cache_type_k="f32",
-        cache_type_v="f32",
+        cache_type_k=cache_type,
+        cache_type_v=cache_type,
         n_parallel=n_parallel,
     )
     engine = core.Engine(model, n_ctx, core.Drafter(str(pair.drafter), model), config=config)
@@ -109,13 +110,14 @@ def test_drafts_after_a_hit_are_those_of_a_fresh_sequence(tmp_path: Path, kind: 
                 np.testing.assert_array_equal(a, b)
             found.sequence.reset()
         results = [
-            x.generate(prompt, draft="tree", tree_budget=12, max_tokens=200, ignore_eos=True)
+            x.generate(prompt, draft="tree", tree_budget=12, max_tokens=340, ignore_eos=True)
             for x in (found, fresh)
         ]
         assert results[0].n_cached == len(prompt) - 1
         assert results[0].n_draft_context == len(prompt) - 1
         assert results[0].tokens == results[1].tokens
         assert results[0].accept_histogram == results[1].accept_histogram
+        assert results[0].rounds >= 200
 
 
 @pytest.mark.parametrize("n_parallel", [1, 3])
