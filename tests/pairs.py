@@ -143,6 +143,7 @@ def open_decoder(
     *,
     n_bytes: int = 1 << 24,
     n_ubatch: int = N_UBATCH,
+    cache_type: str = "f32",
 ) -> Decoder:
     """A decoder of token ids, with a drafter, on two threads.
 
@@ -153,8 +154,8 @@ def open_decoder(
         n_ctx=n_ctx,
         n_ubatch=n_ubatch,
         n_threads=2,
-        cache_type_k="f32",
-        cache_type_v="f32",
+        cache_type_k=cache_type,
+        cache_type_v=cache_type,
         n_parallel=n_parallel,
     )
     engine = Engine(model, n_ctx, Drafter(str(pair.drafter), model), config=config)

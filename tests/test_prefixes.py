@@ -86,13 +86,14 @@ def test_drafts_after_a_hit_are_those_of_a_fresh_sequence(tmp_path: Path, kind: 
                 np.testing.assert_array_equal(a, b)
             found.sequence.reset()
         results = [
-            x.generate(prompt, draft="tree", tree_budget=12, max_tokens=200, ignore_eos=True)
+            x.generate(prompt, draft="tree", tree_budget=12, max_tokens=340, ignore_eos=True)
             for x in (found, fresh)
         ]
         assert results[0].n_cached == len(prompt) - 1
         assert results[0].n_draft_context == len(prompt) - 1
         assert results[0].tokens == results[1].tokens
         assert results[0].accept_histogram == results[1].accept_histogram
+        assert results[0].rounds >= 200
 
 
 @pytest.mark.parametrize("n_parallel", [1, 3])

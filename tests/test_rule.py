@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -228,6 +229,19 @@ def test_an_answer_begins_without_debts_where_drafting_had_won_more() -> None:
         assert not known.may_lose(0.1, 1.0)
         assert known.begin() is begins_anew
         assert known.may_lose(0.1, 1.0) is begins_anew
+
+
+@pytest.mark.parametrize("n_positions", [0, 3])
+def test_a_machine_that_was_suspended_owes_nothing(n_positions: int) -> None:
+    known, is_paid = plain_known(), n_positions > 0
+    done = Round(100, n_positions=n_positions, n_drafted=3, n_tokens=3, n_accepted=2)
+    done.draft_s, done.pass_s = (0.5, 1.5) if is_paid else (0.0, 2.0)
+    for _ in range(20):
+        known.observe(done)
+    known.observe(dataclasses.replace(done, pass_s=3600.0))
+    for _ in range(9):
+        known.observe(done)
+    assert known.may_lose(0.1, 1.0, is_paid=is_paid)
 
 
 def test_what_was_won_long_ago_pays_few_debts() -> None:

@@ -37,14 +37,16 @@ class Pipe:
     def __init__(self) -> None:
         self._to: queue.Queue[ToEngine | None] = queue.Queue()
         self.said: list[Any] = []
+        self.n_writes = 0
         self._changed = threading.Condition()
 
     def read(self) -> ToEngine | None:
         return self._to.get(timeout=20)
 
-    def write(self, message: Message) -> None:
+    def write(self, *messages: Message) -> None:
         with self._changed:
-            self.said.append(message)
+            self.said += messages
+            self.n_writes += 1
             self._changed.notify_all()
 
     def tell(self, *messages: ToEngine | None) -> None:
@@ -153,6 +155,15 @@ def test_live_answers_take_turns_and_the_others_wait_in_order(pipe: Pipe) -> Non
         assert [m.tokens for m in of(said, Stepped, number)] == [[i] for i in range(n)]
         (end,) = of(said, Ended, number)
         assert (end.account.n_tokens, end.account.stop_reason) == (n, "length")
+
+
+def test_what_a_round_says_comes_at_once(pipe: Pipe) -> None:
+    start(pipe, 8)
+    pipe.tell(*(run(number, 40) for number in range(8)))
+    pipe.wait(lambda said: len(of(said, Ended)) == 8)
+    assert len(of(pipe.said, Stepped)) == 320
+    assert pipe.n_writes < 100  # a beginning each, 40 rounds, an end
+    pipe.tell(None)
 
 
 def test_a_long_prompt_does_not_hold_back_the_others(pipe: Pipe) -> None:

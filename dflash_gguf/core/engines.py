@@ -43,7 +43,7 @@ class Engine:
         Raises:
             Error: out of memory, or the cache types do not work on the model's device.
         """
-        config = config or model.config
+        config = self.config = config or model.config
         options = c_options("dfl_engine_params", config)
         options["n_ctx"] = model.n_ctx if n_ctx is None else n_ctx
         options["drafter"] = ffi.NULL if drafter is None else drafter.handle

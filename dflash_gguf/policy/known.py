@@ -32,6 +32,9 @@ SHARE = 0.01
 """Share of the running time that drafting may lose, and that deciding may take."""
 AHEAD = 64
 """Plain rounds whose share may be lost at once; eight times that can be saved."""
+SUSPENDED = 4.0
+"""Times what a round is expected to take, beyond which the process or the machine stood still. Such
+a time is nobody's debt: it would take a hundred times as long to earn."""
 WON = 64
 """Plain rounds that drafting may have won at most, to pay debts with when an answer begins."""
 MOST_KEPT = 256
@@ -133,10 +136,12 @@ class Known:
             seconds = done.seconds
             if self.promise.is_proven and not costs.is_warm(done):
                 seconds = min(seconds, costs.round_s(done))  # a graph is built only once
+            elif seconds > SUSPENDED * plain_s:
+                seconds = min(seconds, SUSPENDED * costs.round_s(done))
             least_s = -8.0 * SHARE * AHEAD * plain_s
             most_s = WON * plain_s
             if done.is_mixed:  # what others proposed as well would have come without the draft
-                loss_s = done.draft_s - (done.n_accepted - done.n_copied) * plain_s
+                loss_s = min(done.draft_s, seconds) - (done.n_accepted - done.n_copied) * plain_s
             elif done.n_positions:
                 loss_s = seconds - done.n_tokens * plain_s
             elif done.n_drafted:

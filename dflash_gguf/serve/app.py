@@ -20,7 +20,8 @@ from ..config import DecodeConfig
 from ..text.chat import ChatPrompt
 from ..text.tokenizer import Tokenizer
 from .answering import Answering
-from .answers import Chat, Choice, Common, Completions, Form, Native, settings_of
+from .answers import Chat, Common, Completions, Form, Native, settings_of
+from .choice import Choice
 from .engine import BusyError, Engine, NotReadyError
 from .errors import error_answer, error_body, error_response
 from .fields import (

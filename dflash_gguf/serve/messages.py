@@ -227,6 +227,6 @@ class Channel:
         data = self._file.read(n)
         return _to_engine.decode(data) if len(data) == n else None
 
-    def write(self, message: Message) -> None:
-        """Sends a message, waiting while the other side is behind. OSError if it has gone."""
-        self._socket.sendall(frame(message))
+    def write(self, *messages: Message) -> None:
+        """Sends messages, waiting while the other side is behind. OSError if it has gone."""
+        self._socket.sendall(b"".join(map(frame, messages)))
