@@ -350,17 +350,23 @@ def _largest(row: Floats, n: int) -> tuple[Ids, Floats]:
     """The n largest entries (n < row.size), best first, lower id on ties. The row has no NaN.
 
     The n-th largest of the maxima of interleaved blocks is a bound that at least n entries
-    reach, so that one comparison of the row leaves few to sort: 40 us for 40 of 151,936 where
-    argpartition takes 170.
+    reach, and whatever reaches it is in one of the few blocks whose maximum does.
     """
     n_blocks = row.size // N_BLOCKS
     if n_blocks < n:
         bound = np.partition(row, row.size - n)[row.size - n]
-    else:
-        maxima = row[: n_blocks * N_BLOCKS].reshape(N_BLOCKS, n_blocks).max(axis=0)
-        bound = np.partition(maxima, n_blocks - n)[n_blocks - n]
-    ids, values = _at_least(row, bound)
-    return ids[:n], values[:n]
+        ids, values = _at_least(row, bound)
+        return ids[:n], values[:n]
+    n_whole = n_blocks * N_BLOCKS
+    blocks = row[:n_whole].reshape(N_BLOCKS, n_blocks)
+    maxima = blocks.max(axis=0)
+    bound = np.partition(maxima, n_blocks - n)[n_blocks - n]
+    best = np.flatnonzero(maxima >= bound)
+    at, block = np.nonzero(blocks[:, best] >= bound)
+    rest = n_whole + np.flatnonzero(row[n_whole:] >= bound)
+    ids = np.concatenate([at * n_blocks + best[block], rest])  # ascending, as rows of blocks are
+    order = np.argsort(-row[ids], kind="stable")[:n]
+    return ids[order], row[ids[order]]
 
 
 def best_ids(row: Floats, n: int) -> Ids:
