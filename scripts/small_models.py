@@ -65,6 +65,15 @@ SHAPES = {
     "gemma4moe": _shape(
         Arch.GEMMA4, (4, 1, 128), sliding=_SLIDING, experts=Experts(5, 3, 0), **_GEMMA
     ),
+    "gemma4e": _shape(
+        Arch.GEMMA4,
+        (4, 2, 128),
+        n_layer=4,
+        sliding=Sliding(40, 2, 2, 64, 5e3),
+        n_per_layer=1,
+        n_shared=2,
+        wide=True,
+    ),
 }
 ONE_HEAD = {
     "llama, one head": _shape(Arch.LLAMA, (1, 1, 32), n_layer=1),
@@ -104,7 +113,8 @@ def sized(kind: str, type_name: str) -> Shape:
         experts = replace(experts, n_ff=n_ff // 2, n_ff_shared=experts.n_ff_shared and n_ff // 2)
         if experts.n_ff % block_of(type_name):
             experts = replace(experts, n_ff=n_embd, n_ff_shared=experts.n_ff_shared and n_embd)
-    return replace(shape, n_embd=n_embd, n_ff=n_ff, experts=experts)
+    n_per_layer = shape.n_per_layer and max(block_of(type_name), 20)
+    return replace(shape, n_embd=n_embd, n_ff=n_ff, experts=experts, n_per_layer=n_per_layer)
 
 
 def _values(name: str, sizes: tuple[int, ...], random: np.random.Generator) -> NDArray[np.float32]:

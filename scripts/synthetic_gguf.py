@@ -22,7 +22,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -135,7 +134,7 @@ def main() -> None:
             parser.error(
                 f"--layers {args.layers}: {args.preset} is a target of 1 to {shape.n_layer}"
             )
-        shape = replace(shape, n_layer=args.layers)
+        shape = shape.cut(args.layers)
     try:
         started = time.perf_counter()
         write_model(

@@ -41,6 +41,8 @@ class Shape:
 
     taps: layer inputs of the target that a drafter reads. multi_rope: its positions are M-RoPE's.
     biased: attention has biases. yarn: factor, and the context it was trained with before.
+    n_per_layer: what each layer takes of a token, 0 for nothing. n_shared: last layers that read
+    the keys and values of others; wide: their feed-forward part is twice as wide.
     """
 
     arch: str
@@ -67,6 +69,9 @@ class Shape:
     sliding: Sliding | None = None
     biased: bool = False
     yarn: tuple[float, int] | None = None
+    n_per_layer: int = 0
+    n_shared: int = 0
+    wide: bool = False
 
     def slides(self, block: int) -> bool:
         """Whether a layer has a window."""
@@ -77,6 +82,18 @@ class Shape:
         if self.sliding is None or not self.slides(block):
             return self.n_head_kv, self.head_dim
         return self.sliding.n_head_kv or self.n_head_kv, self.sliding.head_dim or self.head_dim
+
+    def shares(self, block: int) -> bool:
+        """Whether a layer reads the keys and values of another."""
+        return block >= self.n_layer - self.n_shared
+
+    def ff(self, block: int) -> int:
+        """Width of a layer's dense feed-forward part."""
+        return self.n_ff * (2 if self.wide and self.shares(block) else 1)
+
+    def cut(self, n_layer: int) -> Shape:
+        """Its first layers, of which the same part share keys and values."""
+        return replace(self, n_layer=n_layer, n_shared=self.n_shared * n_layer // self.n_layer)
 
 
 def _gpt_oss(n_layer: int, n_experts: int) -> Shape:
@@ -121,6 +138,19 @@ def _gemma4(
         512,
         experts=experts,
         sliding=Sliding(1024, 6, heads[2], 256, 1e4),
+    )
+
+
+def _gemma4_e(
+    n_layer: int, n_embd: int, n_head_kv: int, n_shared: int, period: int, wide: bool
+) -> Shape:
+    return replace(
+        _gemma4(n_layer, n_embd, 4 * n_embd, (8, n_head_kv, n_head_kv), None),
+        n_ctx=131072,
+        sliding=Sliding(512, period, n_head_kv, 256, 1e4),
+        n_per_layer=256,
+        n_shared=n_shared,
+        wide=wide,
     )
 
 
@@ -179,6 +209,8 @@ PRESETS = {
     "gemma-4-12b": _gemma4(48, 3840, 15360, (16, 1, 8), None),
     "gemma-4-31b": _gemma4(60, 5376, 21504, (32, 4, 16), None),
     "gemma-4-26b-a4b": _gemma4(30, 2816, 2112, (16, 2, 8), Experts(128, 8, 704)),
+    "gemma-4-e2b": _gemma4_e(35, 1536, 1, n_shared=20, period=5, wide=True),
+    "gemma-4-e4b": _gemma4_e(42, 2560, 2, n_shared=18, period=6, wide=False),
 }
 
 # Three or four layers of each architecture, for tests of a device: rows are whole blocks of every
@@ -220,6 +252,14 @@ PRESETS |= {
     ),
     "tiny-gemma4": TINY_GEMMA4,
     "tiny-gemma4moe": replace(TINY_GEMMA4, experts=Experts(8, 2, 256)),
+    "tiny-gemma4e": replace(
+        TINY_GEMMA4,
+        n_layer=4,
+        sliding=Sliding(32, 2, 2, 256, 1e4),
+        n_per_layer=256,
+        n_shared=2,
+        wide=True,
+    ),
 }
 TINY_NAMES = tuple(name for name in PRESETS if name.startswith("tiny-"))
 TAPS = dict.fromkeys(TINY_NAMES, (1, 2)) | {
@@ -235,6 +275,8 @@ TAPS = dict.fromkeys(TINY_NAMES, (1, 2)) | {
     "gemma-4-12b": (2, 13, 24, 35, 46),
     "gemma-4-31b": (2, 13, 24, 36, 47, 58),
     "gemma-4-26b-a4b": (2, 8, 14, 20, 26),
+    "gemma-4-e2b": (2, 9, 16, 24, 31),
+    "gemma-4-e4b": (2, 11, 20, 29, 38),
 }
 
 
@@ -288,6 +330,8 @@ def metadata(shape: Shape, name: str, outtype: str) -> Metadata:
     meta.uint32(Key.CONTEXT_LENGTH, shape.n_ctx)
     meta.uint32(Key.EMBEDDING_LENGTH, shape.n_embd)
     meta.uint32(Key.FEED_FORWARD_LENGTH, shape.n_ff)
+    if shape.wide:
+        meta.array(Key.FEED_FORWARD_LENGTH, [shape.ff(block) for block in range(shape.n_layer)])
     meta.uint32(Key.ATTENTION_HEAD_COUNT, shape.n_head)
     meta.uint32(Key.ATTENTION_HEAD_COUNT_KV, shape.n_head_kv)
     meta.uint32(Key.ATTENTION_KEY_LENGTH, shape.head_dim)
@@ -318,7 +362,9 @@ def metadata(shape: Shape, name: str, outtype: str) -> Metadata:
         meta.uint32(Key.ROPE_SCALING_ORIGINAL_CONTEXT_LENGTH, n_ctx)
     if shape.arch == Arch.GEMMA4:
         meta.float32(Key.FINAL_LOGIT_SOFTCAPPING, 30.0)
-        meta.uint32(Key.EMBEDDING_LENGTH_PER_LAYER_INPUT, 0)
+        meta.uint32(Key.EMBEDDING_LENGTH_PER_LAYER_INPUT, shape.n_per_layer)
+        if shape.n_shared:
+            meta.uint32(Key.ATTENTION_SHARED_KV_LAYERS, shape.n_shared)
     if shape.taps:
         meta.array(Key.TARGET_LAYERS, list(shape.taps))
         meta.uint32(Key.BLOCK_SIZE, BLOCK_SIZE)
@@ -347,8 +393,11 @@ def _attention(shape: Shape, block: int) -> Iterator[tuple[str, tuple[int, ...]]
     width, kv_width = head_dim * shape.n_head, head_dim * n_head_kv
     # Qwen3.5 gates its attention: a head has a query and a gate.
     yield Tensor.ATTN_Q, ((2 if shape.n_v_heads else 1) * width, shape.n_embd)
-    yield Tensor.ATTN_K, (kv_width, shape.n_embd)
-    if shape.arch != Arch.GEMMA4 or shape.slides(block):  # there the keys are the values
+    if not shape.shares(block):
+        yield Tensor.ATTN_K, (kv_width, shape.n_embd)
+    # in full layers of Gemma 4 the keys are the values, but in those that take inputs of a layer
+    has_values = shape.arch != Arch.GEMMA4 or shape.slides(block) or shape.n_per_layer > 0
+    if has_values and not shape.shares(block):
         yield Tensor.ATTN_V, (kv_width, shape.n_embd)
     yield Tensor.ATTN_OUTPUT, (shape.n_embd, width)
     if shape.biased:
@@ -360,7 +409,8 @@ def _attention(shape: Shape, block: int) -> Iterator[tuple[str, tuple[int, ...]]
         yield Tensor.ATTN_SINKS, (shape.n_head,)
     elif shape.arch != Arch.LLAMA:
         yield Tensor.ATTN_Q_NORM, (head_dim,)
-        yield Tensor.ATTN_K_NORM, (head_dim,)
+        if not shape.shares(block):
+            yield Tensor.ATTN_K_NORM, (head_dim,)
     if shape.arch == Arch.GEMMA4:
         yield Tensor.POST_ATTENTION_NORM, (shape.n_embd,)
 
@@ -379,11 +429,11 @@ def _delta_net(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield Tensor.SSM_OUT, (shape.n_embd, inner)
 
 
-def _feed_forward(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _feed_forward(shape: Shape, block: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     if shape.experts is None or shape.arch == Arch.GEMMA4:
-        yield Tensor.FFN_GATE, (shape.n_ff, shape.n_embd)
-        yield Tensor.FFN_UP, (shape.n_ff, shape.n_embd)
-        yield Tensor.FFN_DOWN, (shape.n_embd, shape.n_ff)
+        yield Tensor.FFN_GATE, (shape.ff(block), shape.n_embd)
+        yield Tensor.FFN_UP, (shape.ff(block), shape.n_embd)
+        yield Tensor.FFN_DOWN, (shape.n_embd, shape.ff(block))
     if shape.arch == Arch.GEMMA4:
         yield Tensor.POST_FFW_NORM, (shape.n_embd,)
         yield Tensor.LAYER_OUTPUT_SCALE, (1,)
@@ -427,6 +477,11 @@ def tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield Tensor.OUTPUT, (shape.n_vocab, shape.n_embd)
     if shape.arch == Arch.GEMMA4:
         yield Tensor.ROPE_FREQS, (shape.head_dim // 2,)
+    if shape.n_per_layer:
+        width = shape.n_layer * shape.n_per_layer
+        yield Tensor.PER_LAYER_TOKEN_EMBD, (shape.n_vocab, width)
+        yield Tensor.PER_LAYER_MODEL_PROJ, (width, shape.n_embd)
+        yield Tensor.PER_LAYER_PROJ_NORM, (shape.n_per_layer,)
     hybrid = shape.n_v_heads > 0
     behind = hybrid or shape.arch == Arch.GPT_OSS  # how they name the norm before the feed-forward
     for bid in range(shape.n_layer):
@@ -434,6 +489,10 @@ def tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
         layer = [(Tensor.ATTN_NORM, (shape.n_embd,))]
         layer += _delta_net(shape) if recurrent else _attention(shape, bid)
         layer.append((Tensor.POST_ATTENTION_NORM if behind else Tensor.FFN_NORM, (shape.n_embd,)))
-        layer += _feed_forward(shape)
+        layer += _feed_forward(shape, bid)
+        if shape.n_per_layer:
+            layer.append((Tensor.PER_LAYER_INP_GATE, (shape.n_per_layer, shape.n_embd)))
+            layer.append((Tensor.PER_LAYER_PROJ, (shape.n_embd, shape.n_per_layer)))
+            layer.append((Tensor.PER_LAYER_POST_NORM, (shape.n_embd,)))
         for name, sizes in layer:
             yield name.replace("{bid}", str(bid)), sizes

@@ -103,6 +103,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "qwen35 with MTP": ("qwen35", {"mtp": True}),
+    "qwen35 as Qwen3.8 is published": (
+        "qwen35",
+        {
+            **{"wrapped": True, "mtp": True, **heads(6, 1, 256), **value_heads(2, 6)},
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+            "rope_parameters": QWEN35_ROPE,
+        },
+    ),
     "qwen35moe": ("qwen35moe", {}),
     "qwen35moe MTP, three value heads": ("qwen35moe", {"mtp": True, **value_heads(2, 6)}),
     "gemma4": ("gemma4", {}),

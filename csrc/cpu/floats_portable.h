@@ -90,7 +90,7 @@ struct FloatsPortable {
         return each([&](int i) { return std::ldexp(x.at[i], static_cast<int>(n.at[i])); });
     }
     static F zero_below(F x, float limit, F y) {
-        return each([&](int i) { return x.at[i] >= limit ? y.at[i] : 0.0f; });
+        return each([&](int i) { return x.at[i] < limit ? 0.0f : y.at[i]; });
     }
     static F exp(F x) { return exp_lanes<FloatsPortable>(x); }
     // a where x < 0, else b

@@ -29,6 +29,8 @@ struct RowKernel {
     // These take any n.
     void (*turn)(const HeadTurn & work, float * to);
     void (*to_half)(const float * x, int64_t n, uint16_t * to);
+    // to <- cap * tanh(x * scale); to may be x
+    void (*cap)(const float * x, int64_t n, float scale, float cap, float * to);
     // Index of the first largest; n if there is none, as among NaNs.
     int64_t (*first_largest)(const float * x, int64_t n);
     // ln sum exp(x); NaN if that of the largest value is not finite.

@@ -1,5 +1,6 @@
 #include "layers/decoder.h"
 
+#include "layers/host/capped.h"
 #include "layers/host/post_norm.h"
 #include "layers/host/row_copies.h"
 #include "layers/linear.h"
@@ -46,8 +47,7 @@ static ggml_tensor * build_head(Build & b, const Linear & head, ggml_tensor * x)
         logits = ggml_scale(b.ctx, logits, b.hp.logit_scale);
     }
     if (b.hp.logit_softcap > 0.0f) {
-        logits = ggml_tanh(b.ctx, ggml_scale(b.ctx, logits, 1.0f / b.hp.logit_softcap));
-        logits = ggml_scale(b.ctx, logits, b.hp.logit_softcap);
+        logits = capped(b, logits, b.hp.logit_softcap);
     }
     ggml_build_forward_expand(b.graph, logits);
     return logits;

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -276,6 +277,7 @@ def open_decoder(request: Load, progress: Progress) -> tuple[Decoder, list[str]]
     with warnings.catch_warnings(record=True) as caught:
         warnings.filterwarnings("always", category=UserWarning)
         decoder = load(request.model, drafter=request.drafter, config=settings, progress=progress)
+    gc.freeze()  # what exists by now stays: no need to look at it within an answer
     try:
         decoder.check(DecodeConfig(**request.config))
     except ValueError:

@@ -335,6 +335,13 @@ def test_a_damaged_gpt_oss_folder_is_refused(tmp_path: Path, case: str) -> None:
         prepare(tmp_path, "f32", pre="gpt-4o")
 
 
+def test_rows_that_blocks_of_mxfp4_do_not_fill_are_refused(tmp_path: Path) -> None:
+    make_target(tmp_path / "x", "gpt-oss", packed_experts=True, intermediate_size=48)
+    message = "down_proj has rows of 48 values, which MXFP4's blocks of 32 do not fill"
+    with pytest.raises(ConvertError, match=message):
+        prepare(tmp_path / "x", "f32", pre="gpt-4o")
+
+
 def test_damaged_mxfp4_blocks_are_refused(tmp_path: Path) -> None:
     make_target(tmp_path / "x", "gpt-oss", packed_experts=True)
     name = "model.layers.1.mlp.experts.down_proj_scales"

@@ -112,6 +112,7 @@ int rope_kinds(const Hparams & hp) {
 
 int nodes_of(const Hparams & hp, const Weights & weights) {
     int n = rope_kinds(hp) + 1; // what rope turns to make a table of its angles; the head
+    n += hp.logit_softcap > 0 ? 1 : 0;
     for (int64_t il = 0; il < hp.n_layer(); ++il) {
         n += hp.layers[il].recurrent ? recurrent_nodes() : attention_nodes();
         const LayerWeights & layer = weights.layers[il];
@@ -129,10 +130,6 @@ int nodes_of(const Hparams & hp, const Weights & weights) {
 std::map<std::string, int> ggml_nodes_of(const Hparams & hp) {
     std::map<std::string, int> nodes;
     nodes["ROPE"] = rope_kinds(hp);
-    if (hp.logit_softcap > 0) {
-        nodes["SCALE"] = 2;
-        nodes["UNARY"] = 1; // tanh
-    }
     return nodes;
 }
 

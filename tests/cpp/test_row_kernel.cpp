@@ -53,6 +53,31 @@ void check_any(const cpu::RowKernel & kernel, int64_t n) {
     CHECK(halves[n] == 7);
 }
 
+// Of values from a millionth to beyond where the tangent is 1: to a few last bits of each.
+void check_cap(const cpu::RowKernel & kernel, int64_t n) {
+    constexpr float cap = 30.0f;
+    for (const float width : {1e-5f, 0.1f, 15.0f, 40.0f, 3000.0f}) {
+        Floats x = values(n, width), to(n + 1, 7.0f);
+        kernel.cap(x.data(), n, 1.0f / cap, cap, to.data());
+        for (int64_t i = 0; i < n; ++i) {
+            const double wanted = cap * std::tanh(x[i] / static_cast<double>(cap));
+            CHECK(std::fabs(to[i] - wanted) <= 5e-7 * std::fabs(wanted));
+        }
+        CHECK(to[n] == 7.0f);
+        // A value alone, in another place, and in its own place: the same bits.
+        for (int64_t i = 0; i < n; ++i) {
+            float alone = 0;
+            kernel.cap(&x[i], 1, 1.0f / cap, cap, &alone);
+            CHECK(alone == to[i]);
+        }
+        kernel.cap(x.data(), n, 1.0f / cap, cap, x.data());
+        CHECK(std::equal(x.begin(), x.end(), to.begin()));
+    }
+    Floats odd = {NAN, INFINITY, -INFINITY, 0.0f};
+    kernel.cap(odd.data(), 4, 1.0f / cap, cap, odd.data());
+    CHECK(std::isnan(odd[0]) && odd[1] == cap && odd[2] == -cap && odd[3] == 0.0f);
+}
+
 void check_rows(const cpu::RowKernel & kernel, int64_t n) {
     const Floats x = values(n), y = values(n, 30.0f);
     Floats to(n);
@@ -118,6 +143,7 @@ void check_kernel(const cpu::RowKernel & kernel) {
     }
     for (const int64_t n : {1, 15, 17, 40, 100}) {
         check_any(kernel, n);
+        check_cap(kernel, n);
     }
     for (const bool pairs : {false, true}) {
         for (const bool normed : {false, true}) {

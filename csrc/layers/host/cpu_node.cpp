@@ -68,18 +68,31 @@ static void run(ggml_tensor * dst, int ith, int nth, void * data) {
     }
 }
 
-ggml_tensor * add_cpu_node(ggml_context * ctx, CpuNodes & nodes, ggml_type type, int64_t ne0,
-                           int64_t ne1, const std::vector<ggml_tensor *> & args,
-                           std::unique_ptr<CpuNode> node) {
-    std::vector<ggml_tensor *> list = args; // ggml takes them as not const
+// make: the tensor of a step that is given to ggml.
+template <class Make>
+static ggml_tensor * add_step(CpuNodes & nodes, std::unique_ptr<CpuNode> node, Make && make) {
     auto step = std::make_unique<CpuStep>();
-    ggml_tensor * tensor =
-        ggml_custom_4d(ctx, type, ne0, ne1, 1, 1, list.data(), static_cast<int>(list.size()), run,
-                       GGML_N_TASKS_MAX, step.get());
+    ggml_tensor * tensor = make(step.get());
     step->node = std::move(node);
     step->dst = tensor;
     nodes.list.push_back(std::move(step));
     return tensor;
+}
+
+ggml_tensor * add_cpu_node(ggml_context * ctx, CpuNodes & nodes, ggml_type type, int64_t ne0,
+                           int64_t ne1, const std::vector<ggml_tensor *> & args,
+                           std::unique_ptr<CpuNode> node) {
+    std::vector<ggml_tensor *> list = args; // ggml takes them as not const
+    return add_step(nodes, std::move(node), [&](CpuStep * step) {
+        return ggml_custom_4d(ctx, type, ne0, ne1, 1, 1, list.data(), static_cast<int>(list.size()),
+                              run, GGML_N_TASKS_MAX, step);
+    });
+}
+
+ggml_tensor * add_cpu_node_in_place(Build & b, ggml_tensor * x, std::unique_ptr<CpuNode> node) {
+    return add_step(b.cpu_nodes, std::move(node), [&](CpuStep * step) {
+        return ggml_custom_inplace(b.ctx, x, nullptr, 0, run, GGML_N_TASKS_MAX, step);
+    });
 }
 
 ggml_tensor * add_cpu_node(Build & b, ggml_type type, int64_t ne0, int64_t ne1,

@@ -129,6 +129,8 @@ ggml_tensor * add_cpu_node(ggml_context * ctx, CpuNodes & nodes, ggml_type type,
                            std::unique_ptr<CpuNode> node);
 ggml_tensor * add_cpu_node(Build & b, ggml_type type, int64_t ne0, int64_t ne1,
                            const std::vector<ggml_tensor *> & args, std::unique_ptr<CpuNode> node);
+// One that changes x where it lies: dst is x.
+ggml_tensor * add_cpu_node_in_place(Build & b, ggml_tensor * x, std::unique_ptr<CpuNode> node);
 
 // Lets the first of neighbouring nodes compute them all. ggml's threads wait for each other after
 // every node by OpenMP's barrier, which asks the kernel each time and takes as long as a small
