@@ -18,7 +18,7 @@ from .checkpoint import Checkpoint
 from .errors import ConvertError
 from .gguf_header import ArrayValue, GgufHeader, TensorInfo, read_parts
 from .inspect import completeness, table
-from .layout import gpt_oss_experts, layout_of
+from .layout import gpt_oss_experts, layout_of, qwen3next_heads
 from .plan import Metadata, TensorPlan, to_float32
 from .schema import Arch, Key
 
@@ -205,6 +205,9 @@ def _sources(plan: TensorPlan, checkpoint: Checkpoint, arch: str) -> Iterator[ND
         yield from gpt_oss_experts(plan.name, plan.sources, checkpoint)
         return
     for source in plan.sources:
+        if source.endswith(".in_proj_qkvz.weight"):
+            yield from qwen3next_heads(plan.name, source, checkpoint)
+            continue
         view = checkpoint.view(source)
         if source.endswith(".gate_up_proj") and "gate_up" not in plan.name:
             half = view.shape[1] // 2

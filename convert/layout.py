@@ -41,6 +41,8 @@ def layout_of(name: str, arch: str, config: Config) -> Layout:
         return _llama(template, config)
     if arch in (Arch.QWEN35, Arch.QWEN35MOE):
         return _qwen35(template, config)
+    if arch == Arch.QWEN3NEXT:
+        return _qwen3next(template)
     if arch == Arch.DFLASH and config.get("rope_is_neox_style") is False:
         return _dflash_neighbours(template, config)
     return Layout()
@@ -108,6 +110,31 @@ def _qwen35(template: str, config: Config) -> Layout:
         Tensor.SSM_DT_BIAS: Layout(columns=heads),
         Tensor.SSM_A: Layout(columns=heads, value=lambda a_log: -np.exp(a_log)),
     }.get(template, Layout())
+
+
+def _qwen3next(template: str) -> Layout:
+    if template.endswith("norm.weight") and template != Tensor.SSM_NORM:
+        return Layout(value=lambda weight: 1 + weight)
+    return Layout(value=lambda a_log: -np.exp(a_log)) if template == Tensor.SSM_A else Layout()
+
+
+def qwen3next_heads(name: str, source: str, checkpoint: Checkpoint) -> Iterator[NDArray[Any]]:
+    """Rows of queries, keys and values, or of gates, from a projection that has all of a key head.
+
+    Source: transformers, models/qwen3_next, fix_query_key_value_ordering.
+    """
+    config = checkpoint.config
+    n_key, n_value, d_key, d_value = (
+        config.integer(f"linear_{part}")
+        for part in ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
+    )
+    view, values = checkpoint.view(source), n_value // n_key * d_value
+    sizes = {"q": d_key, "k": d_key, "v": values, "z": values}
+    starts = dict(zip(sizes, np.cumsum([0, *sizes.values()]), strict=False))
+    for kind in "z" if "gate" in name else "qkv":
+        for head in range(n_key):
+            first = head * sum(sizes.values()) + starts[kind]
+            yield view[first : first + sizes[kind]]
 
 
 def _tiled(head: Index, n_key: int, ratio: int) -> Index:

@@ -20,6 +20,7 @@ class Arch:
     QWEN3MOE = "qwen3moe"
     QWEN35 = "qwen35"
     QWEN35MOE = "qwen35moe"
+    QWEN3NEXT = "qwen3next"
     GPT_OSS = "gpt-oss"
     GEMMA4 = "gemma4"
     CLIP = "clip"
@@ -238,6 +239,7 @@ class Tensor:
     SSM_A = "blk.{bid}.ssm_a"
     SSM_ALPHA = "blk.{bid}.ssm_alpha.weight"
     SSM_BETA = "blk.{bid}.ssm_beta.weight"
+    SSM_BETA_ALPHA = "blk.{bid}.ssm_ba.weight"
     SSM_NORM = "blk.{bid}.ssm_norm.weight"
     SSM_OUT = "blk.{bid}.ssm_out.weight"
 

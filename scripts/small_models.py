@@ -18,7 +18,7 @@ import numpy as np
 from dflash_gguf.convert.plan import Metadata
 from dflash_gguf.convert.schema import Arch, Key, Tensor
 from numpy.typing import NDArray
-from synthetic_shapes import Experts, Shape, Sliding, metadata, tensors
+from synthetic_shapes import HAVE_SECTIONS, Experts, Shape, Sliding, metadata, tensors
 from synthetic_vocabulary import copied_vocabulary, invented_vocabulary
 from synthetic_weights import NEAR_ONE, rope_divisors
 
@@ -46,6 +46,15 @@ SHAPES = {
     "qwen35": _shape(Arch.QWEN35, (4, 1, 64), n_k_heads=2, n_v_heads=8, d_state=32, **_HYBRID),
     "qwen35moe": _shape(
         Arch.QWEN35MOE,
+        (8, 4, 32),
+        n_k_heads=4,
+        n_v_heads=16,
+        d_state=16,
+        experts=Experts(5, 3, 0, 1),
+        **_HYBRID,
+    ),
+    "qwen3next": _shape(
+        Arch.QWEN3NEXT,
         (8, 4, 32),
         n_k_heads=4,
         n_v_heads=16,
@@ -187,7 +196,7 @@ def write_small(path: Path, kind: str, type_name: str, seed: int = 0) -> Path:
     """Writes a model of `kind` (of SHAPES, ONE_HEAD) whose matrices have a type of WEIGHT_TYPES."""
     shape = sized(kind, type_name)
     meta = metadata(shape, kind, "f32")
-    if shape.n_v_heads:
+    if shape.arch in HAVE_SECTIONS:
         meta.array(Key.ROPE_DIMENSION_SECTIONS, [3, 3, 2, 0])
     invented_vocabulary(meta, shape.n_vocab)
     return _write(path, shape, meta, type_name, seed)
@@ -207,7 +216,7 @@ def write_small_drafter(
         head_dim=64,
         rope_dims=64,
         taps=(0, 1),
-        multi_rope=of.n_v_heads > 0,
+        multi_rope=of.arch in HAVE_SECTIONS,
     )
     meta = metadata(shape, f"drafter of {kind}", "f32")
     copied_vocabulary(meta, target)

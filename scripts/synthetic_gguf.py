@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -121,7 +122,12 @@ def main() -> None:
     parser.add_argument("--outtype", choices=sorted(FILE_TYPES), default="q8_0")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--target", type=Path, metavar="TARGET.gguf", help="whose a drafter is")
-    parser.add_argument("--layers", type=int, metavar="N", help="only the first N layers")
+    parser.add_argument(
+        "--layers",
+        type=int,
+        metavar="N",
+        help="only the first N layers, also of a drafter's target",
+    )
     parser.add_argument(
         "--header-only", action="store_true", help="a hole in place of the tensors, for plans"
     )
@@ -130,11 +136,14 @@ def main() -> None:
     if bool(shape.taps) != (args.target is not None):
         parser.error(f"{args.preset}: --target goes with drafters, and with them only")
     if args.layers is not None:
-        if shape.taps or not 1 <= args.layers <= shape.n_layer:
-            parser.error(
-                f"--layers {args.layers}: {args.preset} is a target of 1 to {shape.n_layer}"
-            )
-        shape = shape.cut(args.layers)
+        target = PRESETS[args.preset.removesuffix("-dflash")]
+        if not 1 <= args.layers <= target.n_layer:
+            parser.error(f"--layers {args.layers}: {args.preset} is of 1 to {target.n_layer}")
+        if shape.taps:
+            taps = {tap * args.layers // target.n_layer for tap in shape.taps}
+            shape = replace(shape, taps=tuple(sorted(taps)))
+        else:
+            shape = shape.cut(args.layers)
     try:
         started = time.perf_counter()
         write_model(

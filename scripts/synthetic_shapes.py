@@ -9,6 +9,9 @@ from dflash_gguf.convert.plan import Metadata
 from dflash_gguf.convert.schema import Arch, Key, Tensor
 from dflash_gguf.convert.types import FILE_TYPES
 
+HAVE_SECTIONS = (Arch.QWEN35, Arch.QWEN35MOE)
+"""Their positions may have several coordinates."""
+
 
 @dataclass(frozen=True, slots=True)
 class Experts:
@@ -204,6 +207,24 @@ PRESETS = {
         32,
         experts=Experts(256, 8, 512, 512),
     ),
+    "qwen3-coder-next": Shape(
+        Arch.QWEN3NEXT,
+        48,
+        2048,
+        5120,
+        16,
+        2,
+        256,
+        151936,
+        262144,
+        5e6,
+        1e-6,
+        False,
+        64,
+        16,
+        32,
+        experts=Experts(512, 10, 512, 512),
+    ),
     "gpt-oss-20b": _gpt_oss(24, 32),
     "gpt-oss-120b": _gpt_oss(36, 128),
     "gemma-4-12b": _gemma4(48, 3840, 15360, (16, 1, 8), None),
@@ -242,6 +263,9 @@ PRESETS |= {
     "tiny-qwen35moe": replace(
         TINY_HYBRID, arch=Arch.QWEN35MOE, n_k_heads=2, n_v_heads=4, experts=Experts(8, 2, 256, 256)
     ),
+    "tiny-qwen3next": replace(
+        TINY_HYBRID, arch=Arch.QWEN3NEXT, n_k_heads=2, n_v_heads=4, experts=Experts(8, 2, 256, 256)
+    ),
     "tiny-gpt-oss": replace(
         TINY,
         arch=Arch.GPT_OSS,
@@ -270,6 +294,7 @@ TAPS = dict.fromkeys(TINY_NAMES, (1, 2)) | {
     "qwen35-0.8b": (2, 7, 12, 17, 22),
     "qwen35-27b": (2, 17, 32, 47, 62),
     "qwen35-35b-a3b": (2, 11, 20, 29, 38),
+    "qwen3-coder-next": (2, 13, 24, 35, 46),
     "gpt-oss-20b": (2, 7, 12, 17, 22),
     "gpt-oss-120b": (2, 10, 18, 26, 34),
     "gemma-4-12b": (2, 13, 24, 35, 46),
@@ -310,7 +335,7 @@ def _usual_drafter(target: Shape, taps: tuple[int, ...]) -> Shape:
         tied=True,
         rope_dims=heads[2],
         taps=taps,
-        multi_rope=target.n_v_heads > 0,
+        multi_rope=target.arch in HAVE_SECTIONS,
     )
 
 
@@ -340,7 +365,8 @@ def metadata(shape: Shape, name: str, outtype: str) -> Metadata:
     meta.uint32(Key.ROPE_DIMENSION_COUNT, shape.rope_dims)
     meta.float32(Key.ROPE_FREQ_BASE, shape.rope_base)
     if shape.n_v_heads:
-        meta.array(Key.ROPE_DIMENSION_SECTIONS, [11, 11, 10, 0])
+        if shape.arch in HAVE_SECTIONS:
+            meta.array(Key.ROPE_DIMENSION_SECTIONS, [11, 11, 10, 0])
         meta.uint32(Key.FULL_ATTENTION_INTERVAL, shape.attention_interval)
         meta.uint32(Key.SSM_CONV_KERNEL, shape.d_conv)
         meta.uint32(Key.SSM_STATE_SIZE, shape.d_state)
@@ -423,8 +449,11 @@ def _delta_net(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield Tensor.SSM_CONV1D, (channels, shape.d_conv)
     yield Tensor.SSM_DT_BIAS, (shape.n_v_heads,)
     yield Tensor.SSM_A, (shape.n_v_heads,)
-    yield Tensor.SSM_ALPHA, (shape.n_v_heads, shape.n_embd)
-    yield Tensor.SSM_BETA, (shape.n_v_heads, shape.n_embd)
+    if shape.arch == Arch.QWEN3NEXT:
+        yield Tensor.SSM_BETA_ALPHA, (2 * shape.n_v_heads, shape.n_embd)
+    else:
+        yield Tensor.SSM_ALPHA, (shape.n_v_heads, shape.n_embd)
+        yield Tensor.SSM_BETA, (shape.n_v_heads, shape.n_embd)
     yield Tensor.SSM_NORM, (shape.d_state,)
     yield Tensor.SSM_OUT, (shape.n_embd, inner)
 

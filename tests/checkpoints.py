@@ -50,9 +50,13 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
 )
 
-ARCHITECTURES = ("llama", "qwen3", "qwen3moe", "qwen35", "qwen35moe", "gpt-oss", "gemma4")
+ARCHITECTURES = (
+    *("llama", "qwen3", "qwen3moe", "qwen35", "qwen35moe", "qwen3next", "gpt-oss", "gemma4"),
+)
 KINDS = (*ARCHITECTURES, "gemma4moe", "gemma4e")
 VOCAB_SIZE = 421  # more than the tokenizer holds, and no multiple of 32
 
@@ -81,6 +85,7 @@ PRE_OF_KIND = {
     "qwen3moe": "qwen2",
     "qwen35": "qwen35",
     "qwen35moe": "qwen35",
+    "qwen3next": "qwen2",
     "gpt-oss": "gpt-4o",
     "gemma4": GEMMA4,
     "gemma4moe": GEMMA4,
@@ -246,6 +251,11 @@ def _text_config(kind: str, overrides: dict[str, Any]) -> Any:
     if kind == "qwen35moe":
         extra = {"shared_expert_intermediate_size": 32}
         return Qwen3_5MoeTextConfig(**{**shared, **moe, **hybrid, **extra, **overrides})
+    if kind == "qwen3next":
+        plain = {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25}
+        own = {"shared_expert_intermediate_size": 32, "norm_topk_prob": True,
+               "rope_parameters": plain}  # fmt: skip
+        return Qwen3NextConfig(**{**shared, **dense, **moe, **hybrid, **own, **overrides})
     if kind == "gpt-oss":
         yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "truncate": False,
                 "beta_fast": 32.0, "beta_slow": 1.0,
@@ -285,6 +295,7 @@ def _model(kind: str, text_config: Any, wrapped: bool) -> PreTrainedModel:
             "qwen3moe": Qwen3MoeForCausalLM,
             "qwen35": Qwen3_5ForCausalLM,
             "qwen35moe": Qwen3_5MoeForCausalLM,
+            "qwen3next": Qwen3NextForCausalLM,
             "gpt-oss": GptOssForCausalLM,
             "gemma4": Gemma4ForCausalLM,
             "gemma4moe": Gemma4ForCausalLM,

@@ -114,6 +114,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen35moe": ("qwen35moe", {}),
     "qwen35moe MTP, three value heads": ("qwen35moe", {"mtp": True, **value_heads(2, 6)}),
+    "qwen3next": ("qwen3next", {}),
+    "qwen3next three value heads, seven layers, MTP": (
+        "qwen3next", {"mtp": True, **SEVEN, **value_heads(2, 6), **heads(6, 2, 48)}
+    ),
+    "qwen3next three of eight experts, published head sizes": (
+        "qwen3next",
+        {
+            **{"num_experts": 8, "num_experts_per_tok": 3, **heads(4, 1, 256)},
+            **{**value_heads(2, 4), "linear_key_head_dim": 128, "linear_value_head_dim": 128},
+        },
+    ),
     "gemma4": ("gemma4", {}),
     "gemma4 multimodal, seven layers": (
         "gemma4",

@@ -23,7 +23,7 @@ SLIDING = {
     "sliding_window": 20,
     "layer_types": ["sliding_attention", "full_attention"],
 }
-HYBRIDS = ("qwen35", "qwen35moe")
+HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")
 
 
 @pytest.fixture(scope="module")

@@ -92,6 +92,7 @@ OWN: dict[str, dict[str, tuple[Any, Any]]] = {
     },
     "qwen35": DENSE,
     "qwen35moe": {},
+    "qwen3next": WITHOUT_SECTIONS,
     "gpt-oss": {
         **WITHOUT_SECTIONS,
         **WITHOUT_RECURRENCE,
@@ -230,6 +231,11 @@ PUBLISHED_OF["gemma4e"] = {
 }
 PUBLISHED_OF["gpt-oss"] = {"rope.scaling.type": "yarn"}
 PUBLISHED_OF["qwen35moe"] = PUBLISHED_OF["qwen35"] | PUBLISHED_OF["qwen3moe"]
+PUBLISHED_OF["qwen3next"] = {
+    **PUBLISHED_OF["qwen3moe"],
+    "full_attention_interval": 4,
+    "attention.recurrent_layers": [True, True, True, False],
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)

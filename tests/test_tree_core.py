@@ -15,7 +15,7 @@ from trees import bushy, comb, cousins, deep, path_to, scattered, serial_logits,
 
 from dflash_gguf.core import Engine, Error, Sequence
 
-HYBRIDS = ("qwen35", "qwen35moe")
+HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")
 # Of the range of the logits. Observed: up to 4e-6; cousins differ by 4e-3 and more.
 LIMIT, APART = 4e-5, 1e-3
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..checkpoint import Checkpoint
 from ..errors import ConvertError
 from ..plan import Metadata, TensorPlan
-from . import dflash, gemma4, gpt_oss, llama, qwen3, qwen3moe, qwen35, qwen35moe
+from . import dflash, gemma4, gpt_oss, llama, qwen3, qwen3moe, qwen3next, qwen35, qwen35moe
 from .common import Options
 
 __all__ = ["ARCHITECTURES", "Architecture", "Options", "architecture_of"]
@@ -39,6 +39,7 @@ ARCHITECTURES = (
         qwen35moe.metadata,
         qwen35moe.tensors,
     ),
+    Architecture(("Qwen3NextForCausalLM",), qwen3next.metadata, qwen3next.tensors),
     Architecture(("GptOssForCausalLM",), gpt_oss.metadata, gpt_oss.tensors),
     Architecture(
         (

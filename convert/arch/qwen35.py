@@ -38,6 +38,7 @@ DEFAULT_ROPE_SECTIONS = [11, 11, 10, 0]  # of transformers' Qwen3_5TextRotaryEmb
 DEFAULT_INTERVAL = 4
 
 AddFfn = Callable[[Inventory, int, str], None]
+AddLinear = Callable[[Inventory, int, "LinearDims", int, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +120,13 @@ def count_mtp_layers(checkpoint: Checkpoint, options: Options) -> int:
     return max((int(match[1]) + 1 for match in found if match), default=0)
 
 
-def text_metadata(checkpoint: Checkpoint, options: Options, arch: str) -> Metadata:
-    """Everything but the experts' keys; shared with `qwen35moe`."""
+def text_metadata(
+    checkpoint: Checkpoint, options: Options, arch: str, *, has_sections: bool = True
+) -> Metadata:
+    """Everything but the experts' keys; shared with `qwen35moe` and `qwen3next`.
+
+    has_sections: whether positions may have several coordinates.
+    """
     config, dims = checkpoint.config, dims_of(checkpoint.config, DEFAULT_HEAD_DIM)
     require_silu(config)
     linear = linear_dims_of(config)
@@ -129,7 +135,8 @@ def text_metadata(checkpoint: Checkpoint, options: Options, arch: str) -> Metada
     add_transformer(result, config, dims, dims.n_layer + n_mtp)
     add_rope(result, config)
     rope = rope_parameters(config)
-    result.array(Key.ROPE_DIMENSION_SECTIONS, _sections(config, rope.get("mrope_section")))
+    if has_sections:
+        result.array(Key.ROPE_DIMENSION_SECTIONS, _sections(config, rope.get("mrope_section")))
     rotated = dims.head_dim * rope_number(config, rope, "partial_rotary_factor", 0.25)
     result.uint32(Key.ROPE_DIMENSION_COUNT, int(rotated))
     result.uint32(Key.SSM_CONV_KERNEL, linear.kernel)
@@ -246,9 +253,15 @@ def _add_mtp(inventory: Inventory, dims: Dims, n_mtp: int, add_block_ffn: AddFfn
 
 
 def text_tensors(
-    checkpoint: Checkpoint, options: Options, add_block_ffn: AddFfn
+    checkpoint: Checkpoint,
+    options: Options,
+    add_block_ffn: AddFfn,
+    add_linear: AddLinear = add_linear_attention,
 ) -> list[TensorPlan]:
-    """Plans of all tensors; `add_block_ffn` gets inventory, block and prefix of its tensors."""
+    """Plans of all tensors; `add_block_ffn` gets inventory, block and prefix of its tensors.
+
+    add_linear: adds those of a Gated DeltaNet layer.
+    """
     config, dims = checkpoint.config, dims_of(checkpoint.config, DEFAULT_HEAD_DIM)
     linear = linear_dims_of(config)
     inventory = Inventory(checkpoint)
@@ -259,7 +272,7 @@ def text_tensors(
         prefix = f"model.layers.{block}"
         _add_block_norms(inventory, dims.n_embd, block, prefix)
         if is_linear:
-            add_linear_attention(inventory, dims.n_embd, linear, block, prefix)
+            add_linear(inventory, dims.n_embd, linear, block, prefix)
         else:
             add_full_attention(inventory, dims, block, prefix)
         add_block_ffn(inventory, block, f"{prefix}.mlp")

@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-from ..checkpoint import Checkpoint
+from ..checkpoint import Checkpoint, Config
 from ..plan import Metadata, TensorPlan
 from ..schema import Arch, Key, Tensor
 from .blocks import add_experts
 from .common import Inventory, Options, of_block
 from .qwen3moe import add_expert_counts, expert_count
-from .qwen35 import text_metadata, text_tensors
+from .qwen35 import AddFfn, text_metadata, text_tensors
 
 
 def metadata(checkpoint: Checkpoint, options: Options) -> Metadata:
     """Metadata of the model."""
-    config = checkpoint.config
     result = text_metadata(checkpoint, options, Arch.QWEN35MOE)
-    add_expert_counts(result, config)
-    shared = config.integer("shared_expert_intermediate_size")
-    result.uint32(Key.EXPERT_SHARED_FEED_FORWARD_LENGTH, shared)
+    add_expert_keys(result, checkpoint.config)
     return result
+
+
+def add_expert_keys(metadata: Metadata, config: Config) -> None:
+    """Those of the experts and of the one that is always asked."""
+    add_expert_counts(metadata, config)
+    shared = config.integer("shared_expert_intermediate_size")
+    metadata.uint32(Key.EXPERT_SHARED_FEED_FORWARD_LENGTH, shared)
 
 
 def tensors(checkpoint: Checkpoint, options: Options) -> list[TensorPlan]:
     """Plans of all tensors."""
-    config = checkpoint.config
+    return text_tensors(checkpoint, options, feed_forward(checkpoint.config))
+
+
+def feed_forward(config: Config) -> AddFfn:
+    """Adds a block's experts, the one that is always asked, and what chooses them."""
     n_embd, n_experts = config.integer("hidden_size"), expert_count(config)
     n_ff = config.integer("moe_intermediate_size")
     n_shared = config.integer("shared_expert_intermediate_size")
@@ -40,4 +48,4 @@ def tensors(checkpoint: Checkpoint, options: Options) -> list[TensorPlan]:
         ):
             inventory.add(of_block(template, block), f"{prefix}.{part}.weight", shape)
 
-    return text_tensors(checkpoint, options, add_block_ffn)
+    return add_block_ffn

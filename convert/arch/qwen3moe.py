@@ -25,7 +25,7 @@ def metadata(checkpoint: Checkpoint, _options: Options) -> Metadata:
     config, dims = checkpoint.config, dims_of(checkpoint.config)
     require_silu(config)
     refuse_sliding_window(config)
-    _require_uniform_experts(config)
+    require_uniform_experts(config)
     result = Metadata(Arch.QWEN3MOE)
     add_transformer(result, config, dims, dims.n_layer)
     add_rope(result, config)
@@ -55,14 +55,17 @@ def add_expert_counts(
     metadata.uint32(Key.EXPERT_FEED_FORWARD_LENGTH, config.integer(width))
 
 
-def _require_uniform_experts(config: Config) -> None:
+def require_uniform_experts(config: Config) -> None:
     """GGUF has no key for these; readers assume experts everywhere and renormalised weights."""
     if config.get("norm_topk_prob", False) is not True:
-        raise ConvertError(f"{config.path}: norm_topk_prob is not true, which qwen3moe requires")
+        raise ConvertError(
+            f"{config.path}: norm_topk_prob is not true, which {config.architecture} requires in "
+            "GGUF"
+        )
     if config.get("mlp_only_layers", []) or config.integer("decoder_sparse_step", 1) != 1:
         raise ConvertError(
             f"{config.path}: mlp_only_layers or decoder_sparse_step ask for dense layers, "
-            "which qwen3moe does not have"
+            f"which {config.architecture} does not have in GGUF"
         )
 
 

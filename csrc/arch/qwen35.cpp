@@ -1,4 +1,5 @@
-// Qwen3.5 and 3.6, dense and with experts: Gated DeltaNet layers, and gated attention in between.
+// Qwen3.5 and 3.6, dense and with experts, and Qwen3-Next: Gated DeltaNet layers, and gated
+// attention in between.
 #include "arch/arch.h"
 #include "error.h"
 #include "gguf_schema.h"
@@ -66,6 +67,15 @@ static Hparams read_moe(const GgufFile & file) {
     return hp;
 }
 
+// Qwen3-Next turns plainly, and its files keep value heads as they were trained.
+static Hparams read_next(const GgufFile & file) {
+    Hparams hp = read_common_hparams(file, {GGML_ROPE_TYPE_NEOX});
+    read_recurrent(file, hp);
+    hp.recurrent.grouped = true;
+    hp.experts = read_expert_shape(file, /*shared =*/true);
+    return hp;
+}
+
 static void bind_delta_net(WeightLoader & loader, int il) {
     const int64_t n_embd = loader.hparams().n_embd;
     const RecurrentShape & shape = loader.hparams().recurrent;
@@ -77,8 +87,13 @@ static void bind_delta_net(WeightLoader & loader, int il) {
                            GGML_OP_SSM_CONV);
     w.dt_bias = loader.vector(schema::TENSOR_SSM_DT_BIAS, il, shape.n_v_heads);
     w.a = loader.vector(schema::TENSOR_SSM_A, il, shape.n_v_heads);
-    w.beta = loader.linear(schema::TENSOR_SSM_BETA, il, n_embd, shape.n_v_heads);
-    w.alpha = loader.linear(schema::TENSOR_SSM_ALPHA, il, n_embd, shape.n_v_heads);
+    if (shape.grouped) {
+        w.beta_alpha =
+            loader.linear(schema::TENSOR_SSM_BETA_ALPHA, il, n_embd, 2 * shape.n_v_heads);
+    } else {
+        w.beta = loader.linear(schema::TENSOR_SSM_BETA, il, n_embd, shape.n_v_heads);
+        w.alpha = loader.linear(schema::TENSOR_SSM_ALPHA, il, n_embd, shape.n_v_heads);
+    }
     w.norm = loader.vector(schema::TENSOR_SSM_NORM, il, shape.d_state);
     w.output = loader.linear(schema::TENSOR_SSM_OUT, il, inner, n_embd);
 }
@@ -134,5 +149,6 @@ static ggml_tensor * build(Build & b) {
 
 extern const Arch QWEN35 = {schema::ARCH_QWEN35, read, bind, build};
 extern const Arch QWEN35MOE = {schema::ARCH_QWEN35MOE, read_moe, bind, build};
+extern const Arch QWEN3NEXT = {schema::ARCH_QWEN3NEXT, read_next, bind, build};
 
 } // namespace dfl

@@ -3,11 +3,11 @@
 
 namespace dfl {
 
-extern const Arch LLAMA, QWEN3, QWEN3MOE, QWEN35, QWEN35MOE, GPT_OSS, GEMMA4;
+extern const Arch LLAMA, QWEN3, QWEN3MOE, QWEN35, QWEN35MOE, QWEN3NEXT, GPT_OSS, GEMMA4;
 
 const std::vector<const Arch *> & architectures() {
     static const std::vector<const Arch *> table = {
-        &LLAMA, &QWEN3, &QWEN3MOE, &QWEN35, &QWEN35MOE, &GPT_OSS, &GEMMA4,
+        &LLAMA, &QWEN3, &QWEN3MOE, &QWEN35, &QWEN35MOE, &QWEN3NEXT, &GPT_OSS, &GEMMA4,
     };
     return table;
 }

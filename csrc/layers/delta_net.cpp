@@ -184,21 +184,80 @@ static ggml_tensor * path_rule(Build & b, int il, const RuleRows & in) {
     return ggml_reshape_2d(b.ctx, out, d, n_v * rows);
 }
 
+// ggml's operations take key head h % n_k for value head h.
+static ggml_tensor * reordered(Build & b, ggml_tensor * x, int64_t inner, int64_t outer) {
+    const int64_t n = x->ne[0] / (inner * outer); // values of a head
+    ggml_tensor * heads = ggml_reshape_4d(b.ctx, x, n, inner, outer, x->ne[1]);
+    heads = ggml_cont(b.ctx, ggml_permute(b.ctx, heads, 0, 2, 1, 3));
+    return ggml_reshape_2d(b.ctx, heads, x->ne[0], x->ne[1]);
+}
+
+// Values of all value heads, [n * n_v, rows], from the file's order to that of ggml's operations.
+static ggml_tensor * tiled(Build & b, ggml_tensor * x) {
+    const RecurrentShape & shape = b.hp.recurrent;
+    return shape.grouped ? reordered(b, x, shape.values_a_key(), shape.n_k_heads) : x;
+}
+
+// And back.
+static ggml_tensor * as_in_file(Build & b, ggml_tensor * x) {
+    const RecurrentShape & shape = b.hp.recurrent;
+    return shape.grouped ? reordered(b, x, shape.n_k_heads, shape.values_a_key()) : x;
+}
+
+// Queries, keys and values, [channels, rows, 1], with the values' heads so.
+static ggml_tensor * tiled_values(Build & b, ggml_tensor * heads) {
+    const RecurrentShape & shape = b.hp.recurrent;
+    if (!shape.grouped) {
+        return heads;
+    }
+    const int64_t first = 2 * shape.d_state * shape.n_k_heads;
+    const auto part = [&](int64_t at, int64_t n) {
+        return ggml_cont(
+            b.ctx, ggml_view_2d(b.ctx, heads, n, heads->ne[1], heads->nb[1], at * heads->nb[0]));
+    };
+    ggml_tensor * values = tiled(b, part(first, heads->ne[0] - first));
+    ggml_tensor * all = ggml_concat(b.ctx, part(0, first), values, 0);
+    return ggml_reshape_3d(b.ctx, all, all->ne[0], all->ne[1], 1);
+}
+
+// What becomes beta and the decay, [n_v, rows] each, as in the file.
+struct Gates {
+    ggml_tensor * beta;
+    ggml_tensor * alpha;
+};
+
+static Gates gates(Build & b, const DeltaNetWeights & w, const Rows & x) {
+    if (!w.beta_alpha) {
+        return {linear(b, w.beta, x), linear(b, w.alpha, x)};
+    }
+    const RecurrentShape & shape = b.hp.recurrent;
+    const int64_t n = shape.values_a_key(), rows = x.n_rows();
+    ggml_tensor * both = linear(b, w.beta_alpha, x);
+    const auto part = [&](int64_t at) {
+        ggml_tensor * of_keys = ggml_view_3d(b.ctx, both, n, shape.n_k_heads, rows,
+                                             2 * n * both->nb[0], both->nb[1], at * both->nb[0]);
+        return ggml_reshape_2d(b.ctx, ggml_cont(b.ctx, of_keys), shape.n_v_heads, rows);
+    };
+    return {part(0), part(n)};
+}
+
 ggml_tensor * delta_net(Build & b, int il, const Rows & x, ggml_tensor * add) {
     const RecurrentShape & shape = b.hp.recurrent;
     const DeltaNetWeights & w = b.weights.layers[il].delta;
     const int64_t inner = shape.d_state * shape.n_v_heads;
 
     if (b.shape.walks) {
-        const auto in = linears(b, {&w.qkv, &w.gate, &w.beta, &w.alpha}, x);
-        return linear(b, w.output, walked_delta_net(b, il, {in[0], in[1], in[2], in[3]}), add);
+        const std::vector<const Linear *> joint = {&w.qkv, &w.gate, &w.beta_alpha};
+        const std::vector<const Linear *> apart = {&w.qkv, &w.gate, &w.beta, &w.alpha};
+        const auto in = linears(b, w.beta_alpha ? joint : apart, x);
+        return linear(b, w.output, walked_delta_net(b, il, {in[0], in[1], in[2], in.back()}), add);
     }
     ggml_tensor * qkv = linear(b, w.qkv, x);
     ggml_tensor * z = linear(b, w.gate, x); // [inner, n_rows]
-    ggml_tensor * beta = ggml_sigmoid(b.ctx, linear(b, w.beta, x));
-    ggml_tensor * alpha = linear(b, w.alpha, x);
-    ggml_tensor * g = ggml_softplus(b.ctx, ggml_add(b.ctx, alpha, w.dt_bias));
-    g = ggml_mul(b.ctx, g, w.a);
+    const Gates made = gates(b, w, x);
+    ggml_tensor * beta = tiled(b, ggml_sigmoid(b.ctx, made.beta));
+    ggml_tensor * g = ggml_softplus(b.ctx, ggml_add(b.ctx, made.alpha, w.dt_bias));
+    g = tiled(b, ggml_mul(b.ctx, g, w.a));
     // One sequence after the other: the operations know each by the address of its state.
     ggml_tensor * o = nullptr; // [d, n_v * n_rows]
     for (b.of = 0; b.of < static_cast<int64_t>(b.shape.recurrent.size()); ++b.of) {
@@ -208,7 +267,8 @@ ggml_tensor * delta_net(Build & b, int il, const Rows & x, ggml_tensor * add) {
                                          : ggml_view_2d(b.ctx, values, values->ne[0], of.n,
                                                         values->nb[1], of.first * values->nb[1]);
         };
-        RuleRows rows = {convolve(b, il, rows_of(qkv)), rows_of(g), rows_of(beta)};
+        ggml_tensor * heads = tiled_values(b, convolve(b, il, rows_of(qkv)));
+        RuleRows rows = {heads, rows_of(g), rows_of(beta)};
         if (of.verifies) {
             write_trace(b, il, rows);
         }
@@ -216,7 +276,9 @@ ggml_tensor * delta_net(Build & b, int il, const Rows & x, ggml_tensor * add) {
         o = o == nullptr ? part : ggml_concat(b.ctx, o, part, 1);
     }
     b.of = 0;
-    o = rms_norm(b, o, w.norm);
+    o = as_in_file(b, ggml_reshape_2d(b.ctx, o, inner, b.shape.n_rows));
+    o = rms_norm(b, ggml_reshape_2d(b.ctx, o, shape.d_state, shape.n_v_heads * b.shape.n_rows),
+                 w.norm);
     ggml_tensor * gated =
         ggml_swiglu_split(b.ctx, ggml_reshape_2d(b.ctx, z, o->ne[0], o->ne[1]), o);
     return linear(b, w.output, ggml_reshape_2d(b.ctx, gated, inner, b.shape.n_rows), add);

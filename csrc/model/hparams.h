@@ -60,7 +60,19 @@ struct RecurrentShape {
     int64_t d_state = 0; // key and value head size
     int64_t n_k_heads = 0;
     int64_t n_v_heads = 0;
+    bool grouped = false; // value heads of a key head are neighbours; else each n_k_heads-th is its
 
+    int64_t values_a_key() const { return n_v_heads / n_k_heads; }
+    // A value head's key head, and which of that one's it is; and back.
+    int64_t key_of(int64_t head) const {
+        return grouped ? head / values_a_key() : head % n_k_heads;
+    }
+    int64_t place_of(int64_t head) const {
+        return grouped ? head % values_a_key() : head / n_k_heads;
+    }
+    int64_t value_head(int64_t key, int64_t place) const {
+        return grouped ? key * values_a_key() + place : place * n_k_heads + key;
+    }
     int64_t conv_channels() const { return d_state * (2 * n_k_heads + n_v_heads); }
     // What promoting a node needs: k, v, g and beta.
     int64_t trace_size() const { return d_state * (n_k_heads + n_v_heads) + 2 * n_v_heads; }

@@ -43,7 +43,9 @@ struct AttentionWeights {
 };
 
 struct DeltaNetWeights {
-    Linear qkv, gate, beta, alpha, output;
+    Linear qkv, gate, output;
+    Linear beta, alpha;              // or
+    Linear beta_alpha;               // rows: of each key head its betas, then its alphas
     ggml_tensor * conv = nullptr;    // [d_conv, conv_channels]
     ggml_tensor * dt_bias = nullptr; // [n_v_heads]
     ggml_tensor * a = nullptr;       // [n_v_heads], -exp(A_log)

@@ -52,6 +52,7 @@ CASES = [
     Case("qwen3", "q8_0", "qwen2"),
     Case("qwen3moe", "q8_0", "qwen2"),
     Case("qwen35moe", "q8_0", "qwen35"),
+    Case("qwen3next", "q8_0", "qwen2"),
     Case("gpt-oss", "f32", "gpt-4o"),
     Case("gpt-oss", "q8_0", "gpt-4o"),
     Case("gpt-oss-packed", "bf16", "gpt-4o"),
@@ -75,6 +76,7 @@ def make_folders(base: Path) -> None:
             "original_max_position_embeddings": 128}  # fmt: skip
     make_target(base / "qwen3", "qwen3", rope_parameters=yarn, tie_word_embeddings=True, **bf16)
     make_target(base / "qwen3moe", "qwen3moe", **bf16)
+    make_target(base / "qwen3next", "qwen3next", mtp=True, **bf16)
     make_target(base / "qwen35moe", "qwen35moe", wrapped=True, fused_experts=True, mtp=True, **bf16)
     make_target(base / "gpt-oss", "gpt-oss", **bf16)
     make_target(base / "gpt-oss-packed", "gpt-oss", packed_experts=True, **bf16)

@@ -76,6 +76,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen35moe",
         {"wrapped": True, "fused_experts": True, "mtp": True, **value_heads(2, 6)},
     ),
+    "qwen3next": ("qwen3next", {}),
+    "qwen3next three value heads, MTP": ("qwen3next", {"mtp": True, **value_heads(2, 6)}),
     # llama.cpp rounds the bounds of yarn's ramp whatever the model was trained with.
     "gpt-oss": ("gpt-oss", {"rope_parameters": {**YARN_ROPE, "truncate": True}}),
     "gpt-oss two of four experts": (

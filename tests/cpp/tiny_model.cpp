@@ -160,7 +160,7 @@ void expert_keys(Writer & w, bool shared) {
     }
 }
 
-void delta_net(Writer & w, int il, float dt_bias) {
+void delta_net(Writer & w, int il, float dt_bias, bool grouped) {
     const Sizes & z = w.sizes;
     const int64_t channels = z.d_state * (2 * z.n_k_heads + z.n_v_heads);
     const int64_t inner = z.d_state * z.n_v_heads;
@@ -169,8 +169,12 @@ void delta_net(Writer & w, int il, float dt_bias) {
     w.tensor(schema::TENSOR_SSM_CONV1D, il, {z.d_conv, channels});
     w.tensor(schema::TENSOR_SSM_DT_BIAS, il, {z.n_v_heads}, dt_bias);
     w.tensor(schema::TENSOR_SSM_A, il, {z.n_v_heads}, -3);
-    w.tensor(schema::TENSOR_SSM_BETA, il, {z.n_embd, z.n_v_heads});
-    w.tensor(schema::TENSOR_SSM_ALPHA, il, {z.n_embd, z.n_v_heads});
+    if (grouped) {
+        w.tensor(schema::TENSOR_SSM_BETA_ALPHA, il, {z.n_embd, 2 * z.n_v_heads});
+    } else {
+        w.tensor(schema::TENSOR_SSM_BETA, il, {z.n_embd, z.n_v_heads});
+        w.tensor(schema::TENSOR_SSM_ALPHA, il, {z.n_embd, z.n_v_heads});
+    }
     w.tensor(schema::TENSOR_SSM_NORM, il, {z.d_state}, 1);
     w.tensor(schema::TENSOR_SSM_OUT, il, {inner, z.n_embd});
 }
@@ -193,7 +197,9 @@ void write_transformer(Writer & w, const std::string & path, bool head_norms, bo
     w.save(path);
 }
 
-void write_hybrid(Writer & w, const std::string & path, float dt_bias, bool of_experts) {
+// grouped: as Qwen3-Next's.
+void write_hybrid(Writer & w, const std::string & path, float dt_bias, bool of_experts,
+                  bool grouped = false) {
     const Sizes & z = w.sizes;
     common(w);
     if (of_experts) {
@@ -201,7 +207,9 @@ void write_hybrid(Writer & w, const std::string & path, float dt_bias, bool of_e
     }
     w.integer(schema::KEY_FULL_ATTENTION_INTERVAL, 2);
     w.integer(schema::KEY_ROPE_DIMENSION_COUNT, 8);
-    w.integers(schema::KEY_ROPE_DIMENSION_SECTIONS, {2, 1, 1, 0});
+    if (!grouped) {
+        w.integers(schema::KEY_ROPE_DIMENSION_SECTIONS, {2, 1, 1, 0});
+    }
     w.integer(schema::KEY_SSM_CONV_KERNEL, z.d_conv);
     w.integer(schema::KEY_SSM_STATE_SIZE, z.d_state);
     w.integer(schema::KEY_SSM_GROUP_COUNT, z.n_k_heads);
@@ -210,7 +218,7 @@ void write_hybrid(Writer & w, const std::string & path, float dt_bias, bool of_e
     for (int il = 0; il < 2; ++il) {
         w.tensor(schema::TENSOR_ATTN_NORM, il, {z.n_embd}, 1);
         if (il == 0) {
-            delta_net(w, il, dt_bias);
+            delta_net(w, il, dt_bias, grouped);
         } else {
             attention(w, il, 2, true);
         }
@@ -315,8 +323,9 @@ void write_wide(const std::string & arch, ggml_type type, const std::string & pa
     } else if (arch == schema::ARCH_GEMMA4) {
         write_gemma4(w, path, false);
     } else {
-        CHECK(arch == schema::ARCH_QWEN35 || arch == schema::ARCH_QWEN35MOE);
-        write_hybrid(w, path, 0, arch == schema::ARCH_QWEN35MOE);
+        const bool grouped = arch == schema::ARCH_QWEN3NEXT;
+        CHECK(grouped || arch == schema::ARCH_QWEN35 || arch == schema::ARCH_QWEN35MOE);
+        write_hybrid(w, path, 0, arch != schema::ARCH_QWEN35, grouped);
     }
 }
 

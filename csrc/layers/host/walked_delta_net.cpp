@@ -57,8 +57,10 @@ class Prepare : public CpuNode {
 
     // In the order in which Walk takes them: a key's query, the key, and its values' heads.
     int64_t head_at(int64_t i) const {
-        const int64_t n_k = layer_.shape.n_k_heads, of_key = 2 + layer_.shape.n_v_heads / n_k;
-        return i % of_key * n_k + i / of_key;
+        const RecurrentShape & shape = layer_.shape;
+        const int64_t of_key = 2 + shape.values_a_key(), key = i / of_key, place = i % of_key;
+        return place < 2 ? place * shape.n_k_heads + key
+                         : 2 * shape.n_k_heads + shape.value_head(key, place - 2);
     }
 
     void prepare(ggml_tensor * dst, const WalkedRows & rows, int64_t head) {
@@ -128,6 +130,13 @@ class Prepare : public CpuNode {
     void set_gates(ggml_tensor * dst, const WalkedRows & rows, int64_t head) const {
         const RecurrentShape & shape = layer_.shape;
         const int64_t n = rows.n, n_v = shape.n_v_heads;
+        // Where the products have what becomes its beta and its decay.
+        int64_t y_at = head, x_at = head;
+        if (layer_.w.beta_alpha) {
+            const int64_t of_key = shape.values_a_key();
+            y_at = 2 * of_key * shape.key_of(head) + shape.place_of(head);
+            x_at = y_at + of_key;
+        }
         constexpr int64_t at_once = cpu::DELTA_GATES;
         float x[at_once] = {}, y[at_once] = {}, decay[at_once], beta[at_once];
         const cpu::DeltaGates work = {static_cast<const float *>(layer_.w.a->data)[head],
@@ -139,8 +148,8 @@ class Prepare : public CpuNode {
         for (int64_t first = 0; first < n; first += at_once) {
             const int64_t count = std::min(at_once, n - first), row = rows.first + first;
             for (int64_t i = 0; i < count; ++i) {
-                x[i] = row_of(dst->src[2], row + i)[head];
-                y[i] = row_of(dst->src[1], row + i)[head];
+                x[i] = row_of(dst->src[2], row + i)[x_at];
+                y[i] = row_of(dst->src[1], row + i)[y_at];
             }
             kernel_.gates(work);
             for (int64_t i = 0; i < count; ++i) {
@@ -195,8 +204,8 @@ class Walk : public CpuNode {
 
     // Those that share a key are neighbours, so that a core finds what it has prepared.
     int64_t head_at(int64_t i) const {
-        const int64_t n_k = layer_.shape.n_k_heads, of_key = layer_.shape.n_v_heads / n_k;
-        return i % of_key * n_k + i / of_key;
+        const int64_t of_key = layer_.shape.values_a_key();
+        return layer_.shape.value_head(i / of_key, i % of_key);
     }
 
     // Rows of an APPEND walked at once: their queries and keys stay in the nearest cache.
@@ -221,7 +230,7 @@ class Walk : public CpuNode {
         for (int64_t first = 0; first < n; first += chunk) {
             const float * row = row_of(rows, walked.first + first);
             work.n = std::min(chunk, n - first);
-            work.q = row + head % n_k * d;
+            work.q = row + shape.key_of(head) * d;
             work.k = work.q + n_k * d;
             work.v = row + (2 * n_k + head) * d;
             work.decay = row + shape.conv_channels() + head;

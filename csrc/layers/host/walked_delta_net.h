@@ -13,7 +13,7 @@ bool walks_delta_net(const RecurrentShape & shape);
 struct DeltaNetProducts {
     ggml_tensor * qkv;   // [conv_channels, n_rows]
     ggml_tensor * gate;  // [d_state * n_v_heads, n_rows]
-    ggml_tensor * beta;  // [n_v_heads, n_rows]
+    ggml_tensor * beta;  // [n_v_heads, n_rows], or both, [2 * n_v_heads, n_rows]
     ggml_tensor * alpha; // the same
 };
 

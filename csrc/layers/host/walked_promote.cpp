@@ -63,7 +63,7 @@ class Promote : public CpuNode {
         float *k = scratch, *v = k + n * d, *decay = v + n * d, *beta = decay + n;
         for (int64_t i = 0; i < n; ++i) {
             const float * node = row_of(cache_.trace, path[i], layer);
-            kernel_.scale(node + head % n_k * d, d, 1.0f, eps_, k + i * d);
+            kernel_.scale(node + shape_.key_of(head) * d, d, 1.0f, eps_, k + i * d);
             std::copy_n(node + (n_k + head) * d, d, v + i * d);
             const float * gates = node + (n_k + n_v) * d + head;
             decay[i] = gates[0];
