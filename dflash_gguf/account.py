@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
-from .policy.costs import Round
+from .draft.tree import Tree
 
-ROUND_PHASES = ("decode", "choose", "draft", "tree", "verify", "commit", "sample")
-
-
-def set_seconds(done: Round, seconds: float, took: Mapping[str, float]) -> None:
-    """Fills in what a round took. took: seconds by phase."""
-    done.choose_s, done.sample_s = took["choose"], took["sample"]
-    done.draft_s = took["draft"] + took["tree"]
-    done.pass_s = seconds - done.choose_s - done.draft_s - done.sample_s
+PASS_PHASES = ("decode", "choose", "draft", "tree", "verify", "commit")
+"""What a round takes for all answers in it; each samples for itself."""
 
 
 class Phase:
@@ -32,7 +25,8 @@ class Phase:
         self._started = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
-        self._seconds[self._name] += time.perf_counter() - self._started
+        took = time.perf_counter() - self._started
+        self._seconds[self._name] = self._seconds.get(self._name, 0.0) + took
 
 
 class Account:
@@ -48,7 +42,7 @@ class Account:
         self.rounds_by_draft: Counter[str] = Counter()
         self.by_proposer: dict[str, tuple[int, int]] = {}
         self._accepted: list[int] | None = [] if is_drafted else None
-        self._phase_s = dict.fromkeys(("prefill", *ROUND_PHASES, "host"), 0.0)
+        self._phase_s = dict.fromkeys(("prefill", *PASS_PHASES, "sample", "host"), 0.0)
 
     @property
     def accept_histogram(self) -> tuple[int, ...] | None:
@@ -57,9 +51,12 @@ class Account:
 
     @property
     def phase_s(self) -> dict[str, float]:
-        """Seconds by phase, drafting only where there is any."""
-        idle = () if self._accepted is not None else ("choose", "draft", "tree", "verify", "commit")
-        return {name: s for name, s in self._phase_s.items() if name not in idle}
+        """Seconds by phase, drafting only where there is any: that of others is the host's."""
+        if self._accepted is not None:
+            return dict(self._phase_s)
+        found = {name: self._phase_s[name] for name in ("prefill", "decode", "sample", "host")}
+        found["host"] += sum(s for name, s in self._phase_s.items() if name not in found)
+        return found
 
     def credit(self, name: str, n_drafted: int, n_accepted: int) -> None:
         """Counts candidates of a proposer that were verified, and those that were accepted."""
@@ -70,38 +67,43 @@ class Account:
         """Adds the time of a with block to a phase."""
         return Phase(self._phase_s, name)
 
-    @contextmanager
-    def round(self, position: int) -> Iterator[Round]:
-        """Counts the round that the with block runs and whose counts it fills in.
+    @property
+    def sample_s(self) -> float:
+        """Seconds of sampling so far."""
+        return self._phase_s["sample"]
 
-        What no phase took is the host's.
+    def set_prefill(self, seconds: float) -> None:
+        """What it took from the answer's begin until its first token, as far as it has come."""
+        self.prefill_s = seconds
+        self._phase_s["prefill"] = seconds - self.sample_s
+
+    def add_round(
+        self,
+        seconds: float,
+        took: Mapping[str, float],
+        sampled_s: float,
+        tree: Tree | None,
+        n_tokens: int,
+        n_accepted: int,
+    ) -> None:
+        """Counts a round, which other answers may have taken part in.
+
+        took: seconds by phase, but for sampling. sampled_s: of this answer, counted already; what
+        neither has is the host's. tree: what was verified. n_tokens, n_accepted: what came of it.
         """
-        done = Round(position)
-        before = dict(self._phase_s)
-        started = time.perf_counter()
-        try:
-            yield done
-        finally:
-            seconds = time.perf_counter() - started
-            took = {name: self._phase_s[name] - before[name] for name in ROUND_PHASES}
-            self.decode_s += seconds
-            self._phase_s["host"] += seconds - sum(took.values())
-        set_seconds(done, seconds, took)
-        self._count(done)
-
-    def add_round(self, done: Round, seconds: float, took: Mapping[str, float]) -> None:
-        """Counts a round that several answers took part in. took: its phases, but for sampling."""
-        self.decode_s += seconds
+        phase_s = self._phase_s
         for name, s in took.items():
-            self._phase_s[name] += s
-        self._phase_s["host"] += seconds - sum(took.values())
-        self._count(done)
-
-    def _count(self, done: Round) -> None:
+            phase_s["decode" if tree is None and name == "verify" else name] += s
+        phase_s["host"] += seconds - sampled_s - sum(took.values())
+        self.decode_s += seconds
         self.rounds += 1
-        self.n_decoded += done.n_tokens
-        self.n_drafted += done.n_drafted
-        self.rounds_by_draft[f"{done.kind} {done.n_drafted}" if done.n_drafted else "none"] += 1
+        self.n_decoded += n_tokens
+        if tree is None:
+            self.rounds_by_draft["none"] += 1
+        else:
+            self.n_drafted += tree.n_drafted
+            kind = "chain" if tree.is_chain else "tree"
+            self.rounds_by_draft[f"{kind} {tree.n_drafted}"] += 1
         if self._accepted is not None:
-            self._accepted += [0] * (done.n_accepted + 1 - len(self._accepted))
-            self._accepted[done.n_accepted] += 1
+            self._accepted += [0] * (n_accepted + 1 - len(self._accepted))
+            self._accepted[n_accepted] += 1

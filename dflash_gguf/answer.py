@@ -92,6 +92,8 @@ class Answer:
         """The text and the thoughts that became certain since the last call."""
         new = self._parts[self._n_parts_read :]
         self._n_parts_read += len(new)
+        if self._splitter is None:
+            return "".join([part.text for part in new]), ""
         return _joined(new, is_reasoning=False), _joined(new, is_reasoning=True)
 
     def _add(self, text: str) -> None:

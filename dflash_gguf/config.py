@@ -64,6 +64,8 @@ class DecodeConfig:
     n_probs: steps tell the log-probability of every token drawn, and those of so many of the best;
         None: neither. post_sampling_probs: as what the draw chose from, not as the model has them.
     reasoning_format: one of REASONING_FORMATS.
+    cache_prompt: the prompt begins with what is kept of earlier answers, else all of it is
+        computed; what it leaves behind is kept either way.
     draft: one of DRAFT_KINDS.
     draft_type: who proposes candidates, one name or several of DRAFT_TYPES; None: with "auto" all
         that there are, else the drafter, and copies where there is none.
@@ -89,6 +91,7 @@ class DecodeConfig:
     n_probs: int | None = None
     post_sampling_probs: bool = False
     reasoning_format: str = "auto"
+    cache_prompt: bool = True
     draft: str = "auto"
     draft_type: str | Iterable[str] | None = None
     draft_max: int | None = None
@@ -115,7 +118,7 @@ class DecodeConfig:
         _set(self, "logit_bias", _biases(self.logit_bias))
         if self.n_probs is not None:
             _set(self, "n_probs", integer("n_probs", self.n_probs, 0, MAX_N_PROBS))
-        for name in ("ignore_eos", "post_sampling_probs", "tree_spine"):
+        for name in ("ignore_eos", "post_sampling_probs", "cache_prompt", "tree_spine"):
             flag(name, getattr(self, name))
         choice("draft", self.draft, DRAFT_KINDS)
         if self.draft_type is not None:

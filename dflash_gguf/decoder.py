@@ -8,7 +8,7 @@ import threading
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,22 +20,24 @@ from . import core, prefix_file
 from .config import DecodeConfig, LoadConfig
 from .convert.schema import Key
 from .core import MAX_VERIFY, Drafter, Engine, Model, library_build
-from .decode import Generation, Writing, check_prompt
+from .jobs import Job
 from .memory.fit import most_rows, with_context
 from .memory.plan import MOST_PREFIX_BYTES, Planner, check_fits
 from .policy.drafting import Drafting
 from .policy.known import CostFile
-from .policy.rule import Rule
 from .prefixes import Prefixes
 from .results import Result, Step
 from .rounds import Progress
-from .scheduler import Part, Scheduler
+from .scheduler import Scheduler
 from .text.chat import ChatPrompt, Message
 from .text.gguf_metadata import Metadata
 from .text.reasoning import Splitter
 from .text.tokenizer import Tokenizer
+from .writing import Writing, check_prompt
 
 Prompt = str | Sequence[int] | NDArray[np.integer[Any]]
+
+ENDED = "this stream was ended by a later call of the same decoder"
 
 
 def load(
@@ -127,12 +129,10 @@ class Decoder:
         self._vocabulary = _Words(tokenizer)
         self._drafting = Drafting(sequence, cost_file, most_rows)
         self._lock = threading.RLock()
-        self._active: Stream | None = None
         self._is_running = False
         self._prefixes = Prefixes(self.engine, prefix_bytes)
-        self._scheduler: Scheduler | None = None
-        if self.engine.n_parallel > 1:
-            self._scheduler = Scheduler(sequence, self._drafting.rule, self._prefixes)
+        self._scheduler = Scheduler(sequence, self._prefixes)
+        self._unfinished: Job | None = None  # a stream that a later call may end
 
     @property
     def n_ctx(self) -> int:
@@ -148,10 +148,8 @@ class Decoder:
     def close(self) -> None:
         """Frees model, caches and tokenizer; closing twice is harmless."""
         with self._turn():
-            self._active = None
             self._drafting.keep()
-            if self._scheduler is not None:
-                self._scheduler.close()
+            self._scheduler.close()
             self._prefixes.forget()
             self.sequence.close()
             self.engine.close()
@@ -162,10 +160,15 @@ class Decoder:
     def measure(self) -> None:
         """Measures what rounds cost, if that is not known: a fifth of a second at most.
 
-        `load` does. The timeline is empty afterwards.
+        `load` does.
         """
-        with self._turn():
+        with self._turn(), self._lane():
             self._drafting.measure()
+
+    def check(self, config: DecodeConfig) -> None:
+        """ValueError if no prompt can be answered so, as it needs a drafter that is not there."""
+        with self._turn():
+            self._drafting.rule(config)
 
     def generate(
         self,
@@ -173,6 +176,7 @@ class Decoder:
         config: DecodeConfig | None = None,
         *,
         cancelled: Callable[[], bool] | None = None,
+        on_prefill: Progress | None = None,
         **settings: Any,
     ) -> Result:
         """Answers a prompt.
@@ -180,16 +184,18 @@ class Decoder:
         prompt: text, which gets the special tokens the model asks for, or token ids as they are.
         config, settings: a DecodeConfig, and fields of it that are to differ.
         cancelled: asked between micro-batches and rounds; True ends the answer.
+        on_prefill: called with (tokens done, tokens in all) before and while what no cache holds
+            of the prompt is computed.
         Errors: ValueError for a bad argument, an empty prompt or one longer than the context;
             Error from the core. The decoder can be used again after any of them.
         """
-        if self._scheduler is not None:
-            return self.generate_batch([prompt], config, cancelled=cancelled, **settings)[0]
-        with self._turn():
-            stream = self.stream(prompt, config, cancelled=cancelled, **settings)
+        stream = self._open(prompt, config, cancelled, on_prefill, settings)
+        try:
             for _ in stream:
                 pass
-            return stream.result()
+        finally:
+            stream.close()
+        return stream.result()
 
     def generate_batch(
         self,
@@ -213,16 +219,10 @@ class Decoder:
                 raise ValueError(f"{name}: {len(values)} values for {len(prompts)} prompts")
         own = [{name: x[i] for name, x in lists.items()} for i in range(len(prompts))]
         watch = progress or (lambda done, total: None)  # noqa: ARG005
-        if self._scheduler is None:
-            results = []
-            for prompt, more in zip(prompts, own, strict=True):
-                results.append(self.generate(prompt, config, cancelled=cancelled, **shared, **more))
-                watch(len(results), len(prompts))
-            return results
         streams: list[Stream] = []
         try:
             for prompt, more in zip(prompts, own, strict=True):
-                streams.append(self.stream(prompt, config, cancelled=cancelled, **shared, **more))
+                streams.append(self._open(prompt, config, cancelled, None, shared | more))
             waiting = deque(streams)  # a reader of all keeps none waiting
             while waiting:
                 stream = waiting.popleft()
@@ -251,62 +251,43 @@ class Decoder:
         whoever waits for a step runs rounds for all. An answer whose reader is 256 tokens behind
         pauses; one that finds no room in the context waits, or begins anew, and loses nothing.
 
-        on_prefill: called with (tokens done, tokens in all) before and while what no cache holds
-            of the prompt is computed.
         """
-        config = dataclasses.replace(config or DecodeConfig(), **settings)
-        tokens = self._tokens_of(prompt)
-        check_prompt(tokens, self.sequence.n_ctx)
-        with self._turn():  # it may make room in the engine
-            proposers, rule = self._drafting.rule(config)
-        if self._scheduler is not None:
-            return self._shared_stream(prompt, tokens, config, rule, cancelled, on_prefill)
-        with self._turn():
-            self._drafting.keep()
-            self.sequence.commit(0)  # an interrupted round may have left a verify open
-            if rule is not None:
-                self._drafting.make_room(rule.n_nodes + 1, is_needed=config.draft == "tree")
-            generation = Generation(
-                self.sequence,
-                self._vocabulary,
-                tokens,
-                config,
-                proposers=proposers,
-                rule=rule,
-                prefixes=self._prefixes,
-                on_prefill=on_prefill,
-                cancelled=cancelled,
-                splitter=_splitter(prompt, config),
-            )
-            self._active = Stream(self, generation)
-            return self._active
+        stream = self._open(prompt, config, cancelled, on_prefill, settings)
+        if self.engine.n_parallel == 1:
+            self._unfinished = stream._job
+        return stream
 
-    def _shared_stream(
+    def _open(
         self,
         prompt: Prompt,
-        tokens: list[int],
-        config: DecodeConfig,
-        rule: Rule | None,
+        config: DecodeConfig | None,
         cancelled: Callable[[], bool] | None,
         on_prefill: Progress | None,
+        settings: Mapping[str, Any],
     ) -> Stream:
-        assert self._scheduler is not None
+        """An answer joins."""
+        config = dataclasses.replace(config or DecodeConfig(), **settings)
+        tokens = self._tokens_of(prompt)
+        check_prompt(tokens, self.n_ctx)
         dropped: list[bool] = []
-        writing = Writing(
-            self._vocabulary,
-            tokens,
-            self.n_ctx,
-            config,
-            is_drafted=rule is not None,
-            cancelled=lambda: bool(dropped) or (cancelled is not None and cancelled()),
-            splitter=_splitter(prompt, config),
-        )
         with self._turn():
-            self._drafting.keep()
+            self._scheduler.recover()
+            proposers, rule = self._drafting.rule(config)  # it may make room in the engine
             if rule is not None:
                 self._drafting.make_room(rule.n_nodes + 1, is_needed=config.draft == "tree")
-            part = Part(self._scheduler, self._scheduler.add(writing, on_prefill))
-        stream = Stream(self, part)
+            self._drafting.keep()
+            writing = Writing(
+                self._vocabulary,
+                tokens,
+                self.n_ctx,
+                config,
+                is_drafted=rule is not None,
+                cancelled=lambda: bool(dropped) or (cancelled is not None and cancelled()),
+                splitter=_splitter(prompt, config),
+            )
+            self._end_unfinished()
+            job = self._scheduler.add(writing, proposers, rule, on_prefill)
+        stream = Stream(self, job)
         weakref.finalize(stream, dropped.append, True)  # nobody will read it
         return stream
 
@@ -343,16 +324,8 @@ class Decoder:
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Logits after every token, float32 [n, n_vocab], by a plain pass over an empty cache."""
-        with self._turn():
-            if self._scheduler is not None:
-                self._scheduler.take_back(self.sequence)
-            else:
-                self.reset()
-            try:
-                return self.sequence.logits(self._tokens_of(tokens))
-            finally:
-                if self._scheduler is not None:
-                    self._scheduler.take_back(self.sequence)
+        with self._turn(), self._lane() as sequence:
+            return sequence.logits(self._tokens_of(tokens))
 
     def tokenize(
         self, text: str, *, add_special: bool = True, parse_special: bool = True
@@ -369,13 +342,9 @@ class Decoder:
     def reset(self) -> None:
         """Forgets what was kept of earlier answers, so that the next prompt is computed whole."""
         with self._turn():
-            if self._scheduler is not None:
-                self._scheduler.forget()
-                return
-            self._active = None
-            self.sequence.reset()
-            self._prefixes.forget()
-            self._drafting.forget()
+            self._end_unfinished()
+            self._scheduler.forget()
+            self._drafting.forget(self._scheduler.timelines)
 
     def save_prefix(self, path: str | os.PathLike[str], tokens: Prompt) -> int:
         """Writes what tokens leave behind to a file, computing what is not known; how many.
@@ -422,15 +391,16 @@ class Decoder:
         with self._turn():
             return self._prefixes.forget_text(self._tokens_of(tokens))
 
+    def _end_unfinished(self) -> None:
+        """With room for one answer alone a later call ends a stream."""
+        if self._unfinished is not None:
+            self._scheduler.end(self._unfinished, RuntimeError(ENDED))
+            self._unfinished = None
+
     @contextmanager
     def _lane(self) -> Iterator[core.Sequence]:
         """An empty sequence that no answer uses."""
-        if self._scheduler is not None:
-            self._scheduler.take_back(self.sequence)
-        else:
-            self._active = None
-            self.sequence.commit(0)
-            self._prefixes.put(self.sequence)
+        self._scheduler.take_back(self.sequence)
         try:
             yield self.sequence
         finally:
@@ -442,7 +412,7 @@ class Decoder:
         For comparisons: an answer given twice would be a copy of itself.
         """
         with self._turn():
-            self._drafting.forget()
+            self._drafting.forget(self._scheduler.timelines)
 
     def _tokens_of(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -465,19 +435,19 @@ class Decoder:
     def _turn(self) -> Iterator[None]:
         """Lets threads take turns; a callback comes in the middle of one."""
         with self._lock:
-            if self._is_running:
-                raise RuntimeError("the decoder is busy: a callback of its answer cannot use it")
+            self._check_turn()
             yield
 
-    def _step(self, stream: Stream, generation: Generation | Part, *, run: bool) -> Step | None:
-        with self._turn():  # others may take theirs after every round
-            if isinstance(generation, Generation) and self._active is not stream:
-                raise RuntimeError("this stream was ended by a later call of the same decoder")
+    def _check_turn(self) -> None:
+        if self._is_running:
+            raise RuntimeError("the decoder is busy: a callback of its answer cannot use it")
+
+    def _step(self, job: Job, *, run: bool) -> Step | None:
+        with self._lock:  # others may take their turn after every round
+            self._check_turn()
             self._is_running = True
             try:
-                if isinstance(generation, Part):
-                    return generation.advance(run=run)
-                return next(generation) if run else None
+                return self._scheduler.step(job, run=run)
             finally:
                 self._is_running = False
 
@@ -497,9 +467,9 @@ class Decoder:
 class Stream:
     """An answer in the making: iterate for its steps; `result()` is its account so far."""
 
-    def __init__(self, decoder: Decoder, generation: Generation | Part) -> None:
+    def __init__(self, decoder: Decoder, job: Job) -> None:
         self._decoder = decoder
-        self._generation = generation
+        self._job = job
 
     def __iter__(self) -> Iterator[Step]:
         return self
@@ -511,22 +481,22 @@ class Stream:
                 return step
 
     def poll(self, *, run: bool) -> Step | None:
-        """The next step if it is there; else None, before which one round is run for all if `run`.
+        """The next step; if it is not there, after one round for all, if `run`.
 
-        Who reads several streams learns with it of each step as soon as its round is over, also
-        while a long prompt of one of them is computed.
+        None where that brought it none. Who reads several streams learns with it of each step as
+        soon as its round is over, also while a long prompt of one of them is computed.
         Errors: StopIteration where the answer is over.
         """
-        return self._decoder._step(self, self._generation, run=run)
+        return self._decoder._step(self._job, run=run)
 
     def close(self) -> None:
         """Ends the answer where it is."""
         with self._decoder._turn():
-            self._generation.close()
+            self._decoder._scheduler.end(self._job)
 
     def result(self) -> Result:
         """The account so far; final once the iteration has ended."""
-        return self._decoder._finish(self._generation.result())
+        return self._decoder._finish(self._job.writing.result())
 
 
 def _splitter(prompt: Prompt, config: DecodeConfig) -> Splitter | None:

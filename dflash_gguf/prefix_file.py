@@ -11,20 +11,25 @@ import itertools
 import os
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .core import Engine, Error, Prefix, create_prefix, ggml_version, library_build
+from .core import Engine, Error, Part, Prefix, create_prefix, ggml_version, library_build
 from .policy.known import files_of
 from .text.gguf_metadata import Metadata
+
+Bytes = NDArray[np.uint8]
 
 ARCHITECTURE = "dflash-prefix"
 TOKENS, CHECKSUMS = "tokens", "checksums"
 ALIGNMENT = 32
+BLOCK_BYTES = 4096
+"""Of a tensor, whose 64-bit words are added up for its checksum."""
 N_SAMPLES, SAMPLE_BYTES = 64, 4096
 """Of a model file, that tell it from others of its size."""
 TYPES = {
@@ -46,7 +51,7 @@ _IDENTITY = {
 def identity(engine: Engine) -> dict[str, str]:
     """What prefixes of an engine belong to. Errors: OSError."""
     model, drafter = engine.model, engine.drafter
-    config = model.config
+    config = engine.config
     return {
         "model": _file_identity(model.path),
         "drafter": _file_identity(drafter.path) if drafter is not None else "none",
@@ -66,11 +71,17 @@ def save(prefix: Prefix, tokens: Sequence[int], engine: Engine, path: Path) -> i
     try:
         with temporary.open("wb") as file:
             file.write(head)
-            sums = [zlib.crc32(head), _put(file, np.asarray(tokens, dtype="<i4").view(np.uint8))]
-            for index, part in enumerate(parts):
-                data = np.empty(part.n_bytes, dtype=np.uint8)
+            ids = np.asarray(tokens, dtype="<i4").view(np.uint8)
+            sums = [zlib.crc32(head), _sum(ids)]
+            _put(file, ids)
+
+            def read(index: int, data: Bytes) -> tuple[Bytes, int]:
                 prefix.read(index, data)
-                sums.append(_put(file, data))
+                return data, _sum(data)
+
+            for _, data, checksum in _ahead(parts, read):
+                _put(file, data)
+                sums.append(checksum)
             _put(file, np.asarray(sums, dtype="<i8").view(np.uint8))
             file.flush()
             os.fsync(file.fileno())
@@ -103,7 +114,7 @@ def load(engine: Engine, path: Path, make_room: Callable[[int], bool]) -> tuple[
         raise ValueError(f"{path}: there is no room for its {n_bytes} bytes (cache_ram)")
     with path.open("rb") as file:
         head = file.read(start)
-        ids = _get(file, 4 * min(n_tokens, n_bytes))
+        ids = _get(file, np.empty(4 * min(n_tokens, n_bytes), dtype=np.uint8))
         if len(ids) != 4 * n_tokens:
             raise ValueError(f"{path}: is damaged: tensor {TOKENS} is not whole")
         tokens = ids.view("<i4").tolist()
@@ -124,13 +135,17 @@ def load(engine: Engine, path: Path, make_room: Callable[[int], bool]) -> tuple[
 def _fill(prefix: Prefix, file: BinaryIO, sums: list[int], path: Path) -> None:
     """Reads all parts; sums: checksums of the header and of the tokens."""
     parts = prefix.parts()
-    for index, part in enumerate(parts):
-        data = _get(file, part.n_bytes)
-        if len(data) != part.n_bytes:
-            raise ValueError(f"{path}: is damaged: tensor {part.name} is not whole")
-        sums.append(_sum(data))
+
+    def read(_: int, data: Bytes) -> tuple[Bytes, int]:
+        data = _get(file, data)
+        return data, _sum(data)
+
+    for index, data, checksum in _ahead(parts, read):
+        if len(data) != parts[index].n_bytes:
+            raise ValueError(f"{path}: is damaged: tensor {parts[index].name} is not whole")
         prefix.write(index, data)
-    found = _get(file, 8 * len(sums))
+        sums.append(checksum)
+    found = _get(file, np.empty(8 * len(sums), dtype=np.uint8))
     if len(found) != 8 * len(sums):
         raise ValueError(f"{path}: is damaged: tensor {CHECKSUMS} is not whole")
     names = ["its header", *(f"tensor {name}" for name in (TOKENS, *(x.name for x in parts)))]
@@ -140,21 +155,38 @@ def _fill(prefix: Prefix, file: BinaryIO, sums: list[int], path: Path) -> None:
 
 
 def _sum(data: NDArray[Any]) -> int:
-    return zlib.crc32(data.view(np.uint8).data)
+    """CRC-32 of the sums of blocks: a CRC of all would take longer than a disk."""
+    data = data.view(np.uint8)
+    n = len(data) - len(data) % BLOCK_BYTES
+    sums = data[:n].view("<u8").reshape(-1, BLOCK_BYTES // 8).sum(axis=1, dtype="<u8")
+    return zlib.crc32(data[n:].data, zlib.crc32(sums.data))
 
 
-def _put(file: BinaryIO, data: NDArray[np.uint8]) -> int:
-    """Writes a tensor; its checksum."""
+def _ahead(
+    parts: Sequence[Part], read: Callable[[int, Bytes], tuple[Bytes, int]]
+) -> Iterator[tuple[int, Bytes, int]]:
+    """Each part's number, bytes and checksum, while a thread reads the next one."""
+    spare = [np.empty(max((part.n_bytes for part in parts), default=0), np.uint8) for _ in "ab"]
+    with ThreadPoolExecutor(1) as thread:
+        work: Future[tuple[Bytes, int]] | None = None
+        for index in range(len(parts) + 1):
+            done = work
+            if index < len(parts):
+                work = thread.submit(read, index, spare[index % 2][: parts[index].n_bytes])
+            if done is not None:
+                yield index - 1, *done.result()
+
+
+def _put(file: BinaryIO, data: Bytes) -> None:
+    """Writes a tensor."""
     file.write(data.data)
     file.write(b"\0" * (-len(data) % ALIGNMENT))
-    return _sum(data)
 
 
-def _get(file: BinaryIO, n_bytes: int) -> NDArray[np.uint8]:
+def _get(file: BinaryIO, data: Bytes) -> Bytes:
     """Reads a tensor, or what there is of it."""
-    data = np.empty(n_bytes, dtype=np.uint8)
     n_read = file.readinto(data.data)  # type: ignore[attr-defined]
-    file.seek(-n_bytes % ALIGNMENT, os.SEEK_CUR)
+    file.seek(-len(data) % ALIGNMENT, os.SEEK_CUR)
     return data[:n_read]
 
 

@@ -130,14 +130,22 @@ class Prefixes:
 
     # ---- for those who run sequences
 
-    def begin(self, timeline: Timeline, tokens: Sequence[int], turns: Sequence[int] = ()) -> Found:
+    def begin(
+        self,
+        timeline: Timeline,
+        tokens: Sequence[int],
+        turns: Sequence[int] = (),
+        *,
+        is_fresh: bool = False,
+    ) -> Found:
         """A sequence begins with what is known of tokens, all but the last of them at most.
 
         What it held is kept. turns: positions where a later text may part from this one.
+        is_fresh: it begins with nothing.
         """
         self.put(timeline)
         ids = np.asarray(tokens, dtype=np.int32)
-        match = self._match(ids[:-1])
+        match = self._match(ids[: 0 if is_fresh else -1])
         n, n_draft = 0, 0
         if match.node is not None and match.node.prefix is not None:
             self._touch(match.node)
@@ -171,12 +179,12 @@ class Prefixes:
         """How many of these a sequence would begin with."""
         return self._match(np.asarray(tokens[:-1], dtype=np.int32)).n
 
-    def reserve(self, tokens: Sequence[int], spare: int = 0) -> bool:
+    def reserve(self, tokens: Sequence[int], spare: int = 0, *, is_fresh: bool = False) -> bool:
         """Makes room for a sequence to hold all of these from `begin` on, and spare cells beside.
 
         Whether there is.
         """
-        match = self._match(np.asarray(tokens[:-1], dtype=np.int32))
+        match = self._match(np.asarray(tokens[: 0 if is_fresh else -1], dtype=np.int32))
         wanted = (-(-len(tokens) // PAGE) - -(-match.n // PAGE)) * PAGE + spare
         if match.node is None or match.node.prefix is None:
             return self.make_room(wanted)

@@ -5,7 +5,8 @@
     follow    from the root down, while the target's own token is a child of the node
     commit    the path stays in every cache; the rest leaves no trace
 
-The decode loop, measurements and simulations run rounds by these two: `Speculation` and `verify`.
+The scheduler runs rounds of many answers so; measurements and scripts run those of one sequence by
+`verify`, simulations those of none by `Speculation`.
 """
 
 from __future__ import annotations
@@ -38,64 +39,19 @@ class Rows(Protocol):
     def argmax(self, index: int = -1) -> int:
         """Token with the largest logit of a row, lowest id on ties; no row is copied."""
 
+    @property
+    def has_top(self) -> bool:
+        """Whether `top` is there, and all that is worth a copy."""
+
     def top(self, index: int = -1) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """The best tokens of a row and their logits, best first, where `keep_top` said so."""
+        """The best tokens of a row and their logits, best first."""
 
     def logits(self, index: int = -1) -> NDArray[np.float32]:
         """One row, float32 [n_vocab], fetched when asked for."""
 
 
-class Engine(Protocol):
-    """What a timeline is computed by."""
-
-    @property
-    def max_verify(self) -> int:
-        """Rows of one verify at most."""
-
-    @property
-    def n_most_top(self) -> int:
-        """Best tokens of a row that `keep_top` may be asked for."""
-
-    def keep_top(self, k: int) -> bool:
-        """Has the k best of every row picked in the passes to come; False if they are not."""
-
-
 class Timeline(Protocol):
-    """A `core.Sequence`: `position` tokens are in the caches, at most `n_ctx`.
-
-    A call that raises leaves `position` where the last finished micro-batch put it, and the
-    timeline usable from there.
-    """
-
-    @property
-    def engine(self) -> Engine:
-        """Its engine."""
-
-    @property
-    def n_ctx(self) -> int:
-        """Tokens it may hold."""
-
-    @property
-    def position(self) -> int:
-        """Tokens the caches hold."""
-
-    def wanted_cells(self, n: int) -> int:
-        """Cells that n more tokens take of those that are free."""
-
-    def sync(self, tokens: Sequence[int]) -> int:
-        """Goes back to where the timeline agrees with `tokens`; how many of them are there.
-
-        At least the last is left to prefill. A verify that waits for its commit is closed.
-        """
-
-    def prefill(self, tokens: Sequence[int], progress: Progress | None = None) -> Rows:
-        """Appends tokens, in micro-batches, and returns the row of the last one.
-
-        What `progress` raises is passed on.
-        """
-
-    def decode(self, token: int) -> Rows:
-        """Appends one token and returns its row."""
+    """A `core.Sequence`, as far as one round of it goes."""
 
     def verify(self, tokens: Sequence[int]) -> Rows:
         """Runs tokens after the timeline and returns a row for each; appends nothing."""

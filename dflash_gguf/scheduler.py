@@ -1,4 +1,4 @@
-"""Many answers at once: who runs in the next pass, who waits, and whose cells are given up.
+"""Who runs in the next pass, who waits, and whose cells are given up: for one answer or for many.
 
     round    trees for those that draft, then one pass of the target for all: trees, plain steps and
              pieces of prompts together; every answer draws its tokens; one commit
@@ -10,144 +10,78 @@ is drawn depends on an answer's own tokens alone, so how rounds are cut never sh
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial
 
-from .account import ROUND_PHASES, Phase, set_seconds
+from .account import Phase
 from .config import DecodeConfig
 from .core import Engine, Error, Item, Rows
 from .core import Sequence as Timeline
-from .decode import Writing
-from .draft.proposer import Proposer, Request
+from .draft.proposer import Proposer
 from .draft.tree import Tree
-from .policy.costs import Median, Round
+from .jobs import Group, Job
+from .policy.costs import Round
+from .policy.pace import Pace
 from .policy.rule import Rule
-from .prefixes import PAGE, Found, Prefixes
-from .results import Result, Step
+from .prefixes import PAGE, Prefixes
+from .results import Step
 from .rounds import Progress, Speculation
-
-MOST_UNREAD = 256
-"""Tokens of an answer that nobody has read yet, after which it pauses."""
-CHUNKS = (32, 48, 64, 96, 128, 192, 256, 384, 512)
-"""Tokens of prompts that may join the others' rounds: few sizes, as each has a graph of its own."""
-SLOWER = 1.85
-"""Times as long as without prompts that rounds may take on average while some come in."""
-MOST_MIXED = 16
-"""Rounds with pieces of prompts before one without."""
-
-DraftingOf = Callable[[DecodeConfig], tuple[Sequence[Proposer], Rule | None]]
-"""Who drafts in an answer, and how much."""
+from .writing import Writing
 
 
-class Job:
-    """An answer that was asked for. It waits, holds a sequence, or is over."""
+class _Work:
+    """What a pass does for an answer, and what comes of it.
+
+    item: what is run. tree: what is verified of it. decodes: whether it goes on from its last
+    token; else it fills in what is before that. draws: whether the next token is drawn then.
+    tokens: what was drawn. path, n_taken: nodes of the tree that these took, and candidates.
+    sampled_s: seconds of choosing them.
+    """
+
+    __slots__ = (
+        "decodes",
+        "draws",
+        "item",
+        "job",
+        "n_taken",
+        "path",
+        "sampled_s",
+        "tokens",
+        "tree",
+    )
 
     def __init__(
-        self, number: int, writing: Writing, group: Group | None, on_prefill: Progress | None
+        self, job: Job, item: Item, tree: Tree | None, *, decodes: bool, draws: bool = True
     ) -> None:
-        """number: in the order in which they came."""
-        self.number = number
-        self.writing = writing
-        self.group = group
-        self.on_prefill = on_prefill
-        self.request = Request(None, writing.history, writing.sampler)
-        self.timeline: Timeline | None = None
-        self.steps: deque[Step] = deque()
-        self.n_unread = 0
-        self.is_over = False
-        self.error: BaseException | None = None
-        self.prefill_started: float | None = None
-        self.n_to_fill = 0
-        self.found = Found()
+        self.job, self.item, self.tree = job, item, tree
+        self.decodes, self.draws = decodes, draws
+        self.tokens: list[int] = []
+        self.path: list[int] = []
+        self.n_taken = 0
+        self.sampled_s = 0.0
 
     @property
-    def held(self) -> Timeline:
-        """Its sequence, which it has."""
-        assert self.timeline is not None
-        return self.timeline
-
-    @property
-    def history(self) -> list[int]:
-        """Prompt and answer."""
-        return self.writing.history
-
-    @property
-    def decodes(self) -> bool:
-        """Whether only the last token is not in the caches yet; else some are to be filled in."""
-        return bool(self.writing.answer.tokens) and self.held.position == len(self.history) - 1
-
-    @property
-    def pauses(self) -> bool:
-        """Whether its reader is too far behind."""
-        return self.n_unread >= MOST_UNREAD
-
-    def add(self, step: Step) -> None:
-        """A step for its reader."""
-        self.steps.append(step)
-        self.n_unread += len(step.tokens)
-
-
-class Group:
-    """Answers that are drafted alike, in one pass of the drafter."""
-
-    def __init__(self, speculation: Speculation) -> None:
-        self.speculation = speculation
-        self.jobs: set[Job] = set()
-
-
-class Part:
-    """An answer's share in the rounds of all: iterate for its steps."""
-
-    def __init__(self, scheduler: Scheduler, job: Job) -> None:
-        self._scheduler, self._job = scheduler, job
-
-    def advance(self, *, run: bool = True) -> Step | None:
-        """Its next step if there is one, else None, after a round unless not `run`.
-
-        Errors: StopIteration where it is over; what went wrong for it.
-        """
-        job = self._job
-        if job.steps:
-            step = job.steps.popleft()
-            job.n_unread -= len(step.tokens)
-            return step
-        if job.error is not None:
-            raise job.error
-        if job.is_over:
-            raise StopIteration
-        if run:
-            self._scheduler.round(job)
-        return None
-
-    def close(self) -> None:
-        """Ends the answer where it is."""
-        self._scheduler.end(self._job)
-
-    def result(self) -> Result:
-        """The account so far; final once the iteration has ended."""
-        return self._job.writing.result()
-
-
-class _Work(NamedTuple):
-    """What the next pass does for an answer."""
-
-    job: Job
-    item: Item
-    tree: Tree | None
+    def n_wanted(self) -> int:
+        """Cells that it takes of those that are free."""
+        return self.job.held.wanted_cells(len(self.item.tokens))
 
 
 class Scheduler:
     """Answers in one engine. Not for two threads at once."""
 
-    def __init__(self, first: Timeline, drafting_of: DraftingOf, prefixes: Prefixes) -> None:
-        """first: a sequence of the engine; others are made when they are needed.
+    def __init__(
+        self,
+        first: Timeline,
+        prefixes: Prefixes,
+        another: Callable[[Engine], Timeline] = Timeline,
+    ) -> None:
+        """first: a sequence of the engine; another: makes one more when it is needed.
 
         prefixes: what answers begin with, and where what they leave behind is kept.
         """
         self.engine: Engine = first.engine
         self._prefixes = prefixes
-        self._drafting_of = drafting_of
+        self._another = another
         # An interruption may come between any two lines: who waits, who runs and which sequences
         # are free follows from each job's own `timeline`.
         self._jobs: list[Job] = []  # in their order
@@ -155,12 +89,9 @@ class Scheduler:
         self._groups: dict[object, Group] = {}
         self._open: list[Timeline] = []  # in a round that has not ended
         self._n_jobs = 0
-        self._seconds = dict.fromkeys(ROUND_PHASES, 0.0)
-        self._alone = Median()  # of rounds without prompts
-        self._row = Median()  # of a row of a prompt among others
-        self._n_mixed = 0  # rounds with prompts since one without
-        self._saved_s = 0.0  # that pieces of prompts may take longer, as others took less
-        self._run_sizes: set[int] = set()  # whose graphs are there
+        self._took: dict[str, float] = {}  # seconds of the round by phase
+        self._pace = Pace()
+        self._top = -1, 0  # best tokens of a row that were asked for, and that there are
 
     @property
     def running(self) -> list[Job]:
@@ -175,17 +106,35 @@ class Scheduler:
         ]
 
     @property
+    def timelines(self) -> list[Timeline]:
+        """All sequences of answers, whoever holds them."""
+        return list(self._timelines)
+
+    @property
     def _free(self) -> list[Timeline]:
         """Sequences that nobody holds; empty but after an interruption."""
         held = {job.timeline for job in self.running}
         return [timeline for timeline in self._timelines if timeline not in held]
 
-    def add(self, writing: Writing, on_prefill: Progress | None = None) -> Job:
-        """An answer joins."""
+    def add(
+        self,
+        writing: Writing,
+        proposers: Sequence[Proposer] = (),
+        rule: Rule | None = None,
+        on_prefill: Progress | None = None,
+    ) -> Job:
+        """An answer joins.
+
+        proposers, rule: where candidates come from, and which of them are verified; without both,
+            its rounds are plain. Answers of equal settings are drafted by those of the first.
+        on_prefill: progress of the prefill, from 0 tokens on.
+        """
         self._n_jobs += 1
-        job = Job(self._n_jobs, writing, self._group_of(writing.config), on_prefill)
-        if job.group is not None:
-            job.group.jobs.add(job)
+        group = self._group_of(writing.config, proposers, rule)
+        n_top = writing.n_top(self.engine.n_most_top)
+        job = Job(self._n_jobs, writing, group, n_top, on_prefill)
+        if group is not None:
+            group.jobs.add(job)
         self._jobs.append(job)
         return job
 
@@ -197,13 +146,14 @@ class Scheduler:
 
     def take_back(self, timeline: Timeline) -> None:
         """Empties a sequence that is wanted for something else until the next round."""
+        self.recover()
         for job in self.running:
             if job.timeline is timeline:
                 self._preempt(job)
         timeline.reset()
 
-    def end(self, job: Job) -> None:
-        """An answer leaves, wherever it is."""
+    def end(self, job: Job, error: BaseException | None = None) -> None:
+        """An answer leaves, wherever it is. error: what whoever reads on is told."""
         if job.is_over:
             return
         if job.timeline is not None:
@@ -212,6 +162,7 @@ class Scheduler:
             self._prefixes.put(job.timeline)
         if (step := job.writing.new_step()).tokens:  # drawn in a round that was interrupted
             job.add(step)
+        job.error = error
         job.is_over = True
         if job.group is not None:
             job.group.jobs.discard(job)
@@ -224,26 +175,50 @@ class Scheduler:
         for timeline in self._timelines:
             timeline.close()
 
+    def step(self, job: Job, *, run: bool = True) -> Step | None:
+        """The next step of an answer; if it is not there, after a round for all, if `run`.
+
+        None where that round brought it none. Errors: StopIteration where it is over; what went
+        wrong for it.
+        """
+        step = job.next_step()
+        if step is None and run:
+            self.round(job)
+            if job.steps:
+                return job.next_step()
+        return step
+
     def round(self, wanted: Job) -> None:
         """One pass for all that can run. wanted: whose step is waited for."""
-        self._recover()
+        if self._open:
+            self.recover()
         for job in list(self._jobs):
-            if job.writing.cancelled() or job.writing.answer.stop_reason is not None:
-                self.end(job)  # the latter where that was interrupted
+            if job.answer.stop_reason is not None or job.writing.cancelled():
+                self.end(job)  # the former where that was interrupted
         if wanted.is_over:
             return
-        self._admit()
-        if all(
-            job.pauses for job in self.running
-        ):  # for their readers; the wanted one has no place
+        active = [job for job in self._admit() if not job.pauses]
+        if not active:  # for their readers; the wanted one has no place
             self._preempt(self.running[-1])
-            self._admit()
-        self._run([job for job in self.running if not job.pauses])
+            active = [job for job in self._admit() if not job.pauses]
+        self._run(active)
+
+    def recover(self) -> None:
+        """After an interrupted round: what was verified goes, what was drawn is filled in."""
+        for timeline in self._open:
+            timeline.commit(0)
+        for job in self.running if self._open else ():
+            if job.answer.stop_reason is not None:
+                self.end(job)
+            elif job.held.position >= len(job.history):
+                job.found = self._prefixes.begin(job.held, job.history)
+        self._open = []
 
     # ---- places and cells
 
-    def _group_of(self, config: DecodeConfig) -> Group | None:
-        proposers, rule = self._drafting_of(config)
+    def _group_of(
+        self, config: DecodeConfig, proposers: Sequence[Proposer], rule: Rule | None
+    ) -> Group | None:
         if rule is None or not proposers:
             return None
         key = (
@@ -260,25 +235,39 @@ class Scheduler:
         return self._groups[key]
 
     def _phase(self, name: str) -> Phase:
-        return Phase(self._seconds, name)
+        return Phase(self._took, name)
 
-    def _admit(self) -> None:
-        """The oldest that wait get places, as long as there are some and cells for them."""
-        while self.waiting and len(self.running) < self.engine.n_parallel:
-            job = self.waiting[0]
-            if self._is_being_filled(job):
-                return
-            # Those that run want room to grow, or the newest would soon have to leave again.
-            spare = 2 * PAGE * len(self.running)
-            if not self._prefixes.reserve(job.history, spare) and self.running:
-                return
+    def _admit(self) -> list[Job]:
+        """The oldest that wait get places, as long as there are some and cells for them.
+
+        All that hold a sequence then.
+        """
+        while (running := self.running) != self._jobs and len(running) < self.engine.n_parallel:
+            if not (waiting := self.waiting) or not self._place(waiting[0], running):
+                break
+        return running
+
+    def _place(self, job: Job, running: list[Job]) -> bool:
+        """Gives it a sequence, unless it is to wait; whether others may be asked."""
+        if not job.is_fresh and self._is_being_filled(job):
+            return False
+        # Those that run want room to grow, or the newest would soon have to leave again.
+        spare = 2 * PAGE * len(running)
+        if not self._prefixes.reserve(job.history, spare, is_fresh=job.is_fresh) and running:
+            return False
+        if job.prefill_started is None:
+            job.prefill_started = time.perf_counter()
+        try:
             timeline = self._free_timeline()
-            with self._phase("decode"):
-                job.found = self._prefixes.begin(timeline, job.history, job.writing.turns)
-                self._prefixes.make_room(
-                    timeline.wanted_cells(len(job.history) - job.found.n_cached)
-                )
+            job.found = self._prefixes.begin(
+                timeline, job.history, job.writing.turns, is_fresh=job.is_fresh
+            )
+            self._prefixes.make_room(timeline.wanted_cells(len(job.history) - job.found.n_cached))
+        except Error as error:
+            self._fail(job, error)
+        else:
             self._begin(job, timeline)
+        return True
 
     def _is_being_filled(self, job: Job) -> bool:
         """Whether an answer that runs computes much of its prompt just now: it waits for that."""
@@ -294,8 +283,7 @@ class Scheduler:
 
     def _begin(self, job: Job, timeline: Timeline) -> None:
         job.request.sequence = timeline
-        if job.prefill_started is None:
-            job.prefill_started = time.perf_counter()
+        if not job.n_to_fill:
             n_there = job.writing.n_cached = job.found.n_cached
             job.writing.n_draft_context = job.found.n_draft_context
             job.n_to_fill = len(job.history) - n_there
@@ -308,7 +296,7 @@ class Scheduler:
     def _free_timeline(self) -> Timeline:
         """A sequence for another answer; there are fewer than the engine holds."""
         if not self._free:
-            self._timelines.append(Timeline(self.engine))
+            self._timelines.append(self._another(self.engine))
         return self._free[0]
 
     def _preempt(self, job: Job) -> None:
@@ -319,105 +307,124 @@ class Scheduler:
 
     def _make_room(self, jobs: list[Job]) -> None:
         """Frees cells for a row of each. The newest leave first; the oldest always stays."""
-        while True:
-            wanted = sum(job.held.wanted_cells(1) for job in jobs)
-            if self._prefixes.make_room(wanted) or len(self.running) == 1:
+        while wanted := sum([job.held.wanted_cells(1) for job in jobs]):
+            if self._prefixes.make_room(wanted) or len(running := self.running) == 1:
                 return
-            last = self.running[-1]
-            self._preempt(last)
-            if last in jobs:
-                jobs.remove(last)
+            self._preempt(running[-1])
+            if running[-1] in jobs:
+                jobs.remove(running[-1])
 
     # ---- one pass
 
     def _run(self, active: list[Job]) -> None:
         """One pass, and what follows from its rows."""
         started = time.perf_counter()
-        self._seconds = dict.fromkeys(ROUND_PHASES, 0.0)
+        took = self._took = {}
         self._make_room(active)
         decoding = [job for job in active if job.decodes]
-        filling = [job for job in active if not job.decodes]
         self._keep_top(active)
-        rounds = self._propose(decoding)
-        work = [self._step_of(job) for job in decoding]
-        n_trees = sum(one.tree is not None for one in work)
-        n_plain = len(work) - n_trees
-        work += self._pieces(filling, n_plain, is_alone=not decoding)
+        drafted = self._propose(decoding)
+        work = [_work_of(job) for job in decoding if not job.is_over]
+        n_filled = 0
+        if len(decoding) < len(active):
+            pieces = self._pieces([job for job in active if job not in decoding], work)
+            n_filled = sum([len(one.item.tokens) for one in pieces])
+            work += pieces
+        verifies = any(one.tree is not None for one in work)
         self._open = [one.job.held for one in work]
-        with self._phase("verify" if n_trees else "decode"):
-            rows = self._pass(work)
-        if rows is None:
+        ran = time.perf_counter()
+        if not work or (rows := self._pass(work)) is None:
             return
-        drawn = self._draw(work, rows)
+        took["verify" if verifies else "decode"] = time.perf_counter() - ran
+        done = self._draw(work, rows)
+        if verifies:
+            with self._phase("commit"):
+                done = self._commit(done)
         self._open = []
-        n_filled = sum(len(one.item.tokens) for one in work[len(decoding) :])
-        self._settle(rounds, drawn, started, n_filled=n_filled)
+        seconds = time.perf_counter() - started
+        for one in done:
+            if one.decodes:
+                self._count(one, seconds)
+        for group, round_ in drafted:
+            theirs = [one for one in done if one.decodes and one.job.group is group]
+            is_alone = len(theirs) == round_.n_sequences == len(work)
+            self._learn(group, theirs, round_, seconds, is_alone=is_alone)
+        if decoding and self.engine.n_parallel > 1:
+            self._pace.ran(seconds, n_filled)
+        self._finish(done)
 
     def _keep_top(self, jobs: list[Job]) -> None:
-        n_most = self.engine.n_most_top
-        few = all(job.writing.n_top(n_most) for job in jobs)
-        has_top = self.engine.keep_top(n_most if few else 0)
-        for job in jobs:
-            job.writing.has_top = has_top
+        """Lets a device pick the best tokens of rows, where all answers draw among these only."""
+        k = min([job.n_top for job in jobs], default=0)
+        if k != self._top[0] or self.engine.n_top != self._top[1]:
+            self.engine.keep_top(k)
+            self._top = k, self.engine.n_top
 
-    def _propose(self, decoding: list[Job]) -> list[tuple[Group | None, list[Job], Round]]:
+    def _propose(self, decoding: list[Job]) -> list[tuple[Group, Round]]:
         """Trees for those that draft, group by group."""
-        groups: dict[int, list[Job]] = {}
+        groups: dict[Group, list[Job]] = {}
         for job in decoding:
-            job.request.tree = None
-            groups.setdefault(id(job.group), []).append(job)
-        n_each = max(1, self.engine.max_verify // max(1, len(decoding)))
+            if job.group is not None:
+                job.request.tree = None
+                groups.setdefault(job.group, []).append(job)
+        if not groups:
+            return []
         rounds = []
-        for jobs in groups.values():
-            group = jobs[0].group
-            done = Round(sum(job.held.position for job in jobs), n_sequences=len(jobs))
-            if group is not None and not group.speculation.n_rest:
-                for job in jobs:
-                    left = job.writing.n_ctx - job.held.position
-                    job.request.n_room = min(n_each, left)
-                    job.request.n_left = job.writing.answer.n_left
-                group.speculation.propose(done, [job.request for job in jobs])
-            rounds.append((group, jobs, done))
-        trees = [job for job in decoding if job.request.tree is not None]
-        wanted = sum(job.held.wanted_cells(_n_rows(job)) for job in decoding)
-        if not self._prefixes.make_room(wanted):
-            for job in trees:
-                job.request.tree = None  # what it was drafted for is short
-            for _, _, done in rounds:
-                done.n_drafted, done.is_tree, done.n_expected = 0, False, 0.0
+        n_most = max(1, self.engine.max_verify // len(decoding))
+        for group, jobs in groups.items():
+            # Who decodes has all but the last token in the caches.
+            n_there = sum([len(job.history) for job in jobs]) - len(jobs)
+            done = Round(n_there, n_sequences=len(jobs))
+            if not group.speculation.n_rest:
+                self._propose_for(group, jobs, done, n_most)
+            rounds.append((group, done))
+        trees = [job.request for job in decoding if job.request.tree is not None]
+        if trees:
+            wanted = sum([job.held.wanted_cells(job.n_rows) for job in decoding])
+            if wanted and not self._prefixes.make_room(wanted):
+                for request in trees:
+                    request.tree = None  # what it was drafted for is short
+                for _, done in rounds:
+                    done.n_drafted, done.is_tree, done.n_expected = 0, False, 0.0
         return rounds
 
-    def _step_of(self, job: Job) -> _Work:
-        tree = job.request.tree
-        if tree is None:
-            return _Work(job, Item(job.held, [job.history[-1]]), None)
-        parents = None if tree.is_chain else tree.parents
-        return _Work(job, Item(job.held, tree.tokens, verifies=True, parents=parents), tree)
+    def _propose_for(self, group: Group, jobs: list[Job], done: Round, n_most: int) -> None:
+        """n_most: rows for each."""
+        for job in jobs:
+            left = job.writing.n_ctx - len(job.history) + 1
+            job.request.n_room = min(n_most, left)
+            job.request.n_left = job.answer.n_left
+        try:
+            group.speculation.propose(done, [job.request for job in jobs])
+        except Error as error:
+            for job in jobs:
+                self._fail(job, error)
 
-    def _pieces(self, filling: list[Job], n_plain: int, *, is_alone: bool) -> list[_Work]:
-        """Of prompts as much as the pass takes and the others can wait for, the oldest first."""
-        most = max(self.engine.model.config.n_ubatch, self.engine.n_parallel)
-        left = min(most, self.engine.n_ctx) - n_plain
-        if not is_alone:
-            left = min(left, self._chunk())
-        work = []
-        for job in filling:
-            position = job.held.position
-            end = len(job.history)
+    def _pieces(self, filling: list[Job], decoding: list[_Work]) -> list[_Work]:
+        """Of prompts as much as the pass takes and those who decode can wait for."""
+        n_most = max(self.engine.model.config.n_ubatch, self.engine.n_parallel)
+        left = min(n_most, self.engine.n_ctx) - sum([one.tree is None for one in decoding])
+        if decoding:
+            left = min(left, self._pace.chunk())
+        n_taken = sum([one.n_wanted for one in decoding])
+        work: list[_Work] = []
+        for job in filling:  # the oldest first
+            position, end = job.held.position, len(job.history)
             n = min(left, job.found.next_stop(position, end) - position)
-            if job.held.wanted_cells(n) > self.engine.n_free_cells:
-                self._prefixes.make_room(job.held.wanted_cells(n))
-            while n > 0 and job.held.wanted_cells(n) > self.engine.n_free_cells:
+            self._prefixes.make_room(n_taken + job.held.wanted_cells(n))
+            n_free = self.engine.n_free_cells - n_taken
+            while n > 0 and job.held.wanted_cells(n) > n_free:
                 n -= min(n, PAGE)
             if n <= 0:
                 continue
-            n_to_come = end - position - n
-            item = Item(job.held, job.history[position : position + n], n_to_come=n_to_come)
-            work.append(_Work(job, item, None))
+            stop = position + n
+            # A row that is read proves that what is kept there is sound.
+            n_to_come = 0 if stop in job.found.stops else end - stop
+            item = Item(job.held, job.history[position:stop], n_to_come=n_to_come)
+            work.append(_Work(job, item, None, decodes=False, draws=stop == end))
             left -= n
-            if sum(one.job.held.wanted_cells(len(one.item.tokens)) for one in work) > (
-                self.engine.n_free_cells - 2 * PAGE * len(self.running)
-            ):
+            n_taken += work[-1].n_wanted
+            if n_taken > self.engine.n_free_cells - 2 * PAGE * len(self.running):
                 break  # rather one after the other
         return work
 
@@ -426,154 +433,114 @@ class Scheduler:
         try:
             return self.engine.run([one.item for one in work])
         except Error as error:
-            for one in work:
-                self._fail(one.job, error)
-            self._open = []
+            self._fail_all(work, error)
             return None
 
-    def _fail(self, job: Job, error: Error) -> None:
-        job.error = error
+    def _fail_all(self, work: list[_Work], error: Error) -> None:
+        for one in work:
+            self._fail(one.job, error)
+        self._open = []
+
+    def _fail(self, job: Job, error: Exception) -> None:
         self._prefixes.forget_unproven()
-        self.end(job)
+        self.end(job, error)
 
-    def _draw(self, work: list[_Work], rows: list[Rows]) -> dict[Job, tuple[list[int], int]]:
-        """What each answer draws of its rows, and how many candidates it took; one commit."""
-        drawn: dict[Job, tuple[list[int], int]] = {}
-        paths: list[tuple[Timeline, list[int]]] = []
-        with self._phase("sample"):
-            for one, found in zip(work, rows, strict=True):
-                job, writing = one.job, one.job.writing
-                n_before, n_taken = len(writing.answer.tokens), 0
-                try:
-                    if one.tree is not None:
-                        path, n_taken = one.tree.follow(
-                            lambda i, found=found, writing=writing: writing.choose(found, i),  # type: ignore[misc]
-                            writing.take,
-                        )
-                        paths.append((job.held, path))
-                    elif len(found):
-                        self._take_row(job, found)
-                except Error as error:  # its own rows are no numbers: the others are not to blame
-                    self._fail(job, error)
-                    continue
-                drawn[job] = writing.answer.tokens[n_before:], n_taken
-        if paths:
-            with self._phase("commit"):
-                self.engine.commit(paths)
-        return drawn
+    def _draw(self, work: list[_Work], rows: list[Rows]) -> list[_Work]:
+        """Each answer draws of its rows; those that could."""
+        done = []
+        for one, found in zip(work, rows, strict=True):
+            writing, account = one.job.writing, one.job.writing.account
+            n_before, sampled_s = len(writing.answer.tokens), account.sample_s
+            try:
+                if one.tree is not None:
+                    choose = partial(writing.choose, found)
+                    one.path, one.n_taken = one.tree.follow(choose, writing.take)
+                elif one.draws and found:
+                    _take_row(writing, found)
+            except (Error, ValueError) as error:  # its rows are no numbers: no fault of others
+                self._fail(one.job, error)
+                continue
+            one.tokens = writing.answer.tokens[n_before:]
+            one.sampled_s = account.sample_s - sampled_s
+            done.append(one)
+        return done
 
-    def _take_row(self, job: Job, rows: Rows) -> None:
-        writing = job.writing
-        if not writing.answer.tokens and writing.config.max_tokens == 0:
-            writing.answer.stop_reason = "length"
-        else:
-            writing.take(writing.choose(rows, -1))
+    def _commit(self, done: list[_Work]) -> list[_Work]:
+        """The paths that the answers took, in one call."""
+        paths: list[tuple[Timeline, list[int] | int]] = []
+        for one in done:
+            if one.tree is not None:
+                paths.append((one.job.held, len(one.path) if one.tree.is_chain else one.path))
+        try:
+            self.engine.commit(paths)
+        except Error as error:
+            self._fail_all(done, error)
+            return []
+        return done
 
-    def _settle(
-        self,
-        rounds: Iterable[tuple[Group | None, list[Job], Round]],
-        drawn: dict[Job, tuple[list[int], int]],
-        started: float,
-        *,
-        n_filled: int,
+    def _count(self, one: _Work, seconds: float) -> None:
+        """Accounts for a round of an answer, and gives it the step."""
+        job, tree, tokens = one.job, one.tree, one.tokens
+        account = job.writing.account
+        account.add_round(seconds, self._took, one.sampled_s, tree, len(tokens), one.n_taken)
+        n_drafted = 0
+        if tree is not None:
+            n_drafted = tree.n_drafted
+            for credit in job.request.credits(tokens):
+                account.credit(*credit)
+        job.add(job.writing.new_step(n_drafted, one.n_taken))
+
+    def _learn(
+        self, group: Group, work: list[_Work], done: Round, seconds: float, *, is_alone: bool
     ) -> None:
-        """Accounts, steps and what is learned."""
-        seconds = time.perf_counter() - started
-        rounds, decoded = list(rounds), set()
-        for group, all_jobs, done in rounds:
-            jobs = [job for job in all_jobs if job in drawn]
-            decoded |= set(jobs)
-            for job in jobs:
-                self._count(job, *drawn[job], done, seconds)
-            done.n_tokens = sum(len(drawn[job][0]) for job in jobs)
-            done.n_accepted = sum(drawn[job][1] for job in jobs)
-            if group is not None and jobs:
-                set_seconds(done, seconds, self._seconds)
-                is_alone = len(rounds) == 1 and len(jobs) == len(all_jobs) and not n_filled
-                if group.speculation.n_rest:
-                    group.speculation.pass_over(done, is_alone=is_alone)
-                    continue
-                group.speculation.observe(
-                    done,
-                    [job.request for job in jobs],
-                    [drawn[job][0] for job in jobs],
-                    is_alone=is_alone,
-                )
-        self._learn_chunk(seconds, decoded, n_filled=n_filled)
-        for job, (tokens, _) in drawn.items():
-            if job not in decoded:
-                self._filled(job, tokens)
+        """What those who are drafted together learn of a round that took so long.
+
+        is_alone: whether its pass served nobody else.
+        """
+        if not work:
+            return
+        done.n_tokens = sum([len(one.tokens) for one in work])
+        done.n_accepted = sum([one.n_taken for one in work])
+        done.sample_s = sum([one.sampled_s for one in work])
+        done.choose_s = self._took.get("choose", 0.0)
+        done.draft_s = self._took.get("draft", 0.0) + self._took.get("tree", 0.0)
+        done.pass_s = seconds - done.choose_s - done.draft_s - done.sample_s
+        if group.speculation.n_rest:
+            group.speculation.pass_over(done, is_alone=is_alone)
+            return
+        requests, tokens = [one.job.request for one in work], [one.tokens for one in work]
+        group.speculation.observe(done, requests, tokens, is_alone=is_alone)
+
+    def _finish(self, done: list[_Work]) -> None:
+        """Prompts have come further; answers that are over leave."""
+        for one in done:
+            job = one.job
+            if not one.decodes:
+                if one.tokens:
+                    job.add(job.writing.new_step())
                 if job.held.position in job.found.stops or (
-                    tokens and self.engine.divides_prefixes
+                    one.tokens and self.engine.divides_prefixes
                 ):
                     self._prefixes.keep(job.held)
-            if job.writing.answer.stop_reason is not None:
+                job.filled(is_first=len(job.answer.tokens) == len(one.tokens))
+            if job.answer.stop_reason is not None:
                 self.end(job)
 
-    def _count(
-        self, job: Job, tokens: list[int], n_taken: int, done: Round, seconds: float
-    ) -> None:
-        """One round of an answer."""
-        own = Round(done.position, n_positions=done.n_positions, is_brief=done.is_brief)
-        if (tree := job.request.tree) is not None:
-            own.verifies(tree)
-        own.n_tokens, own.n_accepted = len(tokens), n_taken
-        took = {name: s for name, s in self._seconds.items() if name != "sample"}
-        if tree is None:
-            took["decode"] += took.pop("verify")
-            took["verify"] = 0.0
-        job.writing.account.add_round(own, seconds, took)
-        for credit in job.request.credits(tokens):
-            job.writing.account.credit(*credit)
-        job.add(job.writing.new_step(own.n_drafted, n_taken))
 
-    def _filled(self, job: Job, tokens: list[int]) -> None:
-        """A piece of a prompt, or of what is computed anew, has come in."""
-        writing = job.writing
-        if job.on_prefill is not None and len(writing.answer.tokens) <= len(tokens):
-            position = job.timeline.position if job.timeline is not None else 0
-            n_there = len(writing.prompt) - writing.n_cached - (len(writing.prompt) - position)
-            job.on_prefill(min(n_there, job.n_to_fill), job.n_to_fill)
-        if job.prefill_started is not None and len(writing.answer.tokens) <= len(tokens):
-            writing.account.prefill_s = time.perf_counter() - job.prefill_started
-        if tokens:
-            job.add(writing.new_step())
+def _work_of(job: Job) -> _Work:
+    """The next round of an answer that decodes."""
+    tree = job.request.tree
+    if tree is None:
+        return _Work(job, Item(job.held, job.history[-1:]), None, decodes=True)
+    parents = None if tree.is_chain else tree.parents
+    return _Work(job, Item(job.held, tree.tokens, True, parents), tree, decodes=True)
 
-    def _chunk(self) -> int:
-        """How much of a prompt joins the others in this round: none while they wait too long.
 
-        Nor where it is long ago that they ran alone, which is what they are compared with.
-        """
-        if self._saved_s < 0.0 or self._n_mixed >= MOST_MIXED:
-            return 0
-        most_s = (SLOWER - 1.0) * self._alone.value
-        fitting = [n for n in CHUNKS if n * self._row.value <= most_s]
-        return fitting[-1] if fitting and self._row.value else CHUNKS[0]
-
-    def _learn_chunk(self, seconds: float, decoded: set[Job], *, n_filled: int) -> None:
-        """What rounds take with so many tokens of prompts, and without any."""
-        if not decoded:
-            return
-        self._n_mixed = self._n_mixed + 1 if n_filled else 0
-        if not n_filled:
-            self._alone.add(seconds)
-        alone_s = self._alone.value
-        more_s = max(seconds - alone_s, 0.0) if n_filled else 0.0
-        self._saved_s = min(self._saved_s + (SLOWER - 1.0) * alone_s - more_s, alone_s)
-        if n_filled in self._run_sizes and more_s:
-            self._row.add(more_s / n_filled)
-        self._run_sizes.add(n_filled)  # the first of a size builds its graph
-
-    def _recover(self) -> None:
-        """After an interrupted round: what was verified goes, what was drawn is filled in."""
-        for timeline in self._open:
-            timeline.commit(0)
-        for job in self.running if self._open else ():
-            if job.writing.answer.stop_reason is not None:
-                self.end(job)
-            elif job.held.position >= len(job.history):
-                job.found = self._prefixes.begin(job.held, job.history)
-        self._open = []
+def _take_row(writing: Writing, rows: Rows) -> None:
+    if not writing.answer.tokens and writing.config.max_tokens == 0:
+        writing.answer.stop_reason = "length"
+    else:
+        writing.take(writing.choose(rows, -1))
 
 
 def _n_common(a: Sequence[int], b: Sequence[int]) -> int:
@@ -582,9 +549,3 @@ def _n_common(a: Sequence[int], b: Sequence[int]) -> int:
     if list(a[:n]) == list(b[:n]):
         return n
     return next(i for i in range(n) if a[i] != b[i])
-
-
-def _n_rows(job: Job) -> int:
-    """Rows that an answer's next step takes."""
-    tree = job.request.tree
-    return 1 if tree is None else len(tree.tokens)

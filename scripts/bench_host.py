@@ -1,11 +1,12 @@
-"""What the control loop costs a round beside the model: choices, trees, sampling, text.
+"""What the host takes of a round beside the model: choices, trees, sampling, text.
 
-    python scripts/bench_host.py [--settings none,chain,tree,auto] [--tokens 2000] [--temperature T]
+    python scripts/bench_host.py [--settings none,chain,tree,auto] [--tokens 2000]
+                                 [--temperature T] [--parallel N] [--vocabulary 4096]
 
 The model is simulated: its calls wait for as long as a small model on a CPU takes, and its drafter
-is right as often as --chance says. What a round takes beyond these waits is the host's. Prints
-the median of a round in milliseconds, with the first and last tenth; the last line is one JSON
-object.
+is right as often as --chance says. What a round takes beyond these waits is the host's. With
+--parallel so many answers are in the making at once. Prints the median of a round in milliseconds,
+with the first and last tenth; the last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -15,52 +16,41 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dflash_gguf.config import DecodeConfig
-from dflash_gguf.core import Draft
-from dflash_gguf.decode import Generation
+from dflash_gguf.core import Draft, DraftRequest, Item
 from dflash_gguf.draft import proposer as draft
 from dflash_gguf.draft.dflash import DFlash
 from dflash_gguf.policy.known import Known
 from dflash_gguf.policy.rule import Auto, Fixed, Rule
-from dflash_gguf.rounds import Progress
+from dflash_gguf.prefixes import Prefixes
+from dflash_gguf.scheduler import Scheduler
+from dflash_gguf.writing import Writing
 
-N_VOCAB = 4096
 BLOCK = 7
 TREE = 15
 MS = {"pass": 0.7, "row": 0.05, "draft": 0.4}
 
 
-class Clock:
-    """Waits, and how long in all."""
-
-    def __init__(self) -> None:
-        self.waited_s = 0.0
-
-    def wait(self, ms: float) -> None:
-        """Busy, as a call into the core is."""
-        end = time.perf_counter() + ms / 1e3
-        while time.perf_counter() < end:
-            pass
-        self.waited_s += ms / 1e3
-
-
 class Rows:
     """What the target says after some nodes: always the script, whatever it was fed."""
+
+    has_top = False
 
     def __init__(self, tokens: list[int], noise: NDArray[np.float32]) -> None:
         self._tokens, self._noise = tokens, noise
 
+    def __len__(self) -> int:
+        return len(self._tokens)
+
     def argmax(self, index: int = -1) -> int:
         """The script's token."""
         return self._tokens[index]
-
-    def top(self, index: int = -1) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Never called: rows are read whole."""
-        raise NotImplementedError
 
     def logits(self, index: int = -1) -> NDArray[np.float32]:
         """Noise, and the script's token far above it."""
@@ -69,81 +59,100 @@ class Rows:
         return row
 
 
-class Simulated:
-    """A sequence whose drafter knows each position of the script with the same chance."""
+class Engine:
+    """Waits as long as passes take; what its drafter knows of a script is a matter of chance."""
 
     max_verify = 256
-    max_draft = BLOCK
-    n_most_top = 0
+    max_draft_rows = 1 << 20
+    n_most_top = n_top = 0
+    divides_prefixes = True
+    prefix_bytes = cell_bytes = 0
+    n_free_cells = 1 << 20
 
-    def __init__(self, n_tokens: int, chance: float, clock: Clock) -> None:
-        self._rng = np.random.default_rng(1)
-        self._script = self._rng.integers(0, N_VOCAB, n_tokens + BLOCK + 2).tolist()
-        self._noise = self._rng.standard_normal(N_VOCAB).astype(np.float32)
-        self._chance, self._clock = chance, clock
-        self._depths: list[int] = []
+    def __init__(self, n_parallel: int, n_tokens: int, n_vocab: int, chance: float) -> None:
+        self.model = SimpleNamespace(config=SimpleNamespace(n_ubatch=512))
+        self.n_parallel, self.n_vocab = n_parallel, n_vocab
         self.n_ctx = n_tokens + BLOCK + 2
-        self.engine = self
-        self.position = 0
+        self.waited_s = 0.0
+        self._rng = np.random.default_rng(1)
+        self._script = self._rng.integers(0, n_vocab, self.n_ctx).tolist()
+        self._noise = self._rng.standard_normal(n_vocab).astype(np.float32)
+        self._chance = chance
 
     def keep_top(self, k: int) -> bool:  # noqa: ARG002
         """As on a CPU."""
         return False
 
-    def sync(self, tokens: Sequence[int]) -> int:
-        """Begins anew."""
-        del tokens
+    def run(self, items: Sequence[Item]) -> list[Rows]:
+        """One pass of the target."""
+        n_rows = sum(len(item.tokens) for item in items)
+        self._wait(MS["pass"] + MS["row"] * (n_rows - 1))
+        return [self._rows_of(item) for item in items]
+
+    def draft(self, requests: Sequence[DraftRequest], k: int = 1) -> list[Draft]:
+        """One pass of the drafter: the script's token first where it is known, else second."""
+        self._wait(MS["draft"])
+        return [self._draft(x.sequence.position, x.n_draft, k) for x in requests]
+
+    def commit(self, paths: Sequence[tuple[Any, Sequence[int] | int]]) -> None:
+        """Moves on."""
+        for sequence, nodes in paths:
+            sequence.position += nodes if isinstance(nodes, int) else len(nodes)
+
+    def _rows_of(self, item: Item) -> Rows:
+        sequence: Any = item.sequence
+        if not item.verifies:
+            sequence.position += len(item.tokens)
+            return Rows([self._script[sequence.position]], self._noise)
+        depths = list(range(len(item.tokens)))
+        for node, parent in enumerate(item.parents or ()):
+            depths[node] = depths[parent] + 1 if node else 0
+        return Rows([self._script[sequence.position + 1 + at] for at in depths], self._noise)
+
+    def _draft(self, position: int, n: int, k: int) -> Draft:
+        tokens = self._rng.integers(0, self.n_vocab, (n, k), dtype=np.int32)
+        knows = self._rng.random(n) < self._chance
+        for i in range(n):
+            tokens[i, 0 if knows[i] or k == 1 else 1] = self._script[position + 1 + i]
+            if k == 1 and not knows[i]:
+                tokens[i, 0] = self.n_vocab - 1
+        logits = np.tile(-np.arange(k, dtype=np.float32), (n, 1))
+        return Draft(tokens, logits, np.full(n, 0.5, np.float32))
+
+    def _wait(self, ms: float) -> None:
+        """Busy, as a call into the core is."""
+        end = time.perf_counter() + ms / 1e3
+        while time.perf_counter() < end:
+            pass
+        self.waited_s += ms / 1e3
+
+
+class Simulated:
+    """A sequence of it."""
+
+    max_draft = BLOCK
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        self.n_ctx = engine.n_ctx
         self.position = 0
+
+    @property
+    def tokens(self) -> list[int]:
+        """Nothing that anybody would begin with."""
+        return []
+
+    def wanted_cells(self, n: int) -> int:  # noqa: ARG002
+        """There are always enough."""
         return 0
 
-    def prefill(self, tokens: Sequence[int], progress: Progress | None = None) -> Rows:
-        """Takes no time."""
-        del progress
-        self.position += len(tokens)
-        return self._rows([self.position])
-
-    def decode(self, token: int) -> Rows:
-        """A plain pass."""
-        del token
-        self._clock.wait(MS["pass"])
-        self.position += 1
-        return self._rows([self.position])
-
     def draft(self, last_token: int, n_draft: int, k: int = 1) -> Draft:
-        """The script's token first where it is known, else second."""
-        del last_token
-        self._clock.wait(MS["draft"])
-        tokens = self._rng.integers(0, N_VOCAB, (n_draft, k), dtype=np.int32)
-        knows = self._rng.random(n_draft) < self._chance
-        for i in range(n_draft):
-            tokens[i, 0 if knows[i] or k == 1 else 1] = self._script[self.position + 1 + i]
-            if k == 1 and not knows[i]:
-                tokens[i, 0] = N_VOCAB - 1
-        logits = np.tile(-np.arange(k, dtype=np.float32), (n_draft, 1))
-        return Draft(tokens, logits, np.full(n_draft, 0.5, np.float32))
+        """A draft of its own."""
+        return self.engine.draft([DraftRequest(self, last_token, n_draft)], k)[0]  # type: ignore[no-any-return]
 
-    def verify(self, tokens: Sequence[int]) -> Rows:
-        """A chain."""
-        return self.verify_tree(tokens, range(-1, len(tokens) - 1))
-
-    def verify_tree(self, tokens: Sequence[int], parents: Sequence[int]) -> Rows:
-        """A tree."""
-        self._clock.wait(MS["pass"] + MS["row"] * (len(tokens) - 1))
-        depths = [0] * len(tokens)
-        for node in range(1, len(tokens)):
-            depths[node] = depths[parents[node]] + 1
-        return self._rows([self.position + 1 + depth for depth in depths])
-
-    def commit(self, n: int) -> None:
-        """Moves on."""
-        self.position += n
-
-    def commit_path(self, nodes: Sequence[int]) -> None:
-        """Moves on."""
-        self.position += len(nodes)
-
-    def _rows(self, places: list[int]) -> Rows:
-        return Rows([self._script[place] for place in places], self._noise)
+    def reset(self) -> None:
+        """Begins anew."""
+        self.position = 0
 
 
 class Letters:
@@ -157,38 +166,42 @@ class Letters:
         return bytes([97 + token % 26])
 
 
-def measure(setting: str, n_tokens: int, chance: float, temperature: float) -> dict[str, float]:
+def measure(setting: str, args: argparse.Namespace) -> dict[str, float]:
     """What the host takes: milliseconds a round (median, first and last tenth) and its part of all.
 
     And tokens a round.
     """
-    clock = Clock()
-    sequence = Simulated(n_tokens, chance, clock)
-    dflash, known = DFlash(BLOCK), Known()
+    n_tokens = args.tokens
+    engine: Any = Engine(args.parallel, n_tokens, args.vocabulary, args.chance)
+    first: Any = Simulated(engine)
+    another: Any = Simulated
+    scheduler = Scheduler(first, Prefixes(engine, 0), another)
     rules: dict[str, Rule | None] = {
         "none": None,
         "chain": Fixed(draft.CHAIN, BLOCK, BLOCK),
         "tree": Fixed(draft.TREE, TREE, BLOCK),
-        "auto": Auto(known, BLOCK, TREE),
+        "auto": Auto(Known(), BLOCK, TREE),
     }
-    config = DecodeConfig(max_tokens=n_tokens, temperature=temperature, seed=1)
-    generation = Generation(
-        sequence,
-        Letters(),
-        [1],
-        config,
-        proposers=[dflash],
-        rule=rules[setting],
-    )
+    jobs = []
+    for i in range(args.parallel):
+        config = DecodeConfig(
+            max_tokens=n_tokens, temperature=args.temperature, seed=i, draft=setting
+        )
+        is_drafted = rules[setting] is not None
+        writing = Writing(Letters(), [i + 1], engine.n_ctx, config, is_drafted=is_drafted)
+        jobs.append(scheduler.add(writing, [DFlash(BLOCK)], rules[setting]))
     rounds, waits = [], []
-    next(generation)  # the prefill
-    while True:
-        started, waited_s = time.perf_counter(), clock.waited_s
-        if next(generation, None) is None:
-            break
-        waits.append(clock.waited_s - waited_s)
+    while not all(job.answer.tokens for job in jobs):
+        scheduler.round(jobs[0])  # prompts
+    while not any(job.is_over for job in jobs):
+        for job in jobs:
+            while job.steps:
+                job.next_step()
+        started, waited_s = time.perf_counter(), engine.waited_s
+        scheduler.round(jobs[0])
+        waits.append(engine.waited_s - waited_s)
         rounds.append(time.perf_counter() - started - waits[-1])
-    result = generation.result()
+    result = jobs[0].writing.result()
     low, median, high = np.percentile(rounds, (10, 50, 90)) * 1e3
     return {
         "host_ms": round(median, 3),
@@ -206,17 +219,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=2000, help="of each answer")
     parser.add_argument("--chance", type=float, default=0.8, help="that a guess is right")
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--parallel", type=int, default=1, help="answers at once")
+    parser.add_argument("--vocabulary", type=int, default=4096, help="tokens of the model")
     args = parser.parse_args(arguments)
     found = {}
     for setting in args.settings.split(","):
-        found[setting] = measure(setting, args.tokens, args.chance, args.temperature)
+        found[setting] = measure(setting, args)
         row = found[setting]
         print(
             f"{setting:6} {row['host_ms']:7.3f} ms a round ({row['host_ms_10']:.3f} to "
             f"{row['host_ms_90']:.3f})   {row['tokens_a_round']:.2f} tokens a round   "
             f"{100 * row['host_share']:.0f} % of the time"
         )
-    print(json.dumps({"chance": args.chance, "temperature": args.temperature, "settings": found}))
+    facts = {key: x for key, x in vars(args).items() if key != "settings"}
+    print(json.dumps({**facts, "settings": found}))
     return 0
 
 

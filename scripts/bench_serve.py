@@ -5,8 +5,10 @@
 Throughput: greedy answers of a fixed length, so many at once, in turn from `generate_batch` in a
 process without a server and by requests to each server; the median of the ratios of a turn. Chat: a
 conversation of which every turn adds a question and the answer to the last; milliseconds to the
-first token of each turn. Both servers have the same file, threads, context and `-np`; theirs is
-built by scripts/build_peer.py with the wheel's own libraries. The last line is one JSON object.
+first token of each turn, and the tokens of its prompt that were computed. Both servers have the
+same file, threads, context and `-np`; theirs is built by scripts/build_peer.py with the wheel's own
+libraries. Of ours the CPU time that the HTTP process takes for a token is told too, of which many
+are sent at once. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 from build_peer import build
+from serve_trial import cpu_s
 
 import dflash_gguf
 from dflash_gguf.bench.prompts import Prompt
@@ -48,8 +51,18 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
+class Running(Server):
+    """A server of ours or theirs."""
+
+    def __init__(self, url: str, pid: int) -> None:
+        super().__init__(url, None)
+        self.pid = pid
+        self.cpu_s, self.n_tokens = 0.0, 0
+        """CPU time of its process, and the tokens that it sent meanwhile."""
+
+
 @contextlib.contextmanager
-def served(command: Sequence[str], port: int) -> Iterator[Server]:
+def served(command: Sequence[str], port: int) -> Iterator[Running]:
     """A server as long as the with block runs, loaded."""
     process = subprocess.Popen(
         [*command, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -67,7 +80,7 @@ def served(command: Sequence[str], port: int) -> Iterator[Server]:
             if process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"{command[0]} did not start")
             time.sleep(0.2)
-        yield Server(url, None)
+        yield Running(url, process.pid)
     finally:
         process.send_signal(signal.SIGTERM)
         try:
@@ -82,14 +95,17 @@ def prompt(number: int, n_words: int = 40) -> str:
     return f"Story {number}: " + " ".join(shuffled)
 
 
-def rate(server: Server, prompts: list[str], n: int, n_tokens: int, seed: int) -> float:
+def rate(server: Running, prompts: list[str], n: int, n_tokens: int, seed: int) -> float:
     """Tokens a second of all answers together, by requests."""
     requests = bodies(
         [Prompt(str(i), text) for i, text in enumerate(prompts)], None, n_tokens, 0.0, seed
     )
+    began_s = cpu_s(server.pid)
     level = load(server, requests, n)
     if level.n_failed:
         raise RuntimeError(f"a request failed: {level.to_dict()['failure']}")
+    server.cpu_s += cpu_s(server.pid) - began_s
+    server.n_tokens += level.to_dict()["tokens"]
     return level.to_dict()["tokens_per_s"]
 
 
@@ -131,8 +147,11 @@ def throughput(
     }
 
 
-def chat(server: Server, n_turns: int, n_words: int, n_tokens: int) -> list[float]:
-    """Milliseconds to the first token of each turn; what was answered becomes part of the next."""
+def chat(server: Server, n_turns: int, n_words: int, n_tokens: int) -> list[dict[str, float]]:
+    """Each turn's milliseconds to its first token, and tokens of its prompt computed and found.
+
+    What was answered becomes part of the next.
+    """
     text, found = "", []
     for turn in range(n_turns):
         text += f"\nUser: {prompt(turn + 1, n_words)}\nAssistant:"
@@ -140,7 +159,13 @@ def chat(server: Server, n_turns: int, n_words: int, n_tokens: int) -> list[floa
         answer = server.stream(*body)
         if answer.failure:
             raise RuntimeError(answer.failure)
-        found.append(1e3 * answer.first_s)
+        found.append(
+            {
+                "first_token_ms": round(1e3 * answer.first_s, 1),
+                "computed": answer.timings["prompt_n"],
+                "found": answer.timings["cache_n"],
+            }
+        )
         text += answer.text
     return found
 
@@ -150,7 +175,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="dflash-serve beside others")
     parser.add_argument("model", type=Path, metavar="MODEL.gguf")
     parser.add_argument("--drafter", type=Path, metavar="DRAFTER.gguf", help="of ours")
-    parser.add_argument("--at-once", type=int, nargs="+", default=[1, 8, 16], metavar="N")
+    parser.add_argument("--at-once", type=int, nargs="*", default=[1, 8, 16], metavar="N")
     parser.add_argument("-np", "--parallel", type=int, default=16, help="slots (default: 16)")
     parser.add_argument("-c", "--ctx", type=int, default=16384)
     parser.add_argument("-t", "--threads", type=int, default=2)
@@ -186,14 +211,20 @@ def main() -> None:
                 for name, facts in found.items()
             )
             print(f"{n:3} at once: {shown}", flush=True)
+            ours_now: Running = sources[OURS]
+            share = 1e6 * ours_now.cpu_s / ours_now.n_tokens
+            report["throughput"][n]["http_us_a_token"] = round(share, 1)
+            print(f"    {share:.0f} microseconds of the HTTP process for a token", flush=True)
+            ours_now.cpu_s, ours_now.n_tokens = 0.0, 0
         if args.turns:
             servers = {name: one for name, one in sources.items() if name != BATCH}
-            report["first_token_ms"] = {
-                name: [round(x, 1) for x in chat(one, args.turns, args.words, args.tokens)]
+            report["turns"] = {
+                name: chat(one, args.turns, args.words, args.tokens)
                 for name, one in servers.items()
             }
-            for name, values in report["first_token_ms"].items():
-                print(f"first token of each turn, ms, {name}: {values}")
+            for name, turns in report["turns"].items():
+                for fact in turns[0]:
+                    print(f"turns, {name}, {fact}: {[turn[fact] for turn in turns]}")
     print(json.dumps(report))
 
 

@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from dflash_gguf.config import LoadConfig
 from dflash_gguf.core import Drafter, Engine, Model, Sequence
+from dflash_gguf.decoder import Decoder
 
 torch.set_num_threads(1)  # on models this small a second thread only waits
 
@@ -133,3 +134,8 @@ class Reference:
             logits = self.drafter.compute_logits(hidden[0, 1:], lambda x: x @ self.head.T)
         found: NDArray[np.float32] = logits.numpy()
         return found
+
+
+def n_left(decoder: Decoder) -> int:
+    """Tokens that the last answer of a decoder left behind."""
+    return list(decoder._prefixes)[-1].n_tokens

@@ -1,13 +1,22 @@
-"""A sequence for the decode loop that says a script, and a proposer that half knows it."""
+"""A sequence that says a script, its engine, and answers of it as the scheduler runs them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from dflash_gguf.config import DecodeConfig
+from dflash_gguf.core import Item
+from dflash_gguf.draft.proposer import Proposer
+from dflash_gguf.policy.rule import Rule
+from dflash_gguf.prefixes import Prefixes
+from dflash_gguf.results import Result, Step
 from dflash_gguf.rounds import Progress
+from dflash_gguf.scheduler import Scheduler
+from dflash_gguf.writing import Writing
 
 N_VOCAB = 300
 STOP = 256
@@ -32,9 +41,16 @@ class Bytes:
 
 
 class Rows:
-    def __init__(self, rows: Sequence[Floats]) -> None:
-        self._rows = rows
+    def __init__(self, engine: Engine, rows: Sequence[Floats]) -> None:
+        self._engine, self._rows = engine, rows
         self.n_fetched = 0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def has_top(self) -> bool:
+        return self._engine.n_top > 0
 
     def argmax(self, index: int = -1) -> int:
         return int(self._rows[index].argmax())
@@ -48,45 +64,111 @@ class Rows:
         return self._rows[index]
 
 
+class Engine:
+    """Passes of its only sequence."""
+
+    n_parallel = 1
+    divides_prefixes = True
+    prefix_bytes = cell_bytes = 0
+    drafter: Any = None
+    n_threads = 2
+
+    def __init__(self, sequence: Scripted, model: Any) -> None:
+        self._sequence, self.model = sequence, model
+        self.n_ctx = self.n_free_cells = sequence.n_ctx
+        self.max_verify = 256
+        self.n_top = 0
+        self.n_most_top = 0  # N_TOP: it is like a device
+        self.cpu_operations: list[str] = []
+
+    def keep_top(self, k: int) -> bool:
+        assert k in (0, self.n_most_top)
+        self.n_top = k
+        return k > 0
+
+    def reserve_verify(self, n: int) -> None:
+        assert not self._sequence.open
+        self.max_verify = max(self.max_verify, n)
+
+    def run(self, items: Sequence[Item]) -> list[Rows]:
+        (item,) = items
+        if item.verifies:
+            return [self._sequence.verify_tree(item.tokens, item.parents)]
+        self._sequence.append(item.tokens)
+        return [Rows(self, []) if item.n_to_come else self._sequence.last_row()]
+
+    def commit(self, paths: Sequence[tuple[Any, Sequence[int] | int]]) -> None:
+        ((_, nodes),) = paths
+        self._sequence.commit_path(range(nodes) if isinstance(nodes, int) else nodes)
+
+    def close(self) -> None:
+        pass
+
+
+class Kept:
+    """What the first tokens of a sequence left behind: these."""
+
+    n_draft = idle_cells = 0
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self.tokens = list(tokens)
+        self.n_tokens = self.n_proven = len(tokens)
+
+    def info(self) -> Kept:
+        return self
+
+    def wanted_cells(self, n: int) -> int:  # noqa: ARG002
+        return 0
+
+    def close(self) -> None:
+        self.tokens = []
+
+
 class Scripted:
     """Says the bytes of a script, then STOP, whatever it is fed.
 
     Logits below the best are noise that depends on the whole path. `fail_at` interrupts the
-    decode of that position; `fail_in` the named call, before or after it has worked.
+    pass that follows that position; `fail_in` the named call, before or after it has worked.
+    `left` is what it held when it was last emptied.
     """
 
-    def __init__(self, script: Sequence[int], n_ctx: int = 64, n_prompt: int = 3) -> None:
-        self.engine = self
+    def __init__(
+        self,
+        script: Sequence[int],
+        n_ctx: int = 64,
+        n_prompt: int = 3,
+        model: Any = None,
+        n_ubatch: int = 1,
+    ) -> None:
         self.script = list(script)
         self.n_ctx = n_ctx
         self.n_prompt = n_prompt
+        if model is None:
+            model = SimpleNamespace(config=SimpleNamespace(n_ubatch=n_ubatch))
+        self.engine = Engine(self, model)
         self.tokens: list[int] = []
-        self.max_verify = 256
-        self.n_most_top = 0  # N_TOP: it is like a device
+        self.left: list[int] = []
         self.open: list[int] = []
         self.parents: list[int] = []
         self.rows: list[Rows] = []
         self.verified: list[int] = []
         self.fail_at: int | None = None
         self.fail_in: tuple[str, str] | None = None
+        self.n_closed = 0
 
     @property
     def position(self) -> int:
         return len(self.tokens)
 
-    def keep_top(self, k: int) -> bool:
-        assert k in (0, self.n_most_top)
-        return k > 0
-
-    def _row(self, path: Sequence[int]) -> Floats:
+    def row(self, path: Sequence[int]) -> Floats:
         rng = np.random.default_rng(path)
         logits = rng.standard_normal(N_VOCAB).astype(np.float32)
         spoken = len(path) - self.n_prompt
-        logits[self.script[spoken] if spoken < len(self.script) else STOP] = 9.0
+        logits[self.script[spoken] if 0 <= spoken < len(self.script) else STOP] = 9.0
         return logits
 
     def _rows(self, paths: Sequence[Sequence[int]]) -> Rows:
-        self.rows.append(Rows([self._row(path) for path in paths]))
+        self.rows.append(Rows(self.engine, [self.row(path) for path in paths]))
         return self.rows[-1]
 
     def _fail(self, name: str, when: str) -> None:
@@ -94,35 +176,48 @@ class Scripted:
             self.fail_in = None
             raise KeyboardInterrupt
 
-    def sync(self, tokens: Sequence[int]) -> int:
-        self.open = []
-        n = len(common_start(self.tokens, tokens[:-1]))
-        del self.tokens[n:]
-        return n
+    # ---- what it leaves behind
 
-    def prefill(self, tokens: Sequence[int], progress: Progress | None = None) -> Rows:
+    def wanted_cells(self, n: int) -> int:  # noqa: ARG002
+        return 0
+
+    def cost_of_keeping(self) -> int:
+        return 0
+
+    def keep(self) -> Kept:
+        assert not self.open
+        return Kept(self.tokens)
+
+    def adopt(self, prefix: Kept, n: int) -> None:
+        assert not self.tokens
+        self.tokens = prefix.tokens[:n]
+
+    def reset(self) -> None:
+        assert not self.open
+        self.left = self.tokens or self.left
+        self.tokens = []
+
+    def close(self) -> None:
+        self.n_closed += 1
+
+    # ---- passes
+
+    def append(self, tokens: Sequence[int]) -> None:
+        assert not self.open
         assert self.position + len(tokens) <= self.n_ctx
-        for done in range(len(tokens)):
-            if progress is not None:
-                progress(done, len(tokens))
-            self.tokens.append(tokens[done])
-        return self._rows([self.tokens])
-
-    def decode(self, token: int) -> Rows:
-        assert not self.open
-        assert self.position < self.n_ctx
         if self.position == self.fail_at:
+            self.fail_at = None
             raise KeyboardInterrupt
-        self.tokens.append(token)
+        self.tokens += tokens
+
+    def last_row(self) -> Rows:
         return self._rows([self.tokens])
 
-    def verify(self, tokens: Sequence[int]) -> Rows:
-        return self.verify_tree(tokens, range(-1, len(tokens) - 1))
-
-    def verify_tree(self, tokens: Sequence[int], parents: Sequence[int]) -> Rows:
+    def verify_tree(self, tokens: Sequence[int], parents: Sequence[int] | None) -> Rows:
         self._fail("verify", "before")
+        parents = range(-1, len(tokens) - 1) if parents is None else parents
         assert not self.open
-        assert len(parents) == len(tokens) <= self.max_verify
+        assert len(parents) == len(tokens) <= self.engine.max_verify
         assert parents[0] == -1
         assert all(0 <= parent < node for node, parent in enumerate(parents) if node)
         assert self.position + len(tokens) <= self.n_ctx
@@ -145,3 +240,45 @@ class Scripted:
         self.open = []
         if nodes:
             self._fail("commit", "after")
+
+
+class Said:
+    """An answer of a scripted sequence: iterate for its steps."""
+
+    def __init__(
+        self,
+        sequence: Any,
+        prompt: Sequence[int],
+        config: DecodeConfig,
+        *,
+        vocabulary: Any = None,
+        proposers: Sequence[Proposer] = (),
+        rule: Rule | None = None,
+        cancelled: Callable[[], bool] | None = None,
+        on_prefill: Progress | None = None,
+    ) -> None:
+        self.scheduler = Scheduler(sequence, Prefixes(sequence.engine, 1 << 20))
+        self.writing = Writing(
+            vocabulary or Bytes(),
+            prompt,
+            sequence.n_ctx,
+            config,
+            is_drafted=rule is not None,
+            cancelled=cancelled,
+        )
+        self.job = self.scheduler.add(self.writing, proposers, rule, on_prefill)
+        self.history = self.writing.history
+
+    def __iter__(self) -> Iterator[Step]:
+        return self
+
+    def __next__(self) -> Step:
+        while True:
+            if (step := self.scheduler.step(self.job)) is not None:
+                return step
+
+    def close(self) -> None:
+        self.scheduler.end(self.job)
+
+    def result(self) -> Result:
+        return self.writing.result()

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -285,14 +285,14 @@ def test_chat_remembers_the_conversation(
 def test_an_interrupt_keeps_what_was_said(
     loader: Loader, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    decode = FakeSequence.decode
+    append = FakeSequence.append
 
-    def interrupted(self: FakeSequence, token: int) -> Any:
+    def interrupted(self: FakeSequence, tokens: Sequence[int]) -> None:
         if self.position == 5:
             raise KeyboardInterrupt
-        return decode(self, token)
+        append(self, tokens)
 
-    monkeypatch.setattr(FakeSequence, "decode", interrupted)
+    monkeypatch.setattr(FakeSequence, "append", interrupted)
     assert run(loader, "-p", "abc:") == 130
     out, err = capsys.readouterr()
     assert out == "ye\n"

@@ -1,4 +1,4 @@
-"""The loop on a scripted sequence: every way an answer ends, and what an interruption leaves."""
+"""Rounds of a scripted sequence: every way an answer ends, and what an interruption leaves."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from scripted import N_TOP, STOP, Bytes, Scripted
+from scripted import N_TOP, STOP, Bytes, Said, Scripted
 
 from dflash_gguf.config import DecodeConfig
-from dflash_gguf.decode import Generation
 from dflash_gguf.results import Step
 from dflash_gguf.sampling import Sampler
 
@@ -20,11 +19,9 @@ def answer(
     n_ctx: int = 64,
     cancelled: Callable[[], bool] | None = None,
     **config: Any,
-) -> tuple[Generation, list[Step], Scripted]:
+) -> tuple[Said, list[Step], Scripted]:
     sequence = Scripted(script, n_ctx)
-    generation = Generation(
-        sequence, Bytes(), [1, 2, 3], DecodeConfig(**config), cancelled=cancelled
-    )
+    generation = Said(sequence, [1, 2, 3], DecodeConfig(**config), cancelled=cancelled)
     return generation, list(generation), sequence
 
 
@@ -36,7 +33,7 @@ def test_a_stop_token_ends_the_answer_and_is_not_text() -> None:
     assert result.stop_reason == "token"
     assert (result.n_prompt, result.n_prefilled) == (3, 3)
     assert (result.rounds, result.n_decoded) == (5, 5)
-    assert sequence.tokens == [1, 2, 3, *b"hello"] == generation.history[:-1]
+    assert sequence.left == [1, 2, 3, *b"hello"] == generation.history[:-1]
 
 
 def test_greedy_copies_no_row() -> None:
@@ -50,21 +47,21 @@ def test_max_tokens_ends_the_answer(n: int) -> None:
     result = generation.result()
     assert result.text == "hello world"[:n]
     assert (len(steps), result.rounds, result.stop_reason) == (n, n - 1, "length")
-    assert sequence.position == 3 + n - 1
+    assert len(sequence.left) == 3 + n - 1
 
 
 def test_zero_tokens_only_prefill() -> None:
     generation, steps, sequence = answer(b"x", max_tokens=0)
     assert steps == []
     assert generation.result().stop_reason == "length"
-    assert sequence.position == 3
+    assert len(sequence.left) == 3
 
 
 def test_the_end_of_the_context_ends_the_answer() -> None:
     generation, _, sequence = answer(b"hello world", n_ctx=6)
     assert generation.result().text == "hell"
     assert generation.result().stop_reason == "context"
-    assert sequence.position == 6
+    assert len(sequence.left) == 6
 
 
 def test_a_prompt_that_fills_the_context_still_gives_one_token() -> None:
@@ -99,7 +96,7 @@ def test_suppressed_tokens_are_never_drawn() -> None:
     class Quiet(Bytes):
         suppressed_tokens = frozenset(b"l")
 
-    generation = Generation(Scripted(b"hello"), Quiet(), [1, 2, 3], DecodeConfig(max_tokens=5))
+    generation = Said(Scripted(b"hello"), [1, 2, 3], DecodeConfig(max_tokens=5), vocabulary=Quiet())
     list(generation)
     tokens = bytes(generation.result().tokens[:2])
     assert tokens == b"he"
@@ -120,7 +117,7 @@ def test_ignore_eos_never_draws_a_stop_token(temperature: float) -> None:
 def test_sampling_uses_position_and_history() -> None:
     config = DecodeConfig(temperature=2.0, seed=5, repeat_penalty=1.5, max_tokens=6)
     sequence = Scripted(b"abcdefgh")
-    generation = Generation(sequence, Bytes(), [1, 2, 3], config)
+    generation = Said(sequence, [1, 2, 3], config)
     list(generation)
     seen = [1, 2, 3]
     for row, token in zip(sequence.rows, generation.result().tokens, strict=True):
@@ -134,7 +131,7 @@ def test_sampling_among_the_best_of_a_row_draws_as_from_all_of_it(config: dict[s
         sequence = Scripted(b"abcdefgh", n_ctx=64)
         sequence.engine.n_most_top = n_top
         settings = DecodeConfig(temperature=3.0, seed=5, max_tokens=40, **config)
-        generation = Generation(sequence, Bytes(), [1, 2, 3], settings)
+        generation = Said(sequence, [1, 2, 3], settings)
         for _ in generation:
             pass
         return list(generation.result().tokens), sum(rows.n_fetched for rows in sequence.rows)
@@ -155,9 +152,7 @@ def test_draws_that_need_more_than_the_best_do_not_ask_for_them(config: dict[str
     sequence.engine.n_most_top = N_TOP
     asked: list[int] = []
     sequence.engine.keep_top = lambda k: bool(asked.append(k))  # type: ignore[func-returns-value]
-    for _ in Generation(
-        sequence, Bytes(), [1, 2, 3], DecodeConfig(**{"temperature": 1.0, **config})
-    ):
+    for _ in Said(sequence, [1, 2, 3], DecodeConfig(**{"temperature": 1.0, **config})):
         pass
     assert asked == [0]
 
@@ -174,30 +169,39 @@ def test_a_cancelled_prefill_stops_between_micro_batches(n_calls: int) -> None:
     generation, steps, sequence = answer(b"hello", cancelled=lambda: next(answers))
     assert steps == []
     assert generation.result().stop_reason == "cancelled"
-    assert sequence.tokens == [1, 2, 3][:n_calls]
+    assert sequence.left == [1, 2, 3][:n_calls]
 
 
 def test_a_cancelled_answer_keeps_what_was_said() -> None:
-    answers = iter([False] * 6 + [True])
-    generation, _, sequence = answer(b"hello", cancelled=lambda: next(answers))
+    sequence = Scripted(b"hello")
+    generation = Said(sequence, [1, 2, 3], DecodeConfig(), cancelled=lambda: sequence.position == 6)
+    assert len(list(generation)) == 4
     assert generation.result().text == "hell"
     assert generation.result().stop_reason == "cancelled"
-    assert sequence.tokens == [1, 2, 3, *b"hel"]
+    assert sequence.left == [1, 2, 3, *b"hel"]
 
 
-def test_an_interrupted_answer_keeps_what_was_said() -> None:
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_an_interrupted_answer_keeps_what_was_said(goes_on: bool) -> None:
     sequence = Scripted(b"hello")
     sequence.fail_at = 5
-    generation = Generation(sequence, Bytes(), [1, 2, 3], DecodeConfig())
+    generation = Said(sequence, [1, 2, 3], DecodeConfig())
     with pytest.raises(KeyboardInterrupt):
         list(generation)
     assert sequence.tokens == [1, 2, 3, *b"he"]
     assert generation.result().text == "hel"
     assert generation.result().stop_reason == "cancelled"
+    if goes_on:
+        assert "".join(step.text for step in generation) == "lo"
+        assert (generation.result().text, generation.result().stop_reason) == ("hello", "token")
+    else:
+        generation.close()
+        assert list(generation) == []
+        assert sequence.left == [1, 2, 3, *b"he"]
 
 
 def test_closing_ends_the_answer() -> None:
-    generation = Generation(Scripted(b"hello"), Bytes(), [1], DecodeConfig())
+    generation = Said(Scripted(b"hello"), [1], DecodeConfig())
     next(generation)
     generation.close()
     assert list(generation) == []
@@ -213,9 +217,8 @@ def test_what_the_sequence_holds_of_the_prompt_is_not_computed_again(
     sequence = Scripted(b"hello")
     sequence.tokens = there
     seen: list[tuple[int, int]] = []
-    generation = Generation(
+    generation = Said(
         sequence,
-        Bytes(),
         [1, 2, 3],
         DecodeConfig(),
         on_prefill=lambda *progress: seen.append(progress),
@@ -224,11 +227,11 @@ def test_what_the_sequence_holds_of_the_prompt_is_not_computed_again(
     assert generation.result().text == "hello"
     assert (generation.result().n_prompt, generation.result().n_prefilled) == (3, 3 - n_cached)
     n_new = 3 - n_cached
-    assert seen == [(0, n_new), *((done, n_new) for done in range(n_new))]
+    assert seen == [(done, n_new) for done in range(n_new + 1)]
 
 
 def test_prompts_that_cannot_be_run_are_refused() -> None:
     with pytest.raises(ValueError, match="the prompt is empty"):
-        Generation(Scripted(b"", n_ctx=4), Bytes(), [], DecodeConfig())
+        Said(Scripted(b"", n_ctx=4), [], DecodeConfig())
     with pytest.raises(ValueError, match="the prompt has 5 tokens, the context holds 4"):
-        Generation(Scripted(b"", n_ctx=4), Bytes(), [1] * 5, DecodeConfig())
+        Said(Scripted(b"", n_ctx=4), [1] * 5, DecodeConfig())

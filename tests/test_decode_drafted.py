@@ -1,16 +1,15 @@
-"""The loop with candidates: the text of plain decoding, exact counts, nothing left behind."""
+"""Rounds with candidates: the text of plain decoding, exact counts, nothing left behind."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from half_right import HalfRight
-from scripted import STOP, Bytes, Scripted
+from scripted import STOP, Said, Scripted
 
 from dflash_gguf.config import DecodeConfig
-from dflash_gguf.decode import Generation
 from dflash_gguf.draft.proposer import CHAIN, SPINE, TREE
 from dflash_gguf.policy.known import Known
 from dflash_gguf.policy.rule import Auto, Fixed, Rule
@@ -20,9 +19,9 @@ SCRIPT = b"The quick brown fox jumps over."
 RIGHT = 99
 
 
-def plain(n_ctx: int = 64, script: bytes = SCRIPT, **config: Any) -> tuple[Generation, Scripted]:
+def plain(n_ctx: int = 64, script: bytes = SCRIPT, **config: Any) -> tuple[Said, Scripted]:
     sequence = Scripted(script, n_ctx)
-    generation = Generation(sequence, Bytes(), PROMPT, DecodeConfig(**config))
+    generation = Said(sequence, PROMPT, DecodeConfig(**config))
     list(generation)
     return generation, sequence
 
@@ -37,14 +36,13 @@ def drafted(
     script: bytes = SCRIPT,
     cancelled: Callable[[], bool] | None = None,
     **config: Any,
-) -> tuple[Generation, Scripted, HalfRight]:
+) -> tuple[Said, Scripted, HalfRight]:
     sequence, proposer = (
         Scripted(script, n_ctx),
         HalfRight(known, len(PROMPT), wrong, **(settings or {})),
     )
-    generation = Generation(
+    generation = Said(
         sequence,
-        Bytes(),
         PROMPT,
         DecodeConfig(**{"draft": "chain", **config}),
         proposers=[proposer],
@@ -95,7 +93,7 @@ def test_every_end_is_that_of_plain_decoding(end: str, name: str) -> None:
         result, goal = generation.result(), expected.result()
         assert (result.tokens, result.text) == (goal.tokens, goal.text)
         assert (result.stop_reason, result.n_decoded) == (goal.stop_reason, goal.n_decoded)
-        assert sequence.tokens == after.tokens == generation.history[:-1]
+        assert sequence.left == after.left == generation.history[:-1]
         assert not sequence.open
         assert proposer.observed == list(result.tokens[1:])
         assert "".join(step.text for step in steps) == result.text
@@ -129,7 +127,7 @@ def test_paths_leave_the_spine_at_every_depth() -> None:
         generation, sequence, _ = drafted(known, Fixed(TREE, 120, 4), settings=settings, n_ctx=256)
         steps = list(generation)
         assert generation.result().tokens == known
-        assert sequence.tokens == generation.history[:-1]
+        assert sequence.left == generation.history[:-1]
         assert [step.n_accepted for step in steps[1:6]] == [4] * 5
         left.add((at - 1) % 5)
     assert left == set(range(5))
@@ -159,7 +157,7 @@ def test_a_stop_token_inside_a_span_cuts_the_commit() -> None:
     steps = list(generation)
     assert [step.tokens for step in steps] == [(ord("a"),), (ord("b"), ord("c"), STOP)]
     assert (steps[1].n_drafted, steps[1].n_accepted) == (6, 3)
-    assert sequence.tokens == [*PROMPT, *b"abc"]
+    assert sequence.left == [*PROMPT, *b"abc"]
 
 
 def test_the_last_token_is_not_drafted() -> None:
@@ -190,59 +188,82 @@ def test_sampling_copies_only_the_rows_it_walks() -> None:
     assert sum(rows.n_fetched for rows in sequence.rows) == result.n_tokens
 
 
-@pytest.mark.parametrize("n_calls", range(3, 14))
-def test_a_cancelled_answer_commits_what_it_keeps(n_calls: int) -> None:
+@pytest.mark.parametrize("n", range(1, 12))
+def test_a_cancelled_answer_commits_what_it_keeps(n: int) -> None:
     expected, _ = plain()
-    answers: Iterator[bool] = iter([False] * n_calls + [True])
+    said: list[Said] = []
     generation, sequence, _ = drafted(
         expected.result().tokens,
         Fixed(CHAIN, 4, 4),
         lambda r: r % 5,
-        cancelled=lambda: next(answers),
+        cancelled=lambda: len(said[0].writing.answer.tokens) == n,
     )
+    said.append(generation)
     list(generation)
     result = generation.result()
-    n = n_calls - 2  # three for the prompt
     assert (result.stop_reason, result.n_tokens) == ("cancelled", n)
     assert result.tokens == expected.result().tokens[:n]
-    assert sequence.tokens == generation.history[:-1] == [*PROMPT, *result.tokens[:-1]]
+    assert sequence.left == generation.history[:-1] == [*PROMPT, *result.tokens[:-1]]
 
 
+@pytest.mark.parametrize("goes_on", [True, False])
 @pytest.mark.parametrize("name", ["verify", "commit"])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_an_interrupt_between_phases_leaves_a_clean_sequence(name: str, when: str) -> None:
-    expected, _ = plain()
+def test_an_interrupt_between_phases_leaves_a_clean_sequence(
+    name: str, when: str, goes_on: bool
+) -> None:
+    expected, after = plain()
     generation, sequence, _ = drafted(expected.result().tokens, Fixed(CHAIN, 4, 4), lambda r: r % 5)
     for _ in range(3):
         next(generation)
     sequence.fail_in = (name, when)
     with pytest.raises(KeyboardInterrupt):
         next(generation)
-    assert not sequence.open
     assert sequence.tokens == [*PROMPT, *expected.result().tokens][: sequence.position]
     assert sequence.position == 3 + (6 if (name, when) == ("commit", "after") else 3)
-    assert list(generation) == []
     assert generation.result().stop_reason == "cancelled"
+    ends_at_its_end(generation, sequence, expected, after, goes_on=goes_on)
 
 
-def test_an_interrupt_while_choosing_leaves_a_clean_sequence() -> None:
-    expected, _ = plain(**SAMPLED)
+def ends_at_its_end(
+    generation: Said, sequence: Scripted, expected: Said, after: Scripted, *, goes_on: bool
+) -> None:
+    """An interrupted answer goes on as if nothing had been, or ends where it is."""
+    n_there = sequence.position
+    if goes_on:
+        list(generation)
+        assert generation.result().tokens == expected.result().tokens
+        assert generation.result().stop_reason == expected.result().stop_reason
+        assert sequence.left == after.left
+    else:
+        generation.close()
+        list(generation)
+        assert list(generation) == []
+        assert generation.result().stop_reason == "cancelled"
+        assert sequence.left == after.left[:n_there]
+    assert not sequence.open and not sequence.tokens
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_an_interrupt_while_choosing_leaves_a_clean_sequence(goes_on: bool) -> None:
+    expected, after = plain(**SAMPLED)
     generation, sequence, _ = drafted(expected.result().tokens, Fixed(CHAIN, 4, 4), **SAMPLED)
     next(generation)
     calls = iter([None, KeyboardInterrupt()])
-    choose = generation._writing.sampler.choose
+    sampler = generation.writing.sampler
+    choose = sampler.choose
 
     def interrupted(*args: Any) -> Any:
-        error = next(calls)
+        error = next(calls, None)
         if error is not None:
             raise error
         return choose(*args)
 
-    generation._writing.sampler.choose = interrupted  # type: ignore[method-assign]
+    sampler.choose = interrupted  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         next(generation)
-    assert not sequence.open
     assert sequence.tokens == PROMPT
+    ends_at_its_end(generation, sequence, expected, after, goes_on=goes_on)
 
 
 def test_budgeted_lengths_give_the_same_text() -> None:
@@ -258,5 +279,5 @@ def test_budgeted_lengths_give_the_same_text() -> None:
         )
         list(generation)
         assert generation.result().tokens == expected.result().tokens
-        assert sequence.tokens == after.tokens
+        assert sequence.left == after.left
         assert generation.result().draft == "auto"

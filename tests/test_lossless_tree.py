@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from checkpoints import KINDS
 from half_right import HalfRight
-from pairs import N_CTX, Pair, make_pair, open_pair, random_tokens
+from pairs import N_CTX, Pair, make_pair, n_left, open_pair, random_tokens
 
 from dflash_gguf.decoder import Decoder
 
@@ -69,7 +69,7 @@ def test_trees_give_the_tokens_of_plain_decoding(
                 patch.setattr(decoder._drafting, "proposers", [proposer])
                 knowing = decoder.generate(prompt, draft="tree", tree_budget=budget, **config)
             assert knowing.tokens == plain.tokens
-            assert decoder.sequence.position == len(prompt) + N_TOKENS - 1
+            assert n_left(decoder) == len(prompt) + N_TOKENS - 1
             left.update({n: x for n, x in enumerate(knowing.accept_histogram or ()) if n})
             again = decoder.logits([*prompt, *plain.tokens[:5]])[-1]
             assert again.argmax() == plain.tokens[5] or config != {"max_tokens": N_TOKENS}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf_files import Parts, edited
-from pairs import Pair, make_pair, random_tokens
+from pairs import Pair, make_pair, n_left, random_tokens
 
 from dflash_gguf.config import LoadConfig
 from dflash_gguf.core import Drafter, Engine, Error, Model, Sequence
@@ -179,8 +179,8 @@ def test_truncation_runs_spoiled_rows_again(poisoned: Pair, n_ubatch: int) -> No
 def test_a_prompt_that_begins_like_a_cancelled_one_is_answered(poisoned: Pair) -> None:
     decoder, fresh = (Decoder(start(poisoned), None) for _ in range(2))
     n_asked = iter(range(100))
-    cancelled = decoder.generate(POISONED, cancelled=lambda: next(n_asked) == 0, max_tokens=4)
-    assert cancelled.stop_reason == "cancelled" and decoder.sequence.position == 128
+    cancelled = decoder.generate(POISONED, cancelled=lambda: next(n_asked) == 1, max_tokens=4)
+    assert cancelled.stop_reason == "cancelled" and n_left(decoder) == 128
     prompt = [*POISONED[:15], *CLEAN[40:60]]
     found, expected = (x.generate(prompt, max_tokens=8, draft="tree") for x in (decoder, fresh))
     assert found.tokens == expected.tokens

@@ -107,10 +107,6 @@ def test_what_is_another_s_is_refused(
         monkeypatch.setattr(prefix_file, "library_build", lambda: "another")
         refused(decoder, saved, "p.dfl: was made with another build of dflash-gguf or ggml")
         monkeypatch.undo()
-        other_types = prefix_file.identity(decoder.engine) | {"cache_types": "f16/f16"}
-        monkeypatch.setattr(prefix_file, "identity", lambda _: other_types)
-        refused(decoder, saved, "p.dfl: was made with other types of keys and values")
-        monkeypatch.undo()
         refused(decoder, pair.target, "target.gguf: is no file of a prefix")
         with pytest.raises(FileNotFoundError):
             decoder.load_prefix(tmp_path / "none.dfl")
@@ -120,6 +116,8 @@ def test_what_is_another_s_is_refused(
     ):
         with open_decoder(Pair(tmp_path, tmp_path, target, drafter)) as decoder:
             refused(decoder, saved, f"p.dfl: was made with {sentence}")
+    with open_decoder(pair, cache_type="f16") as decoder:
+        refused(decoder, saved, "p.dfl: was made with other types of keys and values")
     with open_decoder(pair, n_bytes=1000) as decoder:
         refused(decoder, saved, r"p.dfl: there is no room for its \d+ bytes \(cache_ram\)")
     with open_decoder(pair, n_ctx=100) as decoder:

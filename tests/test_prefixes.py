@@ -26,6 +26,7 @@ def open_decoder(
     n_ctx: int = 512,
     n_bytes: int = 1 << 24,
     n_ubatch: int = N_UBATCH,
+    cache_type: str = "f32",
 ) -> Decoder:
     """A decoder of token ids, with a drafter."""
     model = load_target(pair.target)
@@ -33,8 +34,8 @@ def open_decoder(
         n_ctx=n_ctx,
         n_ubatch=n_ubatch,
         n_threads=2,
-        cache_type_k="f32",
-        cache_type_v="f32",
+        cache_type_k=cache_type,
+        cache_type_v=cache_type,
         n_parallel=n_parallel,
     )
     engine = core.Engine(model, n_ctx, core.Drafter(str(pair.drafter), model), config=config)
@@ -109,13 +110,38 @@ def test_drafts_after_a_hit_are_those_of_a_fresh_sequence(tmp_path: Path, kind: 
                 np.testing.assert_array_equal(a, b)
             found.sequence.reset()
         results = [
-            x.generate(prompt, draft="tree", tree_budget=12, max_tokens=200, ignore_eos=True)
+            x.generate(prompt, draft="tree", tree_budget=12, max_tokens=340, ignore_eos=True)
             for x in (found, fresh)
         ]
         assert results[0].n_cached == len(prompt) - 1
         assert results[0].n_draft_context == len(prompt) - 1
         assert results[0].tokens == results[1].tokens
         assert results[0].accept_histogram == results[1].accept_histogram
+        assert results[0].rounds >= 200
+
+
+@pytest.mark.parametrize("n_parallel", [1, 3])
+@pytest.mark.parametrize("kind", ["llama", "qwen35", "gemma4"])
+def test_an_answer_may_begin_with_nothing_and_others_lose_nothing(
+    tmp_path: Path, kind: str, n_parallel: int
+) -> None:
+    pair = make_pair(tmp_path, kind)
+    prompt, other = random_tokens(150), random_tokens(120, seed=1)
+    with open_decoder(pair, n_parallel) as decoder:
+        expected = [decoder.generate(text, **SETTINGS) for text in (prompt, other)]
+        fresh = decoder.generate(prompt, cache_prompt=False, **SETTINGS)
+        assert (fresh.n_cached, fresh.n_prefilled) == (0, 150)
+        for text, first in zip((prompt, other), expected, strict=True):
+            again = decoder.generate(text, **SETTINGS)
+            assert (again.n_cached, again.tokens) == (len(text) - 1, first.tokens)
+        assert fresh.tokens == expected[0].tokens
+        decoder.reset()
+        decoder.generate(prompt, cache_prompt=False, **SETTINGS)
+        assert decoder.generate(prompt, **SETTINGS).n_cached == 149
+        batch = decoder.generate_batch(  # none waits for another that computes its prompt
+            [prompt] * 3, cache_prompt=[True, False, False], **SETTINGS
+        )
+        assert [one.n_cached for one in batch] == [149, 0, 0]
 
 
 def test_turns_of_a_chat_are_kept(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from pairs import N_UBATCH, Pair, load_target, make_pair, random_tokens
 from dflash_gguf import core
 from dflash_gguf.config import LoadConfig
 from dflash_gguf.decoder import Decoder, Stream
+from dflash_gguf.policy.pace import Pace
 
 pytestmark = pytest.mark.skipif(DEVICE is not None, reason="the same bits are the CPU's")
 
@@ -149,7 +150,6 @@ def test_random_use(pair: Pair, alone: Decoder, monkeypatch: pytest.MonkeyPatch,
     with open_decoder(pair, 6, n_ctx=128) as many:
         use = Use(many, alone, seed)
         scheduler = many._scheduler
-        assert scheduler is not None
         commit, run = many.engine.commit, many.engine.run
 
         def interrupted(call: Any) -> Any:
@@ -192,7 +192,6 @@ def test_the_newest_give_way(pair: Pair, monkeypatch: pytest.MonkeyPatch, draft:
         expected = one.generate_batch(prompts, draft="none", seed=[1, 2, 3], **settings)
     with open_decoder(pair, 4) as many:
         scheduler, preempted = many._scheduler, []
-        assert scheduler is not None
         preempt = scheduler._preempt
         monkeypatch.setattr(
             scheduler, "_preempt", lambda job: (preempted.append(job.number), preempt(job))
@@ -229,11 +228,11 @@ def test_a_reader_that_is_behind_keeps_its_place(pair: Pair) -> None:
         slow, fast = many.stream([1, 2], **slow_settings), many.stream([3], **slow_settings)
         next(slow)
         assert sum(len(step.tokens) for step in fast) == 400
-        held = many._scheduler.running[0].held.position  # type: ignore[union-attr]
+        held = many._scheduler.running[0].held.position
         assert 256 <= held <= 260
         third = many.generate([5, 6, 7], **{**slow_settings, "max_tokens": 20})
         assert third.tokens == one.generate([5, 6, 7], **slow_settings).tokens[:20]
-        assert many._scheduler.running[0].held.position == held  # type: ignore[union-attr]
+        assert many._scheduler.running[0].held.position == held
         rest = tuple(token for step in slow for token in step.tokens)
         assert slow.result().tokens[1:] == rest
         assert slow.result().tokens == one.generate([1, 2], **slow_settings).tokens
@@ -275,17 +274,14 @@ def test_what_cannot_be(pair: Pair) -> None:
         assert len(many.logits([1, 2, 3])) == 3
 
 
-def test_pieces_of_prompts_leave_the_others_their_share(pair: Pair) -> None:
+def test_pieces_of_prompts_leave_the_others_their_share() -> None:
     """Rounds of a made-up machine: 10 ms without a prompt, and ever more for a row of one."""
-    with open_decoder(pair, 2) as decoder:
-        scheduler = decoder._scheduler
-        assert scheduler is not None
-        alone_s = others_s = 0.0
-        job: Any = object()
-        for i in range(2000):
-            n = scheduler._chunk() if i >= 10 else 0
-            seconds = 0.01 + n * (1e-4 + 1e-6 * i)
-            scheduler._learn_chunk(seconds, {job}, n_filled=n)
-            if i >= 10:
-                alone_s, others_s = alone_s + 0.01, others_s + seconds - 0.01
-        assert 0.75 < others_s / alone_s < 0.9
+    pace = Pace()
+    alone_s = others_s = 0.0
+    for i in range(2000):
+        n = pace.chunk() if i >= 10 else 0
+        seconds = 0.01 + n * (1e-4 + 1e-6 * i)
+        pace.ran(seconds, n)
+        if i >= 10:
+            alone_s, others_s = alone_s + 0.01, others_s + seconds - 0.01
+    assert 0.75 < others_s / alone_s < 0.9

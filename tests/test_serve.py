@@ -233,7 +233,7 @@ def test_the_native_answer_says_everything(served: Served) -> None:
         n_predict=2,
         response_fields=["content", "timings/predicted_n", "no/such"],
     )
-    assert picked.keys() == {"content", "predicted_n"}
+    assert picked.keys() == {"content", "timings/predicted_n"}
     events = served.events("/completion", prompt=CODE, n_predict=6, n_probs=1)
     assert [len(event["tokens"]) for event in events] == [1] * 6 + [0]
     assert [event["stop"] for event in events] == [False] * 6 + [True]
@@ -263,7 +263,19 @@ def test_progress_is_told_before_any_work_and_for_every_batch(served: Served) ->
     assert told[0]["time_ms"] == 0
     assert told[-1]["processed"] == told[-1]["total"] == 700
     first = next(event for event in events if "prompt_progress" in event)["timings"]
-    assert all(value == 0 for key, value in first.items() if key != "dflash")
+    assert all(value == 0 for value in first.values())
+
+
+@pytest.mark.parametrize("n", [1, 8])
+def test_timings_are_numbers_and_rates_leave_out_the_first_token(served: Served, n: int) -> None:
+    for path in FORMS:
+        found = served.answer(path, **body(path, max_tokens=n))
+        timings = found["timings"]
+        assert all(value >= 0 for value in timings.values())
+        rate = 1e3 * (n - 1) / timings["predicted_ms"] if n > 1 else 0
+        assert timings["predicted_per_second"] == pytest.approx(rate, rel=1e-9)
+        assert found["dflash"]["rounds"] <= n
+        assert found["dflash"]["phase_ms"]
 
 
 def test_timings_come_with_every_token_if_asked_for(served: Served) -> None:
@@ -358,6 +370,46 @@ def test_what_the_server_says_of_itself(served: Served) -> None:
     assert "__verbose" not in served.answer("/completion", prompt=CODE, n_predict=1)
     found = served.answer("/v1/completions", prompt=CODE, max_tokens=1, verbose=True)
     assert found["__verbose"]["prompt"].endswith(CODE)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/health", None),
+        ("/models", None),
+        ("/models/python", None),
+        ("/props", None),
+        ("/slots", None),
+        ("/metrics", None),
+        ("/tokenize", {"content": CODE}),
+        ("/detokenize", {"tokens": [5, 6, 7]}),
+        ("/apply-template", {"messages": USER}),
+        ("/chat/completions/input_tokens", {"messages": USER}),
+        ("/chat/completions", {"messages": USER, "max_tokens": 3}),
+        ("/completion", {"prompt": CODE, "n_predict": 3}),
+    ],
+)
+def test_routes_are_there_with_and_without_v1(
+    served: Served, path: str, body: dict[str, Any] | None
+) -> None:
+    short, long = (
+        served.get(prefix + path) if body is None else served.post(prefix + path, body)
+        for prefix in ("", "/v1")
+    )
+    assert short.status_code == long.status_code == 200
+    if path == "/metrics":
+        assert short.text == long.text
+        return
+    changing = ("id", "created", "timings", "dflash", "usage", "last_used")
+    a, b = short.json(), long.json()
+    for found in (a, b, *a.get("data", ()), *b.get("data", ())) if isinstance(a, dict) else ():
+        for name in changing:
+            if not name.startswith("id") or "choices" in found:
+                found.pop(name, None)
+    if isinstance(a, dict) and "tokens_evaluated" in a:
+        a, b = a["content"], b["content"]
+    assert a == b
+    assert served.get(path, params={"x": "1"}).status_code in (200, 405)
 
 
 def test_metrics_are_the_sums_of_the_timings(served: Served) -> None:

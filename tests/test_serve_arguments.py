@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from serving import Served
 from vocabularies import byte_level, write
@@ -94,6 +98,11 @@ def test_environment_variables_stand_for_flags_that_are_not_given() -> None:
         ("--models . --alias x", "go with one model"),
         ("-m /no/such.gguf", "/no/such.gguf: No such file"),
         ("-m python-tiny --port 1 --host 240.0.0.1 --no-api-key", "cannot listen on 240.0.0.1:1"),
+        (
+            "-m python-tiny --port 0 --draft-type none",
+            "error: draft_type 'none' is not there; this decoder has: dflash, copy",
+        ),
+        ("-m python-tiny --port 0 --draft tree --draft-max 99", "drafter drafts at most"),
         ("--temp x", ""),
     ],
 )
@@ -113,6 +122,17 @@ def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path) -> None:
     served.wait_for("error: ")
     assert served.process.wait(10) == 1
     served.close()
+
+
+def test_a_process_that_cannot_be_started_ends_the_server(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def popen(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr("dflash_gguf.serve.engine.subprocess.Popen", popen)
+    assert command.main(["-m", "python-tiny", "--port", "0"]) == 1
+    assert "error: the process cannot be started: Cannot allocate" in capsys.readouterr().err
 
 
 def test_which_hosts_are_of_this_machine() -> None:
@@ -184,6 +204,47 @@ def test_a_request_chooses_among_models_and_one_is_loaded_at_a_time(folder: Path
         found = served.post("/completion", {"model": "other", **prompt})
         assert (found.status_code, found.json()["error"]["type"]) == (404, "not_found_error")
         assert "/v1/models lists" in found.json()["error"]["message"]
+    finally:
+        assert served.close() == 0
+
+
+def test_two_models_are_loaded_where_two_may_be(folder: Path) -> None:
+    flags = ("--models-max", "2", "--metrics", "-t", "1")
+    served = Served("--models", str(folder), *flags, wait=False)
+    try:
+        for name in ("drafted", "plain", "drafted"):
+            served.answer("/completion", model=name, prompt="def ", n_predict=2)
+        states = {m["id"]: m["status"]["value"] for m in served.get("/models").json()["data"]}
+        assert states == {"drafted": "loaded", "plain": "loaded"}
+        assert served.answer("/completion", prompt="x", n_predict=1)["model"] == "drafted"
+    finally:
+        assert served.close() == 0
+
+
+def test_https_origins_and_a_template_of_a_file(tmp_path: Path) -> None:
+    key, certificate, template = (str(tmp_path / name) for name in ("k.pem", "c.pem", "t.jinja"))
+    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    words += ["-subj", "/CN=localhost", "-keyout", key, "-out", certificate]
+    subprocess.run(words, check=True, capture_output=True)
+    Path(template).write_text("{% for m in messages %}<{{ m.content }}>{% endfor %}")
+    flags = ("-m", "python-tiny", "-t", "1", "--slots", "--chat-template-file", template)
+    flags = (*flags, "--ssl-key-file", key, "--ssl-cert-file", certificate)
+    served = Served(*flags, "--cors-origins", "https://a.example,https://b.example")
+    try:
+        assert served.url.startswith("https://")
+        messages = [{"role": "user", "content": "one"}]
+        found = served.post(
+            "/apply-template", {"messages": messages}, headers={"Origin": "https://b.example"}
+        )
+        assert found.json() == {"prompt": "<one>"}
+        assert found.headers["Access-Control-Allow-Origin"] == "https://b.example"
+        for origin in ("https://c.example", "http://a.example", "http://localhost"):
+            found = served.get("/health", headers={"Origin": origin})
+            assert "Access-Control-Allow-Origin" not in found.headers
+        (slot,) = served.get("/slots").json()
+        assert not slot["is_processing"]
+        with pytest.raises(httpx.TransportError):
+            httpx.get(served.url.replace("https", "http"), timeout=5)
     finally:
         assert served.close() == 0
 

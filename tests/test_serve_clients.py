@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,8 +17,9 @@ USER: Any = [{"role": "user", "content": "add two numbers"}]
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    found = tiny("--api-key", "secret-key", "-n", "16")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    slots = str(tmp_path_factory.mktemp("slots"))
+    found = tiny("--api-key", "secret-key", "-n", "16", "--slot-save-path", slots)
     found.client.headers["Authorization"] = "Bearer secret-key"
     yield found
     found.close()
@@ -154,6 +156,17 @@ FIELDS = (
     "tools",
     "model",
     "sse_ping_interval",
+    "return_meta_info",
+    "n_predict",
+    "n_cmpl",
+    "response_format",
+    "tool_choice",
+    "json_schema",
+    "tokens",
+    "with_pieces",
+    "add_special",
+    "parse_special",
+    "filename",
 )
 PROMPTS = st.one_of(
     VALUES, st.just("def f(x):\n"), st.lists(st.integers(0, 4095), min_size=1, max_size=9)
@@ -169,11 +182,26 @@ MESSAGES = st.lists(
     ),
     max_size=3,
 )
-PATHS = ("/completion", "/v1/completions", "/v1/chat/completions", "/apply-template", "/tokenize")
+PATHS = (
+    "/completion",
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/chat/completions/input_tokens",
+    "/apply-template",
+    "/tokenize",
+    "/detokenize",
+    "/slots/0?action=save",
+    "/slots/0?action=erase",
+)
+FUZZ = os.environ.get("DFLASH_FUZZ")
+"""Requests, in place of 150 that are always the same: with --hypothesis-seed=N others."""
 
 
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+    max_examples=int(FUZZ or 150),
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    derandomize=FUZZ is None,
 )
 @given(
     path=st.sampled_from(PATHS),
@@ -184,18 +212,20 @@ PATHS = ("/completion", "/v1/completions", "/v1/chat/completions", "/apply-templ
 def test_no_request_makes_the_server_fail(
     served: Served, path: str, fields: dict[str, Any], prompt: Any, messages: Any
 ) -> None:
-    limit = fields.get("max_tokens")
-    if isinstance(limit, int) and (limit > 16 or limit == -1):
-        fields["max_tokens"] = 16
-    limit = fields.get("max_completion_tokens")
-    if isinstance(limit, int) and (limit > 16 or limit == -1):
-        fields["max_completion_tokens"] = 16
+    for name in ("max_tokens", "max_completion_tokens", "n_predict"):
+        limit = fields.get(name)
+        if isinstance(limit, int) and (limit > 16 or limit == -1):
+            fields[name] = 16
     fields |= {"prompt": prompt, "messages": messages, "content": prompt}
     try:
         found = served.post(path, fields)
     except (UnicodeEncodeError, ValueError):
         return  # what JSON cannot hold
     assert found.status_code in (200, 400), f"{found.status_code} {found.text} for {fields}"
+    if found.status_code == 400:
+        error = found.json()["error"]
+        assert error["message"], fields
+        assert error["type"] in ("invalid_request_error", "exceed_context_size_error"), error
     if found.status_code == 200 and "event-stream" in found.headers["content-type"]:
         assert '"error"' not in found.text or "draft" in found.text, found.text
 

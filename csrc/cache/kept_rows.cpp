@@ -25,13 +25,16 @@ KeptRows::~KeptRows() {
 }
 
 void KeptRows::allocate() {
-    bytes_.resize(n_ * group_.row_bytes());
-    host_bytes_ += bytes_.size();
+    const size_t n_bytes = n_ * group_.row_bytes();
+    bytes_.reset(new uint8_t[n_bytes]);
+    n_bytes_ = n_bytes;
+    host_bytes_ += n_bytes_;
 }
 
 void KeptRows::free_bytes() {
-    host_bytes_ -= bytes_.size();
-    bytes_ = {};
+    host_bytes_ -= n_bytes_;
+    n_bytes_ = 0;
+    bytes_.reset();
 }
 
 void KeptRows::spill() {
@@ -39,7 +42,7 @@ void KeptRows::spill() {
         return;
     }
     allocate();
-    group_.read_cells(page_ * PAGE, PAGE, bytes_.data());
+    group_.read_cells(page_ * PAGE, PAGE, bytes_.get());
     group_.cells().drop(page_);
     page_ = -1;
 }
@@ -49,7 +52,7 @@ void KeptRows::bring_back() {
         return;
     }
     page_ = group_.cells().take_page(position_);
-    group_.write_cells(page_ * PAGE, PAGE, bytes_.data(), 0, PAGE);
+    group_.write_cells(page_ * PAGE, PAGE, bytes_.get(), 0, PAGE);
     free_bytes();
 }
 
@@ -62,7 +65,7 @@ void KeptRows::copy_to(const std::vector<int64_t> & cells) const {
         if (page_ >= 0) {
             group_.copy_cells({page_ * PAGE + first, cells[first], end - first});
         } else {
-            group_.write_cells(cells[first], end - first, bytes_.data(), first, n_);
+            group_.write_cells(cells[first], end - first, bytes_.get(), first, n_);
         }
     }
 }
@@ -78,7 +81,7 @@ void KeptRows::read(size_t tensor, uint8_t * to) const {
     for (size_t i = 0; i < tensor; ++i) {
         at += n_ * tensors[i]->nb[1];
     }
-    std::copy_n(bytes_.data() + at, n_ * tensors[tensor]->nb[1], to);
+    std::copy_n(bytes_.get() + at, n_ * tensors[tensor]->nb[1], to);
 }
 
 void KeptRows::write(size_t tensor, const uint8_t * from) {
@@ -87,7 +90,7 @@ void KeptRows::write(size_t tensor, const uint8_t * from) {
     for (size_t i = 0; i < tensor; ++i) {
         at += n_ * tensors[i]->nb[1];
     }
-    std::copy_n(from, n_ * tensors[tensor]->nb[1], bytes_.data() + at);
+    std::copy_n(from, n_ * tensors[tensor]->nb[1], bytes_.get() + at);
 }
 
 } // namespace dfl

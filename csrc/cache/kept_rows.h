@@ -26,9 +26,9 @@ class KeptRows {
     // -1: they are on the host.
     int64_t page() const { return page_; }
     bool is_whole() const { return n_ == CellTable::PAGE; }
-    uint64_t host_bytes() const { return bytes_.size(); }
+    uint64_t host_bytes() const { return n_bytes_; }
     // On the host: tensor by tensor, n rows each.
-    uint8_t * bytes() { return bytes_.data(); }
+    uint8_t * bytes() { return bytes_.get(); }
 
     // Whether no sequence uses the page, so that its cells are free once nobody keeps the rows.
     bool is_idle() const { return page_ >= 0 && group_.cells().n_holders(page_) == 1; }
@@ -50,7 +50,8 @@ class KeptRows {
     int32_t position_;
     int64_t n_;
     int64_t page_ = -1;
-    std::vector<uint8_t> bytes_;
+    std::unique_ptr<uint8_t[]> bytes_; // a vector would zero what is written anyway
+    uint64_t n_bytes_ = 0;
 };
 
 } // namespace dfl

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..cli.command import guarded, tell_detours, training_context
+from ..cli.command import guarded, loaded, training_context
 from ..cli.model_arguments import add_options, load_config
 from ..config import AUTO_TREE_BUDGET, DecodeConfig
 from ..decoder import Decoder, load
@@ -137,7 +137,7 @@ def _run(args: argparse.Namespace) -> int:
         n_ctx_train = training_context(str(target)) if args.n_ctx == 0 else None
         options = load_config(args, n_ctx_train)
         with load(target, drafter=drafter, config=options) as decoder:
-            tell_detours(decoder)
+            loaded(decoder)
             pair = f"{target.stem} + {drafter.stem}"
             ids = [(prompt.name, prompt.ids(decoder, args.chat)) for prompt in prompts]
             settings = parse_settings(names, decoder.sequence.max_draft)
@@ -166,7 +166,7 @@ def _parallel(
         n_ctx_train = training_context(str(target)) if args.n_ctx == 0 else None
         options = load_config(args, n_ctx_train)
         with load(target, drafter=drafter, config=options) as decoder:
-            tell_detours(decoder)
+            loaded(decoder)
             ids = [prompt.ids(decoder, args.chat) for prompt in prompts]
             settings = parse_settings(names, decoder.sequence.max_draft)
             pair = f"{target.stem} + {drafter.stem}"

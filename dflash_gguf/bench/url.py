@@ -22,7 +22,7 @@ class Answer:
     """One request. Seconds are since it was sent.
 
     first_s: to its first words. events_s: when each event with words came. n_tokens: by the
-    server's own count. timings: the server's, if it tells them.
+    server's own count. timings, n_rounds: the server's, if it tells them.
     """
 
     first_s: float = 0.0
@@ -30,6 +30,7 @@ class Answer:
     events_s: list[float] = field(default_factory=list)
     n_tokens: int = 0
     timings: dict[str, Any] = field(default_factory=dict)
+    n_rounds: int = 0
     text: str = ""
     failure: str | None = None
 
@@ -83,6 +84,7 @@ class Server:
         if usage := event.get("usage"):
             answer.n_tokens = usage["completion_tokens"]
         answer.timings = event.get("timings") or answer.timings
+        answer.n_rounds = (event.get("dflash") or {}).get("rounds", answer.n_rounds)
 
 
 @dataclass
@@ -114,7 +116,7 @@ class Level:
         ]
         drafted = sum(answer.timings.get("draft_n", 0) for answer in good)
         accepted = sum(answer.timings.get("draft_n_accepted", 0) for answer in good)
-        rounds = sum((answer.timings.get("dflash") or {}).get("rounds", 0) for answer in good)
+        rounds = sum(answer.n_rounds for answer in good)
         n_tokens = sum(answer.n_tokens for answer in good)
         return {
             "concurrency": self.n_at_once,

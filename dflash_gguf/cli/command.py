@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import gc
 import os
 import signal
 import sys
@@ -57,8 +58,12 @@ def guarded(run: Callable[[], int]) -> int:
         return _fail(str(error) or "out of memory")
 
 
-def tell_detours(decoder: Decoder) -> None:
-    """One line on stderr if the CPU computes what the device cannot."""
+def loaded(decoder: Decoder) -> None:
+    """One line on stderr if the CPU computes what the device cannot.
+
+    What exists by now stays: the garbage collector need not look at it within an answer (15 ms).
+    """
+    gc.freeze()
     if lacking := decoder.engine.cpu_operations:
         names = ", ".join(lacking)
         print(f"{decoder.model.backend} lacks {names}: the CPU computes that", file=sys.stderr)
@@ -92,7 +97,7 @@ def _run(args: argparse.Namespace) -> int:
     with _load(args, settings) as decoder:
         if settings.n_ctx is None:
             print(_context(decoder), file=sys.stderr)
-        tell_detours(decoder)
+        loaded(decoder)
         if args.interactive:
             return _chat(decoder, args, config)
         if args.file is not None and settings.n_parallel > 1:

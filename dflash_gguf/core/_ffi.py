@@ -66,6 +66,11 @@ def lib() -> Any:
         return _open()
 
 
+def value(function: str, *args: Any) -> int:
+    """What `dfl_<function>(*args)` returns: a number, of calls that cannot fail."""
+    return int(_function("dfl_" + function)(*args))
+
+
 def _declarations() -> str:
     header = _installed_file("dflash.h").read_text(encoding="utf-8")
     lines = [x for x in header.splitlines() if not x.startswith("#") and 'extern "C"' not in x]
@@ -101,7 +106,18 @@ def _open() -> Any:
     if have != want:
         raise Error(f"ggml {have} is loaded, libdflash was built with ggml {want}; reinstall it")
     _keep_alive.append(keep)
+    for name in dir(core):
+        getattr(core, name)
+    for name in _MET_IN_ANSWERS:
+        ffi.typeof(name)
     return core
+
+
+_MET_IN_ANSWERS = (
+    *("int32_t[]", "int64_t[]", "float[]", "double[]", "uint8_t[]", "dfl_item[]", "dfl_path[]"),
+    *("dfl_draft_request[]", "int32_t *", "int64_t *", "dfl_error *", "dfl_engine_info *"),
+)
+"""cffi parses the name of a type when it first meets it, a millisecond each: 10 ms of an answer."""
 
 
 _keep_alive: list[Any] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -42,7 +43,7 @@ class Engine:
         Raises:
             Error: out of memory, or the cache types do not work on the model's device.
         """
-        config = config or model.config
+        config = self.config = config or model.config
         options = c_options("dfl_engine_params", config)
         options["n_ctx"] = model.n_ctx if n_ctx is None else n_ctx
         options["drafter"] = ffi.NULL if drafter is None else drafter.handle
@@ -171,7 +172,10 @@ class Engine:
             ids = ids_of(item.tokens, n_vocab)
             keep.append(ids)
             to.sequence, to.tokens, to.n = item.sequence.handle, ids, len(ids)
-            to.verify, to.n_to_come = item.verifies, item.n_to_come
+            if item.verifies:
+                to.verify = True
+            if item.n_to_come:
+                to.n_to_come = item.n_to_come
             if item.parents is not None:
                 if len(item.parents) != len(ids):
                     raise ValueError(
@@ -183,12 +187,15 @@ class Engine:
                 keep.append(ffi.from_buffer("float[]", item.all_logits, True))
                 to.all_logits = keep[-1]
         self.n_passes += 1
-        with c_callback(progress) as callback:
-            call("engine_run", self._handle, params, len(items), callback, ffi.NULL)
+        if progress is None:  # nearly always, and a round is short
+            call("engine_run", self._handle, params, len(items), ffi.NULL, ffi.NULL)
+        else:
+            with c_callback(progress) as callback:
+                call("engine_run", self._handle, params, len(items), callback, ffi.NULL)
         return [
             Rows(
                 item.sequence,
-                to.n if item.verifies else int(to.n_done == to.n and not to.n_to_come),
+                to.n if item.verifies else int(not item.n_to_come and to.n_done == to.n),
             )
             for item, to in zip(items, params, strict=True)
         ]
@@ -222,10 +229,11 @@ class Engine:
             ffi.from_buffer("float[]", logits),
             ffi.from_buffer("float[]", log_sum_exp),
         )
-        ends = np.cumsum([request.n_draft for request in requests])
+        if len(requests) == 1:
+            return [Draft(tokens, logits, log_sum_exp)]
+        ends = [0, *itertools.accumulate(request.n_draft for request in requests)]
         return [
-            Draft(tokens[a:b], logits[a:b], log_sum_exp[a:b])
-            for a, b in zip([0, *ends], ends, strict=False)
+            Draft(tokens[a:b], logits[a:b], log_sum_exp[a:b]) for a, b in itertools.pairwise(ends)
         ]
 
     def commit(self, paths: Sequence[tuple[Timeline, Sequence[int] | int]]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import abc
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -25,8 +24,7 @@ class Timeline(Protocol):
         """The C handle; raises Error once closed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(NamedTuple):
     """Tokens of one sequence that a pass is to run: to append, or candidates to verify."""
 
     sequence: Timeline
@@ -77,6 +75,11 @@ class Rows:
         if self._made != (self._sequence.n_calls, self._sequence.engine.n_passes):
             raise Error("these rows are gone: the engine has run another pass")
         return self._sequence.handle, index % self._n_rows
+
+    @property
+    def has_top(self) -> bool:
+        """Whether a device has picked the best tokens of each row: `Engine.keep_top`."""
+        return bool(self._sequence.engine.n_top)
 
     def argmax(self, index: int = -1) -> int:
         """Token with the largest logit of a row, the lowest id on ties; no row is copied."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ._ffi import Error, call, create, ffi, lib, new
+from ._ffi import Error, call, create, ffi, new, value
 from .engines import Engine
 from .passes import Draft, DraftRequest, Item, Rows, ids_of
 from .prefixes import Prefix
@@ -56,7 +56,7 @@ class Sequence:
     @property
     def position(self) -> int:
         """Tokens the caches hold."""
-        return int(lib().dfl_sequence_position(self.handle))
+        return value("sequence_position", self.handle)
 
     @property
     def tokens(self) -> NDArray[np.int32]:
@@ -67,7 +67,7 @@ class Sequence:
 
     def wanted_cells(self, n: int) -> int:
         """How many of `Engine.n_free_cells` n more tokens take."""
-        return int(lib().dfl_sequence_wanted_cells(self.handle, n))
+        return value("sequence_wanted_cells", self.handle, n)
 
     def sync(self, tokens: abc.Sequence[int]) -> int:
         """Goes back to where the timeline agrees with `tokens`; how many of them are there.
@@ -144,11 +144,11 @@ class Sequence:
     def take(self) -> Checkpoint:
         """A checkpoint of the present position."""
         handle = create("checkpoint", "checkpoint_take", self.handle)
-        return Checkpoint(handle, int(lib().dfl_checkpoint_position(handle)))
+        return Checkpoint(handle, value("checkpoint_position", handle))
 
     def holds(self, checkpoint: Checkpoint) -> bool:
         """Whether the timeline still begins with the checkpoint's tokens."""
-        return bool(lib().dfl_checkpoint_is_valid(self.handle, checkpoint.handle))
+        return bool(value("checkpoint_is_valid", self.handle, checkpoint.handle))
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Goes back to a checkpoint, however often.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from ..config import AUTO_TREE_BUDGET, TREE_BUDGET, DecodeConfig
@@ -150,10 +151,11 @@ class Drafting:
                     raise
                 self._most_rows = self._engine.max_verify  # others took what was free
 
-    def forget(self) -> None:
-        """Forgets the texts of the sequence."""
-        for proposer in self.proposers:
-            proposer.forget(self._sequence)
+    def forget(self, sequences: Iterable[Sequence]) -> None:
+        """Forgets the texts of sequences."""
+        for sequence in sequences:
+            for proposer in self.proposers:
+                proposer.forget(sequence)
 
     def keep(self) -> None:
         """Lets the next process begin with what this one has learned."""

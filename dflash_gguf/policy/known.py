@@ -32,6 +32,11 @@ SHARE = 0.01
 """Share of the running time that drafting may lose, and that deciding may take."""
 AHEAD = 64
 """Plain rounds whose share may be lost at once; eight times that can be saved."""
+SUSPENDED = 4.0
+"""Times what a round is expected to take, beyond which the process or the machine stood still. Such
+a time is nobody's debt: it would take a hundred times as long to earn."""
+WON = 64
+"""Plain rounds that drafting may have won at most, to pay debts with when an answer begins."""
 MOST_KEPT = 256
 """Rounds after which a decision is made anew at the latest."""
 MEMORY = 16
@@ -51,7 +56,7 @@ class Known:
         self.promise = Promise()
         self.choose_s = 0.0
         self.host = Median()
-        self._lost_s = self._copied_s = 0.0
+        self._lost_s = self._copied_s = self._won_s = 0.0
         self._since_draft = self._since_plain = 0
         self._is_cold = False
         self._tokens = self._seconds = 0.0
@@ -104,14 +109,14 @@ class Known:
         return self._is_cold or self._since_plain * SHARE >= 2.0 * advantage
 
     def begin(self) -> bool:
-        """An answer begins: debts of those before it are forgotten where drafting has paid.
+        """An answer begins: debts of those before it are paid with what drafting had won before.
 
-        Whether there were any.
+        Whether there were any, and they were.
         """
-        has_debts = self.promise.is_proven and self._lost_s > 0.0
-        if has_debts:
-            self._lost_s = 0.0
-        return has_debts
+        paid_s = max(min(self._lost_s, self._won_s), 0.0)
+        self._won_s -= paid_s
+        self._lost_s -= paid_s
+        return paid_s > 0.0
 
     def observe(self, done: Round) -> None:
         """Learns from a round."""
@@ -125,19 +130,25 @@ class Known:
             self._n_vain = 0 if done.n_accepted else self._n_vain + 1
         self._lost_s -= self.share * done.seconds
         self._copied_s -= SHARE * done.seconds
-        least_s = 0.0
+        least_s = loss_s = most_s = 0.0
         if costs.knows_plain_of(done.n_sequences):
             plain_s = costs.plain_s(done.position, done.n_sequences) / done.n_sequences
             seconds = done.seconds
             if self.promise.is_proven and not costs.is_warm(done):
                 seconds = min(seconds, costs.round_s(done))  # a graph is built only once
+            elif seconds > SUSPENDED * plain_s:
+                seconds = min(seconds, SUSPENDED * costs.round_s(done))
             least_s = -8.0 * SHARE * AHEAD * plain_s
+            most_s = WON * plain_s
             if done.is_mixed:  # what others proposed as well would have come without the draft
-                self._lost_s += done.draft_s - (done.n_accepted - done.n_copied) * plain_s
+                loss_s = min(done.draft_s, seconds) - (done.n_accepted - done.n_copied) * plain_s
             elif done.n_positions:
-                self._lost_s += seconds - done.n_tokens * plain_s
+                loss_s = seconds - done.n_tokens * plain_s
             elif done.n_drafted:
                 self._copied_s += seconds - done.n_tokens * plain_s
+        self._lost_s += loss_s
+        self._won_s += min(max(least_s - self._lost_s, 0.0), max(-loss_s, 0.0))
+        self._won_s = min(self._won_s, most_s)
         self._lost_s, self._copied_s = max(self._lost_s, least_s), max(self._copied_s, least_s)
         self._is_cold = (
             is_plain and self._since_plain > 0 and costs.knows_plain_of(done.n_sequences)

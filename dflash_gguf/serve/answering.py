@@ -12,7 +12,8 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from .answers import Choice, Form
+from .answers import Form
+from .choice import Choice
 from .engine import BusyError, Engine, Event, Gone, NotReadyError, Quiet, Request
 from .errors import error_body, error_response
 from .messages import Ended, Failed, Prefilled, Started, Stepped

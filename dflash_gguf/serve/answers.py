@@ -6,117 +6,19 @@ import math
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..config import DecodeConfig
 from ..sampling import Chances
 from ..text.tokenizer import Tokenizer
-from .messages import Account, Prefilled, Run, Stepped
+from .choice import Choice, Event, meta_info, progressed, timed, usage
+from .messages import Account, Stepped
 
 FINGERPRINT = "b1-dflash-gguf"
 """llama-server's begin with a b and a number, which clients look for."""
 LOWEST_LOGPROB = -9999.0
 """In place of minus infinity, which JSON has not."""
-Event = dict[str, Any]
-
-
-@dataclass
-class Choice:
-    """One answer as far as it has come."""
-
-    index: int
-    run: Run
-    config: DecodeConfig
-    prompt: int = 0
-    """Number of the prompt that it answers."""
-    batch: int = 2048
-    """Prompt tokens between two reports of progress."""
-    slot: int = -1
-    tokens: list[int] = field(default_factory=list)
-    text: list[str] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
-    chances: list[Chances] = field(default_factory=list)
-    account: Account | None = None
-    began: float = field(default_factory=time.monotonic)
-    _reported: int = -1
-
-    def add(self, step: Stepped) -> None:
-        """Takes what a round added."""
-        self.tokens += step.tokens
-        self.text.append(step.text)
-        self.reasoning.append(step.reasoning)
-        self.chances += step.chances
-        self.account = step.account or self.account
-
-    def progress(self, message: Prefilled) -> Event | None:
-        """How far the prompt is; None where that is no news."""
-        is_last = message.done == message.total
-        if not (self._reported < 0 or message.done >= self._reported + self.batch or is_last):
-            return None
-        if message.done == self._reported:
-            return None
-        self._reported = message.done
-        n_cached = len(self.run.tokens) - message.total
-        return {
-            "total": len(self.run.tokens),
-            "cache": n_cached,
-            "processed": n_cached + message.done,
-            "time_ms": round(1e3 * (time.monotonic() - self.began)) if message.done else 0,
-        }
-
-    @property
-    def finish_reason(self) -> str:
-        """OpenAI's word for what ended it."""
-        reason = self.account.stop_reason if self.account else None
-        return "length" if reason in ("length", "context") else "stop"
-
-
-def timings(account: Account) -> dict[str, Any]:
-    """Counts and speeds as llama-server has them; what it has not is under `dflash`."""
-    n_prompt, n_tokens = account.n_prefilled, account.n_tokens
-    prompt_ms, predicted_ms = 1e3 * account.prefill_s, 1e3 * account.decode_s
-    found: dict[str, Any] = {
-        "cache_n": account.n_prompt - n_prompt,
-        "prompt_n": n_prompt,
-        "prompt_ms": round(prompt_ms, 3),
-        "prompt_per_token_ms": _ratio(prompt_ms, n_prompt),
-        "prompt_per_second": _ratio(1e3 * n_prompt, prompt_ms),
-        "predicted_n": n_tokens,
-        "predicted_ms": round(predicted_ms, 3),
-        "predicted_per_token_ms": _ratio(predicted_ms, account.n_decoded),
-        "predicted_per_second": _ratio(1e3 * account.n_decoded, predicted_ms),
-    }
-    if account.draft != "none":
-        found |= {"draft_n": account.n_drafted, "draft_n_accepted": account.n_accepted}
-    found["dflash"] = {
-        "rounds": account.rounds,
-        "tokens_per_round": _ratio(account.n_decoded, account.rounds),
-        "rounds_by_draft": account.rounds_by_draft,
-        "phase_ms": {name: round(1e3 * s, 3) for name, s in account.phase_s.items()},
-    }
-    return found
-
-
-NO_TIMINGS = Account(0, 0, 0, 0, 0, 0.0, 0.0, "", None, 0, "none", 0, 0, {}, None)
-
-
-def usage(choices: Sequence[Choice]) -> dict[str, Any]:
-    """Tokens of all choices; a prompt that several answer counts once."""
-    accounts = [choice.account for choice in choices if choice.account is not None]
-    prompts = {choice.prompt: len(choice.run.tokens) for choice in choices}
-    cached = {
-        choice.prompt: choice.account.n_prompt - choice.account.n_prefilled
-        for choice in reversed(choices)
-        if choice.account is not None
-    }
-    n_prompt, n_tokens = sum(prompts.values()), sum(account.n_tokens for account in accounts)
-    return {
-        "prompt_tokens": n_prompt,
-        "completion_tokens": n_tokens,
-        "total_tokens": n_prompt + n_tokens,
-        "prompt_tokens_details": {"cached_tokens": sum(cached.values())},
-    }
 
 
 class Form(Protocol):
@@ -182,8 +84,10 @@ class Chat:
 
     is_openai = True
 
-    def __init__(self, common: Common) -> None:
+    def __init__(self, common: Common, *, has_meta_info: bool = False) -> None:
+        """has_meta_info: the whole answer says how it was drafted, as SGLang's does."""
         self._common = common
+        self._has_meta_info = has_meta_info
         self._id = f"chatcmpl-{secrets.token_urlsafe(18)}"
         self._created = int(time.time())
 
@@ -193,7 +97,9 @@ class Chat:
         found["choices"] = [self._choice(choice) for choice in choices]
         found["usage"] = usage(choices)
         if choices[0].account is not None:
-            found["timings"] = timings(choices[0].account)
+            found |= timed(choices[0].account)
+        if self._has_meta_info:
+            found["meta_info"] = meta_info(choices)
         return found | _verbose(self._common)
 
     def _choice(self, choice: Choice) -> Event:
@@ -220,7 +126,7 @@ class Chat:
     def progress(self, choice: Choice, progress: Event) -> Event:
         """A chunk without words."""
         chunk = self._chunk(choice, {"role": "assistant", "content": None})
-        return chunk | {"prompt_progress": progress, "timings": _no_timings(choice, progress)}
+        return chunk | progressed(choice, progress)
 
     def step(self, choice: Choice, step: Stepped, *, is_first: bool) -> Iterator[Event]:
         """A chunk for the thoughts and one for the words; before all, one for the role."""
@@ -241,7 +147,7 @@ class Chat:
                 if self._common.return_tokens:
                     chunk["choices"][0]["tokens"] = step.tokens
                 if self._common.timings_per_token and step.account is not None:
-                    chunk["timings"] = timings(step.account)
+                    chunk |= timed(step.account)
             yield chunk
 
     def end(self, choice: Choice) -> Iterator[Event]:
@@ -249,7 +155,7 @@ class Chat:
         chunk = self._chunk(choice, {})
         chunk["choices"][0]["finish_reason"] = choice.finish_reason
         if choice.account is not None:
-            chunk["timings"] = timings(choice.account)
+            chunk |= timed(choice.account)
         yield chunk | _verbose(self._common)
 
     def finish(self, choices: Sequence[Choice]) -> Iterator[Event]:
@@ -258,7 +164,7 @@ class Chat:
             found = self._head("chat.completion.chunk")
             found |= {"choices": [], "usage": usage(choices)}
             if choices[0].account is not None:
-                found["timings"] = timings(choices[0].account)
+                found |= timed(choices[0].account)
             yield found
 
     def _chunk(self, choice: Choice, delta: Event) -> Event:
@@ -306,13 +212,13 @@ class Completions:
             for part, choice in zip(found["choices"], choices, strict=True):
                 part["tokens"] = choice.tokens
         if choices[0].account is not None:
-            found["timings"] = timings(choices[0].account)
+            found |= timed(choices[0].account)
         return found | _verbose(self._common)
 
     def progress(self, choice: Choice, progress: Event) -> Event:
         """A chunk without words."""
         found = self._head() | {"choices": [self._part(choice, "", None, None)]}
-        return found | {"prompt_progress": progress, "timings": _no_timings(choice, progress)}
+        return found | progressed(choice, progress)
 
     def step(self, choice: Choice, step: Stepped, *, is_first: bool) -> Iterator[Event]:
         """A chunk."""
@@ -325,14 +231,14 @@ class Completions:
         if self._common.return_tokens:
             found["choices"][0]["tokens"] = step.tokens
         if self._common.timings_per_token and step.account is not None:
-            found["timings"] = timings(step.account)
+            found |= timed(step.account)
         yield found
 
     def end(self, choice: Choice) -> Iterator[Event]:
         """The chunk with the reason."""
         found = self._head() | {"choices": [self._part(choice, "", choice.finish_reason, None)]}
         if choice.account is not None:
-            found["timings"] = timings(choice.account)
+            found |= timed(choice.account)
         yield found | _verbose(self._common)
 
     def finish(self, choices: Sequence[Choice]) -> Iterator[Event]:
@@ -420,7 +326,7 @@ class Native:
     def progress(self, choice: Choice, progress: Event) -> Event:
         """An event without words."""
         found = self._event(choice, "", [])
-        return found | {"prompt_progress": progress, "timings": _no_timings(choice, progress)}
+        return found | progressed(choice, progress)
 
     def step(self, choice: Choice, step: Stepped, *, is_first: bool) -> Iterator[Event]:  # noqa: ARG002
         """An event a token; text that became certain with a round comes with its last one."""
@@ -432,7 +338,7 @@ class Native:
                     choice.config, [token], step.chances[number : number + 1]
                 )
             if self._common.timings_per_token and step.account is not None:
-                found["timings"] = timings(step.account)
+                found |= timed(step.account)
             yield found
 
     def end(self, choice: Choice) -> Iterator[Event]:
@@ -487,7 +393,7 @@ class Native:
             "stop_type": kinds.get(account.stop_reason, "none"),
             "stopping_word": account.stop_text or "",
             "tokens_cached": account.n_prompt + max(account.n_tokens - 1, 0),
-            "timings": timings(account),
+            **timed(account),
         }
 
     def _settings(self, choice: Choice, account: Account) -> Event:
@@ -528,7 +434,7 @@ def settings_of(config: DecodeConfig, seed: int, stop_tokens: Sequence[int]) -> 
 
 
 def picked(answer: Event, fields: Sequence[str] | None) -> Event:
-    """The fields wanted of an answer; "a/b" is field b of field a, by the name "b"."""
+    """The fields wanted of an answer; "a/b" is field b of field a, by that name."""
     if not fields:
         return answer
     found = {}
@@ -539,27 +445,13 @@ def picked(answer: Event, fields: Sequence[str] | None) -> Event:
                 break
             value = value[name]
         else:
-            found[path.rpartition("/")[2]] = value
+            found[path] = value
     return found
-
-
-def _no_timings(choice: Choice, progress: Event) -> Event:
-    """Timings while a prompt is computed; all 0 before any work."""
-    done = progress["processed"] - progress["cache"]
-    seconds = progress["time_ms"] / 1e3
-    found = timings(
-        Account(done, done, 0, 0, 0, seconds, 0.0, "", None, 0, choice.config.draft, 0, 0, {}, None)
-    )
-    return found | {"cache_n": progress["cache"] if done else 0}
 
 
 def _verbose(common: Common) -> Event:
     prompt = common.verbose_prompt
     return {} if prompt is None else {"__verbose": {"prompt": prompt}}
-
-
-def _ratio(value: float, by: float) -> float:
-    return round(value / by, 3) if by > 0 else 0.0
 
 
 def _finite(value: float) -> float:

@@ -20,7 +20,8 @@ from ..config import DecodeConfig
 from ..text.chat import ChatPrompt
 from ..text.tokenizer import Tokenizer
 from .answering import Answering
-from .answers import Chat, Choice, Common, Completions, Form, Native, settings_of
+from .answers import Chat, Common, Completions, Form, Native, settings_of
+from .choice import Choice
 from .engine import BusyError, Engine, NotReadyError
 from .errors import error_answer, error_body, error_response
 from .fields import (
@@ -109,7 +110,8 @@ class App:
             text, _ = texts.chat_text(body)
             prompt = texts.chat_tokens(body, text)
             choices = self._choices(body, engine, [prompt], config)
-            return choices, Chat(self._common(body, model, texts, choices))
+            common = self._common(body, model, texts, choices)
+            return choices, Chat(common, has_meta_info=bool(body.return_meta_info))
 
         return self._answer(body, engine, *await _aside(prepare, n_bytes))
 
@@ -172,7 +174,6 @@ class App:
     ) -> list[Choice]:
         """The answers to make: n to each prompt, in order, with seeds of their own."""
         n, ready, settings = n_choices(body), engine.needed(), self._settings
-        cache = settings.cache_prompt if body.cache_prompt is None else body.cache_prompt
         choices: list[Choice] = []
         for number, prompt in enumerate(prompts):
             _check_prompt(prompt, ready.n_ctx, ready.n_vocab)
@@ -188,7 +189,6 @@ class App:
                     prompt,
                     asdict(own),
                     reasoning,
-                    cache,
                     bool(body.timings_per_token),
                     turns,
                 )

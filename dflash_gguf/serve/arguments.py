@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -315,14 +316,13 @@ def settings_of(args: argparse.Namespace) -> Settings:
         raise ValueError(f"--batch-size is {args.batch_size}, must be at least 1")
     args.reasoning_format = "none" if args.reasoning_format == "none" else "auto"
     return Settings(
-        decode=decode_config(args),
+        decode=replace(decode_config(args), cache_prompt=args.cache_prompt),
         keys=tuple(_keys(args)),
         cors_origins=tuple(listed(args.cors_origins)),
         tags=tuple(listed(args.tags)),
         has_metrics=bool(args.metrics),
         has_slots=args.slots,
         slot_save_path=_folder(args.slot_save_path),
-        cache_prompt=args.cache_prompt,
         verbose=args.verbose,
         n_batch=args.batch_size,
         timeout_s=args.timeout,

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -121,7 +122,7 @@ async def _serve(
 
     def load_of(model: Model) -> Load:
         drafter = None if model.drafter is None else str(model.drafter)
-        return Load(str(model.path), drafter, n_parallel, options)
+        return Load(str(model.path), drafter, n_parallel, options, asdict(settings.decode))
 
     def texts_of(tokenizer: Tokenizer | None) -> Texts:
         return Texts(tokenizer, template, think, variables)

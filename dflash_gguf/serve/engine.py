@@ -41,6 +41,7 @@ MIN_PAUSE_S, MAX_PAUSE_S = 0.5, 30.0
 FLAT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 18)}
 """For glibc: larger blocks always go back to the system. By itself it raises that bound to their
 size, and kept prefixes leave holes: 10 to 40 MB more after 2,000 requests of the small pair."""
+STDERR = 2
 CLOSE_S = 2.0
 """What a process may take to end before it is killed."""
 N_TIMED = 16
@@ -251,13 +252,17 @@ class Engine:
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-m", "dflash_gguf.serve.worker", str(theirs.fileno())]
-            process = subprocess.Popen(
-                command,
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=sys.stderr,
-                env=FLAT_MEMORY | os.environ,
-            )
+            try:
+                process = subprocess.Popen(
+                    command,
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=STDERR,
+                    env=FLAT_MEMORY | os.environ,
+                )
+            except OSError as error:  # no memory for one, or too many: later there may be
+                ours.close()
+                return f"the process cannot be started: {error.strerror}"
         self.process = process
         reader, self._writer = await asyncio.open_connection(sock=ours)
         refused = None

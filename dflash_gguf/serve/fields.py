@@ -125,7 +125,7 @@ class CompletionBody(Body, kw_only=True):
 
 
 class ChatBody(Body, kw_only=True):
-    """OpenAI's /v1/chat/completions, with llama-server's and vLLM's additions."""
+    """OpenAI's /v1/chat/completions, with llama-server's, vLLM's and SGLang's additions."""
 
     messages: list[dict[str, Any]]
     logprobs: bool | None = None
@@ -137,6 +137,7 @@ class ChatBody(Body, kw_only=True):
     reasoning_format: str | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    return_meta_info: bool | None = None
 
 
 class SlotBody(msgspec.Struct, kw_only=True):
@@ -224,6 +225,7 @@ def config_of(body: Body, defaults: DecodeConfig, n_ctx: int, n_probs: int | Non
         "frequency_penalty",
         "ignore_eos",
         "post_sampling_probs",
+        "cache_prompt",
         "draft",
         "draft_max",
         "draft_min",

@@ -21,27 +21,30 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Load(Message, frozen=True):
-    """To the engine, first of all: what to load. options: flags of dflash-serve by their names."""
+    """To the engine, first of all: what to load.
+
+    options: flags of dflash-serve by their names. config: fields of the DecodeConfig that holds
+    where requests do not say.
+    """
 
     model: str
     drafter: str | None
     n_parallel: int
     options: dict[str, Any]
+    config: dict[str, Any]
 
 
 class Run(Message, frozen=True):
     """To the engine: answer a prompt.
 
     config: fields of a DecodeConfig. reasoning: name of the format of thoughts and whether they
-    have begun. cache_prompt: what the caches hold may be used. wants_account: with every step.
-    turns: see ChatPrompt.
+    have begun. wants_account: with every step. turns: see ChatPrompt.
     """
 
     id: int
     tokens: list[int]
     config: dict[str, Any]
     reasoning: tuple[str, bool] | None
-    cache_prompt: bool
     wants_account: bool
     turns: list[int] = []
 
@@ -224,6 +227,6 @@ class Channel:
         data = self._file.read(n)
         return _to_engine.decode(data) if len(data) == n else None
 
-    def write(self, message: Message) -> None:
-        """Sends a message, waiting while the other side is behind. OSError if it has gone."""
-        self._socket.sendall(frame(message))
+    def write(self, *messages: Message) -> None:
+        """Sends messages, waiting while the other side is behind. OSError if it has gone."""
+        self._socket.sendall(b"".join(map(frame, messages)))

@@ -15,7 +15,6 @@ class Settings:
     keys: one of them is to come with every request; none: no request needs one.
     cors_origins: "localhost", "*", or origins; where a browser's pages may ask from.
     decode: what holds where a request does not say.
-    cache_prompt, reasoning_format, think: the same.
     slot_save_path: a folder for files of slots.
     n_batch: prompt tokens between two reports of progress.
     timeout_s: what a client may take to send a request, or to read what is sent to it.
@@ -29,7 +28,6 @@ class Settings:
     has_metrics: bool = False
     has_slots: bool = True
     slot_save_path: Path | None = None
-    cache_prompt: bool = True
     verbose: bool = False
     n_batch: int = 2048
     timeout_s: float = 600.0

@@ -6,6 +6,8 @@ Started by the HTTP process with a socket. It ends when the socket does.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import gc
 import os
 import signal
 import socket
@@ -58,8 +60,8 @@ class Messages(Protocol):
     def read(self) -> ToEngine | None:
         """Waits for a message; None once there will be no more."""
 
-    def write(self, message: Message) -> None:
-        """Sends a message."""
+    def write(self, *messages: Message) -> None:
+        """Sends messages."""
 
 
 class Job:
@@ -86,6 +88,7 @@ class Worker:
         self._actions: deque[SlotAction] = deque()
         self._texts: dict[int, list[int]] = {}  # last in each slot, without its last token
         self._is_over = False
+        self._unsaid: list[Message] = []
 
     def run(self) -> None:
         """Answers until the other side closes the channel."""
@@ -95,6 +98,7 @@ class Worker:
             self._admit()
             for job in list(self._live):
                 self._advance(job)
+            self._flush()
             # One round for all, then whoever has a step of it gets it.
             if self._live and self._live[0].stream is not None:
                 self._round(self._live[0])
@@ -117,8 +121,20 @@ class Worker:
                 job.is_cancelled = True
             self._changed.notify()
 
+    def _say(self, message: Message) -> None:
+        """Sends a message with the others of a round, so that the other side wakes up once."""
+        self._unsaid.append(message)
+
+    def _flush(self) -> None:
+        messages, self._unsaid = self._unsaid, []
+        if messages:
+            with contextlib.suppress(OSError):  # nobody listens: `_wait` ends the loop
+                self._channel.write(*messages)
+
     def _wait(self) -> bool:
         """Waits for something to do; False once there will be nothing more."""
+        if not self._is_due():
+            self._flush()
         with self._changed:
             self._changed.wait_for(self._is_due)
             return not self._is_over
@@ -131,10 +147,10 @@ class Worker:
         while self._actions:
             action = self._actions.popleft()
             try:
-                self._channel.write(self._done(action))
+                self._say(self._done(action))
             except (Error, ValueError, MemoryError, OSError) as error:
                 sentence = f"slots: {str(error) or type(error).__name__}"
-                self._channel.write(Failed(action.id, 400, sentence))
+                self._say(Failed(action.id, 400, sentence))
 
     def _done(self, action: SlotAction) -> SlotDone:
         """Does it. ValueError, OSError, Error if it cannot be done."""
@@ -168,7 +184,7 @@ class Worker:
         for job in admitted:
             self._live.append(job)
             if not job.is_cancelled:
-                self._channel.write(Started(job.run.id, job.slot))
+                self._say(Started(job.run.id, job.slot))
                 self._guard(job, lambda job=job: self._open(job))  # type: ignore[misc]
 
     def _open(self, job: Job) -> None:
@@ -177,14 +193,16 @@ class Worker:
         if run.reasoning is not None or run.turns:
             reasoning = None if run.reasoning is None else Format(*run.reasoning)
             prompt = ChatPrompt(prompt, reasoning, run.turns)
-        if not run.cache_prompt:
-            self._decoder.reset()
         job.stream = self._decoder.stream(
             prompt,
             DecodeConfig(**run.config),
             cancelled=lambda: job.is_cancelled,
-            on_prefill=lambda done, total: self._channel.write(Prefilled(run.id, done, total)),
+            on_prefill=lambda done, total: self._prefilled(run.id, done, total),
         )
+
+    def _prefilled(self, number: int, done: int, total: int) -> None:
+        self._say(Prefilled(number, done, total))
+        self._flush()
 
     def _advance(self, job: Job) -> None:
         """The steps of an answer that are there, or its end."""
@@ -211,9 +229,7 @@ class Worker:
     def _tell(self, job: Job, stream: Stream, step: Step) -> None:
         account = Account.of(stream.result()) if job.run.wants_account else None
         tokens, chances = list(step.tokens), list(step.chances)
-        self._channel.write(
-            Stepped(job.run.id, tokens, step.text, step.reasoning, chances, account)
-        )
+        self._say(Stepped(job.run.id, tokens, step.text, step.reasoning, chances, account))
 
     def _end(self, job: Job) -> None:
         run = job.run
@@ -227,7 +243,7 @@ class Worker:
             account = Account.of(result)
             self._texts[job.slot] = [*run.tokens, *result.tokens][:-1]
         self._remove(job)
-        self._channel.write(Ended(run.id, account))
+        self._say(Ended(run.id, account))
 
     def _remove(self, job: Job) -> None:
         with self._changed:
@@ -241,8 +257,6 @@ class Worker:
         """Runs for one answer; what goes wrong ends that one only."""
         try:
             act()
-        except OSError:  # nobody listens: `_wait` ends the loop
-            return
         except Exception as error:
             is_fault_of_request = isinstance(error, ValueError)
             if not isinstance(error, (Error, ValueError, MemoryError)):
@@ -250,7 +264,7 @@ class Worker:
             sentence = str(error) or type(error).__name__
             self._remove(job)
             status = 400 if is_fault_of_request else 500
-            self._channel.write(Failed(job.run.id, status, sentence))
+            self._say(Failed(job.run.id, status, sentence))
 
 
 def open_decoder(request: Load, progress: Progress) -> tuple[Decoder, list[str]]:
@@ -263,6 +277,12 @@ def open_decoder(request: Load, progress: Progress) -> tuple[Decoder, list[str]]
     with warnings.catch_warnings(record=True) as caught:
         warnings.filterwarnings("always", category=UserWarning)
         decoder = load(request.model, drafter=request.drafter, config=settings, progress=progress)
+    gc.freeze()  # what exists by now stays: no need to look at it within an answer
+    try:
+        decoder.check(DecodeConfig(**request.config))
+    except ValueError:
+        decoder.close()
+        raise
     notes = [str(warning.message) for warning in caught]
     if lacking := decoder.engine.cpu_operations:
         notes.append(f"{decoder.model.backend} lacks {', '.join(lacking)}: the CPU computes that")

@@ -1,0 +1,46 @@
+"""How much of the prompts that come in joins the rounds of those who decode."""
+
+from __future__ import annotations
+
+from .costs import Median
+
+CHUNKS = (32, 48, 64, 96, 128, 192, 256, 384, 512)
+"""Tokens of prompts that may join the others' rounds: few sizes, as each has a graph of its own."""
+SLOWER = 1.85
+"""Times as long as without prompts that rounds may take on average while some come in."""
+MOST_MIXED = 16
+"""Rounds with pieces of prompts before one without."""
+
+
+class Pace:
+    """Learns what rounds take with pieces of prompts, and without."""
+
+    def __init__(self) -> None:
+        self._alone = Median()  # of rounds without prompts
+        self._row = Median()  # of a row of a prompt among others
+        self._n_mixed = 0  # rounds with prompts since one without
+        self._saved_s = 0.0  # that pieces of prompts may take longer, as others took less
+        self._run_sizes: set[int] = set()  # whose graphs are there
+
+    def chunk(self) -> int:
+        """How much of a prompt joins the others in this round: none while they wait too long.
+
+        Nor where it is long ago that they ran alone, which is what they are compared with.
+        """
+        if self._saved_s < 0.0 or self._n_mixed >= MOST_MIXED:
+            return 0
+        most_s = (SLOWER - 1.0) * self._alone.value
+        fitting = [n for n in CHUNKS if n * self._row.value <= most_s]
+        return fitting[-1] if fitting and self._row.value else CHUNKS[0]
+
+    def ran(self, seconds: float, n_filled: int) -> None:
+        """A round in which some decoded: what it took, and how many tokens of prompts it had."""
+        self._n_mixed = self._n_mixed + 1 if n_filled else 0
+        if not n_filled:
+            self._alone.add(seconds)
+        alone_s = self._alone.value
+        more_s = max(seconds - alone_s, 0.0) if n_filled else 0.0
+        self._saved_s = min(self._saved_s + (SLOWER - 1.0) * alone_s - more_s, alone_s)
+        if n_filled in self._run_sizes and more_s:
+            self._row.add(more_s / n_filled)
+        self._run_sizes.add(n_filled)  # the first of a size builds its graph
