@@ -51,7 +51,8 @@ def test_flags_of_llama_server_are_taken() -> None:
         "--port 0 --timeout 30 --metrics --no-slots --props --cache-ram 100 --cache-reuse 256 "
         "--slot-save-path . --cache-prompt --jinja --reasoning-format deepseek "
         "--reasoning-budget 0 --threads-http 4 -fa on --kv-unified --spec-type draft-dflash "
-        "--spec-draft-n-max 3 --chat-template chatml --tags a,b --no-webui --no-ui --offline --swa-full"
+        "--spec-draft-n-max 3 --chat-template chatml --tags a,b --no-webui "
+        "--no-ui --offline --swa-full"
     )
     args = parsed(*flags.split())
     settings = settings_of(args)
