@@ -309,6 +309,8 @@ def _drafter(target: Shape, taps: tuple[int, ...]) -> Shape:
     drafter = _usual_drafter(target, taps)
     if target.n_embd < 1024:
         return drafter
+    if target.arch == Arch.QWEN3NEXT:
+        return replace(drafter, n_layer=8)
     if target.arch == Arch.GPT_OSS:
         heads = {"n_head": 64, "head_dim": 64, "rope_dims": 64}
         return replace(drafter, n_layer=8, n_ff=7680, **heads, biased=True, yarn=target.yarn)

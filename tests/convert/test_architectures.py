@@ -211,6 +211,39 @@ def test_zero_centred_norms_become_factors(tmp_path: Path) -> None:
     np.testing.assert_array_equal(fusion, theirs["mtp.fc.weight"])
 
 
+def test_qwen3next_projections_of_a_key_head_are_taken_apart(tmp_path: Path) -> None:
+    make_target(tmp_path, "qwen3next", mtp=True)
+    conversion, ours, theirs = converted(tmp_path, "qwen2")
+    source = "model.layers.0.linear_attn"
+    # Two key heads of 16, each with two value heads and their gates.
+    first, second = theirs[f"{source}.in_proj_qkvz.weight"].reshape(2, 96, 96)
+    q, k, v, z = slice(0, 16), slice(16, 32), slice(32, 64), slice(64, 96)
+    expected = [first[q], second[q], first[k], second[k], first[v], second[v]]
+    np.testing.assert_array_equal(ours["blk.0.attn_qkv.weight"], np.concatenate(expected))
+    gates = np.concatenate([first[z], second[z]])
+    np.testing.assert_array_equal(ours["blk.0.attn_gate.weight"], gates)
+    for name, part in (
+        ("ssm_ba.weight", "in_proj_ba.weight"),
+        ("ssm_dt.bias", "dt_bias"),
+        ("ssm_out.weight", "out_proj.weight"),
+        ("ssm_norm.weight", "norm.weight"),
+    ):
+        np.testing.assert_array_equal(ours[f"blk.0.{name}"], theirs[f"{source}.{part}"])
+    decay = -np.exp(theirs[f"{source}.A_log"].astype(np.float64))
+    np.testing.assert_array_equal(ours["blk.0.ssm_a"], decay.astype(np.float32))
+    norm = theirs["model.layers.0.input_layernorm.weight"] + np.float32(1)
+    np.testing.assert_array_equal(ours["blk.0.attn_norm.weight"], norm)
+    found = metadata(conversion)
+    assert "rope.dimension_sections" not in found
+    assert (found["rope.dimension_count"], found["nextn_predict_layers"]) == (8, 1)
+
+
+def test_qwen3next_whose_weights_are_not_renormalised_is_refused(tmp_path: Path) -> None:
+    make_target(tmp_path, "qwen3next", norm_topk_prob=False)
+    with pytest.raises(ConvertError, match="norm_topk_prob is not true, which Qwen3NextForCausal"):
+        prepare(tmp_path, "f32", pre="qwen2")
+
+
 @pytest.mark.parametrize("kind", ["qwen35", "qwen35moe"])
 def test_mtp_layers_are_blocks_that_no_mtp_drops(tmp_path: Path, kind: str) -> None:
     make_target(tmp_path, kind, mtp=True, wrapped=True)

@@ -96,7 +96,7 @@ def check_law(decoder: Decoder, expected: list[int], patch: pytest.MonkeyPatch) 
         assert proposer is None or found.rounds < N_TOKENS - 5
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "gemma4moe", "gemma4e"])
+@pytest.mark.parametrize("kind", [*KINDS, "qwen3next", "gemma4moe", "gemma4e"])
 def test_every_split(
     pair_of: Callable[[str], Pair], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
