@@ -51,7 +51,8 @@ def test_flags_of_llama_server_are_taken() -> None:
         "--port 0 --timeout 30 --metrics --no-slots --props --cache-ram 100 --cache-reuse 256 "
         "--slot-save-path . --cache-prompt --jinja --reasoning-format deepseek "
         "--reasoning-budget 0 --threads-http 4 -fa on --kv-unified --spec-type draft-dflash "
-        "--spec-draft-n-max 3 --chat-template chatml --tags a,b --no-webui"
+        "--spec-draft-n-max 3 --chat-template chatml --tags a,b --no-webui "
+        "--no-ui --offline --swa-full"
     )
     args = parsed(*flags.split())
     settings = settings_of(args)
@@ -62,7 +63,7 @@ def test_flags_of_llama_server_are_taken() -> None:
     assert thinks(args, {}) is False
     lines = notes(args)
     assert any(line.startswith("--cache-reuse is ignored: shifted") for line in lines)
-    assert len(lines) == 8
+    assert len(lines) == 11
 
 
 def test_environment_variables_stand_for_flags_that_are_not_given() -> None:
