@@ -405,7 +405,7 @@ class Scheduler:
         n_most = max(self.engine.model.config.n_ubatch, self.engine.n_parallel)
         left = min(n_most, self.engine.n_ctx) - sum([one.tree is None for one in decoding])
         if decoding:
-            left = min(left, self._pace.chunk())
+            left = min(left, self._pace.chunk(len(decoding), len(filling)))
         n_taken = sum([one.n_wanted for one in decoding])
         work: list[_Work] = []
         for job in filling:  # the oldest first

@@ -2,6 +2,7 @@
 
     scripts/bench_many.py MODEL.gguf [--drafter DRAFTER.gguf] [-n 1 8] [--rounds 40] [--runs 3]
     scripts/bench_many.py MODEL.gguf -c 12288 --prompt 8192 [--streams 4] [--drafter DRAFTER.gguf]
+    scripts/bench_many.py MODEL.gguf --host [-n 16] [--drafter DRAFTER.gguf]
 
 Rounds: every sequence holds a prompt of random tokens of its own and takes one greedy token a
 round, in one pass of all; llama.cpp's library does the same by llama_decode with as many sequence
@@ -173,7 +174,7 @@ def answers(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def beside(args: argparse.Namespace) -> dict[str, Any]:
-    """What a long prompt costs the answers beside it, and they it."""
+    """What a long prompt costs the answers beside it, and they it: plain ones without a drafter."""
     options = {"n_ctx": args.ctx, "n_parallel": args.streams + 1, "n_threads": args.threads}
     prompt = np.random.default_rng(0).integers(0, args.vocabulary, args.prompt).tolist()
     with dflash_gguf.load(args.model, drafter=args.drafter, **options) as decoder:
@@ -186,6 +187,7 @@ def beside(args: argparse.Namespace) -> dict[str, Any]:
                 ignore_eos=True,
                 temperature=1.0,
                 seed=i,
+                draft="none" if args.drafter is None else "auto",
             )
             for i in range(args.streams)
         ]
@@ -212,6 +214,60 @@ def beside(args: argparse.Namespace) -> dict[str, Any]:
     return row
 
 
+def host(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The part of rounds that is not the core's: choices, trees, sampling, text."""
+    options = {"n_ctx": args.ctx, "n_parallel": max(args.n), "n_threads": args.threads}
+    draft = "none" if args.drafter is None else "auto"
+    found = []
+    with dflash_gguf.load(args.model, drafter=args.drafter, **options) as decoder:
+        engine: Any = decoder.engine
+        core_s = 0.0
+
+        def timed(call: Callable[..., Any]) -> Callable[..., Any]:
+            def run(*values: Any) -> Any:
+                nonlocal core_s
+                started = time.perf_counter()
+                result = call(*values)
+                core_s += time.perf_counter() - started
+                return result
+
+            return run
+
+        for name in ("run", "draft", "commit"):
+            setattr(engine, name, timed(getattr(engine, name)))
+        for n in args.n:
+            streams = [
+                decoder.stream(
+                    f"Write a story about {i} birds.",
+                    max_tokens=1000,
+                    ignore_eos=True,
+                    temperature=1.0,
+                    seed=i,
+                    draft=draft,
+                )
+                for i in range(n)
+            ]
+            for stream in streams * 2:  # prompts, and the first graphs
+                next(stream)
+            shares, seconds = [], []
+            for _ in range(args.rounds):
+                core_s, started = 0.0, time.perf_counter()
+                for stream in streams:
+                    next(stream)
+                seconds.append(time.perf_counter() - started)
+                shares.append(1.0 - core_s / seconds[-1])
+            for stream in streams:
+                stream.close()
+            row = {"n": n, "host": statistics.median(shares), "round_s": statistics.median(seconds)}
+            print(
+                f"{n:3} answers at temperature 1, {decoder.model.n_vocab} tokens: the host takes "
+                f"{100 * row['host']:.1f} % of a round of {1e3 * row['round_s']:.1f} ms",
+                flush=True,
+            )
+            found.append(row)
+    return found
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Many sequences at once")
@@ -225,12 +281,16 @@ def main() -> None:
     parser.add_argument("--ours-only", action="store_true", help="without llama.cpp")
     parser.add_argument("--prompt", type=int, help="instead: streams beside one of so many tokens")
     parser.add_argument("--streams", type=int, default=4)
+    parser.add_argument("--host", action="store_true", help="instead: the host's part of rounds")
     parser.add_argument("-t", "--threads", type=int, help="default: one per physical core")
     args = parser.parse_args()
     results = []
     try:
         if args.prompt:
             print(json.dumps({"model": args.model.name, **beside(args)}))
+            return
+        if args.host:
+            print(json.dumps({"model": args.model.name, "host": host(args)}))
             return
         ours = Ours(args.model, max(args.n), args.ctx, args.threads)
         engines: dict[str, Ours | Theirs] = {"ours": ours}

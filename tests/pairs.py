@@ -136,6 +136,32 @@ class Reference:
         return found
 
 
+def open_decoder(
+    pair: Pair,
+    n_parallel: int = 1,
+    n_ctx: int = 512,
+    *,
+    n_bytes: int = 1 << 24,
+    n_ubatch: int = N_UBATCH,
+    cache_type: str = "f32",
+) -> Decoder:
+    """A decoder of token ids, with a drafter, on two threads.
+
+    n_ctx: of all answers together. n_bytes: what may be kept of them on the host.
+    """
+    model = load_target(pair.target)
+    config = LoadConfig(
+        n_ctx=n_ctx,
+        n_ubatch=n_ubatch,
+        n_threads=2,
+        cache_type_k=cache_type,
+        cache_type_v=cache_type,
+        n_parallel=n_parallel,
+    )
+    engine = Engine(model, n_ctx, Drafter(str(pair.drafter), model), config=config)
+    return Decoder(Sequence(engine), None, prefix_bytes=n_bytes)
+
+
 def n_left(decoder: Decoder) -> int:
     """Tokens that the last answer of a decoder left behind."""
     return list(decoder._prefixes)[-1].n_tokens

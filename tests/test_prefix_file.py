@@ -12,8 +12,8 @@ import pytest
 from checkpoints import KINDS
 from device import DEVICE
 from dflash_gguf.convert.gguf_header import read_header
-from pairs import Pair, make_pair, random_tokens
-from test_prefixes import SETTINGS, open_decoder
+from pairs import Pair, make_pair, open_decoder, random_tokens
+from test_prefixes import SETTINGS
 
 from dflash_gguf import cli, prefix_file
 from dflash_gguf.decoder import Decoder

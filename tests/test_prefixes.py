@@ -9,37 +9,13 @@ import numpy as np
 import pytest
 from checkpoints import KINDS, VOCAB_SIZE
 from device import DEVICE
-from pairs import N_UBATCH, Pair, load_target, make_pair, random_tokens
+from pairs import N_UBATCH, make_pair, open_decoder, random_tokens
 
-from dflash_gguf import core, prefixes
-from dflash_gguf.config import LoadConfig
-from dflash_gguf.decoder import Decoder
+from dflash_gguf import prefixes
 from dflash_gguf.prefixes import Prefixes
 from dflash_gguf.text.chat import ChatPrompt
 
 pytestmark = pytest.mark.skipif(DEVICE is not None, reason="the same bits are the CPU's")
-
-
-def open_decoder(
-    pair: Pair,
-    n_parallel: int = 1,
-    n_ctx: int = 512,
-    n_bytes: int = 1 << 24,
-    n_ubatch: int = N_UBATCH,
-    cache_type: str = "f32",
-) -> Decoder:
-    """A decoder of token ids, with a drafter."""
-    model = load_target(pair.target)
-    config = LoadConfig(
-        n_ctx=n_ctx,
-        n_ubatch=n_ubatch,
-        n_threads=2,
-        cache_type_k=cache_type,
-        cache_type_v=cache_type,
-        n_parallel=n_parallel,
-    )
-    engine = core.Engine(model, n_ctx, core.Drafter(str(pair.drafter), model), config=config)
-    return Decoder(core.Sequence(engine), None, prefix_bytes=n_bytes)
 
 
 SETTINGS: dict[str, Any] = {"max_tokens": 9, "ignore_eos": True, "temperature": 0.8, "seed": 5}

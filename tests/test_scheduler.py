@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,31 +12,18 @@ import numpy as np
 import pytest
 from checkpoints import KINDS
 from device import DEVICE
-from pairs import N_UBATCH, Pair, load_target, make_pair, random_tokens
+from pairs import Pair, make_pair, open_decoder, random_tokens
 
-from dflash_gguf import core
+from dflash_gguf import jobs
 from dflash_gguf.config import LoadConfig
+from dflash_gguf.core import Item
 from dflash_gguf.decoder import Decoder, Stream
 from dflash_gguf.policy.pace import Pace
 
 pytestmark = pytest.mark.skipif(DEVICE is not None, reason="the same bits are the CPU's")
 
 DRAFTS = ("none", "chain", "tree", "auto")
-
-
-def open_decoder(pair: Pair, n_parallel: int, n_ctx: int = 512) -> Decoder:
-    """A decoder of token ids, with a drafter."""
-    model = load_target(pair.target)
-    config = LoadConfig(
-        n_ctx=n_ctx,
-        n_ubatch=N_UBATCH,
-        n_threads=2,
-        cache_type_k="f32",
-        cache_type_v="f32",
-        n_parallel=n_parallel,
-    )
-    engine = core.Engine(model, n_ctx, core.Drafter(str(pair.drafter), model), config=config)
-    return Decoder(core.Sequence(engine), None)
+N_ROUNDS = 2000
 
 
 @pytest.fixture(scope="module")
@@ -104,11 +93,20 @@ class Use:
             "ignore_eos": True,
         }
         stop: list[bool] = []
-        stream = self.many.stream(
-            prompt, cancelled=lambda: bool(stop), draft=DRAFTS[self.below(4)], **settings
+        draft = DRAFTS[self.below(4)]
+        stream = self.insist(
+            lambda: self.many.stream(prompt, cancelled=lambda: bool(stop), draft=draft, **settings)
         )
         stream.stop = stop  # type: ignore[attr-defined]
         self.streams[stream] = (prompt, [], settings)
+
+    def insist(self, call: Callable[[], Any]) -> Any:
+        """As often as it is interrupted: it may have to end an interrupted round."""
+        while True:
+            try:
+                return call()
+            except KeyboardInterrupt:
+                self.n_interrupted += 1
 
     def read(self, stream: Stream) -> None:
         prompt, drawn, settings = self.streams[stream]
@@ -135,7 +133,7 @@ class Use:
             stream.stop.append(True)  # type: ignore[attr-defined]
         elif self.below(2):
             prompt, drawn, settings = self.streams.pop(stream)
-            stream.close()
+            self.insist(stream.close)
             expected = self.alone.generate(prompt, draft="none", **settings).tokens
             assert stream.result().tokens[: len(drawn)] == tuple(drawn)
             assert stream.result().tokens == expected[: len(stream.result().tokens)]
@@ -146,15 +144,17 @@ class Use:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_random_use(pair: Pair, alone: Decoder, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """A pool (256 cells) that six outgrow: joins, leaves, cancels, interruptions."""
+    """A pool (256 cells) that six outgrow: joins, leaves, cancels, interruptions, slow readers."""
+    monkeypatch.setattr(jobs, "MOST_UNREAD", 24)
     with open_decoder(pair, 6, n_ctx=128) as many:
         use = Use(many, alone, seed)
-        scheduler = many._scheduler
-        commit, run = many.engine.commit, many.engine.run
+        scheduler, happened = many._scheduler, Counter[str]()
 
-        def interrupted(call: Any) -> Any:
+        def interrupted(name: str, call: Any) -> Any:
             def calls(*args: Any) -> Any:
-                way = use.below(40)
+                happened[name] += 1
+                happened["pauses"] += any(job.pauses for job in scheduler.running)
+                way = use.below(80)
                 if way == 0:
                     raise KeyboardInterrupt
                 found = call(*args)
@@ -164,9 +164,13 @@ def test_random_use(pair: Pair, alone: Decoder, monkeypatch: pytest.MonkeyPatch,
 
             return calls
 
-        monkeypatch.setattr(many.engine, "commit", interrupted(commit))
-        monkeypatch.setattr(many.engine, "run", interrupted(run))
-        for _ in range(350):
+        monkeypatch.setattr(many.engine, "commit", interrupted("commits", many.engine.commit))
+        monkeypatch.setattr(many.engine, "run", interrupted("rounds", many.engine.run))
+        preempt = scheduler._preempt
+        monkeypatch.setattr(
+            scheduler, "_preempt", lambda job: (happened.update(["preempted"]), preempt(job))
+        )
+        while happened["rounds"] < N_ROUNDS:
             if len(use.streams) < 9 and use.below(3) == 0:
                 use.join()
             if use.streams:
@@ -178,9 +182,37 @@ def test_random_use(pair: Pair, alone: Decoder, monkeypatch: pytest.MonkeyPatch,
             stream = None  # type: ignore[assignment]
         while use.streams:
             use.read(next(iter(use.streams)))
-        assert use.n_answers > 10 and use.n_interrupted > 3
+        assert use.n_answers > 50 and use.n_interrupted > 20
+        assert min(happened[name] for name in ("commits", "pauses", "preempted")) > 20
         many.reset()
         assert len(scheduler.running) <= 6 and not scheduler.waiting
+
+
+@pytest.mark.parametrize("kind", ["qwen35", "qwen35moe"])
+def test_many_rounds_leave_what_a_prefill_does(tmp_path: Path, kind: str) -> None:
+    """States of recurrent layers, K/V and the drafter's rows, after N_ROUNDS of two answers."""
+    pair = make_pair(tmp_path, kind)
+    with open_decoder(pair, 2, n_ctx=8192) as many, open_decoder(pair, 1, n_ctx=8192) as fresh:
+        settings = {"max_tokens": 4000, "ignore_eos": True, "temperature": 0.8}
+        streams = [
+            many.stream(random_tokens(20, seed=i), draft=draft, seed=i, **settings)
+            for i, draft in enumerate(("tree", "chain"))
+        ]
+        for _ in range(1 + N_ROUNDS):  # the first step comes from the prompt
+            for stream in streams:
+                next(stream)
+        for stream in streams:
+            job = stream._job
+            assert stream.result().rounds >= N_ROUNDS
+            rest, last = job.history[: job.held.position], job.history[-1]
+            rows = fresh.engine.run([Item(fresh.sequence, rest)])
+            assert np.isfinite(rows[0].logits()).all()
+            found, expected = (x.draft(last, 5, 8) for x in (job.held, fresh.sequence))
+            for one, two in zip(found, expected, strict=True):
+                np.testing.assert_array_equal(one, two)
+            row, alone = (x.decode(last).logits() for x in (job.held, fresh.sequence))
+            np.testing.assert_array_equal(row, alone)
+            fresh.sequence.reset()
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
@@ -285,3 +317,19 @@ def test_pieces_of_prompts_leave_the_others_their_share() -> None:
         if i >= 10:
             alone_s, others_s = alone_s + 0.01, others_s + seconds - 0.01
     assert 0.75 < others_s / alone_s < 0.9
+
+
+def test_prompts_come_in_sooner_where_more_wait_than_decode() -> None:
+    """Of the same machine: by as much as there are more of them."""
+    longer = {}
+    for n_filling in (1, 15):
+        pace = Pace()
+        alone_s = others_s = 0.0
+        for i in range(1000):
+            n = pace.chunk(1, n_filling) if i >= 10 else 0
+            seconds = 0.01 + n * 1e-4
+            pace.ran(seconds, n)
+            alone_s, others_s = alone_s + 0.01, others_s + seconds - 0.01
+        longer[n_filling] = others_s / alone_s
+    assert 0.5 < longer[1] < 0.9
+    assert 5.0 * longer[1] < longer[15] < 15 * 0.9
