@@ -17,6 +17,7 @@ from dflash_gguf.convert.checkpoint import Config
 from dflash_gguf.convert.conversion import prepare, stored_type
 from dflash_gguf.convert.errors import ConvertError
 from dflash_gguf.convert.write import write_gguf
+from gguf import GGUFReader
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 from safetensors.torch import load_file
@@ -242,6 +243,31 @@ def test_qwen3next_whose_weights_are_not_renormalised_is_refused(tmp_path: Path)
     make_target(tmp_path, "qwen3next", norm_topk_prob=False)
     with pytest.raises(ConvertError, match="norm_topk_prob is not true, which Qwen3NextForCausal"):
         prepare(tmp_path, "f32", pre="qwen2")
+
+
+def test_matrices_that_were_trained_for_q4_0_lose_nothing(tmp_path: Path) -> None:
+    """QAT checkpoints hold, in bf16, what blocks of q4_0 stand for."""
+    make_target(tmp_path, "gemma4", dtype=torch.bfloat16, tie_word_embeddings=True)
+    random = np.random.default_rng(0)
+    trained = {}
+    for name, values in load_file(tmp_path / "model.safetensors").items():
+        if "layers" in name and values.ndim == 2:
+            codes = random.integers(-8, 8, (values.numel() // 32, 32))
+            codes[:, 5] = -8  # the largest of a block, which its scale comes from
+            scales = np.exp2(random.integers(-9, -4, (len(codes), 1)))
+            blocks = torch.from_numpy((codes * scales).astype(np.float32))
+            trained[name] = blocks.reshape(values.shape).to(torch.bfloat16)
+    edit_tensors(tmp_path, **trained)
+    conversion = prepare(tmp_path, "q4_0")
+    path = tmp_path / "x.gguf"
+    write_gguf(path, conversion.metadata, conversion.plans, conversion.types)
+    found_at = {x.name: x for x in GGUFReader(path).tensors}
+    plans = {plan.sources[0]: plan.name for plan in conversion.plans if plan.sources}
+    for name, values in trained.items():
+        tensor = found_at[plans[name]]
+        assert tensor.tensor_type == GGMLQuantizationType.Q4_0
+        found = dequantize(tensor.data, tensor.tensor_type)
+        np.testing.assert_array_equal(found, values.float().numpy())
 
 
 @pytest.mark.parametrize("kind", ["qwen35", "qwen35moe"])
