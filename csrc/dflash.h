@@ -14,7 +14,7 @@ extern "C" {
 
 #pragma GCC visibility push(default)
 
-enum { DFL_ABI_VERSION = 12 };
+enum { DFL_ABI_VERSION = 13 };
 
 typedef enum {
     DFL_STATUS_OK = 0,
@@ -201,11 +201,9 @@ typedef struct {
 
 /* Memory of one use in one place; a use in two places has two of them.
  * name: "kv" of the target; "mask" (attention masks, the drafter's too; a CPU has none);
- * "recurrent" (state) and "trace" (what a verify keeps of its rows) of recurrent layers; "kept"
- * (what is kept of prompts that dfl_sequence_sync may go back to, at most; taken as it is kept:
- * recurrent states, and rows of layers with a window that have left it); "draft" (the
- * drafter's cache and features); "arena" (results and inputs of graphs); "pool" (about what the
- * device's library takes beside the arena). */
+ * "recurrent" (state) and "trace" (what a verify keeps of its rows) of recurrent layers; "draft"
+ * (the drafter's cache and features); "arena" (results and inputs of graphs); "pool" (about what
+ * the device's library takes beside the arena). */
 typedef struct {
     char name[16];
     char place[64]; /* name of a device */
@@ -251,17 +249,6 @@ int64_t dfl_sequence_wanted_cells(const dfl_sequence * sequence, int64_t n);
 dfl_status dfl_sequence_get_tokens(const dfl_sequence * sequence, int32_t * tokens,
                                    dfl_error * err);
 
-/* Takes the timeline back to where it agrees with n tokens and closes an open verify, so that what
- * is left of them can be prefilled: at least the last one, whose logits begin an answer.
- * n_kept: out, how many of the tokens are there, 0 to n - 1.
- * On a model with recurrent layers it goes back to where it kept their state, or to position 0. The
- * prefill that comes to the last of these tokens keeps the state before it (the newest two stay,
- * while their tokens do) and computes that token in a pass of its own: its logits have the same
- * bits whether or not those before it were there. On a model some of whose layers have a window
- * the same places are kept, and any place within the last 64 tokens can be gone back to besides.
- * Errors: ARGUMENT (no tokens, token ids, context; nothing has changed then). */
-dfl_status dfl_sequence_sync(dfl_sequence * sequence, const int32_t * tokens, int64_t n,
-                             int64_t * n_kept, dfl_error * err);
 /* Tokens of one sequence that a pass is to run. */
 typedef struct {
     dfl_sequence * sequence;
@@ -274,7 +261,6 @@ typedef struct {
                                 is read */
     float * all_logits;      /* of an append: NULL, or out, [n][n_vocab] float32, checked as
                                 dfl_sequence_logits does */
-    int64_t n_done;          /* out: tokens that were run */
 } dfl_item;
 
 /* Runs items of different sequences in one pass. Each row has the bits that it has alone.
@@ -286,15 +272,13 @@ typedef struct {
  *
  * A single append may have any number of tokens and is run in micro-batches; on an error its
  * timeline ends after the last finished one. Several items take at most n_ubatch (or n_parallel, if
- * that is more) tokens to append and verify_rows candidates; on a model with recurrent layers an
- * append among others ends before the last of the tokens that dfl_sequence_sync was given, whose
- * logits are then those of a pass of its own: n_done is less than n.
+ * that is more) tokens to append and verify_rows candidates.
  *
  * progress: of a single append; may be NULL.
  * Errors: ARGUMENT (token ids, parents, context, cells that other sequences hold, room for
  * verifies; nothing has run then), MEMORY, COMPUTE (timelines are as before, but on a model with
  * recurrent layers those that were to be appended to are empty), CANCELLED. */
-dfl_status dfl_engine_run(dfl_engine * engine, dfl_item * items, int64_t n_items,
+dfl_status dfl_engine_run(dfl_engine * engine, const dfl_item * items, int64_t n_items,
                           dfl_progress progress, void * user, dfl_error * err);
 
 /* What the drafter is asked for: candidates for n_draft positions after last_token, which is chosen

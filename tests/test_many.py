@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from checkpoints import KINDS
 from device import DEVICE
-from pairs import N_UBATCH, load_target, make_pair, open_pair, random_tokens
+from pairs import N_UBATCH, go_back, load_target, make_pair, open_pair, random_tokens
 
 from dflash_gguf.core import Drafter, DraftRequest, Engine, Error, Item, Sequence
 
@@ -52,7 +52,7 @@ class Beside:
         return int(self.random.integers(n))
 
     def row_alone(self, tokens: list[int]) -> Any:
-        there = self.alone.sync(tokens)
+        there = go_back(self.alone, tokens)
         return self.alone.prefill(tokens[there:]).logits()
 
     def check(self, rows: Any, index: int, tokens: list[int]) -> None:
@@ -127,7 +127,7 @@ class Beside:
         if not requests:
             return
         for i, request, found in zip(chosen, requests, self.engine.draft(requests, 5), strict=True):
-            there = self.alone.sync([*self.tokens[i], request.last_token])
+            there = go_back(self.alone, [*self.tokens[i], request.last_token])
             if there < len(self.tokens[i]):
                 self.alone.prefill(self.tokens[i][there:])
             expected = self.alone.draft(request.last_token, request.n_draft, 5)
@@ -141,7 +141,7 @@ class Beside:
         way = self.below(3)
         if way == 0:
             prompt = self.tokens[i][: self.below(len(self.tokens[i]) + 1)] + random_tokens(2)
-            there = self.sequences[i].sync(prompt)
+            there = go_back(self.sequences[i], prompt)
             self.tokens[i] = prompt[:there]
         elif way == 1:
             self.sequences[i].close()

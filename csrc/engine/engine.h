@@ -78,9 +78,6 @@ class Engine {
     static constexpr int64_t MAX_TOP = DFL_MAX_TOP;
     // Most rows a verify may be asked to have room for.
     static constexpr int64_t MAX_VERIFY = DFL_MAX_VERIFY;
-    // Places that a sequence can go back to although some layers have forgotten what they knew
-    // there: what these need is kept on the host.
-    static constexpr size_t MAX_KEPT = 2;
     // Most sequences that may be asked for.
     static constexpr int32_t MAX_PARALLEL = DFL_MAX_PARALLEL;
 
@@ -91,10 +88,8 @@ class Engine {
     // their rows can be read until the commit, which must follow.
     //
     // An append alone may have any number of tokens, which are run in micro-batches: on an error
-    // the timeline ends where the last finished one put it. With recurrent layers the last token
-    // that Sequence::sync() was given is a pass of its own, if not all logits are asked for: it has
-    // the same bits whether or not those before it were there. Among others an append ends before
-    // it (n_done). Arguments are looked at before anything runs.
+    // the timeline ends where the last finished one put it. Arguments are looked at before anything
+    // runs.
     void run(std::vector<Item> & items, const PrefillProgress & progress);
     // Appends paths of open verifies to their timelines and forgets the rest. A path of no nodes
     // forgets all, and does nothing where no verify is open.

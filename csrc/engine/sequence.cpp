@@ -84,30 +84,7 @@ Draft Sequence::draft(int32_t last_token, int64_t n_draft, int64_t k, bool log_s
     return std::move(engine_->draft({{this, last_token, n_draft}}, k, log_sum_exp)[0]);
 }
 
-int64_t Sequence::next_rows(int64_t n) {
-    if (!engine_->recurs()) {
-        return n;
-    }
-    if (position() < keep_at_) {
-        return std::min(n, keep_at_ - position());
-    }
-    if (position() == keep_at_) {
-        keep_state(position());
-    }
-    return n;
-}
-
-void Sequence::move_on() {
-    if (!kv_.forgets()) {
-        return;
-    }
-    for (KeptState & state : kept_) {
-        if (state.windows.empty() && !kv_.keeps_before(state.position, position())) {
-            state.windows = kv_.save_windows(slot_, state.position);
-        }
-    }
-    kv_.move_on(slot_, position(), n_proven_);
-}
+void Sequence::move_on() { kv_.move_on(slot_, position(), n_proven_); }
 
 void Sequence::appended(const PassItem & item, const int32_t * tokens, LiveGraph & live) {
     if (draft_ && item.n == 1) {
@@ -121,9 +98,6 @@ void Sequence::appended(const PassItem & item, const int32_t * tokens, LiveGraph
     last_ = item.n_out > 0 ? &live : nullptr;
     first_out_ = item.first_out + std::max<int64_t>(0, item.n_out - 1);
     n_out_rows_ = 1;
-    if (!engine_->recurs() && position() > keep_at_) { // nothing was overwritten
-        keep_state(keep_at_);
-    }
     move_on();
 }
 
@@ -313,7 +287,6 @@ void Sequence::forget_from(int64_t position) {
     if (draft_) {
         draft_->truncate(slot_, static_cast<int32_t>(position));
     }
-    drop_states(position);
     forget_known(position);
     tokens_.resize(position);
     last_ = nullptr;
@@ -326,81 +299,12 @@ void Sequence::reset() {
         group.cells().release_from(slot_, 0);
     }
     recurrent_.clear(slot_);
-    drop_states(0);
     forget_known(0);
     tokens_.clear();
     last_ = nullptr;
     if (draft_) {
         draft_->truncate(slot_, 0);
     }
-}
-
-int64_t Sequence::sync(const int32_t * tokens, int64_t n) {
-    engine_->check_ids(tokens, n, 0);
-    const int64_t most = std::min(n - 1, position());
-    prove();
-    const KeptState * kept = nullptr;
-    const int64_t there =
-        way_back(std::mismatch(tokens, tokens + most, tokens_.begin()).first - tokens, &kept);
-    if (kept != nullptr) {
-        load(there, kept->recurrent, kept->windows);
-    }
-    if (there > 0) {
-        forget_from(there);
-    } else {
-        reset();
-    }
-    keep_at_ = engine_->recurs() || kv_.forgets() ? n - 1 : 0;
-    return there;
-}
-
-int64_t Sequence::way_back(int64_t position, const KeptState ** kept) const {
-    *kept = nullptr;
-    const bool recurs = engine_->recurs();
-    if (position == this->position()) {
-        return position;
-    }
-    if (const int64_t at = recurs ? 0 : sound(position); at > 0 && kv_.holds_before(slot_, at)) {
-        return at;
-    }
-    for (const KeptState & state : kept_) {
-        // Recurrent states are kept between passes anyway.
-        const bool is_sound = recurs || sound(state.position) == state.position;
-        if (is_sound && state.position <= position &&
-            (*kept == nullptr || state.position > (*kept)->position)) {
-            *kept = &state;
-        }
-    }
-    return *kept != nullptr ? (*kept)->position : 0;
-}
-
-void Sequence::load(int64_t position, const std::vector<uint8_t> & recurrent,
-                    const std::vector<uint8_t> & windows) {
-    recurrent_.load(slot_, recurrent);
-    if (!kv_.holds_before(slot_, position)) {
-        kv_.load_windows(slot_, position, windows);
-    }
-}
-
-void Sequence::keep_state(int64_t position) {
-    keep_at_ = 0;
-    const bool is_kept = std::any_of(kept_.begin(), kept_.end(), [&](const KeptState & state) {
-        return state.position == position;
-    });
-    if (position == 0 || is_kept || !kv_.holds_before(slot_, position)) {
-        return;
-    }
-    if (kept_.size() == Engine::MAX_KEPT) {
-        kept_.erase(kept_.begin());
-    }
-    kept_.push_back({position, recurrent_.save(slot_), {}});
-}
-
-void Sequence::drop_states(int64_t position) {
-    keep_at_ = 0;
-    kept_.erase(std::remove_if(kept_.begin(), kept_.end(),
-                               [&](const KeptState & state) { return state.position > position; }),
-                kept_.end());
 }
 
 Checkpoint Sequence::take() const {
@@ -422,7 +326,10 @@ void Sequence::restore(const Checkpoint & checkpoint) {
               "the checkpoint of %zu tokens is not a beginning of this sequence's %lld tokens",
               checkpoint.tokens.size(), (long long)position());
     const auto position = static_cast<int64_t>(checkpoint.tokens.size());
-    load(position, checkpoint.recurrent, checkpoint.windows);
+    recurrent_.load(slot_, checkpoint.recurrent);
+    if (!kv_.holds_before(slot_, position)) {
+        kv_.load_windows(slot_, position, checkpoint.windows);
+    }
     forget_from(position);
 }
 

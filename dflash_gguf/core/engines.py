@@ -193,10 +193,7 @@ class Engine:
             with c_callback(progress) as callback:
                 call("engine_run", self._handle, params, len(items), callback, ffi.NULL)
         return [
-            Rows(
-                item.sequence,
-                to.n if item.verifies else int(not item.n_to_come and to.n_done == to.n),
-            )
+            Rows(item.sequence, to.n if item.verifies else int(not item.n_to_come))
             for item, to in zip(items, params, strict=True)
         ]
 
