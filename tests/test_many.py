@@ -46,6 +46,7 @@ class Beside:
         self.engine.reserve_verify(48)
         self.alone = open_pair(pair, n_ctx=N_CTX)
         self.random = np.random.default_rng(seed)
+        self.draws = np.random.default_rng(seed)
         self.sequences = [Sequence(self.engine) for _ in range(N_PARALLEL)]
         self.tokens: list[list[int]] = [[] for _ in range(N_PARALLEL)]
         self.n_compared = 0
@@ -53,6 +54,9 @@ class Beside:
 
     def below(self, n: int) -> int:
         return int(self.random.integers(n))
+
+    def chance(self, n: int) -> int:
+        return int(self.draws.integers(n))
 
     def row_alone(self, tokens: list[int]) -> Any:
         there = self.alone.sync(tokens)
@@ -77,8 +81,8 @@ class Beside:
             sequence, n = self.sequences[i], 1 + self.below(8)
             new = random_tokens(n, seed=self.below(1 << 20))
             kind = self.below(4)
-            if kind >= 2 and self.below(2):
-                new = [new[self.below(2) % n] for _ in new]  # so that draws meet candidates
+            if kind >= 2 and self.chance(2):
+                new = [new[self.chance(2) % n] for _ in new]  # so that draws meet candidates
             if kind < 2 or not self.tokens[i]:
                 new = new[: 1 if kind == 0 else max(1, min(left, n))]
                 left -= len(new)
@@ -125,16 +129,16 @@ class Beside:
             if not rows:
                 continue
             config = DecodeConfig(
-                temperature=self.below(3) / 2,
-                top_k=self.below(2) * 40,
-                top_p=(0.9, 1.0)[self.below(2)],
-                repeat_penalty=(1.0, 1.4)[self.below(2)],
-                presence_penalty=self.below(2) / 2,
+                temperature=self.chance(3) / 2,
+                top_k=self.chance(2) * 40,
+                top_p=(0.9, 1.0)[self.chance(2)],
+                repeat_penalty=(1.0, 1.4)[self.chance(2)],
+                presence_penalty=self.chance(2) / 2,
                 repeat_last_n=5,
-                logit_bias={} if self.below(3) == 0 else dict.fromkeys(new, 9.0),  # to go deeper
-                seed=self.below(1 << 20),
+                logit_bias={} if self.chance(3) == 0 else dict.fromkeys(new, 9.0),  # to go deeper
+                seed=self.chance(1 << 20),
             )
-            drawer = Drawer(config, banned=[self.below(400)])
+            drawer = Drawer(config, banned=[self.chance(400)])
             seen = [*self.tokens[i], *([*new] if parents is None else new[:1])]
             walks.append(drawer.walk(self.sequences[i], seen, len(rows)))
             tree = Tree.of(new, parents) if parents else Tree.of([seen[-1]])
