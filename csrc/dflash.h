@@ -329,6 +329,58 @@ dfl_status dfl_sequence_top(dfl_sequence * sequence, int64_t row, int32_t k, int
 dfl_status dfl_sequence_logits(dfl_sequence * sequence, int64_t row, float * logits,
                                dfl_error * err);
 
+/* ---- sampler: how tokens are drawn from rows; it keeps no state, so drafts change nothing ---- */
+
+typedef struct dfl_sampler dfl_sampler;
+typedef struct {
+    double temperature; /* 0: the best token after biases, bans and penalties */
+    double top_p, min_p;
+    int64_t top_k;                     /* 0 and below: all */
+    float repeat, presence, frequency; /* penalties of tokens seen; 1, 0, 0: none */
+    int64_t repeat_last_n;             /* tokens that they look back */
+    uint64_t seed, sequence;           /* of the noise */
+    const int32_t * biased;            /* tokens; ids beyond a vocabulary do nothing */
+    const float * biases;              /* [n_biased], added to their logits */
+    int64_t n_biased;
+    const int32_t * banned; /* never drawn */
+    int64_t n_banned;
+} dfl_sampler_params;
+
+dfl_status dfl_sampler_create(const dfl_sampler_params * params, dfl_sampler ** sampler,
+                              dfl_error * err);
+void dfl_sampler_free(dfl_sampler * sampler);
+/* The token for a position from a row that the caller has. logits: [n], not changed. tokens: NULL,
+ * or [n], those of the row's best logits in place of all, best first: as many as top_k and the
+ * banned ones. seen: [n_seen], prompt and answer so far; NULL if n_seen is 0. margin: out, the best
+ * score less the second, infinite if one token was left; scores are logits at temperature 0.
+ * Errors: ARGUMENT (no values; NaN or +inf; nothing left to draw; seen tokens that are none). */
+dfl_status dfl_sampler_choose(const dfl_sampler * sampler, const float * logits,
+                              const int32_t * tokens, int64_t n, const int32_t * seen,
+                              int64_t n_seen, int64_t position, int32_t * token, double * margin,
+                              dfl_error * err);
+/* What can be drawn from it: tokens, values: out, [n] each, of which n_kept are written, best
+ * first; all in their own order where nothing is cut off. Errors: as dfl_sampler_choose. */
+dfl_status dfl_sampler_keep(const dfl_sampler * sampler, const float * logits, int64_t n,
+                            const int32_t * seen, int64_t n_seen, int32_t * tokens, float * values,
+                            int64_t * n_kept, dfl_error * err);
+
+/* Draws of a sequence's rows of the last pass: after an append of the last token's, of an open
+ * verify from the root down while the tokens drawn are candidates. */
+typedef struct {
+    dfl_sequence * sequence;
+    const dfl_sampler * sampler;
+    const int32_t * seen; /* [n_seen], prompt and answer so far, where penalties look at them */
+    int64_t n_seen;
+    int64_t position; /* of the first token drawn: how long prompt and answer are */
+    int32_t * drawn;  /* out, [rows of the verify, 1 after an append] */
+    int64_t n_drawn;  /* out: fewer than a path's where nothing can be drawn from a row, or it is
+                         not finite: dfl_sequence_logits of it says what is wrong */
+} dfl_walk;
+
+/* Errors: ARGUMENT (a sequence without rows, seen tokens that are none). */
+dfl_status dfl_engine_choose(dfl_engine * engine, dfl_walk * walks, int64_t n_walks,
+                             dfl_error * err);
+
 /* Back to position 0. */
 dfl_status dfl_sequence_reset(dfl_sequence * sequence, dfl_error * err);
 /* Forgets the tokens from a position on; if no row was read after the pass that appended them,

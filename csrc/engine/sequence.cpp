@@ -172,26 +172,40 @@ void Sequence::note_row(int64_t row, bool is_finite) {
     }
 }
 
-int32_t Sequence::argmax(int64_t row) {
-    check_row(row);
-    int32_t id = 0;
-    bool is_finite = true;
+bool Sequence::find_argmax(int64_t row, int32_t & token) {
     const int64_t n_vocab = engine_->model().hparams().n_vocab;
     if (last_->argmax != nullptr) {
         if (last_->best.empty()) { // all at once: each copy waits for the device
             last_->best.resize(ggml_nelements(last_->argmax));
             engine_->main().read(last_->argmax, last_->best.data(), 0, ggml_nbytes(last_->argmax));
         }
-        id = last_->best[first_out_ + row];
-        is_finite = engine_->finite_rows(*last_, first_out_ + row, 1)[0]; // argmax may name any
-    } else {
-        const float * logits =
-            static_cast<const float *>(last_->logits->data) + (first_out_ + row) * n_vocab;
-        id = static_cast<int32_t>(first_largest(logits, n_vocab));
-        is_finite = id < n_vocab && std::isfinite(logits[id]);
+        token = last_->best[first_out_ + row];
+        return token >= 0 && token < n_vocab && // it may name any
+               engine_->finite_rows(*last_, first_out_ + row, 1)[0];
     }
-    note_row(row, is_finite && id >= 0 && id < n_vocab);
-    return id;
+    const float * logits =
+        static_cast<const float *>(last_->logits->data) + (first_out_ + row) * n_vocab;
+    token = static_cast<int32_t>(first_largest(logits, n_vocab));
+    return token < n_vocab && std::isfinite(logits[token]);
+}
+
+int32_t Sequence::argmax(int64_t row) {
+    check_row(row);
+    int32_t token = 0;
+    note_row(row, find_argmax(row, token));
+    return token;
+}
+
+bool Sequence::find_top(int64_t row, const Candidate *& best) {
+    if (last_->candidates.empty()) {
+        Draft found = read_draft(*last_, last_->shape.n_top, engine_->main());
+        last_->candidates = std::move(found.best);
+        last_->sums = std::move(found.sums);
+    }
+    const int64_t at = first_out_ + row;
+    best = last_->candidates.data() + at * last_->shape.n_top;
+    // Selections see bounds in place of infinities.
+    return !std::isnan(last_->sums[at]) && std::fabs(best->logit) < FLT_MAX / 2;
 }
 
 const Candidate * Sequence::top(int64_t row, int64_t k) {
@@ -201,16 +215,49 @@ const Candidate * Sequence::top(int64_t row, int64_t k) {
     DFL_CHECK(last_->shape.n_top == k, DFL_STATUS_ARGUMENT,
               "the %lld best of row %lld: its pass was told to pick %lld", (long long)k,
               (long long)row, (long long)last_->shape.n_top);
-    if (last_->candidates.empty()) {
-        Draft found = read_draft(*last_, last_->shape.n_top, engine_->main());
-        last_->candidates = std::move(found.best);
-        last_->sums = std::move(found.sums);
-    }
-    const int64_t at = first_out_ + row;
-    const Candidate * best = last_->candidates.data() + at * last_->shape.n_top;
-    // Selections see bounds in place of infinities.
-    note_row(row, !std::isnan(last_->sums[at]) && std::fabs(best->logit) < FLT_MAX / 2);
+    const Candidate * best = nullptr;
+    note_row(row, find_top(row, best));
     return best;
+}
+
+bool Sequence::choose(int64_t row, const Sampler & sampler, SeenTokens seen, int64_t position,
+                      int32_t & token) {
+    check_row(row);
+    if (sampler.is_argmax()) {
+        if (!find_argmax(row, token)) {
+            return false;
+        }
+        if (!sampler.bans(token)) {
+            note_row(row, true);
+            return true;
+        }
+    }
+    Choice choice = {};
+    const int64_t n_best = sampler.n_best(), n_top = last_->shape.n_top;
+    if (n_best > 0 && n_best <= n_top) {
+        const Candidate * best = nullptr;
+        if (!find_top(row, best) || sampler.choose_among(best, n_top, position, choice)) {
+            return false;
+        }
+    } else {
+        const int64_t n_vocab = engine_->model().hparams().n_vocab, at = first_out_ + row;
+        std::vector<float> fetched;
+        float * logits = nullptr;
+        if (engine_->main().is_host()) {
+            logits = static_cast<float *>(last_->logits->data) + at * n_vocab;
+        } else {
+            fetched.resize(n_vocab);
+            logits = fetched.data();
+            const size_t size = n_vocab * sizeof(float);
+            engine_->main().read(last_->logits, logits, at * size, size);
+        }
+        if (sampler.choose(logits, n_vocab, seen, position, choice)) {
+            return false;
+        }
+    }
+    note_row(row, true);
+    token = choice.token;
+    return true;
 }
 
 void Sequence::logits(int64_t row, float * dst) {

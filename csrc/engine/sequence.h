@@ -4,6 +4,7 @@
 
 #include "engine/engine.h"
 #include "engine/prefix.h"
+#include "graph/sampler.h"
 
 #include <functional>
 #include <map>
@@ -52,6 +53,10 @@ class Sequence {
     const Candidate * top(int64_t row, int64_t k);
     // A row's logits: dst [n_vocab].
     void logits(int64_t row, float * dst);
+    // Draws the token for a position from a row; false, and nothing is forgotten, where none can be
+    // drawn or the row is not finite: whoever reads it is told why.
+    bool choose(int64_t row, const Sampler & sampler, SeenTokens seen, int64_t position,
+                int32_t & token);
 
     // Engine::draft() of one request.
     Draft draft(int32_t last_token, int64_t n_draft, int64_t k, bool log_sum_exp);
@@ -103,6 +108,9 @@ class Sequence {
 
   private:
     void check_row(int64_t row) const;
+    // argmax() and top() without what they throw: whether the row is finite.
+    bool find_argmax(int64_t row, int32_t & token);
+    bool find_top(int64_t row, const Candidate *& best);
     // Looks at the row that can be read, if nobody has read it.
     void prove();
     // Forgets all, zeroes what its cells held and voids checkpoints.
