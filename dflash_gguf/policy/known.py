@@ -58,7 +58,7 @@ class Known:
         self.host = Median()
         self._lost_s = self._copied_s = self._won_s = 0.0
         self._since_draft = self._since_plain = 0
-        self._is_cold = False
+        self._was_drafted = False
         self._tokens = self._seconds = 0.0
         self._n_seen = 0
         self._clock_s = 0.0
@@ -106,7 +106,7 @@ class Known:
         It takes two: one straight after a drafted round is slower than those of plain decoding.
         advantage: tokens that each gives up.
         """
-        return self._is_cold or self._since_plain * SHARE >= 2.0 * advantage
+        return self._since_plain * SHARE >= 2.0 * advantage
 
     def begin(self) -> bool:
         """An answer begins: debts of those before it are paid with what drafting had won before.
@@ -150,17 +150,16 @@ class Known:
         self._won_s += min(max(least_s - self._lost_s, 0.0), max(-loss_s, 0.0))
         self._won_s = min(self._won_s, most_s)
         self._lost_s, self._copied_s = max(self._lost_s, least_s), max(self._copied_s, least_s)
-        self._is_cold = (
-            is_plain and self._since_plain > 0 and costs.knows_plain_of(done.n_sequences)
-        )
+        is_cold = is_plain and self._was_drafted and costs.knows_plain_of(done.n_sequences)
         # Filing a round takes a while too; of those that are well known some are enough.
-        if not self._is_cold and (
+        if not is_cold and (
             done.n_rounds > 1 or self._n_seen % self.n_kept == 0 or not costs.is_settled(done)
         ):
             # After a pause a draft also takes up all rows that were decoded meanwhile.
             is_usual = self._since_draft < MEMORY or not costs.most_positions(done.is_brief)
             costs.observe(done, with_draft=is_usual)
-        self._since_plain = 0 if is_plain else self._since_plain + 1
+        self._since_plain = 0 if is_plain and not is_cold else self._since_plain + 1
+        self._was_drafted = not is_plain
         self._since_draft = 0 if done.n_positions else self._since_draft + done.n_rounds
 
 
