@@ -64,6 +64,7 @@ class Known:
         self._clock_s = 0.0
         self._drafted_s: dict[bool, float] = {}
         self._n_vain = 0
+        self._promised_s = self._gained_s = 0.0
 
     @property
     def n_kept(self) -> int:
@@ -92,11 +93,12 @@ class Known:
         plain_s: of a token of plain decoding.
         """
         lost_s = self._lost_s if is_paid else self._copied_s
-        return lost_s + _stake(seconds) <= SHARE * AHEAD * plain_s
+        stake_s = self._stake(seconds) if is_paid else _stake(seconds)
+        return lost_s + stake_s <= SHARE * AHEAD * plain_s
 
     def rounds_to_wait(self, seconds: float, plain_s: float) -> int:
         """Plain rounds until so much may be lost, or until it is worth to think again."""
-        missing_s = self._lost_s + _stake(seconds) - SHARE * AHEAD * plain_s
+        missing_s = self._lost_s + self._stake(seconds) - SHARE * AHEAD * plain_s
         n = missing_s / max(self.share * plain_s, 1e-12)
         return int(min(max(n, self.n_kept), MOST_KEPT))
 
@@ -108,6 +110,11 @@ class Known:
         """
         return self._since_plain * SHARE >= 2.0 * advantage
 
+    def _stake(self, seconds: float) -> float:
+        """What is put at risk: of gains as much as such promises were worth lately."""
+        kept = self._gained_s / self._promised_s if self._promised_s > 0.0 else 1.0
+        return _stake(seconds, min(max(kept, 0.0), 1.0))
+
     def begin(self) -> bool:
         """An answer begins: debts of those before it are paid with what drafting had won before.
 
@@ -118,8 +125,8 @@ class Known:
         self._lost_s -= paid_s
         return paid_s > 0.0
 
-    def observe(self, done: Round) -> None:
-        """Learns from a round."""
+    def observe(self, done: Round, promised_s: float = 0.0) -> None:
+        """Learns from a round. promised_s: seconds that its draft was to gain."""
         costs, is_plain = self.costs, done.n_drafted == 0 and done.n_positions == 0
         keep = (1.0 - 1.0 / MEMORY) ** done.n_rounds
         self._tokens = keep * self._tokens + done.n_tokens
@@ -146,6 +153,10 @@ class Known:
                 loss_s = seconds - done.n_tokens * plain_s
             elif done.n_drafted:
                 self._copied_s += seconds - done.n_tokens * plain_s
+        if promised_s > 0.0:
+            keep_promise = 1.0 - 1.0 / Promise.TRUST_MEMORY
+            self._promised_s = keep_promise * self._promised_s + promised_s
+            self._gained_s = keep_promise * self._gained_s - loss_s
         self._lost_s += loss_s
         self._won_s += min(max(least_s - self._lost_s, 0.0), max(-loss_s, 0.0))
         self._won_s = min(self._won_s, most_s)
@@ -163,8 +174,8 @@ class Known:
         self._since_draft = 0 if done.n_positions else self._since_draft + done.n_rounds
 
 
-def _stake(seconds: float) -> float:
-    return seconds if seconds > 0.0 else AHEAD * seconds
+def _stake(seconds: float, kept: float = 1.0) -> float:
+    return seconds if seconds > 0.0 else AHEAD * kept * seconds
 
 
 class Promise:
