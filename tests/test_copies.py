@@ -130,6 +130,32 @@ def test_chances_follow_what_came_true() -> None:
     assert chance[False] < 0.2
 
 
+def test_a_name_that_was_changed_once_is_changed_again() -> None:
+    """What the target took in place of a copy is proposed where the same would be copied next."""
+    name, renamed = [50, 51, 52], [60, 50, 51, 52]
+    text = [1, 2, 3, *name, 4, 5, 6, 7, 8, *name, 9, 10, 11]
+    copies = Copies(1000)
+    copies.append(text)
+    copies.separate()
+    copies.append([1, 2, 3])
+    assert copies.propose(3, 3)[0] == name
+    copies.append([*renamed, 4, 5, 6], is_chosen=True)
+    assert copies.propose(2, 2)[0] == [7, 8]
+    tokens, parents, _ = copies.propose(9, 40)
+    tree = Tree.of([-1, *tokens], [-1, *(parent + 1 for parent in parents)])
+    node: int | None = 0
+    for token in (7, 8, *renamed):
+        assert node is not None
+        node = tree.child(node, token)
+    assert node is not None
+    copies.append([7, 8], is_chosen=True)
+    assert copies.propose(1, 1)[0] == renamed[:1]
+    copies.append([*name, 9], is_chosen=True)  # not here
+    copies.separate()
+    copies.append([7, 8])
+    assert copies.propose(1, 1)[0] == name[:1]
+
+
 class Timeline:
     """Something to have texts of."""
 
@@ -162,7 +188,7 @@ def test_outcomes_go_on_in_another_process() -> None:
     tree, first = (proposed(x, request_of(text)) for x in (again, Copy()))
     assert tree.tokens == first.tokens
     assert tree.log_chances[5] > first.log_chances[5]
-    for bad in ({}, {"outcomes": {"0": [[1.0, 2.0]]}}, {"outcomes": {"0": [[0.0, 0.0]] * 36}}):
+    for bad in ({}, {"outcomes": {"0": [[1.0, 2.0]]}}, {"outcomes": {"0": [[0.0, 0.0]] * 60}}):
         with pytest.raises((KeyError, TypeError, ValueError)):
             again.learn(bad)
 
@@ -210,7 +236,7 @@ def test_bad_arguments_are_one_sentence() -> None:
     with pytest.raises(ValueError, match="need one pair a class"):
         copies.outcomes = np.ones((2, 2))
     with pytest.raises(Error, match="0 copies of 1 came true"):
-        copies.outcomes = np.tile([1.0, 0.0], (36, 1))
+        copies.outcomes = np.tile([1.0, 0.0], (60, 1))
 
 
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -115,8 +115,7 @@ def test_it_comes_near_the_best_fixed_setting(name: str) -> None:
     found = []
     for seed in range(2):
         pair = Pair(make())
-        for before in range(2):
-            pair.answer(text, seed=10 * seed + before)
+        pair.answer(text, seed=10 * seed)
         found.append(pair.answer(text, seed=seed + 100)[0])
     print(f"{name}: {best / np.mean(found):.3f} of the best")
     assert best / np.mean(found) > 0.9
@@ -153,17 +152,21 @@ def plain_known() -> Known:
 
 
 def test_what_was_lost_is_earned_before_the_next_look() -> None:
+    """A hundredth of 64 rounds may be lost at once, and of 512 in all."""
     known = plain_known()
-    assert known.may_lose(0.6, 1.0)
+    assert known.may_lose(0.64, 1.0)
+    assert not known.may_lose(0.68, 1.0)  # three rounds have earned some
     known.observe(Round(100, n_positions=3, n_drafted=3, n_tokens=1, draft_s=0.5, pass_s=1.5))
     known.observe(Round(100, n_positions=3, n_drafted=3, n_tokens=1, draft_s=0.5, pass_s=1.5))
-    assert not known.may_lose(0.6, 1.0)
-    n = known.rounds_to_wait(0.6, 1.0)
-    assert 1 < n <= 256
+    assert not known.may_lose(0.0, 1.0)
+    assert known.rounds_to_wait(0.6, 1.0) == pytest.approx(192, abs=6)
     for _ in range(200):
         known.observe(Round(100, n_tokens=1, pass_s=1.0))
     assert known.may_lose(0.6, 1.0)
-    assert not known.may_lose(9.0, 1.0)  # no more can be saved
+    for _ in range(2000):
+        known.observe(Round(100, n_tokens=1, pass_s=1.0))
+    assert known.may_lose(5.5, 1.0)
+    assert not known.may_lose(6.0, 1.0)  # no more can be saved
 
 
 def test_what_copies_win_is_not_for_the_drafter_to_lose() -> None:
@@ -291,7 +294,7 @@ def test_first_runs_do_not_keep_it_from_drafting() -> None:
     best = min(fixed_ms(tiny, text, rule) for rule in chains(5, 7, 11, 15))
     assert best < 0.8 * 512 * tiny().plain
     pair = Pair(tiny())
-    pair.answer(text, n_tokens=1024)
+    pair.answer(text, n_tokens=768)
     found = [pair.answer(text, seed=seed)[0] for seed in range(1, 4)]
     print(f"tiny: {best / np.mean(found):.3f} of the best")
     assert best / np.mean(found) > 0.9
@@ -307,23 +310,28 @@ def test_first_runs_are_not_made_for_nothing() -> None:
 
 def test_captures_do_not_keep_it_from_drafting() -> None:
     """Where the second run of a shape is slow too, the third tells what it costs."""
-    text = Text(0.75)
 
-    def last_ms(n_first: int, known: int) -> float:
-        pair = Pair(wide(), Known(Costs(known)))
-        pair.machine.warm_up, pair.machine.n_first = 1.0, n_first
-        for seed in range(3):
-            ms, _ = pair.answer(text, n_tokens=256, seed=seed)
-        return ms
+    def last_ms(n_first: int, known: int, text: Text, n_tokens: int) -> float:
+        found = []
+        for first_seed in range(0, 80, 10):
+            pair = Pair(wide(), Known(Costs(known)))
+            pair.machine.warm_up, pair.machine.n_first = 1.0, n_first
+            for seed in range(first_seed, first_seed + 3):
+                ms, _ = pair.answer(text, n_tokens=n_tokens, seed=seed)
+            found.append(ms)
+        return float(np.mean(found))
 
-    assert last_ms(2, 2) < 1.1 * last_ms(1, 1)
+    assert last_ms(2, 2, Text(0.75), 256) < 1.1 * last_ms(1, 1, Text(0.75), 256)
+    at_best = last_ms(1, 1, Text(0.5), 64)
+    assert last_ms(2, 2, Text(0.5), 64) < 1.1 * at_best
+    assert last_ms(2, 1, Text(0.5), 64) > 1.1 * at_best  # what knowing it is worth
 
 
 def test_it_stops_before_a_step_of_the_costs_or_goes_well_past_it() -> None:
     """The ninth row costs more than the eight before it: no pass has nine to fifteen rows."""
     for text in (Text(0.5), Text(0.7), Text(0.97)):
         pair = Pair(fast())
-        for seed in range(3):
+        for seed in range(2):
             _, rounds = pair.answer(text, seed=seed)
         rows = np.array([done.n_rows for done in rounds])
         assert np.mean((rows > 8) & (rows < 16)) < 0.05
@@ -335,7 +343,7 @@ def test_trees_where_they_are_cheap_and_chains_where_they_are_not() -> None:
     for tree in (1.0, 2.0):
         pair = Pair(wide())
         pair.machine.tree = tree
-        for seed in range(3):
+        for seed in range(2):
             _, rounds = pair.answer(Text(0.6), seed=seed)
         found.append(np.mean([done.is_tree for done in rounds]))
     assert found[0] > 0.9

@@ -21,6 +21,17 @@ size_t slot_of(int32_t state, int32_t token) {
     return size_t((key * 0x9E3779B97F4A7C15ull) >> 20);
 }
 
+// A place of a text, by the three tokens from it on.
+uint64_t place_of(const std::vector<int32_t> & stream, size_t at) {
+    uint64_t place = 0;
+    for (size_t i = at; i < at + 3; ++i) {
+        const int32_t token = i < stream.size() ? stream[i] : -1;
+        place = (place ^ uint32_t(token)) * 0x9E3779B97F4A7C15ull;
+        place ^= place >> 29;
+    }
+    return place;
+}
+
 // Classes of match lengths: 1, 2, 3, 4, to 6, 8, 12, 16, 24, 32, 48, more.
 int length_class(int32_t length) {
     constexpr int32_t ends[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48};
@@ -128,7 +139,7 @@ size_t SuffixAutomaton::bytes() const {
 Copies::Outcomes Copies::initial() {
     constexpr double same[n_lengths] = {0.1, 0.3,  0.4, 0.5, 0.6,  0.7,
                                         0.8, 0.85, 0.9, 0.9, 0.93, 0.95};
-    constexpr double share[n_kinds] = {1.0, 0.7, 0.2};
+    constexpr double share[n_kinds] = {1.0, 0.7, 0.2, 0.6, 0.3};
     Outcomes found;
     for (int kind = 0; kind < n_kinds; ++kind) {
         for (int length = 0; length < n_lengths; ++length) {
@@ -139,52 +150,82 @@ Copies::Outcomes Copies::initial() {
     return found;
 }
 
-double Copies::log_chance(int32_t length, int kind) const {
-    const Outcome & outcome = outcomes_[kind * n_lengths + length_class(length)];
+double Copies::log_chance(const Guess & guess) const {
+    const Outcome & outcome = outcomes_[guess.kind * n_lengths + length_class(guess.match)];
     return std::log(outcome.taken / outcome.tried);
 }
 
-// What followed a state: first what did so last. Where nothing did, since its text ended there or
-// goes on at the end of all, a shorter end of it may tell; `at` is then that one's state.
-int Copies::guesses(int32_t & at, std::array<Guess, most_guesses> & found) const {
+// What followed a state last, and in place of it what the target took for it before; other tokens
+// that followed. Where nothing did, since its text ended there or goes on at the end of all, a
+// shorter end of it may tell. length: of what agrees, which is longer than the state's where a path
+// has been added to it.
+Copies::Guesses Copies::guesses(int32_t state, int32_t length) const {
     const std::vector<int32_t> & stream = automaton_.stream();
-    for (; at > 0; at = automaton_.state(at).link) {
-        const SuffixAutomaton::State & state = automaton_.state(at);
-        const size_t next = size_t(state.newest + 1);
-        if (state.newest < 0 || next >= stream.size() || stream[next] < 0) {
+    Guesses found;
+    for (int32_t at = state; at > 0; at = automaton_.state(at).link) {
+        const SuffixAutomaton::State & here = automaton_.state(at);
+        const size_t next = size_t(here.newest + 1);
+        if (here.newest < 0 || next >= stream.size() || stream[next] < 0) {
             continue;
         }
-        int n = 1, n_edges = 0;
-        for (int32_t e = state.first; e >= 0 && n_edges < most_edges; e = automaton_.edge(e).next) {
+        const int32_t match = at == state ? length : here.length;
+        found.token = stream[next];
+        found.place = place_of(stream, next);
+        const auto replacing = replacing_.find(found.place);
+        const bool is_replaced = replacing != replacing_.end() && replacing->second != found.token;
+        if (is_replaced) {
+            int32_t to = at;
+            while (to > 0 && automaton_.follow(to, replacing->second) < 0) {
+                to = automaton_.state(to).link;
+            }
+            const int32_t after = automaton_.follow(to, replacing->second);
+            const int32_t agrees = to == at ? match : automaton_.state(to).length;
+            found.all[found.n++] = {replacing->second, match, std::max(after, 0),
+                                    after < 0 ? 0 : agrees + 1, Kind::replacing};
+        }
+        Guess & last = found.all[found.n++];
+        int n_edges = 0;
+        for (int32_t e = here.first; e >= 0 && n_edges < most_edges; e = automaton_.edge(e).next) {
             const SuffixAutomaton::Edge & edge = automaton_.edge(e);
             ++n_edges;
-            if (edge.token != stream[next] && edge.token >= 0 && n < most_guesses) {
-                found[n++] = {edge.token, edge.to, 2};
+            const bool is_there = is_replaced && edge.token == replacing->second;
+            if (edge.token != found.token && edge.token >= 0 && !is_there &&
+                found.n < most_guesses) {
+                found.all[found.n++] = {edge.token, match, edge.to, match + 1, Kind::other};
             }
         }
-        found[0] = {stream[next], automaton_.follow(at, stream[next]), n_edges > 1 ? 1 : 0};
-        return n;
+        const Kind kind = is_replaced ? Kind::replaced : n_edges > 1 ? Kind::newest : Kind::same;
+        last = {found.token, match, automaton_.follow(at, found.token), match + 1, kind};
+        break;
     }
-    return 0;
+    return found;
 }
 
 void Copies::learn(int32_t token) {
-    int32_t at = automaton_.match();
-    std::array<Guess, most_guesses> found;
-    const int n = guesses(at, found);
-    if (n == 0) {
+    const int32_t at = automaton_.match();
+    const Guesses found = guesses(at, automaton_.state(at).length);
+    if (found.n == 0) {
         return;
     }
-    const int length = length_class(automaton_.state(at).length);
     const double keep = 1.0 - 1.0 / memory;
     static const Outcomes first = initial();
-    for (int i = 0; i < n; ++i) {
-        const size_t place = size_t(found[i].kind * n_lengths + length);
+    for (int i = 0; i < found.n; ++i) {
+        const Guess & guess = found.all[size_t(i)];
+        const size_t place = size_t(guess.kind * n_lengths + length_class(guess.match));
         Outcome & outcome = outcomes_[place];
         outcome.tried = keep * outcome.tried + (1.0 - keep) * first[place].tried + 1.0;
         outcome.taken = keep * outcome.taken + (1.0 - keep) * first[place].taken +
-                        (found[i].token == token ? 1.0 : 0.0);
+                        (guess.token == token ? 1.0 : 0.0);
     }
+    if (found.token == token) {
+        replacing_.erase(found.place);
+    } else {
+        replacing_[found.place] = token;
+    }
+}
+
+size_t Copies::bytes() const {
+    return automaton_.bytes() + replacing_.size() * sizeof(*replacing_.begin());
 }
 
 void Copies::append(const int32_t * tokens, size_t n, bool is_chosen) {
@@ -210,6 +251,7 @@ void Copies::forget() {
     const std::vector<int32_t> & stream = automaton_.stream();
     const std::vector<int32_t> kept(stream.end() - std::ptrdiff_t(stream.size() / 2), stream.end());
     automaton_.clear();
+    replacing_.clear();
     for (const int32_t token : kept) {
         automaton_.append(token);
     }
@@ -231,16 +273,16 @@ size_t Copies::propose(size_t n_positions, size_t n_nodes, int32_t * tokens, int
         return 0;
     }
     std::priority_queue<Open> open;
-    // The end that agrees is as long as its state's, or longer where a path has been added to it.
     const auto expand = [&](int32_t state, int32_t length, double log_path, int32_t parent,
                             size_t depth) {
-        std::array<Guess, most_guesses> found;
-        int32_t at = state;
-        const int n = depth >= n_positions ? 0 : guesses(at, found);
-        const int32_t agrees = at == state ? length : automaton_.state(at).length;
-        for (int i = 0; i < n; ++i) {
-            open.push({log_path + log_chance(agrees, found[i].kind), parent, found[i].token,
-                       found[i].state, agrees + 1, depth + 1});
+        if (depth >= n_positions) {
+            return;
+        }
+        const Guesses found = guesses(state, length);
+        for (int i = 0; i < found.n; ++i) {
+            const Guess & guess = found.all[size_t(i)];
+            open.push({log_path + log_chance(guess), parent, guess.token, guess.state, guess.length,
+                       depth + 1});
         }
     };
     expand(match, automaton_.state(match).length, 0.0, -1, 0);

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <unordered_map>
 #include <vector>
 
 namespace dfl {
@@ -56,9 +57,12 @@ class SuffixAutomaton {
 // Copies of one timeline's texts, with chances learned from how often such copies came true.
 class Copies {
   public:
-    // Chances depend on how long the match is and whether what followed it was always the same.
+    // Chances depend on how long the match is and what kind of a guess it is.
     static constexpr int n_lengths = 12; // classes of match lengths
-    static constexpr int n_kinds = 3;    // always the same, the newest of several, another of them
+    static constexpr int n_kinds = 5;    // of Kind
+    // What followed the match: always the same, the newest of several, or another of them. Where
+    // the target last took something else in place of that: this, or all the same what is there.
+    enum Kind { same, newest, other, replacing, replaced };
     struct Outcome {
         double tried, taken;
     };
@@ -79,24 +83,33 @@ class Copies {
                    float * log_chances) const;
 
     size_t size() const { return automaton_.stream().size(); }
-    size_t bytes() const { return automaton_.bytes(); }
+    size_t bytes() const;
     int32_t match_length() const { return automaton_.state(automaton_.match()).length; }
     const Outcomes & outcomes() const { return outcomes_; }
     void set_outcomes(const Outcomes & outcomes) { outcomes_ = outcomes; }
 
   private:
+    // token: after a match of so many tokens. state, length: of what agrees after it.
     struct Guess {
-        int32_t token, state;
-        int kind;
+        int32_t token, match, state, length;
+        Kind kind;
     };
-    static constexpr int most_guesses = 3;
-    int guesses(int32_t & at, std::array<Guess, most_guesses> & found) const;
-    double log_chance(int32_t length, int kind) const;
+    static constexpr int most_guesses = 4;
+    struct Guesses {
+        std::array<Guess, most_guesses> all;
+        int n = 0;
+        uint64_t place = 0; // of what followed the match last
+        int32_t token = -1; // what that was
+    };
+    Guesses guesses(int32_t state, int32_t length) const;
+    double log_chance(const Guess & guess) const;
     void learn(int32_t token);
     void forget();
 
     SuffixAutomaton automaton_;
     Outcomes outcomes_ = initial();
+    // Where a copy last was wrong, what was right: names are changed in more places than one.
+    std::unordered_map<uint64_t, int32_t> replacing_;
     size_t n_most_;
     int32_t n_separators_ = 0;
 

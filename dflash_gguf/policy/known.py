@@ -58,12 +58,13 @@ class Known:
         self.host = Median()
         self._lost_s = self._copied_s = self._won_s = 0.0
         self._since_draft = self._since_plain = 0
-        self._is_cold = False
+        self._was_drafted = False
         self._tokens = self._seconds = 0.0
         self._n_seen = 0
         self._clock_s = 0.0
         self._drafted_s: dict[bool, float] = {}
         self._n_vain = 0
+        self._promised_s = self._gained_s = 0.0
 
     @property
     def n_kept(self) -> int:
@@ -92,11 +93,12 @@ class Known:
         plain_s: of a token of plain decoding.
         """
         lost_s = self._lost_s if is_paid else self._copied_s
-        return lost_s + _stake(seconds) <= SHARE * AHEAD * plain_s
+        stake_s = self._stake(seconds) if is_paid else _stake(seconds)
+        return lost_s + stake_s <= SHARE * AHEAD * plain_s
 
     def rounds_to_wait(self, seconds: float, plain_s: float) -> int:
         """Plain rounds until so much may be lost, or until it is worth to think again."""
-        missing_s = self._lost_s + _stake(seconds) - SHARE * AHEAD * plain_s
+        missing_s = self._lost_s + self._stake(seconds) - SHARE * AHEAD * plain_s
         n = missing_s / max(self.share * plain_s, 1e-12)
         return int(min(max(n, self.n_kept), MOST_KEPT))
 
@@ -106,7 +108,12 @@ class Known:
         It takes two: one straight after a drafted round is slower than those of plain decoding.
         advantage: tokens that each gives up.
         """
-        return self._is_cold or self._since_plain * SHARE >= 2.0 * advantage
+        return self._since_plain * SHARE >= 2.0 * advantage
+
+    def _stake(self, seconds: float) -> float:
+        """What is put at risk: of gains as much as such promises were worth lately."""
+        kept = self._gained_s / self._promised_s if self._promised_s > 0.0 else 1.0
+        return _stake(seconds, min(max(kept, 0.0), 1.0))
 
     def begin(self) -> bool:
         """An answer begins: debts of those before it are paid with what drafting had won before.
@@ -118,8 +125,8 @@ class Known:
         self._lost_s -= paid_s
         return paid_s > 0.0
 
-    def observe(self, done: Round) -> None:
-        """Learns from a round."""
+    def observe(self, done: Round, promised_s: float = 0.0) -> None:
+        """Learns from a round. promised_s: seconds that its draft was to gain."""
         costs, is_plain = self.costs, done.n_drafted == 0 and done.n_positions == 0
         keep = (1.0 - 1.0 / MEMORY) ** done.n_rounds
         self._tokens = keep * self._tokens + done.n_tokens
@@ -146,26 +153,29 @@ class Known:
                 loss_s = seconds - done.n_tokens * plain_s
             elif done.n_drafted:
                 self._copied_s += seconds - done.n_tokens * plain_s
+        if promised_s > 0.0:
+            keep_promise = 1.0 - 1.0 / Promise.TRUST_MEMORY
+            self._promised_s = keep_promise * self._promised_s + promised_s
+            self._gained_s = keep_promise * self._gained_s - loss_s
         self._lost_s += loss_s
         self._won_s += min(max(least_s - self._lost_s, 0.0), max(-loss_s, 0.0))
         self._won_s = min(self._won_s, most_s)
         self._lost_s, self._copied_s = max(self._lost_s, least_s), max(self._copied_s, least_s)
-        self._is_cold = (
-            is_plain and self._since_plain > 0 and costs.knows_plain_of(done.n_sequences)
-        )
+        is_cold = is_plain and self._was_drafted and costs.knows_plain_of(done.n_sequences)
         # Filing a round takes a while too; of those that are well known some are enough.
-        if not self._is_cold and (
+        if not is_cold and (
             done.n_rounds > 1 or self._n_seen % self.n_kept == 0 or not costs.is_settled(done)
         ):
             # After a pause a draft also takes up all rows that were decoded meanwhile.
             is_usual = self._since_draft < MEMORY or not costs.most_positions(done.is_brief)
             costs.observe(done, with_draft=is_usual)
-        self._since_plain = 0 if is_plain else self._since_plain + 1
+        self._since_plain = 0 if is_plain and not is_cold else self._since_plain + 1
+        self._was_drafted = not is_plain
         self._since_draft = 0 if done.n_positions else self._since_draft + done.n_rounds
 
 
-def _stake(seconds: float) -> float:
-    return seconds if seconds > 0.0 else AHEAD * seconds
+def _stake(seconds: float, kept: float = 1.0) -> float:
+    return seconds if seconds > 0.0 else AHEAD * kept * seconds
 
 
 class Promise:

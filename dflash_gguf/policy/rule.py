@@ -131,7 +131,7 @@ class Auto(Rule):
         self._way: Way | None = None
         self._n_kept = self._n_rest = self._n_sequences = 0
         self._is_probe, self._is_plain = False, False
-        self._rate = self._advantage = 0.0
+        self._rate = self._advantage = self._promised_s = 0.0
         self.least_log_chance = -math.inf
         self._looked_up: dict[tuple[int, int, bool], list[float]] = {}
         self.n_nodes = self._most_nodes()
@@ -188,7 +188,7 @@ class Auto(Rule):
         known = self._known
         if done.n_drafted and done.n_positions and not done.is_mixed:
             known.promise.observe(done)
-        known.observe(done)
+        known.observe(done, self._promised_s if done.n_positions else 0.0)
         self._n_kept = max(self._n_kept - done.n_rounds, 0)
         self._n_rest = max(self._n_rest - done.n_rounds, 0)
         if done.n_positions and not done.n_drafted:
@@ -213,7 +213,7 @@ class Auto(Rule):
         """Takes plain decoding or the best draft, and for how many rounds."""
         known, costs = self._known, self._costs
         self._way, self._is_probe, self._n_kept = None, False, 1
-        self._n_sequences, self._advantage = done.n_sequences, 0.0
+        self._n_sequences, self._advantage, self._promised_s = done.n_sequences, 0.0, 0.0
         self._looked_up.clear()
         self.n_nodes = self._most_nodes()
         if not costs.knows_plain_of(done.n_sequences):
@@ -236,6 +236,7 @@ class Auto(Rule):
             self._n_rest = known.rounds_to_wait(loss_s, share_s)
             return
         self._way = best
+        self._promised_s = max(-loss_s, 0.0)
         if loss_s < 0.0:
             self._rate = max(tokens / seconds, self._rate)
             self._advantage = tokens * plain_s / seconds - done.n_sequences
