@@ -14,7 +14,7 @@ extern "C" {
 
 #pragma GCC visibility push(default)
 
-enum { DFL_ABI_VERSION = 12 };
+enum { DFL_ABI_VERSION = 13 };
 
 typedef enum {
     DFL_STATUS_OK = 0,
@@ -275,6 +275,8 @@ typedef struct {
     float * all_logits;      /* of an append: NULL, or out, [n][n_vocab] float32, checked as
                                 dfl_sequence_logits does */
     int64_t n_done;          /* out: tokens that were run */
+    int64_t n_experts;       /* out: of all items, all layers and passes together, the experts that
+                                were multiplied with; 0 where our own code does not do that */
 } dfl_item;
 
 /* Runs items of different sequences in one pass. Each row has the bits that it has alone.

@@ -112,9 +112,12 @@ dfl_status dfl_engine_run(dfl_engine * engine, dfl_item * items, int64_t n_items
             watch = [=](int64_t done, int64_t total) { return progress(user, done, total) != 0; };
         }
         const Turn turn(*engine->is_busy);
+        const int64_t n_before = engine->engine->n_experts();
         engine->engine->run(asked, watch);
+        const int64_t n_experts = engine->engine->n_experts() - n_before;
         for (int64_t i = 0; i < n_items; ++i) {
             items[i].n_done = asked[i].n_done;
+            items[i].n_experts = n_experts;
         }
     });
 }

@@ -384,6 +384,7 @@ LiveGraph & Engine::compute(Pass & pass) {
         pass.began = true;
         ++n_passes_;
         graphs_.compute(live);
+        n_experts_ += live.cpu_nodes.n_experts();
         return live;
     } catch (...) {
         give_back(pass);

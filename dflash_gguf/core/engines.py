@@ -64,6 +64,8 @@ class Engine:
         self.cell_bytes = int(info.cell_bytes)
         self.divides_prefixes = bool(info.divides)
         self.n_passes = 0
+        self.n_experts = 0
+        """That the last run multiplied with, of all layers; 0 where that is not counted."""
         self.n_threads = int(info.n_threads)
 
     @property
@@ -192,6 +194,7 @@ class Engine:
         else:
             with c_callback(progress) as callback:
                 call("engine_run", self._handle, params, len(items), callback, ffi.NULL)
+        self.n_experts = params[0].n_experts if items else 0
         return [
             Rows(
                 item.sequence,
