@@ -527,6 +527,7 @@ class Scheduler:
             return
         done.n_tokens = sum([len(one.tokens) for one in work])
         done.n_accepted = sum([one.n_taken for one in work])
+        done.n_experts = self.engine.n_experts
         done.sample_s = sum([one.sampled_s for one in work])
         done.choose_s = self._took.get("choose", 0.0)
         done.draft_s = self._took.get("draft", 0.0) + self._took.get("tree", 0.0)

@@ -63,7 +63,7 @@ class Engine:
 
     max_verify = 256
     max_draft_rows = 1 << 20
-    n_most_top = n_top = 0
+    n_most_top = n_top = n_experts = 0
     divides_prefixes = True
     prefix_bytes = cell_bytes = 0
     n_free_cells = 1 << 20

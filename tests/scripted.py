@@ -94,6 +94,7 @@ class Engine:
         self.n_ctx = self.n_free_cells = sequence.n_ctx
         self.max_verify = 256
         self.n_top = 0
+        self.n_experts = 0
         self.n_most_top = 0  # N_TOP: it is like a device
         self.cpu_operations: list[str] = []
 

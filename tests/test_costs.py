@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from dflash_gguf import machine_cache
 from dflash_gguf.policy.costs import N_TIMES, Costs, Median, Round
-from dflash_gguf.policy.known import CostFile
+from dflash_gguf.policy.known import CostFile, Known, measure
 
 
 def test_the_first_time_of_a_shape_does_not_count() -> None:
@@ -151,7 +152,7 @@ def test_a_table_survives_as_json() -> None:
     costs = measured()
     again = Costs.from_dict(json.loads(json.dumps(costs.to_dict())))
     assert again.to_dict() == costs.to_dict()
-    assert 4 not in {rows for rows, _, _ in costs.to_dict()["chains"]}  # it ran only once
+    assert 4 not in {rows for rows, *_ in costs.to_dict()["chains"]}  # it ran only once
     for rows, is_tree in ((1, False), (8, False), (16, True)):
         assert again.pass_s(0, rows, is_tree) == costs.pass_s(0, rows, is_tree)
     assert again.is_warm(drafted(0, 7))
@@ -202,6 +203,12 @@ DAMAGED: list[Any] = [
     {**EMPTY, "chains": [[1, 1e999, 1]]},
     {**EMPTY, "chains": 3},
     {**EMPTY, "sample": None},
+    {**EMPTY, "chains": [[1, 0, 1, -1]]},
+    {**EMPTY, "chains": [[1, 0, 1, 1, 1]]},
+    {**EMPTY, "experts": None},
+    {**EMPTY, "experts": [1, 0.5, 1]},
+    {**EMPTY, "experts": [1, -1, 1, 1]},
+    {**EMPTY, "experts": [1, 1e999, 1, 1]},
     [1],
     3,
 ]
@@ -228,3 +235,69 @@ def test_without_a_place_to_keep_it_nothing_is_kept(files: list[str], tmp_path: 
     kept = CostFile(files, "CPU")
     kept.store(measured(), {})
     assert not kept.load()[0].knows_plain
+
+
+TOUCHED = {
+    "alike": {1: 32, 2: 32, 4: 32, 8: 32, 16: 32},
+    "frequent": {1: 32, 2: 51, 4: 76, 8: 104, 16: 132},
+    "rare": {1: 32, 2: 55, 4: 87, 8: 126, 16: 179},
+}
+"""By rows, of four layers of 128 experts (scripts/bench_moe.py)."""
+
+
+def of_experts(n_rows: int, text: str, *, counted: bool = True) -> Round:
+    """A pass of 10 s, and 1 s for each row and 0.1 for each expert of 32 a row."""
+    n_experts = TOUCHED[text][n_rows]
+    done = Round(0, n_drafted=n_rows - 1, n_tokens=1, pass_s=10.0 + n_rows + 0.1 * n_experts)
+    done.n_experts = n_experts if counted else 0
+    return done
+
+
+@pytest.mark.parametrize("last", ["alike", "rare"])
+def test_what_one_size_touches_tells_what_others_cost(last: str) -> None:
+    errors = {}
+    for counted in (True, False):
+        costs = Costs()
+        for text in ("alike", "rare", "frequent"):
+            for _ in range(6):
+                for n_rows in (1, 2, 4, 8, 16):
+                    costs.observe(of_experts(n_rows, text, counted=counted))
+        for _ in range(24):  # another text, of which only passes of four rows are seen
+            costs.observe(of_experts(4, last, counted=counted))
+        assert costs.pass_s(0, 4) == pytest.approx(of_experts(4, last).pass_s, rel=0.02)
+        expected = [of_experts(n, last).pass_s for n in (2, 8, 16)]
+        told = [costs.pass_s(0, n) for n in (2, 8, 16)]
+        errors[counted] = max(abs(a / b - 1.0) for a, b in zip(told, expected, strict=True))
+        assert costs.pass_s(0, 1) == pytest.approx(of_experts(1, last).pass_s)
+    assert errors[True] < 0.12
+    assert errors[True] < 0.6 * errors[False]
+
+
+def test_rows_that_are_alike_say_what_an_expert_costs() -> None:
+    known = Known()
+    runs: list[tuple[int, str]] = []
+
+    def run(done: Round, text: str = "rare") -> None:
+        runs.append((done.n_rows, text))
+        for name in ("pass_s", "n_experts"):
+            setattr(done, name, getattr(of_experts(done.n_rows, text), name))
+
+    measure(known, 8, 7, run, 1e9, partial(run, text="alike"))
+    assert [text for _, text in runs].count("alike") == 1
+    assert known.costs.experts.cost_s == pytest.approx(0.1, rel=0.15)
+    assert known.costs.pass_s(0, 8) == pytest.approx(of_experts(8, "rare").pass_s, rel=0.15)
+    again = Costs.from_dict(json.loads(json.dumps(known.costs.to_dict())))
+    assert again.pass_s(0, 8) == known.costs.pass_s(0, 8)
+    # The first passes of an answer say what its text touches, whatever was run before.
+    for _ in range(4):
+        again.observe(of_experts(4, "alike"))
+    assert again.pass_s(0, 8) == pytest.approx(of_experts(8, "alike").pass_s, rel=0.15)
+
+
+def test_where_nobody_counts_experts_rows_decide() -> None:
+    costs = Costs()
+    for _ in range(3):
+        for n_rows in (1, 8):
+            costs.observe(of_experts(n_rows, "rare", counted=False))
+    assert costs.experts.cost_s == 0.0
+    assert costs.pass_s(0, 8) == of_experts(8, "rare").pass_s

@@ -94,6 +94,10 @@ dfl_status dfl_engine_reserve_verify(dfl_engine * engine, int64_t n, dfl_error *
     });
 }
 
+int64_t dfl_engine_n_experts(const dfl_engine * engine) {
+    return engine != nullptr ? engine->engine->n_experts() : -1;
+}
+
 dfl_status dfl_engine_run(dfl_engine * engine, const dfl_item * items, int64_t n_items,
                           dfl_progress progress, void * user, dfl_error * err) {
     return guard(err, [&] {

@@ -131,6 +131,8 @@ class Engine {
     int64_t n_graphs_built() const { return graphs_.n_built(); }
     // Forward passes of the target so far.
     int64_t n_passes() const { return n_passes_; }
+    // Experts that those of the last run multiplied with, of all layers where our own code does.
+    int64_t n_experts() const { return n_experts_; }
     uint64_t bytes_read() const { return devices_.bytes_read(); }
     uint64_t mask_bytes_written() const {
         return kv_.mask_bytes_written() + (draft_ ? draft_->mask_bytes_written() : 0);
@@ -241,6 +243,7 @@ class Engine {
     int64_t n_top_ = 0;                 // of keep_top()
     int64_t verify_rows_ = 0;
     int64_t n_passes_ = 0;
+    int64_t n_experts_ = 0;
     uint64_t kept_bytes_ = 0;
 };
 

@@ -52,6 +52,7 @@ void Engine::check(const std::vector<Item> & items) const {
 
 void Engine::run(std::vector<Item> & items, const PrefillProgress & progress) {
     check(items);
+    n_experts_ = 0;
     if (items.size() == 1 && !items[0].verifies) {
         append_in_steps(items[0], progress);
         return;
@@ -376,6 +377,7 @@ LiveGraph & Engine::compute(Pass & pass) {
         pass.began = true;
         ++n_passes_;
         graphs_.compute(live);
+        n_experts_ += live.cpu_nodes.n_experts();
         return live;
     } catch (...) {
         give_back(pass);

@@ -37,6 +37,7 @@ def measure(
         started = time.perf_counter()
         last = sequence.decode(last).argmax()
         done.pass_s = time.perf_counter() - started
+        done.n_experts = sequence.engine.n_experts
         costs.observe(done)
         for number, size in enumerate(sizes):
             for is_tree in (False, True) if size > 1 else (False,):
@@ -63,4 +64,5 @@ def _round(sequence: core.Sequence, last: int, n: int, size: int, is_tree: bool)
     tree = Tree.of(tokens, branched(size + 1) if is_tree else None)
     verify(sequence, tree, lambda rows, node: rows.argmax(node), lambda _: True)
     done.draft_s, done.pass_s = drafted - started, time.perf_counter() - drafted
+    done.n_experts = sequence.engine.n_experts
     return done

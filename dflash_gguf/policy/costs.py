@@ -1,7 +1,13 @@
-"""What rounds cost on this machine: moving medians of measured times, and lines between them."""
+"""What rounds cost on this machine: moving medians of measured times, and lines between them.
+
+A mixture of experts reads the weights of those that the rows of a pass touch: few where rows are
+alike, many where they differ. So a time is kept with the number of experts it was measured with,
+and told for as many as rows of the text at hand are likely to touch.
+"""
 
 from __future__ import annotations
 
+import math
 from bisect import bisect
 from collections import deque
 from collections.abc import Iterable
@@ -38,6 +44,7 @@ class Round:
     n_expected: those that were expected to be accepted. n_accepted: those that were; n_copied: of a
     mixed round's those that others had proposed as well.
     n_tokens: tokens the round added to answers.
+    n_experts: that the pass touched, of all layers; 0: none, or nobody counted them.
     Seconds: choose_s, the decision what to draft, where one was made; draft_s, candidates and their
     choice; pass_s, the target's pass with what surrounds it; sample_s.
     """
@@ -53,6 +60,7 @@ class Round:
     n_accepted: int = 0
     n_copied: int = 0
     n_tokens: int = 0
+    n_experts: int = 0
     choose_s: float = 0.0
     draft_s: float = 0.0
     pass_s: float = 0.0
@@ -103,21 +111,21 @@ class Median:
     def __init__(self, n_first: int = 1) -> None:
         """n_first: runs that are slower than those to come."""
         self._n_first = n_first
-        self._times: deque[float] = deque(maxlen=N_TIMES)
+        self._times: deque[tuple[float, float]] = deque(maxlen=N_TIMES)
         self._is_warm = False
         self.is_guess = False
         """Whether it was not measured in answers: the first time that is takes its place."""
-        self.value = 0.0
+        self.value = self.n_experts = 0.0
+        """Seconds, and the experts that a pass which took so long has touched."""
 
     @classmethod
-    def known(cls, seconds: float) -> Median:
+    def known(cls, seconds: float, n_experts: float = 0.0) -> Median:
         """One that was measured in another process; new times soon outweigh it."""
-        if not 0.0 <= float(seconds) < 1e6:
-            raise ValueError(f"a time of {seconds} seconds")
         median = cls()
-        median._times.extend([float(seconds)] * N_KEPT)
+        median.value = _number(seconds, 1e6, "a time")
+        median.n_experts = _number(n_experts, 1e9, "a number of experts")
+        median._times.extend([(median.value, median.n_experts)] * N_KEPT)
         median._is_warm = True
-        median.value = float(seconds)
         return median
 
     @property
@@ -130,7 +138,7 @@ class Median:
         """Whether a further time replaces one."""
         return len(self._times) == N_TIMES
 
-    def add(self, seconds: float) -> None:
+    def add(self, seconds: float, n_experts: float = 0.0) -> None:
         """Adds a time."""
         if self.is_guess:
             self.is_guess = False
@@ -138,12 +146,97 @@ class Median:
         elif len(self._times) == self._n_first and not self._is_warm:
             self._is_warm = True
             self._times.clear()
-        self._times.append(seconds)
+        self._times.append((seconds, n_experts))
         # Noise only adds; what seems slow by a single outlier would never be tried again.
         times = sorted(self._times)
         at = len(times) // 2
-        middle = times[at] if len(times) % 2 else (times[at - 1] + times[at]) / 2
-        self.value = times[0] if len(times) < N_FEW else middle
+        low, high = times[at - 1 + len(times) % 2], times[at]
+        if len(times) < N_FEW:
+            low = high = times[0]
+        self.value, self.n_experts = (low[0] + high[0]) / 2.0, (low[1] + high[1]) / 2.0
+
+
+class Experts:
+    """Of a mixture: how many of them n rows touch, and what each costs.
+
+    k times the experts of one row where nothing is shared is n times; the rows of a text share
+    some, more where they are alike: n ** growth times. The growth falls a little with the rows, as
+    the layers' experts are used up.
+    """
+
+    MEMORY, COST_MEMORY = 8, 100
+    """Passes after which a growth, and a cost, weighs 1/e in what is known."""
+    BEND = 0.07
+    """Of the growth, that doubled rows take from it: measured on shapes of 32 and 128 experts."""
+
+    def __init__(self) -> None:
+        self._of_row = self._growth = 0.0
+        self._n_seen = 0
+        self._products = self._squares = 0.0
+
+    @property
+    def cost_s(self) -> float:
+        """Seconds of one expert; what is known of it counts from some differences on."""
+        return max(self._products, 0.0) / max(self._squares + self._of_row**2, 1.0)
+
+    @property
+    def are_there(self) -> bool:
+        """Whether a row touches any."""
+        return self._of_row > 0.0
+
+    @property
+    def are_costed(self) -> bool:
+        """Whether passes of as many rows and other numbers of experts were compared."""
+        return self._squares > 0.0
+
+    def expected(self, n_rows: int) -> float:
+        """What so many rows are likely to touch."""
+        return float(self._of_row * n_rows ** (self._growth * self._bend(n_rows)))
+
+    def more_s(self, median: Median, n_rows: int) -> float:
+        """What a pass is likely to take beyond a time that was measured."""
+        if median.n_experts == 0.0 or not self.are_there:
+            return 0.0
+        return self.cost_s * (self.expected(n_rows) - median.n_experts)
+
+    def are_guesses(self) -> None:
+        """What rows touch was seen of no text."""
+        self._n_seen = min(self._n_seen, 1)
+
+    def observe(self, n_rows: int, n_experts: int, seconds: float, median: Median) -> None:
+        """Learns from a pass. median: what is known of others of as many rows."""
+        if n_rows == 1:
+            self._of_row = float(n_experts)
+        elif 0.0 < self._of_row <= n_experts:
+            growth = math.log(n_experts / self._of_row, n_rows) / self._bend(n_rows)
+            self._n_seen = min(self._n_seen + 1, self.MEMORY)
+            self._growth += (growth - self._growth) / self._n_seen
+        is_known = median.is_warm and not median.is_guess
+        if is_known and min(median.n_experts, median.value) > 0.0:
+            more = n_experts - median.n_experts
+            more_s = min(max(seconds / median.value - 1.0, -0.5), 0.5) * median.value
+            keep = 1.0 - 1.0 / self.COST_MEMORY
+            self._products = keep * self._products + more * more_s
+            self._squares = keep * self._squares + more * more
+
+    def _bend(self, n_rows: int) -> float:
+        return 1.0 - self.BEND * math.log2(max(n_rows, 2) / 2.0)
+
+    def to_list(self) -> list[float]:
+        """What was learned."""
+        return [self._of_row, self._growth, max(self._products, 0.0), self._squares]
+
+    @classmethod
+    def from_list(cls, stored: Iterable[float]) -> Experts:
+        """What `to_list` gave; ValueError or TypeError for anything else."""
+        experts = cls()
+        of_row, growth, products, squares = stored
+        experts._of_row = _number(of_row, 1e9, "a number of experts")
+        experts._growth = _number(growth, 2.0, "a growth")
+        experts._products = _number(products, 1e18, "a sum")
+        experts._squares = _number(squares, 1e18, "a sum")
+        experts._n_seen = 1
+        return experts
 
 
 Buckets = dict[int, Median]
@@ -167,6 +260,7 @@ class Costs:
             kind: {} for kind in (*PASSES, "brief", "ranked")
         }
         self._sample, self._ask = Median(), Median()
+        self.experts = Experts()
         self._lines: dict[tuple[str, int], Line] = {}
         self._plain: dict[tuple[int, int], float] = {}
 
@@ -204,6 +298,7 @@ class Costs:
             for buckets in known.values():
                 for median in buckets.values():
                     median.is_guess = True
+        self.experts.are_guesses()
         self._sample = Median()
 
     def most_positions(self, is_brief: bool, n_sequences: int = 1) -> int:
@@ -231,10 +326,12 @@ class Costs:
         self.n_observed += 1
         pass_s, bucket = done.pass_s / done.n_rounds, _bucket(done.position)
         if done.n_rows == done.n_sequences > 1:
-            self._median("chains", done.n_rows, bucket).add(pass_s)
+            self._median("chains", done.n_rows, bucket).add(pass_s, done.n_experts)
         median = self._median(_kind(done), done.n_rows, bucket)
         first_s = median.value if not median.is_warm else 0.0
-        median.add(pass_s)
+        if done.n_experts:
+            self.experts.observe(done.n_rows, done.n_experts, pass_s, median)
+        median.add(pass_s, done.n_experts)
         if first_s > 0.0 and median.is_warm:
             self.first_s += (max(first_s - pass_s, 0.0) - self.first_s) / 2.0
         if done.n_positions and with_draft:
@@ -300,6 +397,7 @@ class Costs:
                 at, median = _nearest(buckets, bucket)
                 more = here - _nearest(plain, at)[1].value if plain else 0.0
                 more = more if abs(more) > NOISE * here and kind in PASSES else 0.0
+                more += self.experts.more_s(median, rows)
                 points.append((rows, max(median.value + more, 0.0), median.is_warm))
             self._lines[key] = Line(points)
         return self._lines[key]
@@ -320,24 +418,26 @@ class Costs:
         """All medians that are more than a first time, as plain values."""
         found: dict[str, Any] = {
             kind: [
-                [rows, bucket, median.value]
+                [rows, bucket, median.value, median.n_experts]
                 for rows, buckets in sorted(known.items())
                 for bucket, median in sorted(buckets.items())
                 if median.is_warm
             ]
             for kind, known in self._times.items()
         }
-        return found | {"sample": self._sample.value, "ask": self._ask.value}
+        found |= {"sample": self._sample.value, "ask": self._ask.value}
+        return found | {"experts": self.experts.to_list()}
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any], n_first: int = 1) -> Costs:
         """What `to_dict` gave; KeyError, ValueError or TypeError for anything else."""
         costs = cls(n_first)
         for kind, known in costs._times.items():
-            for rows, bucket, seconds in stored[kind]:
-                known.setdefault(_count(rows), {})[int(bucket)] = Median.known(seconds)
+            for rows, bucket, *measured in stored[kind]:
+                known.setdefault(_count(rows), {})[int(bucket)] = Median.known(*measured)
         costs._sample = Median.known(stored["sample"])
         costs._ask = Median.known(stored["ask"])
+        costs.experts = Experts.from_list(stored["experts"])
         return costs
 
 
@@ -347,6 +447,12 @@ def _kind(done: Round) -> str:
 
 def _is_warm(buckets: Buckets) -> bool:
     return any(median.is_warm for median in buckets.values())
+
+
+def _number(value: Any, end: float, what: str) -> float:
+    if not 0.0 <= float(value) < end:
+        raise ValueError(f"{what} of {value}")
+    return float(value)
 
 
 def _count(value: Any) -> int:

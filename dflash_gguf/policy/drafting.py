@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from ..config import AUTO_TREE_BUDGET, TREE_BUDGET, DecodeConfig
@@ -105,7 +106,9 @@ class Drafting:
 
         request = Request(sequence, prompt, Sampler(DecodeConfig()))
 
-        def run(done: Round) -> None:
+        n_vocab = self._engine.model.n_vocab
+
+        def run(done: Round, *, are_alike: bool = False) -> None:
             started = drafted = time.perf_counter()
             if done.n_positions and paid is not None:
                 request.n_positions = request.n_nodes = done.n_positions
@@ -114,7 +117,9 @@ class Drafting:
                 request.notes.clear()
                 drafted = time.perf_counter()
             if done.n_drafted:
-                tokens = [prompt[-1]] * done.n_rows
+                # A text's tokens differ, and so do the experts they touch.
+                step = 0 if are_alike else 1 + n_vocab // 97
+                tokens = [(prompt[-1] + step * row) % n_vocab for row in range(done.n_rows)]
                 if done.is_tree:
                     parents = [(node + 1) // 2 - 1 for node in range(done.n_rows)]
                     sequence.verify_tree(tokens, parents).argmax()
@@ -124,7 +129,9 @@ class Drafting:
             else:
                 sequence.decode(prompt[-1]).argmax()
             done.draft_s, done.pass_s = drafted - started, time.perf_counter() - drafted
+            done.n_experts = self._engine.n_experts
 
+        run_alike = partial(run, are_alike=True)
         try:
             for proposer in self.proposers:  # whose first calls take longer as well
                 proposer.begin(request)
@@ -133,7 +140,9 @@ class Drafting:
                 proposer.forget(sequence)
             sequence.prefill(prompt).argmax()
             longest = paid.max_draft if paid is not None else 0
-            measure(self.known, min(n_rows, self._engine.max_verify), longest, run, MEASURE_S)
+            measure(
+                self.known, min(n_rows, self._engine.max_verify), longest, run, MEASURE_S, run_alike
+            )
         except Error:  # who answers will be told
             self.known.costs = Costs(self.known.costs.n_first)
         finally:

@@ -79,8 +79,8 @@ class Known:
 
     @property
     def share(self) -> float:
-        """Of the time that may be lost: less where nothing has been accepted for long."""
-        return SHARE if self._n_vain < MEMORY // 2 else SHARE / 4.0
+        """Of the time that may be lost: less where no draft has won any for long."""
+        return SHARE if self._n_vain < MEMORY // 4 else SHARE / 4.0
 
     def since_s(self, shape: str) -> float:
         """Seconds of rounds since a draft of a shape."""
@@ -133,8 +133,6 @@ class Known:
         self._seconds = keep * self._seconds + done.seconds
         if done.choose_s > 0.0:
             self.choose_s += ((done.choose_s) - self.choose_s) / min(4.0, 1.0 + costs.n_observed)
-        if done.n_drafted and done.n_positions:
-            self._n_vain = 0 if done.n_accepted else self._n_vain + 1
         self._lost_s -= self.share * done.seconds
         self._copied_s -= SHARE * done.seconds
         least_s = loss_s = most_s = 0.0
@@ -157,6 +155,8 @@ class Known:
             keep_promise = 1.0 - 1.0 / Promise.TRUST_MEMORY
             self._promised_s = keep_promise * self._promised_s + promised_s
             self._gained_s = keep_promise * self._gained_s - loss_s
+        if done.n_positions:
+            self._n_vain = 0 if loss_s < 0.0 else self._n_vain + 1
         self._lost_s += loss_s
         self._won_s += min(max(least_s - self._lost_s, 0.0), max(-loss_s, 0.0))
         self._won_s = min(self._won_s, most_s)
@@ -285,12 +285,18 @@ def _beside(sureness: int, lengths: tuple[int, ...], sizes: tuple[int, ...]) -> 
 
 
 def measure(
-    known: Known, n_rows: int, longest: int, run: Callable[[Round], None], most_s: float
+    known: Known,
+    n_rows: int,
+    longest: int,
+    run: Callable[[Round], None],
+    most_s: float,
+    run_alike: Callable[[Round], None] | None = None,
 ) -> None:
     """Runs some rounds that accept nothing, so that the first answers do not begin with guesses.
 
     Passes of up to n_rows and drafts of up to `longest` positions, as long as the next ones are
-    likely to end before most_s have gone by. run: fills in what a round took.
+    likely to end before most_s have gone by. run: fills in what a round took. run_alike: one of
+    rows that are alike, which touch few experts.
     """
     costs, spent_s, plain_s = known.costs, 0.0, 0.0
     shapes = [(0, True), (7, True), (3, True), (7, False), (1, True), (3, False), (15, True)]
@@ -299,10 +305,13 @@ def measure(
         likely_s = (costs.n_first + 1) * plain_s * (1.0 + n / 4.0)
         if n >= n_rows or (not is_brief and n > longest) or spent_s + likely_s > most_s:
             continue
-        for _ in range(costs.n_first + (1 if n else N_PLAIN)):
+        runs = [run] * (costs.n_first + (1 if n else N_PLAIN))
+        if n and run_alike and costs.experts.are_there and not costs.experts.are_costed:
+            runs.append(run_alike)
+        for fill in runs:
             done = Round(0, n_positions=min(n, longest), is_brief=is_brief, n_drafted=n, n_tokens=1)
             done.is_tree = not is_brief
-            run(done)
+            fill(done)
             costs.observe(done)
             spent_s += done.seconds
         plain_s = plain_s or costs.plain_s(0)

@@ -47,6 +47,8 @@ class CpuNode {
     virtual void compute(ggml_tensor * dst, int ith, int nth) = 0;
     // Weights that it multiplies with.
     virtual std::vector<const PackedMatrix *> weights() const { return {}; }
+    // Experts that the last run multiplied with.
+    virtual int64_t n_experts() const { return 0; }
 
     void begin_run() { shares_.begin_run(); }
 
@@ -121,6 +123,8 @@ struct CpuNodes {
 
     // Before each run of the graph.
     void begin_run();
+    // Experts of all layers that the last run multiplied with.
+    int64_t n_experts() const;
 };
 
 // A node of shape [ne0, ne1] that reads args.
