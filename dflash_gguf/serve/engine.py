@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import socket
 import subprocess
@@ -38,9 +37,6 @@ State = Literal["unloaded", "loading", "ready", "closed"]
 
 MIN_PAUSE_S, MAX_PAUSE_S = 0.5, 30.0
 """Before a process is started anew: twice as long after each that did not come to be ready."""
-FLAT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 18)}
-"""For glibc: larger blocks always go back to the system. By itself it raises that bound to their
-size, and kept prefixes leave holes: 10 to 40 MB more after 2,000 requests of the small pair."""
 STDERR = 2
 CLOSE_S = 2.0
 """What a process may take to end before it is killed."""
@@ -258,7 +254,6 @@ class Engine:
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=STDERR,
-                    env=FLAT_MEMORY | os.environ,
                 )
             except OSError as error:  # no memory for one, or too many: later there may be
                 ours.close()

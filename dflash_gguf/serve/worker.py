@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import gc
 import os
 import signal
@@ -52,6 +53,10 @@ from .messages import (
 
 LOADING_S = 0.5
 """Between two messages about a load."""
+TIDY_S = 1.0
+"""Seconds between two tidyings of the heap."""
+
+_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
 
 class Messages(Protocol):
@@ -89,6 +94,7 @@ class Worker:
         self._texts: dict[int, list[int]] = {}  # last in each slot, without its last token
         self._is_over = False
         self._unsaid: list[Message] = []
+        self._tidied = 0.0
 
     def run(self) -> None:
         """Answers until the other side closes the channel."""
@@ -244,6 +250,17 @@ class Worker:
             self._texts[job.slot] = [*run.tokens, *result.tokens][:-1]
         self._remove(job)
         self._say(Ended(run.id, account))
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Gives holes in the heap back to the system, which glibc keeps where prefixes have been.
+
+        A fixed MALLOC_MMAP_THRESHOLD_ would too, but makes every draw from a long row ten times as
+        slow: its arrays are then mapped anew each time.
+        """
+        if _trim is not None and time.monotonic() - self._tidied > TIDY_S:
+            _trim(0)
+            self._tidied = time.monotonic()
 
     def _remove(self, job: Job) -> None:
         with self._changed:
