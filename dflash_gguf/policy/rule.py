@@ -331,27 +331,20 @@ class Auto(Rule):
             if is_tree and all(tree.is_chain for tree in trees):
                 break
             parts = trees if is_tree else [tree.spine() for tree in trees]
-            nodes = [
-                (log_chance, i)
-                for i, (part, limit) in enumerate(zip(parts, limits, strict=True))
-                for log_chance in part.log_chances[1 : limit + 1]
+            logs = [
+                part.log_chances[1 : limit + 1] for part, limit in zip(parts, limits, strict=True)
             ]
-            if n_sequences > 1:
-                nodes.sort(key=lambda node: -node[0])
-            gain, at, best_here = 0.0, 0, 0
+            ordered = logs[0] if n_sequences == 1 else sorted(itertools.chain(*logs), reverse=True)
+            gains = list(itertools.accumulate(map(math.exp, ordered), initial=0.0))
+            share, best_here = 1.0 - self._rate * costs.sample_s, 0
             for size, pass_s in zip(self._sizes, self._passes(done, 1, is_tree), strict=True):
-                if size > len(nodes) or pass_s == math.inf:
+                if size >= len(gains) or pass_s == math.inf:
                     break
-                gain += sum(math.exp(nodes[node][0]) for node in range(at, size))
-                at = size
-                value = gain * (1.0 - self._rate * costs.sample_s)
-                value -= self._rate * (pass_s - plain_s)
+                value = share * gains[size] - self._rate * (pass_s - plain_s)
                 if size >= self._least and (value > best or (self._is_probe and not best_here)):
                     best, best_here = value, size
             if best_here:
-                counts = [0] * len(parts)
-                for _, i in nodes[:best_here]:
-                    counts[i] += 1
+                counts = _counts(logs, best_here)
                 found = [part.first(n) for part, n in zip(parts, counts, strict=True)]
         return best, found
 
@@ -379,6 +372,17 @@ class Auto(Rule):
                     break
             self._looked_up[key] = found
         return self._looked_up[key]
+
+
+def _counts(logs: Sequence[Sequence[float]], n: int) -> list[int]:
+    """How many of each list the n largest of all are, the earlier list's on ties; each falls."""
+    if len(logs) == 1:
+        return [n]
+    order = sorted((-log, i) for i, found in enumerate(logs) for log in found)
+    counts = [0] * len(logs)
+    for _, i in order[:n]:
+        counts[i] += 1
+    return counts
 
 
 def ladder(steps: Sequence[int], *ends: int) -> list[int]:
