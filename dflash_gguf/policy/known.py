@@ -79,8 +79,8 @@ class Known:
 
     @property
     def share(self) -> float:
-        """Of the time that may be lost: less where no draft has won any for long."""
-        return SHARE if self._n_vain < MEMORY // 4 else SHARE / 4.0
+        """Of the time that may be lost: less where nothing has been accepted for long."""
+        return SHARE if self._n_vain < MEMORY // 2 else SHARE / 4.0
 
     def since_s(self, shape: str) -> float:
         """Seconds of rounds since a draft of a shape."""
@@ -155,8 +155,8 @@ class Known:
             keep_promise = 1.0 - 1.0 / Promise.TRUST_MEMORY
             self._promised_s = keep_promise * self._promised_s + promised_s
             self._gained_s = keep_promise * self._gained_s - loss_s
-        if done.n_positions:
-            self._n_vain = 0 if loss_s < 0.0 else self._n_vain + 1
+        if done.n_drafted and done.n_positions:
+            self._n_vain = 0 if done.n_accepted else self._n_vain + 1
         self._lost_s += loss_s
         self._won_s += min(max(least_s - self._lost_s, 0.0), max(-loss_s, 0.0))
         self._won_s = min(self._won_s, most_s)

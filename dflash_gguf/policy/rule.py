@@ -130,7 +130,7 @@ class Auto(Rule):
         self._least = max(least, 1)
         self._way: Way | None = None
         self._n_kept = self._n_rest = self._n_sequences = 0
-        self._is_probe = self._is_plain = self._is_again = False
+        self._is_probe = self._is_plain = False
         self._rate = self._advantage = self._promised_s = 0.0
         self.least_log_chance = -math.inf
         self._looked_up: dict[tuple[int, int, bool], list[float]] = {}
@@ -193,12 +193,7 @@ class Auto(Rule):
         self._n_rest = max(self._n_rest - done.n_rounds, 0)
         if done.n_positions and not done.n_drafted:
             self._n_kept = 0  # what was decided has just failed
-        elif done.n_drafted and self._n_rest:
-            self._n_kept = min(self._n_kept, known.n_kept)  # others have found something
-        # Once only: the next one may be of another size that was never run either.
-        is_new = done.n_positions > 0 and not self._costs.is_warm(done)
-        self._is_again = is_new and not self._is_again
-        if self._is_again:
+        if done.n_positions and not self._costs.is_warm(done):
             self._n_kept = max(self._n_kept, 1)
 
     def rests(self, done: Round, n_plain: int) -> bool:
@@ -227,10 +222,7 @@ class Auto(Rule):
         plain_s = costs.plain_s(done.position, done.n_sequences)
         self._rate = max(done.n_sequences / max(plain_s, 1e-9), known.rate)
         self.least_log_chance = self._least_log(done)
-        if paid is None or paid.name in request.failed:
-            return
-        if self._n_rest:  # until then there is little to decide
-            self._n_kept = max(self._n_kept, min(self._n_rest, MEMORY))
+        if paid is None or paid.name in request.failed or self._n_rest:
             return
         ways = self._ways(done, paid.outlook(request.sampler), limit)
         if not ways:
