@@ -4,7 +4,7 @@
     scripts/bench_schedule.py TARGET.gguf --backend-module libggml-cuda.so --null-gpu 86
 
 Answers of random lengths join as others end, so that prompts come in among them; their tokens mean
-nothing. Of the rounds in which all places decode: how long they take, which is the host's time, and
+nothing, and each pass waits as long as a GPU would compute. Of the rounds in which all decode: how long they take, which is the host's time, and
 how much of it is spent outside of the core. Of all rounds: in how many a graph was built, or
 captured anew. The last line is one JSON object.
 """
@@ -34,8 +34,11 @@ MOST_PROMPT, MOST_ANSWER = 600, 200
 class Clock:
     """Seconds in the core since it was last asked, and passes."""
 
-    def __init__(self, engine: Any) -> None:
-        self.seconds, self.n_passes, self.n_filled = 0.0, 0, 0
+    def __init__(self, engine: Any, pass_s: float) -> None:
+        """pass_s: what a pass takes beside the host."""
+        self.pass_s = pass_s
+        self.waited = 0.0
+        self.seconds, self.n_passes, self.n_filled, self.n_items = 0.0, 0, 0, 0
         for name in ("run", "draft", "choose", "commit"):
             setattr(engine, name, self._timed(name, getattr(engine, name)))
 
@@ -44,8 +47,13 @@ class Clock:
             started = time.perf_counter()
             result = call(*values)
             self.seconds += time.perf_counter() - started
+            if name in ("run", "draft"):  # else prompts would be all that rounds take, and wait
+                started = time.perf_counter()
+                time.sleep(self.pass_s)
+                self.waited += time.perf_counter() - started
             if name == "run":
                 self.n_passes += 1
+                self.n_items += len(values[0])
                 self.n_filled += any(len(x.tokens) > 1 and not x.verifies for x in values[0])
             return result
 
@@ -60,7 +68,7 @@ def schedule(args: argparse.Namespace) -> dict[str, Any]:
     rows: list[tuple[bool, float, float, int, int]] = []
     with dflash_gguf.load(args.model, drafter=args.drafter, **options) as decoder:
         engine: Any = decoder.engine
-        clock = Clock(engine)
+        clock = Clock(engine, args.pass_ms / 1e3)
         streams: list[Any] = []
         n_vocab, seed = decoder.model.n_vocab, 0
         while len(rows) < args.rounds:
@@ -79,7 +87,7 @@ def schedule(args: argparse.Namespace) -> dict[str, Any]:
                     )
                 )
             counts, info = null_gpu.counts(), engine.info()
-            clock.seconds, passes, filled = 0.0, clock.n_passes, clock.n_filled
+            clock.seconds, clock.waited, passes, filled = 0.0, 0.0, clock.n_passes, clock.n_filled
             started = time.perf_counter()
             left, ran = [], False
             for stream in streams:
@@ -90,7 +98,7 @@ def schedule(args: argparse.Namespace) -> dict[str, Any]:
                     left.append(stream)
                 except StopIteration:
                     joined = True
-            took = time.perf_counter() - started
+            took = time.perf_counter() - started - clock.waited
             streams = left
             if clock.n_passes == passes:
                 continue
@@ -98,11 +106,12 @@ def schedule(args: argparse.Namespace) -> dict[str, Any]:
             captured = null_gpu.counts()["captures"] - counts["captures"] if counts else 0
             is_steady = not joined and clock.n_filled == filled and clock.n_passes == passes + 1
             rows.append((is_steady, took, took - clock.seconds, n_built, captured))
-        backend = decoder.model.backend
+        backend, n_items = decoder.model.backend, clock.n_items / clock.n_passes
     steady = [row for row in rows if row[0]]
     found = {
         "backend": backend,
         "n": args.n,
+        "in_a_pass": n_items,
         "rounds": len(rows),
         "steady": len(steady),
         "steady_ms": statistics.median(row[1] for row in steady) * 1e3,
@@ -130,6 +139,7 @@ def main() -> None:
     parser.add_argument("-n", type=int, default=16, help="answers at once")
     parser.add_argument("-c", "--ctx", type=int, default=32768)
     parser.add_argument("--rounds", type=int, default=2000)
+    parser.add_argument("--pass-ms", type=float, default=15.0, help="of a GPU that computes")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--draft", default="none", choices=("none", "chain", "tree", "auto"))
     args = parser.parse_args()
