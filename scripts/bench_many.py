@@ -34,6 +34,7 @@ from dflash_gguf.core import Engine, Item, LoadConfig, Model, Sequence
 
 N_PROMPT = 128
 N_ANSWER = 96
+N_WARM = 60
 
 
 class Ours:
@@ -174,41 +175,56 @@ def answers(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def beside(args: argparse.Namespace) -> dict[str, Any]:
-    """What a long prompt costs the answers beside it, and they it: plain ones without a drafter."""
+    """What a long prompt costs the answers beside it, and they it: plain ones without a drafter.
+
+    The others are slower the longer they are, so they are held against themselves: the same
+    tokens of the same answers without the prompt.
+    """
     options = {"n_ctx": args.ctx, "n_parallel": args.streams + 1, "n_threads": args.threads}
     prompt = np.random.default_rng(0).integers(0, args.vocabulary, args.prompt).tolist()
     with dflash_gguf.load(args.model, drafter=args.drafter, **options) as decoder:
-        alone_s = decoder.generate(prompt, max_tokens=1).prefill_s
-        decoder.reset()
-        others = [
-            decoder.stream(
-                f"Write a story about {i} birds.",
-                max_tokens=8192,
-                ignore_eos=True,
-                temperature=1.0,
-                seed=i,
-                draft="none" if args.drafter is None else "auto",
-            )
-            for i in range(args.streams)
-        ]
 
-        def read(seconds: float, newcomer: Any = None) -> tuple[float, float]:
-            """Tokens a second of the others, and seconds."""
-            started, n_tokens = time.perf_counter(), 0
-            while (took := time.perf_counter() - started) < seconds:
-                n_tokens += sum(len(next(stream).tokens) for stream in others)
-                if newcomer is not None and newcomer.poll(run=False) is not None:
-                    break
-            return n_tokens / took, took
+        def alone() -> float:
+            decoder.reset()
+            return decoder.generate(prompt, max_tokens=1).prefill_s
 
-        read(1.0)
-        before, _ = read(3.0)
-        during, took = read(600.0, decoder.stream(prompt, max_tokens=1))
-        usual = (before + read(3.0)[0]) / 2.0  # their contexts have grown meanwhile
-    row = {"kept": during / usual, "prefill": took / alone_s, "alone_s": alone_s}
+        def others(n_most: int, newcomer: bool) -> tuple[int, float]:
+            """Rounds of the others, n_most or until the newcomer has its token, and seconds."""
+            decoder.reset()
+            streams = [
+                decoder.stream(
+                    f"Write a story about {i} birds.",
+                    max_tokens=8192,
+                    ignore_eos=True,
+                    temperature=1.0,
+                    seed=i,
+                    draft="none" if args.drafter is None else "auto",
+                )
+                for i in range(args.streams)
+            ]
+            for _ in range(N_WARM):
+                for stream in streams:
+                    next(stream)
+            new = decoder.stream(prompt, max_tokens=1) if newcomer else None
+            started, n = time.perf_counter(), 0
+            while n < n_most and (new is None or new.poll(run=False) is None):
+                n += 1
+                for stream in streams:
+                    next(stream)
+            took = time.perf_counter() - started
+            for stream in (*streams, *([new] if new else [])):
+                stream.close()
+            return n, took
+
+        alone_s = [alone()]
+        n, took = others(1 << 30, newcomer=True)
+        _, usual = others(n, newcomer=False)
+        alone_s.append(alone())
+    row = {"kept": usual / took, "prefill": took / statistics.mean(alone_s), "alone_s": alone_s}
     print(
         f"{args.streams} answers beside a prompt of {args.prompt} tokens keep {row['kept']:.2f} of "
-        f"their {usual:.0f} tok/s; it takes {row['prefill']:.2f} times its {alone_s:.1f} s",
+        f"their speed over {n} rounds; it takes {row['prefill']:.2f} times its "
+        f"{statistics.mean(alone_s):.1f} s",
         flush=True,
     )
     return row

@@ -91,6 +91,7 @@ class Use:
             "temperature": 0.8 * self.below(2),
             "seed": self.below(100),
             "ignore_eos": True,
+            **self.way_to_draw(),
         }
         stop: list[bool] = []
         draft = DRAFTS[self.below(4)]
@@ -99,6 +100,22 @@ class Use:
         )
         stream.stop = stop  # type: ignore[attr-defined]
         self.streams[stream] = (prompt, [], settings)
+
+    def way_to_draw(self) -> dict[str, Any]:
+        """Cuts, penalties and biases, a third of them each."""
+        ways: list[dict[str, Any]] = [
+            {"top_k": (0, 3, 300)[self.below(3)]},
+            {"top_p": 0.6, "top_k": 0},
+            {"min_p": (0.0, 0.3)[self.below(2)]},
+            {"repeat_penalty": 1.3, "repeat_last_n": 1 + self.below(70)},
+            {"presence_penalty": 0.5, "frequency_penalty": -0.2},
+            {"logit_bias": {self.below(300): 4.0, self.below(300): -np.inf}},
+            {"n_probs": 2},
+        ]
+        found: dict[str, Any] = {}
+        for way in ways:
+            found |= way if self.below(3) == 0 else {}
+        return found
 
     def insist(self, call: Callable[[], Any]) -> Any:
         """As often as it is interrupted: it may have to end an interrupted round."""
@@ -165,12 +182,13 @@ def test_random_use(pair: Pair, alone: Decoder, monkeypatch: pytest.MonkeyPatch,
             return calls
 
         monkeypatch.setattr(many.engine, "commit", interrupted("commits", many.engine.commit))
+        monkeypatch.setattr(many.engine, "choose", interrupted("draws", many.engine.choose))
         monkeypatch.setattr(many.engine, "run", interrupted("rounds", many.engine.run))
         preempt = scheduler._preempt
         monkeypatch.setattr(
             scheduler, "_preempt", lambda job: (happened.update(["preempted"]), preempt(job))
         )
-        while happened["rounds"] < N_ROUNDS:
+        while happened["rounds"] < N_ROUNDS or use.n_answers <= 50:
             if len(use.streams) < 9 and use.below(3) == 0:
                 use.join()
             if use.streams:
@@ -183,7 +201,7 @@ def test_random_use(pair: Pair, alone: Decoder, monkeypatch: pytest.MonkeyPatch,
         while use.streams:
             use.read(next(iter(use.streams)))
         assert use.n_answers > 50 and use.n_interrupted > 20
-        assert min(happened[name] for name in ("commits", "pauses", "preempted")) > 20
+        assert min(happened[name] for name in ("commits", "draws", "pauses", "preempted")) > 20
         many.reset()
         assert len(scheduler.running) <= 6 and not scheduler.waiting
 

@@ -6,11 +6,11 @@ from .costs import Median
 
 CHUNKS = (32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Tokens of prompts that may join the others' rounds: few sizes, as each has a graph of its own."""
-SLOWER = 1.85
+SLOWER = 1.88
 """Times as long as without prompts that rounds may take on average while one comes in.
 
-Measured beside four plain answers on 2 cores: they keep 0.51 and 0.55 of their speed, and a prompt
-of some thousand tokens takes 2.3 and 1.5 times what it takes alone (SmolLM2 Q8_0, 0.8B hybrid).
+Measured beside four plain answers on 2 cores with SmolLM2 Q8_0: they keep half of their speed,
+and a prompt of some thousand tokens takes 2.3 to 2.5 times what it takes alone.
 """
 MOST_MIXED = 16
 """Rounds with pieces of prompts before one without."""

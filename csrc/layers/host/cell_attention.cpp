@@ -89,8 +89,11 @@ class Attend : public CpuNode {
             const int64_t n_queries = n_group() * rows.n;
             const cpu::SegmentRange range = cpu::seen_segments(work_of(dst, rows, 0), 0, n_queries);
             const int64_t n_segments = range.end - range.first, wanted = n_segments * n_queries;
-            const bool splits =
-                n_segments > 1 && n_queries <= cpu::MAX_QUERIES && room + wanted <= n_parts_;
+            // Segments are of uneven size. Where there are queries enough for all threads these are
+            // what is shared.
+            const bool is_few = n_queries <= cpu::MAX_QUERIES &&
+                                n_queries * shape_.n_head_kv < nth * cpu::MAX_QUERIES;
+            const bool splits = n_segments > 1 && is_few && room + wanted <= n_parts_;
             const int64_t size = n_queries * shape_.n_head_kv * shape_.head_dim;
             const bool is_long = size * n_seen(rows.cells) >= LONG;
             const int64_t n = splits ? n_segments : parts_for(n_queries, n_sharing, is_long);

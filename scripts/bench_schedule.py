@@ -1,0 +1,159 @@
+"""What the host does for many answers at once, on a GPU that computes nothing.
+
+    scripts/synthetic_gguf.py qwen35-27b TARGET.gguf --outtype q4_k_m --header-only
+    scripts/bench_schedule.py TARGET.gguf --backend-module libggml-cuda.so --null-gpu 86
+
+Answers of random lengths join as others end, so that prompts come in among them; their tokens mean
+nothing, and each pass waits as long as a GPU would compute. Of the rounds in which all decode: how long they take, which is the host's time, and
+how much of it is spent outside of the core. Of all rounds: in how many a graph was built, or
+captured anew. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gpu import null_gpu
+
+import dflash_gguf
+from dflash_gguf import core
+
+MOST_PROMPT, MOST_ANSWER = 600, 200
+
+
+class Clock:
+    """Seconds in the core since it was last asked, and passes."""
+
+    def __init__(self, engine: Any, pass_s: float) -> None:
+        """pass_s: what a pass takes beside the host."""
+        self.pass_s = pass_s
+        self.waited = 0.0
+        self.seconds, self.n_passes, self.n_filled, self.n_items = 0.0, 0, 0, 0
+        for name in ("run", "draft", "choose", "commit"):
+            setattr(engine, name, self._timed(name, getattr(engine, name)))
+
+    def _timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*values: Any) -> Any:
+            started = time.perf_counter()
+            result = call(*values)
+            self.seconds += time.perf_counter() - started
+            if name in ("run", "draft"):  # else prompts would be all that rounds take, and wait
+                started = time.perf_counter()
+                time.sleep(self.pass_s)
+                self.waited += time.perf_counter() - started
+            if name == "run":
+                self.n_passes += 1
+                self.n_items += len(values[0])
+                self.n_filled += any(len(x.tokens) > 1 and not x.verifies for x in values[0])
+            return result
+
+        return run
+
+
+def schedule(args: argparse.Namespace) -> dict[str, Any]:
+    """Runs it."""
+    random = np.random.default_rng(0)
+    options = {"n_ctx": args.ctx, "n_parallel": args.n, "cache_type_k": "q8_0"}
+    options["cache_type_v"] = "q8_0"
+    rows: list[tuple[bool, float, float, int, int]] = []
+    with dflash_gguf.load(args.model, drafter=args.drafter, **options) as decoder:
+        engine: Any = decoder.engine
+        clock = Clock(engine, args.pass_ms / 1e3)
+        streams: list[Any] = []
+        n_vocab, seed = decoder.model.n_vocab, 0
+        while len(rows) < args.rounds:
+            joined = len(streams) < args.n
+            while len(streams) < args.n:
+                seed += 1
+                prompt = random.integers(0, n_vocab, int(random.integers(8, MOST_PROMPT))).tolist()
+                streams.append(
+                    decoder.stream(
+                        prompt,
+                        max_tokens=int(random.integers(8, MOST_ANSWER)),
+                        temperature=args.temperature,
+                        ignore_eos=True,
+                        seed=seed,
+                        draft=args.draft,
+                    )
+                )
+            counts, info = null_gpu.counts(), engine.info()
+            clock.seconds, clock.waited, passes, filled = 0.0, 0.0, clock.n_passes, clock.n_filled
+            started = time.perf_counter()
+            left, ran = [], False
+            for stream in streams:
+                try:
+                    while stream.poll(run=not ran) is not None:
+                        ran = ran or clock.n_passes > passes
+                    ran = ran or clock.n_passes > passes
+                    left.append(stream)
+                except StopIteration:
+                    joined = True
+            took = time.perf_counter() - started - clock.waited
+            streams = left
+            if clock.n_passes == passes:
+                continue
+            n_built = int(engine.info().n_graphs_built - info.n_graphs_built)
+            captured = null_gpu.counts()["captures"] - counts["captures"] if counts else 0
+            is_steady = not joined and clock.n_filled == filled and clock.n_passes == passes + 1
+            rows.append((is_steady, took, took - clock.seconds, n_built, captured))
+        backend, n_items = decoder.model.backend, clock.n_items / clock.n_passes
+    steady = [row for row in rows if row[0]]
+    found = {
+        "backend": backend,
+        "n": args.n,
+        "in_a_pass": n_items,
+        "rounds": len(rows),
+        "steady": len(steady),
+        "steady_ms": statistics.median(row[1] for row in steady) * 1e3,
+        "outside_ms": statistics.median(row[2] for row in steady) * 1e3,
+        "built": sum(row[3] > 0 for row in rows) / len(rows),
+        "captured": sum(row[4] > 0 for row in rows) / len(rows),
+        "built_late": sum(row[3] > 0 for row in rows[len(rows) // 2 :]) / (len(rows) / 2),
+    }
+    print(
+        f"{args.n} answers on {backend}: {found['steady_ms']:.2f} ms of the host a round, "
+        f"{found['outside_ms']:.2f} of them outside of the core; of {len(rows)} rounds "
+        f"{100 * found['built']:.1f} % built a graph, {100 * found['captured']:.1f} % captured one"
+    )
+    return found
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="The host's part of many answers")
+    parser.add_argument("model", type=Path, metavar="MODEL.gguf", help="of any weights, or none")
+    parser.add_argument("--drafter", type=Path)
+    parser.add_argument("--backend-module", type=Path, required=True)
+    parser.add_argument("--null-gpu", metavar="CAPABILITY", required=True, help="such as 86")
+    parser.add_argument("--cache", type=Path, default=Path("build"), help="where its library goes")
+    parser.add_argument("-n", type=int, default=16, help="answers at once")
+    parser.add_argument("-c", "--ctx", type=int, default=32768)
+    parser.add_argument("--rounds", type=int, default=2000)
+    parser.add_argument("--pass-ms", type=float, default=15.0, help="of a GPU that computes")
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--draft", default="none", choices=("none", "chain", "tree", "auto"))
+    args = parser.parse_args()
+    folder = str(null_gpu.build(args.cache.resolve(), args.null_gpu))
+    paths = os.environ.get("LD_LIBRARY_PATH", "")
+    if folder not in paths:  # libraries are found when a process starts
+        again = {**os.environ, "LD_LIBRARY_PATH": f"{folder}{os.pathsep}{paths}"}
+        again["GGML_BACKEND_PATH"] = str(args.backend_module.resolve())
+        sys.exit(subprocess.run([sys.executable, *sys.argv], env=again, check=False).returncode)
+    try:
+        print(json.dumps(schedule(args)))
+    except (core.Error, ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()
