@@ -182,6 +182,26 @@ def test_what_copies_win_is_not_for_the_drafter_to_lose() -> None:
     assert not known.may_lose(0.0, 1.0)
 
 
+@pytest.mark.parametrize("n_tokens", [1, 3])
+def test_gains_are_trusted_as_far_as_such_promises_were_worth(n_tokens: int) -> None:
+    """Each round promised to gain one of plain decoding; debts may be made on what was gained."""
+    known = plain_known()
+    drafted = Round(100, n_positions=3, n_drafted=3, n_tokens=n_tokens, draft_s=0.5, pass_s=1.5)
+    for _ in range(6):
+        known.observe(drafted, 1.0)
+    for _ in range(4):  # a debt, whatever was gained
+        known.observe(dataclasses.replace(drafted, n_tokens=1, pass_s=3.0))
+    assert not known.may_lose(0.1, 1.0)
+    assert known.may_lose(-1.0, 1.0) is (n_tokens == 3)
+
+
+def test_one_plain_round_among_drafted_ones_forces_no_second() -> None:
+    known = plain_known()
+    known.observe(Round(100, n_drafted=3, n_tokens=4, pass_s=1.5))
+    known.observe(Round(100, n_tokens=1, pass_s=1.0))
+    assert not known.needs_plain(1.0)
+
+
 def test_debts_are_paid_back_by_what_promises_to() -> None:
     known = plain_known()
     for _ in range(3):

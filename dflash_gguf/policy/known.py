@@ -112,7 +112,7 @@ class Known:
 
     def _stake(self, seconds: float) -> float:
         """What is put at risk: of gains as much as such promises were worth lately."""
-        kept = self._gained_s / self._promised_s if self._promised_s > 0.0 else 1.0
+        kept = self._gained_s / self._promised_s if self._promised_s > 0.0 else 0.0
         return _stake(seconds, min(max(kept, 0.0), 1.0))
 
     def begin(self) -> bool:
