@@ -96,7 +96,7 @@ def schedule(args: argparse.Namespace) -> dict[str, Any]:
                         ran = ran or clock.n_passes > passes
                     ran = ran or clock.n_passes > passes
                     left.append(stream)
-                except StopIteration:
+                except (StopIteration, core.Error):  # what nobody computed may be no number
                     joined = True
             took = time.perf_counter() - started - clock.waited
             streams = left
