@@ -14,7 +14,7 @@ extern "C" {
 
 #pragma GCC visibility push(default)
 
-enum { DFL_ABI_VERSION = 13 };
+enum { DFL_ABI_VERSION = 14 };
 
 typedef enum {
     DFL_STATUS_OK = 0,
@@ -201,11 +201,9 @@ typedef struct {
 
 /* Memory of one use in one place; a use in two places has two of them.
  * name: "kv" of the target; "mask" (attention masks, the drafter's too; a CPU has none);
- * "recurrent" (state) and "trace" (what a verify keeps of its rows) of recurrent layers; "kept"
- * (what is kept of prompts that dfl_sequence_sync may go back to, at most; taken as it is kept:
- * recurrent states, and rows of layers with a window that have left it); "draft" (the
- * drafter's cache and features); "arena" (results and inputs of graphs); "pool" (about what the
- * device's library takes beside the arena). */
+ * "recurrent" (state) and "trace" (what a verify keeps of its rows) of recurrent layers; "draft"
+ * (the drafter's cache and features); "arena" (results and inputs of graphs); "pool" (about what
+ * the device's library takes beside the arena). */
 typedef struct {
     char name[16];
     char place[64]; /* name of a device */
@@ -251,17 +249,6 @@ int64_t dfl_sequence_wanted_cells(const dfl_sequence * sequence, int64_t n);
 dfl_status dfl_sequence_get_tokens(const dfl_sequence * sequence, int32_t * tokens,
                                    dfl_error * err);
 
-/* Takes the timeline back to where it agrees with n tokens and closes an open verify, so that what
- * is left of them can be prefilled: at least the last one, whose logits begin an answer.
- * n_kept: out, how many of the tokens are there, 0 to n - 1.
- * On a model with recurrent layers it goes back to where it kept their state, or to position 0. The
- * prefill that comes to the last of these tokens keeps the state before it (the newest two stay,
- * while their tokens do) and computes that token in a pass of its own: its logits have the same
- * bits whether or not those before it were there. On a model some of whose layers have a window
- * the same places are kept, and any place within the last 64 tokens can be gone back to besides.
- * Errors: ARGUMENT (no tokens, token ids, context; nothing has changed then). */
-dfl_status dfl_sequence_sync(dfl_sequence * sequence, const int32_t * tokens, int64_t n,
-                             int64_t * n_kept, dfl_error * err);
 /* Tokens of one sequence that a pass is to run. */
 typedef struct {
     dfl_sequence * sequence;
@@ -274,7 +261,6 @@ typedef struct {
                                 is read */
     float * all_logits;      /* of an append: NULL, or out, [n][n_vocab] float32, checked as
                                 dfl_sequence_logits does */
-    int64_t n_done;          /* out: tokens that were run */
     int64_t n_experts;       /* out: of all items, all layers and passes together, the experts that
                                 were multiplied with; 0 where our own code does not do that */
 } dfl_item;
@@ -288,9 +274,7 @@ typedef struct {
  *
  * A single append may have any number of tokens and is run in micro-batches; on an error its
  * timeline ends after the last finished one. Several items take at most n_ubatch (or n_parallel, if
- * that is more) tokens to append and verify_rows candidates; on a model with recurrent layers an
- * append among others ends before the last of the tokens that dfl_sequence_sync was given, whose
- * logits are then those of a pass of its own: n_done is less than n.
+ * that is more) tokens to append and verify_rows candidates.
  *
  * progress: of a single append; may be NULL.
  * Errors: ARGUMENT (token ids, parents, context, cells that other sequences hold, room for
@@ -346,6 +330,58 @@ dfl_status dfl_sequence_top(dfl_sequence * sequence, int64_t row, int32_t k, int
 /* logits: out, [n_vocab] float32; single tokens may have -inf. Errors: as for argmax. */
 dfl_status dfl_sequence_logits(dfl_sequence * sequence, int64_t row, float * logits,
                                dfl_error * err);
+
+/* ---- sampler: how tokens are drawn from rows; it keeps no state, so drafts change nothing ---- */
+
+typedef struct dfl_sampler dfl_sampler;
+typedef struct {
+    double temperature; /* 0: the best token after biases, bans and penalties */
+    double top_p, min_p;
+    int64_t top_k;                     /* 0 and below: all */
+    float repeat, presence, frequency; /* penalties of tokens seen; 1, 0, 0: none */
+    int64_t repeat_last_n;             /* tokens that they look back */
+    uint64_t seed, sequence;           /* of the noise */
+    const int32_t * biased;            /* tokens; ids beyond a vocabulary do nothing */
+    const float * biases;              /* [n_biased], added to their logits */
+    int64_t n_biased;
+    const int32_t * banned; /* never drawn */
+    int64_t n_banned;
+} dfl_sampler_params;
+
+dfl_status dfl_sampler_create(const dfl_sampler_params * params, dfl_sampler ** sampler,
+                              dfl_error * err);
+void dfl_sampler_free(dfl_sampler * sampler);
+/* The token for a position from a row that the caller has. logits: [n], not changed. tokens: NULL,
+ * or [n], those of the row's best logits in place of all, best first: as many as top_k and the
+ * banned ones. seen: [n_seen], prompt and answer so far; NULL if n_seen is 0. margin: out, the best
+ * score less the second, infinite if one token was left; scores are logits at temperature 0.
+ * Errors: ARGUMENT (no values; NaN or +inf; nothing left to draw; seen tokens that are none). */
+dfl_status dfl_sampler_choose(const dfl_sampler * sampler, const float * logits,
+                              const int32_t * tokens, int64_t n, const int32_t * seen,
+                              int64_t n_seen, int64_t position, int32_t * token, double * margin,
+                              dfl_error * err);
+/* What can be drawn from it: tokens, values: out, [n] each, of which n_kept are written, best
+ * first; all in their own order where nothing is cut off. Errors: as dfl_sampler_choose. */
+dfl_status dfl_sampler_keep(const dfl_sampler * sampler, const float * logits, int64_t n,
+                            const int32_t * seen, int64_t n_seen, int32_t * tokens, float * values,
+                            int64_t * n_kept, dfl_error * err);
+
+/* Draws of a sequence's rows of the last pass: after an append of the last token's, of an open
+ * verify from the root down while the tokens drawn are candidates. */
+typedef struct {
+    dfl_sequence * sequence;
+    const dfl_sampler * sampler;
+    const int32_t * seen; /* [n_seen], prompt and answer so far, where penalties look at them */
+    int64_t n_seen;
+    int64_t position; /* of the first token drawn: how long prompt and answer are */
+    int32_t * drawn;  /* out, [rows of the verify, 1 after an append] */
+    int64_t n_drawn;  /* out: fewer than a path's where nothing can be drawn from a row, or it is
+                         not finite: dfl_sequence_logits of it says what is wrong */
+} dfl_walk;
+
+/* Errors: ARGUMENT (a sequence without rows, seen tokens that are none). */
+dfl_status dfl_engine_choose(dfl_engine * engine, dfl_walk * walks, int64_t n_walks,
+                             dfl_error * err);
 
 /* Back to position 0. */
 dfl_status dfl_sequence_reset(dfl_sequence * sequence, dfl_error * err);

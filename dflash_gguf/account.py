@@ -72,6 +72,10 @@ class Account:
         """Seconds of sampling so far."""
         return self._phase_s["sample"]
 
+    def sampled(self, seconds: float) -> None:
+        """Adds to what sampling took."""
+        self._phase_s["sample"] += seconds
+
     def set_prefill(self, seconds: float) -> None:
         """What it took from the answer's begin until its first token, as far as it has come."""
         self.prefill_s = seconds

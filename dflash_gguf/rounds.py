@@ -39,13 +39,6 @@ class Rows(Protocol):
     def argmax(self, index: int = -1) -> int:
         """Token with the largest logit of a row, lowest id on ties; no row is copied."""
 
-    @property
-    def has_top(self) -> bool:
-        """Whether `top` is there, and all that is worth a copy."""
-
-    def top(self, index: int = -1) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """The best tokens of a row and their logits, best first."""
-
     def logits(self, index: int = -1) -> NDArray[np.float32]:
         """One row, float32 [n_vocab], fetched when asked for."""
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from .account import Phase
 from .config import DecodeConfig
@@ -34,12 +33,14 @@ class _Work:
 
     item: what is run. tree: what is verified of it. decodes: whether it goes on from its last
     token; else it fills in what is before that. draws: whether the next token is drawn then.
-    tokens: what was drawn. path, n_taken: nodes of the tree that these took, and candidates.
+    drawn: what the core drew of its rows, if it was to. tokens: what the answer took of these.
+    path, n_taken: nodes of the tree that they took, and candidates.
     sampled_s: seconds of choosing them.
     """
 
     __slots__ = (
         "decodes",
+        "drawn",
         "draws",
         "item",
         "job",
@@ -55,6 +56,7 @@ class _Work:
     ) -> None:
         self.job, self.item, self.tree = job, item, tree
         self.decodes, self.draws = decodes, draws
+        self.drawn: list[int] | None = None
         self.tokens: list[int] = []
         self.path: list[int] = []
         self.n_taken = 0
@@ -447,23 +449,47 @@ class Scheduler:
 
     def _draw(self, work: list[_Work], rows: list[Rows]) -> list[_Work]:
         """Each answer draws of its rows; those that could."""
+        try:
+            self._choose(
+                [one for one, found in zip(work, rows, strict=True) if found and one.draws]
+            )
+        except Error as error:
+            self._fail_all(work, error)
+            return []
         done = []
         for one, found in zip(work, rows, strict=True):
             writing, account = one.job.writing, one.job.writing.account
             n_before, sampled_s = len(writing.answer.tokens), account.sample_s
             try:
-                if one.tree is not None:
-                    choose = partial(writing.choose, found)
-                    one.path, one.n_taken = one.tree.follow(choose, writing.take)
+                if one.drawn is not None:
+                    choose = writing.choice_of(found, one.drawn)
+                    if one.tree is not None:
+                        one.path, one.n_taken = one.tree.follow(choose, writing.take)
+                    else:
+                        writing.take(choose(-1))
                 elif one.draws and found:
-                    _take_row(writing, found)
+                    writing.answer.stop_reason = "length"  # it was to have no token
             except (Error, ValueError) as error:  # its rows are no numbers: no fault of others
                 self._fail(one.job, error)
                 continue
             one.tokens = writing.answer.tokens[n_before:]
-            one.sampled_s = account.sample_s - sampled_s
+            one.sampled_s += account.sample_s - sampled_s
             done.append(one)
         return done
+
+    def _choose(self, reads: list[_Work]) -> None:
+        """Has the core draw for those of these that are to have a token, in one call."""
+        started = time.perf_counter()
+        drawing = [one for one in reads if one.job.answer.n_left > 0]
+        walks = [
+            one.job.writing.sampler.walk(one.job.held, one.job.history, len(one.item.tokens))
+            for one in drawing
+        ]
+        for one, drawn in zip(drawing, self.engine.choose(walks), strict=True):
+            one.drawn = drawn
+        for one in drawing:
+            one.sampled_s = (time.perf_counter() - started) / len(drawing)
+            one.job.writing.account.sampled(one.sampled_s)
 
     def _commit(self, done: list[_Work]) -> list[_Work]:
         """The paths that the answers took, in one call."""
@@ -535,13 +561,6 @@ def _work_of(job: Job) -> _Work:
         return _Work(job, Item(job.held, job.history[-1:]), None, decodes=True)
     parents = None if tree.is_chain else tree.parents
     return _Work(job, Item(job.held, tree.tokens, True, parents), tree, decodes=True)
-
-
-def _take_row(writing: Writing, rows: Rows) -> None:
-    if not writing.answer.tokens and writing.config.max_tokens == 0:
-        writing.answer.stop_reason = "length"
-    else:
-        writing.take(writing.choose(rows, -1))
 
 
 def _n_common(a: Sequence[int], b: Sequence[int]) -> int:

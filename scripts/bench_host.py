@@ -23,9 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_gguf.config import DecodeConfig
-from dflash_gguf.core import Draft, DraftRequest, Item
+from dflash_gguf.core import Draft, DraftRequest, Item, Walk
 from dflash_gguf.draft import proposer as draft
 from dflash_gguf.draft.dflash import DFlash
+from dflash_gguf.draft.tree import Tree
 from dflash_gguf.policy.known import Known
 from dflash_gguf.policy.rule import Auto, Fixed, Rule
 from dflash_gguf.prefixes import Prefixes
@@ -39,8 +40,6 @@ MS = {"pass": 0.7, "row": 0.05, "draft": 0.4}
 
 class Rows:
     """What the target says after some nodes: always the script, whatever it was fed."""
-
-    has_top = False
 
     def __init__(self, tokens: list[int], noise: NDArray[np.float32]) -> None:
         self._tokens, self._noise = tokens, noise
@@ -74,6 +73,7 @@ class Engine:
         self.n_parallel, self.n_vocab = n_parallel, n_vocab
         self.n_ctx = n_tokens + BLOCK + 2
         self.waited_s = 0.0
+        self._ran: dict[Any, tuple[Item, Rows]] = {}
         self._rng = np.random.default_rng(1)
         self._script = self._rng.integers(0, n_vocab, self.n_ctx).tolist()
         self._noise = self._rng.standard_normal(n_vocab).astype(np.float32)
@@ -87,7 +87,31 @@ class Engine:
         """One pass of the target."""
         n_rows = sum(len(item.tokens) for item in items)
         self._wait(MS["pass"] + MS["row"] * (n_rows - 1))
-        return [self._rows_of(item) for item in items]
+        rows = [self._rows_of(item) for item in items]
+        self._ran = dict(
+            zip([item.sequence for item in items], zip(items, rows, strict=True), strict=True)
+        )
+        return rows
+
+    def choose(self, walks: Sequence[Walk]) -> list[list[int]]:
+        """Draws, down the trees."""
+        return [self._walk(walk) for walk in walks]
+
+    def _walk(self, walk: Walk) -> list[int]:
+        item, rows = self._ran[walk.sequence]
+        drawn: list[int] = []
+
+        def choose(node: int) -> int:
+            if walk.sampler.options.temperature == 0.0:
+                drawn.append(rows.argmax(node))
+            else:
+                row, position = rows.logits(node), walk.position + len(drawn)
+                drawn.append(walk.sampler.choose(row, walk.seen, position)[0])
+            return drawn[-1]
+
+        nodes = item.tokens if item.verifies else item.tokens[-1:]
+        Tree.of(nodes, item.parents).follow(choose, lambda _: False)
+        return drawn
 
     def draft(self, requests: Sequence[DraftRequest], k: int = 1) -> list[Draft]:
         """One pass of the drafter: the script's token first where it is known, else second."""

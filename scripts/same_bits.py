@@ -14,7 +14,7 @@ lie in the file, and a kind of work:
     chains   verifies of 2 to 64 rows, of which some are committed
     trees    verifies of trees of 2 to 64 nodes; a path is committed
     prefill  the prompt cut in random places
-    resumed  a timeline used again: sync() after other tokens, checkpoints restored, truncate()
+    resumed  a timeline used again: prefixes adopted after other tokens, checkpoints, truncate()
 
 A cell of the table has all four kinds of work, shorter, beside one text and a tree a prefix.
 
@@ -44,7 +44,16 @@ from numpy.typing import NDArray
 from small_models import N_VOCAB, ONE_HEAD, SHAPES, WEIGHT_TYPES, write_small
 from trees import bushy, comb, path_to, scattered, star, tokens_for
 
-from dflash_gguf.core import CACHE_TYPES, Checkpoint, Engine, Error, LoadConfig, Model, Sequence
+from dflash_gguf.core import (
+    CACHE_TYPES,
+    Checkpoint,
+    Engine,
+    Error,
+    LoadConfig,
+    Model,
+    Prefix,
+    Sequence,
+)
 
 Row = NDArray[np.float32]
 
@@ -158,7 +167,7 @@ class Models:
             write_small(path, case.kind, case.weights)
         k, v = case.kv.split("/")
         config = LoadConfig(
-            n_ctx=case.prefix + N_AFTER + max(WIDTHS),
+            n_ctx=case.prefix + 2 * N_AFTER + max(WIDTHS),  # a prefix's rows lie beside others
             n_threads=n_threads,
             n_gpu_layers=0,
             cache_type_k=k,
@@ -225,6 +234,7 @@ class Column:
         self._longest = replace(first, prefix=max(TABLE_PREFIXES))
         self._reference = models.reference(self._longest)
         self._plain = models.load(self._longest, 1)
+        self._start: Checkpoint | None = None
         self._trees: dict[int, Tree] = {}
 
     def run(self, cases: Iterable[Case]) -> Iterator[tuple[Case, Found]]:
@@ -245,10 +255,12 @@ class Column:
         if case.prefix not in self._trees:
             random = np.random.default_rng(case.prefix)
             plain, n = self._plain, int(random.choice(WIDTHS[3:]))
-            plain.sync(self._reference.tokens[: case.prefix + 1])
+            if self._start is not None:
+                plain.restore(self._start)
             for token in self._reference.tokens[plain.position : case.prefix]:
                 plain.decode(token)
-            start, parents = plain.take(), scattered(n, random)
+            self._start = start = plain.take()
+            parents = scattered(n, random)
             tokens = [
                 self._reference.tokens[case.prefix],
                 *tokens_for(parents, random, N_VOCAB)[1:],
@@ -307,6 +319,8 @@ class Work:
     def __post_init__(self) -> None:
         self.sequence = self.models.load(self.case, self.case.threads)
         self.sequence.engine.reserve_verify(max(WIDTHS))
+        self._divides = self.sequence.engine.divides_prefixes
+        self.kept: Prefix | None = None
         self.tokens = self.reference.tokens
 
     def begin(self) -> None:
@@ -422,19 +436,21 @@ class Work:
         self.found.compare(row, tree.after, f"a step after a path of {len(tree.path)}")
 
     def _to_prefix(self) -> None:
-        start = self.sequence.sync(self.tokens[: self.case.prefix + 1])
+        start = self._begin(self.case.prefix)
         n = int(self.random.integers(4))
         cuts = {int(x) for x in self.random.integers(start, self.case.prefix + 1, n)}
         ends = sorted({start, *cuts, self.case.prefix})
         for begin, end in pairwise(ends):
             self.append(begin, end, "a prefill")
+            if self.random.random() < 0.5:
+                self._keep()
 
     def resumed(self) -> None:
-        """The timeline leaves the text and comes back to it: sync, checkpoints, truncate."""
-        ways = [self._by_sync, self._by_checkpoint, self._by_truncate]
+        """The timeline leaves the text and comes back to it: prefixes, checkpoints, truncate."""
+        ways = [self._by_prefix, self._by_checkpoint, self._by_truncate]
         end = self.case.prefix + 1
-        self.sequence.sync(self.tokens[:end])
         self.append(0, end, "a prefill")
+        self._keep()
         for number in range(N_WALK):
             end = ways[number % 3 if number < 3 else self.random.integers(3)](end)
 
@@ -456,11 +472,29 @@ class Work:
         prefix = self.case.prefix
         return int(self.random.integers(max(self.reference.base, prefix - 60), prefix + 80)) + 1
 
-    def _by_sync(self, _end: int) -> int:
+    def _keep(self) -> None:
+        """A prefix of the text that others may begin with."""
+        self.kept = self.sequence.keep()
+
+    def _begin(self, most: int) -> int:
+        """With the text's prefix that was kept, as much of it as there is, or with nothing."""
+        self.sequence.reset()
+        n = min(self.kept.n_tokens, most) if self.kept else 0
+        is_of_use = n > 0 and (self._divides or n == self.kept.n_tokens)
+        if self.kept and (not is_of_use or self.random.random() < 0.3):
+            self.kept.spill(self.sequence.engine.n_ctx)
+        if is_of_use:
+            self.sequence.adopt(self.kept, n)
+        return self.sequence.position
+
+    def _by_prefix(self, _end: int) -> int:
         self._leave()
         end = self._place()
-        start = self.sequence.sync(self.tokens[:end])
-        self.append(start, end, "after sync, a prefill")
+        start = self._begin(end - 1)
+        for begin, stop in pairwise(sorted({start, (start + end) // 2, end})):
+            self.append(begin, stop, f"after a prefix of {start}, a prefill")
+            if self.random.random() < 0.3:
+                self._keep()
         return end
 
     def _by_checkpoint(self, end: int) -> int:
@@ -473,15 +507,15 @@ class Work:
         return stop
 
     def _by_truncate(self, end: int) -> int:
-        if self.sequence.engine.model.n_recurrent:  # there only sync goes back
-            return self._by_sync(end)
+        if self.sequence.engine.model.n_recurrent:  # they go back to prefixes only
+            return self._by_prefix(end)
         self._leave()
         start = min(end, self._place())
         try:
             self.sequence.truncate(start)
-        except Error as error:  # windows have left it: there sync goes back, too
+        except Error as error:  # windows have left it
             assert "at the earliest" in str(error)
-            return self._by_sync(end)
+            return self._by_prefix(end)
         stop = start + int(self.random.integers(1, 24))
         self.append(start, stop, "after truncate, a prefill")
         return stop

@@ -52,7 +52,8 @@ from numpy.typing import NDArray
 
 import dflash_gguf
 from dflash_gguf.draft.tree import Tree
-from dflash_gguf.sampling import Sampler, gumbel
+from dflash_gguf.drawing import Drawer
+from dflash_gguf.sampling import gumbel
 
 N_RECORDED = 48
 SHARPNESS = (1.0, 1.25, 1.5, 2.0, 3.0, 5.0)
@@ -77,7 +78,7 @@ def record(
 ) -> Record:
     """Draws an answer by plain decoding and drafts before every token of it."""
     n_draft = config.draft_max or decoder.sequence.max_draft
-    sampler = Sampler(config)
+    sampler = Drawer(config)
     stops = decoder.tokenizer.stop_tokens if decoder.tokenizer else frozenset[int]()
     decoder.reset()
     sequence, seen = decoder.sequence, list(prompt)
@@ -104,7 +105,7 @@ Pick = Callable[[NDArray[np.int64], NDArray[np.float32], int], int]
 
 def rankings(config: dflash_gguf.DecodeConfig) -> dict[str, Pick]:
     """What is compared, by name."""
-    sampler = Sampler(config)
+    sampler = Drawer(config)
 
     def noisy(sharpness: float = 1.0, n: int = 32, sequence: int = 0) -> Pick:
         def pick(ids: NDArray[np.int64], logits: NDArray[np.float32], position: int) -> int:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.core import Drafter, Engine, Model, Sequence
+from dflash_gguf.core import Drafter, Engine, Error, Model, Sequence
 from dflash_gguf.decoder import Decoder
 
 torch.set_num_threads(1)  # on models this small a second thread only waits
@@ -78,6 +78,22 @@ def open_pair(
     """A sequence that drafts."""
     model = load_target(pair.target, n_ubatch)
     return Sequence(Engine(model, n_ctx, Drafter(str(pair.drafter), model), draft_window))
+
+
+def go_back(sequence: Sequence, tokens: list[int]) -> int:
+    """Takes a timeline to where it agrees with tokens, less the last: how many of them are there.
+
+    Where layers have forgotten what they knew there, to the start.
+    """
+    most = min(sequence.position, len(tokens) - 1)
+    held = sequence.tokens
+    same = next((i for i in range(most) if held[i] != tokens[i]), most)
+    try:
+        sequence.truncate(same)
+    except Error as error:
+        assert "goes back" in str(error)
+        sequence.reset()
+    return sequence.position
 
 
 def random_tokens(n: int, seed: int = 11) -> list[int]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from dflash_gguf import core
 from dflash_gguf.config import DecodeConfig
-from dflash_gguf.core import Item
+from dflash_gguf.core import Item, Walk
 from dflash_gguf.draft.proposer import Proposer
+from dflash_gguf.draft.tree import Tree
 from dflash_gguf.policy.rule import Rule
 from dflash_gguf.prefixes import Prefixes
 from dflash_gguf.results import Result, Step
@@ -64,6 +67,19 @@ class Rows:
         return self._rows[index]
 
 
+def drawn_of(rows: Rows, node: int, walk: Walk, seen: list[int], position: int) -> int:
+    """A draw from a row, which is fetched only where the engine would have to."""
+    sampler, config = walk.sampler, walk.sampler.options
+    penalties = (config.repeat, config.presence, config.frequency) != (1.0, 0.0, 0.0)
+    changes = bool(sampler.biases) or (penalties and config.repeat_last_n > 0)
+    if config.temperature == 0.0 and not changes and rows.argmax(node) not in sampler.banned:
+        return rows.argmax(node)
+    if rows.has_top:
+        ids, logits = rows.top(node)
+        return sampler.choose(logits, (), position, ids)[0]
+    return sampler.choose(rows.logits(node), seen, position)[0]
+
+
 class Engine:
     """Passes of its only sequence."""
 
@@ -97,6 +113,28 @@ class Engine:
             return [self._sequence.verify_tree(item.tokens, item.parents)]
         self._sequence.append(item.tokens)
         return [Rows(self, []) if item.n_to_come else self._sequence.last_row()]
+
+    def choose(self, walks: Sequence[Walk]) -> list[list[int]]:
+        return [self._walk(walk) for walk in walks]
+
+    def _walk(self, walk: Walk) -> list[int]:
+        sequence = self._sequence
+        tree = Tree.of(sequence.open, sequence.parents) if sequence.open else Tree.of([-1])
+        assert walk.n_rows == len(sequence.rows[-1]) == len(tree)
+        seen: list[int] = list(walk.seen)
+        drawn: list[int] = []
+
+        def choose(node: int) -> int:
+            drawn.append(drawn_of(sequence.rows[-1], node, walk, seen, walk.position + len(drawn)))
+            return drawn[-1]
+
+        def take(token: int) -> bool:
+            seen.append(token)
+            return False
+
+        with suppress(core.Error):  # the row is for its reader
+            tree.follow(choose, take)
+        return drawn
 
     def commit(self, paths: Sequence[tuple[Any, Sequence[int] | int]]) -> None:
         ((_, nodes),) = paths

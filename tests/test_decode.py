@@ -9,8 +9,8 @@ import pytest
 from scripted import N_TOP, STOP, Bytes, Said, Scripted
 
 from dflash_gguf.config import DecodeConfig
+from dflash_gguf.drawing import Drawer
 from dflash_gguf.results import Step
-from dflash_gguf.sampling import Sampler
 
 
 def answer(
@@ -121,7 +121,7 @@ def test_sampling_uses_position_and_history() -> None:
     list(generation)
     seen = [1, 2, 3]
     for row, token in zip(sequence.rows, generation.result().tokens, strict=True):
-        assert Sampler(config).choose(row.logits(), seen, len(seen)).token == token
+        assert Drawer(config).choose(row.logits(), seen, len(seen)).token == token
         seen.append(token)
 
 

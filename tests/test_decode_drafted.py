@@ -245,24 +245,33 @@ def ends_at_its_end(
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
-def test_an_interrupt_while_choosing_leaves_a_clean_sequence(goes_on: bool) -> None:
+@pytest.mark.parametrize("n_before", [0, 1])
+@pytest.mark.parametrize("name", ["choose", "take"])
+def test_an_interrupt_while_choosing_leaves_a_clean_sequence(
+    name: str, n_before: int, goes_on: bool
+) -> None:
+    """In the core's draws, or while what it drew is taken."""
     expected, after = plain(**SAMPLED)
     generation, sequence, _ = drafted(expected.result().tokens, Fixed(CHAIN, 4, 4), **SAMPLED)
     next(generation)
-    calls = iter([None, KeyboardInterrupt()])
-    sampler = generation.writing.sampler
-    choose = sampler.choose
+    calls = iter([*[None] * n_before, KeyboardInterrupt()])
+    of: Any = sequence.engine if name == "choose" else generation.writing
+    call = getattr(of, name)
 
     def interrupted(*args: Any) -> Any:
         error = next(calls, None)
         if error is not None:
             raise error
-        return choose(*args)
+        return call(*args)
 
-    sampler.choose = interrupted  # type: ignore[method-assign]
+    setattr(of, name, interrupted)
+    at = sequence.position
     with pytest.raises(KeyboardInterrupt):
-        next(generation)
-    assert sequence.tokens == PROMPT
+        while True:
+            at = sequence.position
+            next(generation)
+    assert sequence.position == at
+    assert at == len(PROMPT) or name == "choose"
     ends_at_its_end(generation, sequence, expected, after, goes_on=goes_on)
 
 

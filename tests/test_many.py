@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 from checkpoints import KINDS
 from device import DEVICE
-from pairs import N_UBATCH, load_target, make_pair, open_pair, random_tokens
+from pairs import N_UBATCH, go_back, load_target, make_pair, open_pair, random_tokens
 
+from dflash_gguf.config import DecodeConfig
 from dflash_gguf.core import Drafter, DraftRequest, Engine, Error, Item, Sequence
+from dflash_gguf.draft.tree import Tree
+from dflash_gguf.drawing import Drawer
 
 pytestmark = pytest.mark.skipif(DEVICE is not None, reason="the same bits are the CPU's")
 
@@ -43,16 +46,20 @@ class Beside:
         self.engine.reserve_verify(48)
         self.alone = open_pair(pair, n_ctx=N_CTX)
         self.random = np.random.default_rng(seed)
+        self.draws = np.random.default_rng(seed)
         self.sequences = [Sequence(self.engine) for _ in range(N_PARALLEL)]
         self.tokens: list[list[int]] = [[] for _ in range(N_PARALLEL)]
         self.n_compared = 0
-        self.n_drafts = 0
+        self.n_drafts = self.n_drawn = self.n_deep = 0
 
     def below(self, n: int) -> int:
         return int(self.random.integers(n))
 
+    def chance(self, n: int) -> int:
+        return int(self.draws.integers(n))
+
     def row_alone(self, tokens: list[int]) -> Any:
-        there = self.alone.sync(tokens)
+        there = go_back(self.alone, tokens)
         return self.alone.prefill(tokens[there:]).logits()
 
     def check(self, rows: Any, index: int, tokens: list[int]) -> None:
@@ -74,6 +81,8 @@ class Beside:
             sequence, n = self.sequences[i], 1 + self.below(8)
             new = random_tokens(n, seed=self.below(1 << 20))
             kind = self.below(4)
+            if kind >= 2 and self.chance(2):
+                new = [new[self.chance(2) % n] for _ in new]  # so that draws meet candidates
             if kind < 2 or not self.tokens[i]:
                 new = new[: 1 if kind == 0 else max(1, min(left, n))]
                 left -= len(new)
@@ -92,6 +101,7 @@ class Beside:
             return
         all_rows = self.engine.run(items)
         found = [[rows.logits(j) for j in range(len(rows))] for rows in all_rows]
+        self.compare_draws(what, found)
         paths = []
         for (i, new, parents), rows in zip(what, found, strict=True):
             before = self.tokens[i]
@@ -112,6 +122,46 @@ class Beside:
         if paths:
             self.engine.commit(paths)
 
+    def compare_draws(self, what: Any, found: list[list[Any]]) -> None:
+        """All draws of a pass in one call, against a draw from a copy of each row on the way."""
+        walks, expected = [], []
+        for (i, new, parents), rows in zip(what, found, strict=True):
+            if not rows:
+                continue
+            config = DecodeConfig(
+                temperature=self.chance(3) / 2,
+                top_k=self.chance(2) * 40,
+                top_p=(0.9, 1.0)[self.chance(2)],
+                repeat_penalty=(1.0, 1.4)[self.chance(2)],
+                presence_penalty=self.chance(2) / 2,
+                repeat_last_n=5,
+                logit_bias={} if self.chance(3) == 0 else dict.fromkeys(new, 9.0),  # to go deeper
+                seed=self.chance(1 << 20),
+            )
+            drawer = Drawer(config, banned=[self.chance(400)])
+            seen = [*self.tokens[i], *([*new] if parents is None else new[:1])]
+            walks.append(drawer.walk(self.sequences[i], seen, len(rows)))
+            tree = Tree.of(new, parents) if parents else Tree.of([seen[-1]])
+            drawn: list[int] = []
+
+            def choose(
+                node: int,
+                rows: Any = rows,
+                drawn: Any = drawn,
+                drawer: Any = drawer,
+                seen: Any = seen,
+            ) -> int:
+                text = [*seen, *drawn]
+                drawn.append(drawer.choose(rows[node], text, len(text)).token)
+                return drawn[-1]
+
+            tree.follow(choose, lambda _: False)
+            expected.append(drawn)
+        if walks:
+            assert self.engine.choose(walks) == expected
+        self.n_drawn += sum(map(len, expected))
+        self.n_deep += sum(len(drawn) > 2 for drawn in expected)
+
     def compare(self, row: Any, tokens: list[int]) -> None:
         np.testing.assert_array_equal(row, self.row_alone(tokens))
         self.n_compared += 1
@@ -127,7 +177,7 @@ class Beside:
         if not requests:
             return
         for i, request, found in zip(chosen, requests, self.engine.draft(requests, 5), strict=True):
-            there = self.alone.sync([*self.tokens[i], request.last_token])
+            there = go_back(self.alone, [*self.tokens[i], request.last_token])
             if there < len(self.tokens[i]):
                 self.alone.prefill(self.tokens[i][there:])
             expected = self.alone.draft(request.last_token, request.n_draft, 5)
@@ -141,7 +191,7 @@ class Beside:
         way = self.below(3)
         if way == 0:
             prompt = self.tokens[i][: self.below(len(self.tokens[i]) + 1)] + random_tokens(2)
-            there = self.sequences[i].sync(prompt)
+            there = go_back(self.sequences[i], prompt)
             self.tokens[i] = prompt[:there]
         elif way == 1:
             self.sequences[i].close()
@@ -162,6 +212,10 @@ def test_each_has_what_it_has_alone(tmp_path: Path, kind: str) -> None:
         if beside.below(4) == 0:
             beside.move()
     assert beside.n_compared > 5 * N_STEPS and beside.n_drafts > N_STEPS // 2
+    assert beside.n_drawn > 2 * N_STEPS and beside.n_deep > 2, (
+        beside.n_drawn,
+        beside.n_deep,
+    )
     for sequence in beside.sequences:
         sequence.close()
     assert beside.engine.n_free_cells == 512  # N_CTX by pages of the cache

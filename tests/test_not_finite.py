@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf_files import Parts, edited
-from pairs import Pair, make_pair, n_left, random_tokens
+from pairs import Pair, go_back, make_pair, n_left, random_tokens
 
-from dflash_gguf.config import LoadConfig
+from dflash_gguf.config import DecodeConfig, LoadConfig
 from dflash_gguf.core import Drafter, Engine, Error, Model, Sequence
 from dflash_gguf.decoder import Decoder
+from dflash_gguf.drawing import Drawer
 from dflash_gguf.policy.costs import N_TIMES, Round
 from dflash_gguf.policy.known import MOST_KEPT
 
@@ -143,10 +144,11 @@ def test_rows_before_what_was_never_read_are_right(poisoned: Pair) -> None:
     with pytest.raises(KeyboardInterrupt):
         sequence.prefill(POISONED, cancel)
     tokens = [*CLEAN[:8], *POISONED[:12], *CLEAN[30:40]]
-    n_kept = sequence.sync(tokens)
-    assert n_kept == (0 if sequence.engine.model.n_recurrent else 8)
-    fresh.truncate(n_kept)
-    found, expected = (x.prefill(tokens[n_kept:]).logits() for x in (sequence, fresh))
+    n_kept = go_back(sequence, tokens)
+    # What may be spoiled is run again, from 8 on.
+    assert n_kept == (0 if sequence.engine.model.n_recurrent else 20)
+    fresh.truncate(min(n_kept, 8))
+    found, expected = (x.prefill(tokens[x.position :]).logits() for x in (sequence, fresh))
     np.testing.assert_array_equal(found, expected)
     for one, two in zip(sequence.draft(7, 3, 4), fresh.draft(7, 3, 4), strict=True):
         np.testing.assert_array_equal(one, two)
@@ -274,3 +276,23 @@ def test_a_drafter_that_fails_is_said_once_and_left(
         assert [str(x.message) for x in caught] == [
             "the drafter's scores are not finite numbers: decoding goes on without it"
         ]
+
+
+def test_a_draw_stops_before_a_row_that_is_not_finite(poisoned: Pair) -> None:
+    """The core draws nothing of it and forgets nothing; whoever reads it is told."""
+    sequence = start(poisoned)
+    last = sequence.prefill(CLEAN[:9]).argmax()
+    greedy, sampled = Drawer(DecodeConfig()), Drawer(DecodeConfig(temperature=1.0, seed=1))
+    for drawer in (greedy, sampled):
+        sequence.verify([last, BAD])
+        (drawn,) = sequence.engine.choose([drawer.walk(sequence, [*CLEAN[:9], last], 2)])
+        assert len(drawn) == 1
+        sequence.commit(0)
+        rows = sequence.verify([BAD, 1, 2])
+        assert sequence.engine.choose([drawer.walk(sequence, [*CLEAN[:9], BAD], 3)]) == [[]]
+        assert sequence.position == 9
+        if drawer is greedy:
+            sequence.commit(0)
+    with pytest.raises(Error, match="the logits of row 0 are not finite numbers"):
+        rows.logits(0)
+    assert sequence.position == 0

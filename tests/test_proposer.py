@@ -16,6 +16,7 @@ from dflash_gguf.draft.dflash import DFlash
 from dflash_gguf.draft.marginals import Candidates
 from dflash_gguf.draft.proposer import CHAIN, SPINE, TREE, Request, draft_all
 from dflash_gguf.draft.tree import Tree
+from dflash_gguf.drawing import Drawer
 from dflash_gguf.sampling import Sampler
 
 N_VOCAB = 200
@@ -101,7 +102,7 @@ def rows(n: int = 6, seed: int = 0, scale: float = 2.0) -> np.ndarray[Any, np.dt
     return noise.astype(np.float32)
 
 
-def by_target(sampler: Sampler, scores: Any, seen: Sequence[int]) -> list[int]:
+def by_target(sampler: Drawer, scores: Any, seen: Sequence[int]) -> list[int]:
     """What the target draws from the same rows along its own path."""
     path = list(seen)
     for row in scores:
@@ -172,7 +173,7 @@ def certain(sampled: bool) -> Calibrations:
 )
 def test_a_perfect_drafter_draws_what_the_target_draws(config: dict[str, Any]) -> None:
     for seed in range(30):
-        sampler = Sampler(DecodeConfig(seed=seed, **config), banned=[3, 77])
+        sampler = Drawer(DecodeConfig(seed=seed, **config), banned=[3, 77])
         drafter = Drafter(rows(seed=seed))
         seen = list(np.random.default_rng(seed).integers(N_VOCAB, size=40))
         known = certain("temperature" in config)
@@ -184,7 +185,7 @@ def test_shared_noise_agrees_more_often_than_the_best_logit_and_learns_how_much(
     source = DFlash(15)
     n_learned = n_best = 0
     for seed in range(600):
-        sampler = Sampler(DecodeConfig(temperature=1.0, seed=seed, top_k=0, top_p=1.0, min_p=0.0))
+        sampler = Drawer(DecodeConfig(temperature=1.0, seed=seed, top_k=0, top_p=1.0, min_p=0.0))
         target = rows(1, seed)
         drafter = Drafter(target + rows(1, seed + 1000, scale=0.5))
         drawn = sampler.choose(target[0], [1], 1).token

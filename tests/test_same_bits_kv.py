@@ -16,6 +16,7 @@ from checkpoints import KINDS, VOCAB_SIZE
 from device import DEVICE
 from gguf_files import make_gguf
 from numpy.typing import NDArray
+from pairs import go_back
 
 from dflash_gguf.config import CACHE_TYPES, LoadConfig
 from dflash_gguf.core import Engine, Model, Sequence
@@ -121,7 +122,7 @@ def check_everything(path: Path, cache_type: str, n_threads: int, seed: int) -> 
     sequence.reset()
     sequence.prefill(TOKENS[:610])
     prompt = [*TOKENS[:600], *TOKENS[630:660]]
-    n_kept = sequence.sync(prompt)
+    n_kept = go_back(sequence, prompt)
     assert n_kept == (0 if sequence.engine.model.n_recurrent else 600)
     found = sequence.prefill(prompt[n_kept:]).logits()
     fresh = start(path, cache_type)

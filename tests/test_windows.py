@@ -16,11 +16,11 @@ import pytest
 from device import DEVICE
 from gguf import GGUFValueType
 from gguf_files import Parts, edited
-from pairs import make_pair, random_tokens
+from pairs import go_back, make_pair, random_tokens
 from trees import path_to, scattered
 
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.core import Drafter, Engine, Error, Item, Model, Sequence
+from dflash_gguf.core import Drafter, Engine, Error, Item, Model, Prefix, Sequence
 from dflash_gguf.decoder import Decoder
 
 pytestmark = pytest.mark.skipif(DEVICE is not None, reason="the same bits are the CPU's")
@@ -49,7 +49,7 @@ def engine_of(path: Path, n_parallel: int = 1, **settings: Any) -> Engine:
 
 
 def forgets(engine: Engine) -> bool:
-    return engine.bytes_of("kept") > 0
+    return not engine.divides_prefixes
 
 
 def both(path: Path) -> Iterator[Sequence]:
@@ -70,8 +70,11 @@ def test_memory_of_windows_does_not_grow(tiny_gguf: Tiny, kind: str) -> None:
         engine = engine_of(path, n_ctx=n_ctx)
         assert engine.bytes_of("kv") == ROW * (full * n_ctx + sliding * cells)
         assert engine.n_free_cells == n_ctx
-        # Two prompts to go back to: a window less one, from the beginning of a page on.
-        assert engine.bytes_of("kept") == 2 * ROW * sliding * (7 + 63)
+        sequence = Sequence(engine)
+        sequence.prefill(TEXT[: 11 * 64 + 6]).argmax()
+        # A prefix copies a window less one, from the beginning of a page on; of layers that see all
+        # what is in the last page.
+        assert sequence.cost_of_keeping() == ROW * (sliding * (7 + 63) + full * 6)
     assert engine_of(path, n_ctx=512).bytes_of("kv") == ROW * (full + sliding) * 512
     many = engine_of(path, 4, n_ctx=65536)
     assert many.bytes_of("kv") == ROW * (full * 65536 + sliding * 1280)
@@ -120,72 +123,79 @@ def answer(sequence: Sequence, n: int) -> list[int]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_ways_back(tiny_gguf: Tiny, kind: str) -> None:
-    """Within reach anywhere, beyond it to the prompts that were kept, else to the start."""
+    """Within reach anywhere, beyond it to prefixes that were kept, else to the start."""
     sequence, keeping = both(tiny_gguf(kind))
-    seen: list[int] = []
 
-    def ask(prompt: list[int], there: int) -> None:
-        nonlocal seen
-        assert sequence.sync(prompt) == there
+    def ask(prompt: list[int], there: int, kept: Prefix | None = None) -> Prefix:
+        if kept is not None:
+            sequence.reset()
+            sequence.adopt(kept, there)
+        else:
+            assert go_back(sequence, prompt) == there
         keeping.reset()
         keeping.prefill(prompt[:-1])
         if there < len(prompt) - 1:
             sequence.prefill(prompt[there:-1])
+        kept = sequence.keep()
         found, expected = (x.prefill(prompt[-1:]).logits() for x in (sequence, keeping))
         np.testing.assert_array_equal(found, expected)
-        seen = prompt
+        return kept
 
     prompt = TEXT[:300]
-    ask(prompt, 0)
+    kept = ask(prompt, 0)
     seen = prompt + answer(sequence, 30)
     ask([*seen[:305], 7], 305)  # in reach
     ask(prompt, 299)
     seen = prompt + answer(sequence, 200)
-    ask(prompt, 299)  # kept
+    ask(prompt, 299, kept)
     seen = prompt + answer(sequence, 200)
     ask([*seen[: 500 - REACH], 7], 500 - REACH)
     longer = prompt + TEXT[600:900]
-    ask(longer, 299)
+    ask(prompt[:200], 0)  # too far
+    kept_longer = ask(longer, 299, kept)
     answer(sequence, 150)
-    ask(longer, len(longer) - 1)
+    ask(longer, len(longer) - 1, kept_longer)
     answer(sequence, 150)
-    ask(prompt, 299)  # the older of two
+    ask(prompt, 299, kept)
     answer(sequence, 300)
-    ask([*prompt[:200], *TEXT[800:850]], 0)  # neither
-    sequence.sync(TEXT[:60])
-    ask(TEXT[:60], 0)  # a few tokens need nothing kept
+    ask([*prompt[:200], *TEXT[800:850]], 0)
+    go_back(sequence, TEXT[:60])
+    ask(TEXT[:60], 0 if sequence.position == 0 else 59)
     ask(TEXT[:30], 29)
     ask(TEXT[:1000], 30)
     ask(TEXT[:960], 959)  # in reach
-    ask(TEXT[:800], 29)
+    ask(TEXT[:800], 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_way_back_may_be_long_after_a_prompt_in_parts(tiny_gguf: Tiny, kind: str) -> None:
-    """The prompt's end is kept by whatever pass goes over it."""
+def test_a_prefix_is_the_same_whatever_passes_came_to_it(tiny_gguf: Tiny, kind: str) -> None:
     prompt = TEXT[:333]
     sequence, keeping = both(tiny_gguf(kind))
     expected = keeping.prefill(prompt).logits()
-    for cuts in ((0, 333), (0, 332, 333), (0, 100, 331, 333), tuple(range(0, 334, 3))):
+    for cuts in ((0, 332), (0, 100, 331, 332), (*range(0, 332, 3), 332)):
         sequence.reset()
-        sequence.sync(prompt)
         for first, end in pairwise(cuts):
             sequence.prefill(prompt[first:end])
+        kept = sequence.keep()
         answer(sequence, 150)
-        assert sequence.sync(prompt) == 332
+        sequence.reset()
+        sequence.adopt(kept, 332)
         np.testing.assert_array_equal(sequence.decode(prompt[-1]).logits(), expected)
+    keeping.prefill(TEXT[400:420])
+    expected = keeping.decode(9).logits()
     sequence.reset()
-    sequence.sync(prompt)
-    sequence.prefill([*prompt, *TEXT[400:440]])  # the caller goes on at once
-    assert sequence.sync(prompt) == 332
-    sequence.reset()
-    sequence.sync(prompt)
-    sequence.prefill(prompt[:320])
-    for _ in range(20):  # verifies go over it, and far beyond
+    sequence.prefill(prompt[:320]).argmax()
+    sequence.verify([*prompt[320:], *TEXT[400:403]])  # of verifies, the last rows rejected
+    sequence.commit(13)
+    sequence.verify([*TEXT[400:420], 3, 4])
+    sequence.commit(20)
+    kept = sequence.keep()
+    for _ in range(20):  # and far beyond
         sequence.verify(TEXT[:16])
         sequence.commit(16)
-    sequence.decode(1).argmax()
-    assert sequence.sync([*prompt[:320], 1, 2]) == 0
+    sequence.reset()
+    sequence.adopt(kept, 353)
+    np.testing.assert_array_equal(sequence.decode(9).logits(), expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -247,7 +257,7 @@ def test_a_row_that_was_not_read_does_not_lead_to_rows_that_are_gone(tiny_gguf: 
         Error, match=r"from 950 tokens to .* at the earliest, .* not to position 949"
     ):
         a.truncate(949)
-    assert a.sync(TEXT[:949]) == 0
+    assert go_back(a, TEXT[:950]) == 0
 
 
 class Beside:
@@ -270,7 +280,7 @@ class Beside:
         return random_tokens(n, seed=self.below(1 << 20))
 
     def compare(self, row: Any, tokens: list[int]) -> None:
-        there = self.keeping.sync(tokens)
+        there = go_back(self.keeping, tokens)
         np.testing.assert_array_equal(row, self.keeping.prefill(tokens[there:]).logits())
         self.n_compared += 1
 
@@ -317,7 +327,7 @@ class Beside:
         way = self.below(4)
         if way == 0 and tokens:
             prompt = [*tokens[: self.below(len(tokens)) + 1], *self.draw(2)]
-            self.tokens[i] = prompt[: sequence.sync(prompt)]
+            self.tokens[i] = prompt[: go_back(sequence, prompt)]
         elif way == 1:
             sequence.close()
             self.sequences[i], self.tokens[i] = Sequence(self.engine), []

@@ -100,12 +100,10 @@ dfl_status dfl_engine_run(dfl_engine * engine, dfl_item * items, int64_t n_items
         need(engine, items);
         std::vector<dfl::Item> asked;
         for (int64_t i = 0; i < n_items; ++i) {
-            dfl_item & item = items[i];
+            const dfl_item & item = items[i];
             need(item.sequence, item.tokens);
-            item.n_done = 0;
             asked.push_back({&item.sequence->sequence, item.verify != 0, item.tokens, item.n,
-                             item.parents, item.n_to_come, item.n_to_come == 0, item.all_logits,
-                             0});
+                             item.parents, item.n_to_come, item.n_to_come == 0, item.all_logits});
         }
         dfl::PrefillProgress watch;
         if (progress != nullptr) {
@@ -116,7 +114,6 @@ dfl_status dfl_engine_run(dfl_engine * engine, dfl_item * items, int64_t n_items
         engine->engine->run(asked, watch);
         const int64_t n_experts = engine->engine->n_experts() - n_before;
         for (int64_t i = 0; i < n_items; ++i) {
-            items[i].n_done = asked[i].n_done;
             items[i].n_experts = n_experts;
         }
     });

@@ -31,6 +31,9 @@ struct dfl_prefix {
     std::shared_ptr<dfl::Prefix> prefix;
     std::shared_ptr<std::atomic<bool>> is_busy;
 };
+struct dfl_sampler {
+    dfl::Sampler sampler;
+};
 struct dfl_checkpoint {
     dfl::Checkpoint checkpoint;
 };

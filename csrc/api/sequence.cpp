@@ -34,15 +34,6 @@ dfl_status dfl_sequence_get_tokens(const dfl_sequence * sequence, int32_t * toke
     });
 }
 
-dfl_status dfl_sequence_sync(dfl_sequence * sequence, const int32_t * tokens, int64_t n,
-                             int64_t * n_kept, dfl_error * err) {
-    return guard(err, [&] {
-        need(sequence, tokens, n_kept);
-        const Turn turn(*sequence->is_busy);
-        *n_kept = sequence->sequence.sync(tokens, n);
-    });
-}
-
 dfl_status dfl_sequence_argmax(dfl_sequence * sequence, int64_t row, int32_t * token,
                                dfl_error * err) {
     return guard(err, [&] {

@@ -291,11 +291,6 @@ bool KvCache::holds_before(int32_t sequence, int64_t position) const {
     });
 }
 
-bool KvCache::keeps_before(int64_t position, int64_t later) const {
-    return std::all_of(groups_.begin(), groups_.end(),
-                       [&](const KvGroup & group) { return group.keeps_before(position, later); });
-}
-
 int64_t KvCache::earliest(int32_t sequence) const {
     int64_t position = 0;
     for (const KvGroup & group : groups_) {
@@ -317,14 +312,6 @@ void KvCache::load_windows(int32_t sequence, int64_t position, const std::vector
     for (KvGroup & group : groups_) {
         at = group.load(sequence, position, at);
     }
-}
-
-uint64_t KvCache::most_saved() const {
-    uint64_t sum = 0;
-    for (const KvGroup & group : groups_) {
-        sum += group.most_saved();
-    }
-    return sum;
 }
 
 // Value heads lie beside each other by groups of as many as there are key heads, so that a product

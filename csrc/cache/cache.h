@@ -65,11 +65,9 @@ class KvCache {
     bool forgets() const { return groups_.size() > 1; }
     void move_on(int32_t sequence, int64_t position, int64_t n_proven);
     bool holds_before(int32_t sequence, int64_t position) const;
-    bool keeps_before(int64_t position, int64_t later) const;
     int64_t earliest(int32_t sequence) const;
     std::vector<uint8_t> save_windows(int32_t sequence, int64_t position) const;
     void load_windows(int32_t sequence, int64_t position, const std::vector<uint8_t> & bytes);
-    uint64_t most_saved() const;
 
   private:
     // What lies on one device.

@@ -169,23 +169,10 @@ bool KvGroup::holds_before(int32_t sequence, int64_t position) const {
     return first >= position || (!spans.empty() && spans.front().position <= first);
 }
 
-bool KvGroup::keeps_before(int64_t position, int64_t later) const {
-    const int64_t first = first_seen(position);
-    return first >= position || first_kept(later) <= first;
-}
-
 int64_t KvGroup::earliest(int32_t sequence) const {
     const std::vector<cpu::CellSpan> & spans = cells_.spans(sequence);
     const int64_t first = spans.empty() ? 0 : spans.front().position;
     return first > 0 ? first + window_ - 1 : 0;
-}
-
-uint64_t KvGroup::most_saved() const {
-    uint64_t row = 0;
-    for (const Store & store : stores_) {
-        row += store.rows->nb[1];
-    }
-    return window_ > 0 ? row * (window_ - 1 + CellTable::PAGE - 1) : 0;
 }
 
 void KvGroup::save(int32_t sequence, int64_t position, std::vector<uint8_t> & bytes) const {

@@ -92,8 +92,6 @@ class KvGroup {
     // Whether all is there that a row at a position would see of those before it. Of an earlier
     // position than the sequence's: whether it can go back there.
     bool holds_before(int32_t sequence, int64_t position) const;
-    // Whether it will be when the sequence has come to `later`, and has not gone back.
-    bool keeps_before(int64_t position, int64_t later) const;
     // The first position that it can go back to.
     int64_t earliest(int32_t sequence) const;
     // What a row at a position sees of those before it, appended to `bytes`; and these rows put
@@ -103,8 +101,6 @@ class KvGroup {
     // What is saved: from the first position of a page on, where it lies as if it had been
     // computed.
     int64_t first_saved(int64_t position) const;
-    // Most of what save() appends.
-    uint64_t most_saved() const;
 
   private:
     void zero(int64_t first, int64_t n);

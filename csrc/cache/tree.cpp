@@ -2,6 +2,8 @@
 
 #include "error.h"
 
+#include <algorithm>
+
 namespace dfl {
 
 Tree::Tree(const int32_t * tokens, const int32_t * parents, int64_t n)
@@ -17,6 +19,15 @@ Tree::Tree(const int32_t * tokens, const int32_t * parents, int64_t n)
         depths_[i] = i == 0 ? 0 : depths_[parent] + 1;
         is_chain_ = is_chain_ && parent == i - 1;
     }
+}
+
+int64_t Tree::child(int64_t node, int32_t token) const {
+    for (int64_t i = is_chain_ ? std::min(size(), node + 2) : size(); --i > node;) {
+        if (parents_[i] == node && tokens_[i] == token) {
+            return i;
+        }
+    }
+    return -1;
 }
 
 void Tree::check_path(const int32_t * nodes, int64_t n) const {

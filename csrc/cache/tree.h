@@ -21,6 +21,9 @@ class Tree {
     // Steps below the root.
     int32_t depth(int64_t node) const { return depths_[node]; }
 
+    // The child of a node that is a token, -1 if there is none.
+    int64_t child(int64_t node, int32_t token) const;
+
     // Throws DFL_STATUS_ARGUMENT unless the nodes go down from the root, each a child of the one
     // before.
     void check_path(const int32_t * nodes, int64_t n) const;

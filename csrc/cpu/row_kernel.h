@@ -35,7 +35,18 @@ struct RowKernel {
     int64_t (*first_largest)(const float * x, int64_t n);
     // ln sum exp(x); NaN if that of the largest value is not finite.
     float (*log_sum_exp)(const float * x, int64_t n);
+    // most[i] <- the largest of the i-th BLOCK values, the last block may be short; whether all
+    // values are below +inf, and numbers.
+    bool (*maxima)(const float * x, int64_t n, float * most);
+    // sum exp(x - most), where none is above `most`, a finite number.
+    double (*sum_exp)(const float * x, int64_t n, float most);
+    // bits[i] <- the high 52 bits of mix(state + (first + i + 1) * G), as csrc/graph/sampler.h has
+    // them; the largest.
+    uint64_t (*noise)(uint64_t state, uint64_t first, int64_t n, uint64_t * bits);
 };
+
+// Values of a row whose largest is looked at before they are.
+constexpr int64_t BLOCK = 64;
 
 // Most values of a head that turn() takes.
 constexpr int64_t MAX_TURNED_HEAD = 512;

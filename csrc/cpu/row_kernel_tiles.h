@@ -170,8 +170,63 @@ struct RowTiles {
         return most + std::log(total);
     }
 
-    static constexpr RowKernel KERNEL = {T,       norm, swiglu,        gated,      turn,
-                                         to_half, cap,  first_largest, log_sum_exp};
+    static bool maxima(const float * x, int64_t n, float * most) {
+        const int64_t whole = n / BLOCK * BLOCK;
+        int n_others = 0; // counted, as a loop that may end early uses no vector registers
+        for (int64_t i = 0; i < whole; i += BLOCK) {
+            most[i / BLOCK] = largest(x + i, BLOCK);
+            for (int64_t j = i; j < i + BLOCK; ++j) {
+                n_others += !(x[j] < INFINITY);
+            }
+        }
+        if (whole < n) {
+            float top = -INFINITY;
+            for (int64_t j = whole; j < n; ++j) {
+                top = x[j] > top ? x[j] : top;
+                n_others += !(x[j] < INFINITY);
+            }
+            most[whole / BLOCK] = top;
+        }
+        return n_others == 0;
+    }
+
+    static double sum_exp(const float * x, int64_t n, float most) {
+        constexpr int64_t part = 64 * T; // few enough for sums of floats
+        double total = 0.0;
+        for (int64_t from = 0; from < n; from += part) {
+            const int64_t end = std::min(n, from + part), whole = from + (end - from) / T * T;
+            F sum[4] = {V::zero(), V::zero(), V::zero(), V::zero()};
+            for (int64_t i = from; i < whole; i += T) {
+                F & to = sum[i / T % 4];
+                to = V::add(to, V::exp(V::sub(V::load(x + i), V::spread(most))));
+            }
+            float sums[4];
+            V::sums(sum, sums);
+            for (const float one : sums) {
+                total += one;
+            }
+            for (int64_t i = whole; i < end; ++i) {
+                total += std::exp(x[i] - most);
+            }
+        }
+        return total;
+    }
+
+    static uint64_t noise(uint64_t state, uint64_t first, int64_t n, uint64_t * bits) {
+        uint64_t most = 0;
+        for (int64_t i = 0; i < n; ++i) {
+            uint64_t z = state + (first + static_cast<uint64_t>(i) + 1) * 0x9E3779B97F4A7C15u;
+            z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+            z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+            z = (z ^ (z >> 31)) >> 12;
+            bits[i] = z;
+            most = z > most ? z : most;
+        }
+        return most;
+    }
+
+    static constexpr RowKernel KERNEL = {T,   norm,          swiglu,      gated,  turn,    to_half,
+                                         cap, first_largest, log_sum_exp, maxima, sum_exp, noise};
 };
 
 } // namespace

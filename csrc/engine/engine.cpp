@@ -267,10 +267,6 @@ std::vector<MemoryUse> Engine::memory() const {
     add("draft", draft_ ? draft_->bytes() : 0, 0);
     add("arena", arena.main + arena.beside, arena.beside);
     add("pool", graphs_.pool_bytes(), 0);
-    const uint64_t kept = recurrent_.bytes() + params_.n_parallel * kv_.most_saved();
-    if (kept > 0) {
-        uses.push_back({"kept", ggml_backend_dev_name(cpu_device()), MAX_KEPT * kept});
-    }
     return uses;
 }
 

@@ -10,6 +10,7 @@
 #include "engine/pass.h"
 #include "graph/graph.h"
 #include "graph/graph_sizes.h"
+#include "graph/sampler.h"
 
 #include <functional>
 #include <memory>
@@ -61,6 +62,15 @@ struct DraftRequest {
     int64_t n_draft;
 };
 
+// A row of a sequence's last pass to draw from or, of an open verify, its tree to walk down.
+struct Walk {
+    Sequence * sequence;
+    const Sampler * sampler;
+    std::vector<int32_t> seen;  // prompt and answer, as far as penalties look
+    int64_t position;           // of the first token drawn
+    std::vector<int32_t> drawn; // out
+};
+
 class Engine {
   public:
     Engine(std::shared_ptr<const Model> model, const EngineParams & params);
@@ -78,9 +88,6 @@ class Engine {
     static constexpr int64_t MAX_TOP = DFL_MAX_TOP;
     // Most rows a verify may be asked to have room for.
     static constexpr int64_t MAX_VERIFY = DFL_MAX_VERIFY;
-    // Places that a sequence can go back to although some layers have forgotten what they knew
-    // there: what these need is kept on the host.
-    static constexpr size_t MAX_KEPT = 2;
     // Most sequences that may be asked for.
     static constexpr int32_t MAX_PARALLEL = DFL_MAX_PARALLEL;
 
@@ -91,11 +98,13 @@ class Engine {
     // their rows can be read until the commit, which must follow.
     //
     // An append alone may have any number of tokens, which are run in micro-batches: on an error
-    // the timeline ends where the last finished one put it. With recurrent layers the last token
-    // that Sequence::sync() was given is a pass of its own, if not all logits are asked for: it has
-    // the same bits whether or not those before it were there. Among others an append ends before
-    // it (n_done). Arguments are looked at before anything runs.
+    // the timeline ends where the last finished one put it. Arguments are looked at before anything
+    // runs.
     void run(std::vector<Item> & items, const PrefillProgress & progress);
+    // Draws of the rows of the last pass, for each sequence a token or, of its open verify, one
+    // after another: from the root down while they are candidates. Ends before a row that nothing
+    // can be drawn from, which whoever reads it is told of.
+    void choose(std::vector<Walk> & walks);
     // Appends paths of open verifies to their timelines and forgets the rest. A path of no nodes
     // forgets all, and does nothing where no verify is open.
     void commit(const std::vector<Path> & paths);

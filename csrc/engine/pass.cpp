@@ -57,14 +57,10 @@ void Engine::run(std::vector<Item> & items, const PrefillProgress & progress) {
         return;
     }
     std::vector<int64_t> n_rows;
-    for (Item & item : items) {
-        const bool may_end = !item.verifies && item.all_logits == nullptr;
-        n_rows.push_back(may_end ? item.sequence->next_rows(item.n) : item.n);
+    for (const Item & item : items) {
+        n_rows.push_back(item.n);
     }
     run_pass(items, std::vector<int64_t>(items.size(), 0), n_rows);
-    for (size_t i = 0; i < items.size(); ++i) {
-        items[i].n_done = n_rows[i];
-    }
 }
 
 void Engine::append_in_steps(Item & item, const PrefillProgress & progress) {
@@ -74,16 +70,12 @@ void Engine::append_in_steps(Item & item, const PrefillProgress & progress) {
         // A row for every token of a large vocabulary would dwarf the rest of the arena.
         step = std::min(step, std::max<int64_t>(1, (int64_t(256) << 20) / (4 * n_vocab)));
     }
-    while (item.n_done < item.n) {
-        int64_t n = std::min(step, item.n - item.n_done);
-        if (item.all_logits == nullptr) {
-            n = item.sequence->next_rows(n);
-        }
-        run_pass({item}, {item.n_done}, {n});
-        item.n_done += n;
-        DFL_CHECK(!progress || !progress(item.n_done, item.n) || item.n_done == item.n,
-                  DFL_STATUS_CANCELLED, "cancelled after %lld of %lld tokens",
-                  (long long)item.n_done, (long long)item.n);
+    for (int64_t n_done = 0; n_done < item.n;) {
+        const int64_t n = std::min(step, item.n - n_done);
+        run_pass({item}, {n_done}, {n});
+        n_done += n;
+        DFL_CHECK(!progress || !progress(n_done, item.n) || n_done == item.n, DFL_STATUS_CANCELLED,
+                  "cancelled after %lld of %lld tokens", (long long)n_done, (long long)item.n);
     }
 }
 

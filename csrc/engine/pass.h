@@ -22,7 +22,6 @@ struct Item {
     int64_t n_to_come = 0;        // of an append: tokens that follow before the drafter is asked
     bool wants_row = true;        // of an append: whether the last token's logits will be read
     float * all_logits = nullptr; // of an append: NULL, or every token's, [n_vocab, n]
-    int64_t n_done = 0;           // out: tokens that were run
 };
 
 // Rows [first, first + n) of a pass.

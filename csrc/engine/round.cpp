@@ -1,4 +1,4 @@
-// A speculative round beside its verify: drafts and commits, of many sequences at once.
+// A speculative round beside its verify: drafts, draws and commits, of many sequences at once.
 #include "engine/sequence.h"
 #include "error.h"
 #include "graph/path_inputs.h"
@@ -62,6 +62,35 @@ std::vector<Draft> Engine::draft(const std::vector<DraftRequest> & requests, int
         }
     }
     return drafts;
+}
+
+static void walk_down(Walk & walk) {
+    const Tree & tree = walk.sequence->open().tree;
+    int64_t node = 0;
+    while (node >= 0) {
+        int32_t token = 0;
+        const SeenTokens seen = {walk.seen.data(), static_cast<int64_t>(walk.seen.size())};
+        if (!walk.sequence->choose(node, *walk.sampler, seen, walk.position, token)) {
+            return;
+        }
+        walk.drawn.push_back(token);
+        walk.seen.push_back(token);
+        ++walk.position;
+        node = tree.child(node, token);
+    }
+}
+
+void Engine::choose(std::vector<Walk> & walks) {
+    for (size_t i = 0; i < walks.size(); ++i) {
+        const Walk & walk = walks[i];
+        DFL_CHECK(&walk.sequence->engine() == this, DFL_STATUS_ARGUMENT,
+                  "draw %zu is of a sequence of another engine", i);
+        DFL_CHECK(walk.sequence->n_out_rows() > 0, DFL_STATUS_ARGUMENT,
+                  "draw %zu: the last pass has no row of its sequence", i);
+    }
+    for (Walk & walk : walks) {
+        walk_down(walk);
+    }
 }
 
 // The nodes of a path.

@@ -84,30 +84,7 @@ Draft Sequence::draft(int32_t last_token, int64_t n_draft, int64_t k, bool log_s
     return std::move(engine_->draft({{this, last_token, n_draft}}, k, log_sum_exp)[0]);
 }
 
-int64_t Sequence::next_rows(int64_t n) {
-    if (!engine_->recurs()) {
-        return n;
-    }
-    if (position() < keep_at_) {
-        return std::min(n, keep_at_ - position());
-    }
-    if (position() == keep_at_) {
-        keep_state(position());
-    }
-    return n;
-}
-
-void Sequence::move_on() {
-    if (!kv_.forgets()) {
-        return;
-    }
-    for (KeptState & state : kept_) {
-        if (state.windows.empty() && !kv_.keeps_before(state.position, position())) {
-            state.windows = kv_.save_windows(slot_, state.position);
-        }
-    }
-    kv_.move_on(slot_, position(), n_proven_);
-}
+void Sequence::move_on() { kv_.move_on(slot_, position(), n_proven_); }
 
 void Sequence::appended(const PassItem & item, const int32_t * tokens, LiveGraph & live) {
     if (draft_ && item.n == 1) {
@@ -121,9 +98,6 @@ void Sequence::appended(const PassItem & item, const int32_t * tokens, LiveGraph
     last_ = item.n_out > 0 ? &live : nullptr;
     first_out_ = item.first_out + std::max<int64_t>(0, item.n_out - 1);
     n_out_rows_ = 1;
-    if (!engine_->recurs() && position() > keep_at_) { // nothing was overwritten
-        keep_state(keep_at_);
-    }
     move_on();
 }
 
@@ -198,26 +172,40 @@ void Sequence::note_row(int64_t row, bool is_finite) {
     }
 }
 
-int32_t Sequence::argmax(int64_t row) {
-    check_row(row);
-    int32_t id = 0;
-    bool is_finite = true;
+bool Sequence::find_argmax(int64_t row, int32_t & token) {
     const int64_t n_vocab = engine_->model().hparams().n_vocab;
     if (last_->argmax != nullptr) {
         if (last_->best.empty()) { // all at once: each copy waits for the device
             last_->best.resize(ggml_nelements(last_->argmax));
             engine_->main().read(last_->argmax, last_->best.data(), 0, ggml_nbytes(last_->argmax));
         }
-        id = last_->best[first_out_ + row];
-        is_finite = engine_->finite_rows(*last_, first_out_ + row, 1)[0]; // argmax may name any
-    } else {
-        const float * logits =
-            static_cast<const float *>(last_->logits->data) + (first_out_ + row) * n_vocab;
-        id = static_cast<int32_t>(first_largest(logits, n_vocab));
-        is_finite = id < n_vocab && std::isfinite(logits[id]);
+        token = last_->best[first_out_ + row];
+        return token >= 0 && token < n_vocab && // it may name any
+               engine_->finite_rows(*last_, first_out_ + row, 1)[0];
     }
-    note_row(row, is_finite && id >= 0 && id < n_vocab);
-    return id;
+    const float * logits =
+        static_cast<const float *>(last_->logits->data) + (first_out_ + row) * n_vocab;
+    token = static_cast<int32_t>(first_largest(logits, n_vocab));
+    return token < n_vocab && std::isfinite(logits[token]);
+}
+
+int32_t Sequence::argmax(int64_t row) {
+    check_row(row);
+    int32_t token = 0;
+    note_row(row, find_argmax(row, token));
+    return token;
+}
+
+bool Sequence::find_top(int64_t row, const Candidate *& best) {
+    if (last_->candidates.empty()) {
+        Draft found = read_draft(*last_, last_->shape.n_top, engine_->main());
+        last_->candidates = std::move(found.best);
+        last_->sums = std::move(found.sums);
+    }
+    const int64_t at = first_out_ + row;
+    best = last_->candidates.data() + at * last_->shape.n_top;
+    // Selections see bounds in place of infinities.
+    return !std::isnan(last_->sums[at]) && std::fabs(best->logit) < FLT_MAX / 2;
 }
 
 const Candidate * Sequence::top(int64_t row, int64_t k) {
@@ -227,16 +215,49 @@ const Candidate * Sequence::top(int64_t row, int64_t k) {
     DFL_CHECK(last_->shape.n_top == k, DFL_STATUS_ARGUMENT,
               "the %lld best of row %lld: its pass was told to pick %lld", (long long)k,
               (long long)row, (long long)last_->shape.n_top);
-    if (last_->candidates.empty()) {
-        Draft found = read_draft(*last_, last_->shape.n_top, engine_->main());
-        last_->candidates = std::move(found.best);
-        last_->sums = std::move(found.sums);
-    }
-    const int64_t at = first_out_ + row;
-    const Candidate * best = last_->candidates.data() + at * last_->shape.n_top;
-    // Selections see bounds in place of infinities.
-    note_row(row, !std::isnan(last_->sums[at]) && std::fabs(best->logit) < FLT_MAX / 2);
+    const Candidate * best = nullptr;
+    note_row(row, find_top(row, best));
     return best;
+}
+
+bool Sequence::choose(int64_t row, const Sampler & sampler, SeenTokens seen, int64_t position,
+                      int32_t & token) {
+    check_row(row);
+    if (sampler.is_argmax()) {
+        if (!find_argmax(row, token)) {
+            return false;
+        }
+        if (!sampler.bans(token)) {
+            note_row(row, true);
+            return true;
+        }
+    }
+    Choice choice = {};
+    const int64_t n_best = sampler.n_best(), n_top = last_->shape.n_top;
+    if (n_best > 0 && n_best <= n_top) {
+        const Candidate * best = nullptr;
+        if (!find_top(row, best) || sampler.choose_among(best, n_top, position, choice)) {
+            return false;
+        }
+    } else {
+        const int64_t n_vocab = engine_->model().hparams().n_vocab, at = first_out_ + row;
+        std::vector<float> fetched;
+        float * logits = nullptr;
+        if (engine_->main().is_host()) {
+            logits = static_cast<float *>(last_->logits->data) + at * n_vocab;
+        } else {
+            fetched.resize(n_vocab);
+            logits = fetched.data();
+            const size_t size = n_vocab * sizeof(float);
+            engine_->main().read(last_->logits, logits, at * size, size);
+        }
+        if (sampler.choose(logits, n_vocab, seen, position, choice)) {
+            return false;
+        }
+    }
+    note_row(row, true);
+    token = choice.token;
+    return true;
 }
 
 void Sequence::logits(int64_t row, float * dst) {
@@ -313,7 +334,6 @@ void Sequence::forget_from(int64_t position) {
     if (draft_) {
         draft_->truncate(slot_, static_cast<int32_t>(position));
     }
-    drop_states(position);
     forget_known(position);
     tokens_.resize(position);
     last_ = nullptr;
@@ -326,81 +346,12 @@ void Sequence::reset() {
         group.cells().release_from(slot_, 0);
     }
     recurrent_.clear(slot_);
-    drop_states(0);
     forget_known(0);
     tokens_.clear();
     last_ = nullptr;
     if (draft_) {
         draft_->truncate(slot_, 0);
     }
-}
-
-int64_t Sequence::sync(const int32_t * tokens, int64_t n) {
-    engine_->check_ids(tokens, n, 0);
-    const int64_t most = std::min(n - 1, position());
-    prove();
-    const KeptState * kept = nullptr;
-    const int64_t there =
-        way_back(std::mismatch(tokens, tokens + most, tokens_.begin()).first - tokens, &kept);
-    if (kept != nullptr) {
-        load(there, kept->recurrent, kept->windows);
-    }
-    if (there > 0) {
-        forget_from(there);
-    } else {
-        reset();
-    }
-    keep_at_ = engine_->recurs() || kv_.forgets() ? n - 1 : 0;
-    return there;
-}
-
-int64_t Sequence::way_back(int64_t position, const KeptState ** kept) const {
-    *kept = nullptr;
-    const bool recurs = engine_->recurs();
-    if (position == this->position()) {
-        return position;
-    }
-    if (const int64_t at = recurs ? 0 : sound(position); at > 0 && kv_.holds_before(slot_, at)) {
-        return at;
-    }
-    for (const KeptState & state : kept_) {
-        // Recurrent states are kept between passes anyway.
-        const bool is_sound = recurs || sound(state.position) == state.position;
-        if (is_sound && state.position <= position &&
-            (*kept == nullptr || state.position > (*kept)->position)) {
-            *kept = &state;
-        }
-    }
-    return *kept != nullptr ? (*kept)->position : 0;
-}
-
-void Sequence::load(int64_t position, const std::vector<uint8_t> & recurrent,
-                    const std::vector<uint8_t> & windows) {
-    recurrent_.load(slot_, recurrent);
-    if (!kv_.holds_before(slot_, position)) {
-        kv_.load_windows(slot_, position, windows);
-    }
-}
-
-void Sequence::keep_state(int64_t position) {
-    keep_at_ = 0;
-    const bool is_kept = std::any_of(kept_.begin(), kept_.end(), [&](const KeptState & state) {
-        return state.position == position;
-    });
-    if (position == 0 || is_kept || !kv_.holds_before(slot_, position)) {
-        return;
-    }
-    if (kept_.size() == Engine::MAX_KEPT) {
-        kept_.erase(kept_.begin());
-    }
-    kept_.push_back({position, recurrent_.save(slot_), {}});
-}
-
-void Sequence::drop_states(int64_t position) {
-    keep_at_ = 0;
-    kept_.erase(std::remove_if(kept_.begin(), kept_.end(),
-                               [&](const KeptState & state) { return state.position > position; }),
-                kept_.end());
 }
 
 Checkpoint Sequence::take() const {
@@ -422,7 +373,10 @@ void Sequence::restore(const Checkpoint & checkpoint) {
               "the checkpoint of %zu tokens is not a beginning of this sequence's %lld tokens",
               checkpoint.tokens.size(), (long long)position());
     const auto position = static_cast<int64_t>(checkpoint.tokens.size());
-    load(position, checkpoint.recurrent, checkpoint.windows);
+    recurrent_.load(slot_, checkpoint.recurrent);
+    if (!kv_.holds_before(slot_, position)) {
+        kv_.load_windows(slot_, position, checkpoint.windows);
+    }
     forget_from(position);
 }
 

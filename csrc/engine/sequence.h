@@ -4,6 +4,7 @@
 
 #include "engine/engine.h"
 #include "engine/prefix.h"
+#include "graph/sampler.h"
 
 #include <functional>
 #include <map>
@@ -22,13 +23,6 @@ struct Checkpoint {
     std::vector<uint8_t> windows; // KvCache::save_windows()
 };
 
-// A position of the timeline that a sequence can go back to, and what such layers knew there.
-struct KeptState {
-    int64_t position;
-    std::vector<uint8_t> recurrent;
-    std::vector<uint8_t> windows; // once their rows are no longer in the cells
-};
-
 class Sequence {
   public:
     // Throws DFL_STATUS_UNSUPPORTED where an engine has no place for another.
@@ -42,13 +36,6 @@ class Sequence {
     const std::vector<int32_t> & tokens() const { return tokens_; }
     // Cells that n more tokens take of those that no sequence has.
     int64_t wanted_cells(int64_t n) const { return kv_.cells().wanted(slot_, n); }
-
-    // Takes the timeline back to where it agrees with n tokens, less the last of them, whose logits
-    // begin an answer; returns how many are there. Closes an open verify. With recurrent layers,
-    // and with windows where that is further than KvGroup::REACH, it goes back to a state that it
-    // kept, if not as far as position 0: the prefill that comes to the last token keeps the state
-    // before it, the newest Engine::MAX_KEPT of them stay while their tokens do.
-    int64_t sync(const int32_t * tokens, int64_t n);
 
     // Engine::run() of one item that appends.
     void prefill(const int32_t * tokens, int64_t n, float * all_logits,
@@ -66,6 +53,10 @@ class Sequence {
     const Candidate * top(int64_t row, int64_t k);
     // A row's logits: dst [n_vocab].
     void logits(int64_t row, float * dst);
+    // Draws the token for a position from a row; false, and nothing is forgotten, where none can be
+    // drawn or the row is not finite: whoever reads it is told why.
+    bool choose(int64_t row, const Sampler & sampler, SeenTokens seen, int64_t position,
+                int32_t & token);
 
     // Engine::draft() of one request.
     Draft draft(int32_t last_token, int64_t n_draft, int64_t k, bool log_sum_exp);
@@ -102,9 +93,6 @@ class Sequence {
     void check_no_open_verify() const;
     // Whether n tokens can stand after its own.
     void check_tokens(const int32_t * tokens, int64_t n) const;
-    // How many of n tokens to append may be run in one pass: a prefill stops before the token that
-    // sync() keeps the state for. Keeps it when that is the first of them.
-    int64_t next_rows(int64_t n);
     void forget_rows() { last_ = nullptr; }
     // A pass has run its rows: they join the timeline, or wait for a commit.
     void appended(const PassItem & item, const int32_t * tokens, LiveGraph & live);
@@ -120,6 +108,9 @@ class Sequence {
 
   private:
     void check_row(int64_t row) const;
+    // argmax() and top() without what they throw: whether the row is finite.
+    bool find_argmax(int64_t row, int32_t & token);
+    bool find_top(int64_t row, const Candidate *& best);
     // Looks at the row that can be read, if nobody has read it.
     void prove();
     // Forgets all, zeroes what its cells held and voids checkpoints.
@@ -131,20 +122,8 @@ class Sequence {
     // The last place up to a position where the rows before it owe nothing to the tokens behind:
     // in a pass that no finite row was read after, one that is not finite may have spoiled all.
     int64_t sound(int64_t position) const;
-    // Remembers this position, or one that the last pass went over, in place of the oldest that is
-    // too many.
-    void keep_state(int64_t position);
-    // Drops the rows that layers with a window no longer need. A position that is kept and needs
-    // them takes a copy first.
+    // Drops the rows that layers with a window no longer need.
     void move_on();
-    // The last place up to a position that it can go back to, and the state that it was kept with,
-    // if what is in the caches does not do: NULL.
-    int64_t way_back(int64_t position, const KeptState ** kept) const;
-    // Brings back what was kept at a position.
-    void load(int64_t position, const std::vector<uint8_t> & recurrent,
-              const std::vector<uint8_t> & windows);
-    // And forgets those that were kept after a position.
-    void drop_states(int64_t position);
     void forget_from(int64_t position);
     struct Wanted;
     std::vector<Wanted> wanted_rows(size_t cache) const;
@@ -159,8 +138,6 @@ class Sequence {
     int32_t slot_;                // its place in them
     uint64_t caches_;             // names what they hold, in this process
     std::vector<int32_t> tokens_; // the committed timeline
-    std::vector<KeptState> kept_; // of it, the oldest first; none where nothing is forgotten
-    int64_t keep_at_ = 0;         // where a prefill keeps the next one; 0: nowhere
     // Of each cache, by pages' worth: rows of this timeline that a prefix keeps.
     std::vector<std::map<int64_t, std::weak_ptr<KeptRows>>> known_;
     int64_t n_proven_ = 0;        // of them, those that a finite row was read after

@@ -18,6 +18,7 @@ from .load_config import (
 from .models import Drafter, Model
 from .passes import Draft, DraftRequest, Item, Rows
 from .prefixes import Part, Prefix, create_prefix
+from .samplers import CoreSampler, SamplerOptions, Walk
 from .sequences import Checkpoint, Sequence
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "OPTIONS",
     "Checkpoint",
     "Copies",
+    "CoreSampler",
     "Device",
     "Draft",
     "DraftRequest",
@@ -46,7 +48,9 @@ __all__ = [
     "Part",
     "Prefix",
     "Rows",
+    "SamplerOptions",
     "Sequence",
+    "Walk",
     "create_prefix",
     "devices",
     "ggml_version",

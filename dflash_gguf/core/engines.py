@@ -14,6 +14,7 @@ from .load_config import LoadConfig, c_options
 from .models import Drafter, Model
 from .passes import Draft, DraftRequest, Item, Rows, Timeline, ids_of, nodes_of
 from .progress import Progress, c_callback
+from .samplers import Walk
 
 
 class Memory(NamedTuple):
@@ -196,10 +197,7 @@ class Engine:
                 call("engine_run", self._handle, params, len(items), callback, ffi.NULL)
         self.n_experts = params[0].n_experts if items else 0
         return [
-            Rows(
-                item.sequence,
-                to.n if item.verifies else int(not item.n_to_come and to.n_done == to.n),
-            )
+            Rows(item.sequence, to.n if item.verifies else int(not item.n_to_come))
             for item, to in zip(items, params, strict=True)
         ]
 
@@ -238,6 +236,28 @@ class Engine:
         return [
             Draft(tokens[a:b], logits[a:b], log_sum_exp[a:b]) for a, b in itertools.pairwise(ends)
         ]
+
+    def choose(self, walks: Sequence[Walk]) -> list[list[int]]:
+        """Draws of the rows of the last pass, in one call; the tokens of each sequence.
+
+        After an append that is one, of an open verify as many as a path down from the root has,
+        and one more. Fewer where nothing can be drawn from a row, or it is not finite: reading it
+        tells why.
+
+        Raises:
+            Error: a sequence without rows, seen tokens that are none.
+        """
+        params = new("dfl_walk[]", len(walks))
+        drawn = [ffi.new("int32_t[]", walk.n_rows) for walk in walks]
+        keep: list[Any] = []
+        for walk, tokens, to in zip(walks, drawn, params, strict=True):
+            to.sequence, to.sampler = walk.sequence.handle, walk.sampler.handle
+            to.position, to.drawn = walk.position, tokens
+            if walk.seen:
+                keep.append(ffi.new("int32_t[]", walk.seen))
+                to.seen, to.n_seen = keep[-1], len(walk.seen)
+        call("engine_choose", self._handle, params, len(walks))
+        return [ffi.unpack(tokens, to.n_drawn) for tokens, to in zip(drawn, params, strict=True)]
 
     def commit(self, paths: Sequence[tuple[Timeline, Sequence[int] | int]]) -> None:
         """Appends a path of each sequence's open verify; what else was verified leaves no trace.

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ._ffi import Error, call, create, ffi, new, value
 from .engines import Engine
-from .passes import Draft, DraftRequest, Item, Rows, ids_of
+from .passes import Draft, DraftRequest, Item, Rows
 from .prefixes import Prefix
 from .progress import Progress
 
@@ -68,23 +68,6 @@ class Sequence:
     def wanted_cells(self, n: int) -> int:
         """How many of `Engine.n_free_cells` n more tokens take."""
         return value("sequence_wanted_cells", self.handle, n)
-
-    def sync(self, tokens: abc.Sequence[int]) -> int:
-        """Goes back to where the timeline agrees with `tokens`; how many of them are there.
-
-        At least the last is left to prefill. An open verify is closed. With recurrent layers, and
-        with windows where that is more than 64 tokens back, the timeline goes back to where their
-        state was kept, or to the start: before the last token of an earlier prompt, if both of them
-        came by `sync` and `prefill`.
-
-        Raises:
-            Error: no tokens, a token id outside the vocabulary, more tokens than the context holds.
-        """
-        ids = ids_of(tokens, self.engine.model.n_vocab)
-        n_kept = new("int64_t *")
-        self.n_calls += 1
-        call("sequence_sync", self.handle, ids, len(ids), n_kept)
-        return int(n_kept[0])
 
     def prefill(self, tokens: abc.Sequence[int], progress: Progress | None = None) -> Rows:
         """Appends tokens in micro-batches and returns the row of the last one.

@@ -236,7 +236,6 @@ def _items(engine: Engine) -> Iterator[Item]:
         "draft": "drafter's K/V and features",
         "arena": f"compute buffer ({engine.largest_graph}){at_most}",
         "pool": "device library's pool, about",
-        "kept": "prompts to go back to",
     }
     for use in memory:
         where = place if use.place == model.backend else "host"

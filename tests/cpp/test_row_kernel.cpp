@@ -137,6 +137,50 @@ void check_choices(const cpu::RowKernel & kernel, int64_t n) {
     CHECK(std::isnan(kernel.log_sum_exp(x.data(), n)));
 }
 
+uint64_t mix(uint64_t x) {
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+    return x ^ (x >> 31);
+}
+
+// What draws look at: the largest of each block, the mass below the best, hashes.
+void check_draws(const cpu::RowKernel & kernel, int64_t n) {
+    Floats x = values(n);
+    const int64_t n_blocks = (n + cpu::BLOCK - 1) / cpu::BLOCK;
+    Floats most(n_blocks + 1, 7.0f);
+    CHECK(kernel.maxima(x.data(), n, most.data()));
+    double sum = 0;
+    const float best = *std::max_element(x.begin(), x.end());
+    for (int64_t i = 0; i < n_blocks; ++i) {
+        const auto end = x.begin() + std::min(n, (i + 1) * cpu::BLOCK);
+        CHECK(most[i] == *std::max_element(x.begin() + i * cpu::BLOCK, end));
+    }
+    CHECK(most[n_blocks] == 7.0f);
+    for (const float v : x) {
+        sum += std::exp(static_cast<double>(v) - best);
+    }
+    CHECK(close(kernel.sum_exp(x.data(), n, best) / sum, 1.0));
+    for (const float bad : {NAN, INFINITY}) {
+        for (const int64_t at : {int64_t{0}, n / 2, n - 1}) {
+            Floats spoiled = x;
+            spoiled[at] = bad;
+            CHECK(!kernel.maxima(spoiled.data(), n, most.data()));
+        }
+    }
+    std::fill(x.begin(), x.end(), -INFINITY);
+    CHECK(kernel.maxima(x.data(), n, most.data()));
+    CHECK(std::count(most.begin(), most.end() - 1, -INFINITY) == n_blocks);
+    x[n / 2] = 4.0f;
+    CHECK(kernel.sum_exp(x.data(), n, 4.0f) == 1.0);
+    std::vector<uint64_t> bits(n + 1, 7);
+    const uint64_t top = kernel.noise(12345, 1000, n, bits.data());
+    for (int64_t i = 0; i < n; ++i) {
+        CHECK(bits[i] == mix(12345 + (1001 + (uint64_t)i) * 0x9E3779B97F4A7C15u) >> 12);
+    }
+    CHECK(top == *std::max_element(bits.begin(), bits.end() - 1));
+    CHECK(bits[n] == 7);
+}
+
 void check_kernel(const cpu::RowKernel & kernel) {
     for (const int64_t n : {16, 32, 64, 96, 1536}) {
         check_rows(kernel, n);
@@ -156,6 +200,7 @@ void check_kernel(const cpu::RowKernel & kernel) {
     }
     for (const int64_t n : {1, 7, 16, 511, 512, 513, 4096, 10007}) {
         check_choices(kernel, n);
+        check_draws(kernel, n);
     }
 }
 

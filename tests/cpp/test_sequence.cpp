@@ -109,9 +109,9 @@ void checkpoints_of_others_are_refused(const std::shared_ptr<const Model> & mode
     CHECK(next(sequence, 5) == next(fresh, 5));
 }
 
-// Prompts that begin alike, with verifies left open between them: what sync() keeps is what a fresh
-// sequence computes.
-void synced_with_any_prompt(const std::shared_ptr<const Model> & model) {
+// Prompts that begin alike, with verifies left open between them: what is left of one where the
+// next begins is what a fresh sequence computes.
+void taken_back_to_any_prompt(const std::shared_ptr<const Model> & model) {
     const bool recurs = model->hparams().n_recurrent() > 0;
     Sequence sequence = make(model, 8), fresh = make(model, 8);
     sequence.engine().reserve_verify(3);
@@ -133,10 +133,10 @@ void synced_with_any_prompt(const std::shared_ptr<const Model> & model) {
         while (same < std::min<int64_t>(n - 1, timeline.size()) && tokens[same] == timeline[same]) {
             ++same;
         }
-        const int64_t there = sequence.sync(tokens.data(), n);
+        const bool goes_back = same < static_cast<int64_t>(timeline.size());
+        const int64_t there = recurs && goes_back ? 0 : same;
+        sequence.truncate(there);
         CHECK(sequence.position() == there);
-        CHECK(recurs && same < static_cast<int64_t>(timeline.size()) ? there <= same
-                                                                     : there == same);
         sequence.prefill(tokens.data() + there, n - there, nullptr, nullptr);
         fresh.reset();
         fresh.prefill(tokens.data(), n, nullptr, nullptr);
@@ -156,7 +156,7 @@ void synced_with_any_prompt(const std::shared_ptr<const Model> & model) {
             }
         }
     }
-    CHECK(contains(error_of([&] { sequence.sync(timeline.data(), 0); }), "no tokens"));
+    CHECK(contains(error_of([&] { sequence.truncate(sequence.position() + 1); }), "holds"));
 }
 
 void cancelled_between_micro_batches(const std::shared_ptr<const Model> & model) {
@@ -262,7 +262,7 @@ int main() {
         const auto model = std::make_shared<const Model>(path, on_cpu());
         micro_batches_change_nothing(model);
         checkpoints_go_back(model);
-        synced_with_any_prompt(model);
+        taken_back_to_any_prompt(model);
         cancelled_between_micro_batches(model);
         bad_arguments_change_nothing(model);
         as_many_sequences_as_places(model);

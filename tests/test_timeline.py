@@ -1,19 +1,18 @@
-"""A sequence told what its timeline should be: what it keeps of it, and that the rest is right."""
+"""A sequence that goes back, and on from prefixes: what it holds is what a fresh one would."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from checkpoints import VOCAB_SIZE
-from pairs import N_UBATCH, Pair, make_pair, open_pair, random_tokens
+from pairs import Pair, go_back, make_pair, open_pair, random_tokens
 
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.core import Engine, Error, Model, Sequence
+from dflash_gguf.core import Engine, Error, Model, Prefix, Sequence
 from dflash_gguf.decoder import Decoder
 
 Tiny = Callable[[str], Path]
@@ -41,96 +40,22 @@ def other(token: int) -> int:
     return (token + 1) % VOCAB_SIZE
 
 
-def ask(sequence: Sequence, prompt: list[int]) -> tuple[int, np.ndarray[Any, Any]]:
-    """How many tokens of a prompt were there, and the row after it."""
-    there = sequence.sync(prompt)
-    assert sequence.position == there
-    row = sequence.prefill(prompt[there:]).logits()
-    assert sequence.position == len(prompt)
-    return there, row
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_is_there(tiny_gguf: Tiny, kind: str) -> None:
-    """With attention alone any beginning, with recurrent layers a prompt but its last token."""
-    sequence = start(tiny_gguf(kind))
-    recurs = sequence.engine.model.n_recurrent > 0
-    parted = [*PROMPT[:30], other(PROMPT[30]), *PROMPT[31:]]
-    for prompt, there, hybrid in (
-        (PROMPT, 0, 0),  # an empty sequence
-        (PROMPT, 39, 39),  # the same
-        ([*PROMPT[:39], other(PROMPT[39])], 39, 39),
-        ([*PROMPT[:39], other(PROMPT[39]), 5], 40, 40),  # one token more
-        ([*PROMPT, 5, 6, 7], 39, 39),  # longer
-        ([*PROMPT, 5, 6, 7], 42, 42),
-        (PROMPT[:20], 19, 0),  # a beginning
-        (PROMPT[:21], 20, 20),
-        (PROMPT[:20], 19, 19),
-        (parted, 20, 20),
-        (PROMPT, 30, 19),  # parts in the middle
-        ([other(PROMPT[0]), *PROMPT[1:]], 0, 0),  # at once
-        (PROMPT[:1], 0, 0),
-        (PROMPT[:1], 0, 0),
-        (PROMPT[:2], 1, 1),
-        (PROMPT[:2], 1, 1),
-        (PROMPT[:1], 0, 0),
-    ):
-        assert ask(sequence, prompt)[0] == (hybrid if recurs else there)
-    sequence.reset()
-    assert sequence.sync(PROMPT) == 0
-    sequence.sync(PROMPT)
-    sequence.prefill(PROMPT[:17])
-    assert sequence.sync(PROMPT) == 17  # nothing to forget
-    sequence.prefill(PROMPT[17:])
-    assert sequence.sync(PROMPT) == 39
-
-
-def test_recurrent_layers_go_back_to_the_two_newest_prompts(tiny_gguf: Tiny) -> None:
-    sequence = start(tiny_gguf("qwen35"))
-    for n in (10, 20, 30):
-        ask(sequence, PROMPT[:n])
-    assert sequence.engine.bytes_of("kept") == 2 * sequence.engine.bytes_of("recurrent")
-    assert sequence.sync([*PROMPT[:25], 1]) == 19
-    assert sequence.sync(PROMPT[:15]) == 0
-    ask(sequence, PROMPT)
-    assert sequence.sync(PROMPT[:30]) == 0  # nobody asked for it on this timeline
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_prefill_in_parts_keeps_what_one_call_keeps(tiny_gguf: Tiny, kind: str) -> None:
-    rows = []
-    for cuts in ([0, 40], [0, 39, 40], [0, 7, 30, 40], [*range(41)]):
-        sequence = start(tiny_gguf(kind))
-        sequence.sync(PROMPT)
-        for first, end in pairwise(cuts):
-            row = sequence.prefill(PROMPT[first:end]).logits()
-        rows.append(row)
-        assert sequence.sync(PROMPT) == 39
-        rows.append(sequence.prefill(PROMPT[39:]).logits())
-        if sequence.engine.model.n_recurrent:
-            np.testing.assert_array_equal(rows[-1], rows[-2])
-    np.testing.assert_allclose(rows, [rows[0]] * len(rows), atol=1e-4)
-
-
-def test_the_logits_of_all_tokens_are_computed_as_ever(tiny_gguf: Tiny) -> None:
-    sequence, fresh = start(tiny_gguf("qwen35")), start(tiny_gguf("qwen35"))
-    sequence.sync(PROMPT)
-    np.testing.assert_array_equal(sequence.logits(PROMPT), fresh.logits(PROMPT))
-    assert sequence.sync(PROMPT) == 0
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_open_verify_is_closed(tiny_gguf: Tiny, kind: str) -> None:
     sequence, fresh = start(tiny_gguf(kind)), start(tiny_gguf(kind))
     sequence.engine.reserve_verify(4)
-    _, expected = ask(fresh, PROMPT)
-    for there in (0, 39, 39):
+    expected = fresh.prefill(PROMPT).logits()
+    recurs = sequence.engine.model.n_recurrent > 0
+    for there in (0, 0 if recurs else 39, 0 if recurs else 39):
         sequence.verify([1, 2, 3])
-        found, row = ask(sequence, PROMPT)
-        assert found == there
+        assert go_back(sequence, PROMPT) == there
+        row = sequence.prefill(PROMPT[there:]).logits()
         np.testing.assert_allclose(row, expected, atol=1e-4)
     sequence.verify([1, 2, 3])
-    assert sequence.sync([*PROMPT, 1, 2]) == 40  # not committed
+    with pytest.raises(Error, match="a verify of 3 rows waits for its commit"):
+        sequence.keep()
+    sequence.truncate(40)  # not committed
+    assert sequence.position == 40
     sequence.decode(1)
 
 
@@ -138,35 +63,47 @@ def test_an_open_verify_is_closed(tiny_gguf: Tiny, kind: str) -> None:
 def test_bad_tokens_change_nothing(tiny_gguf: Tiny, kind: str) -> None:
     sequence = start(tiny_gguf(kind))
     sequence.engine.reserve_verify(2)
-    ask(sequence, PROMPT)
-    sequence.verify([1, 2])
+    sequence.prefill(PROMPT)
     for tokens, sentence in (
         ([], "there are no tokens to run"),
-        ([*PROMPT, VOCAB_SIZE], "token id 421 is outside the vocabulary of 421"),
+        ([*PROMPT[:5], VOCAB_SIZE], "token id 421 is outside the vocabulary of 421"),
         ([-1], "token id -1 is outside the vocabulary of 421"),
-        ([1] * 65, "65 tokens after 0 do not fit into a context of 64"),
+        ([1] * 25, "25 tokens after 40 do not fit into a context of 64"),
     ):
         with pytest.raises(Error, match=sentence):
-            sequence.sync(tokens)
+            sequence.prefill(tokens)
+    for position in (-1, 41):
+        with pytest.raises(Error, match=f"position {position}: the sequence holds 40 tokens"):
+            sequence.truncate(position)
+    sequence.verify([1, 2])
     sequence.commit(2)
-    assert sequence.sync([*PROMPT, 1, 2, 3]) == 42
+    assert sequence.tokens.tolist() == [*PROMPT, 1, 2]
 
 
-def test_a_callback_cannot_sync(tiny_gguf: Tiny) -> None:
+def test_a_callback_cannot_go_back(tiny_gguf: Tiny) -> None:
     sequence = start(tiny_gguf("qwen35"))
+    prefix = start(tiny_gguf("qwen35"))
+    prefix.prefill(PROMPT)
+    kept = prefix.keep()
 
     def progress(_done: int, _total: int) -> None:
-        with pytest.raises(Error, match="the engine is busy: an earlier call of it has not"):
-            sequence.sync(PROMPT)
+        for call in (
+            sequence.reset,
+            sequence.keep,
+            lambda: sequence.truncate(0),
+            lambda: sequence.adopt(kept, 40),
+        ):
+            with pytest.raises(Error, match="the engine is busy: an earlier call of it has not"):
+                call()
 
     sequence.prefill(PROMPT, progress)
     assert sequence.position == 40
 
 
-def test_rows_are_gone_with_a_sync(tiny_gguf: Tiny) -> None:
+def test_rows_are_gone_with_what_led_to_them(tiny_gguf: Tiny) -> None:
     sequence = start(tiny_gguf("llama"))
     rows = sequence.prefill(PROMPT)
-    sequence.sync([*PROMPT, 1])
+    sequence.truncate(39)
     with pytest.raises(Error, match="these rows are gone"):
         rows.argmax()
 
@@ -194,6 +131,13 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return make_pair(tmp_path_factory.mktemp(request.param), request.param)
 
 
+def n_common(tokens: list[int], prompt: list[int]) -> int:
+    """Tokens of a prompt, less its last, that others begin with."""
+    pairs = zip(tokens, prompt[:-1], strict=False)
+    most = min(len(tokens), len(prompt) - 1)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), most)
+
+
 class Walk:
     """Calls in a random order, with the timeline as they should leave it."""
 
@@ -204,46 +148,60 @@ class Walk:
         self.fresh = open_pair(pair, n_ctx=96)
         self.timeline: list[int] = []
         self.prompts = [PROMPT[:20]]
+        self.kept: list[tuple[list[int], Prefix]] = []
         self.n_back = 0
+        self.n_adopted = 0
 
     def run(self, n_steps: int) -> None:
         """So many calls; the row after each prompt and its drafts are those of a fresh sequence."""
         for _ in range(n_steps):
-            step = self.rng.choice([self.ask, self.cancel, self.decode, self.verify, self.leave])
-            step()
+            ways = [self.ask, self.cancel, self.decode, self.verify, self.leave, self.keep]
+            self.rng.choice(ways)()
             assert self.sequence.position == len(self.timeline)
 
     def tokens(self, n: int) -> list[int]:
         return [int(token) for token in self.rng.integers(0, VOCAB_SIZE, n)]
 
     def prompt(self) -> list[int]:
-        """The last one again, but for its last token; or one that begins as something before."""
+        """The last one again, but for its last token; or one that begins as others did."""
         start, n = self.prompts[-1], len(self.prompts[-1]) - 1
         if self.rng.random() < 0.5:
             start = [*self.prompts, self.timeline][int(self.rng.integers(len(self.prompts) + 1))]
             n = int(self.rng.integers(len(start) + 1))
+        if self.kept and self.rng.random() < 0.4:
+            start, _ = self.kept[int(self.rng.integers(len(self.kept)))]
+            n = len(start)
         found = [*start[:n], *self.tokens(int(self.rng.integers(8)))][:70] or [1]
         self.prompts = [*self.prompts, found][-6:]
         return found
 
-    def sync(self, prompt: list[int]) -> None:
-        same = next(
-            (i for i, (a, b) in enumerate(zip(self.timeline, prompt, strict=False)) if a != b),
-            min(len(self.timeline), len(prompt)),
-        )
-        same = min(same, len(prompt) - 1)
-        there = self.sequence.sync(prompt)
-        if self.sequence.engine.model.n_recurrent and same < len(self.timeline):
-            assert there <= same
+    def begin(self, prompt: list[int]) -> None:
+        """With what is there of a prompt: the timeline's, or a prefix's where it has more."""
+        common = n_common(self.timeline, prompt)
+        there = go_back(self.sequence, prompt)
+        if self.sequence.engine.model.n_recurrent and common < len(self.timeline):
+            assert there == 0
         else:
-            # Back to where a pass began whose rows were never read.
-            assert same - N_UBATCH < there <= same
+            # Rows that were never read may be spoiled by what came after: then they are run again.
+            assert there == common
+        divides = self.sequence.engine.divides_prefixes
+        for tokens, prefix in self.kept:
+            n = n_common(tokens, prompt)
+            if n > there and (divides or n == len(tokens)):
+                self.sequence.reset()
+                self.sequence.adopt(prefix, n)
+                there = n
+                self.n_adopted += 1
         self.n_back += 0 < there < len(self.timeline)
         self.timeline = prompt[:there]
 
+    def keep(self) -> None:
+        if self.timeline:
+            self.kept = [*self.kept, (list(self.timeline), self.sequence.keep())][-4:]
+
     def ask(self) -> None:
         prompt = self.prompt()
-        self.sync(prompt)
+        self.begin(prompt)
         rows = self.sequence.prefill(prompt[len(self.timeline) :])
         self.timeline = list(prompt)
         self.fresh.reset()
@@ -254,7 +212,7 @@ class Walk:
 
     def cancel(self) -> None:
         prompt, done = self.prompt(), 0
-        self.sync(prompt)
+        self.begin(prompt)
         n = int(self.rng.integers(len(prompt) - len(self.timeline) + 1))
 
         def progress(n_done: int, _total: int) -> None:
@@ -298,4 +256,5 @@ class Walk:
 def test_any_walk_leaves_what_a_fresh_sequence_has(pair: Pair, seed: int) -> None:
     walk = Walk(pair, seed)
     walk.run(120)
+    assert walk.n_adopted > 3
     assert walk.n_back > 3

@@ -1,0 +1,110 @@
+"""How tokens are drawn from rows of logits, by the core."""
+
+from __future__ import annotations
+
+from collections import abc
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._ffi import call, create, ffi, new
+from .passes import Timeline
+
+Floats = NDArray[np.float32]
+
+
+class SamplerOptions(NamedTuple):
+    """Names are those of `dfl_sampler_params` in dflash.h."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat: float
+    presence: float
+    frequency: float
+    repeat_last_n: int
+    seed: int
+    sequence: int
+
+
+class CoreSampler:
+    """A chain of samplers. It keeps no state between rows."""
+
+    def __init__(
+        self,
+        options: SamplerOptions,
+        biases: abc.Mapping[int, float] | None = None,
+        banned: abc.Iterable[int] = (),
+    ) -> None:
+        """seed, sequence: of the options, any integers, taken modulo 2^64.
+
+        biases: added to the logits of tokens. banned: tokens that are never drawn.
+        """
+        self.options = options
+        self.biases = dict(biases or {})
+        self.banned = frozenset(banned)
+        values = options._asdict()
+        for name in ("seed", "sequence"):
+            values[name] &= (1 << 64) - 1
+        keep = [
+            ffi.new("int32_t[]", list(self.biases)),
+            ffi.new("float[]", list(self.biases.values())),
+            ffi.new("int32_t[]", list(self.banned)),
+        ]
+        values |= {"biased": keep[0], "biases": keep[1], "n_biased": len(self.biases)}
+        values |= {"banned": keep[2], "n_banned": len(keep[2])}
+        self.handle = create("sampler", "sampler_create", new("dfl_sampler_params *", values))
+
+    def choose(
+        self,
+        logits: Floats,
+        seen: abc.Sequence[int],
+        position: int,
+        ids: NDArray[np.int32] | None = None,
+    ) -> tuple[int, float]:
+        """The token for a position, and its margin: best score less the second.
+
+        logits: float32 [n], contiguous. seen: prompt and answer so far, which penalties look at.
+        ids: where the logits are a row's best, their tokens, int32 [n].
+
+        Raises:
+            Error: NaN or +inf in the row, nothing left to draw, seen tokens that are none.
+        """
+        token, margin = new("int32_t *"), new("double *")
+        among = ffi.NULL if ids is None else ffi.from_buffer("int32_t[]", ids)
+        row = ffi.from_buffer("float[]", logits)
+        before = ffi.new("int32_t[]", seen)
+        n = (len(logits), before, len(seen), position)
+        call("sampler_choose", self.handle, row, among, *n, token, margin)
+        return int(token[0]), float(margin[0])
+
+    def keep(
+        self, logits: Floats, seen: abc.Sequence[int]
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Tokens of a row that can be drawn and their logits, best first; see `choose`.
+
+        All of them in their own order where nothing is cut off.
+        """
+        ids = np.empty(len(logits), dtype=np.int32)
+        values = np.empty(len(logits), dtype=np.float32)
+        n = new("int64_t *")
+        before = ffi.new("int32_t[]", seen)
+        into = ffi.from_buffer("int32_t[]", ids), ffi.from_buffer("float[]", values)
+        row = ffi.from_buffer("float[]", logits)
+        call("sampler_keep", self.handle, row, len(logits), before, len(seen), *into, n)
+        return ids[: n[0]], values[: n[0]]
+
+
+class Walk(NamedTuple):
+    """What is to be drawn of a sequence's rows of the last pass: `Engine.choose`."""
+
+    sequence: Timeline
+    sampler: CoreSampler
+    seen: abc.Sequence[int]
+    """Prompt and answer so far, where penalties look at them."""
+    position: int
+    """Of the first token drawn: how long prompt and answer are."""
+    n_rows: int
+    """Of the pass; of a verify all that wait for its commit."""
