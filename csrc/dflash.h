@@ -14,7 +14,7 @@ extern "C" {
 
 #pragma GCC visibility push(default)
 
-enum { DFL_ABI_VERSION = 13 };
+enum { DFL_ABI_VERSION = 14 };
 
 typedef enum {
     DFL_STATUS_OK = 0,

@@ -1,5 +1,5 @@
 // Estimates of what ggml's CUDA backend would do on a GPU that is not there to be asked, for plans.
-// Source: ggml 0.25.3, ggml-cuda (fattn.cu, mmq.cu, argsort.cu, top-k.cu).
+// Source: ggml 0.25.3, ggml-cuda (fattn.cu, mmq.cu, ggml-cuda.cu, argsort.cu, top-k.cu).
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,9 @@ bool runs(const ggml_tensor * node);
 // measured only, not run.
 void add_attention_copies(ggml_cgraph * graph);
 
-// Most memory one node of a graph takes from the backend's own pool, outside any buffer of ours:
-// quantised activations, and what sorting whole rows of logits needs. An estimate.
+// Memory outside any buffer of ours: the most that one node of a graph takes from the backend's own
+// pool (quantised activations, open tiles of their products, float16 copies, what sorting whole
+// rows of logits needs), and cuBLAS's where it multiplies. An estimate.
 uint64_t pool_bytes(ggml_cgraph * graph);
 
 } // namespace dfl::cuda_estimate

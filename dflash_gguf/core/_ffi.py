@@ -16,7 +16,7 @@ from typing import Any
 
 from cffi import FFI
 
-ABI_VERSION = 13
+ABI_VERSION = 14
 
 ffi: Any = FFI()
 
