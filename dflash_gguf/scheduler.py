@@ -19,8 +19,8 @@ from .core import Sequence as Timeline
 from .draft.proposer import Proposer
 from .draft.tree import Tree
 from .jobs import Group, Job
+from .pace import Pace
 from .policy.costs import Round
-from .policy.pace import Pace
 from .policy.rule import Rule
 from .prefixes import PAGE, Prefixes
 from .results import Step

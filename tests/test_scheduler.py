@@ -18,7 +18,7 @@ from dflash_gguf import jobs
 from dflash_gguf.config import LoadConfig
 from dflash_gguf.core import Item
 from dflash_gguf.decoder import Decoder, Stream
-from dflash_gguf.policy.pace import Pace
+from dflash_gguf.pace import Pace
 
 pytestmark = pytest.mark.skipif(DEVICE is not None, reason="the same bits are the CPU's")
 
