@@ -70,7 +70,7 @@ class Known:
     def n_kept(self) -> int:
         """Rounds that a decision is kept for, so that making it is a small part of them."""
         plain_s = self.costs.plain_s(0) if self.costs.knows_plain else 0.0
-        return int(min(max(self.choose_s / max(SHARE * plain_s, 1e-9), 1.0), MOST_KEPT))
+        return math.ceil(min(max(self.choose_s / max(SHARE * plain_s, 1e-9), 1.0), MOST_KEPT))
 
     @property
     def rate(self) -> float:
