@@ -14,7 +14,7 @@ extern "C" {
 
 #pragma GCC visibility push(default)
 
-enum { DFL_ABI_VERSION = 14 };
+enum { DFL_ABI_VERSION = 15 };
 
 typedef enum {
     DFL_STATUS_OK = 0,
@@ -482,11 +482,15 @@ dfl_status dfl_copies_append(dfl_copies * copies, const int32_t * tokens, int64_
                              int32_t is_chosen, int64_t * length, dfl_error * err);
 /* The next tokens are another text: no copy goes across. */
 dfl_status dfl_copies_separate(dfl_copies * copies, dfl_error * err);
-/* The likeliest copies as a tree: out, tokens, parents (nodes before, -1: the text's last token)
- * and log-chances of paths, [n_nodes], no deeper than n_positions. n: out, nodes. Errors: ARGUMENT.
- */
-dfl_status dfl_copies_propose(const dfl_copies * copies, int64_t n_positions, int64_t n_nodes,
-                              int32_t * tokens, int32_t * parents, float * log_chances, int64_t * n,
+/* A round of n texts: each goes on by counts[i] tokens that the target chose (`tokens`, one text's
+ * after the other's), and gives its likeliest copies as a tree, the likeliest first. counts: [n]
+ * tokens, [n] positions of a tree and [n] nodes of it at most. least_log_chance: of a first node,
+ * below which there is no tree. Out, the trees one after the other: tokens, parents (nodes of the
+ * tree before, -1: the text's last token) and log-chances of paths, with room for all nodes asked
+ * for; n_nodes: [n]. Errors: ARGUMENT, with nothing done; MEMORY. */
+dfl_status dfl_copies_propose(dfl_copies * const * copies, int32_t n, const int32_t * tokens,
+                              const int32_t * counts, float least_log_chance, int32_t * out_tokens,
+                              int32_t * out_parents, float * out_log_chances, int32_t * n_nodes,
                               dfl_error * err);
 /* How often copies were looked at and came true, by class: [DFL_COPY_OUTCOMES][2]. Errors: ARGUMENT
  * (to set: 0 < taken <= tried everywhere). */

@@ -257,8 +257,8 @@ void Copies::forget() {
     }
 }
 
-size_t Copies::propose(size_t n_positions, size_t n_nodes, int32_t * tokens, int32_t * parents,
-                       float * log_chances) const {
+size_t Copies::propose(size_t n_positions, size_t n_nodes, float least_log_chance, int32_t * tokens,
+                       int32_t * parents, float * log_chances) const {
     struct Open {
         double log_chance;
         int32_t parent, token, state, length;
@@ -290,6 +290,9 @@ size_t Copies::propose(size_t n_positions, size_t n_nodes, int32_t * tokens, int
     while (n < n_nodes && !open.empty()) {
         const Open node = open.top();
         open.pop();
+        if (n == 0 && node.log_chance < least_log_chance) {
+            break;
+        }
         tokens[n] = node.token;
         parents[n] = node.parent;
         log_chances[n] = float(node.log_chance);

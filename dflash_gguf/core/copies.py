@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import abc
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ._ffi import call, create, ffi, lib, new
-from .limits import MAX_VERIFY
+
+Proposal = tuple[list[int], list[int], list[float]]
+"""A tree below the last token: tokens, parents (-1: that token) and log-chances of the paths."""
 
 
 class Copies:
@@ -16,19 +20,15 @@ class Copies:
 
     def __init__(self, n_most: int) -> None:
         """n_most: tokens remembered; beyond, the older half is forgotten."""
-        self._handle = create("copies", "copies_create", n_most)
-        self._length, self._n = new("int64_t *"), new("int64_t *")
-        self._tokens = new(f"int32_t[{MAX_VERIFY}]")
-        self._parents = new(f"int32_t[{MAX_VERIFY}]")
-        self._log_chances = new(f"float[{MAX_VERIFY}]")
+        self.handle = create("copies", "copies_create", n_most)
 
     def __len__(self) -> int:
-        return int(lib().dfl_copies_size(self._handle))
+        return int(lib().dfl_copies_size(self.handle))
 
     @property
     def bytes(self) -> int:
         """Memory that it takes."""
-        return int(lib().dfl_copies_bytes(self._handle))
+        return int(lib().dfl_copies_bytes(self.handle))
 
     def append(self, tokens: abc.Sequence[int], *, is_chosen: bool = False) -> int:
         """The text goes on; how long an end of it stands in it before.
@@ -36,30 +36,23 @@ class Copies:
         is_chosen: by the target, so that they tell how often copies come true.
         Errors: Error for a token id below 0.
         """
-        ids = ffi.new("int32_t[]", tokens)
-        call("copies_append", self._handle, ids, len(tokens), is_chosen, self._length)
-        return int(self._length[0])
+        ids, length = ffi.new("int32_t[]", tokens), new("int64_t *")
+        call("copies_append", self.handle, ids, len(tokens), is_chosen, length)
+        return int(length[0])
 
     def separate(self) -> None:
         """What comes next is another text: no copy goes across."""
-        call("copies_separate", self._handle)
+        call("copies_separate", self.handle)
 
-    def propose(self, n_positions: int, n_nodes: int) -> tuple[list[int], list[int], list[float]]:
-        """The likeliest copies as a tree: tokens, parents (-1: the text's last) and log-chances.
-
-        The likeliest come first, no deeper than n_positions, MAX_VERIFY at most.
-        """
-        out = self._tokens, self._parents, self._log_chances
-        call("copies_propose", self._handle, n_positions, min(n_nodes, MAX_VERIFY), *out, self._n)
-        n = self._n[0]
-        tokens, parents, log_chances = (ffi.unpack(values, n) for values in out)
-        return tokens, parents, log_chances
+    def propose(self, n_positions: int, n_nodes: int) -> Proposal:
+        """The likeliest copies as a tree, no deeper than n_positions, the likeliest first."""
+        return propose([self], [()], [n_positions], [n_nodes])[0] or ([], [], [])
 
     @property
     def outcomes(self) -> NDArray[np.float64]:
         """How often copies were looked at and came true, by class: [n, 2]."""
         found = np.empty((lib().DFL_COPY_OUTCOMES, 2))
-        call("copies_get_outcomes", self._handle, ffi.from_buffer("double[]", found))
+        call("copies_get_outcomes", self.handle, ffi.from_buffer("double[]", found))
         return found
 
     @outcomes.setter
@@ -68,4 +61,38 @@ class Copies:
         values = np.ascontiguousarray(values, dtype=np.float64)
         if values.shape != (lib().DFL_COPY_OUTCOMES, 2):
             raise ValueError(f"outcomes are {list(values.shape)}, need one pair a class")
-        call("copies_set_outcomes", self._handle, ffi.from_buffer("double[]", values))
+        call("copies_set_outcomes", self.handle, ffi.from_buffer("double[]", values))
+
+
+def propose(
+    texts: abc.Sequence[Copies],
+    chosen: abc.Sequence[abc.Sequence[int]],
+    n_positions: abc.Sequence[int],
+    n_nodes: abc.Sequence[int],
+    least_log_chance: float = -math.inf,
+) -> list[Proposal | None]:
+    """Each text goes on by what the target chose, and gives its likeliest copies as a tree.
+
+    No more nodes than its n_nodes and none deeper than its n_positions; None where there are none,
+    or the first is less likely than least_log_chance. One call for all.
+    Errors: Error for a token id or a count below 0, which leaves all as it was.
+    """
+    n, n_most = len(texts), sum(n_nodes)
+    out = tuple(ffi.new(name, n_most) for name in ("int32_t[]", "int32_t[]", "float[]"))
+    found = ffi.new("int32_t[]", n)
+    call(
+        "copies_propose",
+        ffi.new("dfl_copies *[]", [text.handle for text in texts]),
+        n,
+        ffi.new("int32_t[]", [token for tokens in chosen for token in tokens]),
+        ffi.new("int32_t[]", [*map(len, chosen), *n_positions, *n_nodes]),
+        least_log_chance,
+        *out,
+        found,
+    )
+    ends = list(itertools.accumulate(found))
+    tokens, parents, logs = (ffi.unpack(values, ends[-1]) for values in out)
+    return [
+        (tokens[end - k : end], parents[end - k : end], logs[end - k : end]) if k else None
+        for end, k in zip(ends, found, strict=True)
+    ]
