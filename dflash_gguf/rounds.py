@@ -14,7 +14,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from copy import copy
 from functools import partial
 from typing import Protocol
 
@@ -106,7 +105,9 @@ class Speculation:
                 self._ask(self._free, drafting)
         has_free = any(request.proposed for request in drafting)
         n_rested = self._rested.n_rounds if self._rested else 0
-        self._is_quiet = not has_free and rule.rests(done, n_rested)
+        self._is_quiet = rule.rests(done, n_rested) and not (
+            has_free and rule.may_verify(done, drafting)
+        )
         if self._is_quiet:
             self._host_s = time.perf_counter() - started
             return
@@ -179,9 +180,9 @@ class Speculation:
         if self._rested is not None and self._rested.n_sequences != done.n_sequences:
             self._end_rest()
         if self._rested is None:
-            self._rested = copy(done)  # the round itself is another's
-        else:
-            self._rested.adds(done)
+            self._rested = Round(done.position, done.n_sequences, n_experts=done.n_experts)
+            self._rested.n_rounds = 0
+        self._rested.adds(done)
 
     def _end_rest(self) -> None:
         self.n_rest = 0

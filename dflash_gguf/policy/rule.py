@@ -85,6 +85,10 @@ class Rule:
         """
         return False
 
+    def may_verify(self, done: Round, requests: Sequence[Request]) -> bool:  # noqa: ARG002
+        """Whether of what is proposed anything might be worth its rows: a quick no."""
+        return True
+
     def rest(self, done: Round, host_s: float) -> int:  # noqa: ARG002
         """Plain rounds in which nobody need be asked, after one in which asking took so long."""
         return 0
@@ -202,6 +206,22 @@ class Auto(Rule):
         is_kept = n_plain < self._n_kept and n == self._n_sequences
         return self._way is None and is_kept and self._costs.knows_plain_of(n)
 
+    def may_verify(self, done: Round, requests: Sequence[Request]) -> bool:
+        """By the likeliest nodes of all, taken for chains or trees, whichever cost less."""
+        trees = [tree for request in requests for tree in request.proposed.values()]
+        logs = itertools.chain.from_iterable(tree.log_chances[1:] for tree in trees)
+        ordered = trees[0].log_chances[1:] if len(trees) == 1 else sorted(logs, reverse=True)
+        gain, at = 0.0, 0
+        for size, least in zip(self._sizes, self._least_gains(done), strict=True):
+            if size > len(ordered):
+                return False
+            while at < size:
+                gain += math.exp(ordered[at])
+                at += 1
+            if gain > least:
+                return True
+        return False
+
     def rest(self, done: Round, host_s: float) -> int:
         """As many as make asking a hundredth of their time, but for what is to be decided."""
         self._known.host.add(host_s)
@@ -260,10 +280,23 @@ class Auto(Rule):
 
     def _least_log(self, done: Round) -> float:
         """Of the first candidate: k of them bring k times its chance at most."""
-        plain_s = self._costs.pass_s(done.position, done.n_sequences) - self._costs.ask_s
-        passes = zip(self._sizes, self._passes(done, 1, is_tree=False), strict=True)
-        least = min(self._rate * (pass_s - plain_s) / size for size, pass_s in passes)
+        least = min(
+            gain / size for size, gain in zip(self._sizes, self._least_gains(done), strict=True)
+        )
         return math.log(min(max(least, 1e-9), 1.0))
+
+    def _least_gains(self, done: Round) -> list[float]:
+        """Tokens that nodes of each size of the ladder must bring where no draft costs a pass."""
+        key = (done.n_sequences, 0, False)
+        if key not in self._looked_up:
+            plain_s = self._costs.pass_s(done.position, done.n_sequences) - self._costs.ask_s
+            share = max(1.0 - self._rate * self._costs.sample_s, 1e-9)
+            passes = [self._passes(done, 1, is_tree) for is_tree in (False, True)]
+            self._looked_up[key] = [
+                self._rate * (min(chain_s, tree_s) - plain_s) / share
+                for chain_s, tree_s in zip(*passes, strict=True)
+            ]
+        return self._looked_up[key]
 
     def _ways(
         self, done: Round, outlook: Sequence[float], limit: int
