@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections import abc
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +48,8 @@ class Copies:
 
     def propose(self, n_positions: int, n_nodes: int) -> Proposal:
         """The likeliest copies as a tree, no deeper than n_positions, the likeliest first."""
-        return propose([self], [()], [n_positions], [n_nodes])[0] or ([], [], [])
+        found = propose([self], [()], [n_positions], [n_nodes])
+        return found[0] if found else ([], [], [])
 
     @property
     def outcomes(self) -> NDArray[np.float64]:
@@ -64,17 +67,37 @@ class Copies:
         call("copies_set_outcomes", self.handle, ffi.from_buffer("double[]", values))
 
 
+@dataclass(frozen=True, eq=False)
+class Worth:
+    """What copies must promise to be proposed: for each size, in rising order, tokens.
+
+    So many of the likeliest of all nodes are expected to give more than that; none: whatever.
+    """
+
+    sizes: abc.Sequence[int] = ()
+    tokens: abc.Sequence[float] = ()
+
+    @cached_property
+    def arrays(self) -> tuple[Any, Any, int]:
+        """For the core."""
+        sizes, tokens = ffi.new("int32_t[]", self.sizes), ffi.new("double[]", self.tokens)
+        return sizes, tokens, len(self.sizes)
+
+
+ANYTHING = Worth()
+
+
 def propose(
     texts: abc.Sequence[Copies],
     chosen: abc.Sequence[abc.Sequence[int]],
     n_positions: abc.Sequence[int],
     n_nodes: abc.Sequence[int],
-    least_log_chance: float = -math.inf,
-) -> list[Proposal | None]:
+    worth: Worth = ANYTHING,
+) -> list[Proposal] | None:
     """Each text goes on by what the target chose, and gives its likeliest copies as a tree.
 
-    No more nodes than its n_nodes and none deeper than its n_positions; None where there are none,
-    or the first is less likely than least_log_chance. One call for all.
+    No more nodes than its n_nodes and none deeper than its n_positions. None where there are none,
+    or all together promise too little. One call for all.
     Errors: Error for a token id or a count below 0, which leaves all as it was.
     """
     n, n_most = len(texts), sum(n_nodes)
@@ -86,13 +109,14 @@ def propose(
         n,
         ffi.new("int32_t[]", [token for tokens in chosen for token in tokens]),
         ffi.new("int32_t[]", [*map(len, chosen), *n_positions, *n_nodes]),
-        least_log_chance,
+        *worth.arrays,
         *out,
         found,
     )
-    ends = list(itertools.accumulate(found))
-    tokens, parents, logs = (ffi.unpack(values, ends[-1]) for values in out)
-    return [
-        (tokens[end - k : end], parents[end - k : end], logs[end - k : end]) if k else None
-        for end, k in zip(ends, found, strict=True)
-    ]
+    counts = ffi.unpack(found, n)
+    n_found = sum(counts)
+    if not n_found:
+        return None
+    tokens, parents, logs = (ffi.unpack(values, n_found) for values in out)
+    spans = [(end - k, end) for k, end in zip(counts, itertools.accumulate(counts), strict=True)]
+    return [(tokens[a:b], parents[a:b], logs[a:b]) for a, b in spans]

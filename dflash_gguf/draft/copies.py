@@ -84,12 +84,10 @@ class Copy:
             memory.n = len(request.seen)
             n_positions.append(request.n_positions)
             n_nodes.append(min(request.n_nodes, MAX_VERIFY))
-        least = min([request.least_log_chance for request in requests])
-        found = propose(texts, chosen, n_positions, n_nodes, least)
-        return [
-            _NOTHING if one is None else _tree(request.seen[-1], *one)
-            for request, one in zip(requests, found, strict=True)
-        ]
+        found = propose(texts, chosen, n_positions, n_nodes, requests[0].worth)
+        if found is None:
+            return [_NOTHING] * len(requests)
+        return [_tree(request.seen[-1], *one) for request, one in zip(requests, found, strict=True)]
 
     def observe(self, request: Request, tokens: Sequence[int]) -> None:
         """The text tells, when it goes on."""

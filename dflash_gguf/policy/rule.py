@@ -27,6 +27,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..core.copies import ANYTHING, Worth
 from ..draft.proposer import BRIEF, CHAIN, TREE, Proposer, Request
 from ..draft.tree import Tree
 from .costs import Round
@@ -53,12 +54,12 @@ class Rule:
     """Chooses twice a round: before the draft how long it is, after it what is verified.
 
     n_nodes: that it would verify of one sequence now, at most. longest: positions of a proposal at
-    most. least_log_chance: of a first candidate, below which no proposal would be verified.
+    most. worth: what is proposed must promise, where no draft costs a pass.
     """
 
     n_nodes: int
     longest: int
-    least_log_chance = -math.inf
+    worth = ANYTHING
 
     def is_due(self, done: Round) -> bool:  # noqa: ARG002
         """Whether the choice for this round takes time."""
@@ -84,10 +85,6 @@ class Rule:
         n_plain: rounds of which it has not heard yet.
         """
         return False
-
-    def may_verify(self, done: Round, requests: Sequence[Request]) -> bool:  # noqa: ARG002
-        """Whether of what is proposed anything might be worth its rows: a quick no."""
-        return True
 
     def rest(self, done: Round, host_s: float) -> int:  # noqa: ARG002
         """Plain rounds in which nobody need be asked, after one in which asking took so long."""
@@ -136,7 +133,7 @@ class Auto(Rule):
         self._n_kept = self._n_rest = self._n_sequences = 0
         self._is_probe = self._is_plain = False
         self._rate = self._advantage = self._promised_s = 0.0
-        self.least_log_chance = -math.inf
+        self.worth = ANYTHING
         self._looked_up: dict[tuple[int, int, bool], list[float]] = {}
         self.n_nodes = self._most_nodes()
 
@@ -206,22 +203,6 @@ class Auto(Rule):
         is_kept = n_plain < self._n_kept and n == self._n_sequences
         return self._way is None and is_kept and self._costs.knows_plain_of(n)
 
-    def may_verify(self, done: Round, requests: Sequence[Request]) -> bool:
-        """By the likeliest nodes of all, taken for chains or trees, whichever cost less."""
-        trees = [tree for request in requests for tree in request.proposed.values()]
-        logs = itertools.chain.from_iterable(tree.log_chances[1:] for tree in trees)
-        ordered = trees[0].log_chances[1:] if len(trees) == 1 else sorted(logs, reverse=True)
-        gain, at = 0.0, 0
-        for size, least in zip(self._sizes, self._least_gains(done), strict=True):
-            if size > len(ordered):
-                return False
-            while at < size:
-                gain += math.exp(ordered[at])
-                at += 1
-            if gain > least:
-                return True
-        return False
-
     def rest(self, done: Round, host_s: float) -> int:
         """As many as make asking a hundredth of their time, but for what is to be decided."""
         self._known.host.add(host_s)
@@ -241,7 +222,7 @@ class Auto(Rule):
         self._n_kept = known.n_kept
         plain_s = costs.plain_s(done.position, done.n_sequences)
         self._rate = max(done.n_sequences / max(plain_s, 1e-9), known.rate)
-        self.least_log_chance = self._least_log(done)
+        self.worth = self._worth(done)
         if paid is None or paid.name in request.failed or self._n_rest:
             return
         ways = self._ways(done, paid.outlook(request.sampler), limit)
@@ -256,6 +237,7 @@ class Auto(Rule):
             self._n_rest = known.rounds_to_wait(loss_s, share_s)
             return
         self._way = best
+        self.worth = ANYTHING  # nodes come cheaper beside those of a draft
         self._promised_s = max(-loss_s, 0.0)
         if loss_s < 0.0:
             self._rate = max(tokens / seconds, self._rate)
@@ -278,25 +260,15 @@ class Auto(Rule):
         since_s = self._known.since_s(other[2].shape)
         return other if max(loss_s, MEMORY * SHARE * other[1]) < SHARE * since_s else best
 
-    def _least_log(self, done: Round) -> float:
-        """Of the first candidate: k of them bring k times its chance at most."""
-        least = min(
-            gain / size for size, gain in zip(self._sizes, self._least_gains(done), strict=True)
+    def _worth(self, done: Round) -> Worth:
+        """Tokens that nodes must bring which take no draft, as chains or trees."""
+        plain_s = self._costs.pass_s(done.position, done.n_sequences) - self._costs.ask_s
+        worth = self._rate / max(1.0 - self._rate * self._costs.sample_s, 1e-9)
+        passes = [self._passes(done, 1, is_tree) for is_tree in (False, True)]
+        return Worth(
+            self._sizes,
+            [worth * (min(seconds) - plain_s) for seconds in zip(*passes, strict=True)],
         )
-        return math.log(min(max(least, 1e-9), 1.0))
-
-    def _least_gains(self, done: Round) -> list[float]:
-        """Tokens that nodes of each size of the ladder must bring where no draft costs a pass."""
-        key = (done.n_sequences, 0, False)
-        if key not in self._looked_up:
-            plain_s = self._costs.pass_s(done.position, done.n_sequences) - self._costs.ask_s
-            share = max(1.0 - self._rate * self._costs.sample_s, 1e-9)
-            passes = [self._passes(done, 1, is_tree) for is_tree in (False, True)]
-            self._looked_up[key] = [
-                self._rate * (min(chain_s, tree_s) - plain_s) / share
-                for chain_s, tree_s in zip(*passes, strict=True)
-            ]
-        return self._looked_up[key]
 
     def _ways(
         self, done: Round, outlook: Sequence[float], limit: int
