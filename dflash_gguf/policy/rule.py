@@ -223,12 +223,15 @@ class Auto(Rule):
         plain_s = costs.plain_s(done.position, done.n_sequences)
         self._rate = max(done.n_sequences / max(plain_s, 1e-9), known.rate)
         self.worth = self._worth(done)
-        if paid is None or paid.name in request.failed or self._n_rest:
+        if paid is None or paid.name in request.failed:
+            self._n_kept = max(self._n_kept, MEMORY)  # costs are all that can change
+            return
+        if self._n_rest:
             return
         ways = self._ways(done, paid.outlook(request.sampler), limit)
         if not ways:
             return
-        tokens, seconds, best = self._choice(ways)
+        tokens, seconds, best = max(ways, key=lambda way: way[0] / way[1])
         share_s = plain_s / done.n_sequences
         loss_s = seconds - tokens * share_s
         if not known.promise.is_proven:  # what is expected is no more than a guess
@@ -244,21 +247,6 @@ class Auto(Rule):
             self._advantage = tokens * plain_s / seconds - done.n_sequences
         else:
             self._is_probe, self._n_kept = True, 1
-
-    def _choice(self, ways: Sequence[tuple[float, float, Way]]) -> tuple[float, float, Way]:
-        """The way with the most tokens a second; now and then one of the other shape.
-
-        What that promises is a guess until it has been tried, and an old one later: what trying it
-        costs may be a hundredth of the time since.
-        """
-        best = max(ways, key=lambda way: way[0] / way[1])
-        others = [way for way in ways if way[2].shape != best[2].shape]
-        if not others:
-            return best
-        other = max(others, key=lambda way: way[0] / way[1])
-        loss_s = other[1] - other[0] * best[1] / best[0]
-        since_s = self._known.since_s(other[2].shape)
-        return other if max(loss_s, MEMORY * SHARE * other[1]) < SHARE * since_s else best
 
     def _worth(self, done: Round) -> Worth:
         """Tokens that nodes must bring which take no draft, as chains or trees."""
