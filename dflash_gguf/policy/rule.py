@@ -227,6 +227,7 @@ class Auto(Rule):
             self._n_kept = max(self._n_kept, MEMORY)  # costs are all that can change
             return
         if self._n_rest:
+            self._n_kept = max(self._n_kept, min(self._n_rest, MEMORY))
             return
         ways = self._ways(done, paid.outlook(request.sampler), limit)
         if not ways:
