@@ -155,7 +155,7 @@ void DraftState::write_positions(const LiveGraph & live, ggml_tensor * tensor,
 
 void DraftState::forget_unseen(int32_t sequence, int32_t position) {
     const auto oldest = static_cast<int32_t>(std::max<int64_t>(0, position - sizes_of_.window));
-    kv_.cells().release_before(sequence, oldest);
+    kv_.groups().front().release_before(sequence, oldest);
     drop_pending([&](const Pending & feature) {
         return feature.sequence == sequence && feature.position < oldest;
     });
@@ -404,7 +404,7 @@ void DraftState::clear(int32_t sequence) {
 }
 
 void DraftState::truncate(int32_t sequence, int32_t position) {
-    kv_.cells().release_from(sequence, position);
+    kv_.groups().front().release_from(sequence, position);
     drop_pending([&](const Pending & feature) {
         return feature.sequence == sequence && feature.position >= position;
     });
