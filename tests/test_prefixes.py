@@ -149,6 +149,20 @@ def test_sixteen_share_a_system_prompt(tmp_path: Path, kind: str) -> None:
         assert all(result.n_prefilled == 1 for result in again)
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen35"])
+def test_what_many_share_is_more_than_a_drafter_holds(tmp_path: Path, kind: str) -> None:
+    """It remembers rows of each of them: who has the most gives up its oldest."""
+    pair = make_pair(tmp_path, kind)
+    system = random_tokens(1500, seed=50)
+    prompts = [[*system, *random_tokens(6 + i, seed=i)] for i in range(8)]
+    with open_decoder(pair, 1, 2048) as one, open_decoder(pair, 8, 2048) as many:
+        expected = [one.generate(prompt, draft="none", **SETTINGS).tokens for prompt in prompts]
+        for _ in range(2):
+            results = many.generate_batch(prompts, draft="tree", **SETTINGS)
+            assert [result.tokens for result in results] == expected
+            assert sum(result.n_cached >= len(system) for result in results) >= 7
+
+
 @pytest.mark.parametrize("n_parallel", [1, 2])
 @pytest.mark.parametrize("n_ubatch", [1, 63, 64, 65])
 def test_a_prompt_that_was_cut_short_is_begun_with(

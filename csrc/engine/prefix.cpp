@@ -377,6 +377,9 @@ bool Sequence::go_back_to(const Prefix & prefix, int64_t n) {
 void Sequence::begin_with(size_t cache, const CacheRows & kept, int64_t n) {
     KvGroup & group = *engine_->caches()[cache];
     const int64_t first = n - engine_->most_kept(cache, n);
+    if (engine_->is_drafters(cache)) {
+        draft_->make_room({{slot_, n - first}});
+    }
     std::vector<int64_t> pages;
     for (const auto & rows : kept) {
         const int64_t here = std::min(rows->n(), n - rows->position());
