@@ -431,7 +431,8 @@ typedef struct {
     uint64_t bytes;
 } dfl_prefix_part;
 
-/* Bytes that dfl_prefix_keep takes on the host, and has to move beside. */
+/* Bytes that dfl_prefix_keep takes on the host: attention rows are moved there when the sequence
+ * gives up the cells that they lie in. */
 dfl_status dfl_prefix_cost(const dfl_sequence * sequence, uint64_t * bytes, dfl_error * err);
 /* Keeps all tokens of a sequence, which goes on as it was; rows of its last pass may be gone. What
  * is kept counts in dfl_engine_info.prefix_bytes until dfl_prefix_free. Errors: ARGUMENT (no
@@ -441,9 +442,10 @@ void dfl_prefix_free(dfl_prefix * prefix); /* not from within a callback */
 dfl_status dfl_prefix_get_info(const dfl_prefix * prefix, dfl_prefix_info * info, dfl_error * err);
 /* Of dfl_engine_info.n_free_cells, those that a sequence takes to begin with n tokens of it. */
 int64_t dfl_prefix_wanted_cells(const dfl_prefix * prefix, int64_t n);
-/* An empty sequence begins with the first n tokens: all of them on a model with recurrent layers or
- * windows. Errors: ARGUMENT (not empty, another engine's, n, cells that are not free), UNSUPPORTED
- * (a part where only all will do), MEMORY. */
+/* A sequence that is empty, or begins with them, has the first n tokens then: all of them on a model
+ * with recurrent layers or windows. What it holds of their attention rows stays where it is. Errors:
+ * ARGUMENT (it holds others, another engine's, n, cells that are not free), UNSUPPORTED (a part
+ * where only all will do), MEMORY. */
 dfl_status dfl_prefix_adopt(dfl_sequence * sequence, const dfl_prefix * prefix, int64_t n,
                             dfl_error * err);
 /* Moves rows to the host from cells that no sequence uses, until n are free. n_freed: out. Errors:
