@@ -29,11 +29,13 @@ Floats = NDArray[np.float64]
 
 SHARE = 0.01
 """Share of the running time that drafting may lose, and that deciding may take."""
-AHEAD = 64
-"""Plain rounds whose share may be lost at once; eight times that can be saved."""
+AHEAD, SAVED = 64, 8.0
+"""Plain rounds whose share may be lost at once, and how many times that can be saved."""
 SUSPENDED = 4.0
 """Times what a round is expected to take, beyond which the process or the machine stood still. Such
 a time is nobody's debt: it would take a hundred times as long to earn."""
+TRUSTED = 8.0
+"""Tokens that copies may promise before it is seen what their promises are worth."""
 WON = 64
 """Plain rounds that drafting may have won at most, to pay debts with when an answer begins."""
 MOST_KEPT = 256
@@ -55,13 +57,12 @@ class Known:
         self.promise = Promise()
         self.choose_s = 0.0
         self.host = Median()
-        self._lost_s = self._copied_s = self._won_s = 0.0
+        self._paid, self._free = Account(), Account(TRUSTED)
         self._since_draft = self._since_plain = 0
         self._was_drafted = False
         self._tokens = self._seconds = 0.0
         self._n_seen = 0
         self._n_vain = 0
-        self._promised_s = self._gained_s = 0.0
 
     @property
     def n_kept(self) -> int:
@@ -82,17 +83,13 @@ class Known:
     def may_lose(self, seconds: float, plain_s: float, *, is_paid: bool = True) -> bool:
         """Whether so much more may be lost now, by drafts that cost a pass or by others.
 
-        Less than 0: what is promised. What was lost before is then made up for in AHEAD rounds.
-        plain_s: of a token of plain decoding.
+        Less than 0: what is promised. plain_s: of a token of plain decoding.
         """
-        lost_s = self._lost_s if is_paid else self._copied_s
-        stake_s = self._stake(seconds) if is_paid else _stake(seconds)
-        return lost_s + stake_s <= SHARE * AHEAD * plain_s
+        return (self._paid if is_paid else self._free).may_lose(seconds, plain_s)
 
     def rounds_to_wait(self, seconds: float, plain_s: float) -> int:
-        """Plain rounds until so much may be lost, or until it is worth to think again."""
-        missing_s = self._lost_s + self._stake(seconds) - SHARE * AHEAD * plain_s
-        n = missing_s / max(self.share * plain_s, 1e-12)
+        """Plain rounds until drafts may lose so much, or until it is worth to think again."""
+        n = self._paid.missing_s(seconds, plain_s) / max(self.share * plain_s, 1e-12)
         return int(min(max(n, self.n_kept), MOST_KEPT))
 
     def needs_plain(self, advantage: float) -> bool:
@@ -103,20 +100,12 @@ class Known:
         """
         return self._since_plain * SHARE >= 2.0 * advantage
 
-    def _stake(self, seconds: float) -> float:
-        """What is put at risk: of gains as much as such promises were worth lately."""
-        kept = self._gained_s / self._promised_s if self._promised_s > 0.0 else 0.0
-        return _stake(seconds, min(max(kept, 0.0), 1.0))
-
     def begin(self) -> bool:
         """An answer begins: debts of those before it are paid with what drafting had won before.
 
-        Whether there were any, and they were.
+        Whether there were any of drafts, and they were.
         """
-        paid_s = max(min(self._lost_s, self._won_s), 0.0)
-        self._won_s -= paid_s
-        self._lost_s -= paid_s
-        return paid_s > 0.0
+        return self._paid.pay()
 
     def observe(self, done: Round, promised_s: float = 0.0) -> None:
         """Learns from a round. promised_s: seconds that its draft was to gain."""
@@ -127,36 +116,18 @@ class Known:
         self._seconds = keep * self._seconds + seconds
         if done.choose_s > 0.0:
             self.choose_s += (done.choose_s - self.choose_s) / min(4.0, 1.0 + costs.n_observed)
-        self._lost_s -= self.share * seconds
-        self._copied_s -= SHARE * seconds
+        self._paid.earn(self.share * seconds)
+        self._free.earn(SHARE * seconds)
         self._n_seen += done.n_rounds
-        least_s = loss_s = most_s = 0.0
+        plain_s = 0.0
         if knows_plain:
             plain_s = costs.plain_s(done.position, done.n_sequences) / done.n_sequences
-            if is_plain:
-                pass
-            elif self.promise.is_proven and not costs.is_warm(done):
-                seconds = min(seconds, costs.round_s(done))  # a graph is built only once
-            elif seconds > SUSPENDED * plain_s:
-                seconds = min(seconds, SUSPENDED * costs.round_s(done))
-            least_s = -8.0 * SHARE * AHEAD * plain_s
-            most_s = WON * plain_s
-            if done.is_mixed:  # what others proposed as well would have come without the draft
-                loss_s = min(done.draft_s, seconds) - (done.n_accepted - done.n_copied) * plain_s
-            elif done.n_positions:
-                loss_s = seconds - done.n_tokens * plain_s
-            elif done.n_drafted:
-                self._copied_s += seconds - done.n_tokens * plain_s
-        if promised_s > 0.0:
-            keep_promise = 1.0 - 1.0 / Promise.TRUST_MEMORY
-            self._promised_s = keep_promise * self._promised_s + promised_s
-            self._gained_s = keep_promise * self._gained_s - loss_s
+            if not is_plain:
+                self._account(done, promised_s, plain_s)
+        self._paid.end_round(plain_s)
+        self._free.end_round(plain_s)
         if done.n_drafted and done.n_positions:
             self._n_vain = 0 if done.n_accepted else self._n_vain + 1
-        self._lost_s += loss_s
-        self._won_s += min(max(least_s - self._lost_s, 0.0), max(-loss_s, 0.0))
-        self._won_s = min(self._won_s, most_s)
-        self._lost_s, self._copied_s = max(self._lost_s, least_s), max(self._copied_s, least_s)
         is_cold = is_plain and self._was_drafted and knows_plain
         # Filing a round takes a while too; of those that are well known some are enough.
         if not is_cold and (
@@ -169,9 +140,77 @@ class Known:
         self._was_drafted = not is_plain
         self._since_draft = 0 if done.n_positions else self._since_draft + done.n_rounds
 
+    def _account(self, done: Round, promised_s: float, plain_s: float) -> None:
+        """Books what a round has lost, less than 0 if it has won. plain_s: of a token."""
+        seconds = done.seconds
+        is_usual = self.costs.is_warm(done)
+        if not is_usual and (self.promise.is_proven or not done.n_positions):
+            seconds = min(seconds, self.costs.round_s(done))  # a graph is built only once
+        elif seconds > SUSPENDED * plain_s:
+            seconds = min(seconds, SUSPENDED * self.costs.round_s(done))
+        if done.is_mixed:  # what others proposed as well would have come without the draft
+            lost_s = min(done.draft_s, seconds) - (done.n_accepted - done.n_copied) * plain_s
+        else:
+            lost_s = seconds - done.n_tokens * plain_s
+        (self._paid if done.n_positions else self._free).book(lost_s, promised_s, plain_s)
 
-def _stake(seconds: float, kept: float = 1.0) -> float:
-    return seconds if seconds > 0.0 else AHEAD * kept * seconds
+
+class Account:
+    """What drafting has lost beyond plain decoding, and what its promises were worth."""
+
+    MEMORY = 32
+    """Promises after which one weighs 1/e."""
+
+    def __init__(self, trusted: float = 0.0) -> None:
+        """trusted: tokens of plain decoding, promises of which count as kept beforehand."""
+        self._trusted = trusted
+        self._lost_s = self._won_s = 0.0
+        self._promised_s = self._gained_s = 0.0
+
+    def may_lose(self, seconds: float, plain_s: float) -> bool:
+        """Whether so much more may be lost now. Less than 0: what is promised.
+
+        What was lost before is then made up for in AHEAD rounds, as far as such promises were kept.
+        """
+        return self.missing_s(seconds, plain_s) <= 0.0
+
+    def missing_s(self, seconds: float, plain_s: float) -> float:
+        """What must be earned before that."""
+        if seconds < 0.0:
+            known_s = self._trusted * plain_s
+            promised_s, gained_s = self._promised_s + known_s, self._gained_s + known_s
+            kept = min(max(gained_s / promised_s, 0.0), 1.0) if promised_s > 0.0 else 0.0
+            seconds *= AHEAD * kept
+        return self._lost_s + seconds - SHARE * AHEAD * plain_s
+
+    def earn(self, seconds: float) -> None:
+        """Time goes by, some of which may be lost."""
+        self._lost_s -= seconds
+
+    def book(self, lost_s: float, promised_s: float, plain_s: float) -> None:
+        """What a round has lost that promised to gain something, or nothing.
+
+        What was won beyond what can be saved pays for later debts.
+        """
+        self._lost_s += lost_s
+        beyond_s = -self._lost_s - SAVED * SHARE * AHEAD * plain_s
+        self._won_s += max(min(beyond_s, -lost_s), 0.0)
+        if promised_s > 0.0:
+            keep = 1.0 - 1.0 / self.MEMORY
+            self._promised_s = keep * self._promised_s + promised_s
+            self._gained_s = keep * self._gained_s - lost_s
+
+    def end_round(self, plain_s: float) -> None:
+        """No more can be saved than so much."""
+        self._won_s = min(self._won_s, WON * plain_s)
+        self._lost_s = max(self._lost_s, -SAVED * SHARE * AHEAD * plain_s)
+
+    def pay(self) -> bool:
+        """Pays debts with what was won. Whether there were any, and they were."""
+        paid_s = max(min(self._lost_s, self._won_s), 0.0)
+        self._won_s -= paid_s
+        self._lost_s -= paid_s
+        return paid_s > 0.0
 
 
 class Promise:

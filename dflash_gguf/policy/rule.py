@@ -132,7 +132,7 @@ class Auto(Rule):
         self._way: Way | None = None
         self._n_kept = self._n_rest = self._n_sequences = 0
         self._is_probe = self._is_plain = False
-        self._rate = self._advantage = self._promised_s = 0.0
+        self._rate = self._advantage = self._promised_s = self._copies_s = 0.0
         self.worth = ANYTHING
         self._looked_up: dict[tuple[int, int, bool], list[float]] = {}
         self.n_nodes = self._most_nodes()
@@ -182,6 +182,7 @@ class Auto(Rule):
             is_worth = value > 0.0 and not self._is_plain
             is_worth = is_worth and self._known.may_lose(-value * share_s, share_s, is_paid=False)
             is_worth = is_worth and not self._known.needs_plain(value)
+            self._copies_s = value * share_s
         return found if is_worth else [tree.first(0) for tree in trees]
 
     def observe(self, done: Round) -> None:
@@ -189,7 +190,7 @@ class Auto(Rule):
         known = self._known
         if done.n_drafted and done.n_positions and not done.is_mixed:
             known.promise.observe(done)
-        known.observe(done, self._promised_s if done.n_positions else 0.0)
+        known.observe(done, self._promised_s if done.n_positions else self._copies_s)
         self._n_kept = max(self._n_kept - done.n_rounds, 0)
         self._n_rest = max(self._n_rest - done.n_rounds, 0)
         if done.n_positions and not done.n_drafted:
