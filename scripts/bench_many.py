@@ -36,7 +36,7 @@ from dflash_gguf.core import Engine, Item, LoadConfig, Model, Sequence
 N_PROMPT = 128
 N_ANSWER = 96
 N_WARM = 60
-TURN_S = 0.2
+TURN_S = 0.05
 """Answers of one setting go on for so long before it is the other's turn."""
 
 
@@ -176,9 +176,9 @@ def in_turns(args: argparse.Namespace, prompts: list[str], *, flipped: bool) -> 
     names = ["auto", "none"] if flipped else ["none", "auto"]
     seconds = dict.fromkeys(names, 0.0)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        os.environ["XDG_CACHE_HOME"] = folder
         streams: dict[str, list[Any]] = {}
         for draft in names:
+            os.environ["XDG_CACHE_HOME"] = os.path.join(folder, draft)  # each measures as it loads
             decoder = stack.enter_context(
                 dflash_gguf.load(args.model, drafter=args.drafter, **options)
             )
