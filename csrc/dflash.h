@@ -486,14 +486,15 @@ dfl_status dfl_copies_append(dfl_copies * copies, const int32_t * tokens, int64_
 dfl_status dfl_copies_separate(dfl_copies * copies, dfl_error * err);
 /* A round of n texts: each goes on by counts[i] tokens that the target chose (`tokens`, one text's
  * after the other's), and gives its likeliest copies as a tree, the likeliest first. counts: [n]
- * tokens, [n] positions of a tree and [n] nodes of it at most. least_log_chance: of a first node,
- * below which there is no tree. Out, the trees one after the other: tokens, parents (nodes of the
- * tree before, -1: the text's last token) and log-chances of paths, with room for all nodes asked
- * for; n_nodes: [n]. Errors: ARGUMENT, with nothing done; MEMORY. */
+ * tokens, [n] positions of a tree and [n] nodes of it at most. There are no trees unless, for some
+ * of n_sizes sizes in rising order, so many of the likeliest nodes of all are expected to give more
+ * than `least` tokens of that size; or n_sizes is 0. Out, the trees one after the other: tokens,
+ * parents (nodes of the tree before, -1: the text's last token) and log-chances of paths, with room
+ * for all nodes asked for; n_nodes: [n]. Errors: ARGUMENT, with nothing done; MEMORY. */
 dfl_status dfl_copies_propose(dfl_copies * const * copies, int32_t n, const int32_t * tokens,
-                              const int32_t * counts, float least_log_chance, int32_t * out_tokens,
-                              int32_t * out_parents, float * out_log_chances, int32_t * n_nodes,
-                              dfl_error * err);
+                              const int32_t * counts, const int32_t * sizes, const double * least,
+                              int32_t n_sizes, int32_t * out_tokens, int32_t * out_parents,
+                              float * out_log_chances, int32_t * n_nodes, dfl_error * err);
 /* How often copies were looked at and came true, by class: [DFL_COPY_OUTCOMES][2]. Errors: ARGUMENT
  * (to set: 0 < taken <= tried everywhere). */
 dfl_status dfl_copies_get_outcomes(const dfl_copies * copies, double * outcomes, dfl_error * err);

@@ -541,15 +541,16 @@ class Scheduler:
         if not work:
             return
         done.n_tokens = sum([len(one.tokens) for one in work])
-        done.n_accepted = sum([one.n_taken for one in work])
         done.n_experts = self.engine.n_experts
         done.sample_s = sum([one.sampled_s for one in work])
-        done.choose_s = self._took.get("choose", 0.0)
         done.draft_s = self._took.get("draft", 0.0) + self._took.get("tree", 0.0)
-        done.pass_s = seconds - done.choose_s - done.draft_s - done.sample_s
-        if group.speculation.n_rest:
+        done.pass_s = seconds - done.draft_s - done.sample_s
+        if group.speculation.is_quiet:
             group.speculation.pass_over(done, is_alone=is_alone)
             return
+        done.n_accepted = sum([one.n_taken for one in work])
+        done.choose_s = self._took.get("choose", 0.0)
+        done.pass_s -= done.choose_s
         requests, tokens = [one.job.request for one in work], [one.tokens for one in work]
         group.speculation.observe(done, requests, tokens, is_alone=is_alone)
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <vector>
 
 using dfl::Copies;
 using dfl::guard;
@@ -56,11 +57,12 @@ dfl_status dfl_copies_separate(dfl_copies * copies, dfl_error * err) {
 }
 
 dfl_status dfl_copies_propose(dfl_copies * const * copies, int32_t n, const int32_t * tokens,
-                              const int32_t * counts, float least_log_chance, int32_t * out_tokens,
-                              int32_t * out_parents, float * out_log_chances, int32_t * n_nodes,
-                              dfl_error * err) {
+                              const int32_t * counts, const int32_t * sizes, const double * least,
+                              int32_t n_sizes, int32_t * out_tokens, int32_t * out_parents,
+                              float * out_log_chances, int32_t * n_nodes, dfl_error * err) {
     return guard(err, [&] {
-        need(copies, tokens, counts, out_tokens, out_parents, out_log_chances, n_nodes);
+        need(copies, tokens, counts, sizes, least);
+        need(out_tokens, out_parents, out_log_chances, n_nodes);
         int64_t n_tokens = 0;
         for (int32_t i = 0; i < n; ++i) {
             need(copies[i]);
@@ -71,17 +73,20 @@ dfl_status dfl_copies_propose(dfl_copies * const * copies, int32_t n, const int3
             n_tokens += counts[i];
         }
         need_tokens(tokens, n_tokens);
+        size_t n_found = 0;
         for (int32_t i = 0; i < n; ++i) {
             Copies & texts = copies[i]->copies;
             texts.append(tokens, size_t(counts[i]), true);
             tokens += counts[i];
-            const size_t found =
-                texts.propose(size_t(counts[n + i]), size_t(counts[2 * n + i]), least_log_chance,
-                              out_tokens, out_parents, out_log_chances);
+            const size_t found = texts.propose(size_t(counts[n + i]), size_t(counts[2 * n + i]),
+                                               out_tokens + n_found, out_parents + n_found,
+                                               out_log_chances + n_found);
             n_nodes[i] = int32_t(found);
-            out_tokens += found;
-            out_parents += found;
-            out_log_chances += found;
+            n_found += found;
+        }
+        const std::vector<float> logs(out_log_chances, out_log_chances + n_found);
+        if (n_sizes > 0 && !dfl::promises(logs, sizes, least, size_t(n_sizes))) {
+            std::fill(n_nodes, n_nodes + n, 0);
         }
     });
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <queue>
 
 namespace dfl {
@@ -257,8 +258,24 @@ void Copies::forget() {
     }
 }
 
-size_t Copies::propose(size_t n_positions, size_t n_nodes, float least_log_chance, int32_t * tokens,
-                       int32_t * parents, float * log_chances) const {
+bool promises(std::vector<float> log_chances, const int32_t * sizes, const double * least,
+              size_t n) {
+    std::sort(log_chances.begin(), log_chances.end(), std::greater<>());
+    double tokens = 0.0;
+    size_t at = 0;
+    for (size_t i = 0; i < n && size_t(sizes[i]) <= log_chances.size(); ++i) {
+        for (; at < size_t(sizes[i]); ++at) {
+            tokens += std::exp(double(log_chances[at]));
+        }
+        if (tokens > least[i]) {
+            return true;
+        }
+    }
+    return false;
+}
+
+size_t Copies::propose(size_t n_positions, size_t n_nodes, int32_t * tokens, int32_t * parents,
+                       float * log_chances) const {
     struct Open {
         double log_chance;
         int32_t parent, token, state, length;
@@ -290,9 +307,6 @@ size_t Copies::propose(size_t n_positions, size_t n_nodes, float least_log_chanc
     while (n < n_nodes && !open.empty()) {
         const Open node = open.top();
         open.pop();
-        if (n == 0 && node.log_chance < least_log_chance) {
-            break;
-        }
         tokens[n] = node.token;
         parents[n] = node.parent;
         log_chances[n] = float(node.log_chance);

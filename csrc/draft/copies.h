@@ -78,9 +78,9 @@ class Copies {
 
     // The likeliest copies, parents first, no deeper than n_positions; returns the number of nodes.
     // The root is the stream's last token and not among them: a parent of -1. log_chances: of the
-    // paths. None at all where the first one's is below least_log_chance.
-    size_t propose(size_t n_positions, size_t n_nodes, float least_log_chance, int32_t * tokens,
-                   int32_t * parents, float * log_chances) const;
+    // paths.
+    size_t propose(size_t n_positions, size_t n_nodes, int32_t * tokens, int32_t * parents,
+                   float * log_chances) const;
 
     size_t size() const { return automaton_.stream().size(); }
     size_t bytes() const;
@@ -115,5 +115,10 @@ class Copies {
 
     static Outcomes initial();
 };
+
+// Whether, for some of n sizes in rising order, so many of the likeliest of all nodes are expected
+// to give more than `least` tokens of that size.
+bool promises(std::vector<float> log_chances, const int32_t * sizes, const double * least,
+              size_t n);
 
 } // namespace dfl

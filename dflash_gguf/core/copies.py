@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections import abc
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ._ffi import call, create, ffi, lib, new
+from .limits import MAX_VERIFY
 
 Proposal = tuple[list[int], list[int], list[float]]
 """A tree below the last token: tokens, parents (-1: that token) and log-chances of the paths."""
@@ -46,7 +49,8 @@ class Copies:
 
     def propose(self, n_positions: int, n_nodes: int) -> Proposal:
         """The likeliest copies as a tree, no deeper than n_positions, the likeliest first."""
-        return propose([self], [()], [n_positions], [n_nodes])[0] or ([], [], [])
+        found = Proposals().propose([self], [()], [n_positions], [n_nodes])
+        return found[0] if found else ([], [], [])
 
     @property
     def outcomes(self) -> NDArray[np.float64]:
@@ -64,35 +68,83 @@ class Copies:
         call("copies_set_outcomes", self.handle, ffi.from_buffer("double[]", values))
 
 
-def propose(
-    texts: abc.Sequence[Copies],
-    chosen: abc.Sequence[abc.Sequence[int]],
-    n_positions: abc.Sequence[int],
-    n_nodes: abc.Sequence[int],
-    least_log_chance: float = -math.inf,
-) -> list[Proposal | None]:
-    """Each text goes on by what the target chose, and gives its likeliest copies as a tree.
+@dataclass(frozen=True, eq=False)
+class Worth:
+    """What copies must promise to be proposed: for each size, in rising order, tokens.
 
-    No more nodes than its n_nodes and none deeper than its n_positions; None where there are none,
-    or the first is less likely than least_log_chance. One call for all.
-    Errors: Error for a token id or a count below 0, which leaves all as it was.
+    So many of the likeliest of all nodes are expected to give more than that; none: whatever.
     """
-    n, n_most = len(texts), sum(n_nodes)
-    out = tuple(ffi.new(name, n_most) for name in ("int32_t[]", "int32_t[]", "float[]"))
-    found = ffi.new("int32_t[]", n)
-    call(
-        "copies_propose",
-        ffi.new("dfl_copies *[]", [text.handle for text in texts]),
-        n,
-        ffi.new("int32_t[]", [token for tokens in chosen for token in tokens]),
-        ffi.new("int32_t[]", [*map(len, chosen), *n_positions, *n_nodes]),
-        least_log_chance,
-        *out,
-        found,
-    )
-    ends = list(itertools.accumulate(found))
-    tokens, parents, logs = (ffi.unpack(values, ends[-1]) for values in out)
-    return [
-        (tokens[end - k : end], parents[end - k : end], logs[end - k : end]) if k else None
-        for end, k in zip(ends, found, strict=True)
-    ]
+
+    sizes: abc.Sequence[int] = ()
+    tokens: abc.Sequence[float] = ()
+
+    @cached_property
+    def arrays(self) -> tuple[Any, Any, int]:
+        """For the core."""
+        sizes, tokens = ffi.new("int32_t[]", self.sizes), ffi.new("double[]", self.tokens)
+        return sizes, tokens, len(self.sizes)
+
+
+ANYTHING = Worth()
+
+
+class Proposals:
+    """Rounds of several texts, in one call each. Not for two threads at once.
+
+    What the call needs is kept: to make it anew takes longer than to look for copies.
+    """
+
+    def __init__(self) -> None:
+        self._texts: abc.Sequence[Copies] = ()
+        self._n_tokens = 0
+
+    def propose(
+        self,
+        texts: abc.Sequence[Copies],
+        chosen: abc.Sequence[abc.Sequence[int]],
+        n_positions: abc.Sequence[int],
+        n_nodes: abc.Sequence[int],
+        worth: Worth = ANYTHING,
+    ) -> list[Proposal] | None:
+        """Each text goes on by what the target chose, and gives its likeliest copies as a tree.
+
+        No more nodes than its n_nodes, MAX_VERIFY at most, and none deeper than its n_positions.
+        None where there are none, or all together promise too little.
+        Errors: Error for a token id or a count below 0, which leaves all as it was.
+        """
+        n = len(texts)
+        if texts != self._texts:
+            self._texts = texts
+            self._handles = ffi.new("dfl_copies *[]", [text.handle for text in texts])
+            self._counts, self._found = ffi.new("int32_t[]", 3 * n), ffi.new("int32_t[]", n)
+            self._out = tuple(
+                ffi.new(name, n * MAX_VERIFY) for name in ("int32_t[]", "int32_t[]", "float[]")
+            )
+        tokens = chosen[0] if n == 1 else [token for tokens in chosen for token in tokens]
+        if len(tokens) >= self._n_tokens:
+            self._n_tokens = 2 * len(tokens) + 1
+            self._tokens = ffi.new("int32_t[]", self._n_tokens)
+        self._tokens[0 : len(tokens)] = tokens
+        sizes = n_nodes if max(n_nodes) <= MAX_VERIFY else [min(k, MAX_VERIFY) for k in n_nodes]
+        self._counts[0 : 3 * n] = [*map(len, chosen), *n_positions, *sizes]
+        found = self._found
+        call(
+            "copies_propose",
+            self._handles,
+            n,
+            self._tokens,
+            self._counts,
+            *worth.arrays,
+            *self._out,
+            found,
+        )
+        counts = ffi.unpack(found, n)
+        n_found = sum(counts)
+        if not n_found:
+            return None
+        ids, parents, logs = (ffi.unpack(values, n_found) for values in self._out)
+        if n == 1:
+            return [(ids, parents, logs)]
+        ends = itertools.accumulate(counts)
+        spans = [(end - k, end) for k, end in zip(counts, ends, strict=True)]
+        return [(ids[a:b], parents[a:b], logs[a:b]) for a, b in spans]

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from ..core import MAX_VERIFY, Copies, Error
-from ..core.copies import propose
+from ..core.copies import Proposals
 from ..sampling import Sampler
 from .calibration import way_to_draw
 from .proposer import Request
@@ -51,6 +51,7 @@ class Copy:
     def __init__(self, n_most: int = N_MOST) -> None:
         """n_most: tokens remembered of a timeline; the older half is forgotten beyond."""
         self._n_most = n_most
+        self._proposals = Proposals()
         self._memories: WeakKeyDictionary[Any, _Memory] = WeakKeyDictionary()
         self._outcomes: dict[str, list[list[float]]] = {}
 
@@ -83,13 +84,11 @@ class Copy:
             chosen.append(request.seen[memory.n :])
             memory.n = len(request.seen)
             n_positions.append(request.n_positions)
-            n_nodes.append(min(request.n_nodes, MAX_VERIFY))
-        least = min([request.least_log_chance for request in requests])
-        found = propose(texts, chosen, n_positions, n_nodes, least)
-        return [
-            _NOTHING if one is None else _tree(request.seen[-1], *one)
-            for request, one in zip(requests, found, strict=True)
-        ]
+            n_nodes.append(request.n_nodes)
+        found = self._proposals.propose(texts, chosen, n_positions, n_nodes, requests[0].worth)
+        if found is None:
+            return [_NOTHING] * len(requests)
+        return [_tree(request.seen[-1], *one) for request, one in zip(requests, found, strict=True)]
 
     def observe(self, request: Request, tokens: Sequence[int]) -> None:
         """The text tells, when it goes on."""

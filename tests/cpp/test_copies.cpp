@@ -42,7 +42,7 @@ void finds_the_longest_match(int n_kinds) {
         CHECK(size_t(copies.match_length()) == longest_match(text));
         int32_t tokens[16], parents[16];
         float log_chances[16];
-        const size_t n = copies.propose(5, 16, -INFINITY, tokens, parents, log_chances);
+        const size_t n = copies.propose(5, 16, tokens, parents, log_chances);
         CHECK(n <= 16 && (n > 0) == (copies.match_length() > 0));
         for (size_t node = 0; node < n; ++node) {
             CHECK(parents[node] < int32_t(node) && tokens[node] >= 0 && log_chances[node] <= 0.0f);
