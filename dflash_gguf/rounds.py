@@ -1,12 +1,11 @@
-"""One round of speculative decoding, and what it asks of a model.
+"""One round of speculative decoding: what is verified, and what is learned of it.
 
     propose   proposers give trees of candidates, a rule picks the nodes to verify
     verify    the target runs once over their tree (a chain is a tree of width 1)
     follow    from the root down, while the target's own token is a child of the node
     commit    the path stays in every cache; the rest leaves no trace
 
-The scheduler runs rounds of many answers so; measurements and scripts run those of one sequence by
-`verify`, simulations those of none by `Speculation`.
+The scheduler runs such rounds of many answers; simulations run those of none.
 """
 
 from __future__ import annotations
@@ -14,14 +13,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .draft.proposer import BRIEF, TREE, Proposer, Request
-from .draft.tree import Tree
 from .policy.costs import Round
 from .policy.rule import Rule
 
@@ -40,22 +37,6 @@ class Rows(Protocol):
 
     def logits(self, index: int = -1) -> NDArray[np.float32]:
         """One row, float32 [n_vocab], fetched when asked for."""
-
-
-class Timeline(Protocol):
-    """A `core.Sequence`, as far as one round of it goes."""
-
-    def verify(self, tokens: Sequence[int]) -> Rows:
-        """Runs tokens after the timeline and returns a row for each; appends nothing."""
-
-    def verify_tree(self, tokens: Sequence[int], parents: Sequence[int]) -> Rows:
-        """The same for nodes that see only their ancestors; the root comes first, parent -1."""
-
-    def commit(self, n: int) -> None:
-        """Appends the first n tokens of the verify that waits for it; 0 is always allowed."""
-
-    def commit_path(self, nodes: Sequence[int]) -> None:
-        """Appends a path of the tree that waits for it, from the root down."""
 
 
 def untimed(_phase: str) -> AbstractContextManager[object]:
@@ -214,34 +195,3 @@ class Speculation:
             if tree.n_drafted:
                 request.tree = tree
                 done.verifies(tree)
-
-
-def verify(
-    timeline: Timeline,
-    tree: Tree,
-    choose: Callable[[Rows, int], int],
-    take: Callable[[int], bool],
-    clock: Clock = untimed,
-) -> int:
-    """Verifies a tree and commits the path that the target takes; returns the candidates it took.
-
-    choose: the target's token after a node, given the rows. take: is given each of these tokens;
-    True ends the path before the token, so that nothing behind it is committed. clock: of "verify"
-    and "commit". After an exception the timeline is as before the round.
-    """
-    try:
-        with clock("verify"):
-            if tree.is_chain:
-                rows = timeline.verify(tree.tokens)
-            else:
-                rows = timeline.verify_tree(tree.tokens, tree.parents)
-        path, n_taken = tree.follow(partial(choose, rows), take)
-        with clock("commit"):
-            if tree.is_chain:
-                timeline.commit(len(path))
-            else:
-                timeline.commit_path(path)
-    except BaseException:
-        timeline.commit(0)
-        raise
-    return n_taken

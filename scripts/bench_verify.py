@@ -22,9 +22,10 @@ import numpy as np
 from bench_plain import commit, cpu_name
 
 from dflash_gguf import core
+from dflash_gguf.bench.measure import verify
 from dflash_gguf.config import LoadConfig
 from dflash_gguf.draft.tree import Tree
-from dflash_gguf.rounds import Rows, verify
+from dflash_gguf.rounds import Rows
 
 N_PROMPT = 256
 N_ACCEPTED = 5

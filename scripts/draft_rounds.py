@@ -15,8 +15,9 @@ from peer_rounds import Peer
 
 from dflash_gguf import core
 from dflash_gguf.account import Phase
+from dflash_gguf.bench.measure import verify
 from dflash_gguf.draft.tree import Tree
-from dflash_gguf.rounds import Rows, verify
+from dflash_gguf.rounds import Rows
 
 PHASES = ("draft", "inject", "verify", "commit", "host", "round")
 """inject: the drafter takes up rows of the round before, which with us is part of the draft; host:

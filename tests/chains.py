@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from dflash_gguf.bench.measure import verify
 from dflash_gguf.core import Sequence
 from dflash_gguf.draft.tree import Tree
-from dflash_gguf.rounds import verify
 
 # From the drafted tokens and how many tokens stand already, the tokens to verify.
 Propose = Callable[[list[int], int], list[int]]

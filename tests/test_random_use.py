@@ -15,6 +15,14 @@ pytestmark = pytest.mark.skipif(DEVICE is not None, reason="the CPU's kernels ar
 N_DECODERS = 24
 
 
+def test_whatever_many_ask_at_once_each_has_the_plain_answer(tmp_path: Path) -> None:
+    counts: Counter[str] = Counter()
+    differing = list(use(7, range(4), Files(tmp_path), counts, many=True))
+    assert not differing, "\n".join(differing)
+    assert counts["answers"] > 4 * 40
+    assert counts["tokens found in the caches"] > counts["answers"]
+
+
 def test_whatever_is_asked_the_answer_is_the_plain_one(tmp_path: Path) -> None:
     counts: Counter[str] = Counter()
     differing = list(use(1, range(N_DECODERS), Files(tmp_path), counts))

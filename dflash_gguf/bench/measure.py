@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
 
 from .. import core
 from ..draft.dflash import N_RANKED
 from ..draft.tree import Tree
 from ..policy.costs import N_TIMES, Costs, Round
-from ..rounds import verify
+from ..rounds import Clock, Rows, untimed
+
+
+class Timeline(Protocol):
+    """A `core.Sequence`, as far as one round of it goes."""
+
+    def verify(self, tokens: Sequence[int]) -> Rows:
+        """Runs tokens after the timeline and returns a row for each; appends nothing."""
+
+    def verify_tree(self, tokens: Sequence[int], parents: Sequence[int]) -> Rows:
+        """The same for nodes that see only their ancestors; the root comes first, parent -1."""
+
+    def commit(self, n: int) -> None:
+        """Appends the first n tokens of the verify that waits for it; 0 is always allowed."""
+
+    def commit_path(self, nodes: Sequence[int]) -> None:
+        """Appends a path of the tree that waits for it, from the root down."""
 
 
 def branched(n: int) -> list[int]:
@@ -66,3 +84,36 @@ def _round(sequence: core.Sequence, last: int, n: int, size: int, is_tree: bool)
     done.draft_s, done.pass_s = drafted - started, time.perf_counter() - drafted
     done.n_experts = sequence.engine.n_experts
     return done
+
+
+def verify(
+    timeline: Timeline,
+    tree: Tree,
+    choose: Callable[[Rows, int], int],
+    take: Callable[[int], bool],
+    clock: Clock = untimed,
+) -> int:
+    """A round of one sequence: verifies a tree and commits the path that the target takes.
+
+    Returns the candidates it took.
+
+    choose: the target's token after a node, given the rows. take: is given each of these tokens;
+    True ends the path before the token, so that nothing behind it is committed. clock: of "verify"
+    and "commit". After an exception the timeline is as before the round.
+    """
+    try:
+        with clock("verify"):
+            if tree.is_chain:
+                rows = timeline.verify(tree.tokens)
+            else:
+                rows = timeline.verify_tree(tree.tokens, tree.parents)
+        path, n_taken = tree.follow(partial(choose, rows), take)
+        with clock("commit"):
+            if tree.is_chain:
+                timeline.commit(len(path))
+            else:
+                timeline.commit_path(path)
+    except BaseException:
+        timeline.commit(0)
+        raise
+    return n_taken

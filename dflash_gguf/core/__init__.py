@@ -1,7 +1,7 @@
 """The compiled core in Python terms: numpy in, numpy out. No other module sees a C pointer."""
 
 from ._ffi import Error, library_build
-from .copies import Copies
+from .copies import ANYTHING, Copies, Proposals, Worth
 from .engines import Engine, Memory
 from .ggml import Device, devices, ggml_version, load_backend, probe_buffer_type, quantize
 from .limits import MAX_PARALLEL, MAX_TOP, MAX_VERIFY
@@ -22,6 +22,7 @@ from .samplers import CoreSampler, SamplerOptions, Walk
 from .sequences import Checkpoint, Sequence
 
 __all__ = [
+    "ANYTHING",
     "CACHE_TYPES",
     "DEFAULTS",
     "DEFAULT_N_CTX",
@@ -47,10 +48,12 @@ __all__ = [
     "Option",
     "Part",
     "Prefix",
+    "Proposals",
     "Rows",
     "SamplerOptions",
     "Sequence",
     "Walk",
+    "Worth",
     "create_prefix",
     "devices",
     "ggml_version",

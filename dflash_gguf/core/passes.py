@@ -76,11 +76,6 @@ class Rows:
             raise Error("these rows are gone: the engine has run another pass")
         return self._sequence.handle, index % self._n_rows
 
-    @property
-    def has_top(self) -> bool:
-        """Whether a device has picked the best tokens of each row: `Engine.keep_top`."""
-        return bool(self._sequence.engine.n_top)
-
     def argmax(self, index: int = -1) -> int:
         """Token with the largest logit of a row, the lowest id on ties; no row is copied."""
         token = new("int32_t *")

@@ -13,8 +13,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ..core import MAX_VERIFY, Copies, Error
-from ..core.copies import Proposals
+from ..core import MAX_VERIFY, Copies, Error, Proposals
 from ..sampling import Sampler
 from .calibration import way_to_draw
 from .proposer import Request

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ..core import Draft, DraftRequest
-from ..core.copies import ANYTHING, Worth
+from ..core import ANYTHING, Draft, DraftRequest, Worth
 from ..sampling import Sampler
 from .tree import Tree, merged
 

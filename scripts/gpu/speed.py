@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from dflash_gguf import core
 from dflash_gguf.account import Phase
+from dflash_gguf.bench.measure import verify
 from dflash_gguf.draft.dflash import N_RANKED
-from dflash_gguf.rounds import Rows, verify
+from dflash_gguf.rounds import Rows
 from gpu import acceptance, null_gpu
 from gpu.ggml_device import GraphCounter
 from gpu.limits import Moved, share_of_limit
