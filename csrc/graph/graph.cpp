@@ -178,6 +178,7 @@ LiveGraph & GraphPool::get(const BatchShape & shape, const GraphBuilder & build)
     LiveGraph & live =
         is_split(fresh) ? get_scheduled(std::move(fresh), build) : get_in_arena(std::move(fresh));
     ++n_built_;
+    most_nodes_ = std::max<int64_t>(most_nodes_, ggml_graph_n_nodes(live.graph));
     return live;
 }
 

@@ -16,6 +16,7 @@ from checkpoints import PRE_OF_KIND
 from gguf_files import Parts, convert, edited
 from half_right import HalfRight
 from pairs import Pair, go_back, make_pair, random_tokens
+from schedules import built_anew, play
 from synthetic_gguf import write_model
 from synthetic_shapes import PRESETS
 
@@ -176,6 +177,22 @@ def test_rounds_on_it_need_few_graphs(pair_of: Callable[[str], Pair], kind: str)
         rounds()
         assert sequence.engine.info().n_graphs_built == n_built
         assert sequence.engine.bytes_of("arena") == arena
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen35"])
+def test_joins_and_leaves_need_few_graphs(pair_of: Callable[[str], Pair], kind: str) -> None:
+    """Whatever is of the sequences is an input: slots, lengths, places in caches and traces."""
+    pair = pair_of(kind)
+    config = replace(config_of({}), n_ctx=2048, n_ubatch=64, n_parallel=6)
+    model = Model(str(pair.target), config)
+    engine = Engine(model, None, Drafter(str(pair.drafter), model))
+    with Decoder(Sequence(engine), None) as many, open_decoder(pair, CPU) as alone:
+        counts = play(many, alone, seed=2, n_passes=800, most_prompt=100, draft="none")
+        assert built_anew(counts, 300) <= 0.05
+        n_nodes = engine.info().n_graph_nodes
+        for draft in ("chain", "tree"):
+            play(many, alone, seed=3, n_passes=60, most_prompt=60, draft=draft)
+        assert engine.info().n_graph_nodes <= max(n_nodes, engine.model.n_layer * 250)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen35"])
