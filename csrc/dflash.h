@@ -14,7 +14,7 @@ extern "C" {
 
 #pragma GCC visibility push(default)
 
-enum { DFL_ABI_VERSION = 14 };
+enum { DFL_ABI_VERSION = 15 };
 
 typedef enum {
     DFL_STATUS_OK = 0,
@@ -432,7 +432,8 @@ typedef struct {
     uint64_t bytes;
 } dfl_prefix_part;
 
-/* Bytes that dfl_prefix_keep takes on the host, and has to move beside. */
+/* Bytes that dfl_prefix_keep takes on the host: attention rows are moved there when the sequence
+ * gives up the cells that they lie in. */
 dfl_status dfl_prefix_cost(const dfl_sequence * sequence, uint64_t * bytes, dfl_error * err);
 /* Keeps all tokens of a sequence, which goes on as it was; rows of its last pass may be gone. What
  * is kept counts in dfl_engine_info.prefix_bytes until dfl_prefix_free. Errors: ARGUMENT (no
@@ -442,9 +443,10 @@ void dfl_prefix_free(dfl_prefix * prefix); /* not from within a callback */
 dfl_status dfl_prefix_get_info(const dfl_prefix * prefix, dfl_prefix_info * info, dfl_error * err);
 /* Of dfl_engine_info.n_free_cells, those that a sequence takes to begin with n tokens of it. */
 int64_t dfl_prefix_wanted_cells(const dfl_prefix * prefix, int64_t n);
-/* An empty sequence begins with the first n tokens: all of them on a model with recurrent layers or
- * windows. Errors: ARGUMENT (not empty, another engine's, n, cells that are not free), UNSUPPORTED
- * (a part where only all will do), MEMORY. */
+/* A sequence that is empty, or begins with them, has the first n tokens then: all of them on a model
+ * with recurrent layers or windows. What it holds of their attention rows stays where it is. Errors:
+ * ARGUMENT (it holds others, another engine's, n, cells that are not free), UNSUPPORTED (a part
+ * where only all will do), MEMORY. */
 dfl_status dfl_prefix_adopt(dfl_sequence * sequence, const dfl_prefix * prefix, int64_t n,
                             dfl_error * err);
 /* Moves rows to the host from cells that no sequence uses, until n are free. n_freed: out. Errors:
@@ -483,12 +485,17 @@ dfl_status dfl_copies_append(dfl_copies * copies, const int32_t * tokens, int64_
                              int32_t is_chosen, int64_t * length, dfl_error * err);
 /* The next tokens are another text: no copy goes across. */
 dfl_status dfl_copies_separate(dfl_copies * copies, dfl_error * err);
-/* The likeliest copies as a tree: out, tokens, parents (nodes before, -1: the text's last token)
- * and log-chances of paths, [n_nodes], no deeper than n_positions. n: out, nodes. Errors: ARGUMENT.
- */
-dfl_status dfl_copies_propose(const dfl_copies * copies, int64_t n_positions, int64_t n_nodes,
-                              int32_t * tokens, int32_t * parents, float * log_chances, int64_t * n,
-                              dfl_error * err);
+/* A round of n texts: each goes on by counts[i] tokens that the target chose (`tokens`, one text's
+ * after the other's), and gives its likeliest copies as a tree, the likeliest first. counts: [n]
+ * tokens, [n] positions of a tree and [n] nodes of it at most. There are no trees unless, for some
+ * of n_sizes sizes in rising order, so many of the likeliest nodes of all are expected to give more
+ * than `least` tokens of that size; or n_sizes is 0. Out, the trees one after the other: tokens,
+ * parents (nodes of the tree before, -1: the text's last token) and log-chances of paths, with room
+ * for all nodes asked for; n_nodes: [n]. Errors: ARGUMENT, with nothing done; MEMORY. */
+dfl_status dfl_copies_propose(dfl_copies * const * copies, int32_t n, const int32_t * tokens,
+                              const int32_t * counts, const int32_t * sizes, const double * least,
+                              int32_t n_sizes, int32_t * out_tokens, int32_t * out_parents,
+                              float * out_log_chances, int32_t * n_nodes, dfl_error * err);
 /* How often copies were looked at and came true, by class: [DFL_COPY_OUTCOMES][2]. Errors: ARGUMENT
  * (to set: 0 < taken <= tried everywhere). */
 dfl_status dfl_copies_get_outcomes(const dfl_copies * copies, double * outcomes, dfl_error * err);

@@ -150,7 +150,6 @@ class Decoder:
         with self._turn():
             self._drafting.keep()
             self._scheduler.close()
-            self._prefixes.forget()
             self.sequence.close()
             self.engine.close()
             self.model.close()
@@ -269,7 +268,7 @@ class Decoder:
         config = dataclasses.replace(config or DecodeConfig(), **settings)
         tokens = self._tokens_of(prompt)
         check_prompt(tokens, self.n_ctx)
-        dropped: list[bool] = []
+        calls = _Callbacks(cancelled, on_prefill)
         with self._turn():
             self._scheduler.recover()
             proposers, rule = self._drafting.rule(config)  # it may make room in the engine
@@ -282,13 +281,14 @@ class Decoder:
                 self.n_ctx,
                 config,
                 is_drafted=rule is not None,
-                cancelled=lambda: bool(dropped) or (cancelled is not None and cancelled()),
+                cancelled=calls.cancelled,
                 splitter=_splitter(prompt, config),
             )
             self._end_unfinished()
-            job = self._scheduler.add(writing, proposers, rule, on_prefill)
-        stream = Stream(self, job)
-        weakref.finalize(stream, dropped.append, True)  # nobody will read it
+            told = None if on_prefill is None else calls.on_prefill
+            job = self._scheduler.add(writing, proposers, rule, told)
+        stream = Stream(self, job, calls)
+        weakref.finalize(stream, calls.drop)  # nobody will read it
         return stream
 
     def chat(
@@ -365,7 +365,8 @@ class Decoder:
                 begun = self._prefixes.begin(sequence, [*ids, 0])
                 if begun.n_cached < len(ids):
                     left = ids[begun.n_cached :]
-                    self._prefixes.make_room(sequence.wanted_cells(len(left)))
+                    wanted = sequence.wanted_cells(len(left))
+                    self._prefixes.make_room(wanted, begun=sequence)
                     sequence.prefill(left).argmax()
                 prefix = sequence.keep()
                 try:
@@ -464,12 +465,54 @@ class Decoder:
         )
 
 
+class _Callbacks:
+    """What asks and tells whoever wants an answer. Any other's reader may run the round.
+
+    So what they raise ends the answer, and goes to its own reader.
+    """
+
+    def __init__(self, cancelled: Callable[[], bool] | None, on_prefill: Progress | None) -> None:
+        self._cancelled, self._on_prefill = cancelled, on_prefill
+        self._is_dropped = False
+        self._error: Exception | None = None
+
+    def drop(self) -> None:
+        """Nobody will read the answer."""
+        self._is_dropped = True
+
+    def cancelled(self) -> bool:
+        """Whether the answer is to end."""
+        if self._is_dropped or self._error is not None:
+            return True
+        try:
+            return self._cancelled is not None and self._cancelled()
+        except Exception as error:
+            self._error = error
+            return True
+
+    def on_prefill(self, done: int, total: int) -> None:
+        """The prompt has come so far."""
+        try:
+            if self._on_prefill is not None:
+                self._on_prefill(done, total)
+        except Exception as error:
+            self._error = error
+
+    def take_error(self) -> Exception | None:
+        """What one of them raised, once."""
+        error, self._error = self._error, None
+        if error is not None:
+            self._is_dropped = True
+        return error
+
+
 class Stream:
     """An answer in the making: iterate for its steps; `result()` is its account so far."""
 
-    def __init__(self, decoder: Decoder, job: Job) -> None:
+    def __init__(self, decoder: Decoder, job: Job, calls: _Callbacks) -> None:
         self._decoder = decoder
         self._job = job
+        self._calls = calls
 
     def __iter__(self) -> Iterator[Step]:
         return self
@@ -485,9 +528,14 @@ class Stream:
 
         None where that brought it none. Who reads several streams learns with it of each step as
         soon as its round is over, also while a long prompt of one of them is computed.
-        Errors: StopIteration where the answer is over.
+        Errors: StopIteration where the answer is over; what one of its callbacks raised.
         """
-        return self._decoder._step(self._job, run=run)
+        try:
+            return self._decoder._step(self._job, run=run)
+        finally:
+            if (error := self._calls.take_error()) is not None:
+                self.close()
+                raise error
 
     def close(self) -> None:
         """Ends the answer where it is."""

@@ -2,10 +2,12 @@
 
     begin    a sequence starts with the longest prefix that is known of its tokens
     keep     what a sequence holds is known from now on, until others want its place
+    rest     a sequence that nobody uses holds what it held, until others want its cells
 
-Sequences hold nothing between answers. On a CPU the attention rows of a prefix stay in the cells of
-the engine, where sequences share them; when these are wanted, the longest unused go to main memory,
-and from there to nowhere. What can only be copied is in main memory from the start.
+Who goes on with what a resting sequence holds does so in place, without a copy. On a CPU the
+attention rows of a prefix are in cells that sequences share; when these are wanted, the longest
+unused go to main memory, and from there to nowhere. Elsewhere they lie in cells of the sequence
+that computed them, and go to main memory when it gives them up.
 
 A model with recurrent layers or windows can begin only where all of its state was kept, so that is
 done at places where later prompts may part: `Found.stops`.
@@ -13,8 +15,8 @@ done at places where later prompts may part: `Found.stops`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +59,9 @@ class Timeline(Protocol):
     def tokens(self) -> Tokens:
         """These."""
 
+    def wanted_cells(self, n: int) -> int:
+        """How many free cells n more tokens take."""
+
     def keep(self) -> Prefix:
         """What it holds."""
 
@@ -64,10 +69,13 @@ class Timeline(Protocol):
         """Bytes of main memory that `keep` takes."""
 
     def adopt(self, prefix: Prefix, n: int) -> None:
-        """Begins with n tokens of a prefix."""
+        """Begins with n tokens of a prefix, or goes back to them."""
 
     def reset(self) -> None:
         """Forgets all."""
+
+
+AnyTimeline = TypeVar("AnyTimeline", bound=Timeline)
 
 
 class Found(NamedTuple):
@@ -122,6 +130,8 @@ class Prefixes:
         """limit: bytes of main memory."""
         self._engine = engine
         self.limit = limit
+        self.resting: Callable[[], Sequence[Timeline]] = list
+        """Gives the sequences that nobody uses, the longest unused first."""
         self._root = _Node(None, np.empty(0, dtype=np.int32))
         self._used: dict[_Node, None] = {}  # those with a prefix, the longest unused first
 
@@ -140,25 +150,50 @@ class Prefixes:
     ) -> Found:
         """A sequence begins with what is known of tokens, all but the last of them at most.
 
-        What it held is kept. turns: positions where a later text may part from this one.
-        is_fresh: it begins with nothing.
+        What it held is kept; of that, what these tokens begin with stays where it is.
+        turns: positions where a later text may part from this one. is_fresh: it begins with
+        nothing.
         """
-        self.put(timeline)
+        if timeline.position and self.find(timeline.tokens) is None:
+            self.keep(timeline)
         ids = np.asarray(tokens, dtype=np.int32)
         match = self._match(ids[: 0 if is_fresh else -1])
         n, n_draft = 0, 0
-        if match.node is not None and match.node.prefix is not None:
+        if match.node is None or match.node.prefix is None:
+            _empty(timeline)
+        else:
             self._touch(match.node)
-            n = self._begin_with(timeline, match.node, match.node.prefix, match.n)
+            n = self._begin_with(timeline, match.node, match.node.prefix, ids[: match.n])
             info = match.node.prefix.info()
             n_draft = max(0, int(info.n_draft) - (int(info.n_tokens) - n)) if n else 0
         return Found(n, n_draft, self._stops(n, match.n_common, len(ids), turns))
+
+    def nearest(
+        self, timelines: Sequence[AnyTimeline], tokens: Sequence[int]
+    ) -> AnyTimeline | None:
+        """Of some sequences that which holds what `begin` would begin with, else an empty one."""
+        ids = np.asarray(tokens[:-1], dtype=np.int32)
+        n = self._match(ids).n
+        empty = None
+        for timeline in timelines:
+            if not timeline.position:
+                empty = timeline
+            elif n and _holds(timeline, ids[:n]):
+                return timeline
+        return empty
 
     def put(self, timeline: Timeline) -> None:
         """Keeps what a sequence holds, and empties it."""
         if timeline.position:
             self.keep(timeline)
             timeline.reset()
+
+    def rest(self, timeline: Timeline) -> None:
+        """Keeps what a sequence holds, which nobody uses now: where it is, if it is known there."""
+        if timeline.position:
+            self.keep(timeline)
+            if self.find(timeline.tokens) is None:
+                timeline.reset()
 
     def keep(self, timeline: Timeline) -> None:
         """Keeps what a sequence holds, if there is room; rows of its last pass may be gone."""
@@ -179,25 +214,40 @@ class Prefixes:
         """How many of these a sequence would begin with."""
         return self._match(np.asarray(tokens[:-1], dtype=np.int32)).n
 
-    def reserve(self, tokens: Sequence[int], spare: int = 0, *, is_fresh: bool = False) -> bool:
+    def reserve(
+        self, timeline: Timeline, tokens: Sequence[int], spare: int = 0, *, is_fresh: bool = False
+    ) -> bool:
         """Makes room for a sequence to hold all of these from `begin` on, and spare cells beside.
 
         Whether there is.
         """
-        match = self._match(np.asarray(tokens[: 0 if is_fresh else -1], dtype=np.int32))
+        ids = np.asarray(tokens, dtype=np.int32)
+        match = self._match(ids[: 0 if is_fresh else -1])
+        if match.n and _holds(timeline, ids[: match.n]):
+            goes_back = PAGE if match.n < timeline.position else 0
+            more = timeline.wanted_cells(max(0, len(ids) - timeline.position))
+            if self.make_room(more + goes_back + spare, match.node, timeline):
+                return True
         wanted = (-(-len(tokens) // PAGE) - -(-match.n // PAGE)) * PAGE + spare
         if match.node is None or match.node.prefix is None:
             return self.make_room(wanted)
         self._touch(match.node)
         return self._make_room_for(match.node, match.node.prefix, match.n, wanted)
 
-    def make_room(self, n_cells: int, spared: _Node | None = None) -> bool:
+    def make_room(
+        self, n_cells: int, spared: _Node | None = None, begun: Timeline | None = None
+    ) -> bool:
         """Frees cells, the longest unused first, until there are so many; whether there are.
 
-        spared: stays where it is.
+        spared: stays where it is. begun: a resting sequence that somebody is about to use.
         """
         if self._engine.n_free_cells >= n_cells:
             return True
+        for timeline in self.resting():
+            if timeline is not begun:
+                _empty(timeline)  # what is kept of it moves, where it is in nobody's cells else
+                if self._engine.n_free_cells >= n_cells:
+                    return True
         for node in list(self._used):
             missing = n_cells - self._engine.n_free_cells
             if missing <= 0:
@@ -230,7 +280,7 @@ class Prefixes:
 
     # ---- for those who save and load
 
-    def find(self, tokens: Sequence[int]) -> Prefix | None:
+    def find(self, tokens: Sequence[int] | Tokens) -> Prefix | None:
         """The prefix of just these tokens."""
         match = self._match(np.asarray(tokens, dtype=np.int32))
         prefix = match.node.prefix if match.node is not None else None
@@ -322,19 +372,33 @@ class Prefixes:
 
     # ---- cells
 
-    def _begin_with(self, timeline: Timeline, node: _Node, prefix: Prefix, n: int) -> int:
-        """As many of the first n tokens of a prefix as there are cells for."""
+    def _begin_with(self, timeline: Timeline, node: _Node, prefix: Prefix, ids: Tokens) -> int:
+        """As many of these, which a prefix begins with, as there are cells for."""
+        n = len(ids)
+        if _holds(timeline, ids):
+            goes_back = PAGE if n < timeline.position else 0
+            if self.make_room(goes_back, node, timeline):
+                timeline.adopt(prefix, n)
+                return n
+        _empty(timeline)
         ends = (n, n - n % PAGE) if self._engine.divides_prefixes else (n,)
         for end in ends:
-            if end and self._make_room_for(node, prefix, end):
+            if end and self._make_room_for(node, prefix, end, begun=timeline):
                 timeline.adopt(prefix, end)
                 return end
         return 0
 
-    def _make_room_for(self, node: _Node, prefix: Prefix, n: int, beside: int = 0) -> bool:
+    def _make_room_for(
+        self,
+        node: _Node,
+        prefix: Prefix,
+        n: int,
+        beside: int = 0,
+        begun: Timeline | None = None,
+    ) -> bool:
         """Frees cells for the first n tokens of a prefix, and some beside."""
         wanted = prefix.wanted_cells(n)
-        while self.make_room(wanted + beside, node):
+        while self.make_room(wanted + beside, node, begun):
             # Rows that it has in common with those that went have gone with them.
             before, wanted = wanted, prefix.wanted_cells(n)
             if wanted <= before:
@@ -359,6 +423,16 @@ class Prefixes:
 
     def __iter__(self) -> Iterator[Prefix]:
         return (node.prefix for node in self._used if node.prefix is not None)
+
+
+def _empty(timeline: Timeline) -> None:
+    if timeline.position:
+        timeline.reset()
+
+
+def _holds(timeline: Timeline, ids: Tokens) -> bool:
+    """Whether a sequence begins with these."""
+    return timeline.position >= len(ids) and bool((timeline.tokens[: len(ids)] == ids).all())
 
 
 def _n_common(a: Tokens, b: Tokens) -> int:

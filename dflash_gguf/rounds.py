@@ -14,7 +14,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from copy import copy
 from functools import partial
 from typing import Protocol
 
@@ -77,7 +76,7 @@ class Speculation:
         self._paid = [proposer for proposer in proposers if not proposer.is_free]
         self.n_rest = 0
         """Plain rounds that are due before anybody need be asked again: `pass_over` counts them."""
-        self._rested: Round | None = None  # plain rounds that the rule has not heard of
+        self._plain: Round | None = None  # those that the rule has not heard of
         self._is_quiet, self._host_s = False, 0.0
 
     def begin(self, request: Request) -> None:
@@ -90,23 +89,24 @@ class Speculation:
         """Gives each request its tree, None for a plain row. Fills in what was drafted."""
         started = time.perf_counter()
         rule, clock = self._rule, self._clock
+        drafting = []
         for request in requests:
             request.tree = None
             if request.proposed:
                 request.proposed.clear()
-        drafting = [request for request in requests if request.limit > 0]
+            if (limit := request.limit) > 0:
+                drafting.append(request)
+                request.n_nodes = min(request.n_room - 1, rule.n_nodes)
+                request.n_positions, request.shape = min(limit, rule.longest), TREE
+                request.worth = rule.worth
         if not drafting:
             return
-        for request in drafting:
-            request.n_nodes = min(request.n_room - 1, rule.n_nodes)
-            request.n_positions, request.shape = min(request.limit, rule.longest), TREE
-            request.least_log_chance = rule.least_log_chance
+        has_free = False
         if self._free:
             with clock("tree"):
-                self._ask(self._free, drafting)
-        has_free = any(request.proposed for request in drafting)
-        n_rested = self._rested.n_rounds if self._rested else 0
-        self._is_quiet = not has_free and rule.rests(done, n_rested)
+                has_free = self._ask(self._free, drafting)
+        n_plain = self._plain.n_rounds if self._plain else 0
+        self._is_quiet = not has_free and rule.rests(done, n_plain)
         if self._is_quiet:
             self._host_s = time.perf_counter() - started
             return
@@ -125,8 +125,8 @@ class Speculation:
                 request.n_positions = min(request.limit, n)
                 request.shape = way.shape
             with clock("draft"):
-                self._ask(self._paid, drafting)
-        if has_free or any(request.proposed for request in drafting):
+                has_free |= self._ask(self._paid, drafting)
+        if has_free:
             with clock("tree"):
                 self._pick(done, drafting)
         self._host_s = 0.0 if is_due else time.perf_counter() - started
@@ -144,11 +144,7 @@ class Speculation:
         is_alone: whether its pass served nothing else, so that its seconds say what it costs.
         """
         if self._is_quiet:
-            self._is_quiet = False
-            if is_alone:
-                self._add_rest(done)
-                # Where rounds are brief, even asking for copies is too much to be done in each.
-                self.n_rest = self._rule.rest(done, self._host_s)
+            self.pass_over(done, is_alone=is_alone)
             return
         for proposer in self._proposers:
             for request, chosen in zip(requests, tokens, strict=True):
@@ -168,28 +164,36 @@ class Speculation:
         if done.kind == "none" and self._host_s and self._rule.rests(done, 0):
             self.n_rest = self._rule.rest(done, self._host_s)
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the round is plain and there is nothing to learn but how long it takes."""
+        return self._is_quiet or self.n_rest > 0
+
     def pass_over(self, done: Round, *, is_alone: bool = True) -> None:
-        """Counts a plain round for which nobody was asked. is_alone: as of `observe`."""
+        """Counts a quiet round. is_alone: as of `observe`."""
         n_rest = self.n_rest - 1
         if is_alone:
-            self._add_rest(done)
+            if self._plain is not None and self._plain.n_sequences != done.n_sequences:
+                self._end_rest()
+            if self._plain is None:
+                self._plain = Round(done.position, done.n_sequences, n_experts=done.n_experts)
+                self._plain.n_rounds = 0
+            self._plain.adds(done)
+        if self._is_quiet:
+            self._is_quiet = False
+            # Where rounds are brief, even asking for copies is too much to be done in each.
+            n_rest = self._rule.rest(done, self._host_s) if is_alone else 0
         self.n_rest = n_rest
-
-    def _add_rest(self, done: Round) -> None:
-        if self._rested is not None and self._rested.n_sequences != done.n_sequences:
-            self._end_rest()
-        if self._rested is None:
-            self._rested = copy(done)  # the round itself is another's
-        else:
-            self._rested.adds(done)
 
     def _end_rest(self) -> None:
         self.n_rest = 0
-        if self._rested is not None:
-            self._rule.observe(self._rested)
-            self._rested = None
+        if self._plain is not None:
+            self._rule.observe(self._plain)
+            self._plain = None
 
-    def _ask(self, proposers: Sequence[Proposer], requests: Sequence[Request]) -> None:
+    def _ask(self, proposers: Sequence[Proposer], requests: Sequence[Request]) -> bool:
+        """Whether anything is proposed."""
+        is_any = False
         for proposer in proposers:
             name = proposer.name
             asked = [request for request in requests if name not in request.failed]
@@ -200,6 +204,8 @@ class Speculation:
                     request.failed.add(name)
                 elif tree.n_drafted:
                     request.proposed[name] = tree
+                    is_any = True
+        return is_any
 
     def _pick(self, done: Round, requests: Sequence[Request]) -> None:
         trees = [request.merged() for request in requests]

@@ -87,7 +87,8 @@ class Scheduler:
         # An interruption may come between any two lines: who waits, who runs and which sequences
         # are free follows from each job's own `timeline`.
         self._jobs: list[Job] = []  # in their order
-        self._timelines: list[Timeline] = [first]
+        self._timelines: list[Timeline] = [first]  # the longest unused first
+        prefixes.resting = lambda: self._free
         self._groups: dict[object, Group] = {}
         self._open: list[Timeline] = []  # in a round that has not ended
         self._n_jobs = 0
@@ -114,7 +115,7 @@ class Scheduler:
 
     @property
     def _free(self) -> list[Timeline]:
-        """Sequences that nobody holds; empty but after an interruption."""
+        """Sequences that no answer holds, the longest unused first."""
         held = {job.timeline for job in self.running}
         return [timeline for timeline in self._timelines if timeline not in held]
 
@@ -142,9 +143,9 @@ class Scheduler:
 
     def forget(self) -> None:
         """Forgets what no answer needs now."""
+        self._prefixes.forget()
         for timeline in self._free:
             timeline.reset()
-        self._prefixes.forget()
 
     def take_back(self, timeline: Timeline) -> None:
         """Empties a sequence that is wanted for something else until the next round."""
@@ -161,7 +162,12 @@ class Scheduler:
         if job.timeline is not None:
             if job.timeline in self._open:
                 job.timeline.commit(0)
-            self._prefixes.put(job.timeline)
+            if job.decodes:
+                self._prefixes.rest(job.timeline)
+            else:
+                self._prefixes.put(job.timeline)
+            used = job.timeline
+            self._timelines = [*(one for one in self._timelines if one is not used), used]
         if (step := job.writing.new_step()).tokens:  # drawn in a round that was interrupted
             job.add(step)
         job.error = error
@@ -174,6 +180,7 @@ class Scheduler:
         """Ends all answers and gives up the sequences."""
         for job in self._jobs:
             self.end(job)
+        self._prefixes.forget()
         for timeline in self._timelines:
             timeline.close()
 
@@ -255,16 +262,16 @@ class Scheduler:
             return False
         # Those that run want room to grow, or the newest would soon have to leave again.
         spare = 2 * PAGE * len(running)
-        if not self._prefixes.reserve(job.history, spare, is_fresh=job.is_fresh) and running:
+        timeline = self._free_timeline(job)
+        fresh = {"is_fresh": job.is_fresh}
+        if not self._prefixes.reserve(timeline, job.history, spare, **fresh) and running:
             return False
         if job.prefill_started is None:
             job.prefill_started = time.perf_counter()
         try:
-            timeline = self._free_timeline()
-            job.found = self._prefixes.begin(
-                timeline, job.history, job.writing.turns, is_fresh=job.is_fresh
-            )
-            self._prefixes.make_room(timeline.wanted_cells(len(job.history) - job.found.n_cached))
+            job.found = self._prefixes.begin(timeline, job.history, job.writing.turns, **fresh)
+            n_left = len(job.history) - job.found.n_cached
+            self._prefixes.make_room(timeline.wanted_cells(n_left), begun=timeline)
         except Error as error:
             self._fail(job, error)
         else:
@@ -295,11 +302,19 @@ class Scheduler:
             job.group.speculation.begin(job.request)
         job.timeline = timeline
 
-    def _free_timeline(self) -> Timeline:
-        """A sequence for another answer; there are fewer than the engine holds."""
-        if not self._free:
+    def _free_timeline(self, job: Job) -> Timeline:
+        """A sequence for an answer: the one that holds what it begins with, if there is one.
+
+        Fewer answers run than the engine holds sequences.
+        """
+        free = self._free
+        nearest = self._prefixes.nearest(free, () if job.is_fresh else job.history)
+        if nearest is not None:
+            return nearest
+        if len(self._timelines) < self.engine.n_parallel:
             self._timelines.append(self._another(self.engine))
-        return self._free[0]
+            return self._timelines[-1]
+        return free[0]
 
     def _preempt(self, job: Job) -> None:
         """It waits again, and begins anew with what of it others leave room for."""
@@ -526,15 +541,16 @@ class Scheduler:
         if not work:
             return
         done.n_tokens = sum([len(one.tokens) for one in work])
-        done.n_accepted = sum([one.n_taken for one in work])
         done.n_experts = self.engine.n_experts
         done.sample_s = sum([one.sampled_s for one in work])
-        done.choose_s = self._took.get("choose", 0.0)
         done.draft_s = self._took.get("draft", 0.0) + self._took.get("tree", 0.0)
-        done.pass_s = seconds - done.choose_s - done.draft_s - done.sample_s
-        if group.speculation.n_rest:
+        done.pass_s = seconds - done.draft_s - done.sample_s
+        if group.speculation.is_quiet:
             group.speculation.pass_over(done, is_alone=is_alone)
             return
+        done.n_accepted = sum([one.n_taken for one in work])
+        done.choose_s = self._took.get("choose", 0.0)
+        done.pass_s -= done.choose_s
         requests, tokens = [one.job.request for one in work], [one.tokens for one in work]
         group.speculation.observe(done, requests, tokens, is_alone=is_alone)
 

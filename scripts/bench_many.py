@@ -14,6 +14,7 @@ line is one JSON object.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -35,6 +36,8 @@ from dflash_gguf.core import Engine, Item, LoadConfig, Model, Sequence
 N_PROMPT = 128
 N_ANSWER = 96
 N_WARM = 60
+TURN_S = 0.2
+"""Answers of one setting go on for so long before it is the other's turn."""
 
 
 class Ours:
@@ -138,13 +141,13 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def answers(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Tokens a second of whole answers, plain ones and those of `auto` in turn.
+    """Tokens a second of whole answers, plain ones beside those of `auto`, prompts included.
 
-    Each by a decoder of its own that finds nothing measured before: an answer given twice would be
-    copied from itself.
+    Each run by two decoders of its own that find nothing measured before: an answer given twice
+    would be copied from itself. They take turns of TURN_S, so that whatever else slows the machine
+    down is shared.
     """
     found = []
-    options = {"n_ctx": args.ctx, "n_parallel": max(args.n), "n_threads": args.threads}
     for n in args.n:
         rate: dict[str, list[float]] = {"none": [], "auto": []}
         for run in range(args.runs):
@@ -152,15 +155,8 @@ def answers(args: argparse.Namespace) -> list[dict[str, Any]]:
                 f"Write a Python function that adds {run * max(args.n) + i} to a number."
                 for i in range(n)
             ]
-            for draft in list(rate)[:: 1 if run % 2 == 0 else -1]:
-                with tempfile.TemporaryDirectory() as folder:
-                    os.environ["XDG_CACHE_HOME"] = folder
-                    with dflash_gguf.load(args.model, drafter=args.drafter, **options) as decoder:
-                        results = decoder.generate_batch(
-                            prompts, max_tokens=N_ANSWER, ignore_eos=True, draft=draft
-                        )
-                seconds = max(result.prefill_s + result.decode_s for result in results)
-                rate[draft].append(sum(result.n_tokens for result in results) / seconds)
+            for draft, seconds in in_turns(args, prompts, flipped=run % 2 == 1).items():
+                rate[draft].append(n * N_ANSWER / seconds)
         ratios = [auto / plain for plain, auto in zip(rate["none"], rate["auto"], strict=True)]
         row: dict[str, Any] = {"n": n, "ratio": ratio_interval(ratios)}
         row |= {draft: statistics.median(values) for draft, values in rate.items()}
@@ -172,6 +168,30 @@ def answers(args: argparse.Namespace) -> list[dict[str, Any]]:
         )
         found.append(row)
     return found
+
+
+def in_turns(args: argparse.Namespace, prompts: list[str], *, flipped: bool) -> dict[str, float]:
+    """Seconds of the answers to all prompts at once, by setting."""
+    options = {"n_ctx": args.ctx, "n_parallel": max(args.n), "n_threads": args.threads}
+    names = ["auto", "none"] if flipped else ["none", "auto"]
+    seconds = dict.fromkeys(names, 0.0)
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        os.environ["XDG_CACHE_HOME"] = folder
+        streams: dict[str, list[Any]] = {}
+        for draft in names:
+            decoder = stack.enter_context(
+                dflash_gguf.load(args.model, drafter=args.drafter, **options)
+            )
+            config = {"max_tokens": N_ANSWER, "ignore_eos": True, "draft": draft}
+            streams[draft] = [decoder.stream(prompt, **config) for prompt in prompts]
+        while any(streams.values()):
+            for draft in [name for name in names if streams[name]]:
+                started, now = time.perf_counter(), 0.0
+                while streams[draft] and now < TURN_S:
+                    streams[draft] = [x for x in streams[draft] if next(x, None) is not None]
+                    now = time.perf_counter() - started
+                seconds[draft] += now
+    return seconds
 
 
 def beside(args: argparse.Namespace) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
     scripts/random_use.py [--answers 3000] [--seed 1]
     scripts/random_use.py --seed 1 --only 17      # one of its decoders again, with its answers
+    scripts/random_use.py --many                  # many answers at once, from several threads
 
 A decoder is a model file (random ones of every architecture and weight type; this package's trained
 one, stored anew in many types), types of keys and values, threads, weights rearranged or not, and a
@@ -11,6 +12,10 @@ trees, `auto` or not at all, with the drafter or with a proposer that is right h
 with copies of the text so far, alone or beside them;
 ended by length, by the end of the context, by a stop text, or by somebody who leaves in the middle.
 The plain answer comes from another decoder that starts anew for each and runs on one thread.
+
+With --many a decoder answers up to 16 at once in a context that is short for them: threads read
+streams, some leave in the middle, and others ask for several answers in one call. What they do to
+one another follows the clock, so --only shows a fault again by chance.
 
 Prints each difference with the line that shows it again. The last line is one JSON object; the exit
 status is 1 if any answer differs. `auto` follows the clock, so its rounds are others each time; the
@@ -23,6 +28,7 @@ import argparse
 import json
 import sys
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -283,6 +289,100 @@ class Use:
         return stream.result()
 
 
+class UseOfMany(Use):
+    """A decoder that threads use at once, and the plain one beside it."""
+
+    N_THREADS = 4
+
+    def __init__(self, setting: Setting, files: Files, random: np.random.Generator) -> None:
+        n_parallel = int(random.choice((2, 5, 16)))
+        n_ctx = int(random.choice((256, 512, 1024)))
+        many = replace(setting.config, n_parallel=n_parallel, n_ctx=n_ctx)
+        super().__init__(replace(setting, config=many), files, random)
+        self._lock = threading.Lock()
+        self._faults: list[str] = []
+
+    def answers(self, n: int) -> Iterator[str]:
+        """So many by each thread; yields a sentence for each difference."""
+        threads = [
+            threading.Thread(target=self._ask, args=(random, n))
+            for random in self.random.spawn(self.N_THREADS)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        yield from self._faults
+
+    def _ask(self, random: np.random.Generator, n: int) -> None:
+        try:
+            for _ in range(n):
+                self._answer(random)
+        except Exception as error:  # whatever it is, it is a fault
+            self._faults.append(f"{type(error).__name__}: {error}")
+            raise
+
+    def _answer(self, random: np.random.Generator) -> None:
+        with self._lock:  # random numbers of the decoder, and the plain one, are for one at a time
+            prompts = [self._prompt() for _ in range(int(random.choice((1, 1, 3))))]
+            drawn = [drawn_config(random, self.drafted.sequence.max_draft) for _ in prompts]
+            expected = []
+            for prompt, config in zip(prompts, drawn, strict=True):
+                self.plain.reset()
+                expected.append(self.plain.generate(prompt, replace(config, draft="none")))
+        if len(prompts) > 1:
+            config = replace(drawn[0], cache_prompt=bool(random.random() < 0.8))
+            with self._lock:
+                expected = []
+                for prompt in prompts:
+                    self.plain.reset()
+                    expected.append(self.plain.generate(prompt, replace(config, draft="none")))
+            found = self.drafted.generate_batch(prompts, config)
+        else:
+            config = drawn[0]
+            found = [self._stream(random, prompts[0], config)]
+        with self._lock:
+            for prompt, one, right in zip(prompts, found, expected, strict=True):
+                n = len(one.tokens)
+                left = len(prompts) == 1 and one.stop_reason == "cancelled"
+                if one.tokens != right.tokens[:n] if left else _facts(one) != _facts(right):
+                    self._faults.append(f"{_parted(one, right)}; {config}")
+                self._count(one, config)
+                self.prompts = [*self.prompts, [*prompt, *one.tokens]][-8:]
+
+    def _stream(
+        self, random: np.random.Generator, prompt: list[int], config: DecodeConfig
+    ) -> Result:
+        """Read to its end, or left at a random moment in one way or another."""
+        way = str(random.choice(("read", "read", *LEAVES)))
+        self.counts[f"left: {way}"] += way != "read"
+        left = int(random.integers(0, 40))
+
+        def enough() -> bool:
+            nonlocal left
+            left -= 1
+            return left < 0
+
+        def progress(_done: int, _total: int) -> None:
+            if enough():
+                raise Left
+
+        stream = self.drafted.stream(
+            prompt,
+            config,
+            cancelled=enough if way == "cancelled" else None,
+            on_prefill=progress if way == "progress" else None,
+        )
+        try:
+            for _ in stream:
+                if way == "closed" and enough():
+                    stream.close()
+                    break
+        except Left:
+            stream.close()
+        return stream.result()
+
+
 def _facts(result: Result) -> tuple[Any, ...]:
     return result.tokens, result.text, result.stop_reason
 
@@ -294,14 +394,17 @@ def _parted(found: Result, expected: Result) -> str:
     return where or f"{len(found.tokens)} tokens, {found.stop_reason}, for {_facts(expected)[2]}"
 
 
-def use(seed: int, numbers: range, files: Files, counts: Counter[str]) -> Iterator[str]:
+def use(
+    seed: int, numbers: range, files: Files, counts: Counter[str], *, many: bool = False
+) -> Iterator[str]:
     """Decoders of so many numbers; yields a sentence for each difference."""
     for number in numbers:
         random = np.random.default_rng((seed, number))
         setting = drawn_setting(random, number)
-        used = Use(setting, files, random)
+        used = (UseOfMany if many else Use)(setting, files, random)
         for sentence in used.answers(ANSWERS_A_DECODER):
-            yield f"scripts/random_use.py --seed {seed} --only {number}: {setting}: {sentence}"
+            how = f"--seed {seed} --only {number}{' --many' if many else ''}"
+            yield f"scripts/random_use.py {how}: {setting}: {sentence}"
         used.close()
         counts.update(used.counts)
         if number % 25 == 24:
@@ -314,6 +417,7 @@ def main() -> None:
     parser.add_argument("--answers", type=int, default=3000, metavar="N")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", type=int, metavar="DECODER", help="one decoder of the run")
+    parser.add_argument("--many", action="store_true", help="many answers at once")
     args = parser.parse_args()
     numbers = range(-(-args.answers // ANSWERS_A_DECODER))
     if args.only is not None:
@@ -321,7 +425,7 @@ def main() -> None:
     counts: Counter[str] = Counter()
     n_different = 0
     with tempfile.TemporaryDirectory() as folder:
-        for sentence in use(args.seed, numbers, Files(Path(folder)), counts):
+        for sentence in use(args.seed, numbers, Files(Path(folder)), counts, many=args.many):
             n_different += 1
             print(sentence, flush=True)
     print(json.dumps({"seed": args.seed, "differing": n_different, **counts}))

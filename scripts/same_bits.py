@@ -477,10 +477,15 @@ class Work:
         self.kept = self.sequence.keep()
 
     def _begin(self, most: int) -> int:
-        """With the text's prefix that was kept, as much of it as there is, or with nothing."""
-        self.sequence.reset()
+        """With the text's prefix that was kept, as much of it as there is, or with nothing.
+
+        Now and then the timeline goes back to it in place.
+        """
         n = min(self.kept.n_tokens, most) if self.kept else 0
         is_of_use = n > 0 and (self._divides or n == self.kept.n_tokens)
+        holds = is_of_use and self.sequence.tokens[:n].tolist() == list(self.tokens[:n])
+        if not holds or self.random.random() < 0.5:
+            self.sequence.reset()
         if self.kept and (not is_of_use or self.random.random() < 0.3):
             self.kept.spill(self.sequence.engine.n_ctx)
         if is_of_use:

@@ -168,7 +168,7 @@ class Scripted:
 
     Logits below the best are noise that depends on the whole path. `fail_at` interrupts the
     pass that follows that position; `fail_in` the named call, before or after it has worked.
-    `left` is what it held when it was last emptied.
+    `left` is what it holds, or held when it was last emptied.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class Scripted:
             model = SimpleNamespace(config=SimpleNamespace(n_ubatch=n_ubatch))
         self.engine = Engine(self, model)
         self.tokens: list[int] = []
-        self.left: list[int] = []
+        self.held: list[int] = []
         self.open: list[int] = []
         self.parents: list[int] = []
         self.rows: list[Rows] = []
@@ -198,6 +198,10 @@ class Scripted:
     @property
     def position(self) -> int:
         return len(self.tokens)
+
+    @property
+    def left(self) -> list[int]:
+        return self.tokens or self.held
 
     def row(self, path: Sequence[int]) -> Floats:
         rng = np.random.default_rng(path)
@@ -228,12 +232,12 @@ class Scripted:
         return Kept(self.tokens)
 
     def adopt(self, prefix: Kept, n: int) -> None:
-        assert not self.tokens
+        assert not self.tokens or self.tokens[:n] == prefix.tokens[:n]
         self.tokens = prefix.tokens[:n]
 
     def reset(self) -> None:
         assert not self.open
-        self.left = self.tokens or self.left
+        self.held = self.tokens or self.held
         self.tokens = []
 
     def close(self) -> None:

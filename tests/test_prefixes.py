@@ -149,6 +149,20 @@ def test_sixteen_share_a_system_prompt(tmp_path: Path, kind: str) -> None:
         assert all(result.n_prefilled == 1 for result in again)
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen35"])
+def test_what_many_share_is_more_than_a_drafter_holds(tmp_path: Path, kind: str) -> None:
+    """It remembers rows of each of them: who has the most gives up its oldest."""
+    pair = make_pair(tmp_path, kind)
+    system = random_tokens(1500, seed=50)
+    prompts = [[*system, *random_tokens(6 + i, seed=i)] for i in range(8)]
+    with open_decoder(pair, 1, 2048) as one, open_decoder(pair, 8, 2048) as many:
+        expected = [one.generate(prompt, draft="none", **SETTINGS).tokens for prompt in prompts]
+        for _ in range(2):
+            results = many.generate_batch(prompts, draft="tree", **SETTINGS)
+            assert [result.tokens for result in results] == expected
+            assert sum(result.n_cached >= len(system) for result in results) >= 7
+
+
 @pytest.mark.parametrize("n_parallel", [1, 2])
 @pytest.mark.parametrize("n_ubatch", [1, 63, 64, 65])
 def test_a_prompt_that_was_cut_short_is_begun_with(
@@ -236,6 +250,7 @@ class Model:
     def __init__(self, n_pages: int, *, divides: bool) -> None:
         self.divides_prefixes = divides
         self.n_pages = n_pages
+        self.n_in_place = 0
         self.prefixes: set[ModelPrefix] = set()
         self.lines: list[ModelLine] = []
 
@@ -266,13 +281,15 @@ class ModelLine:
         return len(self.tokens)
 
     def append(self, tokens: list[int]) -> bool:
-        n = len(self.tokens) + len(tokens)
-        wanted = -(-n // 64) * 64 - len(self.pages) * 64 - self.n_own
+        wanted = self.wanted_cells(len(tokens))
         if wanted > self.engine.n_free_cells:
             return False
         self.tokens = np.append(self.tokens, np.asarray(tokens, dtype=np.int32))
         self.n_own += wanted
         return True
+
+    def wanted_cells(self, n: int) -> int:
+        return max(0, -(-(len(self.tokens) + n) // 64) * 64 - len(self.pages) * 64 - self.n_own)
 
     def cost_of_keeping(self) -> int:
         return len(self.tokens) % 64 * Model.cell_bytes + 50
@@ -284,9 +301,12 @@ class ModelLine:
         return ModelPrefix(self.engine, self)
 
     def adopt(self, prefix: ModelPrefix, n: int) -> None:
-        assert not len(self.tokens)
         assert not prefix.is_closed
         assert n == prefix.n_tokens or self.engine.divides_prefixes
+        if len(self.tokens):
+            np.testing.assert_array_equal(self.tokens[:n], prefix.tokens[:n])
+            self.engine.n_in_place += 1
+            self.pages, self.n_own = [], 0
         assert prefix.wanted_cells(n) <= self.engine.n_free_cells
         for i in range(n // 64):
             prefix.pages[i] = prefix.pages[i] or Page()
@@ -348,14 +368,18 @@ def test_ten_thousand_random_operations(divides: bool) -> None:
     engine = Model(40, divides=divides)
     store = Prefixes(engine, 6_000)
     lines = [ModelLine(engine) for _ in range(4)]
+    resting: list[ModelLine] = []
+    store.resting = lambda: resting
     texts: list[list[int]] = [[]]
     n_found = n_dropped = 0
-    for _ in range(5000):
+    for i in range(5000):
         line = lines[int(rng.integers(4))]
         text = texts[int(rng.integers(len(texts)))]
         cut = int(rng.integers(len(text) + 1))
         tokens = [*text[:cut], *rng.integers(0, 3, int(rng.integers(1, 150))).tolist()][:500]
         way = int(rng.integers(10))
+        if way < 7 and line in resting:
+            resting.remove(line)
         if way < 4:
             known = {bytes(prefix.tokens[: prefix.n_tokens]) for prefix in engine.prefixes}
             begun = store.begin(line, tokens)
@@ -374,9 +398,13 @@ def test_ten_thousand_random_operations(divides: bool) -> None:
             texts = [*texts, tokens][-6:]
         elif way < 7 and line.position:
             store.keep(line)
-        elif way == 7:
+        elif way == 7 and i % 2:
             store.put(line)
             assert not line.position
+        elif way == 7:
+            store.rest(line)
+            assert store.nearest([line], [*line.tokens, 1]) is line
+            resting = [one for one in (*resting, line) if one is not line] + [line]
         elif way == 8:
             n_cells = int(rng.integers(40 * 64))
             assert store.make_room(n_cells) == (engine.n_free_cells >= n_cells)
@@ -387,6 +415,7 @@ def test_ten_thousand_random_operations(divides: bool) -> None:
         assert engine.n_free_cells >= 0
     assert n_found > (200 if divides else 80)
     assert n_dropped > 5
+    assert engine.n_in_place > 20
     for line in lines:
         line.reset()
     store.forget()

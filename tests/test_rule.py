@@ -313,11 +313,13 @@ def test_first_runs_do_not_keep_it_from_drafting() -> None:
     text = Text(0.8)
     best = min(fixed_ms(tiny, text, rule) for rule in chains(5, 7, 11, 15))
     assert best < 0.8 * 512 * tiny().plain
-    pair = Pair(tiny())
-    pair.answer(text, n_tokens=768)
-    found = [pair.answer(text, seed=seed)[0] for seed in range(1, 4)]
+    found = []
+    for first in range(6):  # luck with the first looks tells for long
+        pair = Pair(tiny())
+        pair.answer(text, n_tokens=768, seed=100 + first)
+        found += [pair.answer(text, seed=seed)[0] for seed in range(1, 4)]
     print(f"tiny: {best / np.mean(found):.3f} of the best")
-    assert best / np.mean(found) > 0.9
+    assert best / np.mean(found) > 0.95
 
 
 def test_first_runs_are_not_made_for_nothing() -> None:

@@ -312,6 +312,34 @@ def test_all_places_pause_and_one_waits(pair: Pair) -> None:
             assert stream.result().tokens == expected
 
 
+@pytest.mark.parametrize("name", ["on_prefill", "cancelled"])
+def test_what_a_callback_raises_is_for_its_own_reader(
+    pair: Pair, alone: Decoder, name: str
+) -> None:
+    """Whoever runs the round in which it is called."""
+    settings = {"max_tokens": 30, "ignore_eos": True, "draft": "none"}
+    n_calls = 0
+
+    def fails(*_: int) -> bool:
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls > 2:
+            raise OSError("the disk is full")
+        return False
+
+    with open_decoder(pair, 2) as many:
+        running = many.stream([1, 2, 3], **settings)
+        next(running)
+        callback: dict[str, Any] = {name: fails}
+        failing = many.stream(random_tokens(150), **callback, **settings)
+        tokens = [token for step in running for token in step.tokens]
+        assert (*running.result().tokens[:1], *tokens) == running.result().tokens
+        assert running.result().tokens == alone.generate([1, 2, 3], **settings).tokens
+        with pytest.raises(OSError, match="the disk is full"):
+            list(failing)
+        assert list(failing) == [] and failing.result().stop_reason == "cancelled"
+
+
 def test_what_cannot_be(pair: Pair) -> None:
     with pytest.raises(ValueError, match="n_parallel is 0, must be at least 1"):
         LoadConfig(n_parallel=0)

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <vector>
 
 using dfl::Copies;
 using dfl::guard;
@@ -14,6 +15,12 @@ struct dfl_copies {
 
     Copies copies;
 };
+
+static void need_tokens(const int32_t * tokens, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) {
+        DFL_CHECK(tokens[i] >= 0, DFL_STATUS_ARGUMENT, "token id %d is below 0", tokens[i]);
+    }
+}
 
 static_assert(DFL_COPY_OUTCOMES == Copies::n_lengths * Copies::n_kinds);
 
@@ -34,9 +41,7 @@ dfl_status dfl_copies_append(dfl_copies * copies, const int32_t * tokens, int64_
                              int32_t is_chosen, int64_t * length, dfl_error * err) {
     return guard(err, [&] {
         need(copies, tokens);
-        for (int64_t i = 0; i < n; ++i) {
-            DFL_CHECK(tokens[i] >= 0, DFL_STATUS_ARGUMENT, "token id %d is below 0", tokens[i]);
-        }
+        need_tokens(tokens, n);
         copies->copies.append(tokens, static_cast<size_t>(std::max<int64_t>(n, 0)), is_chosen != 0);
         if (length != nullptr) {
             *length = copies->copies.match_length();
@@ -51,17 +56,38 @@ dfl_status dfl_copies_separate(dfl_copies * copies, dfl_error * err) {
     });
 }
 
-dfl_status dfl_copies_propose(const dfl_copies * copies, int64_t n_positions, int64_t n_nodes,
-                              int32_t * tokens, int32_t * parents, float * log_chances, int64_t * n,
-                              dfl_error * err) {
+dfl_status dfl_copies_propose(dfl_copies * const * copies, int32_t n, const int32_t * tokens,
+                              const int32_t * counts, const int32_t * sizes, const double * least,
+                              int32_t n_sizes, int32_t * out_tokens, int32_t * out_parents,
+                              float * out_log_chances, int32_t * n_nodes, dfl_error * err) {
     return guard(err, [&] {
-        need(copies, tokens, parents, log_chances, n);
-        DFL_CHECK(n_positions >= 0 && n_nodes >= 0, DFL_STATUS_ARGUMENT,
-                  "a proposal of %lld positions and %lld nodes, neither must be below 0",
-                  static_cast<long long>(n_positions), static_cast<long long>(n_nodes));
-        *n = static_cast<int64_t>(copies->copies.propose(static_cast<size_t>(n_positions),
-                                                         static_cast<size_t>(n_nodes), tokens,
-                                                         parents, log_chances));
+        need(copies, tokens, counts, sizes, least);
+        need(out_tokens, out_parents, out_log_chances, n_nodes);
+        int64_t n_tokens = 0;
+        for (int32_t i = 0; i < n; ++i) {
+            need(copies[i]);
+            for (int32_t k = 0; k < 3; ++k) {
+                DFL_CHECK(counts[k * n + i] >= 0, DFL_STATUS_ARGUMENT,
+                          "text %d with a count of %d, none must be below 0", i, counts[k * n + i]);
+            }
+            n_tokens += counts[i];
+        }
+        need_tokens(tokens, n_tokens);
+        size_t n_found = 0;
+        for (int32_t i = 0; i < n; ++i) {
+            Copies & texts = copies[i]->copies;
+            texts.append(tokens, size_t(counts[i]), true);
+            tokens += counts[i];
+            const size_t found = texts.propose(size_t(counts[n + i]), size_t(counts[2 * n + i]),
+                                               out_tokens + n_found, out_parents + n_found,
+                                               out_log_chances + n_found);
+            n_nodes[i] = int32_t(found);
+            n_found += found;
+        }
+        const std::vector<float> logs(out_log_chances, out_log_chances + n_found);
+        if (n_sizes > 0 && !dfl::promises(logs, sizes, least, size_t(n_sizes))) {
+            std::fill(n_nodes, n_nodes + n, 0);
+        }
     });
 }
 

@@ -12,12 +12,17 @@ KeptRows::KeptRows(KvGroup & group, uint64_t & host_bytes, int64_t page)
     group_.cells().hold(page);
 }
 
-KeptRows::KeptRows(KvGroup & group, uint64_t & host_bytes, int32_t position, int64_t n)
-    : group_(group), host_bytes_(host_bytes), position_(position), n_(n) {
+KeptRows::KeptRows(KvGroup & group, uint64_t & host_bytes, int32_t position, int64_t n,
+                   int32_t lender)
+    : group_(group), host_bytes_(host_bytes), position_(position), n_(n), lender_(lender) {
     allocate();
+    if (lender_ >= 0) {
+        group_.borrow(this);
+    }
 }
 
 KeptRows::~KeptRows() {
+    group_.give_back(this);
     if (page_ >= 0) {
         group_.cells().drop(page_);
     }
@@ -35,6 +40,14 @@ void KeptRows::free_bytes() {
     host_bytes_ -= n_bytes_;
     n_bytes_ = 0;
     bytes_.reset();
+}
+
+void KeptRows::settle() {
+    if (lender_ >= 0) {
+        group_.read_rows(lender_, position_, n_, bytes_.get());
+        group_.give_back(this);
+        lender_ = -1;
+    }
 }
 
 void KeptRows::spill() {
@@ -56,7 +69,8 @@ void KeptRows::bring_back() {
     free_bytes();
 }
 
-void KeptRows::copy_to(const std::vector<int64_t> & cells) const {
+void KeptRows::copy_to(const std::vector<int64_t> & cells) {
+    settle();
     const auto n = static_cast<int64_t>(cells.size());
     for (int64_t first = 0, end = 0; first < n; first = end) {
         do {
@@ -70,7 +84,8 @@ void KeptRows::copy_to(const std::vector<int64_t> & cells) const {
     }
 }
 
-void KeptRows::read(size_t tensor, uint8_t * to) const {
+void KeptRows::read(size_t tensor, uint8_t * to) {
+    settle();
     const std::vector<ggml_tensor *> tensors = group_.tensors();
     if (page_ >= 0) {
         const size_t row = tensors[tensor]->nb[1];

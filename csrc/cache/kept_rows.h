@@ -1,5 +1,5 @@
 // K/V rows that outlive the sequence that computed them: in a page of cells that is shared, or on
-// the host.
+// the host, where they come when the sequence gives up the cells that they lie in.
 #pragma once
 
 #include "cache/kv_group.h"
@@ -15,8 +15,9 @@ class KeptRows {
   public:
     // Those of a shared page, which it holds from now on. host_bytes: counts what all of them take.
     KeptRows(KvGroup & group, uint64_t & host_bytes, int64_t page);
-    // n rows on the host, to be filled in.
-    KeptRows(KvGroup & group, uint64_t & host_bytes, int32_t position, int64_t n);
+    // n rows on the host, to be filled in: by write(), or, of a sequence, by settle().
+    KeptRows(KvGroup & group, uint64_t & host_bytes, int32_t position, int64_t n,
+             int32_t lender = -1);
     ~KeptRows();
     KeptRows(const KeptRows &) = delete; // the group counts who holds a page
     KeptRows & operator=(const KeptRows &) = delete;
@@ -27,8 +28,10 @@ class KeptRows {
     int64_t page() const { return page_; }
     bool is_whole() const { return n_ == CellTable::PAGE; }
     uint64_t host_bytes() const { return n_bytes_; }
-    // On the host: tensor by tensor, n rows each.
-    uint8_t * bytes() { return bytes_.get(); }
+    // The sequence in whose cells they still lie; -1: none.
+    int32_t lender() const { return lender_; }
+    // Copies them out of its cells, for which there is memory.
+    void settle();
 
     // Whether no sequence uses the page, so that its cells are free once nobody keeps the rows.
     bool is_idle() const { return page_ >= 0 && group_.cells().n_holders(page_) == 1; }
@@ -36,9 +39,9 @@ class KeptRows {
     void spill();
     void bring_back();
     // Copies the first of them into cells.
-    void copy_to(const std::vector<int64_t> & cells) const;
+    void copy_to(const std::vector<int64_t> & cells);
     // Copies one tensor's rows out of them, and into them.
-    void read(size_t tensor, uint8_t * to) const;
+    void read(size_t tensor, uint8_t * to);
     void write(size_t tensor, const uint8_t * from);
 
   private:
@@ -50,6 +53,7 @@ class KeptRows {
     int32_t position_;
     int64_t n_;
     int64_t page_ = -1;
+    int32_t lender_ = -1;
     std::unique_ptr<uint8_t[]> bytes_; // a vector would zero what is written anyway
     uint64_t n_bytes_ = 0;
 };

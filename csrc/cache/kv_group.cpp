@@ -1,9 +1,11 @@
 #include "cache/kv_group.h"
 
+#include "cache/kept_rows.h"
 #include "error.h"
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 
 namespace dfl {
 
@@ -66,7 +68,25 @@ void KvGroup::clear(int32_t sequence) {
     zero(cells_.size(), cells_.n_cells() - cells_.size());
 }
 
+void KvGroup::give_back(KeptRows * rows) {
+    borrowed_.erase(std::remove(borrowed_.begin(), borrowed_.end(), rows), borrowed_.end());
+}
+
+void KvGroup::settle(int32_t sequence, int64_t first, int64_t end) {
+    if (first >= end) {
+        return;
+    }
+    std::vector<KeptRows *> found; // they give themselves back
+    std::copy_if(borrowed_.begin(), borrowed_.end(), std::back_inserter(found),
+                 [&](const KeptRows * rows) {
+                     return rows->lender() == sequence && rows->position() < end &&
+                            rows->position() + rows->n() > first;
+                 });
+    std::for_each(found.begin(), found.end(), [](KeptRows * rows) { rows->settle(); });
+}
+
 void KvGroup::clear_range(int32_t sequence, int64_t first, int64_t end) {
+    settle(sequence, first, end);
     // Shared rows are others' too, and read by our own code alone.
     const auto own = static_cast<int64_t>(cells_.shared(sequence).size()) * CellTable::PAGE;
     for (const cpu::CellSpan & span : cells_.spans(sequence)) {
@@ -77,7 +97,13 @@ void KvGroup::clear_range(int32_t sequence, int64_t first, int64_t end) {
 }
 
 void KvGroup::release_from(int32_t sequence, int32_t position) {
+    settle(sequence, position, INT64_MAX);
     copy_cells(cells_.release_from(sequence, position));
+}
+
+void KvGroup::release_before(int32_t sequence, int32_t position) {
+    settle(sequence, 0, position);
+    cells_.release_before(sequence, position);
 }
 
 std::vector<ggml_tensor *> KvGroup::tensors() const {
@@ -160,7 +186,7 @@ void KvGroup::move_on(int32_t sequence, int64_t position, int64_t n_proven) {
     if (!masks_.empty()) { // some kernels multiply what a mask hides by 0
         clear_range(sequence, n_proven, first);
     }
-    cells_.release_before(sequence, static_cast<int32_t>(first));
+    release_before(sequence, static_cast<int32_t>(first));
 }
 
 bool KvGroup::holds_before(int32_t sequence, int64_t position) const {
@@ -200,7 +226,7 @@ const uint8_t * KvGroup::load(int32_t sequence, int64_t position, const uint8_t 
     if (!masks_.empty()) {
         clear_from(sequence, 0);
     }
-    cells_.release_from(sequence, 0);
+    release_from(sequence, 0);
     const std::vector<int64_t> taken = cells_.take(sequence, position - first);
     for (size_t i = 0; i < taken.size(); ++i) {
         cells_.place(taken[i], first + static_cast<int32_t>(i));

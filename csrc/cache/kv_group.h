@@ -9,6 +9,8 @@
 
 namespace dfl {
 
+class KeptRows;
+
 // Those of layers with a window stay only while rows to come may see them: of a sequence that has
 // come to a position the window before it, and REACH positions more, as it may go back. Who goes
 // back further brings the rows along, see save().
@@ -65,8 +67,13 @@ class KvGroup {
         clear_range(sequence, position, INT32_MAX);
     }
 
-    // CellTable::release_from() with what it wants copied.
+    // CellTable::release_from() with what it wants copied, and release_before(). Rows that somebody
+    // borrows go to the host first.
     void release_from(int32_t sequence, int32_t position);
+    void release_before(int32_t sequence, int32_t position);
+    // Somebody keeps rows of a sequence where they lie, until it gives up their cells.
+    void borrow(KeptRows * rows) { borrowed_.push_back(rows); }
+    void give_back(KeptRows * rows);
 
     // Whether sequences may share pages of cells: where every layer attends in our own code, which
     // takes rows where they lie, and to which hidden ones are nothing. Not for windows.
@@ -104,6 +111,8 @@ class KvGroup {
 
   private:
     void zero(int64_t first, int64_t n);
+    // Has those who borrow rows of these positions copy them.
+    void settle(int32_t sequence, int64_t first, int64_t end);
     void clear_range(int32_t sequence, int64_t first, int64_t end);
     // What a row at a position sees begins here.
     int64_t first_seen(int64_t position) const;
@@ -122,6 +131,7 @@ class KvGroup {
     bool attends_on_host_;
     std::vector<SeenRows> seen_;
     std::vector<Store> stores_;
+    std::vector<KeptRows *> borrowed_;
 };
 
 } // namespace dfl

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <queue>
 
 namespace dfl {
@@ -255,6 +256,22 @@ void Copies::forget() {
     for (const int32_t token : kept) {
         automaton_.append(token);
     }
+}
+
+bool promises(std::vector<float> log_chances, const int32_t * sizes, const double * least,
+              size_t n) {
+    std::sort(log_chances.begin(), log_chances.end(), std::greater<>());
+    double tokens = 0.0;
+    size_t at = 0;
+    for (size_t i = 0; i < n && size_t(sizes[i]) <= log_chances.size(); ++i) {
+        for (; at < size_t(sizes[i]); ++at) {
+            tokens += std::exp(double(log_chances[at]));
+        }
+        if (tokens > least[i]) {
+            return true;
+        }
+    }
+    return false;
 }
 
 size_t Copies::propose(size_t n_positions, size_t n_nodes, int32_t * tokens, int32_t * parents,

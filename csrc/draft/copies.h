@@ -116,4 +116,9 @@ class Copies {
     static Outcomes initial();
 };
 
+// Whether, for some of n sizes in rising order, so many of the likeliest of all nodes are expected
+// to give more than `least` tokens of that size.
+bool promises(std::vector<float> log_chances, const int32_t * sizes, const double * least,
+              size_t n);
+
 } // namespace dfl

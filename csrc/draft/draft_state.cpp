@@ -12,8 +12,9 @@ namespace dfl {
 
 static int64_t pad(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-// The window of each sequence, but all together no more than their tokens; one pass or block beside
-// it, pages that are not full, and one cell that padding writes to.
+// The window of each sequence, but all together no more than the context has tokens, see
+// make_room(); one pass or block beside it, pages that are not full, and one cell that padding
+// writes to.
 static int64_t cells_wanted(const DraftSizes & sizes) {
     const int64_t beside = std::max(sizes.n_ubatch, sizes.max_block) + CellTable::PAGE;
     const int64_t windows = sizes.n_parallel * sizes.window;
@@ -155,13 +156,48 @@ void DraftState::write_positions(const LiveGraph & live, ggml_tensor * tensor,
 
 void DraftState::forget_unseen(int32_t sequence, int32_t position) {
     const auto oldest = static_cast<int32_t>(std::max<int64_t>(0, position - sizes_of_.window));
-    kv_.cells().release_before(sequence, oldest);
+    kv_.groups().front().release_before(sequence, oldest);
     drop_pending([&](const Pending & feature) {
         return feature.sequence == sequence && feature.position < oldest;
     });
 }
 
+void DraftState::make_room(const std::map<int32_t, int64_t> & n_rows) {
+    KvGroup & group = kv_.groups().front();
+    const auto is_short = [&] {
+        int64_t n = group.cells().n_unclaimed();
+        for (const auto & [sequence, rows] : n_rows) {
+            n -= group.cells().wanted(sequence, rows);
+        }
+        return n < 0;
+    };
+    while (is_short()) {
+        int32_t longest = -1;
+        int64_t n_most = 0;
+        for (int32_t sequence = 0; sequence < sizes_of_.n_parallel; ++sequence) {
+            int64_t n = 0;
+            for (const cpu::CellSpan & span : group.cells().spans(sequence)) {
+                n += span.n;
+            }
+            if (n > n_most) {
+                n_most = n;
+                longest = sequence;
+            }
+        }
+        if (longest < 0) {
+            return; // who takes them will say so
+        }
+        const auto first = static_cast<int32_t>(group.cells().spans(longest).front().position);
+        group.release_before(longest, first + static_cast<int32_t>(CellTable::PAGE));
+    }
+}
+
 std::vector<int64_t> DraftState::take_cells(const std::vector<Pending> & features) {
+    std::map<int32_t, int64_t> n_rows;
+    for (const Pending & feature : features) {
+        ++n_rows[feature.sequence];
+    }
+    make_room(n_rows);
     std::vector<int64_t> cells;
     try {
         for (const Pending & feature : features) {
@@ -353,7 +389,12 @@ std::vector<Draft> DraftState::run_blocks(GraphPool & graphs,
     const std::vector<Pending> features = pending_of(blocks);
     const std::vector<int64_t> injected = take_cells(features);
     std::vector<int64_t> cells;
+    std::map<int32_t, int64_t> n_rows;
+    for (const DraftBlock & block : blocks) {
+        n_rows[block.sequence] = block.n_draft + 1;
+    }
     try {
+        make_room(n_rows);
         for (const DraftBlock & block : blocks) {
             const std::vector<int64_t> taken = table.take(block.sequence, block.n_draft + 1);
             cells.insert(cells.end(), taken.begin(), taken.end());
@@ -408,7 +449,7 @@ void DraftState::clear(int32_t sequence) {
 }
 
 void DraftState::truncate(int32_t sequence, int32_t position) {
-    kv_.cells().release_from(sequence, position);
+    kv_.groups().front().release_from(sequence, position);
     drop_pending([&](const Pending & feature) {
         return feature.sequence == sequence && feature.position >= position;
     });

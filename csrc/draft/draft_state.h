@@ -9,6 +9,7 @@
 #include "graph/graph_sizes.h"
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -95,6 +96,9 @@ class DraftState {
     void truncate(int32_t sequence, int32_t position);
     // Zeroes what is known of it from a position on.
     void clear_from(int32_t sequence, int32_t position) { kv_.clear_from(sequence, position); }
+    // Makes room for rows of sequences. On a CPU these share pages of the target's cache, and may
+    // have more tokens together than there are cells here: who holds the most gives up its oldest.
+    void make_room(const std::map<int32_t, int64_t> & n_rows);
     // Forgets everything of it and zeroes what held something, so that no value that is not finite
     // stays behind.
     void clear(int32_t sequence);

@@ -283,9 +283,8 @@ std::shared_ptr<Prefix> Sequence::keep() {
             if (rows == nullptr && one.page >= 0) {
                 rows = std::make_shared<KeptRows>(group, engine_->kept_bytes(), one.page);
             } else if (rows == nullptr) {
-                rows =
-                    std::make_shared<KeptRows>(group, engine_->kept_bytes(), one.position, one.n);
-                group.read_rows(slot_, one.position, one.n, rows->bytes());
+                rows = std::make_shared<KeptRows>(group, engine_->kept_bytes(), one.position, one.n,
+                                                  slot_);
             }
             if (rows->is_whole()) {
                 known_[i][one.position / PAGE] = rows;
@@ -303,14 +302,22 @@ std::shared_ptr<Prefix> Sequence::keep() {
 void Sequence::adopt(const Prefix & prefix, int64_t n) {
     DFL_CHECK(&prefix.engine() == engine_.get(), DFL_STATUS_ARGUMENT,
               "the prefix of %lld tokens is of another engine", (long long)prefix.size());
-    DFL_CHECK(position() == 0 && open_.n == 0, DFL_STATUS_ARGUMENT,
-              "the sequence holds %lld tokens, it must be empty to begin with a prefix",
-              (long long)position());
     DFL_CHECK(n >= 1 && n <= prefix.size(), DFL_STATUS_ARGUMENT, "%lld tokens of a prefix of %lld",
               (long long)n, (long long)prefix.size());
+    const bool holds = position() >= n &&
+                       std::equal(tokens_.begin(), tokens_.begin() + n, prefix.tokens().begin());
+    DFL_CHECK((position() == 0 || holds) && open_.n == 0, DFL_STATUS_ARGUMENT,
+              "the sequence holds %lld tokens, it must be empty or begin with those of the prefix",
+              (long long)position());
     DFL_CHECK(n == prefix.size() || engine_->goes_anywhere(), DFL_STATUS_UNSUPPORTED,
               "a model with recurrent layers or windows takes a prefix whole: %lld tokens of %lld",
               (long long)n, (long long)prefix.size());
+    if (holds && go_back_to(prefix, n)) {
+        return;
+    }
+    if (position() > 0) {
+        reset();
+    }
     const int64_t wanted = prefix.wanted_cells(n), free = kv_.cells().n_unclaimed();
     DFL_CHECK(wanted <= free, DFL_STATUS_ARGUMENT,
               "a prefix of %lld tokens needs %lld more cells, and %lld are free", (long long)n,
@@ -331,9 +338,48 @@ void Sequence::adopt(const Prefix & prefix, int64_t n) {
     passes_.clear();
 }
 
+bool Sequence::go_back_to(const Prefix & prefix, int64_t n) {
+    if (n == position()) {
+        return true; // states are those of its last token
+    }
+    prove();
+    // What was not proven may have been spoiled by what came behind it in a pass.
+    bool can = n == prefix.size() || n <= n_proven_;
+    for (const KvGroup & group : kv_.groups()) {
+        can = can && group.cells().can_release_from(slot_, static_cast<int32_t>(n));
+    }
+    if (!can) {
+        return false;
+    }
+    forget_from(n);
+    try {
+        for (size_t i = 0; i < known_.size(); ++i) {
+            // Layers with a window, and the drafter, may have forgotten rows that the prefix has.
+            const CacheRows & kept = prefix.rows()[i];
+            KvGroup & group = *engine_->caches()[i];
+            const std::vector<cpu::CellSpan> & spans = group.cells().spans(slot_);
+            if (!kept.empty() &&
+                (spans.empty() || spans.front().position > kept.front()->position())) {
+                group.release_from(slot_, 0);
+                begin_with(i, kept, n);
+            }
+        }
+        if (engine_->recurs()) {
+            recurrent_.load(slot_, prefix.state()->bytes());
+        }
+    } catch (...) {
+        reset();
+        throw;
+    }
+    return true;
+}
+
 void Sequence::begin_with(size_t cache, const CacheRows & kept, int64_t n) {
     KvGroup & group = *engine_->caches()[cache];
     const int64_t first = n - engine_->most_kept(cache, n);
+    if (engine_->is_drafters(cache)) {
+        draft_->make_room({{slot_, n - first}});
+    }
     std::vector<int64_t> pages;
     for (const auto & rows : kept) {
         const int64_t here = std::min(rows->n(), n - rows->position());

@@ -343,7 +343,7 @@ void Sequence::reset() {
     clear_unproven(0);
     close_verify();
     for (KvGroup & group : kv_.groups()) {
-        group.cells().release_from(slot_, 0);
+        group.release_from(slot_, 0);
     }
     recurrent_.clear(slot_);
     forget_known(0);

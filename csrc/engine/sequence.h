@@ -82,7 +82,8 @@ class Sequence {
     // of the last pass may be gone. Bytes that it would take on the host.
     std::shared_ptr<Prefix> keep();
     uint64_t cost_of_keeping() const;
-    // Begins with the first n tokens of a prefix: of an empty sequence. Throws
+    // Begins with the first n tokens of a prefix: an empty sequence, or one that begins with them
+    // already and goes back to them; what it holds of them stays where it is. Throws
     // DFL_STATUS_ARGUMENT where it needs more cells than are free, and DFL_STATUS_UNSUPPORTED for a
     // part of a prefix where the engine takes them whole.
     void adopt(const Prefix & prefix, int64_t n);
@@ -127,6 +128,8 @@ class Sequence {
     void forget_from(int64_t position);
     struct Wanted;
     std::vector<Wanted> wanted_rows(size_t cache) const;
+    // adopt() of what it holds; false, and nothing is changed, where it must begin anew.
+    bool go_back_to(const Prefix & prefix, int64_t n);
     void begin_with(size_t cache, const CacheRows & kept, int64_t n);
     // Rows of prefixes hold no longer from a position on.
     void forget_known(int64_t position);

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import abc
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,25 +14,24 @@ from numpy.typing import NDArray
 from ._ffi import call, create, ffi, lib, new
 from .limits import MAX_VERIFY
 
+Proposal = tuple[list[int], list[int], list[float]]
+"""A tree below the last token: tokens, parents (-1: that token) and log-chances of the paths."""
+
 
 class Copies:
     """Remembers texts, token by token, and proposes how they go on. Not for two threads at once."""
 
     def __init__(self, n_most: int) -> None:
         """n_most: tokens remembered; beyond, the older half is forgotten."""
-        self._handle = create("copies", "copies_create", n_most)
-        self._length, self._n = new("int64_t *"), new("int64_t *")
-        self._tokens = new(f"int32_t[{MAX_VERIFY}]")
-        self._parents = new(f"int32_t[{MAX_VERIFY}]")
-        self._log_chances = new(f"float[{MAX_VERIFY}]")
+        self.handle = create("copies", "copies_create", n_most)
 
     def __len__(self) -> int:
-        return int(lib().dfl_copies_size(self._handle))
+        return int(lib().dfl_copies_size(self.handle))
 
     @property
     def bytes(self) -> int:
         """Memory that it takes."""
-        return int(lib().dfl_copies_bytes(self._handle))
+        return int(lib().dfl_copies_bytes(self.handle))
 
     def append(self, tokens: abc.Sequence[int], *, is_chosen: bool = False) -> int:
         """The text goes on; how long an end of it stands in it before.
@@ -36,30 +39,24 @@ class Copies:
         is_chosen: by the target, so that they tell how often copies come true.
         Errors: Error for a token id below 0.
         """
-        ids = ffi.new("int32_t[]", tokens)
-        call("copies_append", self._handle, ids, len(tokens), is_chosen, self._length)
-        return int(self._length[0])
+        ids, length = ffi.new("int32_t[]", tokens), new("int64_t *")
+        call("copies_append", self.handle, ids, len(tokens), is_chosen, length)
+        return int(length[0])
 
     def separate(self) -> None:
         """What comes next is another text: no copy goes across."""
-        call("copies_separate", self._handle)
+        call("copies_separate", self.handle)
 
-    def propose(self, n_positions: int, n_nodes: int) -> tuple[list[int], list[int], list[float]]:
-        """The likeliest copies as a tree: tokens, parents (-1: the text's last) and log-chances.
-
-        The likeliest come first, no deeper than n_positions, MAX_VERIFY at most.
-        """
-        out = self._tokens, self._parents, self._log_chances
-        call("copies_propose", self._handle, n_positions, min(n_nodes, MAX_VERIFY), *out, self._n)
-        n = self._n[0]
-        tokens, parents, log_chances = (ffi.unpack(values, n) for values in out)
-        return tokens, parents, log_chances
+    def propose(self, n_positions: int, n_nodes: int) -> Proposal:
+        """The likeliest copies as a tree, no deeper than n_positions, the likeliest first."""
+        found = Proposals().propose([self], [()], [n_positions], [n_nodes])
+        return found[0] if found else ([], [], [])
 
     @property
     def outcomes(self) -> NDArray[np.float64]:
         """How often copies were looked at and came true, by class: [n, 2]."""
         found = np.empty((lib().DFL_COPY_OUTCOMES, 2))
-        call("copies_get_outcomes", self._handle, ffi.from_buffer("double[]", found))
+        call("copies_get_outcomes", self.handle, ffi.from_buffer("double[]", found))
         return found
 
     @outcomes.setter
@@ -68,4 +65,86 @@ class Copies:
         values = np.ascontiguousarray(values, dtype=np.float64)
         if values.shape != (lib().DFL_COPY_OUTCOMES, 2):
             raise ValueError(f"outcomes are {list(values.shape)}, need one pair a class")
-        call("copies_set_outcomes", self._handle, ffi.from_buffer("double[]", values))
+        call("copies_set_outcomes", self.handle, ffi.from_buffer("double[]", values))
+
+
+@dataclass(frozen=True, eq=False)
+class Worth:
+    """What copies must promise to be proposed: for each size, in rising order, tokens.
+
+    So many of the likeliest of all nodes are expected to give more than that; none: whatever.
+    """
+
+    sizes: abc.Sequence[int] = ()
+    tokens: abc.Sequence[float] = ()
+
+    @cached_property
+    def arrays(self) -> tuple[Any, Any, int]:
+        """For the core."""
+        sizes, tokens = ffi.new("int32_t[]", self.sizes), ffi.new("double[]", self.tokens)
+        return sizes, tokens, len(self.sizes)
+
+
+ANYTHING = Worth()
+
+
+class Proposals:
+    """Rounds of several texts, in one call each. Not for two threads at once.
+
+    What the call needs is kept: to make it anew takes longer than to look for copies.
+    """
+
+    def __init__(self) -> None:
+        self._texts: abc.Sequence[Copies] = ()
+        self._n_tokens = 0
+
+    def propose(
+        self,
+        texts: abc.Sequence[Copies],
+        chosen: abc.Sequence[abc.Sequence[int]],
+        n_positions: abc.Sequence[int],
+        n_nodes: abc.Sequence[int],
+        worth: Worth = ANYTHING,
+    ) -> list[Proposal] | None:
+        """Each text goes on by what the target chose, and gives its likeliest copies as a tree.
+
+        No more nodes than its n_nodes, MAX_VERIFY at most, and none deeper than its n_positions.
+        None where there are none, or all together promise too little.
+        Errors: Error for a token id or a count below 0, which leaves all as it was.
+        """
+        n = len(texts)
+        if texts != self._texts:
+            self._texts = texts
+            self._handles = ffi.new("dfl_copies *[]", [text.handle for text in texts])
+            self._counts, self._found = ffi.new("int32_t[]", 3 * n), ffi.new("int32_t[]", n)
+            self._out = tuple(
+                ffi.new(name, n * MAX_VERIFY) for name in ("int32_t[]", "int32_t[]", "float[]")
+            )
+        tokens = chosen[0] if n == 1 else [token for tokens in chosen for token in tokens]
+        if len(tokens) >= self._n_tokens:
+            self._n_tokens = 2 * len(tokens) + 1
+            self._tokens = ffi.new("int32_t[]", self._n_tokens)
+        self._tokens[0 : len(tokens)] = tokens
+        sizes = n_nodes if max(n_nodes) <= MAX_VERIFY else [min(k, MAX_VERIFY) for k in n_nodes]
+        self._counts[0 : 3 * n] = [*map(len, chosen), *n_positions, *sizes]
+        found = self._found
+        call(
+            "copies_propose",
+            self._handles,
+            n,
+            self._tokens,
+            self._counts,
+            *worth.arrays,
+            *self._out,
+            found,
+        )
+        counts = ffi.unpack(found, n)
+        n_found = sum(counts)
+        if not n_found:
+            return None
+        ids, parents, logs = (ffi.unpack(values, n_found) for values in self._out)
+        if n == 1:
+            return [(ids, parents, logs)]
+        ends = itertools.accumulate(counts)
+        spans = [(end - k, end) for k, end in zip(counts, ends, strict=True)]
+        return [(ids[a:b], parents[a:b], logs[a:b]) for a, b in spans]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._ffi import Error, call, create, ffi, lib, new, text
+from ._ffi import Error, call, create, ffi, new, text, value
 from .limits import MAX_TOP, MAX_VERIFY
 from .load_config import LoadConfig, c_options
 from .models import Drafter, Model
@@ -77,7 +77,7 @@ class Engine:
     @property
     def n_experts(self) -> int:
         """That the last run multiplied with, of all layers; 0 where that is not counted."""
-        return int(lib().dfl_engine_n_experts(self.handle))
+        return value("engine_n_experts", self.handle)
 
     def close(self) -> None:
         """Gives up this reference; memory goes when the engine's sequences are closed too."""

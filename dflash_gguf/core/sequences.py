@@ -158,10 +158,11 @@ class Sequence:
         return int(n_bytes[0])
 
     def adopt(self, prefix: Prefix, n: int) -> None:
-        """Begins with the first n tokens of a prefix; it must be empty.
+        """Begins with the first n tokens of a prefix, or goes back to them: they stay in place.
 
         Raises:
-            Error: more cells than are free, or a part of a prefix that can only be taken whole.
+            Error: it holds other tokens, more cells than are free, or a part of a prefix that can
+            only be taken whole.
         """
         self.n_calls += 1
         call("prefix_adopt", self.handle, prefix.handle, n)

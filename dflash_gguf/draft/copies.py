@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from ..core import MAX_VERIFY, Copies, Error
+from ..core.copies import Proposals
 from ..sampling import Sampler
 from .calibration import way_to_draw
 from .proposer import Request
@@ -50,6 +51,7 @@ class Copy:
     def __init__(self, n_most: int = N_MOST) -> None:
         """n_most: tokens remembered of a timeline; the older half is forgotten beyond."""
         self._n_most = n_most
+        self._proposals = Proposals()
         self._memories: WeakKeyDictionary[Any, _Memory] = WeakKeyDictionary()
         self._outcomes: dict[str, list[list[float]]] = {}
 
@@ -75,7 +77,18 @@ class Copy:
 
     def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
         """What came after the end of each text where it stood before."""
-        return [self._tree(request) for request in requests]
+        texts, chosen, n_positions, n_nodes = [], [], [], []
+        for request in requests:
+            memory: _Memory = request.notes[self.name]
+            texts.append(memory.copies)
+            chosen.append(request.seen[memory.n :])
+            memory.n = len(request.seen)
+            n_positions.append(request.n_positions)
+            n_nodes.append(request.n_nodes)
+        found = self._proposals.propose(texts, chosen, n_positions, n_nodes, requests[0].worth)
+        if found is None:
+            return [_NOTHING] * len(requests)
+        return [_tree(request.seen[-1], *one) for request, one in zip(requests, found, strict=True)]
 
     def observe(self, request: Request, tokens: Sequence[int]) -> None:
         """The text tells, when it goes on."""
@@ -107,21 +120,14 @@ class Copy:
             found[way] = outcomes
         self._outcomes = found
 
-    def _tree(self, request: Request) -> Tree:
-        memory: _Memory = request.notes[self.name]
-        seen, n = request.seen, memory.n
-        memory.n = len(seen)
-        if not memory.copies.append(seen[n:], is_chosen=True) or request.n_positions < 1:
-            return _NOTHING
-        tokens, parents, log_chances = memory.copies.propose(request.n_positions, request.n_nodes)
-        if not tokens or log_chances[0] < request.least_log_chance:
-            return _NOTHING
-        depths = [0]
-        for parent in parents:
-            depths.append(depths[parent + 1] + 1)
-        return Tree(
-            [seen[-1], *tokens], [-1, *(p + 1 for p in parents)], depths, [0.0, *log_chances]
-        )
+
+def _tree(
+    root: int, tokens: Sequence[int], parents: Sequence[int], log_chances: Sequence[float]
+) -> Tree:
+    depths = [0]
+    for parent in parents:
+        depths.append(depths[parent + 1] + 1)
+    return Tree([root, *tokens], [-1, *(p + 1 for p in parents)], depths, [0.0, *log_chances])
 
 
 def _n_common(a: list[int], b: list[int]) -> int:

@@ -7,12 +7,12 @@ text so far. The loop verifies its candidates whatever they are: it can only cos
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..core import Draft, DraftRequest
+from ..core.copies import ANYTHING, Worth
 from ..sampling import Sampler
 from .tree import Tree, merged
 
@@ -44,7 +44,7 @@ class Request:
     token is chosen, but not in the caches yet. sampler: what the target's rows will be given to.
     n_left: tokens the answer may still take. n_room: rows of the pass at most.
     n_positions, n_nodes, shape: what is asked for in this round: positions, and nodes below the
-    root, at most. least_log_chance: of a first candidate that is worth proposing.
+    root, at most. worth: what nodes of all requests together must promise to be proposed.
     notes: what proposers keep until they are asked again, by their names.
     failed: names of proposers that have failed for this answer.
     proposed: candidates of this round by proposer. tree: what is verified, if anything is.
@@ -58,7 +58,7 @@ class Request:
     n_positions: int = 0
     n_nodes: int = 0
     shape: str = TREE
-    least_log_chance: float = -math.inf
+    worth: Worth = ANYTHING
     notes: dict[str, Any] = field(default_factory=dict)
     failed: set[str] = field(default_factory=set)
     proposed: dict[str, Tree] = field(default_factory=dict)

@@ -261,26 +261,22 @@ class Costs:
         }
         self._sample, self._ask = Median(), Median()
         self.experts = Experts()
-        self._lines: dict[tuple[str, int], Line] = {}
-        self._plain: dict[tuple[int, int], float] = {}
+        # What follows from the times, as it is asked for more often than they change.
+        self._warm: dict[str, set[int]] = {kind: set() for kind in self._times}
+        self._measured: set[int] = set()  # sequences of plain rounds of answers
+        self.most_rows = 0
+        """Rows of the largest pass that was run more than once."""
+        self._lines: dict[str, dict[int, Line]] = {kind: {} for kind in self._times}
 
     @property
     def knows_plain(self) -> bool:
         """Whether plain rounds of answers were measured more than once."""
-        return any(map(self._was_measured, self._times["plain"].values()))
+        return bool(self._measured)
 
     def knows_plain_of(self, n_sequences: int) -> bool:
         """Whether such rounds were of as many sequences, or of less than twice as many."""
-        known = self._times["plain"].items()
-        return any(
-            n_sequences <= n < 2 * n_sequences and self._was_measured(buckets)
-            for n, buckets in known
-        )
-
-    @property
-    def most_rows(self) -> int:
-        """Rows of the largest pass that was run more than once."""
-        return max(self._most(kind) for kind in PASSES)
+        measured = self._measured
+        return n_sequences in measured or any(n_sequences < n < 2 * n_sequences for n in measured)
 
     @property
     def ask_s(self) -> float:
@@ -298,17 +294,19 @@ class Costs:
             for buckets in known.values():
                 for median in buckets.values():
                     median.is_guess = True
+        self._measured.clear()
         self.experts.are_guesses()
         self._sample = Median()
 
     def most_positions(self, is_brief: bool, n_sequences: int = 1) -> int:
         """Positions of the longest drafts of a kind that were run more than once."""
-        return max(self._most("brief" if is_brief else "ranked") // n_sequences - 1, 0)
+        most = max(self._warm["brief" if is_brief else "ranked"], default=0)
+        return max(most // n_sequences - 1, 0)
 
     def is_warm(self, done: Round) -> bool:
         """Whether rounds like this one have been through their first run."""
-        drafts = self._times["brief" if done.is_brief else "ranked"]
-        is_drafted = not done.n_positions or _is_warm(drafts.get(done.n_draft_rows, {}))
+        drafts = self._warm["brief" if done.is_brief else "ranked"]
+        is_drafted = not done.n_positions or done.n_draft_rows in drafts
         return is_drafted and self.knows_pass(done.n_rows, done.is_tree)
 
     def is_settled(self, done: Round) -> bool:
@@ -318,30 +316,30 @@ class Costs:
 
     def knows_pass(self, n_rows: int, is_tree: bool = False) -> bool:
         """Whether passes of so many rows were run more than once."""
-        kinds = ("trees",) if is_tree else ("chains", "plain")
-        return any(_is_warm(self._times[kind].get(n_rows, {})) for kind in kinds)
+        warm = self._warm
+        if is_tree:
+            return n_rows in warm["trees"]
+        return n_rows in warm["chains"] or n_rows in warm["plain"]
 
     def observe(self, done: Round, *, with_draft: bool = True) -> None:
         """Files a round's times. with_draft: whether its draft was one like others."""
         self.n_observed += 1
         pass_s, bucket = done.pass_s / done.n_rounds, _bucket(done.position)
         if done.n_rows == done.n_sequences > 1:
-            self._median("chains", done.n_rows, bucket).add(pass_s, done.n_experts)
+            self._file("chains", done.n_rows, bucket, pass_s, done.n_experts)
         median = self._median(_kind(done), done.n_rows, bucket)
         first_s = median.value if not median.is_warm else 0.0
         if done.n_experts:
             self.experts.observe(done.n_rows, done.n_experts, pass_s, median)
-        median.add(pass_s, done.n_experts)
+            self._forget_lines(*PASSES)
+        self._file(_kind(done), done.n_rows, bucket, pass_s, done.n_experts)
         if first_s > 0.0 and median.is_warm:
             self.first_s += (max(first_s - pass_s, 0.0) - self.first_s) / 2.0
         if done.n_positions and with_draft:
-            kind = "brief" if done.is_brief else "ranked"
-            self._median(kind, done.n_draft_rows, 0).add(done.draft_s)
+            self._file("brief" if done.is_brief else "ranked", done.n_draft_rows, 0, done.draft_s)
         if done.n_drafted and not done.n_positions:
             self._ask.add(done.draft_s)
         self._sample.add(done.sample_s / max(done.n_tokens, 1))
-        self._lines.clear()
-        self._plain.clear()
 
     def draft_s(self, n_positions: int, is_brief: bool, n_sequences: int = 1) -> float:
         """Drafts of so many positions; of a kind that was never run, as of the other."""
@@ -373,11 +371,8 @@ class Costs:
 
     def plain_s(self, position: int, n_sequences: int = 1) -> float:
         """A plain round."""
-        key = n_sequences, _bucket(position)
-        if key not in self._plain:
-            pass_s = self._line("plain", key[1]).at(n_sequences)
-            self._plain[key] = pass_s + n_sequences * self.sample_s
-        return self._plain[key]
+        pass_s = self._line("plain", _bucket(position)).at(n_sequences)
+        return pass_s + n_sequences * self._sample.value
 
     def _line(self, kind: str, bucket: int) -> Line:
         """Seconds by rows.
@@ -385,8 +380,8 @@ class Costs:
         A row count that was not run in this bucket takes the nearest one's, and what a plain pass
         costs more here than there.
         """
-        key = kind, bucket
-        if key not in self._lines:
+        line = self._lines[kind].get(bucket)
+        if line is None:
             plain = self._times["plain"].get(1, {})
             here = _nearest(plain, bucket)[1].value if plain else 0.0
             times = self._times[kind]
@@ -395,24 +390,39 @@ class Costs:
             points = []
             for rows, buckets in times.items():
                 at, median = _nearest(buckets, bucket)
-                more = here - _nearest(plain, at)[1].value if plain else 0.0
+                more = here - _nearest(plain, at)[1].value if plain and at != bucket else 0.0
                 more = more if abs(more) > NOISE * here and kind in PASSES else 0.0
                 more += self.experts.more_s(median, rows)
                 points.append((rows, max(median.value + more, 0.0), median.is_warm))
-            self._lines[key] = Line(points)
-        return self._lines[key]
+            line = self._lines[kind][bucket] = Line(points)
+        return line
 
     def _median(self, kind: str, n_rows: int, bucket: int) -> Median:
         buckets = self._times[kind].setdefault(n_rows, {})
         return buckets.setdefault(bucket, Median(self.n_first))
 
-    def _most(self, kind: str) -> int:
-        """Rows of the largest pass of a kind that was run more than once."""
-        return max((n for n, buckets in self._times[kind].items() if _is_warm(buckets)), default=0)
+    def _file(
+        self, kind: str, n_rows: int, bucket: int, seconds: float, n_experts: float = 0.0
+    ) -> None:
+        median = self._median(kind, n_rows, bucket)
+        before = median.value, median.is_warm
+        median.add(seconds, n_experts)
+        if (median.value, median.is_warm) != before:
+            # What plain rounds take tells how much longer others take in other contexts.
+            self._forget_lines(*(PASSES if kind == "plain" else (kind,)))
+        if median.is_warm:
+            self._is_warm(kind, n_rows)
+            if kind == "plain":
+                self._measured.add(n_rows)
 
-    @staticmethod
-    def _was_measured(buckets: Buckets) -> bool:
-        return any(median.is_warm and not median.is_guess for median in buckets.values())
+    def _forget_lines(self, *kinds: str) -> None:
+        for kind in kinds:
+            self._lines[kind].clear()
+
+    def _is_warm(self, kind: str, n_rows: int) -> None:
+        self._warm[kind].add(n_rows)
+        if kind in PASSES:
+            self.most_rows = max(self.most_rows, n_rows)
 
     def to_dict(self) -> dict[str, Any]:
         """All medians that are more than a first time, as plain values."""
@@ -435,6 +445,9 @@ class Costs:
         for kind, known in costs._times.items():
             for rows, bucket, *measured in stored[kind]:
                 known.setdefault(_count(rows), {})[int(bucket)] = Median.known(*measured)
+                costs._is_warm(kind, int(rows))
+                if kind == "plain":
+                    costs._measured.add(int(rows))
         costs._sample = Median.known(stored["sample"])
         costs._ask = Median.known(stored["ask"])
         costs.experts = Experts.from_list(stored["experts"])
@@ -443,10 +456,6 @@ class Costs:
 
 def _kind(done: Round) -> str:
     return "trees" if done.is_tree else "chains" if done.n_drafted else "plain"
-
-
-def _is_warm(buckets: Buckets) -> bool:
-    return any(median.is_warm for median in buckets.values())
 
 
 def _number(value: Any, end: float, what: str) -> float:
@@ -467,6 +476,9 @@ def _bucket(position: int) -> int:
 
 def _nearest(buckets: Buckets, bucket: int) -> tuple[int, Median]:
     """The median of the bucket, or of the nearest; warm ones first."""
+    here = buckets.get(bucket)
+    if here is not None and here.is_warm:
+        return bucket, here
     return min(buckets.items(), key=lambda item: (not item[1].is_warm, abs(item[0] - bucket)))
 
 
@@ -485,6 +497,7 @@ class Line:
         found = [point for point in found if point[2]] or found
         self._xs = [x for x, _, _ in found]
         self._ys = [y for _, y, _ in found]
+        self._found: dict[int, float] = {}
 
     def nearest(self, x: int) -> int:
         """The known place that is nearest, the lower one on ties."""
@@ -492,6 +505,11 @@ class Line:
 
     def at(self, x: int) -> float:
         """The cost at x; 0 where nothing is known."""
+        if x not in self._found:
+            self._found[x] = self._at(x)
+        return self._found[x]
+
+    def _at(self, x: int) -> float:
         xs, ys = self._xs, self._ys
         if len(xs) < 2:
             return ys[0] if ys else 0.0

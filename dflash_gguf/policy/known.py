@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from .. import machine_cache
 from ..convert.schema import SPLIT_ENDING
 from ..draft.marginals import Candidates, grow
-from ..draft.proposer import BRIEF
 from ..draft.tree import Tree
 from .costs import Costs, Median, Round
 
@@ -61,8 +60,6 @@ class Known:
         self._was_drafted = False
         self._tokens = self._seconds = 0.0
         self._n_seen = 0
-        self._clock_s = 0.0
-        self._drafted_s: dict[bool, float] = {}
         self._n_vain = 0
         self._promised_s = self._gained_s = 0.0
 
@@ -81,10 +78,6 @@ class Known:
     def share(self) -> float:
         """Of the time that may be lost: less where nothing has been accepted for long."""
         return SHARE if self._n_vain < MEMORY // 2 else SHARE / 4.0
-
-    def since_s(self, shape: str) -> float:
-        """Seconds of rounds since a draft of a shape."""
-        return self._clock_s - self._drafted_s.get(shape == BRIEF, 0.0)
 
     def may_lose(self, seconds: float, plain_s: float, *, is_paid: bool = True) -> bool:
         """Whether so much more may be lost now, by drafts that cost a pass or by others.
@@ -128,18 +121,21 @@ class Known:
     def observe(self, done: Round, promised_s: float = 0.0) -> None:
         """Learns from a round. promised_s: seconds that its draft was to gain."""
         costs, is_plain = self.costs, done.n_drafted == 0 and done.n_positions == 0
+        knows_plain, seconds = costs.knows_plain_of(done.n_sequences), done.seconds
         keep = (1.0 - 1.0 / MEMORY) ** done.n_rounds
         self._tokens = keep * self._tokens + done.n_tokens
-        self._seconds = keep * self._seconds + done.seconds
+        self._seconds = keep * self._seconds + seconds
         if done.choose_s > 0.0:
-            self.choose_s += ((done.choose_s) - self.choose_s) / min(4.0, 1.0 + costs.n_observed)
-        self._lost_s -= self.share * done.seconds
-        self._copied_s -= SHARE * done.seconds
+            self.choose_s += (done.choose_s - self.choose_s) / min(4.0, 1.0 + costs.n_observed)
+        self._lost_s -= self.share * seconds
+        self._copied_s -= SHARE * seconds
+        self._n_seen += done.n_rounds
         least_s = loss_s = most_s = 0.0
-        if costs.knows_plain_of(done.n_sequences):
+        if knows_plain:
             plain_s = costs.plain_s(done.position, done.n_sequences) / done.n_sequences
-            seconds = done.seconds
-            if self.promise.is_proven and not costs.is_warm(done):
+            if is_plain:
+                pass
+            elif self.promise.is_proven and not costs.is_warm(done):
                 seconds = min(seconds, costs.round_s(done))  # a graph is built only once
             elif seconds > SUSPENDED * plain_s:
                 seconds = min(seconds, SUSPENDED * costs.round_s(done))
@@ -161,7 +157,7 @@ class Known:
         self._won_s += min(max(least_s - self._lost_s, 0.0), max(-loss_s, 0.0))
         self._won_s = min(self._won_s, most_s)
         self._lost_s, self._copied_s = max(self._lost_s, least_s), max(self._copied_s, least_s)
-        is_cold = is_plain and self._was_drafted and costs.knows_plain_of(done.n_sequences)
+        is_cold = is_plain and self._was_drafted and knows_plain
         # Filing a round takes a while too; of those that are well known some are enough.
         if not is_cold and (
             done.n_rounds > 1 or self._n_seen % self.n_kept == 0 or not costs.is_settled(done)

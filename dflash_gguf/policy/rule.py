@@ -27,6 +27,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..core.copies import ANYTHING, Worth
 from ..draft.proposer import BRIEF, CHAIN, TREE, Proposer, Request
 from ..draft.tree import Tree
 from .costs import Round
@@ -53,12 +54,12 @@ class Rule:
     """Chooses twice a round: before the draft how long it is, after it what is verified.
 
     n_nodes: that it would verify of one sequence now, at most. longest: positions of a proposal at
-    most. least_log_chance: of a first candidate, below which no proposal would be verified.
+    most. worth: what is proposed must promise, where no draft costs a pass.
     """
 
     n_nodes: int
     longest: int
-    least_log_chance = -math.inf
+    worth = ANYTHING
 
     def is_due(self, done: Round) -> bool:  # noqa: ARG002
         """Whether the choice for this round takes time."""
@@ -132,7 +133,7 @@ class Auto(Rule):
         self._n_kept = self._n_rest = self._n_sequences = 0
         self._is_probe = self._is_plain = False
         self._rate = self._advantage = self._promised_s = 0.0
-        self.least_log_chance = -math.inf
+        self.worth = ANYTHING
         self._looked_up: dict[tuple[int, int, bool], list[float]] = {}
         self.n_nodes = self._most_nodes()
 
@@ -221,13 +222,17 @@ class Auto(Rule):
         self._n_kept = known.n_kept
         plain_s = costs.plain_s(done.position, done.n_sequences)
         self._rate = max(done.n_sequences / max(plain_s, 1e-9), known.rate)
-        self.least_log_chance = self._least_log(done)
-        if paid is None or paid.name in request.failed or self._n_rest:
+        self.worth = self._worth(done)
+        if paid is None or paid.name in request.failed:
+            self._n_kept = max(self._n_kept, MEMORY)  # costs are all that can change
+            return
+        if self._n_rest:
+            self._n_kept = max(self._n_kept, min(self._n_rest, MEMORY))
             return
         ways = self._ways(done, paid.outlook(request.sampler), limit)
         if not ways:
             return
-        tokens, seconds, best = self._choice(ways)
+        tokens, seconds, best = max(ways, key=lambda way: way[0] / way[1])
         share_s = plain_s / done.n_sequences
         loss_s = seconds - tokens * share_s
         if not known.promise.is_proven:  # what is expected is no more than a guess
@@ -236,6 +241,7 @@ class Auto(Rule):
             self._n_rest = known.rounds_to_wait(loss_s, share_s)
             return
         self._way = best
+        self.worth = ANYTHING  # nodes come cheaper beside those of a draft
         self._promised_s = max(-loss_s, 0.0)
         if loss_s < 0.0:
             self._rate = max(tokens / seconds, self._rate)
@@ -243,27 +249,15 @@ class Auto(Rule):
         else:
             self._is_probe, self._n_kept = True, 1
 
-    def _choice(self, ways: Sequence[tuple[float, float, Way]]) -> tuple[float, float, Way]:
-        """The way with the most tokens a second; now and then one of the other shape.
-
-        What that promises is a guess until it has been tried, and an old one later: what trying it
-        costs may be a hundredth of the time since.
-        """
-        best = max(ways, key=lambda way: way[0] / way[1])
-        others = [way for way in ways if way[2].shape != best[2].shape]
-        if not others:
-            return best
-        other = max(others, key=lambda way: way[0] / way[1])
-        loss_s = other[1] - other[0] * best[1] / best[0]
-        since_s = self._known.since_s(other[2].shape)
-        return other if max(loss_s, MEMORY * SHARE * other[1]) < SHARE * since_s else best
-
-    def _least_log(self, done: Round) -> float:
-        """Of the first candidate: k of them bring k times its chance at most."""
+    def _worth(self, done: Round) -> Worth:
+        """Tokens that nodes must bring which take no draft, as chains or trees."""
         plain_s = self._costs.pass_s(done.position, done.n_sequences) - self._costs.ask_s
-        passes = zip(self._sizes, self._passes(done, 1, is_tree=False), strict=True)
-        least = min(self._rate * (pass_s - plain_s) / size for size, pass_s in passes)
-        return math.log(min(max(least, 1e-9), 1.0))
+        worth = self._rate / max(1.0 - self._rate * self._costs.sample_s, 1e-9)
+        passes = [self._passes(done, 1, is_tree) for is_tree in (False, True)]
+        return Worth(
+            self._sizes,
+            [worth * (min(seconds) - plain_s) for seconds in zip(*passes, strict=True)],
+        )
 
     def _ways(
         self, done: Round, outlook: Sequence[float], limit: int

@@ -10,6 +10,7 @@
 #include "ggml-impl.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -86,14 +87,22 @@ void memset_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, uint8_t value, s
     Opened opened;
     std::memset(static_cast<char *>(tensor->data) + offset, value, size);
 }
+std::atomic<uint64_t> kv_bytes; // of keys and values that came from the host, or went there
+void count_bytes(const ggml_tensor * tensor, size_t size) {
+    if (std::strncmp(tensor->name, "k.", 2) == 0 || std::strncmp(tensor->name, "v.", 2) == 0) {
+        kv_bytes += size;
+    }
+}
 void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, size_t offset,
                 size_t size) {
     Opened opened;
+    count_bytes(tensor, size);
     std::memcpy(static_cast<char *>(tensor->data) + offset, data, size);
 }
 void get_tensor(ggml_backend_buffer_t, const ggml_tensor * tensor, void * data, size_t offset,
                 size_t size) {
     Opened opened;
+    count_bytes(tensor, size);
     std::memcpy(data, static_cast<const char *>(tensor->data) + offset, size);
 }
 void clear(ggml_backend_buffer_t buffer, uint8_t value) {
@@ -221,6 +230,8 @@ ggml_backend_reg reg = {
     GGML_BACKEND_API_VERSION, {reg_name, count, get_device, no_functions}, nullptr};
 
 } // namespace
+
+extern "C" __attribute__((visibility("default"))) uint64_t fake_kv_bytes(void) { return kv_bytes; }
 
 extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backend_init(void) {
     fake.buft.iface.get_name = buft_name;

@@ -5,6 +5,8 @@ It computes with ggml's CPU kernels, and a host access to its memory ends the pr
 
 from __future__ import annotations
 
+import ctypes
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -346,6 +348,58 @@ def test_prefixes_are_copied(
         np.testing.assert_allclose(device.draft(5, 3, 4).logits, draft.logits, atol=CLOSE)
     prefix.close()
     assert device.engine.prefix_bytes == 0
+
+
+def kv_bytes() -> int:
+    """Of keys and values, the drafter's too, that were copied to the host or from it so far."""
+    count = ctypes.CDLL(os.environ["GGML_BACKEND_PATH"]).fake_kv_bytes
+    count.restype = ctypes.c_uint64
+    return int(count())
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "gemma4"])
+def test_a_conversation_goes_on_where_its_rows_lie(
+    pair_of: Callable[[str], Pair], kind: str
+) -> None:
+    """Until others want its cells: it is copied then, and comes back with nothing lost."""
+    config = replace(config_of({}), n_ctx=512, n_parallel=2, draft_window=512)
+    pair = pair_of(kind)
+    model = Model(str(pair.target), config)
+    decoder, alone = (
+        Decoder(Sequence(Engine(model, None, Drafter(str(pair.drafter), model))), None)
+        for _ in range(2)
+    )
+    way: dict[str, Any] = {"max_tokens": 25, "temperature": 0.8, "ignore_eos": True}
+
+    def check(prompt: list[int], n_cached: int, draft: str) -> tuple[list[int], int]:
+        """The text, and bytes that were copied for its answer."""
+        alone.reset()
+        expected = alone.generate(prompt, draft="none", seed=len(prompt), **way)
+        before = kv_bytes()
+        found = decoder.generate(prompt, draft=draft, seed=len(prompt), **way)
+        assert found.tokens == expected.tokens
+        assert found.n_cached == n_cached
+        return [*prompt, *found.tokens], kv_bytes() - before
+
+    with decoder, alone:
+        text, copied = check(random_tokens(90, seed=1), 0, "tree")
+        row = sum(decoder.engine.bytes_of(name) for name in ("kv", "draft")) / config.n_ctx
+        for turn in range(3):
+            assert not copied
+            more = random_tokens(10 + turn, seed=2 + turn)
+            text, copied = check([*text, *more], len(text) - 1, ("chain", "tree", "none")[turn])
+        assert not copied
+        again = text[:-25]  # what the answer left goes to the host: a page or two
+        text, copied = check(again, len(again) - 1, "tree")
+        assert 0 < copied < 130 * row
+        other, copied = check(random_tokens(60, seed=9), 0, "tree")  # in the place beside it
+        assert not copied
+        big, copied = check(random_tokens(380, seed=7), 0, "chain")  # wants nearly all cells
+        assert copied > len(text) * decoder.engine.cell_bytes
+        for known in (text, other, big):
+            check([*known, *random_tokens(4, seed=len(known))], len(known) - 1, "tree")
+        decoder.reset()
+        assert (decoder.engine.prefix_bytes, decoder.engine.n_free_cells) == (0, 512)
 
 
 EDGES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 15, 16, 17, 23, 24, 25, 31, 32, 33, 48, 49, 64)
