@@ -190,6 +190,7 @@ typedef struct {
     uint64_t cell_bytes;    /* of a K/V row of all layers that keep every row */
     int32_t divides;        /* 1: a sequence may begin with any part of a prefix */
     int64_t n_graphs_built; /* this and what follows: so far */
+    int64_t n_graph_nodes;  /* of the largest graph, views included */
     int64_t n_passes;       /* forward passes of the target */
     uint64_t bytes_read;    /* copied from device tensors to the caller */
     uint64_t mask_bytes_written; /* of attention masks, the drafter's too */

@@ -6,7 +6,9 @@
 Answers of random lengths join as others end, so that prompts come in among them; their tokens mean
 nothing, and each pass waits as long as a GPU would compute. Of the rounds without prompts: how long
 they take beside that, which is the host's time, and how much of it is spent outside of the core. Of
-all rounds: in how many a graph was built, or captured anew. The last line is one JSON object.
+all rounds: in how many a graph was built, or captured anew; and how many nodes the largest graph
+has, which follows from the model's layers: neither sequences nor their lengths add any. The last
+line is one JSON object.
 """
 
 from __future__ import annotations
@@ -107,6 +109,7 @@ def schedule(args: argparse.Namespace) -> dict[str, Any]:
             is_steady = not joined and clock.n_filled == filled and clock.n_passes == passes + 1
             rows.append((is_steady, took, took - clock.seconds, n_built, captured))
         backend, n_items = decoder.model.backend, clock.n_items / clock.n_passes
+        n_nodes = int(engine.info().n_graph_nodes)
     steady = [row for row in rows if row[0]]
     found = {
         "backend": backend,
@@ -118,12 +121,15 @@ def schedule(args: argparse.Namespace) -> dict[str, Any]:
         "outside_ms": statistics.median(row[2] for row in steady) * 1e3,
         "built": sum(row[3] > 0 for row in rows) / len(rows),
         "captured": sum(row[4] > 0 for row in rows) / len(rows),
+        "anew": sum(row[3] > 0 or row[4] > 0 for row in rows) / len(rows),
+        "nodes": n_nodes,
         "built_late": sum(row[3] > 0 for row in rows[len(rows) // 2 :]) / (len(rows) / 2),
     }
     print(
         f"{args.n} answers on {backend}: {found['steady_ms']:.2f} ms of the host a round, "
         f"{found['outside_ms']:.2f} of them outside of the core; of {len(rows)} rounds "
-        f"{100 * found['built']:.1f} % built a graph, {100 * found['captured']:.1f} % captured one"
+        f"{100 * found['anew']:.1f} % built ({100 * found['built']:.1f} %) or captured "
+        f"({100 * found['captured']:.1f} %) a graph, the largest of which has {n_nodes} nodes"
     )
     return found
 

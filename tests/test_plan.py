@@ -143,6 +143,22 @@ def test_iq4_nl_is_refused_on_a_gpu(tmp_path: Path) -> None:
         Planner(str(pair.target), None, config, vram=GPU).plan()
 
 
+def test_the_nodes_of_a_pass_follow_from_layers_alone(tmp_path: Path) -> None:
+    """Of a 27B hybrid on a GPU: neither sequences nor their contexts add any."""
+    path = tmp_path / "x.gguf"
+    shape = PRESETS["qwen35-27b"]
+    write_model(path, shape, "x", "q4_k_m", 1, header_only=True)
+
+    def nodes(**config: int) -> int:
+        model = Model(str(path), LoadConfig(**config), measure="cuda")
+        return int(Engine(model).info().n_graph_nodes)
+
+    n = nodes(n_ctx=8192, n_parallel=16)
+    assert nodes(n_ctx=131072, n_parallel=16) == n
+    assert nodes(n_ctx=131072, n_parallel=64) == n == nodes(n_ctx=8192, n_parallel=2)
+    assert nodes(n_ctx=8192, n_parallel=1) <= n < 80 * 64  # 64 layers
+
+
 def test_a_measured_engine_does_not_run(pair: Pair) -> None:
     engine = Engine(Model(str(pair.target), CONFIG, measure="device"))
     with pytest.raises(Error, match="only measured"):

@@ -13,6 +13,7 @@ import pytest
 from checkpoints import KINDS
 from device import DEVICE
 from pairs import Pair, make_pair, open_decoder, random_tokens
+from schedules import built_anew, play
 
 from dflash_gguf import jobs
 from dflash_gguf.config import LoadConfig
@@ -204,6 +205,14 @@ def test_random_use(pair: Pair, alone: Decoder, monkeypatch: pytest.MonkeyPatch,
         assert min(happened[name] for name in ("commits", "draws", "pauses", "preempted")) > 20
         many.reset()
         assert len(scheduler.running) <= 6 and not scheduler.waiting
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen35"])
+def test_joins_and_leaves_need_few_graphs(tmp_path: Path, kind: str) -> None:
+    pair = make_pair(tmp_path, kind)
+    with open_decoder(pair, 5, n_ctx=1024) as many, open_decoder(pair, 1) as alone:
+        counts = play(many, alone, seed=4, n_passes=800, most_prompt=40, draft="none")
+        assert built_anew(counts, 300) <= 0.05
 
 
 @pytest.mark.parametrize("kind", ["qwen35", "qwen35moe"])

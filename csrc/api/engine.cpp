@@ -49,6 +49,7 @@ dfl_status dfl_engine_get_info(const dfl_engine * engine, dfl_engine_info * info
         info->cell_bytes = e.kv().groups().front().row_bytes();
         info->divides = e.goes_anywhere();
         info->n_graphs_built = e.n_graphs_built();
+        info->n_graph_nodes = e.n_graph_nodes();
         info->n_passes = e.n_passes();
         info->bytes_read = e.bytes_read();
         info->mask_bytes_written = e.mask_bytes_written();

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cache/kv_group.h"
+#include "device/raw_bytes.h"
 
 #include <cstdint>
 #include <ggml-cpp.h>
@@ -96,19 +97,26 @@ class KvCache {
 // What the recurrent layers of one device remember.
 struct RecurrentPart {
     Backend * backend = nullptr;
-    bool shares_keys = true; // whether a product takes a key head for all of its value heads
     int64_t n_layers = 0;
     ggml_context_ptr ctx, trace_ctx;
     Allocation memory, trace_memory;
-    // [state_size, n_layers, n_sequences] and [conv_channels * (d_conv - 1), n_layers,
-    // n_sequences]; the newest convolution input lies last.
+    // [state_size, n_sequences, n_layers] and [conv_channels * (d_conv - 1), n_sequences,
+    // n_layers]; the newest convolution input lies last.
     ggml_tensor * state = nullptr;
     ggml_tensor * conv = nullptr;
     // Per node, k (not normed) | v | g, or exp(g) of own code | beta: [trace_size, n_trace,
     // n_layers]. And of each verify the committed convolution inputs, then its nodes':
-    // [conv_channels, n_sequences * (d_conv - 1) + n_trace, n_layers]. NULL until room was made.
+    // [conv_channels, n_conv_trace = n_sequences * (d_conv - 1) + n_trace, n_layers]. NULL until
+    // room was made.
     ggml_tensor * trace = nullptr;
     ggml_tensor * conv_trace = nullptr;
+
+    // Rows of the trace for nodes that can be open. Where lanes are padded there are more: padding
+    // is written to the first after them, and read from the second, where all is 0.
+    int64_t n_trace = 0, n_conv_trace = 0;
+    int64_t junk_row() const { return n_trace; }
+    int64_t zero_row() const { return n_trace + 1; }
+    int64_t junk_conv_row() const { return n_conv_trace; }
 };
 
 // Where the nodes of a verify lie in the trace: its first node's row, and that of the first
@@ -141,9 +149,9 @@ struct AcceptedPath {
 class RecurrentCache {
   public:
     RecurrentCache(const Hparams & hp, const LayerPlace & place, int64_t n_sequences);
-    // Makes room for verifies of up to n nodes, forgetting any trace. Throws DFL_STATUS_MEMORY and
-    // changes nothing.
-    void reserve_trace(int64_t n);
+    // Makes room for verifies of up to n nodes, forgetting any trace. pads: and for padding. Throws
+    // DFL_STATUS_MEMORY and changes nothing.
+    void reserve_trace(int64_t n, bool pads);
 
     // One for each device that has recurrent layers.
     const std::vector<std::unique_ptr<RecurrentPart>> & parts() const { return parts_; }
@@ -158,8 +166,8 @@ class RecurrentCache {
     void clear(int32_t sequence);
     // A sequence's state as bytes, of all layers in their order, then its convolution inputs; and
     // back.
-    std::vector<uint8_t> save(int32_t sequence) const;
-    void load(int32_t sequence, const std::vector<uint8_t> & bytes);
+    RawBytes save(int32_t sequence) const;
+    void load(int32_t sequence, const RawBytes & bytes);
     uint64_t sequence_bytes() const;
     uint64_t bytes() const;
     uint64_t trace_bytes() const;
@@ -168,7 +176,7 @@ class RecurrentCache {
 
   private:
     template <typename Visit>
-    void for_each_row(int32_t sequence, Visit && visit) const;
+    void for_each_part(int32_t sequence, Visit && visit) const;
 
     RecurrentShape shape_;
     int64_t n_sequences_;

@@ -259,6 +259,12 @@ void Backend::read(const ggml_tensor * tensor, void * dst, size_t offset, size_t
     bytes_read_ += size;
 }
 
+void Backend::read_rows(const ggml_tensor * tensor, void * dst, size_t offset, size_t size,
+                        int64_t n, size_t stride) const {
+    ggml_backend_tensor_get_2d(tensor, dst, offset, size, n, stride, size);
+    bytes_read_ += size * n;
+}
+
 void Backend::read(const std::vector<Fetch> & fetches) const {
     for (const Fetch & fetch : fetches) {
         const size_t size = ggml_nbytes(fetch.tensor);

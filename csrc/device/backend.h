@@ -84,6 +84,9 @@ class Backend {
 
     // Copies a tensor's bytes to the host, and counts them.
     void read(const ggml_tensor * tensor, void * dst, size_t offset, size_t size) const;
+    // The same of n pieces, stride bytes from one to the next.
+    void read_rows(const ggml_tensor * tensor, void * dst, size_t offset, size_t size, int64_t n,
+                   size_t stride) const;
     // Whole tensors, all in one wait for the device.
     struct Fetch {
         const ggml_tensor * tensor;

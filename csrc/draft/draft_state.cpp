@@ -223,7 +223,11 @@ void DraftState::set_prefill_injection(LiveGraph & live,
             positions.push_back(features.back().position);
         }
     }
-    const std::vector<int64_t> cells = take_cells(features);
+    std::vector<int64_t> cells = take_cells(features);
+    // Padding is copies of the first row of the last of them, and writes what that one writes.
+    const int64_t first = static_cast<int64_t>(features.size()) - injected.back().n;
+    positions.resize(live.shape.n_inject, positions[first]);
+    cells.resize(live.shape.n_inject, cells[first]);
     write_positions(live, live.draft.inject_positions, positions);
     live.write<int64_t>(live.draft.inject_cells,
                         [&](int64_t * data) { std::copy(cells.begin(), cells.end(), data); });

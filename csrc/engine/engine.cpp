@@ -2,7 +2,7 @@
 
 #include "engine/sequence.h"
 #include "error.h"
-#include "graph/path_inputs.h"
+#include "graph/lanes.h"
 #include "layers/delta_net.h"
 #include "layers/delta_rule.h"
 #include "layers/host/walked_delta_net.h"
@@ -30,15 +30,16 @@ static EngineParams checked(EngineParams params) {
     return params;
 }
 
-// n_by_paths: rows of a prefill whose recurrent layers take the form for trees. n_sequences: that
-// recurrent layers take one after the other.
-static size_t max_nodes(const Model & model, const Drafter * drafter, int64_t n_by_paths,
-                        int64_t n_sequences) {
+// Nodes of the largest graph at most, however many sequences and cells it is of. n_ubatch: rows of
+// a prefill where ggml computes recurrent layers, else 0. is_fused: chains of these in one
+// operation.
+static size_t max_nodes(const Model & model, const Drafter * drafter, int64_t n_ubatch,
+                        bool is_fused) {
     const Hparams & hp = model.hparams();
     size_t n = 512 + hp.n_layer() * (96 + 4 * hp.experts.n_used);
     n += hp.n_recurrent() * std::max(path_nodes(Engine::MAX_VERIFY, Engine::MAX_VERIFY),
-                                     path_nodes(n_by_paths, PATH_CHUNK));
-    n += hp.n_recurrent() * (n_sequences - 1) * (path_nodes(PATH_CHUNK, PATH_CHUNK) + 64);
+                                     is_fused ? 0 : 2 * path_nodes(n_ubatch, PATH_CHUNK));
+    n += n_ubatch > 0 ? hp.n_recurrent() * most_lanes(n_ubatch) * LANE_NODES : 0;
     if (drafter != nullptr) {
         n += drafter->hparams().n_layer() * 128;
     }
@@ -74,9 +75,10 @@ Engine::Engine(std::shared_ptr<const Model> model, const EngineParams & params)
       fused_(walks_ || (recurs_ && params_.delta_form != DeltaForm::STOCK &&
                         has_fused_delta_rule(recurrent_, model_->hparams().recurrent))),
       sizes_(devices_),
-      graphs_(devices_, max_nodes(*model_, params_.drafter.get(), fused_ ? 0 : params_.n_ubatch,
-                                  walks_ ? 1 : params_.n_parallel)),
-      sequences_(params_.n_parallel, nullptr) {
+      graphs_(devices_, max_nodes(*model_, params_.drafter.get(),
+                                  recurs_ && !walks_ ? params_.n_ubatch : 0, fused_)),
+      sequences_(params_.n_parallel, nullptr), n_kv_(kv_.groups().size(), 0),
+      recent_cells_(kv_.groups().size()) {
     if (params_.drafter) {
         DFL_CHECK(params_.drafter->fits(model_), DFL_STATUS_ARGUMENT,
                   "%s was loaded for another model than %s", params_.drafter->file().path().c_str(),
@@ -85,7 +87,7 @@ Engine::Engine(std::shared_ptr<const Model> model, const EngineParams & params)
         // With more sequences fewer nodes of each pay.
         constexpr int64_t more_rows = 3;
         verify_rows_ = std::min(max_block + more_rows * (params_.n_parallel - 1), MAX_VERIFY);
-        recurrent_.reserve_trace(sizes_.verify_rows(verify_rows_, model_->weights()));
+        recurrent_.reserve_trace(sizes_.verify_rows(verify_rows_, model_->weights()), !walks_);
         kv_.reserve_masks(most_masked_rows(verify_rows_));
         draft_ = std::make_unique<DraftState>(
             params_.drafter, *model_, devices_,
@@ -147,16 +149,22 @@ void Engine::reserve_graphs() {
     largest.n_inject = draft_ && params_.n_ubatch > 1 ? params_.n_ubatch : 0;
     largest.walks = walks_;
     largest.taps = largest.n_inject > 0;
-    if (recurs_ && !walks_) {
-        largest.recurrent = {{0, 0, largest.n_rows, false, !fused_}};
+    const bool has_lanes = recurs_ && !walks_;
+    const auto as_they_lie = [&](int64_t n_rows) {
+        return RecurrentLanes{n_rows, 1, false, !fused_, true, true};
+    };
+    if (has_lanes) {
+        largest.recurrent = {as_they_lie(largest.n_rows)};
     }
     pick_top(largest, selects_top(MAX_TOP) ? MAX_TOP : 0);
     graphs_.get(largest, [&](LiveGraph & live) { build_forward(live); });
     if (params_.n_parallel > 1) { // prompts and single rows together
         largest.n_rows = most_rows();
         largest.n_out = params_.n_parallel;
-        if (!largest.recurrent.empty()) {
-            largest.recurrent[0].n = largest.n_rows;
+        if (has_lanes) { // at worst pieces of which each is half as long as its lane
+            const int64_t n = params_.n_parallel, rows = 2 * largest.n_rows / n;
+            largest.recurrent = {{1, n, false, !fused_, true, false},
+                                 {std::max<int64_t>(rows, 2), n, false, !fused_, false, false}};
         }
         graphs_.get(largest, [&](LiveGraph & live) { build_forward(live); });
     }
@@ -174,14 +182,18 @@ void Engine::reserve_verify_graphs(int64_t n) {
     largest.walks = walks_;
     largest.taps = draft_ != nullptr;
     if (recurs_ && !walks_) {
-        largest.recurrent = {{0, 0, largest.n_rows, true, true}};
+        const int64_t n_lanes = params_.n_parallel;
+        const int64_t longest = sizes_.lane_rows(std::max<int64_t>(n - n_lanes + 1, 1));
+        largest.recurrent = {n_lanes == 1
+                                 ? RecurrentLanes{largest.n_rows, 1, true, true, true, true}
+                                 : RecurrentLanes{longest, n_lanes, true, true, true, false}};
     }
     pick_top(largest, selects_top(MAX_TOP) ? MAX_TOP : 0);
     graphs_.get(largest, [&](LiveGraph & live) { build_forward(live); });
     if (walks_) {
         walked_promote_graph();
     } else if (recurs_) {
-        promote_graph(0, std::min(n, MOST_STEPS));
+        promote_graph(sizes_.path(std::min(n, MOST_STEPS)), params_.n_parallel, true);
     }
 }
 
@@ -203,7 +215,7 @@ void Engine::reserve_verify(int64_t n) {
     }
     graphs_.clear(); // they use what is replaced here
     const int64_t n_rows = sizes_.verify_rows(n, model_->weights());
-    recurrent_.reserve_trace(n_rows);
+    recurrent_.reserve_trace(n_rows, !walks_);
     kv_.reserve_masks(most_masked_rows(n));
     reserve_verify_graphs(n);
     if (draft_) {
@@ -233,7 +245,7 @@ void Engine::pick_top(BatchShape & shape, int64_t k) const {
 
 void Engine::build_forward(LiveGraph & live) {
     live.in = make_inputs(live.ctx.get(), model_->hparams(), kv_, live.shape);
-    make_path_inputs(live, model_->hparams().recurrent);
+    make_lane_inputs(live, model_->hparams().recurrent);
     Build b = {live.ctx.get(),    live.graph,        live.cpu_nodes,
                model_->hparams(), model_->weights(), kv_,
                recurrent_,        live.shape,        live.in};

@@ -129,6 +129,7 @@ class Engine {
     // The kind of graph that decides the size of the arena: "prefill", "verify" or "draft".
     const char * largest_graph() const;
     int64_t n_graphs_built() const { return graphs_.n_built(); }
+    int64_t n_graph_nodes() const { return graphs_.most_nodes(); }
     // Forward passes of the target so far.
     int64_t n_passes() const { return n_passes_; }
     // Experts that those of the last run multiplied with, of all layers where our own code does.
@@ -206,24 +207,23 @@ class Engine {
     void take_feature_rows(Pass & pass);
     void take_trace(Pass & pass) const;
     void give_back(Pass & pass);
+    void lay_out(Pass & pass) const;
+    void note_cells();
     BatchShape shape_of(const Pass & pass) const;
     LiveGraph & compute(Pass & pass);
     void set_inputs(LiveGraph & live, const Pass & pass);
-    void set_recurrent_rows(const LiveGraph & live, const Pass & pass);
     void forget_rows();
     // Moves recurrent states along accepted paths. On an error some layers' may have moved.
     void promote_paths(const std::vector<Path> & paths);
-    void promote_along(const PassItem & open, const std::vector<int32_t> & nodes);
     // Most accepted nodes that recurrent states move along in one graph: they are gathered from the
     // trace first, at 3.5 MiB a node of a 27B.
     static constexpr int64_t MOST_STEPS = 16;
     // The graph of our own code that moves recurrent states.
     LiveGraph & walked_promote_graph();
-    // ggml's, of one sequence, along so many accepted nodes.
-    LiveGraph & promote_graph(int32_t sequence, int64_t n_accepted);
-    // Along n nodes of an accepted path from `first` on, those before them being done.
-    void promote_state(const PassItem & open, const std::vector<int32_t> & path, int64_t first,
-                       int64_t n);
+    // ggml's, of so many lanes, along so many accepted nodes each.
+    LiveGraph & promote_graph(int64_t n_steps, int64_t n_lanes, bool in_place);
+    // Along the nodes [first, first + MOST_STEPS) of accepted paths, those before them being done.
+    void promote_steps(const std::vector<AcceptedPath> & paths, int64_t first);
     // Rows of the convolution's trace that become the last inputs after n nodes of a path.
     std::vector<int32_t> last_inputs(const PassItem & open, const std::vector<int32_t> & path,
                                      int64_t n) const;
@@ -240,7 +240,9 @@ class Engine {
     GraphPool graphs_;
     std::unique_ptr<DraftState> draft_;
     std::vector<Sequence *> sequences_; // by their places; NULL: free
-    int64_t n_top_ = 0;                 // of keep_top()
+    std::vector<int64_t> n_kv_;         // cells that the next pass attends, of each group
+    std::vector<RecentMost> recent_cells_;
+    int64_t n_top_ = 0; // of keep_top()
     int64_t verify_rows_ = 0;
     int64_t n_passes_ = 0;
     int64_t n_experts_ = 0;

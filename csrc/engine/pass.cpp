@@ -2,10 +2,10 @@
 #include "dflash.h"
 #include "engine/sequence.h"
 #include "error.h"
-#include "graph/path_inputs.h"
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 namespace dfl {
 
@@ -80,65 +80,74 @@ void Engine::append_in_steps(Item & item, const PrefillProgress & progress) {
     }
 }
 
-// Verifies come last, so that padding may be copies of the last one's root.
+// Items in the order in which a pass has them: sequences that append one row by their slots, which
+// is how their states lie, then pieces of prompts, then verifies.
+static std::vector<size_t> in_order(const std::vector<Item> & items,
+                                    const std::vector<int64_t> & n_rows) {
+    std::vector<size_t> order(items.size());
+    std::iota(order.begin(), order.end(), size_t(0));
+    const auto key = [&](size_t i) {
+        const int32_t kind = items[i].verifies ? 2 : n_rows[i] > 1 ? 1 : 0;
+        return std::pair(kind, items[i].sequence->slot());
+    };
+    std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return key(a) < key(b); });
+    return order;
+}
+
 Pass Engine::plan(const std::vector<Item> & items, const std::vector<int64_t> & from,
                   const std::vector<int64_t> & n_rows) const {
     Pass pass;
-    for (const bool verifies : {false, true}) {
-        for (size_t i = 0; i < items.size(); ++i) {
-            const Item & of = items[i];
-            if (of.verifies != verifies) {
-                continue;
-            }
-            PassItem item;
-            item.sequence = of.sequence;
-            item.verifies = verifies;
-            item.first = pass.n_rows();
-            item.n = n_rows[i];
-            item.first_out = pass.n_out();
-            item.reads_all = !verifies && of.all_logits != nullptr;
-            const int32_t * tokens = of.tokens + from[i];
-            const auto position = static_cast<int32_t>(of.sequence->position());
-            if (verifies) {
-                item.tree = Tree(tokens, of.parents, item.n);
-            }
-            for (int64_t row = 0; row < item.n; ++row) {
-                pass.tokens.push_back(tokens[row]);
-                const int64_t depth = verifies ? item.tree.depth(row) : row;
-                pass.positions.push_back(position + static_cast<int32_t>(depth));
-            }
-            const int64_t n_left = of.n - from[i] - item.n;
-            const bool ends = n_left == 0 && of.wants_row;
-            item.n_out = verifies || item.reads_all ? item.n : ends ? 1 : 0;
-            // Only what the drafter will still see after this prompt is worth injecting.
-            item.injects =
-                draft_ && !verifies && item.n > 1 && n_left + of.n_to_come < draft_->window();
-            pass.items.push_back(std::move(item));
+    for (const size_t i : in_order(items, n_rows)) {
+        const Item & of = items[i];
+        PassItem item;
+        item.sequence = of.sequence;
+        item.verifies = of.verifies;
+        item.first = pass.n_rows();
+        item.n = n_rows[i];
+        item.first_out = pass.n_out();
+        item.reads_all = !of.verifies && of.all_logits != nullptr;
+        const int32_t * tokens = of.tokens + from[i];
+        const auto position = static_cast<int32_t>(of.sequence->position());
+        if (of.verifies) {
+            item.tree = Tree(tokens, of.parents, item.n);
         }
+        for (int64_t row = 0; row < item.n; ++row) {
+            pass.tokens.push_back(tokens[row]);
+            const int64_t depth = of.verifies ? item.tree.depth(row) : row;
+            pass.positions.push_back(position + static_cast<int32_t>(depth));
+        }
+        const int64_t n_left = of.n - from[i] - item.n;
+        const bool ends = n_left == 0 && of.wants_row;
+        item.n_out = of.verifies || item.reads_all ? item.n : ends ? 1 : 0;
+        // Only what the drafter will still see after this prompt is worth injecting.
+        item.injects =
+            draft_ && !of.verifies && item.n > 1 && n_left + of.n_to_come < draft_->window();
+        pass.items.push_back(std::move(item));
     }
     pass.n_real = pass.n_rows();
     const int64_t n_padded = this->n_padded(pass);
     if (n_padded > pass.n_real) {
-        const int64_t root = pass.items.back().first;
-        pass.tokens.resize(n_padded, pass.tokens[root]);
-        pass.positions.resize(n_padded, pass.positions[root]);
+        const int64_t first = pass.items.back().first;
+        pass.tokens.resize(n_padded, pass.tokens[first]);
+        pass.positions.resize(n_padded, pass.positions[first]);
     }
     return pass;
 }
 
-// Rows of the graph. Only passes that verify are padded: rows that are nobody's would advance a
-// recurrent state.
+// Rows of the graph. Padding of a pass that appends writes what the row that it copies writes,
+// where that one writes it; of a pass that verifies to a cell of its own.
 int64_t Engine::n_padded(const Pass & pass) const {
     if (!pass.items.back().verifies) {
-        return pass.n_real;
-    }
-    const bool is_alone =
-        pass.items.size() == 1 &&
-        std::all_of(sequences_.begin(), sequences_.end(), [](const Sequence * sequence) {
-            return sequence == nullptr || sequence->open().n == 0;
-        });
-    if (recurs_ && !walks_ && !is_alone) {
-        return pass.n_real; // the trace may have no room for it
+        int64_t n_single = 0;
+        std::vector<int64_t> pieces;
+        for (const PassItem & item : pass.items) {
+            if (item.reads_all) {
+                return pass.n_real; // a row of logits is large
+            }
+            item.n == 1 ? void(++n_single) : pieces.push_back(item.n);
+        }
+        const int64_t most = std::max<int64_t>(params_.n_ubatch, params_.n_parallel);
+        return std::min(most, sizes_.append_rows(n_single, pieces, params_.n_parallel));
     }
     int64_t n_wanted = 0;
     for (const PassItem & item : pass.items) {
@@ -151,7 +160,7 @@ int64_t Engine::n_padded(const Pass & pass) const {
 }
 
 void Engine::take_cells(Pass & pass) {
-    const bool pads = pass.n_rows() > pass.n_real;
+    const bool pads = pass.n_rows() > pass.n_real && pass.items.back().verifies;
     for (KvGroup & group : kv_.groups()) {
         CellTable & table = group.cells();
         std::vector<int64_t> all;
@@ -164,7 +173,8 @@ void Engine::take_cells(Pass & pass) {
             }
             all.insert(all.end(), cells.begin(), cells.begin() + item.n);
         }
-        all.resize(pass.n_rows(), pass.items.back().cells.back().back());
+        const std::vector<int64_t> & last = pass.items.back().cells.back();
+        all.resize(pass.n_rows(), pads ? last.back() : last.front());
         pass.cells.push_back(std::move(all));
     }
 }
@@ -225,11 +235,9 @@ void Engine::take_trace(Pass & pass) const {
     const RecurrentPart & part = *recurrent_.parts().front();
     for (PassItem & item : pass.items) {
         if (item.verifies) {
-            const int64_t n_padding = pass.n_rows() - pass.n_real;
-            const int64_t n = item.n + (walks_ || &item != &pass.items.back() ? 0 : n_padding);
-            item.trace = {first_gap(taken, n, part.trace->ne[1]),
-                          first_gap(taken_conv, n + before, part.conv_trace->ne[1])};
-            take(item, n);
+            item.trace = {first_gap(taken, item.n, part.n_trace),
+                          first_gap(taken_conv, item.n + before, part.n_conv_trace)};
+            take(item, item.n);
         }
     }
 }
@@ -246,64 +254,72 @@ void Engine::give_back(Pass & pass) {
     }
 }
 
+// Most cells that one of the last passes attended, of those that are in use.
+void Engine::note_cells() {
+    for (size_t i = 0; i < kv_.groups().size(); ++i) {
+        const KvGroup & group = kv_.groups()[i];
+        const bool has_masks = !group.masks().empty();
+        const int64_t n = sizes_.cells(group.cells().high(), group.cells().size(), has_masks);
+        const bool comes_and_goes = has_masks && sizes_.are_few() && params_.n_parallel > 1;
+        n_kv_[i] = !group.has_layers() ? 0
+                   : comes_and_goes
+                       ? std::min(sizes_.shared_cells(recent_cells_[i](n)), group.cells().size())
+                       : n;
+    }
+}
+
+void Engine::lay_out(Pass & pass) const {
+    if (!recurs_) {
+        return;
+    }
+    for (const PassItem & item : pass.items) {
+        WalkedRows rows = {
+            item.sequence->slot(), item.first, item.n, item.verifies, item.trace, {}, {}};
+        if (item.verifies && !item.tree.is_chain()) {
+            for (int64_t i = 0; i < item.n; ++i) {
+                rows.parents.push_back(item.tree.parent(i));
+            }
+            if (walks_) {
+                rows.taps = convolution_taps(rows.parents, model_->hparams().recurrent.d_conv);
+            }
+        }
+        pass.walked.push_back(std::move(rows));
+    }
+    if (!walks_) {
+        pass.lanes = lanes_of(pass.walked, sizes_, {pass.n_rows(), params_.n_parallel, fused_});
+    }
+}
+
 BatchShape Engine::shape_of(const Pass & pass) const {
     BatchShape shape;
     const bool verifies = pass.items.back().verifies;
     shape.kind = verifies ? GraphKind::VERIFY : GraphKind::APPEND;
     shape.n_rows = pass.n_rows();
-    for (const KvGroup & group : kv_.groups()) {
-        const CellTable & table = group.cells();
-        const bool has_masks = !group.masks().empty();
-        shape.n_kv.push_back(
-            group.has_layers() ? sizes_.cells(table.high(), table.size(), has_masks) : 0);
-    }
-    // Rows of a verify that are padding have logits, too: then none need be picked.
-    shape.n_out = pass.n_out() == pass.n_real ? pass.n_rows() : pass.n_out();
+    shape.n_kv = n_kv_;
     shape.walks = walks_;
     bool reads_all = false;
+    int64_t n_of_pieces = 0;
     for (const PassItem & item : pass.items) {
         shape.taps = shape.taps || !item.feature_rows.empty();
         shape.n_inject += item.injects ? item.n : 0;
+        n_of_pieces += item.verifies || item.n == 1 ? 0 : item.n;
         reads_all = reads_all || item.reads_all;
-        if (recurs_ && !walks_) {
-            const bool is_last = &item == &pass.items.back();
-            const bool by_paths = !(fused_ && (!item.verifies || item.tree.is_chain()));
-            shape.recurrent.push_back({item.sequence->slot(), item.first,
-                                       is_last ? pass.n_rows() - item.first : item.n, item.verifies,
-                                       by_paths, item.trace.first, item.trace.first_conv});
-        }
+    }
+    if (shape.n_inject == n_of_pieces && !verifies) { // padding is copies of one of them
+        shape.n_inject += n_of_pieces > 0 ? pass.n_rows() - pass.n_real : 0;
+    }
+    // Rows that are padding have logits, too, where all have: then none need be picked.
+    shape.n_out = pass.n_out();
+    if (shape.n_out == pass.n_real) {
+        shape.n_out = pass.n_rows();
+    } else if (!reads_all && !verifies) {
+        shape.n_out = std::min(sizes_.out_rows(shape.n_out, params_.n_parallel), shape.n_rows - 1);
+    }
+    for (const Lanes & lanes : pass.lanes) {
+        shape.recurrent.push_back(lanes.shape);
     }
     pick_top(shape, shape.n_out > 0 && !reads_all ? n_top_ : 0);
     return shape;
-}
-
-void Engine::set_recurrent_rows(const LiveGraph & live, const Pass & pass) {
-    const RecurrentShape & recurrent = model_->hparams().recurrent;
-    std::vector<std::vector<int32_t>> parents;
-    for (const PassItem & item : pass.items) {
-        parents.emplace_back();
-        for (int64_t i = 0; i < item.n && item.verifies; ++i) {
-            parents.back().push_back(item.tree.parent(i));
-        }
-    }
-    if (!walks_) {
-        if (pass.items.back().verifies) {
-            parents.back().resize(pass.n_rows() - pass.items.back().first, -1);
-        }
-        write_path_inputs(live, recurrent, parents);
-        return;
-    }
-    recurrent_.walked.clear();
-    for (size_t i = 0; i < pass.items.size(); ++i) {
-        const PassItem & item = pass.items[i];
-        WalkedRows rows = {
-            item.sequence->slot(), item.first, item.n, item.verifies, item.trace, {}, {}};
-        if (item.verifies && !item.tree.is_chain()) {
-            rows.taps = convolution_taps(parents[i], recurrent.d_conv);
-            rows.parents = std::move(parents[i]);
-        }
-        recurrent_.walked.push_back(std::move(rows));
-    }
 }
 
 void Engine::set_inputs(LiveGraph & live, const Pass & pass) {
@@ -341,18 +357,25 @@ void Engine::set_inputs(LiveGraph & live, const Pass & pass) {
                     *data++ = static_cast<int32_t>(item.first + i);
                 }
             }
+            std::fill_n(data, live.shape.n_out - pass.n_out(), 0); // nobody reads these
         });
     }
     if (live.draft.feature_rows != nullptr) {
         live.write<int64_t>(live.draft.feature_rows, [&](int64_t * data) {
             std::fill_n(data, n, draft_->junk_row());
+            int64_t n_injected = 0;
             for (const PassItem & item : pass.items) {
+                n_injected += item.injects ? item.n : 0;
                 std::copy(item.feature_rows.begin(), item.feature_rows.end(), data + item.first);
             }
+            const int64_t n_pads = live.shape.n_inject - n_injected;
+            const std::vector<int64_t> rows = draft_->prefill_rows(n_injected, n_pads);
+            std::copy(rows.begin(), rows.end(), data + pass.n_real); // padding is injected, too
         });
     }
-    if (recurs_) {
-        set_recurrent_rows(live, pass);
+    recurrent_.walked = pass.walked;
+    if (recurs_ && !walks_) {
+        write_lane_inputs(live, recurrent_, model_->hparams().recurrent, pass.lanes, pass.walked);
     }
     if (live.shape.n_inject > 0) {
         std::vector<InjectedRows> injected;
@@ -371,6 +394,8 @@ LiveGraph & Engine::compute(Pass & pass) {
         take_feature_rows(pass);
         take_cells(pass);
         take_trace(pass);
+        lay_out(pass);
+        note_cells();
         const BatchShape shape = shape_of(pass);
         LiveGraph & live = graphs_.get(shape, [&](LiveGraph & fresh) { build_forward(fresh); });
         set_inputs(live, pass);

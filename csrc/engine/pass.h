@@ -4,6 +4,7 @@
 #include "cache/cache.h"
 #include "cache/tree.h"
 #include "graph/graph.h"
+#include "graph/lanes.h"
 
 #include <cstdint>
 #include <vector>
@@ -43,9 +44,12 @@ struct PassItem {
 
 struct Pass {
     std::vector<PassItem> items;
-    std::vector<int32_t> tokens,
-        positions; // of all rows; padding's last: copies of a verify's root
+    // Of all rows; padding comes last: copies of the first row of the last item.
+    std::vector<int32_t> tokens, positions;
     std::vector<std::vector<int64_t>> cells; // of each group of layers
+    // Of recurrent layers: the rows of each item, and, where ggml computes them, their lanes.
+    std::vector<WalkedRows> walked;
+    std::vector<Lanes> lanes;
     int64_t n_real = 0;
     bool began = false; // computing: recurrent states may have moved
 

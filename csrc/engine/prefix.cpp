@@ -9,7 +9,7 @@ namespace dfl {
 
 static constexpr int64_t PAGE = CellTable::PAGE;
 
-PrefixState::PrefixState(std::vector<uint8_t> bytes, uint64_t & host_bytes)
+PrefixState::PrefixState(RawBytes bytes, uint64_t & host_bytes)
     : bytes_(std::move(bytes)), host_bytes_(host_bytes) {
     host_bytes_ += bytes_.size();
 }
@@ -42,7 +42,7 @@ Prefix::Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
         }
     }
     if (engine_->recurs()) {
-        std::vector<uint8_t> zeros(engine_->recurrent().sequence_bytes());
+        RawBytes zeros(engine_->recurrent().sequence_bytes(), 0);
         state_ = std::make_shared<PrefixState>(std::move(zeros), engine_->kept_bytes());
     }
     find_parts();
@@ -139,7 +139,7 @@ int64_t Prefix::spill(int64_t n_cells) {
 void Prefix::read(size_t part, uint8_t * to) const {
     const Part & of = parts_[part];
     if (of.cache == rows_.size()) {
-        const std::vector<uint8_t> & bytes = state_->bytes();
+        const RawBytes & bytes = state_->bytes();
         const bool is_state = of.name == "state";
         std::copy_n(bytes.data() + (is_state ? 0 : bytes.size() - of.bytes), of.bytes, to);
         return;
@@ -153,7 +153,7 @@ void Prefix::read(size_t part, uint8_t * to) const {
 void Prefix::write(size_t part, const uint8_t * from) {
     const Part & of = parts_[part];
     if (of.cache == rows_.size()) {
-        std::vector<uint8_t> & bytes = state_->bytes();
+        RawBytes & bytes = state_->bytes();
         const bool is_state = of.name == "state";
         std::copy_n(from, of.bytes, bytes.data() + (is_state ? 0 : bytes.size() - of.bytes));
         return;

@@ -19,16 +19,16 @@ namespace dfl {
 // What recurrent layers knew after a token.
 class PrefixState {
   public:
-    PrefixState(std::vector<uint8_t> bytes, uint64_t & host_bytes);
+    PrefixState(RawBytes bytes, uint64_t & host_bytes);
     ~PrefixState() { host_bytes_ -= bytes_.size(); }
     PrefixState(const PrefixState &) = delete; // it is counted
     PrefixState & operator=(const PrefixState &) = delete;
 
-    std::vector<uint8_t> & bytes() { return bytes_; }
-    const std::vector<uint8_t> & bytes() const { return bytes_; }
+    RawBytes & bytes() { return bytes_; }
+    const RawBytes & bytes() const { return bytes_; }
 
   private:
-    std::vector<uint8_t> bytes_;
+    RawBytes bytes_;
     uint64_t & host_bytes_;
 };
 

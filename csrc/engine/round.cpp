@@ -1,7 +1,7 @@
 // A speculative round beside its verify: drafts, draws and commits, of many sequences at once.
 #include "engine/sequence.h"
 #include "error.h"
-#include "graph/path_inputs.h"
+#include "graph/lanes.h"
 #include "layers/delta_net.h"
 #include "layers/host/walked_delta_net.h"
 
@@ -142,24 +142,26 @@ void Engine::commit(const std::vector<Path> & paths) {
 
 void Engine::promote_paths(const std::vector<Path> & paths) {
     recurrent_.accepted.clear();
+    int64_t n_most = 0;
     for (const Path & path : paths) {
         if (path.n == 0) {
             continue;
         }
         const PassItem & open = path.sequence->open();
-        std::vector<int32_t> nodes = nodes_of(path);
-        if (!walks_) {
-            promote_along(open, nodes);
-            continue;
-        }
+        const std::vector<int32_t> nodes = nodes_of(path);
         AcceptedPath accepted = {path.sequence->slot(), nodes, last_inputs(open, nodes, path.n)};
         for (int32_t & node : accepted.nodes) {
             node += static_cast<int32_t>(open.trace.first);
         }
+        n_most = std::max(n_most, path.n);
         recurrent_.accepted.push_back(std::move(accepted));
     }
     if (walks_) {
         graphs_.compute(walked_promote_graph());
+        return;
+    }
+    for (int64_t first = 0; first < n_most; first += MOST_STEPS) {
+        promote_steps(recurrent_.accepted, first);
     }
 }
 
@@ -189,58 +191,82 @@ LiveGraph & Engine::walked_promote_graph() {
     });
 }
 
-void Engine::promote_along(const PassItem & open, const std::vector<int32_t> & nodes) {
-    const auto n = static_cast<int64_t>(nodes.size());
-    for (int64_t done = 0; done < n; done += MOST_STEPS) {
-        promote_state(open, nodes, done, std::min(n - done, MOST_STEPS));
-    }
-}
-
-LiveGraph & Engine::promote_graph(int32_t sequence, int64_t n_accepted) {
-    const int64_t layers = model_->hparams().n_recurrent();
+LiveGraph & Engine::promote_graph(int64_t n_steps, int64_t n_lanes, bool in_place) {
     const int64_t before = model_->hparams().recurrent.d_conv - 1;
+    const bool is_alone = params_.n_parallel == 1 && fused_; // then all layers are one operation's
+    const int64_t n_layers = is_alone ? model_->hparams().n_recurrent() : 1;
     BatchShape shape;
     shape.kind = GraphKind::PROMOTE;
-    shape.n_rows = sizes_.path(n_accepted);
-    shape.recurrent = {{sequence, 0, shape.n_rows, false, !fused_}};
+    shape.n_rows = n_steps;
+    shape.recurrent = {{n_steps, n_lanes, false, !fused_, in_place, false}};
     return graphs_.get(shape, [&](LiveGraph & fresh) {
         ggml_context * ctx = fresh.ctx.get();
-        fresh.draft.path = make_input(ctx, GGML_TYPE_I32, shape.n_rows, layers, "path");
-        fresh.draft.on_path = make_input(ctx, GGML_TYPE_F32, 1, shape.n_rows, "on_path");
-        fresh.draft.conv_rows = make_input(ctx, GGML_TYPE_I32, before, layers, "conv_rows");
-        make_path_inputs(fresh, model_->hparams().recurrent);
+        PromoteInputs & in = fresh.promote;
+        in.path = make_input(ctx, GGML_TYPE_I32, n_steps * n_lanes, n_layers, "path");
+        in.conv_rows = make_input(ctx, GGML_TYPE_I32, before * n_lanes, n_layers, "conv_rows");
+        in.to_slots = is_alone ? nullptr : make_input(ctx, GGML_TYPE_I64, n_lanes, 1, "to_slots");
+        make_lane_inputs(fresh, model_->hparams().recurrent);
         Build b = {ctx, fresh.graph, fresh.cpu_nodes, model_->hparams(), model_->weights(),
                    kv_, recurrent_,  shape,           fresh.in};
         for (const auto & part : recurrent_.parts()) {
-            promote(b, *part, fresh.draft.path, fresh.draft.on_path, fresh.draft.conv_rows);
+            promote(b, *part, in);
         }
     });
 }
 
-void Engine::promote_state(const PassItem & open, const std::vector<int32_t> & path, int64_t first,
-                           int64_t n_accepted) {
-    const int64_t layers = model_->hparams().n_recurrent();
-    LiveGraph & live = promote_graph(open.sequence->slot(), n_accepted);
-    const int64_t n_steps = live.shape.n_rows;
-    live.write<int32_t>(live.draft.path, [&](int32_t * data) {
-        for (int64_t i = 0; i < n_steps * layers; ++i) {
-            const int64_t step = i % n_steps;
-            data[i] = static_cast<int32_t>(open.trace.first) +
-                      path[first + (step < n_accepted ? step : 0)];
+void Engine::promote_steps(const std::vector<AcceptedPath> & paths, int64_t first) {
+    std::vector<const AcceptedPath *> active;
+    int64_t n_most = 0, end = 0;
+    for (const AcceptedPath & path : paths) {
+        const int64_t n = std::min(static_cast<int64_t>(path.nodes.size()) - first, MOST_STEPS);
+        if (n > 0) {
+            active.push_back(&path);
+            n_most = std::max(n_most, n);
+            end = std::max<int64_t>(end, path.sequence + 1);
+        }
+    }
+    const auto n = static_cast<int64_t>(active.size());
+    end = sizes_.lanes(end, params_.n_parallel);
+    const bool in_place = 3 * n >= end; // as lanes_of() has it
+    const int64_t n_lanes = in_place ? end : sizes_.lanes(n, params_.n_parallel);
+    LiveGraph & live = promote_graph(sizes_.path(n_most), n_lanes, in_place);
+    // NULL: a slot whose state stays as it is.
+    std::vector<const AcceptedPath *> lanes(n_lanes, in_place ? nullptr : active.front());
+    for (int64_t i = 0; i < n; ++i) {
+        lanes[in_place ? active[i]->sequence : i] = active[i];
+    }
+    const auto zero_row = static_cast<int32_t>(recurrent_.parts().front()->zero_row());
+    live.write<int32_t>(live.promote.path, [&](int32_t * data) {
+        for (int64_t i = 0; i < ggml_nelements(live.promote.path); ++i) {
+            const AcceptedPath * path = lanes[i / live.shape.n_rows % n_lanes];
+            const auto step = static_cast<size_t>(first + i % live.shape.n_rows);
+            data[i] = path != nullptr && step < path->nodes.size() ? path->nodes[step] : zero_row;
         }
     });
-    live.write<float>(live.draft.on_path, [&](float * data) {
-        for (int64_t i = 0; i < n_steps; ++i) {
-            data[i] = i < n_accepted ? 1.0f : 0.0f;
+    // Convolution inputs are few: lanes that have none write another's once more.
+    const auto source = [&](int64_t lane) -> const AcceptedPath & {
+        return lanes[lane] != nullptr ? *lanes[lane] : *active.front();
+    };
+    live.write<int32_t>(live.promote.conv_rows, [&](int32_t * data) {
+        const auto before = static_cast<int64_t>(active.front()->conv.size());
+        for (int64_t i = 0; i < ggml_nelements(live.promote.conv_rows); ++i) {
+            data[i] = source(i / before % n_lanes).conv[i % before];
         }
     });
-    const std::vector<int32_t> rows = last_inputs(open, path, first + n_accepted);
-    live.write<int32_t>(live.draft.conv_rows, [&](int32_t * data) {
-        for (int64_t layer = 0; layer < layers; ++layer) {
-            data = std::copy(rows.begin(), rows.end(), data);
+    const auto write_slots = [&](ggml_tensor * input, auto * type) {
+        using T = std::remove_pointer_t<decltype(type)>;
+        if (input != nullptr) {
+            live.write<T>(input, [&](T * data) {
+                for (int64_t lane = 0; lane < n_lanes; ++lane) {
+                    data[lane] = source(lane).sequence;
+                }
+            });
         }
-    });
-    write_path_inputs(live, model_->hparams().recurrent, {});
+    };
+    write_slots(live.promote.to_slots, static_cast<int64_t *>(nullptr));
+    write_slots(live.in.lanes[0].slots, static_cast<int32_t *>(nullptr));
+    write_slots(live.in.lanes[0].to_slots, static_cast<int64_t *>(nullptr));
+    write_path_inputs(live, model_->hparams().recurrent, {}, {});
     graphs_.compute(live);
 }
 

@@ -19,7 +19,7 @@ namespace dfl {
 struct Checkpoint {
     uint64_t caches; // whose cells these are
     std::vector<int32_t> tokens;
-    std::vector<uint8_t> recurrent;
+    RawBytes recurrent;
     std::vector<uint8_t> windows; // KvCache::save_windows()
 };
 

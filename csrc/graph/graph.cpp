@@ -7,8 +7,9 @@
 
 namespace dfl {
 
-// Decode, draft, promote and a few verify sizes of each; older ones are rebuilt when wanted.
-static constexpr size_t MAX_LIVE = 48;
+// Decode, draft, promote and a few sizes of each that appends and verifies; older ones are rebuilt
+// when wanted. One of a 27B holds 3 MiB of the host's memory.
+static constexpr size_t MAX_LIVE = 64;
 
 ggml_tensor * make_input(ggml_context * ctx, ggml_type type, int64_t ne0, int64_t ne1,
                          const char * name) {
@@ -178,6 +179,7 @@ LiveGraph & GraphPool::get(const BatchShape & shape, const GraphBuilder & build)
     LiveGraph & live =
         is_split(fresh) ? get_scheduled(std::move(fresh), build) : get_in_arena(std::move(fresh));
     ++n_built_;
+    most_nodes_ = std::max<int64_t>(most_nodes_, ggml_graph_n_nodes(live.graph));
     return live;
 }
 

@@ -25,9 +25,6 @@ struct DraftInputs {
     ggml_tensor * inject_rows = nullptr;      // i32 [n_inject]: feature rows to project; or NULL
     ggml_tensor * inject_positions = nullptr; // i32 [n_inject], or [4 * n_inject]
     ggml_tensor * inject_cells = nullptr;     // i64 [n_inject]
-    ggml_tensor * path = nullptr;             // i32 [n_path, n_layers]: accepted nodes
-    ggml_tensor * on_path = nullptr;          // f32 [1, n_path]: 1, or 0 for padding
-    ggml_tensor * conv_rows = nullptr;        // i32 [d_conv - 1, n_layers]
 };
 
 // What a draft's graph picks of its logits.
@@ -50,6 +47,7 @@ struct LiveGraph {
     CpuNodes cpu_nodes;
     GraphInputs in;
     DraftInputs draft;
+    PromoteInputs promote;
     TopOutputs top;
     ggml_tensor * logits = nullptr;    // [n_vocab, n_out]
     ggml_tensor * argmax = nullptr;    // i32 [n_out]; only where logits do not lie in host memory
@@ -116,6 +114,8 @@ class GraphPool {
     uint64_t pool_bytes() const { return pool_bytes_; }
     // Graphs built so far: a round that builds none reuses what is there.
     int64_t n_built() const { return n_built_; }
+    // Nodes of the largest of them, views included.
+    int64_t most_nodes() const { return most_nodes_; }
 
   private:
     LiveGraph built(const BatchShape & shape, const GraphBuilder & build) const;
@@ -140,7 +140,7 @@ class GraphPool {
     ggml_gallocr_ptr arena_;
     std::unique_ptr<InputBlock> block_; // NULL where the host writes inputs in their place
     std::list<LiveGraph> live_;         // most recently used first
-    int64_t n_built_ = 0;
+    int64_t n_built_ = 0, most_nodes_ = 0;
     std::map<GraphKind, ArenaBytes> wanted_; // by the largest graph
     uint64_t pool_bytes_ = 0;
 };

@@ -5,6 +5,8 @@
 #include "model/weights.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <numeric>
 
 namespace dfl {
 
@@ -28,6 +30,30 @@ int64_t GraphSizes::verify_rows(int64_t n, const Weights & weights) const {
         return row_bucket(n);
     }
     return weights.packed.empty() && n > 4 && n % 4 >= 2 ? (n + 3) / 4 * 4 : n;
+}
+
+int64_t GraphSizes::lanes(int64_t n, int64_t most) const {
+    int64_t size = fit_closely_ ? n : 1;
+    while (size < n) {
+        size *= 2;
+    }
+    return n == 0 ? 0 : std::min(size, most);
+}
+
+int64_t GraphSizes::append_rows(int64_t n_single, const std::vector<int64_t> & pieces,
+                                int64_t n_parallel) const {
+    const int64_t n = std::accumulate(pieces.begin(), pieces.end(), int64_t(0));
+    if (fit_closely_) {
+        return n_single + n;
+    }
+    if (n == 0) {
+        return lanes(n_single, n_parallel);
+    }
+    // Beside pieces a few rows more cost little. Several pieces are of too many sizes together.
+    constexpr int64_t least = 16, few = 64;
+    const bool doubles = pieces.size() > 1 || n <= few;
+    const int64_t size = doubles ? lanes(std::max(n, least), INT64_MAX) : row_bucket(n);
+    return (n_single > 1 ? n_parallel : n_single) + size;
 }
 
 // Steps grow with the context, so that a long answer does not rebuild its graph every few rounds.

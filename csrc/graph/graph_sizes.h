@@ -6,7 +6,9 @@
 // one by one before ggml's CUDA backend captures them: they are given few sizes.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <vector>
 
 namespace dfl {
 
@@ -25,16 +27,47 @@ class GraphSizes {
     // and the rest one by one: a rest of three costs more than four, one of two as much. At most
     // four rows, one more costs what it saves. Our own take any number.
     int64_t verify_rows(int64_t n, const Weights & weights) const;
+    // Rows that a pass without verifies is run with: of n_single sequences that append one each, of
+    // n_parallel, and of pieces of prompts.
+    int64_t append_rows(int64_t n_single, const std::vector<int64_t> & pieces,
+                        int64_t n_parallel) const;
+    // Rows with logits, of n that are wanted and `most` that can be, where not all are.
+    int64_t out_rows(int64_t n, int64_t most) const { return fit_closely_ || n < 2 ? n : most; }
+    // Lanes of recurrent layers for n sequences of `most`, and rows of lanes of up to n.
+    int64_t lanes(int64_t n, int64_t most) const;
+    int64_t lane_rows(int64_t n) const { return fit_closely_ ? n : row_bucket(n); }
     // Cells that a pass attends of a cache of `size`, the highest in use being `high` - 1.
     // has_masks: over which some layers have masks; to others it is a limit.
     int64_t cells(int64_t high, int64_t size, bool has_masks) const;
+    // The same where sequences come and go.
+    int64_t shared_cells(int64_t n) const { return row_bucket((n + 4095) / 4096) * 4096; }
     // Steps of a promotion of n accepted nodes.
     int64_t path(int64_t n) const;
     // Features that a draft injects first, of n that wait.
     int64_t injected(int64_t n) const;
+    // Whether sizes are few, so that a graph serves many passes.
+    bool are_few() const { return !fit_closely_; }
 
   private:
     bool fit_closely_;
+};
+
+// The most of the last requests: where sequences come and go, what passes attend rises and falls
+// all the time, and each size is a graph.
+class RecentMost {
+  public:
+    int64_t operator()(int64_t n) {
+        if (++n_asked_ > REMEMBERED) {
+            before_ = now_;
+            now_ = n_asked_ = 0;
+        }
+        now_ = std::max(now_, n);
+        return std::max(now_, before_);
+    }
+
+  private:
+    static constexpr int64_t REMEMBERED = 512; // passes, and as many before these
+    int64_t now_ = 0, before_ = 0, n_asked_ = 0;
 };
 
 } // namespace dfl

@@ -9,50 +9,48 @@
 
 namespace dfl {
 
-// A layer's part of a recurrent cache tensor that is the sequence's, whose rows are built: [n].
-static ggml_tensor * slot_of(Build & b, ggml_tensor * cache, int64_t index) {
-    const int32_t sequence = b.shape.recurrent[b.of].sequence;
-    return ggml_view_1d(b.ctx, cache, cache->ne[0], sequence * cache->nb[2] + index * cache->nb[1]);
-}
-
-// One layer of a trace from a row and a value on, as [n, rows].
-static ggml_tensor * traced(Build & b, ggml_tensor * trace, int64_t index, int64_t row, int64_t at,
-                            int64_t n, int64_t rows) {
-    return ggml_view_2d(b.ctx, trace, n, rows, trace->nb[1],
-                        index * trace->nb[2] + row * trace->nb[1] + at * trace->nb[0]);
-}
+static const RecurrentLanes & lanes(const Build & b) { return b.shape.recurrent[b.of]; }
+static const LaneInputs & lane_inputs(const Build & b) { return b.in.lanes[b.of]; }
 
 static void copy(Build & b, ggml_tensor * from, ggml_tensor * to) {
     ggml_build_forward_expand(b.graph, ggml_cpy(b.ctx, from, to));
 }
 
-// The convolution's inputs when verifying: the committed ones, then u [channels, rows], both in the
-// trace. [channels, before + rows].
-static ggml_tensor * traced_inputs(Build & b, int il, ggml_tensor * u) {
-    const RecurrentPart & part = b.recurrent.part_of(il);
-    const RecurrentRows & of = b.shape.recurrent[b.of];
-    const int64_t index = b.recurrent.index(il);
-    const int64_t channels = u->ne[0], rows = u->ne[1], before = b.hp.recurrent.d_conv - 1;
-    ggml_tensor * trace = part.conv_trace;
-    if (index == 0) { // of all layers of the device at once
-        ggml_tensor * conv = part.conv;
-        ggml_tensor * past = ggml_view_2d(b.ctx, conv, conv->ne[0], conv->ne[1], conv->nb[1],
-                                          of.sequence * conv->nb[2]);
-        copy(b, past,
-             ggml_view_2d(b.ctx, trace, conv->ne[0], conv->ne[1], trace->nb[2],
-                          of.first_conv * trace->nb[1]));
-    }
-    copy(b, u, traced(b, trace, index, of.first_conv + before, 0, channels, rows));
-    return traced(b, trace, index, of.first_conv, 0, channels, before + rows);
+// A layer of a recurrent cache tensor, the first n slots: [n values, n].
+static ggml_tensor * slots_of(Build & b, ggml_tensor * cache, int64_t index, int64_t n) {
+    return ggml_view_2d(b.ctx, cache, cache->ne[0], n, cache->nb[1], index * cache->nb[2]);
 }
 
-// A node's window is its parent chain: each tap gathers its rows. inputs: [channels, before + n].
+// The same of the lanes that are built, [n values, n_lanes]; and back.
+static ggml_tensor * of_lanes(Build & b, ggml_tensor * cache, int64_t index) {
+    return lanes(b).in_place ? slots_of(b, cache, index, lanes(b).n_lanes)
+                             : ggml_get_rows(b.ctx, slots_of(b, cache, index, cache->ne[1]),
+                                             lane_inputs(b).slots);
+}
+static void bring_back(Build & b, ggml_tensor * values, ggml_tensor * cache, int64_t index) {
+    if (lanes(b).in_place) {
+        copy(b, values, slots_of(b, cache, index, lanes(b).n_lanes));
+        return;
+    }
+    ggml_tensor * all = slots_of(b, cache, index, cache->ne[1]);
+    ggml_build_forward_expand(b.graph, ggml_set_rows(b.ctx, all, values, lane_inputs(b).to_slots));
+}
+
+// Writes rows [n, rows] to some of a trace, from a value on.
+static void write_traced(Build & b, ggml_tensor * trace, int64_t index, int64_t at,
+                         ggml_tensor * values, ggml_tensor * rows) {
+    ggml_tensor * to = ggml_view_2d(b.ctx, trace, values->ne[0], trace->ne[1], trace->nb[1],
+                                    index * trace->nb[2] + at * trace->nb[0]);
+    ggml_build_forward_expand(b.graph, ggml_set_rows(b.ctx, to, values, rows));
+}
+
+// A node's window is its parent chain: each tap gathers its rows. inputs: [channels, before + n,
+// n_lanes].
 static ggml_tensor * convolve_tree(Build & b, ggml_tensor * inputs, ggml_tensor * kernel) {
-    const int64_t d_conv = kernel->ne[0], channels = kernel->ne[1];
-    ggml_tensor * rows = b.in.conv_taps[b.of];
-    const int64_t n = rows->ne[0] / d_conv;
-    ggml_tensor * windows =
-        ggml_reshape_3d(b.ctx, ggml_get_rows(b.ctx, inputs, rows), channels, n, d_conv);
+    const int64_t d_conv = kernel->ne[0], channels = kernel->ne[1], n = lanes(b).size();
+    ggml_tensor * all = ggml_reshape_2d(b.ctx, inputs, channels, inputs->ne[1] * inputs->ne[2]);
+    ggml_tensor * windows = ggml_get_rows(b.ctx, all, lane_inputs(b).conv_taps);
+    windows = ggml_reshape_3d(b.ctx, windows, channels, n, d_conv);
     ggml_tensor * taps = ggml_reshape_3d(b.ctx, ggml_cont(b.ctx, ggml_transpose(b.ctx, kernel)),
                                          channels, 1, d_conv);
     ggml_tensor * weighted = ggml_mul(b.ctx, windows, taps);
@@ -62,41 +60,64 @@ static ggml_tensor * convolve_tree(Build & b, ggml_tensor * inputs, ggml_tensor 
             ggml_view_2d(b.ctx, weighted, channels, n, weighted->nb[1], t * weighted->nb[2]);
         sum = t == 0 ? one : ggml_add(b.ctx, sum, one);
     }
-    return ggml_reshape_3d(b.ctx, sum, channels, n, 1);
+    return ggml_reshape_3d(b.ctx, sum, channels, lanes(b).n_rows, lanes(b).n_lanes);
 }
 
-// Depthwise convolution and silu of u [channels, rows] -> the same, as [channels, rows, 1].
-// Advances the cache, or when verifying leaves it alone and traces u.
-static ggml_tensor * convolve(Build & b, int il, ggml_tensor * u) {
-    const RecurrentRows & of = b.shape.recurrent[b.of];
-    const int64_t channels = u->ne[0], rows = u->ne[1], before = b.hp.recurrent.d_conv - 1;
+// What is convolved: u [channels, n_rows] of the pass, and, where lanes pick from it, the inputs
+// that all slots have committed, followed by u.
+struct ConvolutionInputs {
+    ggml_tensor * u;
+    ggml_tensor * all;
+};
+
+// Depthwise convolution and silu -> [channels, rows, n_lanes]. Advances the cache, or when
+// verifying leaves it alone and traces its inputs.
+static ggml_tensor * convolve(Build & b, int il, const ConvolutionInputs & in) {
+    const RecurrentLanes & of = lanes(b);
+    const RecurrentPart & part = b.recurrent.part_of(il);
+    const int64_t index = b.recurrent.index(il);
+    const int64_t channels = in.u->ne[0], before = b.hp.recurrent.d_conv - 1;
     ggml_tensor * kernel = b.weights.layers[il].delta.conv;
-    ggml_tensor * inputs = nullptr; // [channels, before + rows]
+    ggml_tensor * inputs = nullptr; // [channels, before + n_rows, n_lanes]
+    if (of.as_they_lie) {
+        ggml_tensor * past =
+            ggml_reshape_3d(b.ctx, of_lanes(b, part.conv, index), channels, before, of.n_lanes);
+        ggml_tensor * u = ggml_reshape_3d(b.ctx, in.u, channels, of.n_rows, of.n_lanes);
+        inputs = ggml_concat(b.ctx, past, u, 1);
+    } else {
+        inputs = ggml_get_rows(b.ctx, in.all, lane_inputs(b).inputs);
+        inputs = ggml_reshape_3d(b.ctx, inputs, channels, before + of.n_rows, of.n_lanes);
+    }
     if (of.verifies) {
-        inputs = traced_inputs(b, il, u);
+        ggml_tensor * rows =
+            ggml_reshape_2d(b.ctx, inputs, channels, (before + of.n_rows) * of.n_lanes);
+        write_traced(b, part.conv_trace, index, 0, rows, lane_inputs(b).conv_trace);
         if (of.by_paths) {
             return ggml_silu(b.ctx, convolve_tree(b, inputs, kernel));
         }
+    } else if (of.as_they_lie) {
+        ggml_tensor * last = ggml_view_3d(b.ctx, inputs, channels, before, of.n_lanes,
+                                          inputs->nb[1], inputs->nb[2], of.n_rows * inputs->nb[1]);
+        bring_back(b, last, part.conv, index);
     } else {
-        ggml_tensor * slot = slot_of(b, b.recurrent.part_of(il).conv, b.recurrent.index(il));
-        ggml_tensor * past = ggml_reshape_2d(b.ctx, slot, channels, before);
-        inputs = ggml_concat(b.ctx, past, u, 1);
-        copy(b, ggml_view_2d(b.ctx, inputs, channels, before, inputs->nb[1], rows * inputs->nb[1]),
-             past);
+        ggml_tensor * last = ggml_get_rows(b.ctx, in.all, lane_inputs(b).last_inputs);
+        bring_back(b, ggml_reshape_2d(b.ctx, last, channels * before, of.n_lanes), part.conv,
+                   index);
     }
     ggml_tensor * by_channel = ggml_cont(b.ctx, ggml_transpose(b.ctx, inputs));
     return ggml_silu(b.ctx, ggml_ssm_conv(b.ctx, by_channel, kernel));
 }
 
-// What the rule takes of a sequence's rows in a layer. heads: [channels, rows, 1], per row the
-// queries' and keys' n_k heads and the values' n_v. g (log decay, <= 0), beta: [n_v, rows].
+// What the rule takes of the lanes' rows in a layer. heads: [channels, n_rows, n_lanes], per row
+// the queries' and keys' n_k heads and the values' n_v. g (log decay, <= 0), beta: [n_v, n_rows *
+// n_lanes]; both are 0 for rows that are nobody's, which then leave the state as it is.
 struct RuleRows {
     ggml_tensor * heads;
     ggml_tensor * g;
     ggml_tensor * beta;
 };
 
-// Some heads of all rows: [d, n, rows, 1].
+// Some heads of all rows: [d, n, n_rows, n_lanes].
 static ggml_tensor * heads_of(Build & b, ggml_tensor * x, int64_t first, int64_t n) {
     const int64_t d = b.hp.recurrent.d_state;
     return ggml_view_4d(b.ctx, x, d, n, x->ne[1], x->ne[2], d * x->nb[0], x->nb[1], x->nb[2],
@@ -106,82 +127,79 @@ static ggml_tensor * heads_of(Build & b, ggml_tensor * x, int64_t first, int64_t
 static void write_trace(Build & b, int il, const RuleRows & in) {
     const RecurrentShape & shape = b.hp.recurrent;
     const int64_t d = shape.d_state, n_k = shape.n_k_heads, n_v = shape.n_v_heads;
-    const int64_t rows = in.heads->ne[1], key_values = d * (n_k + n_v);
-    auto part = [&](int64_t at, int64_t n) {
-        return traced(b, b.recurrent.part_of(il).trace, b.recurrent.index(il),
-                      b.shape.recurrent[b.of].first_trace, at, n, rows);
+    const int64_t key_values = d * (n_k + n_v);
+    const auto write = [&](int64_t at, ggml_tensor * values) {
+        write_traced(b, b.recurrent.part_of(il).trace, b.recurrent.index(il), at, values,
+                     lane_inputs(b).trace);
     };
-    copy(
-        b,
-        ggml_view_2d(b.ctx, in.heads, key_values, rows, in.heads->nb[1], d * n_k * in.heads->nb[0]),
-        part(0, key_values));
-    copy(b, in.g, part(key_values, n_v));
-    copy(b, in.beta, part(key_values + n_v, n_v));
+    write(0, ggml_view_2d(b.ctx, in.heads, key_values, lanes(b).size(), in.heads->nb[1],
+                          d * n_k * in.heads->nb[0]));
+    write(key_values, in.g);
+    write(key_values + n_v, in.beta);
 }
 
-// ggml's own operation, row after row: [d, n_v * rows].
+// ggml's own operation, row after row: [d, n_v * n_rows * n_lanes].
 static ggml_tensor * fused_rule(Build & b, int il, const RuleRows & in) {
     const RecurrentShape & shape = b.hp.recurrent;
     const int64_t d = shape.d_state, n_k = shape.n_k_heads, n_v = shape.n_v_heads;
-    const int64_t rows = in.heads->ne[1];
+    const int64_t rows = lanes(b).n_rows, n_lanes = lanes(b).n_lanes, size = d * d * n_v;
     // q and k heads are neighbours, so one norm serves both: x / sqrt(sum x^2 + eps).
     ggml_tensor * qk = ggml_rms_norm(b.ctx, heads_of(b, in.heads, 0, 2 * n_k), b.hp.eps / d);
     qk = ggml_scale(b.ctx, qk, 1.0f / std::sqrt((float)d));
     auto half = [&](int64_t first) {
-        return ggml_view_4d(b.ctx, qk, d, n_k, rows, 1, qk->nb[1], qk->nb[2], qk->nb[3],
+        return ggml_view_4d(b.ctx, qk, d, n_k, rows, n_lanes, qk->nb[1], qk->nb[2], qk->nb[3],
                             first * qk->nb[1]);
     };
-    ggml_tensor * slot = slot_of(b, b.recurrent.part_of(il).state, b.recurrent.index(il));
+    ggml_tensor * states = of_lanes(b, b.recurrent.part_of(il).state, b.recurrent.index(il));
     ggml_tensor * out =
         ggml_gated_delta_net(b.ctx, half(0), half(n_k), heads_of(b, in.heads, 2 * n_k, n_v),
-                             ggml_reshape_4d(b.ctx, in.g, 1, n_v, rows, 1),
-                             ggml_reshape_4d(b.ctx, in.beta, 1, n_v, rows, 1),
-                             ggml_reshape_4d(b.ctx, slot, d, d, n_v, 1), /*K =*/1);
-    // The op's result is the outputs [d, n_v, rows], then the final state [d, d, n_v].
-    if (!b.shape.recurrent[b.of].verifies) {
-        copy(b, ggml_view_1d(b.ctx, out, d * d * n_v, d * n_v * rows * sizeof(float)), slot);
+                             ggml_reshape_4d(b.ctx, in.g, 1, n_v, rows, n_lanes),
+                             ggml_reshape_4d(b.ctx, in.beta, 1, n_v, rows, n_lanes),
+                             ggml_reshape_4d(b.ctx, states, d, d, n_v, n_lanes), /*K =*/1);
+    // The op's result is the outputs [d, n_v, rows, lanes], then the final states [d, d, n_v,
+    // lanes].
+    const int64_t n_out = d * n_v * rows * n_lanes;
+    if (!lanes(b).verifies) {
+        bring_back(
+            b, ggml_view_2d(b.ctx, out, size, n_lanes, size * sizeof(float), n_out * sizeof(float)),
+            b.recurrent.part_of(il).state, b.recurrent.index(il));
     }
-    return ggml_view_2d(b.ctx, out, d, n_v * rows, d * sizeof(float), 0);
+    return ggml_view_2d(b.ctx, out, d, n_out / d, d * sizeof(float), 0);
 }
 
-// The form for trees; rows that are appended go chunk by chunk. [d, n_v * rows].
+// The form for trees; rows that are appended go chunk by chunk. [d, n_v * n_rows * n_lanes].
 static ggml_tensor * path_rule(Build & b, int il, const RuleRows & in) {
     const RecurrentShape & shape = b.hp.recurrent;
     const int64_t d = shape.d_state, n_k = shape.n_k_heads, n_v = shape.n_v_heads;
-    const int64_t rows = in.heads->ne[1];
-    const RecurrentRows & of = b.shape.recurrent[b.of];
-    const bool verifies = of.verifies;
-    ggml_tensor * slot = slot_of(b, b.recurrent.part_of(il).state, b.recurrent.index(il));
-    ggml_tensor * gates = verifies ? traced(b, b.recurrent.part_of(il).trace, b.recurrent.index(il),
-                                            of.first_trace, d * (n_k + n_v), 2 * n_v, rows)
-                                   : ggml_concat(b.ctx, in.g, in.beta, 0); // [2 * n_v, rows]
-    DeltaRule done = {nullptr, ggml_reshape_3d(b.ctx, slot, d, d, n_v)};
+    const int64_t rows = lanes(b).n_rows, n_lanes = lanes(b).n_lanes;
+    const bool verifies = lanes(b).verifies;
+    ggml_tensor * states = of_lanes(b, b.recurrent.part_of(il).state, b.recurrent.index(il));
+    DeltaRule done = {nullptr, ggml_reshape_4d(b.ctx, states, d, d, n_v, n_lanes)};
+    ggml_tensor * unit = unit_queries_keys(b, heads_of(b, in.heads, 0, 2 * n_k));
+    ggml_tensor * v = heads_of(b, in.heads, 2 * n_k, n_v);
     ggml_tensor * out = nullptr;
     const int64_t chunk = verifies ? rows : PATH_CHUNK;
     for (int64_t first = 0; first < rows; first += chunk) {
         const int64_t n = std::min(chunk, rows - first);
-        const size_t at = first * in.heads->nb[1], e = in.heads->nb[0];
-        ggml_tensor * qk =
-            ggml_view_4d(b.ctx, in.heads, d, n, 2, n_k, in.heads->nb[1], n_k * d * e, d * e, at);
-        ggml_tensor * v =
-            ggml_view_3d(b.ctx, in.heads, d, n_v, n, d * e, in.heads->nb[1], at + 2 * n_k * d * e);
-        ggml_tensor * part =
-            ggml_view_2d(b.ctx, gates, 2 * n_v, n, gates->nb[1], first * gates->nb[1]);
-        part = ggml_reshape_3d(b.ctx, ggml_cont(b.ctx, ggml_transpose(b.ctx, part)), n, 1, 2 * n_v);
-        auto gate = [&](int64_t head) {
-            return ggml_view_3d(b.ctx, part, n, 1, n_v, part->nb[1], part->nb[2],
-                                head * part->nb[2]);
+        auto gate = [&](ggml_tensor * x) { // [n_v, rows * lanes] -> [n, 1, n_v, lanes]
+            const size_t row = x->nb[1];
+            ggml_tensor * part =
+                ggml_view_3d(b.ctx, x, n_v, n, n_lanes, row, rows * row, first * row);
+            return ggml_reshape_4d(b.ctx, ggml_cont(b.ctx, ggml_transpose(b.ctx, part)), n, 1, n_v,
+                                   n_lanes);
         };
-        done = delta_rule(b, {unit_queries_keys(b, qk), v, gate(0), gate(n_v), done.state,
-                              b.recurrent.part_of(il).shares_keys});
+        ggml_tensor * values = ggml_view_4d(b.ctx, v, d, n_v, n, n_lanes, v->nb[1], v->nb[2],
+                                            v->nb[3], first * v->nb[2]);
+        done = delta_rule(
+            b, {queries_keys(b, unit, first, n), values, gate(in.g), gate(in.beta), done.state});
         out = out == nullptr ? done.out : ggml_concat(b.ctx, out, done.out, 2);
     }
     if (!verifies) {
         ggml_build_forward_expand(b.graph, out); // it reads the state that goes now
-        copy(b, ggml_reshape_1d(b.ctx, done.state, ggml_nelements(slot)),
-             ggml_reshape_1d(b.ctx, slot, ggml_nelements(slot)));
+        bring_back(b, ggml_reshape_2d(b.ctx, done.state, d * d * n_v, n_lanes),
+                   b.recurrent.part_of(il).state, b.recurrent.index(il));
     }
-    return ggml_reshape_2d(b.ctx, out, d, n_v * rows);
+    return ggml_reshape_2d(b.ctx, out, d, n_v * rows * n_lanes);
 }
 
 // ggml's operations take key head h % n_k for value head h.
@@ -204,12 +222,14 @@ static ggml_tensor * as_in_file(Build & b, ggml_tensor * x) {
     return shape.grouped ? reordered(b, x, shape.n_k_heads, shape.values_a_key()) : x;
 }
 
-// Queries, keys and values, [channels, rows, 1], with the values' heads so.
+// Queries, keys and values, [channels, n_rows, n_lanes], with the values' heads so.
 static ggml_tensor * tiled_values(Build & b, ggml_tensor * heads) {
     const RecurrentShape & shape = b.hp.recurrent;
     if (!shape.grouped) {
         return heads;
     }
+    const int64_t rows = heads->ne[1], n_lanes = heads->ne[2];
+    heads = ggml_reshape_2d(b.ctx, heads, heads->ne[0], rows * n_lanes);
     const int64_t first = 2 * shape.d_state * shape.n_k_heads;
     const auto part = [&](int64_t at, int64_t n) {
         return ggml_cont(
@@ -217,7 +237,7 @@ static ggml_tensor * tiled_values(Build & b, ggml_tensor * heads) {
     };
     ggml_tensor * values = tiled(b, part(first, heads->ne[0] - first));
     ggml_tensor * all = ggml_concat(b.ctx, part(0, first), values, 0);
-    return ggml_reshape_3d(b.ctx, all, all->ne[0], all->ne[1], 1);
+    return ggml_reshape_3d(b.ctx, all, all->ne[0], rows, n_lanes);
 }
 
 // What becomes beta and the decay, [n_v, rows] each, as in the file.
@@ -258,22 +278,34 @@ ggml_tensor * delta_net(Build & b, int il, const Rows & x, ggml_tensor * add) {
     ggml_tensor * beta = tiled(b, ggml_sigmoid(b.ctx, made.beta));
     ggml_tensor * g = ggml_softplus(b.ctx, ggml_add(b.ctx, made.alpha, w.dt_bias));
     g = tiled(b, ggml_mul(b.ctx, g, w.a));
-    // One sequence after the other: the operations know each by the address of its state.
-    ggml_tensor * o = nullptr; // [d, n_v * n_rows]
+    ConvolutionInputs inputs = {qkv, nullptr};
+    const bool picks = !b.shape.recurrent.front().as_they_lie;
+    if (picks) {
+        ggml_tensor * conv = b.recurrent.part_of(il).conv;
+        const int64_t n_before = (shape.d_conv - 1) * conv->ne[1];
+        ggml_tensor * past = ggml_view_2d(b.ctx, conv, qkv->ne[0], n_before, qkv->nb[1],
+                                          b.recurrent.index(il) * conv->nb[2]);
+        inputs.all = ggml_concat(b.ctx, past, qkv, 1);
+        g = ggml_pad(b.ctx, g, 0, 1, 0, 0);
+        beta = ggml_pad(b.ctx, beta, 0, 1, 0, 0);
+    }
+    // States in place are written first: those of other lanes among them as they were.
+    ggml_tensor * o = nullptr; // [d, n_v * rows of all lanes]
     for (b.of = 0; b.of < static_cast<int64_t>(b.shape.recurrent.size()); ++b.of) {
-        const RecurrentRows & of = b.shape.recurrent[b.of];
         const auto rows_of = [&](ggml_tensor * values) {
-            return of.n == values->ne[1] ? values
-                                         : ggml_view_2d(b.ctx, values, values->ne[0], of.n,
-                                                        values->nb[1], of.first * values->nb[1]);
+            return picks ? ggml_get_rows(b.ctx, values, lane_inputs(b).rows) : values;
         };
-        ggml_tensor * heads = tiled_values(b, convolve(b, il, rows_of(qkv)));
+        ggml_tensor * heads = tiled_values(b, convolve(b, il, inputs));
         RuleRows rows = {heads, rows_of(g), rows_of(beta)};
-        if (of.verifies) {
+        if (lanes(b).verifies) {
             write_trace(b, il, rows);
         }
-        ggml_tensor * part = of.by_paths ? path_rule(b, il, rows) : fused_rule(b, il, rows);
+        ggml_tensor * part = lanes(b).by_paths ? path_rule(b, il, rows) : fused_rule(b, il, rows);
         o = o == nullptr ? part : ggml_concat(b.ctx, o, part, 1);
+    }
+    if (picks) {
+        o = ggml_reshape_2d(b.ctx, o, inner, o->ne[1] / shape.n_v_heads);
+        o = ggml_get_rows(b.ctx, o, b.in.lane_rows);
     }
     b.of = 0;
     o = as_in_file(b, ggml_reshape_2d(b.ctx, o, inner, b.shape.n_rows));

@@ -11,13 +11,13 @@ namespace dfl {
 // Qwen3_5GatedDeltaNet, with value heads in tiled order.
 ggml_tensor * delta_net(Build & b, int il, const Rows & x, ggml_tensor * add);
 
-// Advances the committed state of a device's recurrent layers along an accepted path, of the
-// sequence of shape.recurrent. path: i32 [n_path, n_layers or more], rows of the trace in order,
-// padded with any; on_path: f32 [1, n_path], 0 for padding; conv_rows: i32 [d_conv - 1, n_layers or
-// more], rows of the convolution's trace.
-void promote(Build & b, const RecurrentPart & part, ggml_tensor * path, ggml_tensor * on_path,
-             ggml_tensor * conv_rows);
+// Advances the committed states of a device's recurrent layers along accepted paths: of the lanes
+// of shape.recurrent, n_rows steps each.
+void promote(Build & b, const RecurrentPart & part, const PromoteInputs & in);
 
+// At least the graph nodes, views included, of a layer's lanes by the fused operation (observed:
+// 40).
+constexpr size_t LANE_NODES = 64;
 // Rows of one chunk where an APPEND takes the form for trees.
 constexpr int64_t PATH_CHUNK = 64;
 

@@ -4,14 +4,14 @@
 
 namespace dfl {
 
-// The masks of n nodes, made once a graph.
-static PathMasks & masks_of(Build & b, int64_t n) {
+// The masks of n nodes of some lanes, made once a graph.
+static PathMasks & masks_of(Build & b, int64_t n, int64_t n_lanes) {
     const bool is_tree = !b.shape.recurrent.empty() && b.shape.recurrent[b.of].verifies;
     const auto fits = [&](const PathInputs & in) {
         return in.n == n && (is_tree ? in.of == b.of : in.of < 0);
     };
     for (PathMasks & masks : b.path_masks) {
-        if (fits(masks.in)) {
+        if (fits(masks.in) && masks.n_lanes == n_lanes) {
             return masks;
         }
     }
@@ -19,9 +19,9 @@ static PathMasks & masks_of(Build & b, int64_t n) {
         if (fits(in)) {
             const int64_t heads = b.hp.recurrent.n_v_heads;
             auto each_head = [&](ggml_tensor * x) {
-                return ggml_repeat_4d(b.ctx, x, x->ne[0], x->ne[1], heads, 1);
+                return ggml_repeat_4d(b.ctx, x, x->ne[0], x->ne[1], heads, n_lanes);
             };
-            b.path_masks.push_back({in, each_head(in.ancestors), each_head(in.bias), {}});
+            b.path_masks.push_back({in, n_lanes, each_head(in.ancestors), each_head(in.bias), {}});
         }
     }
     return b.path_masks.back();
@@ -38,29 +38,41 @@ static ggml_tensor * rows(Build & b, ggml_tensor * x, int64_t first, int64_t n) 
 }
 
 ggml_tensor * unit_queries_keys(Build & b, ggml_tensor * qk) {
-    const int64_t d = qk->ne[0], n = qk->ne[1];
-    ggml_tensor * normed = ggml_rms_norm(b.ctx, qk, b.hp.eps / d);
-    normed = ggml_reshape_3d(b.ctx, normed, d, 2 * n, qk->ne[3]);
-    return ggml_mul(b.ctx, normed, masks_of(b, n).in.unit);
+    return ggml_mul(b.ctx, ggml_rms_norm(b.ctx, qk, b.hp.eps / qk->ne[0]), b.in.unit);
 }
 
-// exp(G_i - G_j) beta_j for the pairs of a path, else 0: [n (j), 2n (i), n_v]. The queries' half
-// has the diagonal, the keys' half is strict. growth: exp(G_i), [2n, 1, n_v].
+ggml_tensor * queries_keys(Build & b, ggml_tensor * unit, int64_t first, int64_t n) {
+    const RecurrentShape & shape = b.hp.recurrent;
+    const int64_t n_k = shape.n_k_heads, d = unit->ne[0], lanes = unit->ne[3];
+    auto half = [&](int64_t head) {
+        ggml_tensor * heads = ggml_view_4d(b.ctx, unit, d, n_k, n, lanes, unit->nb[1], unit->nb[2],
+                                           unit->nb[3], first * unit->nb[2] + head * unit->nb[1]);
+        return ggml_permute(b.ctx, heads, 0, 2, 1, 3); // [d, n, n_k, lanes]
+    };
+    ggml_tensor * qk = ggml_concat(b.ctx, half(0), half(n_k), 1);
+    // Value head h goes with key head h % n_k.
+    return n_k == shape.n_v_heads ? qk
+                                  : ggml_repeat_4d(b.ctx, qk, d, 2 * n, shape.n_v_heads, lanes);
+}
+
+// exp(G_i - G_j) beta_j for the pairs of a path, else 0: [n (j), 2n (i), n_v, lanes]. The queries'
+// half has the diagonal, the keys' half is strict. growth: exp(G_i), [2n, 1, n_v, lanes].
 static ggml_tensor * decays(Build & b, const DeltaRuleInputs & in, const PathMasks & masks,
                             ggml_tensor ** growth) {
     ggml_context * c = b.ctx;
-    const int64_t n = masks.in.n, n_v = in.g->ne[2];
+    const int64_t n = masks.in.n, n_v = in.g->ne[2], lanes = in.g->ne[3];
     // Sums along paths by elementwise operations: the matrix products of some devices keep only
     // ten bits of a factor.
     ggml_tensor * sums =
-        ggml_sum_rows(c, ggml_mul(c, masks.ancestors, in.g)); // G_i twice, [1, 2n, n_v]
-    *growth = ggml_reshape_3d(c, ggml_exp(c, sums), 2 * n, 1, n_v);
-    ggml_tensor * at_j = ggml_view_3d(c, sums, n, 1, n_v, sums->nb[2], sums->nb[2], 0);
+        ggml_sum_rows(c, ggml_mul(c, masks.ancestors, in.g)); // G_i twice, [1, 2n, n_v, lanes]
+    *growth = ggml_reshape_4d(c, ggml_exp(c, sums), 2 * n, 1, n_v, lanes);
+    ggml_tensor * at_j =
+        ggml_view_4d(c, sums, n, 1, n_v, lanes, sums->nb[2], sums->nb[2], sums->nb[3], 0);
     ggml_tensor * d = ggml_exp(c, ggml_sub(c, ggml_add(c, masks.bias, sums), at_j));
     return ggml_mul(c, d, in.beta);
 }
 
-// [n, n, n_v]
+// [n, n, n_v, lanes]
 static ggml_tensor * identity(Build & b, PathMasks & masks, int64_t n) {
     for (ggml_tensor * known : masks.identities) {
         if (known->ne[0] == n) {
@@ -69,13 +81,13 @@ static ggml_tensor * identity(Build & b, PathMasks & masks, int64_t n) {
     }
     ggml_tensor * corner = columns(b, rows(b, masks.in.identity, 0, n), 0, n);
     const int64_t heads = b.hp.recurrent.n_v_heads;
-    masks.identities.push_back(ggml_repeat_4d(b.ctx, corner, n, n, heads, 1));
+    masks.identities.push_back(ggml_repeat_4d(b.ctx, corner, n, n, heads, masks.n_lanes));
     return masks.identities.back();
 }
 
-// w of (I + a) w = r, with a strictly lower triangular: [n (j), n (i), n_v], r: [n, d, n_v] ->
-// same. Solving takes time by the cube of n, so larger systems go block by block: a block's
-// inverse, times what is left of r after the blocks above.
+// w of (I + a) w = r, with a strictly lower triangular: [n (j), n (i), n_v, lanes], r: [n, d, n_v,
+// lanes] -> same. Solving takes time by the cube of n, so larger systems go block by block: a
+// block's inverse, times what is left of r after the blocks above.
 static ggml_tensor * solve(Build & b, ggml_tensor * a, ggml_tensor * r, PathMasks & masks) {
     ggml_context * c = b.ctx;
     ggml_tensor * w = nullptr;
@@ -93,7 +105,7 @@ static ggml_tensor * solve(Build & b, ggml_tensor * a, ggml_tensor * r, PathMask
         ggml_tensor * eye = identity(b, masks, n);
         ggml_tensor * block = ggml_add(c, columns(b, below, first, n), eye);
         ggml_tensor * inverse = ggml_solve_tri(c, block, eye, true, true, false);
-        ggml_tensor * part = ggml_mul_mat(c, inverse, rest); // [n, d, n_v]
+        ggml_tensor * part = ggml_mul_mat(c, inverse, rest); // [n, d, n_v, lanes]
         w = first == 0 ? part : ggml_concat(c, w, part, 0);
     }
     return w;
@@ -101,41 +113,30 @@ static ggml_tensor * solve(Build & b, ggml_tensor * a, ggml_tensor * r, PathMask
 
 DeltaRule delta_rule(Build & b, const DeltaRuleInputs & in) {
     ggml_context * c = b.ctx;
-    const int64_t n = in.qk->ne[1] / 2;
-    const int64_t n_k = in.qk->ne[2], n_v = in.state->ne[2];
-    PathMasks & masks = masks_of(b, n);
-    // Value head h goes with key head h % n_k, so [.., n_v] is [.., n_k, n_v / n_k].
-    auto tiled = [&](ggml_tensor * x) {
-        return ggml_reshape_4d(c, x, x->ne[0], x->ne[1], n_k, n_v / n_k);
-    };
-    auto for_each_group = [&](ggml_tensor * x) {
-        return in.shares_keys ? x : ggml_repeat_4d(c, x, x->ne[0], x->ne[1], n_k, n_v / n_k);
-    };
-    auto flat = [&](ggml_tensor * x) { return ggml_reshape_3d(c, x, x->ne[0], x->ne[1], n_v); };
+    const int64_t n = in.qk->ne[1] / 2, n_v = in.state->ne[2], lanes = in.state->ne[3];
+    PathMasks & masks = masks_of(b, n, lanes);
 
     ggml_tensor * growth = nullptr;
     ggml_tensor * decay = decays(b, in, masks, &growth);
     ggml_tensor * keys = rows(b, in.qk, n, n);
-    ggml_tensor * products = ggml_mul_mat(c, keys, in.qk); // k_j q_i, k_j k_i: [n (j), 2n (i), n_k]
-    ggml_tensor * system = flat(ggml_mul(c, tiled(decay), products));
-    ggml_tensor * from_state =
-        flat(ggml_mul_mat(c, for_each_group(in.qk), tiled(in.state))); // [2n, d, n_v]
+    // k_j q_i, k_j k_i: [n (j), 2n (i), n_v, lanes]
+    ggml_tensor * system = ggml_mul(c, decay, ggml_mul_mat(c, keys, in.qk));
+    ggml_tensor * from_state = ggml_mul_mat(c, in.qk, in.state); // [2n, d, n_v, lanes]
     from_state = ggml_mul(c, from_state, growth);
 
-    ggml_tensor * v = ggml_cont(c, ggml_permute(c, in.v, 1, 2, 0, 3)); // [n, d, n_v]
+    ggml_tensor * v = ggml_cont(c, ggml_permute(c, in.v, 1, 2, 0, 3)); // [n, d, n_v, lanes]
     v = ggml_sub(c, v, columns(b, from_state, n, n));
     ggml_tensor * w = solve(b, rows(b, system, n, n), v, masks);
-    ggml_tensor * out = ggml_mul_mat(c, rows(b, system, 0, n), w); // [n, d, n_v]
+    ggml_tensor * out = ggml_mul_mat(c, rows(b, system, 0, n), w); // [n, d, n_v, lanes]
     out = ggml_add(c, out, columns(b, from_state, 0, n));
 
     // S <- exp(G) S + sum_j exp(G - G_j) beta_j k_j w_j, G that of the last node.
-    ggml_tensor * last =
-        ggml_view_3d(c, decay, n, 1, n_v, decay->nb[1], decay->nb[2], (n - 1) * decay->nb[1]);
-    ggml_tensor * keys_by_node = ggml_cont(c, ggml_permute(c, keys, 1, 0, 2, 3)); // [n, d, n_k]
-    ggml_tensor * added =
-        ggml_mul_mat(c, for_each_group(keys_by_node), tiled(ggml_mul(c, w, last)));
+    ggml_tensor * last = ggml_view_4d(c, decay, n, 1, n_v, lanes, decay->nb[1], decay->nb[2],
+                                      decay->nb[3], (n - 1) * decay->nb[1]);
+    ggml_tensor * keys_by_node = ggml_cont(c, ggml_permute(c, keys, 1, 0, 2, 3));
+    ggml_tensor * added = ggml_mul_mat(c, keys_by_node, ggml_mul(c, w, last));
     ggml_tensor * kept = ggml_mul(c, in.state, columns(b, growth, n - 1, 1));
-    return {ggml_cont(c, ggml_permute(c, out, 2, 0, 1, 3)), ggml_add(c, kept, flat(added))};
+    return {ggml_cont(c, ggml_permute(c, out, 2, 0, 1, 3)), ggml_add(c, kept, added)};
 }
 
 } // namespace dfl

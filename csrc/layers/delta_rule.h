@@ -11,20 +11,18 @@
 
 namespace dfl {
 
-// One sequence's nodes in one layer, n of them.
+// Nodes of some lanes in one layer, n of each.
 struct DeltaRuleInputs {
-    ggml_tensor * qk;    // [d, 2 * n, n_k_heads], contiguous: all queries, then all keys
-    ggml_tensor * v;     // [d, n_v_heads, n]
-    ggml_tensor * g;     // [n, 1, n_v_heads]
-    ggml_tensor * beta;  // [n, 1, n_v_heads]
-    ggml_tensor * state; // [d, d, n_v_heads]
-    bool shares_keys;    // else the device wants a copy of a key head for each of its value heads
+    ggml_tensor * qk;    // [d, 2 * n, n_v_heads, lanes], contiguous: all queries, then all keys
+    ggml_tensor * v;     // [d, n_v_heads, n, lanes]
+    ggml_tensor * g;     // [n, 1, n_v_heads, lanes]
+    ggml_tensor * beta;  // [n, 1, n_v_heads, lanes]
+    ggml_tensor * state; // [d, d, n_v_heads, lanes]
 };
 
 struct DeltaRule {
-    ggml_tensor * out; // [d, n_v_heads, n]
-    ggml_tensor *
-        state; // [d, d, n_v_heads] after the last node, where all others are its ancestors
+    ggml_tensor * out;   // [d, n_v_heads, n, lanes]
+    ggml_tensor * state; // as it was, after the last node, where all others are its ancestors
 };
 
 // Rows of its triangular system that are solved at once.
@@ -38,8 +36,11 @@ constexpr size_t path_nodes(int64_t n, int64_t chunk) {
 
 DeltaRule delta_rule(Build & b, const DeltaRuleInputs & in);
 
-// Queries and keys [d, n, 2, n_k_heads] (any strides) as DeltaRuleInputs wants them: of length 1,
-// queries of 1 / sqrt(d).
+// Rows [first, first + n) of queries and keys [d, 2 * n_k_heads, rows, lanes] as DeltaRuleInputs
+// wants them.
+ggml_tensor * queries_keys(Build & b, ggml_tensor * unit, int64_t first, int64_t n);
+// What these are made of: queries and keys [d, 2 * n_k_heads, rows, lanes] (any strides) made
+// contiguous and of length 1, queries of 1 / sqrt(d).
 ggml_tensor * unit_queries_keys(Build & b, ggml_tensor * qk);
 
 } // namespace dfl

@@ -48,6 +48,30 @@ int main() {
     CHECK(n_sizes(16, 1.5, [&](int64_t n) { return few.path(n); }) == 8);
     CHECK(n_sizes(MOST_ROWS, 1.5, [&](int64_t n) { return few.verify_rows(n, weights); }) <= 16);
     CHECK(n_sizes(MOST_ROWS, 1.34, [&](int64_t n) { return close.verify_rows(n, weights); }) > 64);
+    // Rows that are appended: alone, beside others, and of several pieces.
+    const auto of_piece = [](const GraphSizes & sizes, int64_t n_single) {
+        return [&sizes, n_single](int64_t n) { return sizes.append_rows(n_single, {n}, 16); };
+    };
+    CHECK(n_sizes(512, 16.0, of_piece(few, 0)) <= 10);
+    CHECK(n_sizes(512, 17.0, of_piece(few, 1)) <= 10);
+    for (int64_t n_single = 2; n_single <= 16; ++n_single) {
+        CHECK(few.append_rows(n_single, {100}, 16) == 16 + 128);
+        CHECK(few.append_rows(n_single, {60, 40}, 16) == 16 + 128);
+        CHECK(close.append_rows(n_single, {60, 40}, 16) == n_single + 100);
+    }
+    CHECK(few.append_rows(3, {}, 16) == 4);
+    CHECK(few.append_rows(9, {}, 12) == 12);
+    CHECK(close.append_rows(9, {}, 12) == 9);
+    CHECK(n_sizes(N_CELLS, 4096.0, [&](int64_t n) { return few.shared_cells(n); }) <= 8);
+    RecentMost most;
+    CHECK(most(5) == 5);
+    CHECK(most(3) == 5);
+    int64_t n_kept = 0;
+    while (most(3) == 5) {
+        ++n_kept;
+    }
+    CHECK(n_kept > 500);
+    CHECK(n_kept < 1100);
     for (const int64_t high : {1, 255, 1024, 1025, 5000, 39999, 40000}) {
         CHECK(close.cells(high, N_CELLS, true) >= high);
         CHECK(few.cells(high, N_CELLS, true) >= close.cells(high, N_CELLS, true));

@@ -18,6 +18,7 @@ from checkpoints import PRE_OF_KIND
 from gguf_files import Parts, convert, edited
 from half_right import HalfRight
 from pairs import Pair, go_back, make_pair, random_tokens
+from schedules import built_anew, play
 from synthetic_gguf import write_model
 from synthetic_shapes import PRESETS
 
@@ -178,6 +179,22 @@ def test_rounds_on_it_need_few_graphs(pair_of: Callable[[str], Pair], kind: str)
         rounds()
         assert sequence.engine.info().n_graphs_built == n_built
         assert sequence.engine.bytes_of("arena") == arena
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen35"])
+def test_joins_and_leaves_need_few_graphs(pair_of: Callable[[str], Pair], kind: str) -> None:
+    """Whatever is of the sequences is an input: slots, lengths, places in caches and traces."""
+    pair = pair_of(kind)
+    config = replace(config_of({}), n_ctx=2048, n_ubatch=64, n_parallel=6)
+    model = Model(str(pair.target), config)
+    engine = Engine(model, None, Drafter(str(pair.drafter), model))
+    with Decoder(Sequence(engine), None) as many, open_decoder(pair, CPU) as alone:
+        counts = play(many, alone, seed=2, n_passes=800, most_prompt=100, draft="none")
+        assert built_anew(counts, 300) <= 0.05
+        n_nodes = engine.info().n_graph_nodes
+        for draft in ("chain", "tree"):
+            play(many, alone, seed=3, n_passes=60, most_prompt=60, draft=draft)
+        assert engine.info().n_graph_nodes <= max(n_nodes, engine.model.n_layer * 250)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen35"])
@@ -383,6 +400,44 @@ def test_a_conversation_goes_on_where_its_rows_lie(
             check([*known, *random_tokens(4, seed=len(known))], len(known) - 1, "tree")
         decoder.reset()
         assert (decoder.engine.prefix_bytes, decoder.engine.n_free_cells) == (0, 512)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen35"])
+def test_what_is_not_finite_stays_with_its_sequence(
+    pair_of: Callable[[str], Pair], kind: str, tmp_path: Path
+) -> None:
+    """Beside one that goes on, and one that nobody runs meanwhile."""
+    bad = 299
+
+    def spoil_token(parts: Parts) -> None:
+        values = np.array(parts.tensors["token_embd.weight"][0])
+        values[bad] = np.nan
+        parts.f32("token_embd.weight", values)
+
+    target = edited(pair_of(kind).target, tmp_path / "nan.gguf", spoil_token)
+    engine = Engine(Model(str(target), replace(config_of({}), n_parallel=4)))
+    cpu = Engine(Model(str(target), replace(config_of(CPU), n_parallel=4)))
+    tokens = [[token % bad for token in random_tokens(9 + i, seed=i)] for i in range(4)]
+    there, here = ([Sequence(x) for _ in tokens] for x in (engine, cpu))
+    for side in (there, here):
+        for sequence, prompt in zip(side, tokens, strict=True):
+            sequence.prefill(prompt)
+
+    def go_on(others: list[int], spoiled: list[int]) -> None:
+        items = [Item(there[i], [i]) for i in others]
+        rows = engine.run([*items, Item(there[1], spoiled)] if spoiled else items)
+        for i, row in zip(others, rows, strict=False):
+            expected = here[i].decode(i).logits()
+            np.testing.assert_allclose(row.logits(), expected, rtol=0, atol=CLOSE)
+        if spoiled:
+            with pytest.raises(Error, match="the logits of row 0 are not finite numbers"):
+                rows[-1].argmax()
+
+    go_on([3], [bad])  # 0 and 2 wait
+    go_on([0, 2], [])
+    go_on([0, 3], [3, bad, 4])  # and 2
+    go_on([2], [])
+    go_on([0, 2, 3], [])
 
 
 EDGES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 15, 16, 17, 23, 24, 25, 31, 32, 33, 48, 49, 64)

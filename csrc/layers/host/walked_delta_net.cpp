@@ -24,9 +24,9 @@ struct DeltaLayer {
     float eps;
 
     // The committed convolution inputs of a sequence, [conv_channels] at d_conv - 1 rows.
-    float * past(int32_t sequence) const { return row_of(cache.conv, index, sequence); }
+    float * past(int32_t sequence) const { return row_of(cache.conv, sequence, index); }
     float * state(int32_t sequence, int64_t head) const {
-        return row_of(cache.state, index, sequence) + head * shape.d_state * shape.d_state;
+        return row_of(cache.state, sequence, index) + head * shape.d_state * shape.d_state;
     }
     // Rows that are not padding.
     int64_t n_real() const { return walked.back().first + walked.back().n; }

@@ -52,7 +52,7 @@ class Promote : public CpuNode {
     void promote_inputs(const AcceptedPath & path, int64_t layer) const {
         const int64_t channels = shape_.conv_channels();
         for (int64_t row = 0; row < shape_.d_conv - 1; ++row) {
-            std::memcpy(row_of(cache_.conv, layer, path.sequence) + row * channels,
+            std::memcpy(row_of(cache_.conv, path.sequence, layer) + row * channels,
                         row_of(cache_.conv_trace, path.conv[row], layer), channels * sizeof(float));
         }
     }
@@ -69,7 +69,7 @@ class Promote : public CpuNode {
             decay[i] = gates[0];
             beta[i] = gates[n_v];
         }
-        float * state = row_of(cache_.state, layer, sequence) + head * d * d;
+        float * state = row_of(cache_.state, sequence, layer) + head * d * d;
         cpu::DeltaWalk work = {};
         work.d = d;
         work.n = n;

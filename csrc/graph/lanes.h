@@ -1,0 +1,50 @@
+// How the rows of a pass lie in lanes for recurrent layers that ggml computes, and the inputs that
+// say so. Slots, places in the trace and lengths are inputs, so that few graphs serve any of them.
+#pragma once
+
+#include "graph/graph.h"
+#include "graph/graph_sizes.h"
+
+#include <cstdint>
+#include <vector>
+
+namespace dfl {
+
+// Whether every device with recurrent layers has ggml's own operation for the chain.
+bool has_fused_delta_rule(const RecurrentCache & cache, const RecurrentShape & shape);
+
+// Which item of a pass each lane has; -1: none. Lanes that are not in place and have none repeat
+// another one, to the same effect.
+struct Lanes {
+    RecurrentLanes shape;
+    std::vector<int32_t> items;
+};
+
+// What lanes_of() goes by: rows of the pass with padding, most sequences, whether a chain is one
+// operation.
+struct LaneRules {
+    int64_t n_rows, n_slots;
+    bool fused;
+};
+
+// Sequences that append a row have lanes side by side; pieces of prompts share lanes of about their
+// length; verifies, which may be trees, those of the longest.
+std::vector<Lanes> lanes_of(const std::vector<WalkedRows> & items, const GraphSizes & sizes,
+                            const LaneRules & rules);
+// Most of a pass: graphs are bounded by it.
+int64_t most_lanes(int64_t n_ubatch);
+
+// Inputs for live.shape.recurrent.
+void make_lane_inputs(LiveGraph & live, const RecurrentShape & recurrent);
+// What they are for a pass; of those of a promotion, what follows from its shape.
+void write_lane_inputs(const LiveGraph & live, const RecurrentCache & cache,
+                       const RecurrentShape & recurrent, const std::vector<Lanes> & lanes,
+                       const std::vector<WalkedRows> & items);
+void write_path_inputs(const LiveGraph & live, const RecurrentShape & recurrent,
+                       const std::vector<Lanes> & lanes, const std::vector<WalkedRows> & items);
+
+// The rows of (committed ++ new) convolution inputs under each tap, [d_conv][n]; parents: of the
+// new ones, -1 or earlier.
+std::vector<int32_t> convolution_taps(const std::vector<int32_t> & parents, int64_t d_conv);
+
+} // namespace dfl
