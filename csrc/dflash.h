@@ -472,7 +472,7 @@ dfl_status dfl_prefix_write(dfl_prefix * prefix, int32_t part, const void * data
 
 typedef struct dfl_copies dfl_copies;
 
-enum { DFL_COPY_OUTCOMES = 60 }; /* classes of copies that outcomes are counted for */
+enum { DFL_COPY_OUTCOMES = 84 }; /* classes of copies that outcomes are counted for */
 
 /* Remembers the last n_most tokens at most, n_most / 2 at least. Errors: ARGUMENT (n_most below 2).
  */

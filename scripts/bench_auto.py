@@ -14,10 +14,11 @@ machine does falls on all of them; what they took is what their own rounds took.
 twice to a decoder.
 
 Prints a line a kind: tokens a second by those of plain decoding, over all prompts and as a mean with
-its 95 % interval, and what was accepted of whom. The last line is JSON; "copied" is the same over those
-answers at least half of which copies gave. With --bound it tells what copies would reach if it were known
-beforehand how much of each is right: the same copies, each cut where it goes wrong or sooner, whatever
-takes the least time by what passes took in this run.
+its 95 % interval, and what was accepted of whom. "copied": how many answers stand in their prompts by
+half at least, in spans of 8 tokens and more (there the target copies, whoever proposes), and the
+mean over these. The last line is JSON. With --bound it tells what copies would reach if it were known
+beforehand how much of each is right: the same copies, each cut where it goes wrong or sooner,
+whatever takes the least time by what passes took in this run.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "copies": {"draft": "auto", "draft_type": "copy"},
     "drafter": {"draft": "auto", "draft_type": "dflash"},
 }
+SPAN = 8
+"""Tokens in a row that stand in the prompt as well for them to be a copy."""
 TURN_S = 0.06
 """An answer goes on for so long before it is another one's turn."""
 TOPICS = (
@@ -118,6 +121,16 @@ def right_edit(number: int, decoder: Decoder) -> list[int]:
 def force(engine: Any, text: list[int]) -> None:
     """Has an engine draw a text, prompt and answer, whatever its rows are."""
     engine.choose = lambda walks: [text[walk.position :] for walk in walks]
+
+
+def copied_share(prompt: Sequence[int], answer: Sequence[int]) -> float:
+    """Of an answer's tokens, those in spans that stand in the prompt."""
+    spans = {tuple(prompt[at : at + SPAN]) for at in range(len(prompt) - SPAN + 1)}
+    is_copied = [False] * len(answer)
+    for at in range(len(answer) - SPAN + 1):
+        if tuple(answer[at : at + SPAN]) in spans:
+            is_copied[at : at + SPAN] = [True] * SPAN
+    return sum(is_copied) / max(len(answer), 1)
 
 
 def bound(prompt: list[int], answer: list[int], costs: Costs) -> tuple[float, float]:
@@ -228,8 +241,7 @@ def measure(
             seconds[setting] += result.decode_s
             if plain.n_decoded:
                 ratios[setting].append(plain.decode_s / result.decode_s)
-                n_copied = results[named[-1]].by_proposer.get("copy", (0, 0))[1]
-                if n_copied >= 0.5 * plain.n_decoded:
+                if copied_share(prompt, plain.tokens) >= 0.5:
                     copied[setting].append(ratios[setting][-1])
         answers.append((prompt, plain.tokens))
         for proposer, (_, taken) in results[named[0]].by_proposer.items():
@@ -309,7 +321,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             shown = "   ".join(
                 f"{setting} {row[setting]['all']:.3f} ({row[setting]['interval'][0]:.3f}, "
                 f"{row[setting]['interval'][1]:.3f} to {row[setting]['interval'][2]:.3f}; first "
-                f"{row[setting]['first']:.3f})"
+                f"{row[setting]['first']:.3f}; copied {row[setting]['copied']})"
                 for setting in args.settings.split(",")
             )
             bounds = {key: row[key] for key in ("bound", "passes") if key in row} or ""

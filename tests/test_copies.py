@@ -156,6 +156,60 @@ def test_a_name_that_was_changed_once_is_changed_again() -> None:
     assert copies.propose(1, 1)[0] == name[:1]
 
 
+def guesses_of(copies: Copies) -> dict[int, float]:
+    """What may come next, and its chances."""
+    tokens, parents, log_chances = copies.propose(1, 9)
+    assert set(parents) <= {-1}
+    return dict(zip(tokens, np.exp(log_chances).tolist(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("changed", "at"),
+    [([90], 9), ([90, 91, 92], 9), ([90, 2], 9), ([], 12), ([9, 9], 8)],
+    ids=["replaced", "more for one", "a token that stands elsewhere", "left out", "put in"],
+)
+def test_a_copy_goes_on_after_a_change(changed: list[int], at: int) -> None:
+    """At once where a token stands for another, else after one that the copy goes on with."""
+    text = [*range(1, 30), 50, 51, 50, 50, *range(60, 70)]
+    text[12] = text[13] = 50  # stands in many places
+    copies = Copies(1000)
+    copies.append([90, 91, 92, *range(200, 240), *text, 99, 1, 2])
+    copies.append(text[2:8], is_chosen=True)
+    copies.append(changed, is_chosen=True)
+    chances = []
+    for place in range(at, 20):
+        if place > at or len(changed) == 1:
+            chances.append(guesses_of(copies).get(text[place], 0.0))
+        copies.append(text[place : place + 1], is_chosen=True)
+    assert min(chances) > 0.05, chances
+    assert chances[-1] > 0.6
+
+
+def test_a_text_goes_on_as_it_begins_not_as_an_older_one() -> None:
+    """A longer match in an older text is not all: what stands in this one is proposed as well."""
+    copies = Copies(1000)
+    begin, head = [80, 81, 82, 83], [1, 2, 3, 4, 5]
+    copies.append([*head, 20, 21, *begin])
+    copies.append([*head, 30, 31], is_chosen=True)
+    copies.separate()
+    copies.append([*head, 40, 41, *begin])
+    copies.append(head, is_chosen=True)
+    found = guesses_of(copies)
+    assert {30, 40} <= set(found)
+    tokens, _, _ = copies.propose(2, 9)
+    assert 41 in tokens
+    for number in range(100, 140):  # the target goes by the texts at hand
+        copies.separate()
+        copies.append([*head, number, number + 50, *begin])
+        copies.append([*head, number, number + 50], is_chosen=True)
+    copies.separate()
+    copies.append([*head, 60, 61, *begin])
+    copies.append(head, is_chosen=True)
+    found = guesses_of(copies)
+    assert found[60] > 0.8
+    assert max(chance for token, chance in found.items() if token != 60) < 0.3
+
+
 class Timeline:
     """Something to have texts of."""
 
@@ -188,7 +242,7 @@ def test_outcomes_go_on_in_another_process() -> None:
     tree, first = (proposed(x, request_of(text)) for x in (again, Copy()))
     assert tree.tokens == first.tokens
     assert tree.log_chances[5] > first.log_chances[5]
-    for bad in ({}, {"outcomes": {"0": [[1.0, 2.0]]}}, {"outcomes": {"0": [[0.0, 0.0]] * 60}}):
+    for bad in ({}, {"outcomes": {"0": [[1.0, 2.0]]}}, {"outcomes": {"0": [[0.0, 0.0]] * 84}}):
         with pytest.raises((KeyError, TypeError, ValueError)):
             again.learn(bad)
 
@@ -236,7 +290,7 @@ def test_bad_arguments_are_one_sentence() -> None:
     with pytest.raises(ValueError, match="need one pair a class"):
         copies.outcomes = np.ones((2, 2))
     with pytest.raises(Error, match="0 copies of 1 came true"):
-        copies.outcomes = np.tile([1.0, 0.0], (60, 1))
+        copies.outcomes = np.tile([1.0, 0.0], (84, 1))
 
 
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -16,6 +16,11 @@ constexpr int most_links = 16;
 constexpr int most_edges = 8;
 // Outcomes of a class after which one weighs 1/e, and how many its first guess counts as.
 constexpr double memory = 64.0, prior_weight = 4.0;
+// A copy begins where so many tokens agree, at another place than the last one where many do, and
+// goes on near where it was left where a few do; by its length matches tell no less than it does.
+constexpr int32_t least_copy = 4, least_elsewhere = 16, least_resumed = 2, most_resumed = 16;
+// How far before and behind that place it may go on.
+constexpr int32_t most_back = 16, most_ahead = 64;
 
 size_t slot_of(int32_t state, int32_t token) {
     const uint64_t key = (uint64_t(uint32_t(state)) << 32) | uint32_t(token);
@@ -46,6 +51,7 @@ void SuffixAutomaton::clear() {
     edges_.clear();
     slots_.assign(64, -1);
     stream_.clear();
+    prefixes_.clear();
     last_ = 0;
     add_state(0, -1, -1);
 }
@@ -130,6 +136,7 @@ void SuffixAutomaton::append(int32_t token) {
         break;
     }
     last_ = added;
+    prefixes_.push_back(added);
 }
 
 size_t SuffixAutomaton::bytes() const {
@@ -140,7 +147,7 @@ size_t SuffixAutomaton::bytes() const {
 Copies::Outcomes Copies::initial() {
     constexpr double same[n_lengths] = {0.1, 0.3,  0.4, 0.5, 0.6,  0.7,
                                         0.8, 0.85, 0.9, 0.9, 0.93, 0.95};
-    constexpr double share[n_kinds] = {1.0, 0.7, 0.2, 0.6, 0.3};
+    constexpr double share[n_kinds] = {1.0, 0.7, 0.2, 0.6, 0.3, 1.0, 0.9};
     Outcomes found;
     for (int kind = 0; kind < n_kinds; ++kind) {
         for (int length = 0; length < n_lengths; ++length) {
@@ -191,20 +198,126 @@ Copies::Guesses Copies::guesses(int32_t state, int32_t length) const {
             ++n_edges;
             const bool is_there = is_replaced && edge.token == replacing->second;
             if (edge.token != found.token && edge.token >= 0 && !is_there &&
-                found.n < most_guesses) {
+                found.n < most_of_end) {
                 found.all[found.n++] = {edge.token, match, edge.to, match + 1, Kind::other};
             }
         }
-        const Kind kind = is_replaced ? Kind::replaced : n_edges > 1 ? Kind::newest : Kind::same;
+        const Kind kind = is_replaced            ? Kind::replaced
+                          : here.newest < begin_ ? Kind::older
+                          : n_edges > 1          ? Kind::newest
+                                                 : Kind::same;
         last = {found.token, match, automaton_.follow(at, found.token), match + 1, kind};
         break;
     }
     return found;
 }
 
+// Of two guesses of one token the likelier one stays.
+void Copies::add(const Guess & guess, Guesses & found) const {
+    const auto end = found.all.begin() + found.n;
+    const auto same = std::find_if(found.all.begin(), end,
+                                   [&](const Guess & other) { return other.token == guess.token; });
+    if (same != end) {
+        *same = log_chance(guess) > log_chance(*same) ? guess : *same;
+    } else if (found.n < most_guesses) {
+        found.all[size_t(found.n++)] = guess;
+    }
+}
+
+int32_t Copies::match_here() const {
+    int32_t at = automaton_.match();
+    while (at > 0 && automaton_.state(at).newest < begin_) {
+        at = automaton_.state(at).link;
+    }
+    return at;
+}
+
+// After the target has left a copy: the place near that where most of what came since agrees, and
+// how many tokens do. Nothing need agree where only one token has come: it stands for another.
+Copies::Place Copies::resumption() const {
+    const std::vector<int32_t> & stream = automaton_.stream();
+    const int32_t size = int32_t(stream.size()), n_since = size - since_;
+    Place best{n_since == 1 ? left_ + 1 : 0, 0};
+    const auto look_at = [&](int32_t next) {
+        int32_t n = 0;
+        while (n < std::min(n_since, next) &&
+               stream[size_t(next - 1 - n)] == stream[size_t(size - 1 - n)]) {
+            ++n;
+        }
+        if (n > best.n) {
+            best = {next, n};
+        }
+    };
+    for (int32_t next = left_; next < std::min(left_ + most_ahead, since_); ++next) {
+        look_at(next);
+    }
+    for (int32_t next = left_ - 1; next > std::max(left_ - most_back, 0); --next) {
+        look_at(next);
+    }
+    return best;
+}
+
+// What followed the longest end of all and the longest one that stands in this text, and how a copy
+// that was left goes on.
+Copies::Guesses Copies::guesses() const {
+    const std::vector<int32_t> & stream = automaton_.stream();
+    const int32_t match = automaton_.match(), here = match_here();
+    Guesses found = guesses(match, automaton_.state(match).length);
+    if (here != match && here > 0) {
+        const Guesses present = guesses(here, automaton_.state(here).length);
+        if (present.n > 0) { // what is replaced are places of this text
+            found.token = present.token, found.place = present.place;
+        }
+        for (int i = 0; i < present.n; ++i) {
+            if (present.all[size_t(i)].kind != Kind::other) {
+                add(present.all[size_t(i)], found);
+            }
+        }
+    }
+    const Place copy = left_ < 0 ? copy_ : resumption();
+    const size_t next = size_t(copy.next);
+    if (copy.next > 0 && copy.n < most_resumed && next < stream.size() && stream[next] >= 0) {
+        add({stream[next], copy.n, automaton_.prefix(next), copy.n + 1, Kind::resumed}, found);
+    }
+    return found;
+}
+
+// The copy goes on, is left, or begins.
+void Copies::follow(int32_t token) {
+    const std::vector<int32_t> & stream = automaton_.stream();
+    const auto is_next = [&](int32_t next) {
+        return size_t(next) < stream.size() && stream[size_t(next)] == token;
+    };
+    if (copy_.next > 0 && left_ < 0) {
+        if (is_next(copy_.next)) {
+            ++copy_.next, ++copy_.n;
+            return;
+        }
+        left_ = copy_.next, since_ = int32_t(stream.size());
+    }
+    const SuffixAutomaton::State & match = automaton_.state(match_here());
+    const int32_t least = copy_.next > 0 ? least_elsewhere : least_copy;
+    if (match.length + 1 >= least && is_next(match.newest + 1)) {
+        copy_ = {match.newest + 2, match.length + 1};
+        left_ = -1;
+    }
+}
+
+// Takes up a copy that was left where some tokens agree, or gives it up.
+void Copies::resume() {
+    const Place found = resumption();
+    if (found.n >= least_resumed) {
+        copy_ = found;
+        left_ = -1;
+    } else if (int32_t(size()) - since_ > most_ahead) {
+        copy_ = {};
+        left_ = -1;
+    }
+}
+
 void Copies::learn(int32_t token) {
-    const int32_t at = automaton_.match();
-    const Guesses found = guesses(at, automaton_.state(at).length);
+    const Guesses found = guesses();
+    follow(token);
     if (found.n == 0) {
         return;
     }
@@ -231,13 +344,19 @@ size_t Copies::bytes() const {
 
 void Copies::append(const int32_t * tokens, size_t n, bool is_chosen) {
     for (size_t i = 0; i < n; ++i) {
-        if (is_chosen) {
-            learn(tokens[i]);
-        }
         if (size() >= n_most_) {
             forget();
         }
+        if (is_chosen) {
+            learn(tokens[i]);
+        }
         automaton_.append(tokens[i]);
+        if (!is_chosen) {
+            copy_ = {};
+            left_ = -1;
+        } else if (left_ >= 0) {
+            resume();
+        }
     }
 }
 
@@ -246,13 +365,17 @@ void Copies::separate() {
         const int32_t separator = -1 - n_separators_++; // none is like another: no match has one
         append(&separator, 1, false);
     }
+    begin_ = int32_t(size());
 }
 
 void Copies::forget() {
     const std::vector<int32_t> & stream = automaton_.stream();
     const std::vector<int32_t> kept(stream.end() - std::ptrdiff_t(stream.size() / 2), stream.end());
+    begin_ = std::max(begin_ - int32_t(stream.size() - kept.size()), 0);
     automaton_.clear();
     replacing_.clear();
+    copy_ = {};
+    left_ = -1;
     for (const int32_t token : kept) {
         automaton_.append(token);
     }
@@ -285,24 +408,18 @@ size_t Copies::propose(size_t n_positions, size_t n_nodes, int32_t * tokens, int
                                                   : parent > other.parent;
         }
     };
-    const int32_t match = automaton_.match();
-    if (match == 0 || n_positions == 0 || n_nodes == 0) {
+    if (automaton_.match() == 0 || n_positions == 0 || n_nodes == 0) {
         return 0;
     }
     std::priority_queue<Open> open;
-    const auto expand = [&](int32_t state, int32_t length, double log_path, int32_t parent,
-                            size_t depth) {
-        if (depth >= n_positions) {
-            return;
-        }
-        const Guesses found = guesses(state, length);
+    const auto expand = [&](const Guesses & found, double log_path, int32_t parent, size_t depth) {
         for (int i = 0; i < found.n; ++i) {
             const Guess & guess = found.all[size_t(i)];
             open.push({log_path + log_chance(guess), parent, guess.token, guess.state, guess.length,
                        depth + 1});
         }
     };
-    expand(match, automaton_.state(match).length, 0.0, -1, 0);
+    expand(guesses(), 0.0, -1, 0);
     size_t n = 0;
     while (n < n_nodes && !open.empty()) {
         const Open node = open.top();
@@ -310,7 +427,9 @@ size_t Copies::propose(size_t n_positions, size_t n_nodes, int32_t * tokens, int
         tokens[n] = node.token;
         parents[n] = node.parent;
         log_chances[n] = float(node.log_chance);
-        expand(node.state, node.length, node.log_chance, int32_t(n), node.depth);
+        if (node.depth < n_positions) {
+            expand(guesses(node.state, node.length), node.log_chance, int32_t(n), node.depth);
+        }
         ++n;
     }
     return n;

@@ -39,6 +39,8 @@ class SuffixAutomaton {
     const State & state(int32_t at) const { return states_[at]; }
     const Edge & edge(int32_t at) const { return edges_[at]; }
     const std::vector<int32_t> & stream() const { return stream_; }
+    // The state of the stream up to a place.
+    int32_t prefix(size_t place) const { return prefixes_[place]; }
     size_t bytes() const;
 
   private:
@@ -51,7 +53,8 @@ class SuffixAutomaton {
     std::vector<Edge> edges_;
     std::vector<int32_t> slots_; // edges by the hash of (state, token), open addressing
     std::vector<int32_t> stream_;
-    int32_t last_ = 0; // the state of the whole stream
+    std::vector<int32_t> prefixes_; // states of the stream's beginnings
+    int32_t last_ = 0;              // the state of the whole stream
 };
 
 // Copies of one timeline's texts, with chances learned from how often such copies came true.
@@ -59,10 +62,11 @@ class Copies {
   public:
     // Chances depend on how long the match is and what kind of a guess it is.
     static constexpr int n_lengths = 12; // classes of match lengths
-    static constexpr int n_kinds = 5;    // of Kind
+    static constexpr int n_kinds = 7;    // of Kind
     // What followed the match: always the same, the newest of several, or another of them. Where
     // the target last took something else in place of that: this, or all the same what is there.
-    enum Kind { same, newest, other, replacing, replaced };
+    // What followed in an older text. How a copy goes on where the target has left it lately.
+    enum Kind { same, newest, other, replacing, replaced, older, resumed };
     struct Outcome {
         double tried, taken;
     };
@@ -94,14 +98,24 @@ class Copies {
         int32_t token, match, state, length;
         Kind kind;
     };
-    static constexpr int most_guesses = 4;
+    static constexpr int most_guesses = 6, most_of_end = 4;
     struct Guesses {
         std::array<Guess, most_guesses> all;
         int n = 0;
         uint64_t place = 0; // of what followed the match last
         int32_t token = -1; // what that was
     };
+    // Of a copy: the place of what comes next, none at 0, and how many tokens have agreed.
+    struct Place {
+        int32_t next = 0, n = 0;
+    };
     Guesses guesses(int32_t state, int32_t length) const;
+    Guesses guesses() const;
+    void add(const Guess & guess, Guesses & found) const;
+    int32_t match_here() const; // the longest end that stands in this text as well
+    Place resumption() const;
+    void follow(int32_t token);
+    void resume();
     double log_chance(const Guess & guess) const;
     void learn(int32_t token);
     void forget();
@@ -112,6 +126,9 @@ class Copies {
     std::unordered_map<uint64_t, int32_t> replacing_;
     size_t n_most_;
     int32_t n_separators_ = 0;
+    int32_t begin_ = 0; // place of this text's beginning, after older ones
+    Place copy_;        // that goes on, or was left at a place (-1: it was not) for other tokens
+    int32_t left_ = -1, since_ = 0;
 
     static Outcomes initial();
 };
