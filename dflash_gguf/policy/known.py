@@ -34,7 +34,7 @@ AHEAD, SAVED = 64, 8.0
 SUSPENDED = 4.0
 """Times what a round is expected to take, beyond which the process or the machine stood still. Such
 a time is nobody's debt: it would take a hundred times as long to earn."""
-TRUSTED = 8.0
+TRUSTED = 4.0
 """Tokens that copies may promise before it is seen what their promises are worth."""
 WON = 64
 """Plain rounds that drafting may have won at most, to pay debts with when an answer begins."""
