@@ -443,10 +443,10 @@ void dfl_prefix_free(dfl_prefix * prefix); /* not from within a callback */
 dfl_status dfl_prefix_get_info(const dfl_prefix * prefix, dfl_prefix_info * info, dfl_error * err);
 /* Of dfl_engine_info.n_free_cells, those that a sequence takes to begin with n tokens of it. */
 int64_t dfl_prefix_wanted_cells(const dfl_prefix * prefix, int64_t n);
-/* A sequence that is empty, or begins with them, has the first n tokens then: all of them on a model
- * with recurrent layers or windows. What it holds of their attention rows stays where it is. Errors:
- * ARGUMENT (it holds others, another engine's, n, cells that are not free), UNSUPPORTED (a part
- * where only all will do), MEMORY. */
+/* A sequence that is empty, or begins with them, has the first n tokens then: all of them on a
+ * model with recurrent layers or windows. What it holds of their attention rows stays where it is.
+ * Errors: ARGUMENT (it holds others, another engine's, n, cells that are not free), UNSUPPORTED (a
+ * part where only all will do), MEMORY. */
 dfl_status dfl_prefix_adopt(dfl_sequence * sequence, const dfl_prefix * prefix, int64_t n,
                             dfl_error * err);
 /* Moves rows to the host from cells that no sequence uses, until n are free. n_freed: out. Errors:

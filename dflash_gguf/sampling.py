@@ -101,8 +101,16 @@ class Sampler:
             with np.errstate(over="ignore"):
                 self._penalise(row, places, counts[at[places]])
         if self.banned:
-            row[np.isin(ids, self._banned_ids)] = -np.inf
+            row[self.is_banned(ids)] = -np.inf
         return row
+
+    def is_banned(self, ids: Ids) -> NDArray[np.bool_]:
+        """Which of some tokens are never drawn, whatever shape they have."""
+        if not len(self._banned_ids):
+            return np.zeros(ids.shape, dtype=bool)
+        at = np.minimum(np.searchsorted(self._banned_ids, ids), len(self._banned_ids) - 1)
+        found: NDArray[np.bool_] = self._banned_ids[at] == ids
+        return found
 
     def noise(self, ids: Ids, position: int) -> NDArray[np.float64]:
         """What `choose` adds to the scores of tokens [n, k] of the n positions from `position`."""
@@ -117,8 +125,8 @@ class Sampler:
         k best counts as far as their probabilities say, not token by token.
         """
         config = self.config
-        order = np.argsort(-log_q, axis=1, kind="stable")
-        values = np.take_along_axis(log_q, order, 1)
+        places = np.arange(len(log_q))[:, None], np.argsort(-log_q, axis=1, kind="stable")
+        values = log_q[places]
         weights = np.exp(values)
         before = np.cumsum(weights, axis=1) - weights
         mass = np.ones((len(log_q), 1))
@@ -132,7 +140,7 @@ class Sampler:
             cut |= values < values[:, :1] + np.log(config.min_p)
         cut[:, 0] = False
         found = np.empty_like(cut)
-        np.put_along_axis(found, order, cut, 1)
+        found[places] = cut
         return found
 
     def _recent(self, seen: Sequence[int]) -> tuple[Ids, Ids]:

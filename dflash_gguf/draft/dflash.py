@@ -138,10 +138,8 @@ class DFlash:
         request.notes[self.name] = _Ranked(calibration, features, tokens)
         chances = calibration.log_chances(features)
         chances[np.isneginf(logits)] = -np.inf
-        order = np.argsort(-chances, axis=1, kind="stable")
-        return Candidates(
-            np.take_along_axis(tokens, order, 1), np.take_along_axis(chances, order, 1)
-        )
+        places = np.arange(len(tokens))[:, None], np.argsort(-chances, axis=1, kind="stable")
+        return Candidates(tokens[places], chances[places])
 
 
 def _adjusted(
@@ -156,8 +154,13 @@ def _adjusted(
 
     A position whose candidates are all banned keeps its own.
     """
-    if not sampler.banned and not sampler.config.has_penalties:
-        return logits.astype(np.float64)
+    if not sampler.config.has_penalties:  # whatever the path is
+        adjusted = logits.astype(np.float64)
+        if sampler.banned:
+            adjusted[sampler.is_banned(tokens)] = -np.inf
+            is_none_left = np.isneginf(adjusted).all(axis=1)
+            adjusted[is_none_left] = logits[is_none_left]
+        return adjusted
     path, rows = list(seen), np.empty(logits.shape)
     for depth, (ids, row) in enumerate(zip(tokens, logits, strict=True)):
         rows[depth] = sampler.adjusted_among(ids, row, path)

@@ -67,7 +67,7 @@ struct Graphs {
           place([this](int64_t) -> Backend & { return devices.main(); }),
           kv(hp, place, GGML_TYPE_F16, GGML_TYPE_F16, {N_CELLS, MOST_ROWS, 1}),
           recurrent(hp, place, 1), pool(devices, 4096) {
-        recurrent.reserve_trace(MOST_ROWS);
+        recurrent.reserve_trace(MOST_ROWS, false);
     }
 
     Contents contents(BatchShape shape, const std::function<void(Build & b)> & build) {
