@@ -30,7 +30,7 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -158,6 +158,21 @@ def drawn_config(random: np.random.Generator, longest: int) -> DecodeConfig:
     return DecodeConfig(**drawn)
 
 
+def leaving(left: int) -> tuple[Callable[[], bool], Callable[[int, int], None]]:
+    """Says when to leave, after so many times of asking; and does so by raising Left."""
+
+    def enough() -> bool:
+        nonlocal left
+        left -= 1
+        return left < 0
+
+    def progress(_done: int, _total: int) -> None:
+        if enough():
+            raise Left
+
+    return enough, progress
+
+
 class Use:
     """A decoder in use, and the plain one beside it."""
 
@@ -265,17 +280,7 @@ class Use:
         """Begins an answer and ends it at a random moment."""
         way = str(self.random.choice(LEAVES))
         self.counts[f"left: {way}"] += 1
-        left = int(self.random.integers(0, 12))
-
-        def enough() -> bool:
-            nonlocal left
-            left -= 1
-            return left < 0
-
-        def progress(_done: int, _total: int) -> None:
-            if enough():
-                raise Left
-
+        enough, progress = leaving(int(self.random.integers(0, 12)))
         cancelled = enough if way == "cancelled" else None
         on_prefill = progress if way == "progress" else None
         stream = self.drafted.stream(prompt, config, cancelled=cancelled, on_prefill=on_prefill)
@@ -356,17 +361,7 @@ class UseOfMany(Use):
         """Read to its end, or left at a random moment in one way or another."""
         way = str(random.choice(("read", "read", *LEAVES)))
         self.counts[f"left: {way}"] += way != "read"
-        left = int(random.integers(0, 40))
-
-        def enough() -> bool:
-            nonlocal left
-            left -= 1
-            return left < 0
-
-        def progress(_done: int, _total: int) -> None:
-            if enough():
-                raise Left
-
+        enough, progress = leaving(int(random.integers(0, 40)))
         stream = self.drafted.stream(
             prompt,
             config,

@@ -141,7 +141,7 @@ void SuffixAutomaton::append(int32_t token) {
 
 size_t SuffixAutomaton::bytes() const {
     return states_.capacity() * sizeof(State) + edges_.capacity() * sizeof(Edge) +
-           (slots_.capacity() + stream_.capacity()) * sizeof(int32_t);
+           (slots_.capacity() + stream_.capacity() + prefixes_.capacity()) * sizeof(int32_t);
 }
 
 Copies::Outcomes Copies::initial() {

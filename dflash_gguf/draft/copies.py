@@ -101,6 +101,7 @@ class Copy:
         memory = self._memories.pop(sequence, None)
         if memory is not None:
             self._outcomes[memory.way] = memory.copies.outcomes.tolist()
+            self._proposals = Proposals()  # which holds the texts of the last round
 
     def to_dict(self) -> dict[str, Any]:
         """How often copies came true, by way to draw."""
