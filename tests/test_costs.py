@@ -129,6 +129,38 @@ def test_plain_rounds_of_several_sequences_are_known_by_their_number() -> None:
     assert again.knows_plain_of(8)
 
 
+def several(n: int, n_drafted: int) -> Round:
+    """A pass of n sequences: 8, and 0.5 a row, and 1 more for each further sequence."""
+    pass_s = 8.0 + 0.5 * (n + n_drafted) + (n - 1)
+    return Round(0, n_sequences=n, n_drafted=n_drafted, n_tokens=n, pass_s=pass_s)
+
+
+def test_more_rows_cost_several_sequences_what_they_cost_one() -> None:
+    costs = Costs()
+    for n_drafted in (0, 3, 7, 15):
+        warm(costs, 0, n_drafted, 0.0, several(1, n_drafted).pass_s)
+    for _ in range(2):
+        costs.observe(several(8, 0))
+    for n_drafted in (0, 1, 3, 16):
+        told = costs.pass_s(0, 8 + n_drafted, n_sequences=8)
+        assert told == pytest.approx(several(8, n_drafted).pass_s)
+    for _ in range(2):
+        costs.observe(several(8, 24))
+    assert costs.pass_s(0, 32) == pytest.approx(several(1, 31).pass_s)
+    assert costs.pass_s(0, 32, n_sequences=8) == pytest.approx(several(8, 24).pass_s)
+
+
+def test_plain_rounds_tell_of_more_rows_until_some_were_verified() -> None:
+    costs = Costs()
+    for n in (1, 8):
+        for _ in range(2):
+            costs.observe(several(n, 0))
+    assert costs.pass_s(0, 16, n_sequences=8) > costs.pass_s(0, 8, n_sequences=8) + 3.9
+    for _ in range(2):
+        costs.observe(several(8, 4))
+    assert costs.pass_s(0, 8, n_sequences=8) == costs.plain_s(0, 8) == several(8, 0).pass_s
+
+
 def test_warm_is_what_ran_twice() -> None:
     costs = Costs()
     for is_warm in (False, False, True):

@@ -246,8 +246,9 @@ Buckets = dict[int, Median]
 class Costs:
     """Seconds of passes by rows and the tokens in the caches: plain ones, chains, trees and drafts.
 
-    A plain pass has a row for each sequence; it also counts among the chains of as many rows, as
-    that is what more rows are compared with. n_observed: rounds filed by this process.
+    Rows of several sequences take longer than as many of one, which is known from plain passes, a
+    row for each. Other passes are kept as if one sequence had taken them, so that what more rows
+    cost is learned once for any number of sequences. n_observed: rounds filed by this process.
     """
 
     def __init__(self, n_first: int = 1) -> None:
@@ -325,8 +326,8 @@ class Costs:
         """Files a round's times. with_draft: whether its draft was one like others."""
         self.n_observed += 1
         pass_s, bucket = done.pass_s / done.n_rounds, _bucket(done.position)
-        if done.n_rows == done.n_sequences > 1:
-            self._file("chains", done.n_rows, bucket, pass_s, done.n_experts)
+        if done.n_drafted:
+            pass_s = max(pass_s - self._apart_s(bucket, done.n_sequences), 0.0)
         median = self._median(_kind(done), done.n_rows, bucket)
         first_s = median.value if not median.is_warm else 0.0
         if done.n_experts:
@@ -347,32 +348,42 @@ class Costs:
         kind = next((kind for kind in kinds if self._times[kind]), kinds[0])
         return self._line(kind, 0).at(n_sequences * (n_positions + 1))
 
-    def pass_s(self, position: int, n_rows: int, is_tree: bool = False) -> float:
+    def pass_s(
+        self, position: int, n_rows: int, is_tree: bool = False, n_sequences: int = 1
+    ) -> float:
         """A pass of so many rows after `position` tokens; a plain one must have been measured.
 
         What is not known of a tree is a chain's cost, times what the nearest tree costs more.
         """
         bucket = _bucket(position)
         chains = self._line("chains", bucket)
+        apart_s = self._apart_s(bucket, n_sequences)
         if not is_tree or not self._times["trees"]:
-            return chains.at(n_rows)
+            return chains.at(n_rows) + apart_s
         trees = self._line("trees", bucket)
         rows = trees.nearest(n_rows)
         if rows == n_rows:
-            return trees.at(n_rows)
-        return chains.at(n_rows) * trees.at(rows) / max(chains.at(rows), 1e-9)
+            return trees.at(n_rows) + apart_s
+        return chains.at(n_rows) * trees.at(rows) / max(chains.at(rows), 1e-9) + apart_s
 
     def round_s(self, done: Round) -> float:
         """What a round like this one is expected to take."""
         more = done.n_tokens * self.sample_s
         if done.n_positions:
             more += self.draft_s(done.n_positions, done.is_brief, done.n_sequences)
-        return more + self.pass_s(done.position, done.n_rows, done.is_tree)
+        return more + self.pass_s(done.position, done.n_rows, done.is_tree, done.n_sequences)
 
     def plain_s(self, position: int, n_sequences: int = 1) -> float:
         """A plain round."""
         pass_s = self._line("plain", _bucket(position)).at(n_sequences)
         return pass_s + n_sequences * self._sample.value
+
+    def _apart_s(self, bucket: int, n_sequences: int) -> float:
+        """What a row of each sequence takes beyond as many rows of one."""
+        if n_sequences == 1 or not self.knows_plain_of(n_sequences):
+            return 0.0
+        plain, chains = self._line("plain", bucket), self._line("chains", bucket)
+        return plain.at(n_sequences) - chains.at(n_sequences)
 
     def _line(self, kind: str, bucket: int) -> Line:
         """Seconds by rows.
@@ -385,8 +396,10 @@ class Costs:
             plain = self._times["plain"].get(1, {})
             here = _nearest(plain, bucket)[1].value if plain else 0.0
             times = self._times[kind]
-            if kind == "chains" and plain:
-                times = {**times, 1: plain}
+            if kind == "chains":  # as far as they go; beyond, plain rounds are all that is known
+                most = max(times, default=1)
+                known = self._times["plain"].items()
+                times = {**times, **{n: of for n, of in known if n == 1 or n > most}}
             points = []
             for rows, buckets in times.items():
                 at, median = _nearest(buckets, bucket)

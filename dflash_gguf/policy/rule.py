@@ -252,7 +252,7 @@ class Auto(Rule):
 
     def _worth(self, done: Round) -> Worth:
         """Tokens that nodes must bring which take no draft, as chains or trees."""
-        plain_s = self._costs.pass_s(done.position, done.n_sequences) - self._costs.ask_s
+        plain_s = self._plain_pass_s(done) - self._costs.ask_s
         worth = self._rate / max(1.0 - self._rate * self._costs.sample_s, 1e-9)
         passes = [self._passes(done, 1, is_tree) for is_tree in (False, True)]
         return Worth(
@@ -281,7 +281,9 @@ class Auto(Rule):
                 for n in lengths:
                     tokens = n_sequences * gains[n]
                     seconds = costs.draft_s(n, True, n_sequences) + tokens * costs.sample_s
-                    seconds += costs.pass_s(done.position, n_sequences * (n + 1))
+                    seconds += costs.pass_s(
+                        done.position, n_sequences * (n + 1), False, n_sequences
+                    )
                     found.append((tokens, max(seconds, 1e-9), Way(n, shape)))
                 continue
             first = self._lengths.index(lengths[0])
@@ -308,7 +310,7 @@ class Auto(Rule):
         All chains or all trees: some layers take longer for a tree, whatever its size.
         """
         costs, n_sequences = self._costs, done.n_sequences
-        plain_s = costs.pass_s(done.position, n_sequences)
+        plain_s = self._plain_pass_s(done)
         if not done.n_positions:
             plain_s -= costs.ask_s  # which a plain round does not take
         best, found = 0.0, [tree.first(0) for tree in trees]
@@ -335,6 +337,10 @@ class Auto(Rule):
                 found = [part.first(n) for part, n in zip(parts, counts, strict=True)]
         return best, found
 
+    def _plain_pass_s(self, done: Round) -> float:
+        n = done.n_sequences
+        return self._costs.pass_s(done.position, n, n_sequences=n)
+
     def _most_nodes(self) -> int:
         """A step of the ladder beyond the largest pass that was run: what is far is guessed."""
         most_rows = self._costs.most_rows
@@ -352,7 +358,7 @@ class Auto(Rule):
             most_rows = costs.most_rows
             for at, size in enumerate(self._sizes):
                 rows = n + n_nodes * size
-                found[at] = costs.pass_s(position, rows, is_tree)
+                found[at] = costs.pass_s(position, rows, is_tree, n)
                 if not costs.knows_pass(rows, is_tree):
                     found[at] += costs.first_s / N_USES
                 if rows > most_rows:  # one step beyond the largest pass that was run
