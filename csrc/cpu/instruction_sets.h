@@ -21,7 +21,7 @@ PackedProducts portable_float_products();
 // By the dot products of ggml's CPU backend, where they are found in the process.
 PackedProducts ggml_dots();
 
-// Whether this CPU's cores are AMD's Zen 5.
-bool on_zen5();
+// Whether this CPU's cores are of AMD's family of Zen 3 and Zen 4.
+bool on_zen4();
 
 } // namespace dfl::cpu

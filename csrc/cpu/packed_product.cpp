@@ -80,13 +80,13 @@ const PackedProduct * best(ggml_type type, const char * at_most, bool in_place) 
 
 } // namespace
 
-bool on_zen5() {
+bool on_zen4() {
 #if defined(__x86_64__)
     unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
     const bool is_amd = __get_cpuid(0, &eax, &ebx, &ecx, &edx) != 0 && ecx == signature_AMD_ecx;
     if (is_amd && __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0) {
         const unsigned family = (eax >> 8 & 15) + (eax >> 20 & 255);
-        return family == 0x1a;
+        return family == 0x19;
     }
 #endif
     return false;
