@@ -335,6 +335,7 @@ def measure(
     """
     costs, spent_s, plain_s = known.costs, 0.0, 0.0
     shapes = [(0, True), (7, True), (3, True), (7, False), (1, True), (3, False), (15, True)]
+    shapes += [(8, True), (16, True)]  # kernels begin another part of their rows there
     for n, is_brief in shapes:
         # A pass of many rows may take as long as several plain ones.
         likely_s = (costs.n_first + 1) * plain_s * (1.0 + n / 4.0)
