@@ -239,21 +239,6 @@ def test_nothing_is_drafted_for_more_sequences_than_were_seen_plain() -> None:
     assert rule.choose(Round(900, n_sequences=8), eight, pair.drafter) is not None
 
 
-def test_an_answer_begins_without_debts_where_drafting_had_won_more() -> None:
-    """Accepted candidates are not enough: they may have cost more than they brought."""
-    for n_tokens, begins_anew in ((2, False), (4, True)):
-        known = plain_known()
-        for n, seconds, n_rounds in ((n_tokens, 2.0, 9), (1, 4.0, 3)):
-            for _ in range(n_rounds):
-                done = Round(100, n_positions=3, n_drafted=3, n_tokens=n, n_accepted=n - 1)
-                done.draft_s, done.pass_s, done.n_expected = 0.5, seconds, 2.0
-                known.promise.observe(done)
-                known.observe(done)
-        assert not known.may_lose(0.1, 1.0)
-        assert known.begin() is begins_anew
-        assert known.may_lose(0.1, 1.0) is begins_anew
-
-
 @pytest.mark.parametrize("n_positions", [0, 3])
 def test_a_machine_that_was_suspended_owes_nothing(n_positions: int) -> None:
     known, is_paid = plain_known(), n_positions > 0
@@ -265,18 +250,6 @@ def test_a_machine_that_was_suspended_owes_nothing(n_positions: int) -> None:
     for _ in range(9):
         known.observe(done)
     assert known.may_lose(0.1, 1.0, is_paid=is_paid)
-
-
-def test_what_was_won_long_ago_pays_few_debts() -> None:
-    """A drafter that won much on one kind of text does not lose it all on another."""
-    known = plain_known()
-    for _ in range(1000):
-        known.observe(Round(100, n_positions=3, n_drafted=3, n_tokens=4, pass_s=1.5))
-    n_answers = 0
-    while known.begin() or known.may_lose(0.1, 1.0):
-        known.observe(Round(100, n_positions=3, n_drafted=3, n_tokens=1, pass_s=6.0))
-        n_answers += 1
-    assert 5 < n_answers < 25
 
 
 def test_a_plain_round_after_drafted_ones_is_no_measure_of_plain_decoding() -> None:

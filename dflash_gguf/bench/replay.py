@@ -83,7 +83,6 @@ def play(
     drafter = _Drafter(record)
     speculation = None
     if (rule := setting.rule(learned.known, drafter.max_draft, most)) is not None:
-        learned.known.begin()
         speculation = Speculation([learned.proposer(drafter.max_draft)], rule)
     rounds: list[Round] = []
     request = Request(drafter, [], Sampler(DecodeConfig()))

@@ -36,8 +36,6 @@ SUSPENDED = 4.0
 a time is nobody's debt: it would take a hundred times as long to earn."""
 TRUSTED = 4.0
 """Tokens that copies may promise before it is seen what their promises are worth."""
-WON = 64
-"""Plain rounds that drafting may have won at most, to pay debts with when an answer begins."""
 MOST_KEPT = 256
 """Rounds after which a decision is made anew at the latest."""
 MEMORY = 16
@@ -100,13 +98,6 @@ class Known:
         """
         return self._since_plain * SHARE >= 2.0 * advantage
 
-    def begin(self) -> bool:
-        """An answer begins: debts of those before it are paid with what drafting had won before.
-
-        Whether there were any of drafts, and they were.
-        """
-        return self._paid.pay()
-
     def observe(self, done: Round, promised_s: float = 0.0) -> None:
         """Learns from a round. promised_s: seconds that its draft was to gain."""
         costs, is_plain = self.costs, done.n_drafted == 0 and done.n_positions == 0
@@ -152,7 +143,7 @@ class Known:
             lost_s = min(done.draft_s, seconds) - (done.n_accepted - done.n_copied) * plain_s
         else:
             lost_s = seconds - done.n_tokens * plain_s
-        (self._paid if done.n_positions else self._free).book(lost_s, promised_s, plain_s)
+        (self._paid if done.n_positions else self._free).book(lost_s, promised_s)
 
 
 class Account:
@@ -164,7 +155,7 @@ class Account:
     def __init__(self, trusted: float = 0.0) -> None:
         """trusted: tokens of plain decoding, promises of which count as kept beforehand."""
         self._trusted = trusted
-        self._lost_s = self._won_s = 0.0
+        self._lost_s = 0.0
         self._promised_s = self._gained_s = 0.0
 
     def may_lose(self, seconds: float, plain_s: float) -> bool:
@@ -187,14 +178,9 @@ class Account:
         """Time goes by, some of which may be lost."""
         self._lost_s -= seconds
 
-    def book(self, lost_s: float, promised_s: float, plain_s: float) -> None:
-        """What a round has lost that promised to gain something, or nothing.
-
-        What was won beyond what can be saved pays for later debts.
-        """
+    def book(self, lost_s: float, promised_s: float) -> None:
+        """What a round has lost that promised to gain something, or nothing."""
         self._lost_s += lost_s
-        beyond_s = -self._lost_s - SAVED * SHARE * AHEAD * plain_s
-        self._won_s += max(min(beyond_s, -lost_s), 0.0)
         if promised_s > 0.0:
             keep = 1.0 - 1.0 / self.MEMORY
             self._promised_s = keep * self._promised_s + promised_s
@@ -202,15 +188,7 @@ class Account:
 
     def end_round(self, plain_s: float) -> None:
         """No more can be saved than so much."""
-        self._won_s = min(self._won_s, WON * plain_s)
         self._lost_s = max(self._lost_s, -SAVED * SHARE * AHEAD * plain_s)
-
-    def pay(self) -> bool:
-        """Pays debts with what was won. Whether there were any, and they were."""
-        paid_s = max(min(self._lost_s, self._won_s), 0.0)
-        self._won_s -= paid_s
-        self._lost_s -= paid_s
-        return paid_s > 0.0
 
 
 class Promise:

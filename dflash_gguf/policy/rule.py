@@ -144,11 +144,8 @@ class Auto(Rule):
     def begin(self) -> None:
         """Another answer: what was decided in the one before is kept as long as it was to be.
 
-        Not what was to be run only once more, which may have been for how little was left; nor a
-        rest for debts that are forgotten.
+        Not what was to be run only once more, which may have been for how little was left.
         """
-        if self._known.begin():
-            self._n_kept = self._n_rest = 0
         self._n_kept -= self._n_kept == 1
 
     def is_due(self, done: Round) -> bool:
