@@ -201,7 +201,7 @@ def answers(args: argparse.Namespace) -> list[dict[str, Any]]:
     """
     with servers(args) as peers:
         for server in peers.values():
-            by_server(server, ["Once upon a time"] * max(args.n))
+            by_server(server, ["Once upon a time"])
         return [answers_of(n, args, peers) for n in args.n]
 
 
