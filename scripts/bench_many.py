@@ -222,7 +222,7 @@ def answers_of(n: int, args: argparse.Namespace, peers: dict[str, Running]) -> d
             rates[name].append(n * N_ANSWER / took)
         for name, found in texts.items():
             n_equal[name] += sum(a == b for a, b in zip(found, texts[PLAIN_PEER], strict=True))
-    row: dict[str, Any] = {"n": n, "equal": n_equal}
+    row: dict[str, Any] = {"n": n, "equal": n_equal, "runs": rates}
     row |= {name: statistics.median(values) for name, values in rates.items()}
     ratios = {
         name: ratio_interval([a / b for a, b in zip(values, rates[plain], strict=True)])
