@@ -1,14 +1,16 @@
 """Many sequences at once: plain rounds beside llama.cpp's batched decoding, and whole answers.
 
     scripts/bench_many.py MODEL.gguf [--drafter DRAFTER.gguf] [-n 1 8] [--rounds 40] [--runs 3]
+    scripts/bench_many.py MODEL.gguf --drafter DRAFTER.gguf --server 3 7 [--no-repack]
     scripts/bench_many.py MODEL.gguf -c 12288 --prompt 8192 [--streams 4] [--drafter DRAFTER.gguf]
     scripts/bench_many.py MODEL.gguf --host [-n 16] [--drafter DRAFTER.gguf]
 
 Rounds: every sequence holds a prompt of random tokens of its own and takes one greedy token a
 round, in one pass of all; llama.cpp's library does the same by llama_decode with as many sequence
-ids, on the same ggml, file and threads, in turn. Answers, with a drafter: `generate_batch` of so
-many prompts, plainly and with `auto`. Tokens a second of all sequences together, medians; the last
-line is one JSON object.
+ids, on the same ggml, file and threads, in turn. Answers, with a drafter: so many prompts at once,
+plainly and with `auto`; with --server in turn with those of llama.cpp's server, plainly and with
+draft-dflash of each length, the same drafter and as many slots as the most answers. Tokens a second
+of all sequences together, medians; the last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -21,23 +23,32 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Series
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import llama_cpp
 import numpy as np
+from bench_serve import Running, free_port, served
+from build_peer import build
 
 import dflash_gguf
 from dflash_gguf import core
+from dflash_gguf.bench.prompts import Prompt
 from dflash_gguf.bench.summary import ratio_interval
+from dflash_gguf.bench.url import bodies
 from dflash_gguf.core import Engine, Item, LoadConfig, Model, Sequence
 
 N_PROMPT = 128
 N_ANSWER = 96
 N_WARM = 60
+PLAIN_PEER = "llama-server"
 TURN_S = 0.05
 """Answers of one setting go on for so long before it is the other's turn."""
+LONG_TURN_S = 0.5
+"""The same beside a long prompt: some pieces of it, and rounds between them."""
 
 
 class Ours:
@@ -70,10 +81,13 @@ class Ours:
 class Theirs:
     """The same by llama.cpp's library."""
 
-    def __init__(self, path: Path, n_sequences: int, n_ctx: int, n_threads: int) -> None:
+    def __init__(
+        self, path: Path, n_sequences: int, n_ctx: int, n_threads: int, *, repack: bool
+    ) -> None:
         llama_cpp.llama_log_set(_silent, None)
         parameters = llama_cpp.llama_model_default_params()
         parameters.n_gpu_layers = 0
+        parameters.use_extra_bufts = repack
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), parameters)
         context = llama_cpp.llama_context_default_params()
         context.n_ctx, context.n_seq_max = n_ctx, n_sequences
@@ -140,34 +154,97 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
+@contextlib.contextmanager
+def servers(args: argparse.Namespace) -> Iterator[dict[str, Running]]:
+    """llama.cpp's, loaded: the plain one, and one for each length of drafts. None without --server.
+
+    They run beside each other and wait at no cost. Slots share the cells, as our answers do, and
+    nothing is kept of an answer that is over.
+    """
+    with contextlib.ExitStack() as stack:
+        found: dict[str, Running] = {}
+        if args.server is not None:
+            command = [str(build(["llama-server"]) / "llama-server"), "-m", str(args.model)]
+            command += ["-c", str(args.ctx), "-t", str(args.threads), "-np", str(max(args.n))]
+            command += ["-ngl", "0", "--kv-unified", "--cache-ram", "0", "--no-webui"]
+            if args.no_repack:
+                command += ["--no-repack"]
+            drafts = ["-md", str(args.drafter), "-ngld", "0", "--spec-type", "draft-dflash"]
+            ways: dict[str, list[str]] = {PLAIN_PEER: []}
+            for length in args.server:
+                ways[f"draft-dflash {length}"] = [*drafts, "--spec-draft-n-max", str(length)]
+            for name, flags in ways.items():
+                found[name] = stack.enter_context(served([*command, *flags], free_port()))
+        yield found
+
+
+def by_server(server: Running, prompts: Series[str]) -> tuple[float, list[str]]:
+    """Seconds of the answers to all prompts at once, by requests, and their texts."""
+    asked = [Prompt(str(i), text) for i, text in enumerate(prompts)]
+    requests = bodies(asked, None, N_ANSWER, 0.0, 0)
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        started = time.perf_counter()
+        found = list(pool.map(lambda request: server.stream(*request), requests))
+        seconds = time.perf_counter() - started
+    for answer in found:
+        if answer.failure or answer.n_tokens != N_ANSWER:
+            raise RuntimeError(f"a server: {answer.failure or f'{answer.n_tokens} tokens'}")
+    return seconds, [answer.text for answer in found]
+
+
 def answers(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Tokens a second of whole answers, plain ones beside those of `auto`, prompts included.
+    """Tokens a second of whole answers, plain ones beside those with drafts, prompts included.
 
     Each run by two decoders of its own that find nothing measured before: an answer given twice
     would be copied from itself. They take turns of TURN_S, so that whatever else slows the machine
-    down is shared.
+    down is shared. Servers answer in turn with these; each has answered once before.
     """
-    found = []
-    for n in args.n:
-        rate: dict[str, list[float]] = {"none": [], "auto": []}
-        for run in range(args.runs):
-            prompts = [
-                f"Write a Python function that adds {run * max(args.n) + i} to a number."
-                for i in range(n)
-            ]
-            for draft, seconds in in_turns(args, prompts, flipped=run % 2 == 1).items():
-                rate[draft].append(n * N_ANSWER / seconds)
-        ratios = [auto / plain for plain, auto in zip(rate["none"], rate["auto"], strict=True)]
-        row: dict[str, Any] = {"n": n, "ratio": ratio_interval(ratios)}
-        row |= {draft: statistics.median(values) for draft, values in rate.items()}
-        mean, low, high = row["ratio"]
+    with servers(args) as peers:
+        for server in peers.values():
+            by_server(server, ["Once upon a time"])
+        return [answers_of(n, args, peers) for n in args.n]
+
+
+def answers_of(n: int, args: argparse.Namespace, peers: dict[str, Running]) -> dict[str, Any]:
+    """So many at once."""
+    rates: dict[str, list[float]] = {name: [] for name in ("none", "auto", *peers)}
+    n_equal = dict.fromkeys(peers, 0)
+    for run in range(args.runs):
+        prompts = [
+            f"Write a Python function that adds {run * max(args.n) + i} to a number."
+            for i in range(n)
+        ]
+        seconds = in_turns(args, prompts, flipped=run % 2 == 1)
+        texts = {}
+        for name in list(peers)[:: 1 if run % 2 == 0 else -1]:
+            seconds[name], texts[name] = by_server(peers[name], prompts)
+        for name, took in seconds.items():
+            rates[name].append(n * N_ANSWER / took)
+        for name, found in texts.items():
+            n_equal[name] += sum(a == b for a, b in zip(found, texts[PLAIN_PEER], strict=True))
+    row: dict[str, Any] = {"n": n, "equal": n_equal, "runs": rates}
+    row |= {name: statistics.median(values) for name, values in rates.items()}
+    ratios = {
+        name: ratio_interval([a / b for a, b in zip(values, rates[plain], strict=True)])
+        for name, values in rates.items()
+        if name != (plain := PLAIN_PEER if name in peers else "none")
+    }
+    row["ratio"] = ratios
+    mean, low, high = ratios["auto"]
+    print(
+        f"{n:3} answers: plain {row['none']:7.0f} tok/s, auto {row['auto']:7.0f}, "
+        f"ratio {mean:.3f} ({low:.3f} to {high:.3f})",
+        flush=True,
+    )
+    for name in list(peers)[1:]:
+        mean, low, high = ratios[name]
         print(
-            f"{n:3} answers: plain {row['none']:7.0f} tok/s, auto {row['auto']:7.0f}, "
-            f"ratio {mean:.3f} ({low:.3f} to {high:.3f})",
+            f"    llama.cpp's server: plain {row[PLAIN_PEER]:7.0f} tok/s, {name} {row[name]:7.0f}, "
+            f"ratio {mean:.3f} ({low:.3f} to {high:.3f}); "
+            f"{n_equal[name]} of {n * args.runs} texts are its plain ones",
             flush=True,
         )
-        found.append(row)
-    return found
+    return row
 
 
 def in_turns(args: argparse.Namespace, prompts: list[str], *, flipped: bool) -> dict[str, float]:
@@ -197,54 +274,69 @@ def in_turns(args: argparse.Namespace, prompts: list[str], *, flipped: bool) -> 
 def beside(args: argparse.Namespace) -> dict[str, Any]:
     """What a long prompt costs the answers beside it, and they it: plain ones without a drafter.
 
-    The others are slower the longer they are, so they are held against themselves: the same
-    tokens of the same answers without the prompt.
+    Others are slower the longer they are, so they are held against the same tokens of the same
+    answers without the prompt. Three decoders take turns, so that whatever else slows the machine
+    down is shared: with both, with the answers, and with the prompt.
     """
     options = {"n_ctx": args.ctx, "n_parallel": args.streams + 1, "n_threads": args.threads}
     prompt = np.random.default_rng(0).integers(0, args.vocabulary, args.prompt).tolist()
-    with dflash_gguf.load(args.model, drafter=args.drafter, **options) as decoder:
+    n_filled = {"beside": 0, "alone": 0}  # of the prompt
 
-        def alone() -> float:
-            decoder.reset()
-            return decoder.generate(prompt, max_tokens=1).prefill_s
+    def begun(decoder: dflash_gguf.Decoder) -> list[dflash_gguf.Stream]:
+        streams = [
+            decoder.stream(
+                f"Write a story about {i} birds.",
+                max_tokens=8192,
+                ignore_eos=True,
+                temperature=1.0,
+                seed=i,
+                draft="none" if args.drafter is None else "auto",
+            )
+            for i in range(args.streams)
+        ]
+        go_on(streams, N_WARM)
+        return streams
 
-        def others(n_most: int, newcomer: bool) -> tuple[int, float]:
-            """Rounds of the others, n_most or until the newcomer has its token, and seconds."""
-            decoder.reset()
-            streams = [
-                decoder.stream(
-                    f"Write a story about {i} birds.",
-                    max_tokens=8192,
-                    ignore_eos=True,
-                    temperature=1.0,
-                    seed=i,
-                    draft="none" if args.drafter is None else "auto",
-                )
-                for i in range(args.streams)
-            ]
-            for _ in range(N_WARM):
-                for stream in streams:
-                    next(stream)
-            new = decoder.stream(prompt, max_tokens=1) if newcomer else None
-            started, n = time.perf_counter(), 0
-            while n < n_most and (new is None or new.poll(run=False) is None):
+    def go_on(streams: list[dflash_gguf.Stream], n: int) -> None:
+        for _ in range(n):
+            for stream in streams:
+                next(stream)
+
+    def filling(decoder: dflash_gguf.Decoder, name: str) -> dflash_gguf.Stream:
+        def came(n: int, _total: int) -> None:
+            n_filled[name] = n
+
+        return decoder.stream(prompt, max_tokens=1, on_prefill=came)
+
+    def catch_up(stream: dflash_gguf.Stream) -> None:
+        while n_filled["alone"] < n_filled["beside"]:
+            stream.poll(run=True)
+
+    took = usual = alone = 0.0
+    n_rounds = 0
+    with contextlib.ExitStack() as stack:
+        decoders = [
+            stack.enter_context(dflash_gguf.load(args.model, drafter=args.drafter, **options))
+            for _ in range(3)
+        ]
+        streams, others = (begun(decoder) for decoder in decoders[:2])
+        new, lone = filling(decoders[0], "beside"), filling(decoders[2], "alone")
+        is_in = False
+        while not is_in:
+            started, n, now = time.perf_counter(), 0, 0.0
+            while not is_in and now < LONG_TURN_S:
+                go_on(streams, 1)
                 n += 1
-                for stream in streams:
-                    next(stream)
-            took = time.perf_counter() - started
-            for stream in (*streams, *([new] if new else [])):
-                stream.close()
-            return n, took
-
-        alone_s = [alone()]
-        n, took = others(1 << 30, newcomer=True)
-        _, usual = others(n, newcomer=False)
-        alone_s.append(alone())
-    row = {"kept": usual / took, "prefill": took / statistics.mean(alone_s), "alone_s": alone_s}
+                is_in = new.poll(run=False) is not None
+                now = time.perf_counter() - started
+            took, n_rounds = took + now, n_rounds + n
+            usual += _seconds(lambda n=n: go_on(others, n))  # type: ignore[misc]
+            alone += _seconds(lambda: catch_up(lone))
+    row = {"kept": usual / took, "prefill": took / alone, "alone_s": alone}
     print(
         f"{args.streams} answers beside a prompt of {args.prompt} tokens keep {row['kept']:.2f} of "
-        f"their speed over {n} rounds; it takes {row['prefill']:.2f} times its "
-        f"{statistics.mean(alone_s):.1f} s",
+        f"their speed over {n_rounds} rounds; it takes {row['prefill']:.2f} times its "
+        f"{alone:.1f} s",
         flush=True,
     )
     return row
@@ -315,11 +407,23 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--vocabulary", type=int, default=1000, help="random ids below this")
     parser.add_argument("--ours-only", action="store_true", help="without llama.cpp")
+    parser.add_argument(
+        "--server",
+        type=int,
+        nargs="+",
+        metavar="LENGTH",
+        help="answers by llama.cpp's server too, plainly and with drafts of each length",
+    )
+    parser.add_argument(
+        "--no-repack", action="store_true", help="llama.cpp's weights as they are in the file"
+    )
     parser.add_argument("--prompt", type=int, help="instead: streams beside one of so many tokens")
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--host", action="store_true", help="instead: the host's part of rounds")
     parser.add_argument("-t", "--threads", type=int, help="default: one per physical core")
     args = parser.parse_args()
+    if args.server and args.drafter is None:
+        parser.error("--server: drafts need a --drafter")
     results = []
     try:
         if args.prompt:
@@ -329,10 +433,12 @@ def main() -> None:
             print(json.dumps({"model": args.model.name, "host": host(args)}))
             return
         ours = Ours(args.model, max(args.n), args.ctx, args.threads)
+        args.threads = ours.engine.n_threads
         engines: dict[str, Ours | Theirs] = {"ours": ours}
         if not args.ours_only:
-            n_threads = ours.engine.n_threads
-            engines["llama.cpp"] = Theirs(args.model, max(args.n), args.ctx, n_threads)
+            engines["llama.cpp"] = Theirs(
+                args.model, max(args.n), args.ctx, args.threads, repack=not args.no_repack
+            )
         for n in args.n:
             rate = rates(engines, n, args)
             line = f"{n:3} sequences: ours {rate['ours']:7.0f} tok/s"
@@ -342,7 +448,7 @@ def main() -> None:
             print(line, flush=True)
             results.append({"n": n, **rate})
         found = answers(args) if args.drafter is not None else []
-    except (core.Error, ValueError, OSError) as error:
+    except (core.Error, ValueError, OSError, RuntimeError) as error:
         sys.exit(f"error: {error}")
     print(json.dumps({"model": args.model.name, "rounds": results, "answers": found}))
 

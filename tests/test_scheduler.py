@@ -374,6 +374,18 @@ def test_pieces_of_prompts_leave_the_others_their_share() -> None:
     assert 0.75 < others_s / alone_s < 0.9
 
 
+@pytest.mark.parametrize(("row_s", "longest"), [(1e-6, 512), (1e-3, 128), (3e-3, 64), (0.1, 32)])
+def test_pieces_are_long_where_they_are_quick(row_s: float, longest: int) -> None:
+    """And ever so long that the others keep their share: all of it where rows cost next to none."""
+    pace = Pace()
+    sizes = []
+    for i in range(3000):
+        n = pace.chunk() if i >= 10 else 0
+        pace.ran(0.01 + n * row_s, n)
+        sizes.append(n)
+    assert set(sizes[1000:]) == {0, longest}
+
+
 def test_prompts_come_in_sooner_where_more_wait_than_decode() -> None:
     """Of the same machine: by as much as there are more of them."""
     longer = {}
