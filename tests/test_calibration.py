@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dflash_gguf.config import DecodeConfig
-from dflash_gguf.draft.calibration import Calibration, Calibrations, Features, Spine
+from dflash_gguf.draft.calibration import Calibration, Calibrations, Features, Outcome, Spine
 
 K = 8
 
@@ -42,7 +42,7 @@ def test_chances_come_true_of_a_drafter_that_is_too_sure_or_not_sure_enough(powe
         if step >= 500:
             said.append(np.exp(calibration.log_chances(Features(log_q))[0]))
             came.append(np.arange(K) == place)
-        calibration.observe(Features(log_q), [place])
+        calibration.observe([Outcome(Features(log_q), 0, [place])])
     said_all, came_all = np.array(said).ravel(), np.array(came).ravel()
     for low, high in ((0.02, 0.1), (0.1, 0.3), (0.3, 0.6), (0.6, 0.9)):
         inside = (said_all >= low) & (said_all < high)
@@ -55,10 +55,10 @@ def test_few_outcomes_are_enough_to_doubt_a_drafter_that_is_always_wrong() -> No
     rng, calibration = np.random.default_rng(2), Calibration()
     log_q = np.log([[0.9] + [0.01] * (K - 1)])
     for _ in range(8):
-        calibration.observe(Features(log_q), [K])
+        calibration.observe([Outcome(Features(log_q), 0, [K])])
     assert np.exp(calibration.log_chances(Features(log_q))[0, 0]) < 0.3
     for _ in range(200):
-        calibration.observe(Features(claims(rng, sharp=4.0)), [K])
+        calibration.observe([Outcome(Features(claims(rng, sharp=4.0)), 0, [K])])
     assert np.exp(calibration.log_chances(Features(log_q))).sum() < 0.1
 
 
@@ -66,14 +66,14 @@ def test_a_deeper_depth_starts_from_the_one_before_and_then_goes_its_own_way() -
     rng, calibration = np.random.default_rng(3), Calibration()
     for _ in range(300):
         log_q = claims(rng, 2)
-        calibration.observe(Features(log_q[:1]), [outcome(rng, log_q[0], 2.0)])
+        calibration.observe([Outcome(Features(log_q[:1]), 0, [outcome(rng, log_q[0], 2.0)])])
     weights = calibration.weights(4)
     assert (weights == weights[0]).all()
     assert weights[0, 0] > 1.5
     for _ in range(600):
         log_q = claims(rng, 2)
         places = [outcome(rng, log_q[0], 2.0), outcome(rng, log_q[1], 0.3)]
-        calibration.observe(Features(log_q), places)
+        calibration.observe([Outcome(Features(log_q), 0, places)])
     first, second, third = calibration.weights(3)
     assert first[0] > 1.5
     assert second[0] < 0.6
@@ -85,7 +85,7 @@ def test_old_outcomes_fade() -> None:
     for power in (3.0, 0.3):
         for _ in range(1500):
             log_q = claims(rng)
-            calibration.observe(Features(log_q), [outcome(rng, log_q[0], power)])
+            calibration.observe([Outcome(Features(log_q), 0, [outcome(rng, log_q[0], power)])])
     assert calibration.weights(1)[0, 0] < 0.5
 
 
@@ -98,7 +98,7 @@ def test_how_much_the_noise_tells_is_learned() -> None:
             noise = rng.gumbel(size=(1, K))
             drawn = noise if shared else rng.gumbel(size=(1, K))
             place = int((log_q + drawn).argmax())
-            calibration.observe(Features(log_q, noise), [place])
+            calibration.observe([Outcome(Features(log_q, noise), 0, [place])])
         found.append(calibration.weights(1)[0])
     assert found[0][2] > 1.5  # the target is the drafter: the noise decides
     assert found[1][2] < 0.1
@@ -110,7 +110,7 @@ def test_candidates_that_the_sampler_cuts_off_lose_their_chance() -> None:
         log_q, noise = claims(rng), rng.gumbel(size=(1, K))
         is_cut = np.arange(K)[None] >= 3
         place = int((log_q + noise)[0, :3].argmax())
-        calibration.observe(Features(log_q, noise, is_cut), [place])
+        calibration.observe([Outcome(Features(log_q, noise, is_cut), 0, [place])])
     chances = np.exp(calibration.log_chances(Features(log_q, noise, is_cut)))[0]
     assert chances[3:].sum() < 0.02
 
@@ -120,7 +120,7 @@ def test_extreme_claims_stay_finite() -> None:
     for log_q in (np.full((3, K), -np.inf), np.tile([0.0] + [-500.0] * (K - 1), (3, 1))):
         for place in (0, K - 1, K):
             features = Features(log_q, np.full((3, K), 30.0))
-            calibration.observe(features, [place] * 3)
+            calibration.observe([Outcome(features, 0, [place] * 3)])
             assert np.isfinite(calibration.log_chances(features)).all()
             assert np.isfinite(calibration.weights(9)).all()
 
@@ -128,7 +128,7 @@ def test_extreme_claims_stay_finite() -> None:
 def test_every_way_to_draw_has_its_own() -> None:
     known = Calibrations()
     greedy = known.of(DecodeConfig())
-    greedy.observe(Features(np.log([[0.5, 0.2]])), [0])
+    greedy.observe([Outcome(Features(np.log([[0.5, 0.2]])), 0, [0])])
     assert known.of(DecodeConfig(seed=3)) is greedy
     assert known.of(DecodeConfig(repeat_penalty=1.1)) is not greedy
     assert known.of(DecodeConfig(temperature=0.7)).weights(1)[0, 2] > 0.0
@@ -138,7 +138,9 @@ def test_what_was_learned_survives_as_json() -> None:
     known = Calibrations()
     for config in (DecodeConfig(), DecodeConfig(temperature=0.7)):
         for place in (0, 0, 1, 0):
-            known.of(config).observe(Features(np.log([[0.5, 0.2], [0.4, 0.3]])), [place])
+            known.of(config).observe(
+                [Outcome(Features(np.log([[0.5, 0.2], [0.4, 0.3]])), 0, [place])]
+            )
             known.spine(config).observe([1, 2, 3], [1, 2 + place, 3])
     again = Calibrations.from_dict(json.loads(json.dumps(known.to_dict())))
     assert again.to_dict() == known.to_dict()
