@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config import DecodeConfig
+from ..core import NewtonRules
 
 Floats = NDArray[np.float64]
 
@@ -44,7 +45,6 @@ SPINE_PRIOR, SPINE_WEIGHT = 0.6, 2.0
 """Of such a candidate being taken, and the outcomes this counts as."""
 LEAST_LOG = -30.0
 """Log-probabilities below are taken for this one: a single surprise shall not outweigh the rest."""
-_FADE, _HELD, _BACK = 1.0 / MEMORY, np.diag(PRIOR_WEIGHTS), PULL * np.array(PRIOR_WEIGHTS)
 
 
 class Outcome(NamedTuple):
@@ -66,6 +66,7 @@ class Calibration:
         self._prior = np.array(PRIOR_SAMPLED if is_sampled else PRIOR)
         self._weights = np.empty((0, 5))
         self._information = np.empty((0, 5, 5))
+        self._rules = self._rules_of(self._prior)
 
     def weights(self, n: int) -> Floats:
         """The numbers of depths 1 to n, float64 [n, 5]; unseen depths are like the last seen."""
@@ -88,17 +89,15 @@ class Calibration:
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Learns from drafts, one after the other; each from its first position on."""
         slopes, spreads = self._moments(outcomes)
-        end = 0
-        for outcome in outcomes:
-            n, first = len(outcome.places), end
-            end += n
-            self._extend(n)
-            weights, information = self._weights[:n], self._information[:n]
-            before = np.concatenate((self._prior[None], weights[:-1]))
-            information += spreads[first:end] + _FADE * (_HELD - information)
-            slope = slopes[first:end] + _FADE * (before - weights) * _BACK
-            weights += np.linalg.solve(information, slope[:, :, None])[:, :, 0]
-            np.minimum(np.maximum(weights, LOWEST, out=weights), HIGHEST, out=weights)
+        counts = [len(outcome.places) for outcome in outcomes]
+        while counts:
+            self._extend(counts[0])  # as what was learned before it has left the last depth
+            known = len(self._weights)
+            n = next((i for i, count in enumerate(counts) if count > known), len(counts))
+            rows = sum(counts[:n])
+            learned = self._weights, self._information
+            self._rules.step(*learned, slopes[:rows], spreads[:rows], counts[:n])
+            slopes, spreads, counts = slopes[rows:], spreads[rows:], counts[n:]
 
     def _moments(self, outcomes: Sequence[Outcome]) -> tuple[Floats, Floats]:
         """Slope and curvature of the log-likelihood at all positions of outcomes, in their order.
@@ -126,6 +125,11 @@ class Calibration:
             spreads[at] -= mean[:, :, None] * mean[:, None]
         return slopes, spreads
 
+    @staticmethod
+    def _rules_of(prior: Floats) -> NewtonRules:
+        held = np.array(PRIOR_WEIGHTS)
+        return NewtonRules(prior, held, PULL * held, LOWEST, HIGHEST, 1.0 / MEMORY)
+
     def _of_depths(self, depths: NDArray[np.intp]) -> Floats:
         """The numbers of depths, from 0 on."""
         if not len(self._weights):
@@ -137,7 +141,7 @@ class Calibration:
         for _ in range(len(self._weights), n):
             last = self._weights[-1] if len(self._weights) else self._prior
             self._weights = np.vstack([self._weights, last])
-            self._information = np.concatenate([self._information, [_HELD]])
+            self._information = np.concatenate([self._information, [np.diag(PRIOR_WEIGHTS)]])
 
     def to_dict(self) -> dict[str, Any]:
         """What was learned, as plain values."""
@@ -152,6 +156,7 @@ class Calibration:
         """What `to_dict` gave; KeyError, TypeError or ValueError for anything else."""
         found = cls()
         found._prior = np.array(stored["prior"], dtype=np.float64).reshape(5)
+        found._rules = cls._rules_of(found._prior)
         found._weights = np.array(stored["weights"], dtype=np.float64).reshape(-1, 5)
         found._information = np.array(stored["information"], dtype=np.float64).reshape(-1, 5, 5)
         if len(found._weights) != len(found._information):
