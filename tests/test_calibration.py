@@ -8,7 +8,19 @@ import numpy as np
 import pytest
 
 from dflash_gguf.config import DecodeConfig
-from dflash_gguf.draft.calibration import Calibration, Calibrations, Features, Outcome, Spine
+from dflash_gguf.draft.calibration import (
+    HIGHEST,
+    LOWEST,
+    MEMORY,
+    PRIOR_SAMPLED,
+    PRIOR_WEIGHTS,
+    PULL,
+    Calibration,
+    Calibrations,
+    Features,
+    Outcome,
+    Spine,
+)
 
 K = 8
 
@@ -49,6 +61,50 @@ def test_chances_come_true_of_a_drafter_that_is_too_sure_or_not_sure_enough(powe
         if inside.sum() > 100:
             assert came_all[inside].mean() == pytest.approx(said_all[inside].mean(), rel=0.2)
     assert calibration.weights(1)[0, 0] == pytest.approx(power, rel=0.35)
+
+
+def test_outcomes_together_teach_what_they_do_one_by_one() -> None:
+    """Of drafts that were ranked together, of any lengths."""
+    rng, apart, together = np.random.default_rng(7), Calibration(), Calibration()
+    for _ in range(100):
+        lengths = rng.integers(1, 6, size=int(rng.integers(1, 9))).tolist()
+        ends = np.cumsum([0, *lengths]).tolist()
+        log_q = claims(rng, ends[-1])
+        depths = np.concatenate([np.arange(n) for n in lengths])
+        features = Features(log_q, depths=depths)
+        expected = apart.log_chances(features)
+        np.testing.assert_allclose(together.log_chances(features), expected, atol=1e-12)
+        outcomes = []
+        for first, n in zip(ends, lengths, strict=False):
+            places = [
+                outcome(rng, log_q[first + i], 2.0) for i in range(int(rng.integers(1, n + 1)))
+            ]
+            outcomes.append(Outcome(features, first, places))
+        together.observe(outcomes)
+        for one in outcomes:
+            apart.observe([one])
+    np.testing.assert_allclose(together.weights(6), apart.weights(6), rtol=0, atol=1e-12)
+
+
+def test_steps_are_newtons() -> None:
+    """The core's, beside numpy's solver."""
+    rng, calibration = np.random.default_rng(8), Calibration(is_sampled=True)
+    weights, information = np.array([PRIOR_SAMPLED]), np.array([np.diag(PRIOR_WEIGHTS)])
+    held, prior = np.diag(PRIOR_WEIGHTS), np.array(PRIOR_SAMPLED)
+    for _ in range(200):
+        features = Features(claims(rng), rng.gumbel(size=(1, K)), np.arange(K)[None] >= 5)
+        calibration.log_chances(features)
+        assert features.log_chances is not None
+        chances, values = np.exp(features.log_chances[0]), features.values[0]
+        taken = int(rng.integers(K + 1))
+        mean = chances @ values
+        spread = (chances[:, None] * values).T @ values - np.outer(mean, mean)
+        information[0] += spread + (held - information[0]) / MEMORY
+        slope = values[taken] - mean + (prior - weights[0]) @ (PULL * held) / MEMORY
+        step = np.linalg.solve(information[0], slope)
+        weights[0] = np.clip(weights[0] + step, LOWEST, HIGHEST)
+        calibration.observe([Outcome(features, 0, [taken])])
+        np.testing.assert_allclose(calibration.weights(1), weights, rtol=0, atol=1e-10)
 
 
 def test_few_outcomes_are_enough_to_doubt_a_drafter_that_is_always_wrong() -> None:
