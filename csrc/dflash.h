@@ -14,7 +14,7 @@ extern "C" {
 
 #pragma GCC visibility push(default)
 
-enum { DFL_ABI_VERSION = 15 };
+enum { DFL_ABI_VERSION = 16 };
 
 typedef enum {
     DFL_STATUS_OK = 0,
@@ -503,6 +503,28 @@ dfl_status dfl_copies_set_outcomes(dfl_copies * copies, const double * outcomes,
 /* Tokens and bytes that are remembered. */
 int64_t dfl_copies_size(const dfl_copies * copies);
 uint64_t dfl_copies_bytes(const dfl_copies * copies);
+
+/* ---- calibration: what is learned of a drafter's chances ---- */
+
+enum { DFL_NEWTON_SIZE = 5 }; /* numbers of a depth */
+
+/* Each [DFL_NEWTON_SIZE]. */
+typedef struct dfl_newton_rules {
+    const double * prior; /* of the first depth; a later one is drawn to the one before it */
+    const double * held;  /* diagonal of the information that they begin with, and fade to */
+    const double * back;  /* how strongly they are drawn */
+    const double * low;
+    const double * high;
+    double fade; /* a part of what was before that goes with each outcome */
+} dfl_newton_rules;
+
+/* One Newton step for each of n outcomes, at depths 1 to counts[i]. weights: [n_depths][SIZE],
+ * information: [n_depths][SIZE][SIZE], in and out. slopes: [SIZE] and spreads: [SIZE][SIZE] of the
+ * log-likelihood at each depth of each outcome, one outcome's after another's. Errors: ARGUMENT
+ * (counts beyond n_depths), with nothing done. */
+dfl_status dfl_newton_steps(const dfl_newton_rules * rules, double * weights, double * information,
+                            int64_t n_depths, const double * slopes, const double * spreads,
+                            const int64_t * counts, int64_t n, dfl_error * err);
 
 /* ---- quantisation ---- */
 

@@ -66,6 +66,8 @@ class Sampler:
         self.config = config
         self.sequence = sequence
         self.seed = secrets.randbits(32) if config.seed is None else config.seed
+        self.noise_base = _state(self.seed, sequence)
+        """What the noise of all positions begins with."""
         self.banned = frozenset(banned)
         self._banned_ids = np.array(sorted(self.banned), dtype=np.int64)
         self._biased_ids = np.array(sorted(config.logit_bias), dtype=np.int64)
@@ -114,9 +116,7 @@ class Sampler:
 
     def noise(self, ids: Ids, position: int) -> NDArray[np.float64]:
         """What `choose` adds to the scores of tokens [n, k] of the n positions from `position`."""
-        positions = range(position, position + len(ids))
-        states = [_state(self.seed, self.sequence, at) for at in positions]
-        return _noise(np.array(states, dtype=np.uint64)[:, None], ids)
+        return noise_of([self], [len(ids)], position + np.arange(len(ids)), ids)
 
     def is_cut(self, log_q: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Which of the best tokens of rows top-k, top-p and min-p would take away.
@@ -160,14 +160,27 @@ class Sampler:
         )
 
 
+def noise_of(
+    samplers: Sequence[Sampler], counts: Sequence[int], positions: Ids, ids: Ids
+) -> NDArray[np.float64]:
+    """What draws of several texts add to scores, for tokens [n, k] of n positions.
+
+    One text's rows come after another's, of each as many as counts says.
+    """
+    states = np.repeat(np.array([x.noise_base for x in samplers], dtype=np.uint64), counts)
+    states ^= positions.astype(np.uint64)
+    states += np.uint64(GOLDEN)
+    return _noise(_mixed(states)[:, None], ids)
+
+
 def gumbel(seed: int, sequence: int, position: int, tokens: Ids) -> NDArray[np.float64]:
     """The noise of `tokens` [n], float64 [n], as the module's documentation defines it."""
     return _noise(np.uint64(_state(seed, sequence, position)), tokens)
 
 
-def _state(seed: int, sequence: int, position: int) -> int:
+def _state(*values: int) -> int:
     state = 0
-    for value in (seed, sequence, position):
+    for value in values:
         state = _mix(((state ^ (value & MASK)) + GOLDEN) & MASK)
     return state
 
@@ -177,16 +190,21 @@ def _noise(states: np.uint64 | NDArray[np.uint64], tokens: Ids) -> NDArray[np.fl
     bits += np.uint64(1)
     bits *= np.uint64(GOLDEN)
     bits += states
+    uniform = (_mixed(bits) >> np.uint64(12)).astype(np.float64)
+    uniform += 0.5
+    uniform *= 2.0**-52
+    noise: NDArray[np.float64] = -np.log(-np.log(uniform))
+    return noise
+
+
+def _mixed(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """What `_mix` makes of each, in their place."""
     bits ^= bits >> np.uint64(30)
     bits *= np.uint64(MIX_1)
     bits ^= bits >> np.uint64(27)
     bits *= np.uint64(MIX_2)
     bits ^= bits >> np.uint64(31)
-    uniform = (bits >> np.uint64(12)).astype(np.float64)
-    uniform += 0.5
-    uniform *= 2.0**-52
-    noise: NDArray[np.float64] = -np.log(-np.log(uniform))
-    return noise
+    return bits
 
 
 def _mix(value: int) -> int:

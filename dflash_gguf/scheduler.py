@@ -341,13 +341,14 @@ class Scheduler:
         decoding = [job for job in active if job.decodes]
         self._keep_top(active)
         drafted = self._propose(decoding)
-        work = [_work_of(job) for job in decoding if not job.is_over]
+        going_on = [job for job in decoding if not job.is_over]
+        verifies = any(job.request.tree is not None for job in going_on)
+        work = [_work_of(job, verifies=verifies) for job in going_on]
         n_filled = 0
         if len(decoding) < len(active):
             pieces = self._pieces([job for job in active if job not in decoding], work)
             n_filled = sum([len(one.item.tokens) for one in pieces])
             work += pieces
-        verifies = any(one.tree is not None for one in work)
         self._open = [one.job.held for one in work]
         ran = time.perf_counter()
         if not work or (rows := self._pass(work)) is None:
@@ -521,7 +522,7 @@ class Scheduler:
 
     def _count(self, one: _Work, seconds: float) -> None:
         """Accounts for a round of an answer, and gives it the step."""
-        job, tree, tokens = one.job, one.tree, one.tokens
+        job, tree, tokens = one.job, one.job.request.tree, one.tokens
         account = job.writing.account
         account.add_round(seconds, self._took, one.sampled_s, tree, len(tokens), one.n_taken)
         n_drafted = 0
@@ -570,11 +571,17 @@ class Scheduler:
                 self.end(job)
 
 
-def _work_of(job: Job) -> _Work:
-    """The next round of an answer that decodes."""
+def _work_of(job: Job, *, verifies: bool) -> _Work:
+    """The next round of an answer that decodes.
+
+    verifies: whether any does: then a plain step is the verify of a bare root. It costs no more
+    beside others, and a device has a graph less to build and to run: states of recurrent layers
+    would else advance for some answers and wait for the commit for others.
+    """
     tree = job.request.tree
-    if tree is None:
+    if tree is None and not verifies:
         return _Work(job, Item(job.held, job.history[-1:]), None, decodes=True)
+    tree = tree or Tree.of(job.history[-1:])
     parents = None if tree.is_chain else tree.parents
     return _Work(job, Item(job.held, tree.tokens, True, parents), tree, decodes=True)
 

@@ -123,6 +123,7 @@ def schedule(args: argparse.Namespace) -> dict[str, Any]:
         "captured": sum(row[4] > 0 for row in rows) / len(rows),
         "anew": sum(row[3] > 0 or row[4] > 0 for row in rows) / len(rows),
         "nodes": n_nodes,
+        "captured_late": sum(row[4] > 0 for row in rows[len(rows) // 2 :]) / (len(rows) / 2),
         "built_late": sum(row[3] > 0 for row in rows[len(rows) // 2 :]) / (len(rows) / 2),
     }
     print(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dflash_gguf.config import DecodeConfig
-from dflash_gguf.draft.calibration import Calibration, Features, Spine
+from dflash_gguf.draft.calibration import Calibration, Features, Outcome, Spine
 from dflash_gguf.draft.marginals import Candidates, chain, grow
 from dflash_gguf.draft.proposer import BRIEF, CHAIN, Request
 from dflash_gguf.draft.tree import Tree
@@ -148,7 +148,7 @@ class Drafter:
         self._spine.observe(order[:1] * request.n_positions, tokens)
         if features is not None:
             places = [order.index(token) if token < K else K for token in tokens]
-            self._ranked.observe(features, places[: len(features.values)])
+            self._ranked.observe([Outcome(features, 0, places[: len(features.values)])])
 
     def outlook(self, sampler: Sampler) -> Sequence[float]:  # noqa: ARG002
         return self._spine.paths(self.max_draft)

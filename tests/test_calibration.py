@@ -8,7 +8,19 @@ import numpy as np
 import pytest
 
 from dflash_gguf.config import DecodeConfig
-from dflash_gguf.draft.calibration import Calibration, Calibrations, Features, Spine
+from dflash_gguf.draft.calibration import (
+    HIGHEST,
+    LOWEST,
+    MEMORY,
+    PRIOR_SAMPLED,
+    PRIOR_WEIGHTS,
+    PULL,
+    Calibration,
+    Calibrations,
+    Features,
+    Outcome,
+    Spine,
+)
 
 K = 8
 
@@ -42,7 +54,7 @@ def test_chances_come_true_of_a_drafter_that_is_too_sure_or_not_sure_enough(powe
         if step >= 500:
             said.append(np.exp(calibration.log_chances(Features(log_q))[0]))
             came.append(np.arange(K) == place)
-        calibration.observe(Features(log_q), [place])
+        calibration.observe([Outcome(Features(log_q), 0, [place])])
     said_all, came_all = np.array(said).ravel(), np.array(came).ravel()
     for low, high in ((0.02, 0.1), (0.1, 0.3), (0.3, 0.6), (0.6, 0.9)):
         inside = (said_all >= low) & (said_all < high)
@@ -51,14 +63,58 @@ def test_chances_come_true_of_a_drafter_that_is_too_sure_or_not_sure_enough(powe
     assert calibration.weights(1)[0, 0] == pytest.approx(power, rel=0.35)
 
 
+def test_outcomes_together_teach_what_they_do_one_by_one() -> None:
+    """Of drafts that were ranked together, of any lengths."""
+    rng, apart, together = np.random.default_rng(7), Calibration(), Calibration()
+    for _ in range(100):
+        lengths = rng.integers(1, 6, size=int(rng.integers(1, 9))).tolist()
+        ends = np.cumsum([0, *lengths]).tolist()
+        log_q = claims(rng, ends[-1])
+        depths = np.concatenate([np.arange(n) for n in lengths])
+        features = Features(log_q, depths=depths)
+        expected = apart.log_chances(features)
+        np.testing.assert_allclose(together.log_chances(features), expected, atol=1e-12)
+        outcomes = []
+        for first, n in zip(ends, lengths, strict=False):
+            places = [
+                outcome(rng, log_q[first + i], 2.0) for i in range(int(rng.integers(1, n + 1)))
+            ]
+            outcomes.append(Outcome(features, first, places))
+        together.observe(outcomes)
+        for one in outcomes:
+            apart.observe([one])
+    np.testing.assert_allclose(together.weights(6), apart.weights(6), rtol=0, atol=1e-12)
+
+
+def test_steps_are_newtons() -> None:
+    """The core's, beside numpy's solver."""
+    rng, calibration = np.random.default_rng(8), Calibration(is_sampled=True)
+    weights, information = np.array([PRIOR_SAMPLED]), np.array([np.diag(PRIOR_WEIGHTS)])
+    held, prior = np.diag(PRIOR_WEIGHTS), np.array(PRIOR_SAMPLED)
+    for _ in range(200):
+        features = Features(claims(rng), rng.gumbel(size=(1, K)), np.arange(K)[None] >= 5)
+        calibration.log_chances(features)
+        assert features.log_chances is not None
+        chances, values = np.exp(features.log_chances[0]), features.values[0]
+        taken = int(rng.integers(K + 1))
+        mean = chances @ values
+        spread = (chances[:, None] * values).T @ values - np.outer(mean, mean)
+        information[0] += spread + (held - information[0]) / MEMORY
+        slope = values[taken] - mean + (prior - weights[0]) @ (PULL * held) / MEMORY
+        step = np.linalg.solve(information[0], slope)
+        weights[0] = np.clip(weights[0] + step, LOWEST, HIGHEST)
+        calibration.observe([Outcome(features, 0, [taken])])
+        np.testing.assert_allclose(calibration.weights(1), weights, rtol=0, atol=1e-10)
+
+
 def test_few_outcomes_are_enough_to_doubt_a_drafter_that_is_always_wrong() -> None:
     rng, calibration = np.random.default_rng(2), Calibration()
     log_q = np.log([[0.9] + [0.01] * (K - 1)])
     for _ in range(8):
-        calibration.observe(Features(log_q), [K])
+        calibration.observe([Outcome(Features(log_q), 0, [K])])
     assert np.exp(calibration.log_chances(Features(log_q))[0, 0]) < 0.3
     for _ in range(200):
-        calibration.observe(Features(claims(rng, sharp=4.0)), [K])
+        calibration.observe([Outcome(Features(claims(rng, sharp=4.0)), 0, [K])])
     assert np.exp(calibration.log_chances(Features(log_q))).sum() < 0.1
 
 
@@ -66,14 +122,14 @@ def test_a_deeper_depth_starts_from_the_one_before_and_then_goes_its_own_way() -
     rng, calibration = np.random.default_rng(3), Calibration()
     for _ in range(300):
         log_q = claims(rng, 2)
-        calibration.observe(Features(log_q[:1]), [outcome(rng, log_q[0], 2.0)])
+        calibration.observe([Outcome(Features(log_q[:1]), 0, [outcome(rng, log_q[0], 2.0)])])
     weights = calibration.weights(4)
     assert (weights == weights[0]).all()
     assert weights[0, 0] > 1.5
     for _ in range(600):
         log_q = claims(rng, 2)
         places = [outcome(rng, log_q[0], 2.0), outcome(rng, log_q[1], 0.3)]
-        calibration.observe(Features(log_q), places)
+        calibration.observe([Outcome(Features(log_q), 0, places)])
     first, second, third = calibration.weights(3)
     assert first[0] > 1.5
     assert second[0] < 0.6
@@ -85,7 +141,7 @@ def test_old_outcomes_fade() -> None:
     for power in (3.0, 0.3):
         for _ in range(1500):
             log_q = claims(rng)
-            calibration.observe(Features(log_q), [outcome(rng, log_q[0], power)])
+            calibration.observe([Outcome(Features(log_q), 0, [outcome(rng, log_q[0], power)])])
     assert calibration.weights(1)[0, 0] < 0.5
 
 
@@ -98,7 +154,7 @@ def test_how_much_the_noise_tells_is_learned() -> None:
             noise = rng.gumbel(size=(1, K))
             drawn = noise if shared else rng.gumbel(size=(1, K))
             place = int((log_q + drawn).argmax())
-            calibration.observe(Features(log_q, noise), [place])
+            calibration.observe([Outcome(Features(log_q, noise), 0, [place])])
         found.append(calibration.weights(1)[0])
     assert found[0][2] > 1.5  # the target is the drafter: the noise decides
     assert found[1][2] < 0.1
@@ -110,7 +166,7 @@ def test_candidates_that_the_sampler_cuts_off_lose_their_chance() -> None:
         log_q, noise = claims(rng), rng.gumbel(size=(1, K))
         is_cut = np.arange(K)[None] >= 3
         place = int((log_q + noise)[0, :3].argmax())
-        calibration.observe(Features(log_q, noise, is_cut), [place])
+        calibration.observe([Outcome(Features(log_q, noise, is_cut), 0, [place])])
     chances = np.exp(calibration.log_chances(Features(log_q, noise, is_cut)))[0]
     assert chances[3:].sum() < 0.02
 
@@ -120,7 +176,7 @@ def test_extreme_claims_stay_finite() -> None:
     for log_q in (np.full((3, K), -np.inf), np.tile([0.0] + [-500.0] * (K - 1), (3, 1))):
         for place in (0, K - 1, K):
             features = Features(log_q, np.full((3, K), 30.0))
-            calibration.observe(features, [place] * 3)
+            calibration.observe([Outcome(features, 0, [place] * 3)])
             assert np.isfinite(calibration.log_chances(features)).all()
             assert np.isfinite(calibration.weights(9)).all()
 
@@ -128,7 +184,7 @@ def test_extreme_claims_stay_finite() -> None:
 def test_every_way_to_draw_has_its_own() -> None:
     known = Calibrations()
     greedy = known.of(DecodeConfig())
-    greedy.observe(Features(np.log([[0.5, 0.2]])), [0])
+    greedy.observe([Outcome(Features(np.log([[0.5, 0.2]])), 0, [0])])
     assert known.of(DecodeConfig(seed=3)) is greedy
     assert known.of(DecodeConfig(repeat_penalty=1.1)) is not greedy
     assert known.of(DecodeConfig(temperature=0.7)).weights(1)[0, 2] > 0.0
@@ -138,7 +194,9 @@ def test_what_was_learned_survives_as_json() -> None:
     known = Calibrations()
     for config in (DecodeConfig(), DecodeConfig(temperature=0.7)):
         for place in (0, 0, 1, 0):
-            known.of(config).observe(Features(np.log([[0.5, 0.2], [0.4, 0.3]])), [place])
+            known.of(config).observe(
+                [Outcome(Features(np.log([[0.5, 0.2], [0.4, 0.3]])), 0, [place])]
+            )
             known.spine(config).observe([1, 2, 3], [1, 2 + place, 3])
     again = Calibrations.from_dict(json.loads(json.dumps(known.to_dict())))
     assert again.to_dict() == known.to_dict()

@@ -11,7 +11,7 @@ import pytest
 
 from dflash_gguf.config import DecodeConfig
 from dflash_gguf.core import Draft, DraftRequest
-from dflash_gguf.draft.calibration import Calibration, Calibrations, Features
+from dflash_gguf.draft.calibration import Calibration, Calibrations, Features, Outcome
 from dflash_gguf.draft.dflash import DFlash
 from dflash_gguf.draft.marginals import Candidates
 from dflash_gguf.draft.proposer import CHAIN, SPINE, TREE, Request, draft_all
@@ -94,7 +94,8 @@ def ranked(
     source.calibrations = calibrations or Calibrations()
     request = request_of(drafter, sampler, seen, n, TREE)
     (draft,) = draft_all([request], [source._width(request)])
-    return source._ranked(request, draft)
+    (found,) = source._ranked([(request, draft)])
+    return found
 
 
 def rows(n: int = 6, seed: int = 0, scale: float = 2.0) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -225,7 +226,7 @@ def test_what_the_target_chose_is_looked_up_until_the_draft_ends() -> None:
         source.propose([request])
         chosen = [*found.tokens[:5, 2].tolist(), 199, 5]  # 199 is no candidate
         source.observe(request, chosen[:n_tokens])
-        expected.observe(features, [2, 2, 2, 2, 2, 32][:n_tokens])
+        expected.observe([Outcome(features, 0, [2, 2, 2, 2, 2, 32][:n_tokens])])
         source.observe(request, [1, 2])
     assert 199 not in drafter.rows[5].argsort()[-32:]
     weights = source.calibrations.of(DecodeConfig()).weights(6)

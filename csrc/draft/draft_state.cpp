@@ -29,9 +29,10 @@ static LayerPlace on(Backend & backend) {
 DraftState::DraftState(std::shared_ptr<const Drafter> drafter, const Model & target,
                        Devices & devices, const DraftSizes & sizes)
     : drafter_(std::move(drafter)), target_(target), backend_(devices.main()), sizes_(devices),
-      sizes_of_(sizes), kv_(drafter_->hparams(), on(backend_), sizes.cache_type, sizes.cache_type,
-                            {cells_wanted(sizes), std::max(sizes.max_block, sizes.n_verify),
-                             static_cast<int32_t>(sizes.n_parallel)}),
+      sizes_of_(sizes),
+      kv_(drafter_->hparams(), on(backend_), sizes.cache_type, sizes.cache_type,
+          {cells_wanted(sizes), sizes_.draft_rows(std::max(sizes.max_block, sizes.n_verify)),
+           static_cast<int32_t>(sizes.n_parallel)}),
       no_recurrent_(drafter_->hparams(), on(backend_), 1), junk_cell_(kv_.cells().size() - 1) {
     kv_.cells().reserve_last();
     allocate_features(sizes.n_verify);
@@ -53,7 +54,7 @@ void DraftState::allocate_features(int64_t n_verify) {
 
 void DraftState::grow(int64_t n_verify, GraphPool & graphs) {
     flush(graphs); // what waits lies in the old rows
-    kv_.reserve_masks(std::max(sizes_of_.max_block, n_verify));
+    kv_.reserve_masks(sizes_.draft_rows(std::max(sizes_of_.max_block, n_verify)));
     allocate_features(n_verify);
     sizes_of_.n_verify = n_verify;
 }
@@ -88,9 +89,20 @@ void DraftState::make_injection_inputs(LiveGraph & live) const {
     live.draft.inject_cells = make_input(ctx, GGML_TYPE_I64, n, 1, "inject_cells");
 }
 
+static void add_picked_injection(LiveGraph & live, Build & b, ggml_tensor * features) {
+    live.draft.inject_rows =
+        make_input(live.ctx.get(), GGML_TYPE_I32, live.shape.n_inject, 1, "inject_rows");
+    build_injection(b, pick_rows(b, features, live.draft.inject_rows), live.draft.inject_positions,
+                    live.draft.inject_cells);
+}
+
 void DraftState::add_prefill_injection(LiveGraph & live) {
     make_injection_inputs(live);
     Build b = make_build(live);
+    if (live.shape.kind == GraphKind::VERIFY && sizes_.are_few()) { // its padding is no feature's
+        add_picked_injection(live, b, features_);
+        return;
+    }
     ggml_tensor * features = ggml_view_2d(b.ctx, features_, features_->ne[0], live.shape.n_inject,
                                           features_->nb[1], ring_ * features_->nb[1]);
     build_injection(b, features, live.draft.inject_positions, live.draft.inject_cells);
@@ -225,10 +237,18 @@ void DraftState::set_prefill_injection(LiveGraph & live,
     }
     std::vector<int64_t> cells = take_cells(features);
     // Padding is copies of the first row of the last of them, and writes what that one writes.
-    const int64_t first = static_cast<int64_t>(features.size()) - injected.back().n;
-    positions.resize(live.shape.n_inject, positions[first]);
-    cells.resize(live.shape.n_inject, cells[first]);
+    const Pending copied = features[features.size() - injected.back().n];
+    positions.resize(live.shape.n_inject, copied.position);
+    cells.resize(live.shape.n_inject, cells[features.size() - injected.back().n]);
     write_positions(live, live.draft.inject_positions, positions);
+    if (live.draft.inject_rows != nullptr) {
+        features.resize(live.shape.n_inject, copied);
+        live.write<int32_t>(live.draft.inject_rows, [&](int32_t * data) {
+            for (const Pending & feature : features) {
+                *data++ = static_cast<int32_t>(feature.row);
+            }
+        });
+    }
     live.write<int64_t>(live.draft.inject_cells,
                         [&](int64_t * data) { std::copy(cells.begin(), cells.end(), data); });
 }
@@ -256,13 +276,6 @@ void DraftState::set_injection(LiveGraph & live, const std::vector<Pending> & fe
     });
 }
 
-static void add_pending_injection(LiveGraph & live, Build & b, ggml_tensor * features) {
-    live.draft.inject_rows =
-        make_input(live.ctx.get(), GGML_TYPE_I32, live.shape.n_inject, 1, "inject_rows");
-    build_injection(b, pick_rows(b, features, live.draft.inject_rows), live.draft.inject_positions,
-                    live.draft.inject_cells);
-}
-
 void DraftState::flush(GraphPool & graphs) {
     std::map<int32_t, int32_t> ends; // of each sequence's features
     for (const Pending & feature : pending_) {
@@ -276,11 +289,11 @@ void DraftState::flush(GraphPool & graphs) {
     }
     BatchShape shape;
     shape.kind = GraphKind::INJECT;
-    shape.n_inject = sizes_.injected(static_cast<int64_t>(pending_.size()));
+    shape.n_inject = injected(pending_.size());
     LiveGraph & live = graphs.get(shape, [&](LiveGraph & fresh) {
         make_injection_inputs(fresh);
         Build b = make_build(fresh);
-        add_pending_injection(fresh, b, features_);
+        add_picked_injection(fresh, b, features_);
     });
     const std::vector<int64_t> cells = take_cells(pending_);
     try {
@@ -300,7 +313,7 @@ void DraftState::build_draft(LiveGraph & live) const {
     }
     Build b = make_build(live);
     if (live.shape.n_inject > 0) {
-        add_pending_injection(live, b, features_);
+        add_picked_injection(live, b, features_);
     }
     add_draft_output(live, build_block(b, drafter_->head(target_)));
 }
@@ -308,10 +321,10 @@ void DraftState::build_draft(LiveGraph & live) const {
 void DraftState::reserve(GraphPool & graphs) {
     BatchShape largest;
     largest.kind = GraphKind::DRAFT;
-    largest.n_rows = most_rows();
+    largest.n_rows = sizes_.draft_rows(most_rows());
     largest.n_kv = {kv_.cells().n_cells()};
     largest.n_out = largest.n_rows - 1;
-    largest.n_inject = sizes_.injected(ring_);
+    largest.n_inject = injected(ring_);
     largest.log_sum_exp = true;
     const int64_t n_choices = drafter_->head(target_).n_out();
     const int64_t n_top = std::min<int64_t>(n_choices, DFL_MAX_TOP);
@@ -320,10 +333,24 @@ void DraftState::reserve(GraphPool & graphs) {
     graphs.get(largest, [&](LiveGraph & fresh) { build_draft(fresh); });
 }
 
+int64_t DraftState::injected(size_t n) const {
+    return sizes_.injected(static_cast<int64_t>(n), sizes_of_.n_parallel);
+}
+
+// As many as Engine::note_cells() has it.
+int64_t DraftState::cells_read() {
+    const CellTable & table = kv_.cells();
+    const bool has_masks = !kv_.groups().front().masks().empty();
+    const int64_t n = sizes_.cells(table.high(), table.n_cells(), has_masks);
+    const bool comes_and_goes = has_masks && sizes_.are_few() && sizes_of_.n_parallel > 1;
+    return comes_and_goes ? std::min(sizes_.shared_cells(recent_cells_(n)), table.n_cells()) : n;
+}
+
 void DraftState::set_blocks(LiveGraph & live, const std::vector<DraftBlock> & blocks,
                             const std::vector<int64_t> & cells) {
     std::vector<int32_t> tokens, positions, drafted;
     std::vector<SequenceRows> sequences;
+    std::vector<int64_t> to = cells;
     for (const DraftBlock & block : blocks) {
         const auto first = static_cast<int64_t>(tokens.size()), n = block.n_draft + 1;
         sequences.push_back({block.sequence, first, n, nullptr});
@@ -336,15 +363,22 @@ void DraftState::set_blocks(LiveGraph & live, const std::vector<DraftBlock> & bl
             }
         }
     }
+    // Padding is copies of the last block's first row, and writes what that one writes; nobody
+    // reads what it drafts.
+    const int64_t last = sequences.back().first;
+    tokens.resize(live.shape.n_rows, tokens[last]);
+    positions.resize(live.shape.n_rows, positions[last]);
+    to.resize(live.shape.n_rows, to[last]);
+    drafted.resize(live.shape.n_out, static_cast<int32_t>(last));
     live.write<float>(live.in.embd, [&](float * data) {
         drafter_->embed(target_, tokens.data(), static_cast<int64_t>(tokens.size()), data);
     });
     write_positions(live, live.in.positions, positions);
     live.write<int64_t>(live.in.cells.front(),
-                        [&](int64_t * data) { std::copy(cells.begin(), cells.end(), data); });
+                        [&](int64_t * data) { std::copy(to.begin(), to.end(), data); });
     live.write<int32_t>(live.in.out_rows,
                         [&](int32_t * data) { std::copy(drafted.begin(), drafted.end(), data); });
-    kv_.groups().front().set_rows({positions, cells, sequences}, live.shape.n_kv.front());
+    kv_.groups().front().set_rows({positions, to, sequences}, live.shape.n_kv.front());
 }
 
 std::vector<DraftState::Pending>
@@ -386,8 +420,12 @@ std::vector<Draft> DraftState::run_blocks(GraphPool & graphs,
         shape.n_rows += block.n_draft + 1;
         shape.n_out += block.n_draft;
     }
+    shape.n_rows = sizes_.draft_rows(shape.n_rows);
+    if (const int64_t n = sizes_.draft_rows(shape.n_out); n > shape.n_out) {
+        shape.n_out = std::min(n, shape.n_rows - 1);
+    }
     const std::vector<Pending> features = pending_of(blocks);
-    const std::vector<int64_t> injected = take_cells(features);
+    const std::vector<int64_t> injected_cells = take_cells(features);
     std::vector<int64_t> cells;
     std::map<int32_t, int64_t> n_rows;
     for (const DraftBlock & block : blocks) {
@@ -404,16 +442,15 @@ std::vector<Draft> DraftState::run_blocks(GraphPool & graphs,
         }
         // The cell that padding writes to is read too: CUDA's flash attention is at its best over
         // multiples of 256 cells.
-        const bool has_masks = !kv_.groups().front().masks().empty();
-        shape.n_kv = {sizes_.cells(table.high(), table.n_cells(), has_masks)};
-        shape.n_inject = sizes_.injected(static_cast<int64_t>(features.size()));
+        shape.n_kv = {cells_read()};
+        shape.n_inject = injected(features.size());
         const int64_t n_choices = drafter_->head(target_).n_out();
         shape.n_top = selects_on_device(backend_, n_choices, k) ? k : 0;
         shape.top_by_blocks = selects_by_blocks(backend_);
         shape.log_sum_exp = log_sum_exp;
         LiveGraph & live = graphs.get(shape, [&](LiveGraph & fresh) { build_draft(fresh); });
         if (shape.n_inject > 0) {
-            set_injection(live, features, injected);
+            set_injection(live, features, injected_cells);
         }
         set_blocks(live, blocks, cells);
         graphs.compute(live);
@@ -426,7 +463,7 @@ std::vector<Draft> DraftState::run_blocks(GraphPool & graphs,
         return split_draft(read_draft(live, k, backend_), blocks, k);
     } catch (...) {
         release(cells);
-        release(injected);
+        release(injected_cells);
         throw;
     }
 }

@@ -116,6 +116,8 @@ class DraftState {
     void build_draft(LiveGraph & live) const;
     void set_blocks(LiveGraph & live, const std::vector<DraftBlock> & blocks,
                     const std::vector<int64_t> & cells);
+    int64_t injected(size_t n) const;
+    int64_t cells_read();
     // Features as inputs of a graph that injects.
     void set_injection(LiveGraph & live, const std::vector<Pending> & features,
                        const std::vector<int64_t> & cells);
@@ -145,6 +147,7 @@ class DraftState {
     std::vector<bool> is_taken_;       // of the ring
     std::vector<Pending> pending_;     // of each sequence in the order of positions
     int64_t junk_cell_;
+    RecentMost recent_cells_;
 };
 
 } // namespace dfl

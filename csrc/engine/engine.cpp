@@ -122,9 +122,13 @@ void Engine::forget_rows() {
 }
 
 int64_t Engine::most_masked_rows(int64_t n_verify) const {
-    const bool is_alone = params_.n_parallel == 1; // it appends or verifies
-    const int64_t beside = is_alone ? 0 : std::max<int64_t>(params_.n_ubatch, params_.n_parallel);
-    return sizes_.verify_rows(beside + n_verify, model_->weights());
+    if (params_.n_parallel == 1) { // it appends or verifies
+        return sizes_.verify_rows(n_verify, model_->weights());
+    }
+    if (!sizes_.are_few()) {
+        return sizes_.verify_rows(most_appended() + n_verify, model_->weights());
+    }
+    return most_appended() + sizes_.beside_rows(n_verify);
 }
 
 int64_t Engine::most_rows() const {
@@ -183,13 +187,24 @@ void Engine::reserve_verify_graphs(int64_t n) {
     largest.taps = draft_ != nullptr;
     if (recurs_ && !walks_) {
         const int64_t n_lanes = params_.n_parallel;
-        const int64_t longest = sizes_.lane_rows(std::max<int64_t>(n - n_lanes + 1, 1));
+        const int64_t longest = sizes_.lane_rows(std::max<int64_t>(n - n_lanes + 1, 1), n_lanes);
         largest.recurrent = {n_lanes == 1
                                  ? RecurrentLanes{largest.n_rows, 1, true, true, true, true}
                                  : RecurrentLanes{longest, n_lanes, true, true, true, false}};
     }
     pick_top(largest, selects_top(MAX_TOP) ? MAX_TOP : 0);
     graphs_.get(largest, [&](LiveGraph & live) { build_forward(live); });
+    if (params_.n_parallel > 1) { // and prompts beside
+        largest.n_rows = most_masked_rows(n);
+        largest.n_out = std::min(largest.n_rows - 1, sizes_.beside_rows(n + params_.n_parallel));
+        largest.n_inject = draft_ ? most_appended() : 0;
+        if (!largest.recurrent.empty()) {
+            const int64_t n_lanes = params_.n_parallel, rows = 2 * largest.n_rows / n_lanes;
+            largest.recurrent.insert(largest.recurrent.begin(),
+                                     {rows, n_lanes, false, !fused_, false, false});
+        }
+        graphs_.get(largest, [&](LiveGraph & live) { build_forward(live); });
+    }
     if (walks_) {
         walked_promote_graph();
     } else if (recurs_) {

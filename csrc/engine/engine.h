@@ -203,6 +203,9 @@ class Engine {
     Pass plan(const std::vector<Item> & items, const std::vector<int64_t> & from,
               const std::vector<int64_t> & n_rows) const;
     int64_t n_padded(const Pass & pass) const;
+    int64_t most_appended() const;
+    std::vector<int64_t> pieces_of(const Pass & pass) const;
+    int64_t n_beside(const std::vector<int64_t> & pieces) const;
     void take_cells(Pass & pass);
     void take_feature_rows(Pass & pass);
     void take_trace(Pass & pass) const;

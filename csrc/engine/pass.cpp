@@ -39,10 +39,9 @@ void Engine::check(const std::vector<Item> & items) const {
         n_wanted += item.sequence->wanted_cells(item.n);
     }
     check_verifies(items);
-    const int64_t most = std::max<int64_t>(params_.n_ubatch, params_.n_parallel);
-    DFL_CHECK(items.size() == 1 || n_appended <= most, DFL_STATUS_ARGUMENT,
+    DFL_CHECK(items.size() == 1 || n_appended <= most_appended(), DFL_STATUS_ARGUMENT,
               "%lld tokens to append in one pass, which takes %lld (n_ubatch)",
-              (long long)n_appended, (long long)most);
+              (long long)n_appended, (long long)most_appended());
     DFL_CHECK(n_wanted <= kv_.cells().n_unclaimed(), DFL_STATUS_ARGUMENT,
               "the pass needs %lld more cells, and %lld of %lld are free: other sequences hold the "
               "rest",
@@ -137,26 +136,53 @@ Pass Engine::plan(const std::vector<Item> & items, const std::vector<int64_t> & 
 // Rows of the graph. Padding of a pass that appends writes what the row that it copies writes,
 // where that one writes it; of a pass that verifies to a cell of its own.
 int64_t Engine::n_padded(const Pass & pass) const {
+    const std::vector<int64_t> pieces = pieces_of(pass);
     if (!pass.items.back().verifies) {
-        int64_t n_single = 0;
-        std::vector<int64_t> pieces;
-        for (const PassItem & item : pass.items) {
-            if (item.reads_all) {
-                return pass.n_real; // a row of logits is large
-            }
-            item.n == 1 ? void(++n_single) : pieces.push_back(item.n);
+        if (std::any_of(pass.items.begin(), pass.items.end(),
+                        [](const PassItem & item) { return item.reads_all; })) {
+            return pass.n_real; // a row of logits is large
         }
-        const int64_t most = std::max<int64_t>(params_.n_ubatch, params_.n_parallel);
-        return std::min(most, sizes_.append_rows(n_single, pieces, params_.n_parallel));
+        const int64_t n_single = static_cast<int64_t>(pass.items.size() - pieces.size());
+        return std::min(most_appended(), sizes_.append_rows(n_single, pieces, params_.n_parallel));
     }
     int64_t n_wanted = 0;
     for (const PassItem & item : pass.items) {
         const bool is_last = &item == &pass.items.back(); // padding needs a cell to write to
         n_wanted += item.sequence->wanted_cells(item.n + is_last);
     }
-    return n_wanted <= kv_.cells().n_unclaimed()
-               ? std::max(pass.n_real, sizes_.verify_rows(pass.n_real, model_->weights()))
-               : pass.n_real;
+    if (n_wanted > kv_.cells().n_unclaimed()) {
+        return pass.n_real;
+    }
+    if (!sizes_.are_few()) {
+        return std::max(pass.n_real, sizes_.verify_rows(pass.n_real, model_->weights()));
+    }
+    if (pieces.empty()) {
+        return sizes_.verify_rows(pass.n_real, model_->weights());
+    }
+    // Each for itself, as what is verified is of the same size most of the time.
+    const int64_t n = std::accumulate(pieces.begin(), pieces.end(), int64_t(0));
+    return n_beside(pieces) + sizes_.beside_rows(pass.n_real - n);
+}
+
+int64_t Engine::most_appended() const {
+    return std::max<int64_t>(params_.n_ubatch, params_.n_parallel);
+}
+
+// Beside verifies one row that is appended is one, too: the last of a prompt.
+std::vector<int64_t> Engine::pieces_of(const Pass & pass) const {
+    const int64_t least = pass.items.back().verifies && sizes_.are_few() ? 1 : 2;
+    std::vector<int64_t> pieces;
+    for (const PassItem & item : pass.items) {
+        if (!item.verifies && item.n >= least) {
+            pieces.push_back(item.n);
+        }
+    }
+    return pieces;
+}
+
+// Rows of a verify's graph that are there for pieces of prompts beside it.
+int64_t Engine::n_beside(const std::vector<int64_t> & pieces) const {
+    return std::min(most_appended(), sizes_.piece_rows(pieces));
 }
 
 void Engine::take_cells(Pass & pass) {
@@ -305,13 +331,18 @@ BatchShape Engine::shape_of(const Pass & pass) const {
         n_of_pieces += item.verifies || item.n == 1 ? 0 : item.n;
         reads_all = reads_all || item.reads_all;
     }
-    if (shape.n_inject == n_of_pieces && !verifies) { // padding is copies of one of them
+    if (verifies && sizes_.are_few() && shape.n_inject > 0) {
+        shape.n_inject = n_beside(pieces_of(pass));
+    } else if (shape.n_inject == n_of_pieces && !verifies) { // padding is copies of one of them
         shape.n_inject += n_of_pieces > 0 ? pass.n_rows() - pass.n_real : 0;
     }
     // Rows that are padding have logits, too, where all have: then none need be picked.
     shape.n_out = pass.n_out();
     if (shape.n_out == pass.n_real) {
         shape.n_out = pass.n_rows();
+    } else if (verifies && sizes_.are_few()) {
+        const int64_t n = sizes_.beside_rows(shape.n_out);
+        shape.n_out = std::min(n, shape.n_rows - 1);
     } else if (!reads_all && !verifies) {
         shape.n_out = std::min(sizes_.out_rows(shape.n_out, params_.n_parallel), shape.n_rows - 1);
     }
@@ -368,9 +399,11 @@ void Engine::set_inputs(LiveGraph & live, const Pass & pass) {
                 n_injected += item.injects ? item.n : 0;
                 std::copy(item.feature_rows.begin(), item.feature_rows.end(), data + item.first);
             }
-            const int64_t n_pads = live.shape.n_inject - n_injected;
-            const std::vector<int64_t> rows = draft_->prefill_rows(n_injected, n_pads);
-            std::copy(rows.begin(), rows.end(), data + pass.n_real); // padding is injected, too
+            if (!pass.items.back().verifies) { // padding is injected, too
+                const int64_t n_pads = live.shape.n_inject - n_injected;
+                const std::vector<int64_t> rows = draft_->prefill_rows(n_injected, n_pads);
+                std::copy(rows.begin(), rows.end(), data + pass.n_real);
+            }
         });
     }
     recurrent_.walked = pass.walked;

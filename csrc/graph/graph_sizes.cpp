@@ -12,6 +12,8 @@ namespace dfl {
 
 // What a verify of the usual block leaves at most.
 static constexpr int64_t USUAL_BLOCK = 16;
+// Rows that cost little beside others, or of a drafter, up to which sizes are farther apart.
+static constexpr int64_t LEAST_PIECE = 16, FEW_ROWS = 64;
 
 int64_t row_bucket(int64_t n) {
     int64_t size = 1;
@@ -25,9 +27,20 @@ int64_t row_bucket(int64_t n) {
 GraphSizes::GraphSizes(const Devices & devices)
     : fit_closely_(devices.main().is_host() || !devices.split().is_whole()) {}
 
+int64_t GraphSizes::close_step(int64_t n) {
+    if (n <= USUAL_BLOCK) {
+        return row_bucket(n);
+    }
+    int64_t step = 8;
+    while (step * 8 < n) {
+        step *= 2;
+    }
+    return (n + step - 1) / step * step;
+}
+
 int64_t GraphSizes::verify_rows(int64_t n, const Weights & weights) const {
     if (!fit_closely_) {
-        return row_bucket(n);
+        return close_step(n);
     }
     return weights.packed.empty() && n > 4 && n % 4 >= 2 ? (n + 3) / 4 * 4 : n;
 }
@@ -40,20 +53,39 @@ int64_t GraphSizes::lanes(int64_t n, int64_t most) const {
     return n == 0 ? 0 : std::min(size, most);
 }
 
+int64_t GraphSizes::lane_rows(int64_t n, int64_t n_lanes) const {
+    const bool is_close = n_lanes == 1 || n > USUAL_BLOCK; // else a few rows cost next to nothing
+    return is_close && !fit_closely_ ? row_bucket(n) : lanes(n, INT64_MAX);
+}
+
+int64_t GraphSizes::piece_rows(const std::vector<int64_t> & pieces) const {
+    const int64_t n = std::accumulate(pieces.begin(), pieces.end(), int64_t(0));
+    if (fit_closely_ || n == 0) {
+        return n;
+    }
+    const bool doubles = pieces.size() > 1 || n <= FEW_ROWS;
+    return doubles ? lanes(std::max(n, LEAST_PIECE), INT64_MAX) : row_bucket(n);
+}
+
+int64_t GraphSizes::beside_rows(int64_t n) const {
+    return fit_closely_    ? n
+           : n <= FEW_ROWS ? lanes(std::max(n, LEAST_PIECE), INT64_MAX)
+                           : close_step(n);
+}
+
+int64_t GraphSizes::draft_rows(int64_t n) const {
+    return fit_closely_ ? n : n <= FEW_ROWS ? row_bucket(n) : close_step(n);
+}
+
 int64_t GraphSizes::append_rows(int64_t n_single, const std::vector<int64_t> & pieces,
                                 int64_t n_parallel) const {
-    const int64_t n = std::accumulate(pieces.begin(), pieces.end(), int64_t(0));
     if (fit_closely_) {
-        return n_single + n;
+        return n_single + piece_rows(pieces);
     }
-    if (n == 0) {
+    if (pieces.empty()) {
         return lanes(n_single, n_parallel);
     }
-    // Beside pieces a few rows more cost little. Several pieces are of too many sizes together.
-    constexpr int64_t least = 16, few = 64;
-    const bool doubles = pieces.size() > 1 || n <= few;
-    const int64_t size = doubles ? lanes(std::max(n, least), INT64_MAX) : row_bucket(n);
-    return (n_single > 1 ? n_parallel : n_single) + size;
+    return (n_single > 1 ? n_parallel : n_single) + piece_rows(pieces);
 }
 
 // Steps grow with the context, so that a long answer does not rebuild its graph every few rounds.
@@ -77,8 +109,12 @@ int64_t GraphSizes::path(int64_t n) const {
     return fit_closely_ ? n : row_bucket(n);
 }
 
-int64_t GraphSizes::injected(int64_t n) const {
-    return fit_closely_ || n == 0 ? row_bucket(n) : std::max(USUAL_BLOCK, row_bucket(n));
+int64_t GraphSizes::injected(int64_t n, int64_t n_parallel) const {
+    if (fit_closely_ || n == 0) {
+        return row_bucket(n);
+    }
+    const int64_t size = n_parallel == 1 ? row_bucket(n) : lanes(n, INT64_MAX);
+    return std::max(USUAL_BLOCK, size);
 }
 
 } // namespace dfl

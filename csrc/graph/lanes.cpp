@@ -12,6 +12,8 @@ namespace dfl {
 // Pieces of prompts up to it share lanes; of longer ones those do that are at most twice as long as
 // others.
 static constexpr int64_t SHORT_PIECE = 32;
+// Rows of a verify's lane beside pieces at least: there they cost next to nothing.
+static constexpr int64_t FEW_NODES = 8;
 
 bool has_fused_delta_rule(const RecurrentCache & cache, const RecurrentShape & shape) {
     ggml_context_ptr ctx(ggml_init({16 * ggml_tensor_overhead(), nullptr, true}));
@@ -44,8 +46,24 @@ int64_t most_lanes(int64_t n_ubatch) {
     return n;
 }
 
-static Lanes lanes_for(const std::vector<int32_t> & members, const std::vector<WalkedRows> & items,
-                       const GraphSizes & sizes, const LaneRules & rules) {
+// Pieces of prompts by the length of their lanes, which all have the longest one's as long as that
+// makes lanes no longer in all than two such passes: fewer operations, and few shapes.
+static void join_classes(std::map<int64_t, std::vector<int32_t>> & pieces, int64_t most) {
+    while (pieces.size() > 1) {
+        auto & [length, longest] = *pieces.rbegin();
+        std::vector<int32_t> & next = std::next(pieces.rbegin())->second;
+        if (length * static_cast<int64_t>(longest.size() + next.size()) > most) {
+            return;
+        }
+        longest.insert(longest.end(), next.begin(), next.end());
+        std::sort(longest.begin(), longest.end());
+        pieces.erase(std::next(pieces.rbegin())->first);
+    }
+}
+
+static Lanes lanes_for(const std::vector<int32_t> & members, bool is_piece,
+                       const std::vector<WalkedRows> & items, const GraphSizes & sizes,
+                       const LaneRules & rules) {
     Lanes lanes;
     RecurrentLanes & shape = lanes.shape;
     int64_t most = 0, end = 0;
@@ -58,12 +76,18 @@ static Lanes lanes_for(const std::vector<int32_t> & members, const std::vector<W
     const auto n = static_cast<int64_t>(members.size());
     shape.verifies = items[members.front()].verifies;
     shape.by_paths = !rules.fused || is_tree;
-    const bool is_piece = !shape.verifies && most > 1;
     const bool has_class = is_piece && sizes.are_few() && rules.n_slots > 1;
-    shape.n_rows = has_class ? class_of(most) : most > 1 ? sizes.lane_rows(most) : 1;
+    const bool is_beside = n < static_cast<int64_t>(items.size());
+    if (has_class) {
+        shape.n_rows = class_of(most);
+    } else if (shape.verifies && is_beside && sizes.are_few()) {
+        shape.n_rows = std::max(FEW_NODES, sizes.lane_rows(most, rules.n_slots));
+    } else {
+        shape.n_rows = most > 1 ? sizes.lane_rows(most, is_piece ? 1 : rules.n_slots) : 1;
+    }
     if (is_piece) { // it costs much more than to gather a state
         shape.in_place = rules.n_slots == 1;
-    } else if (sizes.are_few() && n < static_cast<int64_t>(items.size())) { // so do those beside it
+    } else if (sizes.are_few() && is_beside) { // so do those beside it
         end = rules.n_slots;
         shape.in_place = n > 1 || end == 1;
     } else {
@@ -79,11 +103,12 @@ static Lanes lanes_for(const std::vector<int32_t> & members, const std::vector<W
     return lanes;
 }
 
-// Whether lanes have the rows of the pass in their order. A verify that is alone may have padding.
+// Whether lanes have the rows of the pass in their order. A verify that is alone may have padding,
+// those of many have none then: all verify as many rows.
 static bool lie_so(Lanes & lanes, const std::vector<WalkedRows> & items, int64_t n_rows) {
     RecurrentLanes & shape = lanes.shape;
     const bool is_alone = shape.n_lanes == 1 && items.size() == 1 && shape.verifies;
-    const int64_t n = is_alone ? n_rows : shape.n_rows;
+    const int64_t n = is_alone ? n_rows : shape.verifies ? items.front().n : shape.n_rows;
     bool lie = shape.in_place && n * shape.n_lanes == n_rows;
     for (int64_t i = 0; i < shape.n_lanes && lie; ++i) {
         const int32_t item = lanes.items[i];
@@ -95,17 +120,32 @@ static bool lie_so(Lanes & lanes, const std::vector<WalkedRows> & items, int64_t
 
 std::vector<Lanes> lanes_of(const std::vector<WalkedRows> & items, const GraphSizes & sizes,
                             const LaneRules & rules) {
-    std::map<int64_t, std::vector<int32_t>> groups; // in the order in which they are built
+    const bool verifies = items.back().verifies;
+    const bool has_classes = sizes.are_few() && rules.n_slots > 1;
+    std::vector<int32_t> single, verified; // rows that are appended alone
+    std::map<int64_t, std::vector<int32_t>> pieces;
     for (size_t i = 0; i < items.size(); ++i) {
-        const int64_t group = items[i].verifies ? INT64_MAX
-                              : items[i].n == 1 ? 0
-                                                : class_of(items[i].n);
-        groups[group].push_back(static_cast<int32_t>(i));
+        // Beside verifies only prompts end with one row, and now and then.
+        const bool is_single = items[i].n == 1 && !(verifies && has_classes);
+        auto & group = items[i].verifies ? verified
+                       : is_single       ? single
+                                         : pieces[class_of(items[i].n)];
+        group.push_back(static_cast<int32_t>(i));
     }
-    std::vector<Lanes> all;
-    for (const auto & [group, members] : groups) {
-        all.push_back(lanes_for(members, items, sizes, rules));
+    if (has_classes) {
+        join_classes(pieces, 2 * rules.n_rows);
     }
+    std::vector<Lanes> all; // in the order in which they are built
+    const auto add = [&](const std::vector<int32_t> & members, bool is_piece) {
+        if (!members.empty()) {
+            all.push_back(lanes_for(members, is_piece, items, sizes, rules));
+        }
+    };
+    add(single, false);
+    for (const auto & [length, members] : pieces) {
+        add(members, true);
+    }
+    add(verified, false);
     all.front().shape.as_they_lie = all.size() == 1 && lie_so(all.front(), items, rules.n_rows);
     return all;
 }

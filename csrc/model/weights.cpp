@@ -49,7 +49,9 @@ static void read_rows(const void * table, ggml_type type, int64_t width, float s
     const size_t row_size = ggml_row_size(type, width);
     for (int64_t i = 0; i < n; ++i) {
         const char * row = static_cast<const char *>(table) + tokens[i] * row_size;
-        if (type == GGML_TYPE_F32) {
+        if (i > 0 && tokens[i] == tokens[i - 1]) { // masks of a draft, padding
+            std::memcpy(dst + i * width, dst + (i - 1) * width, width * sizeof(float));
+        } else if (type == GGML_TYPE_F32) {
             std::memcpy(dst + i * width, row, row_size);
         } else {
             ggml_get_type_traits(type)->to_float(row, dst + i * width, width);

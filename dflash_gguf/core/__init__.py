@@ -16,6 +16,7 @@ from .load_config import (
     Option,
 )
 from .models import Drafter, Model
+from .newton import NewtonRules
 from .passes import Draft, DraftRequest, Item, Rows
 from .prefixes import Part, Prefix, create_prefix
 from .samplers import CoreSampler, SamplerOptions, Walk
@@ -45,6 +46,7 @@ __all__ = [
     "LoadConfig",
     "Memory",
     "Model",
+    "NewtonRules",
     "Option",
     "Part",
     "Prefix",

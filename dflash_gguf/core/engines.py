@@ -55,7 +55,8 @@ class Engine:
         self.drafter = drafter
         self.max_draft = 0 if drafter is None else min(drafter.block_size, MAX_VERIFY) - 1
         self.n_top = 0
-        self._max_verify: int | None = None
+        self._max_verify: int | None = None  # asked for again when more is reserved
+        self._max_draft_rows: int | None = None
         self._handle = create("engine", "engine_create", model.handle, params)
         self._n_sequences = 0
         self._is_closed = False
@@ -155,7 +156,9 @@ class Engine:
     @property
     def max_draft_rows(self) -> int:
         """Rows of one draft at most: of each request its last token and those drafted."""
-        return int(self.info().draft_rows)
+        if self._max_draft_rows is None:
+            self._max_draft_rows = int(self.info().draft_rows)
+        return self._max_draft_rows
 
     def run(self, items: Sequence[Item], progress: Progress | None = None) -> list[Rows]:
         """Runs tokens of different sequences in one pass; a list of each one's rows.
@@ -288,5 +291,5 @@ class Engine:
         Raises:
             Error: n is out of range, a verify waits for its commit, or memory is short.
         """
-        self._max_verify = None
+        self._max_verify = self._max_draft_rows = None
         call("engine_reserve_verify", self.handle, n)

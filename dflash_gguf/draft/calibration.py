@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..config import DecodeConfig
+from ..core import NewtonRules
 
 Floats = NDArray[np.float64]
 
@@ -36,13 +37,26 @@ PRIOR_WEIGHTS = (6.0, 2.0, 6.0, 2.0, 2.0)
 """How strongly they are held to that: the information of about ten outcomes."""
 PULL = 0.2
 """How much weaker the pull back to them is than the first resistance to leaving them."""
-LOWEST, HIGHEST = (0.02, -6.0, 0.0, 0.0, -6.0), (4.0, 6.0, 4.0, 8.0, 6.0)
+LOWEST = np.array([0.02, -6.0, 0.0, 0.0, -6.0])
+HIGHEST = np.array([4.0, 6.0, 4.0, 8.0, 6.0])
 SPINE_MEMORY = 64
 """Outcomes of a depth of best candidates after which one weighs 1/e."""
 SPINE_PRIOR, SPINE_WEIGHT = 0.6, 2.0
 """Of such a candidate being taken, and the outcomes this counts as."""
 LEAST_LOG = -30.0
 """Log-probabilities below are taken for this one: a single surprise shall not outweigh the rest."""
+
+
+class Outcome(NamedTuple):
+    """What the target took at some positions of a draft, one after the other.
+
+    first: the first of these rows of the features. places: of each token among the candidates; k if
+    it is none of them.
+    """
+
+    features: Features
+    first: int
+    places: Sequence[int]
 
 
 class Calibration:
@@ -52,47 +66,82 @@ class Calibration:
         self._prior = np.array(PRIOR_SAMPLED if is_sampled else PRIOR)
         self._weights = np.empty((0, 5))
         self._information = np.empty((0, 5, 5))
+        self._rules = self._rules_of(self._prior)
 
     def weights(self, n: int) -> Floats:
         """The numbers of depths 1 to n, float64 [n, 5]; unseen depths are like the last seen."""
-        if not len(self._weights):
-            return np.tile(self._prior, (n, 1))
-        found: Floats = self._weights[np.minimum(np.arange(n), len(self._weights) - 1)]
-        return found
+        return self._of_depths(np.arange(n))
 
     def log_chances(self, features: Features) -> Floats:
         """Of every candidate that the target takes it, given its path; float64 [n, k]."""
-        features.log_chances = self._log_chances(features.values, self.weights(len(features)))
+        features.log_chances = self._log_chances(features)
         found: Floats = features.log_chances[:, :-1]
         return found
 
-    def observe(self, features: Features, places: Sequence[int]) -> None:
-        """Learns from the first positions of a draft.
+    def _log_chances(self, features: Features) -> Floats:
+        scores: Floats = np.matmul(features.values, self._of_depths(features.depths)[:, :, None])[
+            :, :, 0
+        ]
+        scores -= scores.max(axis=1, keepdims=True)
+        scores -= np.log(np.exp(scores).sum(axis=1, keepdims=True))
+        return scores
 
-        places: of the token the target took there among the candidates; k if it is none of them.
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Learns from drafts, one after the other; each from its first position on."""
+        slopes, spreads = self._moments(outcomes)
+        counts = [len(outcome.places) for outcome in outcomes]
+        while counts:
+            self._extend(counts[0])  # as what was learned before it has left the last depth
+            known = len(self._weights)
+            n = next((i for i, count in enumerate(counts) if count > known), len(counts))
+            rows = sum(counts[:n])
+            learned = self._weights, self._information
+            self._rules.step(*learned, slopes[:rows], spreads[:rows], counts[:n])
+            slopes, spreads, counts = slopes[rows:], spreads[rows:], counts[n:]
+
+    def _moments(self, outcomes: Sequence[Outcome]) -> tuple[Floats, Floats]:
+        """Slope and curvature of the log-likelihood at all positions of outcomes, in their order.
+
+        float64 [n, 5] and [n, 5, 5].
         """
-        n = len(places)
-        values, taken = features.values[:n], np.asarray(places)
+        by_features: dict[int, tuple[Features, list[int], list[int], list[int]]] = {}
+        n = 0
+        for features, first, places in outcomes:
+            _, rows, taken, at = by_features.setdefault(id(features), (features, [], [], []))
+            rows += range(first, first + len(places))
+            taken += places
+            at += range(n, n + len(places))
+            n += len(places)
+        slopes, spreads = np.empty((n, 5)), np.empty((n, 5, 5))
+        for features, rows, taken, at in by_features.values():
+            log_chances = features.log_chances
+            if log_chances is None:
+                log_chances = self._log_chances(features)
+            values, chances = features.values[rows], np.exp(log_chances[rows])
+            weighted = chances[:, :, None] * values
+            mean = weighted.sum(axis=1)
+            slopes[at] = values[np.arange(len(rows)), taken] - mean
+            spreads[at] = np.matmul(weighted.transpose(0, 2, 1), values)
+            spreads[at] -= mean[:, :, None] * mean[:, None]
+        return slopes, spreads
+
+    @staticmethod
+    def _rules_of(prior: Floats) -> NewtonRules:
+        held = np.array(PRIOR_WEIGHTS)
+        return NewtonRules(prior, held, PULL * held, LOWEST, HIGHEST, 1.0 / MEMORY)
+
+    def _of_depths(self, depths: NDArray[np.intp]) -> Floats:
+        """The numbers of depths, from 0 on."""
+        if not len(self._weights):
+            return np.tile(self._prior, (len(depths), 1))
+        found: Floats = self._weights[np.minimum(depths, len(self._weights) - 1)]
+        return found
+
+    def _extend(self, n: int) -> None:
         for _ in range(len(self._weights), n):
             last = self._weights[-1] if len(self._weights) else self._prior
             self._weights = np.vstack([self._weights, last])
             self._information = np.concatenate([self._information, [np.diag(PRIOR_WEIGHTS)]])
-        weights = self._weights[:n]
-        log_chances = features.log_chances
-        if log_chances is None:
-            log_chances = self._log_chances(values, weights)
-        chances = np.exp(log_chances[:n])
-        weighted = chances[:, :, None] * values
-        mean = weighted.sum(axis=1)
-        spread = np.matmul(weighted.transpose(0, 2, 1), values) - mean[:, :, None] * mean[:, None]
-        before = np.vstack([self._prior, self._weights[: n - 1]])
-        fade = 1.0 / MEMORY
-        held = np.diag(PRIOR_WEIGHTS)
-        information = self._information[:n]
-        information += spread + fade * (held - information)
-        slope = values[np.arange(n), taken] - mean + fade * (before - weights) @ (PULL * held)
-        steps = np.linalg.solve(information, slope[:, :, None])[:, :, 0]
-        self._weights[:n] = np.clip(weights + steps, LOWEST, HIGHEST)
 
     def to_dict(self) -> dict[str, Any]:
         """What was learned, as plain values."""
@@ -107,6 +156,7 @@ class Calibration:
         """What `to_dict` gave; KeyError, TypeError or ValueError for anything else."""
         found = cls()
         found._prior = np.array(stored["prior"], dtype=np.float64).reshape(5)
+        found._rules = cls._rules_of(found._prior)
         found._weights = np.array(stored["weights"], dtype=np.float64).reshape(-1, 5)
         found._information = np.array(stored["information"], dtype=np.float64).reshape(-1, 5, 5)
         if len(found._weights) != len(found._information):
@@ -114,13 +164,6 @@ class Calibration:
         if not (np.isfinite(found._weights).all() and np.isfinite(found._information).all()):
             raise ValueError("a calibration that is not finite")
         return found
-
-    @staticmethod
-    def _log_chances(values: Floats, weights: Floats) -> Floats:
-        scores: Floats = np.matmul(values, weights[:, :, None])[:, :, 0]
-        scores -= scores.max(axis=1, keepdims=True)
-        scores -= np.log(np.exp(scores).sum(axis=1, keepdims=True))
-        return scores
 
 
 class Spine:
@@ -228,19 +271,22 @@ def way_to_draw(config: DecodeConfig) -> str:
 
 
 class Features:
-    """What the chances of a draft depend on: float64 [n, k + 1, 5], the last row of k the rest."""
+    """What the chances of drafts depend on: float64 [n, k + 1, 5], the last row of k the rest."""
 
     def __init__(
         self,
         log_q: Floats,
         noise: Floats | None = None,
         is_cut: NDArray[np.bool_] | None = None,
+        depths: NDArray[np.intp] | None = None,
     ) -> None:
         """log_q: [n, k], the drafter's log-probabilities; -inf for what cannot be taken.
 
-        noise: [n, k], of the target's draw. is_cut: [n, k]. None if it is greedy.
+        noise: [n, k], of the target's draw. is_cut: [n, k]. None if it is greedy. depths: [n], of
+        the positions, from 0 on; None: one draft's, from the first.
         """
         n, k = log_q.shape
+        self.depths: NDArray[np.intp] = np.arange(n) if depths is None else depths
         self.log_chances: Floats | None = None  # what these were last taken to mean, [n, k + 1]
         self.values = np.zeros((n, k + 1, 5))
         rest = 1.0 - np.exp(log_q).sum(axis=1)
@@ -252,6 +298,3 @@ class Features:
             self.values[:, :k, 2] = noise
         if is_cut is not None:
             self.values[:, :k, 3] = np.where(is_cut, -1.0, 0.0)
-
-    def __len__(self) -> int:
-        return len(self.values)

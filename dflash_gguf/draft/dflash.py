@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -11,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core import Draft
-from ..sampling import Sampler
-from .calibration import Calibration, Calibrations, Features
+from ..sampling import Sampler, noise_of
+from .calibration import Calibration, Calibrations, Features, Outcome
 from .marginals import Candidates, chain, grow
 from .proposer import BRIEF, CHAIN, SPINE, Request, draft_all
 from .tree import Tree
@@ -21,12 +22,31 @@ N_RANKED = 32
 """Candidates of a position that compete for its place where the best logit does not decide."""
 
 
-class _Ranked(NamedTuple):
-    """A draft whose candidates were ranked: what is compared with what the target takes."""
+class _Batch:
+    """Drafts whose candidates were ranked together, row after row."""
 
-    calibration: Calibration
-    features: Features
-    tokens: NDArray[np.int64]
+    def __init__(
+        self, calibration: Calibration, features: Features, tokens: NDArray[np.int64]
+    ) -> None:
+        """tokens: [n, k], as the drafter gave them."""
+        self.calibration, self.features, self.tokens = calibration, features, tokens
+        self.best: list[int] = tokens[:, 0].tolist()
+
+    def places(self, rows: Sequence[int], wanted: Sequence[int]) -> list[int]:
+        """Of a token for each of some rows its place among the candidates; k if it is none."""
+        is_it = self.tokens[rows] == np.array(wanted)[:, None]
+        found: list[int] = np.where(
+            is_it.any(axis=1), is_it.argmax(axis=1), is_it.shape[1]
+        ).tolist()
+        return found
+
+
+class _Ranked(NamedTuple):
+    """Rows of a batch that are one request's: what is compared with what the target takes."""
+
+    batch: _Batch
+    first: int
+    n: int
 
 
 class DFlash:
@@ -45,38 +65,57 @@ class DFlash:
     def __init__(self, max_draft: int, *, n_ranked: int = N_RANKED) -> None:
         """max_draft: one less than the drafter's block."""
         self.max_draft = max_draft
-        self.calibrations = Calibrations()
+        self._calibrations = Calibrations()
+        self._outcomes: list[tuple[_Ranked, Sequence[int]]] = []  # to be learned from, all at once
         self._n_ranked = n_ranked
+
+    @property
+    def calibrations(self) -> Calibrations:
+        """What was learned so far."""
+        self._learn_outcomes()
+        return self._calibrations
+
+    @calibrations.setter
+    def calibrations(self, calibrations: Calibrations) -> None:
+        self._calibrations = calibrations
 
     def begin(self, request: Request) -> None:
         """The core has seen the prompt."""
 
     def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
         """Drafts for all; none, with a warning, where the drafter's scores are not finite."""
-        widths = [self._width(request) for request in requests]
-        drafts = draft_all(requests, widths)
-        return [self._tree(request, draft) for request, draft in zip(requests, drafts, strict=True)]
+        self._learn_outcomes()
+        drafts = draft_all(requests, [self._width(request) for request in requests])
+        trees: dict[Request, Tree] = {}
+        groups: dict[object, list[tuple[Request, Draft]]] = {}  # None: brief ones
+        for request, draft in zip(requests, drafts, strict=True):
+            way = None if request.shape == BRIEF else _way_to_rank(request.sampler)
+            groups.setdefault(way, []).append((request, draft))
+        for way, group in groups.items():
+            finite = _finite(group, with_logits=way is not None)
+            if way is None:
+                for request, draft in finite:
+                    trees[request] = self._brief(request, draft)
+            elif finite:
+                for (request, _), candidates in zip(finite, self._ranked(finite), strict=True):
+                    trees[request] = _tree(request, candidates)
+        return [trees.get(request) for request in requests]
 
     def observe(self, request: Request, tokens: Sequence[int]) -> None:
         """Learns at which place the target's choices stood."""
         note = request.notes.pop(self.name, None)
         if note is None:
             return
-        spine = self.calibrations.spine(request.sampler.config)
+        spine = self._calibrations.spine(request.sampler.config)
         if not isinstance(note, _Ranked):
             spine.observe(note, tokens)
             return
-        spine.observe(note.tokens[:, 0].tolist(), tokens)
-        n, k = note.tokens.shape
-        places = []
-        for row, token in zip(note.tokens, tokens[:n], strict=False):
-            found = np.flatnonzero(row == token)
-            places.append(int(found[0]) if found.size else k)
-        note.calibration.observe(note.features, places)
+        spine.observe(note.batch.best[note.first : note.first + note.n], tokens)
+        self._outcomes.append((note, tokens[: note.n]))
 
     def outlook(self, sampler: Sampler) -> Sequence[float]:
         """How often the target took chains of such candidates lately."""
-        return self.calibrations.spine(sampler.config).paths(self.max_draft)
+        return self._calibrations.spine(sampler.config).paths(self.max_draft)
 
     def forget(self, sequence: Any) -> None:
         """Keeps nothing."""
@@ -96,22 +135,6 @@ class DFlash:
             return self._n_ranked
         return min(1 + len(request.sampler.banned), self._n_ranked)
 
-    def _tree(self, request: Request, draft: Draft) -> Tree | None:
-        # A sum over a whole row is not finite where its best logit is not.
-        sums = sum(draft.log_sum_exp.tolist())  # for so few values faster than numpy's
-        sums += 0.0 if request.shape == BRIEF else draft.logits.sum()
-        if not math.isfinite(sums):
-            sentence = "the drafter's scores are not finite numbers: decoding goes on without it"
-            warnings.warn(sentence, RuntimeWarning, stacklevel=2)
-            return None
-        if request.shape == BRIEF:
-            return self._brief(request, draft)
-        candidates = self._ranked(request, draft)
-        root, n = request.seen[-1], request.n_nodes
-        if request.shape == CHAIN:
-            return chain(root, candidates, n)
-        return grow(root, candidates, n, spine=request.shape == SPINE)
-
     def _brief(self, request: Request, draft: Draft) -> Tree:
         """The best candidate of every position that may be drawn at all."""
         if draft.tokens.shape[1] == 1:
@@ -122,31 +145,120 @@ class DFlash:
             tokens = [next((t for t in row if t not in banned), row[0]) for row in rows]
         tokens = tokens[: request.n_nodes]
         request.notes[self.name] = tokens
-        chances = self.calibrations.spine(request.sampler.config).log_paths(len(tokens))
+        chances = self._calibrations.spine(request.sampler.config).log_paths(len(tokens))
         return Tree.chain([request.seen[-1], *tokens], [0.0, *chances])
 
-    def _ranked(self, request: Request, draft: Draft) -> Candidates:
-        sampler, seen = request.sampler, request.seen
-        tokens = draft.tokens.astype(np.int64)
-        config = sampler.config
-        calibration = self.calibrations.of(config)
-        noise = sampler.noise(tokens, len(seen)) if config.temperature > 0.0 else None
-        weights = calibration.weights(len(tokens))
-        logits = _adjusted(sampler, tokens, draft.logits, seen, noise, weights)
-        log_q = logits - draft.log_sum_exp[:, None]
-        features = Features(log_q, noise, None if noise is None else sampler.is_cut(log_q))
-        request.notes[self.name] = _Ranked(calibration, features, tokens)
+    def _ranked(self, drafts: Sequence[tuple[Request, Draft]]) -> list[Candidates]:
+        """The candidates of drafts that are ranked alike: all in as few steps as one's."""
+        samplers = [request.sampler for request, _ in drafts]
+        sampler, counts = samplers[0], [len(draft.tokens) for _, draft in drafts]
+        ends = list(itertools.accumulate(counts, initial=0))
+        tokens = _joined([draft.tokens for _, draft in drafts]).astype(np.int64)
+        depths = np.arange(ends[-1]) - np.repeat(ends[:-1], counts)
+        noise = None
+        if sampler.config.temperature > 0.0:
+            starts = np.repeat([len(request.seen) for request, _ in drafts], counts)
+            noise = noise_of(samplers, counts, starts + depths, tokens)
+        calibration = self._calibrations.of(sampler.config)
+        logits = _joined([draft.logits for _, draft in drafts]).astype(np.float64)
+        if sampler.config.has_penalties:  # whatever others' paths are
+            weights = calibration.weights(max(counts))
+            for (request, draft), a, b in zip(drafts, ends, ends[1:], strict=False):
+                own = None if noise is None else noise[a:b]
+                logits[a:b] = _adjusted(request, draft, own, weights)
+        elif sampler.banned:
+            _ban(sampler, tokens, logits)
+        log_q = logits - _joined([draft.log_sum_exp for _, draft in drafts])[:, None]
+        is_cut = None if noise is None else sampler.is_cut(log_q)
+        features = Features(log_q, noise, is_cut, depths)
         chances = calibration.log_chances(features)
-        chances[np.isneginf(logits)] = -np.inf
-        places = np.arange(len(tokens))[:, None], np.argsort(-chances, axis=1, kind="stable")
-        return Candidates(tokens[places], chances[places])
+        if sampler.banned or sampler.config.has_penalties:
+            chances[np.isneginf(logits)] = -np.inf
+        batch = _Batch(calibration, features, tokens)
+        for (request, _), first, n in zip(drafts, ends, counts, strict=False):
+            request.notes[self.name] = _Ranked(batch, first, n)
+        places = _best_first(chances, only_best=all(x.shape == CHAIN for x, _ in drafts))
+        rows = np.arange(len(tokens))[:, None]
+        tokens, chances = tokens[rows, places], chances[rows, places]
+        return [Candidates(tokens[a:b], chances[a:b]) for a, b in itertools.pairwise(ends)]
+
+    def _learn_outcomes(self) -> None:
+        """Looks all tokens that the target took up among their candidates, and learns from that."""
+        if not self._outcomes:
+            return
+        outcomes, self._outcomes = self._outcomes, []
+        by_batch: dict[_Batch, tuple[list[int], list[int]]] = {}
+        for note, taken in outcomes:
+            rows, tokens = by_batch.setdefault(note.batch, ([], []))
+            rows += range(note.first, note.first + len(taken))
+            tokens += taken
+        places = {batch: iter(batch.places(*found)) for batch, found in by_batch.items()}
+        by_calibration: dict[Calibration, list[Outcome]] = {}
+        for (batch, first, _), taken in outcomes:
+            theirs = list(itertools.islice(places[batch], len(taken)))
+            outcome = Outcome(batch.features, first, theirs)
+            by_calibration.setdefault(batch.calibration, []).append(outcome)
+        for calibration, found in by_calibration.items():
+            calibration.observe(found)
+
+
+def _way_to_rank(sampler: Sampler) -> object:
+    """What drafts have in common that are ranked together."""
+    config = sampler.config
+    cuts = config.top_k, config.top_p, config.min_p
+    return config.temperature, config.has_penalties, cuts, sampler.banned
+
+
+def _finite(
+    drafts: Sequence[tuple[Request, Draft]], *, with_logits: bool
+) -> Sequence[tuple[Request, Draft]]:
+    """Those whose scores are finite numbers, with a warning if some are not."""
+    if _sums_are_finite([draft for _, draft in drafts], with_logits=with_logits):
+        return drafts
+    sentence = "the drafter's scores are not finite numbers: decoding goes on without it"
+    warnings.warn(sentence, RuntimeWarning, stacklevel=3)
+    return [x for x in drafts if _sums_are_finite([x[1]], with_logits=with_logits)]
+
+
+def _sums_are_finite(drafts: Sequence[Draft], *, with_logits: bool) -> bool:
+    # A sum over a whole row is not finite where its best logit is not.
+    sums = sum(_joined([draft.log_sum_exp for draft in drafts]).tolist())
+    if with_logits:
+        sums += float(_joined([draft.logits for draft in drafts]).sum())
+    return math.isfinite(sums)
+
+
+def _tree(request: Request, candidates: Candidates) -> Tree:
+    root, n = request.seen[-1], request.n_nodes
+    if request.shape == CHAIN:
+        return chain(root, candidates, n)
+    return grow(root, candidates, n, spine=request.shape == SPINE)
+
+
+def _joined(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    return rows[0] if len(rows) == 1 else np.concatenate(rows)
+
+
+def _best_first(chances: NDArray[np.float64], *, only_best: bool) -> NDArray[np.intp]:
+    """Places in the order of chances, the first of equal ones first; of each row one if asked."""
+    places: NDArray[np.intp] = (
+        chances.argmax(axis=1)[:, None]
+        if only_best
+        else np.argsort(-chances, axis=1, kind="stable")
+    )
+    return places
+
+
+def _ban(sampler: Sampler, tokens: NDArray[np.int64], logits: NDArray[np.float64]) -> None:
+    """Takes banned tokens out; a position whose candidates are all banned keeps its own."""
+    banned = sampler.is_banned(tokens)
+    banned &= ~banned.all(axis=1, keepdims=True)
+    logits[banned] = -np.inf
 
 
 def _adjusted(
-    sampler: Sampler,
-    tokens: NDArray[np.int64],
-    logits: NDArray[np.float32],
-    seen: Sequence[int],
+    request: Request,
+    draft: Draft,
     noise: NDArray[np.float64] | None,
     weights: NDArray[np.float64],
 ) -> NDArray[np.float64]:
@@ -154,15 +266,9 @@ def _adjusted(
 
     A position whose candidates are all banned keeps its own.
     """
-    if not sampler.config.has_penalties:  # whatever the path is
-        adjusted = logits.astype(np.float64)
-        if sampler.banned:
-            adjusted[sampler.is_banned(tokens)] = -np.inf
-            is_none_left = np.isneginf(adjusted).all(axis=1)
-            adjusted[is_none_left] = logits[is_none_left]
-        return adjusted
-    path, rows = list(seen), np.empty(logits.shape)
-    for depth, (ids, row) in enumerate(zip(tokens, logits, strict=True)):
+    sampler, path = request.sampler, list(request.seen)
+    rows = np.empty(draft.logits.shape)
+    for depth, (ids, row) in enumerate(zip(draft.tokens, draft.logits, strict=True)):
         rows[depth] = sampler.adjusted_among(ids, row, path)
         if np.isneginf(rows[depth]).all():
             rows[depth] = row

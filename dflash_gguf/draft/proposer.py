@@ -194,7 +194,9 @@ def draft_all(requests: Sequence[Request], widths: Sequence[int]) -> list[Draft]
         drafts += engine.draft(asked, max(widths[len(drafts) : len(drafts) + n]))
         del waiting[:n]
     return [
-        Draft(draft.tokens[:, :width], draft.logits[:, :width], draft.log_sum_exp)
+        draft
+        if draft.tokens.shape[1] == width
+        else Draft(draft.tokens[:, :width], draft.logits[:, :width], draft.log_sum_exp)
         for draft, width in zip(drafts, widths, strict=True)
     ]
 

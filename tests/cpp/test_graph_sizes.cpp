@@ -38,15 +38,29 @@ int main() {
     Devices split(cpu_device(), {/*first =*/2, 0}, 1, {}, DFL_MEASURE_CUDA);
     const GraphSizes close(cpu), few(gpu), beside(split);
 
-    CHECK(close.injected(0) == 0);
-    CHECK(few.injected(0) == 0);
-    CHECK(few.injected(1) == few.injected(16));
+    for (const int64_t n_parallel : {1, 16}) {
+        CHECK(close.injected(0, n_parallel) == 0);
+        CHECK(few.injected(0, n_parallel) == 0);
+        CHECK(few.injected(1, n_parallel) == few.injected(16, n_parallel));
+    }
+    CHECK(n_sizes(MOST_ROWS, 16.0, [&](int64_t n) { return few.injected(n, 16); }) <= 5);
     for (int64_t n = 1; n <= 16; ++n) {
         CHECK(close.path(n) == n);
         CHECK(beside.path(n) == n); // what the CPU computes of a split is worth a graph
     }
     CHECK(n_sizes(16, 1.5, [&](int64_t n) { return few.path(n); }) == 8);
-    CHECK(n_sizes(MOST_ROWS, 1.5, [&](int64_t n) { return few.verify_rows(n, weights); }) <= 16);
+    CHECK(n_sizes(MOST_ROWS, 1.5, [&](int64_t n) { return few.verify_rows(n, weights); }) <= 22);
+    for (int64_t n = 32; n <= MOST_ROWS; ++n) { // where each row costs
+        CHECK(4 * few.verify_rows(n, weights) <= 5 * n);
+    }
+    CHECK(n_sizes(MOST_ROWS, 16.0, [&](int64_t n) { return few.beside_rows(n); }) <= 11);
+    CHECK(n_sizes(MOST_ROWS, 1.5, [&](int64_t n) { return few.draft_rows(n); }) <= 20);
+    CHECK(n_sizes(MOST_ROWS, 2.0, [&](int64_t n) { return few.lane_rows(n, 16); }) <= 13);
+    for (int64_t n = 1; n <= MOST_ROWS; ++n) {
+        CHECK(close.beside_rows(n) == n);
+        CHECK(close.draft_rows(n) == n);
+        CHECK(close.lane_rows(n, 16) == n);
+    }
     CHECK(n_sizes(MOST_ROWS, 1.34, [&](int64_t n) { return close.verify_rows(n, weights); }) > 64);
     // Rows that are appended: alone, beside others, and of several pieces.
     const auto of_piece = [](const GraphSizes & sizes, int64_t n_single) {
