@@ -19,7 +19,10 @@ def play(
     after each step.
     """
     random = np.random.default_rng(seed)
-    engine = many.engine
+    engine, pace = many.engine, many._scheduler._pace
+    ran = type(pace).ran
+    # A clock of its own: how prompts are cut, and so which graphs are built, follows from the seed.
+    pace.ran = lambda _, n_filled: ran(pace, 1.0 + 0.01 * n_filled, n_filled)  # type: ignore[method-assign]
     live: list[tuple[Stream, list[int], dict[str, Any], list[int]]] = []
     ended, counts = [], [(0, 0)]
     first = engine.info()
@@ -28,6 +31,8 @@ def play(
             way = {
                 "max_tokens": 1 + int(random.integers(40)),
                 "temperature": 0.8 * int(random.integers(2)),
+                "top_p": 1.0,  # what is at the edge of such cuts comes or goes by
+                "min_p": 0.0,  # rounding, which differs between devices
                 "seed": int(random.integers(99)),
                 "ignore_eos": True,
             }
