@@ -183,7 +183,7 @@ class Scripted:
         self.n_ctx = n_ctx
         self.n_prompt = n_prompt
         if model is None:
-            model = SimpleNamespace(config=SimpleNamespace(n_ubatch=n_ubatch))
+            model = SimpleNamespace(backend="CPU", config=SimpleNamespace(n_ubatch=n_ubatch))
         self.engine = Engine(self, model)
         self.tokens: list[int] = []
         self.held: list[int] = []
