@@ -1,7 +1,7 @@
 """Many sequences at once: plain rounds beside llama.cpp's batched decoding, and whole answers.
 
     scripts/bench_many.py MODEL.gguf [--drafter DRAFTER.gguf] [-n 1 8] [--rounds 40] [--runs 3]
-    scripts/bench_many.py MODEL.gguf --drafter DRAFTER.gguf --server 3 7 [--no-repack]
+    scripts/bench_many.py MODEL.gguf --drafter DRAFTER.gguf --server 3 7
     scripts/bench_many.py MODEL.gguf -c 12288 --prompt 8192 [--streams 4] [--drafter DRAFTER.gguf]
     scripts/bench_many.py MODEL.gguf --host [-n 16] [--drafter DRAFTER.gguf]
 
@@ -32,7 +32,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 from bench_serve import Running, free_port, served
-from build_peer import build
+from build_peer import build, can_repack
 
 import dflash_gguf
 from dflash_gguf import core
@@ -81,13 +81,11 @@ class Ours:
 class Theirs:
     """The same by llama.cpp's library."""
 
-    def __init__(
-        self, path: Path, n_sequences: int, n_ctx: int, n_threads: int, *, repack: bool
-    ) -> None:
+    def __init__(self, path: Path, n_sequences: int, n_ctx: int, n_threads: int) -> None:
         llama_cpp.llama_log_set(_silent, None)
         parameters = llama_cpp.llama_model_default_params()
         parameters.n_gpu_layers = 0
-        parameters.use_extra_bufts = repack
+        parameters.use_extra_bufts = can_repack()
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), parameters)
         context = llama_cpp.llama_context_default_params()
         context.n_ctx, context.n_seq_max = n_ctx, n_sequences
@@ -167,7 +165,7 @@ def servers(args: argparse.Namespace) -> Iterator[dict[str, Running]]:
             command = [str(build(["llama-server"]) / "llama-server"), "-m", str(args.model)]
             command += ["-c", str(args.ctx), "-t", str(args.threads), "-np", str(max(args.n))]
             command += ["-ngl", "0", "--kv-unified", "--cache-ram", "0", "--no-webui"]
-            if args.no_repack:
+            if not can_repack():
                 command += ["--no-repack"]
             drafts = ["-md", str(args.drafter), "-ngld", "0", "--spec-type", "draft-dflash"]
             ways: dict[str, list[str]] = {PLAIN_PEER: []}
@@ -414,9 +412,6 @@ def main() -> None:
         metavar="LENGTH",
         help="answers by llama.cpp's server too, plainly and with drafts of each length",
     )
-    parser.add_argument(
-        "--no-repack", action="store_true", help="llama.cpp's weights as they are in the file"
-    )
     parser.add_argument("--prompt", type=int, help="instead: streams beside one of so many tokens")
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--host", action="store_true", help="instead: the host's part of rounds")
@@ -436,9 +431,7 @@ def main() -> None:
         args.threads = ours.engine.n_threads
         engines: dict[str, Ours | Theirs] = {"ours": ours}
         if not args.ours_only:
-            engines["llama.cpp"] = Theirs(
-                args.model, max(args.n), args.ctx, args.threads, repack=not args.no_repack
-            )
+            engines["llama.cpp"] = Theirs(args.model, max(args.n), args.ctx, args.threads)
         for n in args.n:
             rate = rates(engines, n, args)
             line = f"{n:3} sequences: ours {rate['ours']:7.0f} tok/s"

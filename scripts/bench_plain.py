@@ -42,6 +42,7 @@ from typing import Any, Protocol
 import gguf
 import llama_cpp
 import numpy as np
+from build_peer import can_repack
 from numpy.typing import NDArray
 
 from dflash_gguf import core
@@ -110,6 +111,7 @@ class Theirs:
         """n_gpu_layers: on whatever devices this process has, -1 for all."""
         model_params = llama_cpp.llama_model_default_params()
         model_params.n_gpu_layers = n_gpu_layers
+        model_params.use_extra_bufts = can_repack()
         self.model = llama_cpp.llama_model_load_from_file(str(path).encode(), model_params)
         if not self.model:
             raise core.Error(f"{path}: llama.cpp cannot load it")

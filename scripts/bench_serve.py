@@ -28,7 +28,7 @@ from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from build_peer import build
+from build_peer import build, can_repack
 from serve_trial import cpu_s
 
 import dflash_gguf
@@ -202,6 +202,7 @@ def main() -> None:
         if not args.no_peer:
             tool = build(["llama-server"]) / "llama-server"
             theirs = [str(tool), *common, "--kv-unified", "--no-webui"]
+            theirs += [] if can_repack() else ["--no-repack"]
             sources[THEIRS] = stack.enter_context(served(theirs, free_port()))
         report["throughput"] = {}
         for n in args.at_once:

@@ -3,7 +3,7 @@
 The wheel of llama-cpp-python brings libllama-common, libllama and ggml, and its sdist the tools'
 sources, so only the tool itself is compiled (llama-speculative-simple: seconds) and both engines
 run the same kernels. That includes the wheel's faults: built by GCC 12 for a CPU with AMX, its AMX
-kernels crash on quantised weights; give the tools `--no-repack` there, as our tests do.
+kernels crash on quantised weights, so `can_repack` says where weights are to stay as they are.
 
 Prints the folder of the tools as its last line; tools that are already built are not built again.
 """
@@ -46,6 +46,14 @@ def build(targets: Sequence[str] = DEFAULT_TARGETS, cache: Path = DEFAULT_CACHE)
             for target in missing:
                 os.replace(Path(folder) / "bin" / target, home / target)
     return home
+
+
+def can_repack() -> bool:
+    """Whether llama.cpp may rearrange weights on this CPU."""
+    try:
+        return " amx_int8" not in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return True
 
 
 def _site_packages() -> Path:

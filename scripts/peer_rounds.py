@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from build_peer import OURS, build
+from build_peer import OURS, build, can_repack
 
 GREEDY = ("--samplers", "top_k", "--top-k", "1")
 """The cheapest of llama.cpp's ways to take the best token."""
@@ -55,7 +55,7 @@ class Peer:
         command = [str(program), "-m", str(target), "-md", str(drafter)]
         command += ["--spec-type", "draft-dflash", "--spec-draft-n-max", str(n_draft)]
         command += ["-c", str(n_ctx), "-b", "512", "-fa", "on", *place]
-        command += [*GREEDY, "--log-disable", *options]
+        command += [*GREEDY, "--log-disable", *([] if can_repack() else ["--no-repack"]), *options]
         environment = os.environ | ({"GGML_BACKEND_PATH": module} if module else {})
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(

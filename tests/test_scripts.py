@@ -103,7 +103,7 @@ def test_the_loop_beside_a_simulated_model_takes_a_part_of_a_round() -> None:
 
 @pytest.mark.model
 def test_many_sequences_run_in_both_engines() -> None:
-    short = ["-n", "1", "3", "--rounds", "2", "--runs", "1", "--no-repack"]
+    short = ["-n", "1", "3", "--rounds", "2", "--runs", "1"]
     found = last_line("bench_many.py", str(smollm2_file()), *short)
     rounds = found["rounds"]
     assert isinstance(rounds, list)
