@@ -10,6 +10,7 @@ is drawn depends on an answer's own tokens alone, so how rounds are cut never sh
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
 from .account import Phase
@@ -435,9 +436,9 @@ class Scheduler:
             n = min(left, job.found.next_stop(position, end) - position)
             self._prefixes.make_room(n_taken + job.held.wanted_cells(n))
             n_free = self.engine.n_free_cells - n_taken
-            while n > 0 and job.held.wanted_cells(n) > n_free:
-                n -= min(n, PAGE)
-            if n <= 0:
+            # As many as there are cells for, be it in its last page: else two could wait for ever.
+            n = bisect_right(range(1, n + 1), n_free, key=job.held.wanted_cells) if n > 0 else 0
+            if n == 0:
                 continue
             stop = position + n
             # A row that is read proves that what is kept there is sound.
