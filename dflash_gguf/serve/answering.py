@@ -171,10 +171,9 @@ class Answering(Response):
             raise _FailedError(event)
         if not isinstance(event, (Started, Prefilled, Stepped, Ended)):
             return None
-        self._heard = time.monotonic()
         choice = self._choices[request.runs[event.id]]
         if isinstance(event, Started):
-            choice.slot, choice.began = event.slot, self._heard
+            choice.slot, choice.began = event.slot, time.monotonic()
         elif isinstance(event, Stepped):
             choice.add(event)
         elif isinstance(event, Ended):
@@ -191,6 +190,7 @@ class Answering(Response):
         self._sending_since = time.monotonic()
         await send({"type": "http.response.body", "body": data, "more_body": not is_last})
         self._sending_since = 0.0
+        self._heard = time.monotonic()  # by the client: not all that the engine says is sent
 
     def _is_slow(self) -> bool:
         since = self._sending_since
