@@ -147,6 +147,7 @@ class Auto(Rule):
         Not what was to be run only once more, which may have been for how little was left.
         """
         self._n_kept -= self._n_kept == 1
+        self._n_vain = 0  # another text, in which there may be more to copy
 
     def is_due(self, done: Round) -> bool:
         """Whether a decision is made now: also for another number of sequences."""
