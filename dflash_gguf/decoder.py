@@ -20,11 +20,10 @@ from . import core, prefix_file
 from .config import DecodeConfig, LoadConfig
 from .convert.schema import Key
 from .core import MAX_VERIFY, Drafter, Engine, Model, library_build
+from .drafting import CostFile, Drafting
 from .jobs import Job
 from .memory.fit import most_rows, with_context
 from .memory.plan import MOST_PREFIX_BYTES, Planner, check_fits
-from .policy.drafting import Drafting
-from .policy.known import CostFile
 from .prefixes import Prefixes
 from .results import Result, Step
 from .rounds import Progress

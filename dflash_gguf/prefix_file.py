@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .core import Engine, Error, Part, Prefix, create_prefix, ggml_version, library_build
-from .policy.known import files_of
+from .machine_cache import files_of
 from .text.gguf_metadata import Metadata
 
 Bytes = NDArray[np.uint8]

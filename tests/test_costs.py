@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from dflash_gguf import machine_cache
-from dflash_gguf.policy.costs import N_TIMES, Costs, Median, Round
-from dflash_gguf.policy.known import CostFile, Known, measure
+from dflash_gguf.drafting import CostFile, measure
+from dflash_gguf.policy.costs import Costs, Round
+from dflash_gguf.policy.known import Known
+from dflash_gguf.policy.times import N_TIMES, Median
 
 
 def test_the_first_time_of_a_shape_does_not_count() -> None:

@@ -49,7 +49,10 @@ SOLE_IMPORTERS = {
 PURE = (
     "draft/marginals",
     "draft/tree",
+    "draft/promise",
     "policy/costs",
+    "policy/known",
+    "policy/times",
     "results",
     "sampling",
     "text/stream",

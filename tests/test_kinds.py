@@ -15,7 +15,7 @@ from dflash_gguf.config import DecodeConfig, LoadConfig
 from dflash_gguf.core import Drafter, Engine, Model, Sequence
 from dflash_gguf.decoder import Decoder
 from dflash_gguf.draft import kinds
-from dflash_gguf.policy.drafting import Drafting
+from dflash_gguf.drafting import Drafting
 
 CONFIG = LoadConfig(n_ctx=256, n_threads=1, n_gpu_layers=0)
 PROMPT = [5, 9, 200, 17, 8]

@@ -11,10 +11,12 @@ from simulated import BLOCK, Drafter, Machine, Text, answer, fast, slow, wide
 
 from dflash_gguf.config import DecodeConfig
 from dflash_gguf.draft.marginals import Candidates, chain, grow
+from dflash_gguf.draft.promise import Promise
 from dflash_gguf.draft.proposer import BRIEF, CHAIN, SPINE, TREE, Request
 from dflash_gguf.draft.tree import Tree
+from dflash_gguf.drafting import measure
 from dflash_gguf.policy.costs import Costs, Round
-from dflash_gguf.policy.known import Known, Promise, measure
+from dflash_gguf.policy.known import Known
 from dflash_gguf.policy.rule import Auto, Fixed, Rule
 from dflash_gguf.sampling import Sampler
 

@@ -21,8 +21,8 @@ from dflash_gguf import load
 from dflash_gguf.cli import main
 from dflash_gguf.config import LoadConfig
 from dflash_gguf.core import Engine, Error, Model, Sequence
+from dflash_gguf.drafting import CostFile
 from dflash_gguf.memory.plan import Planner
-from dflash_gguf.policy.known import CostFile
 from dflash_gguf.text.tokenizer import Tokenizer
 
 THREE = (4, 7, 0)

@@ -10,7 +10,8 @@ from typing import Protocol
 from .. import core
 from ..draft.dflash import N_RANKED
 from ..draft.tree import Tree
-from ..policy.costs import N_TIMES, Costs, Round
+from ..policy.costs import Costs, Round
+from ..policy.times import N_TIMES
 from ..rounds import Clock, Rows, untimed
 
 

@@ -1,31 +1,12 @@
-"""What was learned about drafting with a pair on this machine, and how it is kept.
-
-What drafts promise and how far they kept it, what drafting has lost, and a file of it all between
-processes, so that no answer begins cold.
-"""
+"""What was learned about drafting with one engine, and what it may still lose."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import itertools
 import math
-import os
-import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from .. import machine_cache
-from ..convert.schema import SPLIT_ENDING
-from ..draft.marginals import Candidates, grow
-from ..draft.tree import Tree
-from .costs import Costs, Median, Round
-
-Floats = NDArray[np.float64]
+from ..draft.promise import Promise
+from .costs import Costs, Round
+from .times import Median
 
 SHARE = 0.01
 """Share of the running time that drafting may lose, and that deciding may take."""
@@ -39,11 +20,7 @@ TRUSTED = 4.0
 MOST_KEPT = 256
 """Rounds after which a decision is made anew at the latest."""
 MEMORY = 16
-"""Drafts, or rounds, after which an outcome weighs 1/e in expectations."""
-N_HEADER = 1 << 16
-"""Bytes at a file's start that tell it from another of the same size and time."""
-N_PLAIN = 3
-"""Plain rounds that are measured while a model is loaded; of others one."""
+"""Rounds after which one weighs 1/e in the rate."""
 
 
 class Known:
@@ -189,191 +166,3 @@ class Account:
     def end_round(self, plain_s: float) -> None:
         """No more can be saved than so much."""
         self._lost_s = max(self._lost_s, -SAVED * SHARE * AHEAD * plain_s)
-
-
-class Promise:
-    """What drafts with ranked candidates promised lately, and how far such promises were kept."""
-
-    TRUST_MEMORY, TRUST_WEIGHT = 32, 2.0
-    """Rounds after which an outcome weighs 1/e in the trust in expectations; and the accepted
-    candidates that the trust begins with: so many missing ones halve it."""
-
-    def __init__(self) -> None:
-        self._tables: dict[tuple[int, ...], tuple[Floats, int]] = {}
-        self._expected = self._accepted = self.TRUST_WEIGHT
-
-    @property
-    def trust(self) -> float:
-        """Accepted candidates for every one that was expected."""
-        return self._accepted / self._expected
-
-    @property
-    def is_proven(self) -> bool:
-        """Whether some candidates were accepted lately."""
-        return self._accepted >= 2.0 * self.TRUST_WEIGHT
-
-    def table(
-        self, outlook: Sequence[float], lengths: Sequence[int], sizes: Sequence[int]
-    ) -> Floats:
-        """Tokens beyond the first of chains and trees, float64 [2, length, size].
-
-        outlook: chances of the paths of brief chains, which are no better than ranked ones. Before
-        a tree was drafted, what is beside its chain is taken to follow from how sure that is.
-        """
-        path = np.array(outlook[: lengths[-1]])
-        floor = _gains(path, None, lengths, sizes)
-        found, _ = self._tables.get((*lengths, 0, *sizes), (None, 0))
-        if found is None:
-            steps = np.sort(path / np.concatenate([[1.0], path[:-1]]))
-            sureness = min(int(20.0 * float(steps[len(steps) // 2])), 19)
-            floor[1] += _beside(sureness, tuple(lengths), tuple(sizes))
-            return floor
-        return np.maximum(floor, self.trust * found)
-
-    def add(self, tree: Tree, n: int, lengths: Sequence[int], sizes: Sequence[int]) -> None:
-        """Takes up a draft of n positions. tree: its likeliest nodes."""
-        key = (*lengths, 0, *sizes)
-        table, n_seen = self._tables.get(key, (np.zeros(()), 0))
-        spine = list(map(math.exp, tree.spine().log_chances[1:])) or [0.0]
-        last = spine[-1] / spine[-2] if len(spine) > 1 else spine[-1]
-        # What was not drafted, or was too unlikely to be among the nodes, goes on in like manner.
-        last = last if len(spine) >= n else 0.0
-        while len(spine) < lengths[-1]:
-            spine.append(spine[-1] * last)
-        n_seen = min(n_seen + 1, MEMORY)
-        gains = _gains(np.array(spine), tree, lengths, sizes)
-        self._tables[key] = table + (gains - table) / n_seen, n_seen
-
-    def to_dict(self) -> dict[str, float]:
-        """How far promises were kept."""
-        return {"expected": self._expected, "accepted": self._accepted}
-
-    def learn(self, stored: Mapping[str, Any]) -> None:
-        """Takes up what `to_dict` gave; KeyError, TypeError or ValueError for anything else."""
-        expected, accepted = float(stored["expected"]), float(stored["accepted"])
-        if not (0.0 < expected < 1e6 and 0.0 < accepted < 1e6):
-            raise ValueError(f"{accepted} accepted of {expected}")
-        self._expected, self._accepted = expected, accepted
-
-    def observe(self, done: Round) -> None:
-        """Compares what was expected of a round with what came."""
-        keep = 1.0 - 1.0 / self.TRUST_MEMORY
-        prior = (1.0 - keep) * self.TRUST_WEIGHT
-        self._expected = keep * self._expected + prior + done.n_expected
-        self._accepted = keep * self._accepted + prior + done.n_accepted
-
-
-def _gains(
-    spine: Floats, tree: Tree | None, lengths: Sequence[int], sizes: Sequence[int]
-) -> Floats:
-    """Tokens beyond the first that one draft promises, [2, length, size]."""
-    chain = np.concatenate([[0.0], np.cumsum(spine)])
-    nodes = np.minimum(np.array(lengths)[:, None], np.array(sizes)[None, :])
-    table = np.stack([chain[nodes]] * 2)
-    if tree is not None and tree.n_drafted:
-        depths, chances = np.array(tree.depths[1:]), np.exp(tree.log_chances[1:])
-        for row, length in enumerate(lengths):
-            found = np.cumsum(chances[depths <= length])
-            table[1, row] = np.maximum(
-                table[1, row], found[np.minimum(sizes, len(found)) - 1] if len(found) else 0.0
-            )
-    return table
-
-
-@cache
-def _beside(sureness: int, lengths: tuple[int, ...], sizes: tuple[int, ...]) -> Floats:
-    """What a tree promises beyond its chain, [length, size], before one was drafted.
-
-    sureness: of the best candidates, in twentieths. Others are taken to have half the chance of
-    the one before each.
-    """
-    best = sureness / 20.0
-    chances = np.array([best, *(1.0 - best) * 0.5 ** np.arange(1, 8)])
-    steps = np.log(np.maximum(np.tile(chances, (lengths[-1], 1)), 1e-9))
-    tokens = np.tile(np.arange(len(chances)), (lengths[-1], 1))
-    tree = grow(0, Candidates(tokens, steps), sizes[-1])
-    chains, trees = _gains(np.exp(np.cumsum(steps[:, 0])), tree, lengths, sizes)
-    found: Floats = trees - chains
-    return found
-
-
-def measure(
-    known: Known,
-    n_rows: int,
-    longest: int,
-    run: Callable[[Round], None],
-    most_s: float,
-    run_alike: Callable[[Round], None] | None = None,
-) -> None:
-    """Runs some rounds that accept nothing, so that the first answers do not begin with guesses.
-
-    Passes of up to n_rows and drafts of up to `longest` positions, as long as the next ones are
-    likely to end before most_s have gone by. run: fills in what a round took. run_alike: one of
-    rows that are alike, which touch few experts.
-    """
-    costs, spent_s, plain_s = known.costs, 0.0, 0.0
-    shapes = [(0, True), (7, True), (3, True), (7, False), (1, True), (3, False), (15, True)]
-    shapes += [(8, True), (16, True)]  # kernels begin another part of their rows there
-    for n, is_brief in shapes:
-        # A pass of many rows may take as long as several plain ones.
-        likely_s = (costs.n_first + 1) * plain_s * (1.0 + n / 4.0)
-        if n >= n_rows or (not is_brief and n > longest) or spent_s + likely_s > most_s:
-            continue
-        runs = [run] * (costs.n_first + (1 if n else N_PLAIN))
-        if n and run_alike and costs.experts.are_there and not costs.experts.are_costed:
-            runs.append(run_alike)
-        for fill in runs:
-            done = Round(0, n_positions=min(n, longest), is_brief=is_brief, n_drafted=n, n_tokens=1)
-            done.is_tree = not is_brief
-            fill(done)
-            costs.observe(done)
-            spent_s += done.seconds
-        plain_s = plain_s or costs.plain_s(0)
-    costs.are_guesses()
-
-
-class CostFile:
-    """Where that of one pair is kept: by its files, the device, its threads, and settings."""
-
-    def __init__(self, paths: Sequence[str], *settings: str | int) -> None:
-        """paths: target and drafter. settings: whatever else changes what a pass costs.
-
-        Errors: OSError for a file that cannot be read.
-        """
-        files = [_file_identity(part) for path in paths for part in files_of(path)]
-        self._identity = [*files, *map(str, settings), machine_cache.cpu_name()]
-        name = hashlib.sha256("\n".join(self._identity).encode()).hexdigest()[:16]
-        self._name = f"costs-{name}.json"
-
-    def load(self, n_first: int = 1) -> tuple[Costs, dict[str, Any]]:
-        """What was measured before, and what proposers have learned, by their names.
-
-        Empty if nothing was, or if it makes no sense. n_first: as of `Costs`.
-        """
-        stored = machine_cache.read(self._name, self._identity)
-        if stored is not None:
-            with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError):
-                return Costs.from_dict(stored["costs"], n_first), dict(stored["learned"])
-        return Costs(n_first), {}
-
-    def store(self, costs: Costs, learned: Mapping[str, Any]) -> None:
-        """Keeps both."""
-        value = {"costs": costs.to_dict(), "learned": dict(learned)}
-        machine_cache.write(self._name, self._identity, value)
-
-
-def files_of(path: str) -> list[str]:
-    """The files of a model: this one, and those that follow it if it is the first of several."""
-    found = re.search(r"-00001-of-(\d{5})\.gguf$", path)
-    if found is None:
-        return [path]
-    prefix, n = path[: found.start()], int(found[1])
-    others = (prefix + SPLIT_ENDING % (i, n) for i in range(2, n + 1))
-    return [path, *itertools.takewhile(os.path.exists, others)]
-
-
-def _file_identity(path: str) -> str:
-    stat = os.stat(path)
-    with open(path, "rb") as file:
-        digest = hashlib.sha256(file.read(N_HEADER)).hexdigest()
-    return f"{os.path.abspath(path)} {stat.st_size} {stat.st_mtime_ns} {digest}"

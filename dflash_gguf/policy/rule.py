@@ -192,7 +192,7 @@ class Auto(Rule):
         """Passes the round on. What has just been run for the first time is run once more."""
         known = self._known
         if done.n_drafted and done.n_positions and not done.is_mixed:
-            known.promise.observe(done)
+            known.promise.observe(done.n_expected, done.n_accepted)
         known.observe(done, self._promised_s if done.n_positions else self._copies_s)
         self._n_kept = max(self._n_kept - done.n_rounds, 0)
         self._n_rest = max(self._n_rest - done.n_rounds, 0)
@@ -382,6 +382,6 @@ def _counts(logs: Sequence[Sequence[float]], n: int) -> list[int]:
     return counts
 
 
-def ladder(steps: Sequence[int], *ends: int) -> list[int]:
+def ladder(steps: Sequence[int], *ends: int) -> tuple[int, ...]:
     """The steps up to the last end, and the ends."""
-    return sorted({n for n in itertools.chain(steps, ends) if 0 < n <= max(ends, default=0)})
+    return tuple(sorted({n for n in (*steps, *ends) if 0 < n <= max(ends, default=0)}))

@@ -1,29 +1,68 @@
-"""What an engine drafts with: its proposers, what was learned about them, and rules of answers."""
+"""What an engine drafts with: its proposers, rules of answers, and what was learned of both.
+
+What passes cost is measured while a model is loaded, and is kept in a file between processes, so
+that no answer begins cold.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import itertools
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from ..config import AUTO_TREE_BUDGET, TREE_BUDGET, DecodeConfig
-from ..core import MAX_VERIFY, Error, Sequence
-from ..draft.calibration import way_to_draw
-from ..draft.kinds import proposers_of
-from ..draft.proposer import BRIEF, CHAIN, SPINE, TREE, Proposer, Request, named
-from ..sampling import Sampler
-from .costs import Costs, Round
-from .known import CostFile, Known, measure
-from .rule import Auto, Fixed, Rule
+from . import machine_cache
+from .config import AUTO_TREE_BUDGET, TREE_BUDGET, DecodeConfig
+from .core import MAX_VERIFY, Error, Sequence
+from .draft.calibration import way_to_draw
+from .draft.kinds import proposers_of
+from .draft.proposer import BRIEF, CHAIN, SPINE, TREE, Proposer, Request, named
+from .policy.costs import Costs, Round
+from .policy.known import Known
+from .policy.rule import Auto, Fixed, Rule
+from .sampling import Sampler
 
 ROOM = 32
 """Rows that a verify is given room for from the start, where there is memory."""
 MEASURE_S, N_PROMPT = 0.2, 8
 """What measuring may take while a model is loaded, and the tokens before the rounds it runs."""
+N_PLAIN = 3
+"""Plain rounds that are measured then; of others one."""
 N_ROUNDS_KEPT = 16
 """New rounds for which it is worth to write down what was learned."""
+
+
+class CostFile:
+    """Where what was learned of a pair is kept, by its files and all that costs follow from."""
+
+    def __init__(self, paths: Iterable[str], *settings: str | int) -> None:
+        """paths: target and drafter. settings: whatever else changes what a pass costs.
+
+        Errors: OSError for a file that cannot be read.
+        """
+        files = itertools.chain.from_iterable(map(machine_cache.model_identity, paths))
+        self._identity = [*files, *map(str, settings), machine_cache.cpu_name()]
+        name = hashlib.sha256("\n".join(self._identity).encode()).hexdigest()[:16]
+        self._name = f"costs-{name}.json"
+
+    def load(self, n_first: int = 1) -> tuple[Costs, dict[str, Any]]:
+        """What was measured before, and what proposers have learned, by their names.
+
+        Empty if nothing was, or if it makes no sense. n_first: as of `Costs`.
+        """
+        stored = machine_cache.read(self._name, self._identity)
+        if stored is not None:
+            with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError):
+                return Costs.from_dict(stored["costs"], n_first), dict(stored["learned"])
+        return Costs(n_first), {}
+
+    def store(self, costs: Costs, learned: Mapping[str, Any]) -> None:
+        """Keeps both."""
+        value = {"costs": costs.to_dict(), "learned": dict(learned)}
+        machine_cache.write(self._name, self._identity, value)
 
 
 class Drafting:
@@ -174,3 +213,38 @@ class Drafting:
             learned["promise"] = self.known.promise.to_dict()
             self._cost_file.store(self.known.costs, learned)
             self._n_stored = n_observed
+
+
+def measure(
+    known: Known,
+    n_rows: int,
+    longest: int,
+    run: Callable[[Round], None],
+    most_s: float,
+    run_alike: Callable[[Round], None] | None = None,
+) -> None:
+    """Runs some rounds that accept nothing, so that the first answers do not begin with guesses.
+
+    Passes of up to n_rows and drafts of up to `longest` positions, as long as the next ones are
+    likely to end before most_s have gone by. run: fills in what a round took. run_alike: one of
+    rows that are alike, which touch few experts.
+    """
+    costs, spent_s, plain_s = known.costs, 0.0, 0.0
+    shapes = [(0, True), (7, True), (3, True), (7, False), (1, True), (3, False), (15, True)]
+    shapes += [(8, True), (16, True)]  # kernels begin another part of their rows there
+    for n, is_brief in shapes:
+        # A pass of many rows may take as long as several plain ones.
+        likely_s = (costs.n_first + 1) * plain_s * (1.0 + n / 4.0)
+        if n >= n_rows or (not is_brief and n > longest) or spent_s + likely_s > most_s:
+            continue
+        runs = [run] * (costs.n_first + (1 if n else N_PLAIN))
+        if n and run_alike and costs.experts.are_there and not costs.experts.are_costed:
+            runs.append(run_alike)
+        for fill in runs:
+            done = Round(0, n_positions=min(n, longest), is_brief=is_brief, n_drafted=n, n_tokens=1)
+            done.is_tree = not is_brief
+            fill(done)
+            costs.observe(done)
+            spent_s += done.seconds
+        plain_s = plain_s or costs.plain_s(0)
+    costs.are_guesses()
