@@ -271,39 +271,51 @@ class Auto(Rule):
 
         outlook: chances of the paths of brief chains.
         """
+        return [
+            *self._brief_ways(done, outlook, self._open_lengths(done, limit, is_brief=True)),
+            *self._ranked_ways(done, outlook, self._open_lengths(done, limit, is_brief=False)),
+        ]
+
+    def _open_lengths(self, done: Round, limit: int, *, is_brief: bool) -> list[int]:
+        """Lengths that may be drafted, one beyond those that were run: what is far is guessed."""
+        n_known = self._costs.most_positions(is_brief, done.n_sequences)
+        n_open = sum(n <= n_known for n in self._lengths) + 1
+        return [n for n in self._lengths[:n_open] if self._least <= n <= limit]
+
+    def _brief_ways(
+        self, done: Round, outlook: Sequence[float], lengths: Sequence[int]
+    ) -> list[tuple[float, float, Way]]:
+        """All of each chain is verified."""
         costs, n_sequences = self._costs, done.n_sequences
-        found: list[tuple[float, float, Way]] = []
         gains = list(itertools.accumulate(outlook, initial=1.0))
-        for shape in (BRIEF, TREE):
-            # A step of the ladder at a time: costs far beyond what was measured are guesses.
-            n_known = costs.most_positions(shape == BRIEF, n_sequences)
-            n_open = sum(n <= n_known for n in self._lengths) + 1
-            lengths = [n for n in self._lengths[:n_open] if self._least <= n <= limit]
-            if not lengths:
-                continue
-            if shape == BRIEF:
-                for n in lengths:
-                    tokens = n_sequences * gains[n]
-                    seconds = costs.draft_s(n, True, n_sequences) + tokens * costs.sample_s
-                    seconds += costs.pass_s(
-                        done.position, n_sequences * (n + 1), False, n_sequences
-                    )
-                    found.append((tokens, max(seconds, 1e-9), Way(n, shape)))
-                continue
-            first = self._lengths.index(lengths[0])
-            table = self._known.promise.table(outlook, self._lengths, self._sizes)
-            table = table[:, first : first + len(lengths)]
-            tokens_of = n_sequences * (1.0 + table)
-            passes = [self._passes(done, n_sequences, is_tree) for is_tree in (False, True)]
-            drafts = [costs.draft_s(n, False, n_sequences) for n in lengths]
-            seconds_of = np.array(passes)[:, None] + np.array(drafts)[:, None]
-            seconds_of = seconds_of + tokens_of * costs.sample_s
-            rates = (tokens_of / np.maximum(seconds_of, 1e-9)).transpose(1, 0, 2)
-            for row, n in enumerate(lengths):
-                kind, size = divmod(int(rates[row].argmax()), len(self._sizes))
-                seconds = max(float(seconds_of[kind, row, size]), 1e-9)
-                if seconds < math.inf:
-                    found.append((float(tokens_of[kind, row, size]), seconds, Way(n, shape)))
+        found = []
+        for n in lengths:
+            tokens, n_rows = n_sequences * gains[n], n_sequences * (n + 1)
+            seconds = costs.draft_s(n, True, n_sequences) + tokens * costs.sample_s
+            seconds += costs.pass_s(done.position, n_rows, False, n_sequences)
+            found.append((tokens, max(seconds, 1e-9), Way(n, BRIEF)))
+        return found
+
+    def _ranked_ways(
+        self, done: Round, outlook: Sequence[float], lengths: Sequence[int]
+    ) -> list[tuple[float, float, Way]]:
+        """Of each length with as many nodes verified as are best, as chains or as trees."""
+        if not lengths:
+            return []
+        costs, n_sequences = self._costs, done.n_sequences
+        first = self._lengths.index(lengths[0])
+        table = self._known.promise.table(outlook, self._lengths, self._sizes)
+        tokens = n_sequences * (1.0 + table[:, first : first + len(lengths)])
+        passes = np.array([self._passes(done, n_sequences, is_tree) for is_tree in (False, True)])
+        drafts = np.array([costs.draft_s(n, False, n_sequences) for n in lengths])
+        seconds = passes[:, None] + drafts[:, None] + tokens * costs.sample_s
+        rates = tokens / np.maximum(seconds, 1e-9)
+        found = []
+        for at, n in enumerate(lengths):
+            kind, size = divmod(int(rates[:, at].argmax()), len(self._sizes))
+            best_s = max(float(seconds[kind, at, size]), 1e-9)
+            if best_s < math.inf:
+                found.append((float(tokens[kind, at, size]), best_s, Way(n, TREE)))
         return found
 
     def _best(
