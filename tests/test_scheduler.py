@@ -20,6 +20,7 @@ from dflash_gguf.config import LoadConfig
 from dflash_gguf.core import Item
 from dflash_gguf.decoder import Decoder, Stream
 from dflash_gguf.pace import Pace
+from dflash_gguf.text.chat import ChatPrompt
 
 pytestmark = pytest.mark.skipif(DEVICE is not None, reason="the same bits are the CPU's")
 
@@ -258,6 +259,31 @@ def test_the_newest_give_way(pair: Pair, monkeypatch: pytest.MonkeyPatch, draft:
         found = many.generate_batch(prompts, draft=draft, seed=[1, 2, 3], **settings)
         assert [result.tokens for result in found] == [result.tokens for result in expected]
         assert preempted and 1 not in preempted
+
+
+def test_prompts_that_hold_all_cells_come_further(pair: Pair) -> None:
+    """Two prompts have all eight pages; each has room for less than a piece of 16 in its last.
+
+    The first one is cut early, where a turn ends, so the second begins beside it, and neither comes
+    to the end of a page by whole pieces.
+    """
+    prompts = [ChatPrompt(random_tokens(500, seed=1), None, turns=[5]), random_tokens(300, seed=2)]
+    settings = {"max_tokens": 4, "ignore_eos": True}
+    with open_decoder(pair, 1) as one:
+        expected = [one.generate(prompt, draft="none", **settings).tokens for prompt in prompts]
+    with open_decoder(pair, 2) as many:
+        scheduler, held_all = many._scheduler, 0
+        streams = [many.stream(prompt, draft="none", **settings) for prompt in prompts]
+        jobs = [stream._job for stream in streams]
+        for _ in range(200):  # some 60 do
+            if all(job.is_over for job in jobs):
+                break
+            scheduler.round(next(job for job in jobs if not job.is_over))
+            held = [job for job in scheduler.running if not job.decodes and job.held.position]
+            held_all += len(held) == 2 and many.engine.n_free_cells == 0
+        assert held_all > 0
+        assert all(job.is_over for job in jobs)
+        assert [tuple(job.answer.tokens) for job in jobs] == expected
 
 
 def test_threads_read_at_once(pair: Pair, alone: Decoder) -> None:
