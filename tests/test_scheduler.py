@@ -87,7 +87,7 @@ class Use:
         prompt = random_tokens(1 + self.below(20), seed=self.below(20))
         if self.below(3) == 0 and self.streams:
             known, drawn, _ = list(self.streams.values())[self.below(len(self.streams))]
-            prompt = (known + drawn)[:30]
+            prompt = (known + drawn)[:29]  # with 100 tokens it has all of them in a context of 128
         settings = {
             "max_tokens": 1 + self.below(100),
             "temperature": 0.8 * self.below(2),
