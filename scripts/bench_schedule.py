@@ -31,14 +31,22 @@ import dflash_gguf
 from dflash_gguf import core
 
 MOST_PROMPT, MOST_ANSWER = 600, 200
+MORE_A_ROW = 0.01
+"""Of a pass's time, what a row of it adds: else `auto` would verify as much as it can."""
 
 
 class Clock:
     """Seconds in the core since it was last asked, and passes."""
 
-    def __init__(self, engine: Any, pass_s: float) -> None:
-        """pass_s: what a pass takes beside the host."""
-        self.pass_s = pass_s
+    def __init__(self, engine: Any, pass_s: float, draft_s: float, accepted: float) -> None:
+        """pass_s, draft_s: what a pass of either model takes beside the host, without its rows.
+
+        accepted: the chance with which a candidate is what the target draws. What the GPU that
+        computes nothing gives is never one, and nobody would draft for long.
+        """
+        self.pass_s, self.draft_s, self.accepted = pass_s, draft_s, accepted
+        self._random = np.random.default_rng(1)
+        self._verified: dict[Any, Any] = {}
         self.waited = 0.0
         self.seconds, self.n_passes, self.n_filled, self.n_items = 0.0, 0, 0, 0
         for name in ("run", "draft", "choose", "commit"):
@@ -51,15 +59,36 @@ class Clock:
             self.seconds += time.perf_counter() - started
             if name in ("run", "draft"):  # else prompts would be all that rounds take, and wait
                 started = time.perf_counter()
-                time.sleep(self.pass_s)
+                time.sleep(self._waits(name, values[0]))
                 self.waited += time.perf_counter() - started
+            if name == "choose":
+                result = [self._drawn(*pair) for pair in zip(values[0], result, strict=True)]
             if name == "run":
+                self._verified = {x.sequence: x for x in values[0] if x.verifies}
                 self.n_passes += 1
                 self.n_items += len(values[0])
                 self.n_filled += any(len(x.tokens) > 1 and not x.verifies for x in values[0])
             return result
 
         return run
+
+    def _waits(self, name: str, items: Any) -> float:
+        if name == "draft":
+            return self.draft_s * (1.0 + MORE_A_ROW * sum(1 + item.n_draft for item in items))
+        return self.pass_s * (1.0 + MORE_A_ROW * sum(len(item.tokens) for item in items))
+
+    def _drawn(self, walk: Any, drawn: list[int]) -> list[int]:
+        """As many first children as are accepted, and then what the core has drawn."""
+        item = self._verified.get(walk.sequence)
+        if item is None or self.accepted == 0.0 or not drawn:
+            return drawn
+        tokens = list(item.tokens)
+        parents = list(range(-1, len(tokens) - 1)) if item.parents is None else list(item.parents)
+        path, node = [], 0
+        while node in parents and self._random.random() < self.accepted:
+            node = parents.index(node)
+            path.append(tokens[node])
+        return [*path, drawn[0]]
 
 
 def schedule(args: argparse.Namespace) -> dict[str, Any]:
@@ -70,7 +99,9 @@ def schedule(args: argparse.Namespace) -> dict[str, Any]:
     rows: list[tuple[bool, float, float, int, int]] = []
     with dflash_gguf.load(args.model, drafter=args.drafter, **options) as decoder:
         engine: Any = decoder.engine
-        clock = Clock(engine, args.pass_ms / 1e3)
+        pass_s = args.pass_ms / 1e3
+        share = args.drafter.stat().st_size / args.model.stat().st_size if args.drafter else 0.0
+        clock = Clock(engine, pass_s, share * pass_s, args.accepted)
         streams: list[Any] = []
         n_vocab, seed = decoder.model.n_vocab, 0
         while len(rows) < args.rounds:
@@ -147,6 +178,7 @@ def main() -> None:
     parser.add_argument("-c", "--ctx", type=int, default=32768)
     parser.add_argument("--rounds", type=int, default=2000)
     parser.add_argument("--pass-ms", type=float, default=15.0, help="of a GPU that computes")
+    parser.add_argument("--accepted", type=float, default=0.0, help="chance of a candidate")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--draft", default="none", choices=("none", "chain", "tree", "auto"))
     args = parser.parse_args()

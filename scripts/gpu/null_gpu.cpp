@@ -2,7 +2,8 @@
 //
 // What runs on it is everything but the arithmetic: ggml's CUDA backend chooses kernels, takes
 // memory, captures graphs. What is read back is no result: of the first words that are read, word i
-// is the integer i % 1024, so that the tokens picked of a row differ and are there. A host access to
+// is the integer 1 + i % 1024, so that the tokens picked of a row differ and are there, and no
+// probability is 0, for whose logarithm a drafter would be given up. A host access to
 // the GPU's memory ends the process. One source, compiled three times (null_gpu.py); the counts live
 // in the driver, which the others link.
 
@@ -172,7 +173,7 @@ static cudaError_t copied(void * to, size_t pitch, size_t width, size_t height,
         for (size_t row = 0; row < height; ++row) {
             auto * words = reinterpret_cast<uint32_t *>(static_cast<char *>(to) + row * pitch);
             for (size_t i = 0; i < std::min(width, MOST_WRITTEN) / 4; ++i) {
-                words[i] = static_cast<uint32_t>(i % N_DIFFERENT);
+                words[i] = static_cast<uint32_t>(1 + i % N_DIFFERENT);
             }
         }
         ++counts.copies_to_host;
