@@ -22,8 +22,10 @@ from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import neg
 
 import numpy as np
 
@@ -187,7 +189,7 @@ class Auto(Rule):
             is_worth = is_worth and not self._known.needs_plain(value)
             self._n_vain = 0 if is_worth else self._n_vain
             self._copies_s = value * share_s
-        return found if is_worth else [tree.first(0) for tree in trees]
+        return found if found and is_worth else [tree.first(0) for tree in trees]
 
     def observe(self, done: Round) -> None:
         """Passes the round on. What has just been run for the first time is run once more."""
@@ -324,13 +326,14 @@ class Auto(Rule):
     ) -> tuple[float, list[Tree]]:
         """Tokens beyond what their seconds are worth, and what is then verified of each tree.
 
-        All chains or all trees: some layers take longer for a tree, whatever its size.
+        Nothing of none where nothing is worth it. All chains or all trees: some layers take longer
+        for a tree, whatever its size.
         """
         costs, n_sequences = self._costs, done.n_sequences
         plain_s = self._plain_pass_s(done)
         if not done.n_positions:
             plain_s -= costs.ask_s  # which a plain round does not take
-        best, found = 0.0, [tree.first(0) for tree in trees]
+        best, found = 0.0, list[Tree]()
         if not costs.knows_plain_of(n_sequences):
             return best, found
         for is_tree in (False, True):
@@ -350,7 +353,7 @@ class Auto(Rule):
                 if size >= self._least and (value > best or (self._is_probe and not best_here)):
                     best, best_here = value, size
             if best_here:
-                counts = _counts(logs, best_here)
+                counts = _counts(logs, ordered[best_here - 1], best_here)
                 found = [part.first(n) for part, n in zip(parts, counts, strict=True)]
         return best, found
 
@@ -384,14 +387,19 @@ class Auto(Rule):
         return self._looked_up[key]
 
 
-def _counts(logs: Sequence[Sequence[float]], n: int) -> list[int]:
-    """How many of each list the n largest of all are, the earlier list's on ties; each falls."""
+def _counts(logs: Sequence[Sequence[float]], least: float, n: int) -> list[int]:
+    """How many of each list the n largest of all are, the earlier list's on ties; each falls.
+
+    least: the n-th of all.
+    """
     if len(logs) == 1:
         return [n]
-    order = sorted((-log, i) for i, found in enumerate(logs) for log in found)
-    counts = [0] * len(logs)
-    for _, i in order[:n]:
-        counts[i] += 1
+    counts = [bisect_left(found, -least, key=neg) for found in logs]
+    left = n - sum(counts)
+    for at, found in enumerate(logs):
+        same = min(bisect_right(found, -least, lo=counts[at], key=neg) - counts[at], left)
+        counts[at] += same
+        left -= same
     return counts
 
 
