@@ -85,20 +85,20 @@ class Account:
         self,
         seconds: float,
         took: Mapping[str, float],
-        sampled_s: float,
+        host_s: float,
         tree: Tree | None,
         n_tokens: int,
         n_accepted: int,
     ) -> None:
         """Counts a round, which other answers may have taken part in.
 
-        took: seconds by phase, but for sampling. sampled_s: of this answer, counted already; what
-        neither has is the host's. tree: what was verified. n_tokens, n_accepted: what came of it.
+        took: seconds by phase, but for sampling, which was counted already. host_s: in no phase.
+        tree: what was verified. n_tokens, n_accepted: what came of it.
         """
         phase_s = self._phase_s
         for name, s in took.items():
             phase_s["decode" if tree is None and name == "verify" else name] += s
-        phase_s["host"] += seconds - sampled_s - sum(took.values())
+        phase_s["host"] += host_s
         self.decode_s += seconds
         self.rounds += 1
         self.n_decoded += n_tokens
@@ -109,5 +109,6 @@ class Account:
             kind = "chain" if tree.is_chain else "tree"
             self.rounds_by_draft[f"{kind} {tree.n_drafted}"] += 1
         if self._accepted is not None:
-            self._accepted += [0] * (n_accepted + 1 - len(self._accepted))
+            while len(self._accepted) <= n_accepted:
+                self._accepted.append(0)
             self._accepted[n_accepted] += 1

@@ -365,9 +365,10 @@ class Scheduler:
                 done = self._commit(done)
         self._open = []
         seconds = time.perf_counter() - started
+        host_s = seconds - sum(took.values())
         for one in done:
             if one.decodes:
-                self._count(one, seconds)
+                self._count(one, seconds, host_s - one.sampled_s)
         for group, round_ in drafted:
             theirs = [one for one in done if one.decodes and one.job.group is group]
             is_alone = len(theirs) == round_.n_sequences == len(work)
@@ -525,11 +526,11 @@ class Scheduler:
             return []
         return done
 
-    def _count(self, one: _Work, seconds: float) -> None:
+    def _count(self, one: _Work, seconds: float, host_s: float) -> None:
         """Accounts for a round of an answer, and gives it the step."""
         job, tree, tokens = one.job, one.job.request.tree, one.tokens
         account = job.writing.account
-        account.add_round(seconds, self._took, one.sampled_s, tree, len(tokens), one.n_taken)
+        account.add_round(seconds, self._took, host_s, tree, len(tokens), one.n_taken)
         n_drafted = 0
         if tree is not None:
             n_drafted = tree.n_drafted

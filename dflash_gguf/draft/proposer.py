@@ -79,13 +79,7 @@ class Request:
         """
         if self.tree is None:
             return
-        path, node = [], 0
-        for token in tokens:
-            child = self.tree.child(node, token)
-            if child is None:
-                break
-            path.append(child)
-            node = child
+        path = self.tree.accepted(tokens)[1:]
         for name, proposed in self.proposed.items():
             if len(self.proposed) == 1:
                 yield name, self.tree.n_drafted, len(path)
