@@ -16,7 +16,8 @@ twice to a decoder.
 Prints a line a kind: tokens a second by those of plain decoding, over all prompts and as a mean with
 its 95 % interval, and what was accepted of whom. "copied": how many answers stand in their prompts by
 half at least, in spans of 8 tokens and more (there the target copies, whoever proposes), and the
-mean over these. The last line is JSON. With --bound it tells what copies would reach if it were known
+mean over these. "choosing": the share of the time in which it was decided what to draft, copies were
+looked for, and candidates merged and cut. The last line is JSON. With --bound it tells what copies would reach if it were known
 beforehand how much of each is right: the same copies, each cut where it goes wrong or sooner,
 whatever takes the least time by what passes took in this run.
 """  # noqa: E501
@@ -217,6 +218,7 @@ def measure(
     ratios: dict[str, list[float]] = {setting: [] for setting in settings}
     tokens: Counter[str] = Counter()
     seconds: Counter[str] = Counter()
+    choosing: Counter[str] = Counter()
     accepted: Counter[str] = Counter()
     copied: dict[str, list[float]] = {setting: [] for setting in settings}
     answers: list[tuple[list[int], list[int]]] = []
@@ -239,6 +241,7 @@ def measure(
                 raise SystemExit(f"{name}, {kind}, prompt {number}: {setting} says something else")
             tokens[setting] += result.n_decoded
             seconds[setting] += result.decode_s
+            choosing[setting] += result.phase_s.get("choose", 0.0) + result.phase_s.get("tree", 0.0)
             if plain.n_decoded:
                 ratios[setting].append(plain.decode_s / result.decode_s)
                 if copied_share(prompt, plain.tokens) >= 0.5:
@@ -266,6 +269,7 @@ def measure(
                 "all": round(seconds["plain"] / seconds[setting], 4),
                 "interval": [round(x, 4) for x in ratio_interval(ratios[setting])],
                 "first": round(ratios[setting][0], 4),
+                "choosing": round(choosing[setting] / seconds[setting], 4),
                 "copied": [len(copied[setting]), round(float(np.mean(copied[setting] or [0])), 3)],
             }
             for setting in named
@@ -321,7 +325,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             shown = "   ".join(
                 f"{setting} {row[setting]['all']:.3f} ({row[setting]['interval'][0]:.3f}, "
                 f"{row[setting]['interval'][1]:.3f} to {row[setting]['interval'][2]:.3f}; first "
-                f"{row[setting]['first']:.3f}; copied {row[setting]['copied']})"
+                f"{row[setting]['first']:.3f}; copied {row[setting]['copied']}; "
+                f"choosing {row[setting]['choosing']:.4f})"
                 for setting in args.settings.split(",")
             )
             bounds = {key: row[key] for key in ("bound", "passes") if key in row} or ""
