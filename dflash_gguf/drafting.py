@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -24,6 +24,7 @@ from .policy.costs import Costs, Round
 from .policy.known import Known
 from .policy.rule import Auto, Fixed, Rule
 from .sampling import Sampler
+from .text.gguf_metadata import files_of
 
 ROOM = 32
 """Rows that a verify is given room for from the start, where there is memory."""
@@ -33,6 +34,8 @@ N_PLAIN = 3
 """Plain rounds that are measured then; of others one."""
 N_ROUNDS_KEPT = 16
 """New rounds for which it is worth to write down what was learned."""
+N_HEADER = 1 << 16
+"""Bytes at a file's start that tell it from another of the same size and time."""
 
 
 class CostFile:
@@ -43,7 +46,7 @@ class CostFile:
 
         Errors: OSError for a file that cannot be read.
         """
-        files = itertools.chain.from_iterable(map(machine_cache.model_identity, paths))
+        files = [_file_identity(part) for path in paths for part in files_of(path)]
         self._identity = [*files, *map(str, settings), machine_cache.cpu_name()]
         name = hashlib.sha256("\n".join(self._identity).encode()).hexdigest()[:16]
         self._name = f"costs-{name}.json"
@@ -248,3 +251,10 @@ def measure(
             spent_s += done.seconds
         plain_s = plain_s or costs.plain_s(0)
     costs.are_guesses()
+
+
+def _file_identity(path: str) -> str:
+    stat = os.stat(path)
+    with open(path, "rb") as file:
+        digest = hashlib.sha256(file.read(N_HEADER)).hexdigest()
+    return f"{os.path.abspath(path)} {stat.st_size} {stat.st_mtime_ns} {digest}"

@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .core import Engine, Error, Part, Prefix, create_prefix, ggml_version, library_build
-from .machine_cache import files_of
-from .text.gguf_metadata import Metadata
+from .text.gguf_metadata import Metadata, files_of
 
 Bytes = NDArray[np.uint8]
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 import struct
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ..convert.schema import SPLIT_ENDING
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -44,6 +47,16 @@ DTYPES = {
     for code, letter in SCALARS.items()
 }
 _U64 = struct.Struct("<Q")
+
+
+def files_of(path: str) -> list[str]:
+    """The files of a model: this one, and those that follow it if it is the first of several."""
+    found = re.search(r"-00001-of-(\d{5})\.gguf$", path)
+    if found is None:
+        return [path]
+    prefix, n = path[: found.start()], int(found[1])
+    others = (prefix + SPLIT_ENDING % (i, n) for i in range(2, n + 1))
+    return [path, *takewhile(os.path.exists, others)]
 
 
 @dataclass(frozen=True, slots=True)
