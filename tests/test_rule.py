@@ -212,6 +212,17 @@ def test_debts_are_paid_back_by_what_promises_to() -> None:
     assert known.may_lose(-1.0, 1.0, is_paid=False)
 
 
+def test_two_copies_that_failed_do_not_keep_others_from_being_verified() -> None:
+    known = plain_known()
+    for _ in range(2):
+        known.observe(Round(100, n_drafted=15, n_tokens=1, pass_s=4.0), 1.0)
+    assert not known.may_lose(0.0, 1.0, is_paid=False)
+    assert known.may_lose(-1.0, 1.0, is_paid=False)
+    for _ in range(20):  # until that is what such promises are worth
+        known.observe(Round(100, n_drafted=15, n_tokens=1, pass_s=4.0), 1.0)
+    assert not known.may_lose(-4.0, 1.0, is_paid=False)
+
+
 def test_an_untried_tree_promises_what_its_chain_does_and_more() -> None:
     lengths, sizes = (1, 3, 7), (1, 3, 7, 15, 31)
     for chance in (0.3, 0.6, 0.95):
