@@ -213,13 +213,15 @@ def test_debts_are_paid_back_by_what_promises_to() -> None:
 
 
 def test_two_copies_that_failed_do_not_keep_others_from_being_verified() -> None:
-    known = plain_known()
+    known, failed = plain_known(), Round(100, n_drafted=15, n_tokens=1, pass_s=3.5)
     for _ in range(2):
-        known.observe(Round(100, n_drafted=15, n_tokens=1, pass_s=4.0), 1.0)
+        known.costs.observe(failed)  # what they cost is known
+    for _ in range(2):
+        known.observe(failed, 1.0)
     assert not known.may_lose(0.0, 1.0, is_paid=False)
     assert known.may_lose(-1.0, 1.0, is_paid=False)
-    for _ in range(20):  # until that is what such promises are worth
-        known.observe(Round(100, n_drafted=15, n_tokens=1, pass_s=4.0), 1.0)
+    for _ in range(4):  # until that is what such promises are worth
+        known.observe(failed, 1.0)
     assert not known.may_lose(-4.0, 1.0, is_paid=False)
 
 
