@@ -23,7 +23,7 @@ rounds: edits by plain decoding, with what an earlier process had learned, 1.12 
 MOST_KEPT = 256
 """Rounds after which a decision is made anew at the latest."""
 MEMORY = 16
-"""Rounds after which one weighs 1/e in the rate."""
+"""Rounds that count as lately: after so many one weighs 1/e in the rate."""
 
 
 class Known:
