@@ -142,7 +142,7 @@ class Speculation:
                 if name in free
             )
         self._rule.observe(done)
-        if done.kind == "none" and self._host_s and self._rule.rests(done, 0):
+        if done.kind == "none" and self._rule.rests(done, 0):
             self.n_rest = self._rule.rest(done, self._host_s)
 
     @property
@@ -189,9 +189,10 @@ class Speculation:
         return is_any
 
     def _pick(self, done: Round, requests: Sequence[Request]) -> None:
-        trees = [request.merged() for request in requests]
-        limits = [request.n_room - 1 for request in requests]
-        for request, tree in zip(requests, self._rule.pick(done, trees, limits), strict=True):
+        proposed = [request for request in requests if request.proposed]
+        trees = [request.merged() for request in proposed]
+        limits = [request.n_room - 1 for request in proposed]
+        for request, tree in zip(proposed, self._rule.pick(done, trees, limits), strict=True):
             if tree.n_drafted:
                 request.tree = tree
                 done.verifies(tree)

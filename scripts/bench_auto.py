@@ -4,7 +4,7 @@
         [--settings auto,copies] [--known] [--bound]
 
 For each pair (SmolLM2 and python-tiny with their drafters, SmolLM2 with a drafter of random weights,
-and SmolLM2 without one) and each kind of prompt (code, chat, prose, and edits of code in the prompt;
+SmolLM2 without one, and any GGUF file by its path, without a drafter) and each kind of prompt (code, chat, prose, and edits of code in the prompt;
 by --kinds also "forced": edits whose answer is the right one, whatever the model would have said)
 a process of its own finds nothing measured before; with --known it finds what a first one left
 behind. It loads decoders of the same files, and every prompt is answered by each: plainly, by
@@ -189,7 +189,9 @@ def shuffled(source: Path, path: Path) -> Path:
 
 
 def files_of(name: str, folder: Path) -> tuple[Path, Path | None]:
-    """Target and drafter of a pair."""
+    """Target and drafter of a pair; a GGUF file is a target without one."""
+    if name.endswith(".gguf"):
+        return Path(name), None
     found = pair.find("python-tiny" if name == "python-tiny" else "smollm2")
     if name == "none":
         return found.target, None

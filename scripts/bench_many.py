@@ -43,6 +43,8 @@ from dflash_gguf.core import Engine, Item, LoadConfig, Model, Sequence
 
 N_PROMPT = 128
 N_ANSWER = 96
+N_EACH = 3
+"""Answers for each of those at once."""
 N_WARM = 60
 PLAIN_PEER = "llama-server"
 TURN_S = 0.05
@@ -176,11 +178,11 @@ def servers(args: argparse.Namespace) -> Iterator[dict[str, Running]]:
         yield found
 
 
-def by_server(server: Running, prompts: Series[str]) -> tuple[float, list[str]]:
-    """Seconds of the answers to all prompts at once, by requests, and their texts."""
+def by_server(server: Running, prompts: Series[str], n: int) -> tuple[float, list[str]]:
+    """Seconds of the answers to all prompts, n at once, by requests, and their texts."""
     asked = [Prompt(str(i), text) for i, text in enumerate(prompts)]
     requests = bodies(asked, None, N_ANSWER, 0.0, 0)
-    with ThreadPoolExecutor(len(prompts)) as pool:
+    with ThreadPoolExecutor(n) as pool:
         started = time.perf_counter()
         found = list(pool.map(lambda request: server.stream(*request), requests))
         seconds = time.perf_counter() - started
@@ -193,13 +195,15 @@ def by_server(server: Running, prompts: Series[str]) -> tuple[float, list[str]]:
 def answers(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Tokens a second of whole answers, plain ones beside those with drafts, prompts included.
 
-    Each run by two decoders of its own that find nothing measured before: an answer given twice
-    would be copied from itself. They take turns of TURN_S, so that whatever else slows the machine
-    down is shared. Servers answer in turn with these; each has answered once before.
+    So many at once all the time: where one ends another begins, and it is over before they are too
+    few. Each run by two decoders of its own that find nothing measured before: an answer given
+    twice would be copied from itself. They take turns of TURN_S, so that whatever else slows the
+    machine down is shared. Servers answer the same prompts to the end, in turn with these; each has
+    answered once before.
     """
     with servers(args) as peers:
         for server in peers.values():
-            by_server(server, ["Once upon a time"])
+            by_server(server, ["Once upon a time"], 1)
         return [answers_of(n, args, peers) for n in args.n]
 
 
@@ -207,17 +211,18 @@ def answers_of(n: int, args: argparse.Namespace, peers: dict[str, Running]) -> d
     """So many at once."""
     rates: dict[str, list[float]] = {name: [] for name in ("none", "auto", *peers)}
     n_equal = dict.fromkeys(peers, 0)
+    n_prompts = N_EACH * n
     for run in range(args.runs):
         prompts = [
-            f"Write a Python function that adds {run * max(args.n) + i} to a number."
-            for i in range(n)
+            f"Write a Python function that adds {run * N_EACH * max(args.n) + i} to a number."
+            for i in range(n_prompts)
         ]
-        seconds = in_turns(args, prompts, flipped=run % 2 == 1)
+        for name, rate in in_turns(args, prompts, n, flipped=run % 2 == 1).items():
+            rates[name].append(rate)
         texts = {}
         for name in list(peers)[:: 1 if run % 2 == 0 else -1]:
-            seconds[name], texts[name] = by_server(peers[name], prompts)
-        for name, took in seconds.items():
-            rates[name].append(n * N_ANSWER / took)
+            seconds, texts[name] = by_server(peers[name], prompts, n)
+            rates[name].append(n_prompts * N_ANSWER / seconds)
         for name, found in texts.items():
             n_equal[name] += sum(a == b for a, b in zip(found, texts[PLAIN_PEER], strict=True))
     row: dict[str, Any] = {"n": n, "equal": n_equal, "runs": rates}
@@ -239,34 +244,64 @@ def answers_of(n: int, args: argparse.Namespace, peers: dict[str, Running]) -> d
         print(
             f"    llama.cpp's server: plain {row[PLAIN_PEER]:7.0f} tok/s, {name} {row[name]:7.0f}, "
             f"ratio {mean:.3f} ({low:.3f} to {high:.3f}); "
-            f"{n_equal[name]} of {n * args.runs} texts are its plain ones",
+            f"{n_equal[name]} of {n_prompts * args.runs} texts are its plain ones",
             flush=True,
         )
     return row
 
 
-def in_turns(args: argparse.Namespace, prompts: list[str], *, flipped: bool) -> dict[str, float]:
-    """Seconds of the answers to all prompts at once, by setting."""
+class Load:
+    """So many answers of one decoder at once, in the order of their prompts.
+
+    The first ones end at different times, as those do that begin at different times.
+    """
+
+    def __init__(self, decoder: dflash_gguf.Decoder, draft: str, prompts: Series[str], n: int):
+        self._decoder, self._draft = decoder, draft
+        self._left = [(text, N_ANSWER) for text in reversed(prompts)]
+        for i in range(n):
+            self._left[-1 - i] = prompts[i], N_ANSWER * (i + 1) // n
+        self._n = n
+        self._live: list[dflash_gguf.Stream] = []
+        self.n_tokens, self.seconds = 0, 0.0
+
+    def run(self, most_s: float) -> bool:
+        """Goes on for so long; whether there are as many answers as there are to be."""
+        started, now = time.perf_counter(), 0.0
+        while self._fill() and now < most_s:
+            steps = [(stream, next(stream, None)) for stream in self._live]
+            self._live = [stream for stream, step in steps if step is not None]
+            self.n_tokens += sum(len(step.tokens) for _, step in steps if step is not None)
+            now = time.perf_counter() - started
+        self.seconds += time.perf_counter() - started
+        return len(self._live) == self._n
+
+    def _fill(self) -> bool:
+        while self._left and len(self._live) < self._n:
+            prompt, n_tokens = self._left.pop()
+            config = {"max_tokens": n_tokens, "ignore_eos": True, "draft": self._draft}
+            self._live.append(self._decoder.stream(prompt, **config))
+        return len(self._live) == self._n
+
+
+def in_turns(
+    args: argparse.Namespace, prompts: list[str], n: int, *, flipped: bool
+) -> dict[str, float]:
+    """Tokens a second of answers to the prompts, n at once, by setting."""
     options = {"n_ctx": args.ctx, "n_parallel": max(args.n), "n_threads": args.threads}
     names = ["auto", "none"] if flipped else ["none", "auto"]
-    seconds = dict.fromkeys(names, 0.0)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        streams: dict[str, list[Any]] = {}
+        loads = {}
         for draft in names:
             os.environ["XDG_CACHE_HOME"] = os.path.join(folder, draft)  # each measures as it loads
             decoder = stack.enter_context(
                 dflash_gguf.load(args.model, drafter=args.drafter, **options)
             )
-            config = {"max_tokens": N_ANSWER, "ignore_eos": True, "draft": draft}
-            streams[draft] = [decoder.stream(prompt, **config) for prompt in prompts]
-        while any(streams.values()):
-            for draft in [name for name in names if streams[name]]:
-                started, now = time.perf_counter(), 0.0
-                while streams[draft] and now < TURN_S:
-                    streams[draft] = [x for x in streams[draft] if next(x, None) is not None]
-                    now = time.perf_counter() - started
-                seconds[draft] += now
-    return seconds
+            loads[draft] = Load(decoder, draft, prompts, n)
+        waiting = list(names)
+        while waiting:
+            waiting = [draft for draft in waiting if loads[draft].run(TURN_S)]
+    return {draft: load.n_tokens / load.seconds for draft, load in loads.items()}
 
 
 def beside(args: argparse.Namespace) -> dict[str, Any]:

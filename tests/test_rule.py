@@ -323,7 +323,7 @@ def test_captures_do_not_keep_it_from_drafting() -> None:
 
     def last_ms(n_first: int, known: int, text: Text, n_tokens: int) -> float:
         found = []
-        for first_seed in range(0, 80, 10):
+        for first_seed in range(0, 240, 10):
             pair = Pair(wide(), Known(Costs(known)))
             pair.machine.warm_up, pair.machine.n_first = 1.0, n_first
             for seed in range(first_seed, first_seed + 3):
@@ -333,8 +333,8 @@ def test_captures_do_not_keep_it_from_drafting() -> None:
 
     assert last_ms(2, 2, Text(0.75), 256) < 1.1 * last_ms(1, 1, Text(0.75), 256)
     at_best = last_ms(1, 1, Text(0.5), 64)
-    assert last_ms(2, 2, Text(0.5), 64) < 1.1 * at_best
-    assert last_ms(2, 1, Text(0.5), 64) > 1.1 * at_best  # what knowing it is worth
+    assert last_ms(2, 2, Text(0.5), 64) < 1.05 * at_best
+    assert last_ms(2, 1, Text(0.5), 64) > 1.05 * at_best  # what knowing it is worth
 
 
 def test_it_stops_before_a_step_of_the_costs_or_goes_well_past_it() -> None:

@@ -87,7 +87,10 @@ class Copy:
         found = self._proposals.propose(texts, chosen, n_positions, n_nodes, requests[0].worth)
         if found is None:
             return [_NOTHING] * len(requests)
-        return [_tree(request.seen[-1], *one) for request, one in zip(requests, found, strict=True)]
+        return [
+            _tree(request.seen[-1], *one) if one[0] else _NOTHING
+            for request, one in zip(requests, found, strict=True)
+        ]
 
     def observe(self, request: Request, tokens: Sequence[int]) -> None:
         """The text tells, when it goes on."""

@@ -69,8 +69,8 @@ class Request:
         return min(self.n_left, self.n_room) - 1
 
     def merged(self) -> Tree:
-        """All that was proposed, as one tree."""
-        return merged(list(self.proposed.values())) if self.proposed else Tree.of(self.seen[-1:])
+        """All that was proposed, as one tree; something was."""
+        return merged(list(self.proposed.values()))
 
     def credits(self, tokens: Sequence[int]) -> Iterator[tuple[str, int, int]]:
         """Of each proposer its candidates that were verified, and those of them in the answer.

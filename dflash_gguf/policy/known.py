@@ -6,7 +6,7 @@ import math
 
 from ..draft.promise import Promise
 from .costs import Costs, Round
-from .times import Median
+from .times import Mean, Median
 
 SHARE = 0.01
 """Share of the running time that drafting may lose, and that deciding may take."""
@@ -22,6 +22,8 @@ rounds: edits by plain decoding, with what an earlier process had learned, 1.12 
 2.16 with 8. With 16 they gain no more, and prose lost 2 % once."""
 MOST_KEPT = 256
 """Rounds after which a decision is made anew at the latest."""
+PACE = 32
+"""Rounds after which one weighs 1/e in what passes take by what is told."""
 MEMORY = 16
 """Rounds that count as lately: after so many one weighs 1/e in the rate."""
 
@@ -36,6 +38,7 @@ class Known:
         self.choose_s = 0.0
         self.host = Median()
         self._paid, self._free = Account(), Account(TRUSTED)
+        self._verifies, self._plains = Mean(PACE), Mean(PACE)
         self._since_draft = self._since_plain = 0
         self._was_drafted = False
         self._tokens = self._seconds = 0.0
@@ -52,6 +55,14 @@ class Known:
     def rate(self) -> float:
         """Tokens a second of the last rounds, 0 before any."""
         return self._tokens / self._seconds if self._seconds > 0.0 else 0.0
+
+    @property
+    def excess(self) -> float:
+        """What verifies took lately by what was told, where that is 1 for plain rounds; no less.
+
+        More, as a rule: sizes that are told less than they take are chosen more often.
+        """
+        return max(self._verifies.value / self._plains.value, 1.0)
 
     @property
     def share(self) -> float:
@@ -95,6 +106,8 @@ class Known:
             plain_s = costs.plain_s(done.position, done.n_sequences) / done.n_sequences
             if not is_plain:
                 self._account(done, promised_s, plain_s)
+            elif not self._was_drafted:
+                self._plains.add(self._took(done), done.n_rounds)
         self._paid.end_round(plain_s)
         self._free.end_round(plain_s)
         if done.n_drafted and done.n_positions:
@@ -111,10 +124,18 @@ class Known:
         self._was_drafted = not is_plain
         self._since_draft = 0 if done.n_positions else self._since_draft + done.n_rounds
 
+    def _took(self, done: Round) -> float:
+        """What passes took by what was told; one that stood still is nobody's pace."""
+        n = done.n_sequences
+        told_s = self.costs.pass_s(done.position, done.n_rows, done.is_tree, n) * done.n_rounds
+        return min(done.pass_s / max(told_s, 1e-9), 2.0)
+
     def _account(self, done: Round, promised_s: float, plain_s: float) -> None:
         """Books what a round has lost, less than 0 if it has won. plain_s: of a token."""
         seconds = done.seconds
         is_usual = self.costs.is_warm(done)
+        if is_usual and done.n_drafted:
+            self._verifies.add(self._took(done))
         if not is_usual and (self.promise.is_proven or not done.n_positions):
             seconds = min(seconds, self.costs.round_s(done))  # a graph is built only once
         elif seconds > SUSPENDED * plain_s:

@@ -80,7 +80,10 @@ class Rule:
         raise NotImplementedError
 
     def pick(self, done: Round, trees: Sequence[Tree], limits: Sequence[int]) -> list[Tree]:
-        """What is verified of each tree: so many nodes below the root at most, or none."""
+        """What is verified of each tree: so many nodes below the root at most, or none.
+
+        trees: of those for whom anything is proposed.
+        """
         raise NotImplementedError
 
     def observe(self, done: Round) -> None:
@@ -94,7 +97,10 @@ class Rule:
         return False
 
     def rest(self, done: Round, host_s: float) -> int:  # noqa: ARG002
-        """Plain rounds in which nobody need be asked, after one in which asking took so long."""
+        """Plain rounds in which nobody need be asked, after one in which asking took so long.
+
+        0: it was not measured by itself.
+        """
         return 0
 
 
@@ -142,6 +148,8 @@ class Auto(Rule):
         self._rate = self._advantage = self._promised_s = self._copies_s = 0.0
         self.worth = ANYTHING
         self._looked_up: dict[tuple[int, int, bool], list[float]] = {}
+        self._priced: dict[tuple[bool, bool], list[tuple[int, float]]] = {}
+        self._at_hand: tuple[Round | None, float, list[Tree]] = (None, 0.0, [])
         self.n_nodes = self._most_nodes()
 
     def begin(self) -> None:
@@ -168,9 +176,11 @@ class Auto(Rule):
         if self._is_plain:
             return None
         if not self._is_probe and any(request.proposed for request in requests):
-            trees = [request.merged() for request in requests]
-            value, _ = self._best(done, trees, [request.n_room - 1 for request in requests])
+            asked = [request for request in requests if request.proposed]
+            trees = [request.merged() for request in asked]
+            value, found = self._best(done, trees, [request.n_room - 1 for request in asked])
             if value >= self._advantage:
+                self._at_hand = done, value, found
                 return None
         return way if way.n_positions <= limit else Way(limit, way.shape)
 
@@ -179,7 +189,9 @@ class Auto(Rule):
         if done.n_positions and not done.is_brief and not done.is_mixed:
             for tree in trees:
                 self._known.promise.add(tree, done.n_positions, self._lengths, self._sizes)
-        value, found = self._best(done, trees, limits)
+        at_hand, value, found = self._at_hand
+        if at_hand is not done:
+            value, found = self._best(done, trees, limits)
         if done.n_positions:
             is_worth = value > 0.0 or self._is_probe
         else:
@@ -203,6 +215,11 @@ class Auto(Rule):
             self._n_kept = 0  # what was decided has just failed
         if done.n_positions and not self._costs.is_warm(done):
             self._n_kept = max(self._n_kept, 1)
+        if done.n_drafted and self._n_kept and not self._costs.is_settled(done):
+            # A size that was told too little would be taken until the next decision.
+            self._forget_prices()
+            if self._way is None:
+                self.worth = self._worth(done)
 
     def rests(self, done: Round, n_plain: int) -> bool:
         """Whether it was decided to."""
@@ -212,7 +229,8 @@ class Auto(Rule):
 
     def rest(self, done: Round, host_s: float) -> int:
         """As many as make asking a hundredth of their time, by how often it was in vain lately."""
-        self._known.host.add(host_s)
+        if host_s > 0.0:
+            self._known.host.add(host_s)
         plain_s = self._costs.plain_s(done.position, done.n_sequences)
         n = self._known.host.value / max(SHARE * plain_s, 1e-9) * self._n_vain / N_VAIN
         self._n_vain += done.n_sequences
@@ -223,8 +241,7 @@ class Auto(Rule):
         known, costs = self._known, self._costs
         self._way, self._is_probe, self._n_kept = None, False, 1
         self._n_sequences, self._advantage, self._promised_s = done.n_sequences, 0.0, 0.0
-        self._looked_up.clear()
-        self.n_nodes = self._most_nodes()
+        self._forget_prices()
         if not costs.knows_plain_of(done.n_sequences):
             return
         self._n_kept = known.n_kept
@@ -256,6 +273,11 @@ class Auto(Rule):
             self._advantage = tokens * plain_s / seconds - done.n_sequences
         else:
             self._is_probe, self._n_kept = True, 1
+
+    def _forget_prices(self) -> None:
+        self._looked_up.clear()
+        self._priced.clear()
+        self.n_nodes = self._most_nodes()
 
     def _worth(self, done: Round) -> Worth:
         """Tokens that nodes must bring which take no draft, as chains or trees."""
@@ -295,7 +317,8 @@ class Auto(Rule):
         for n in lengths:
             tokens, n_rows = n_sequences * gains[n], n_sequences * (n + 1)
             seconds = costs.draft_s(n, True, n_sequences) + tokens * costs.sample_s
-            seconds += costs.pass_s(done.position, n_rows, False, n_sequences)
+            pass_s = costs.pass_s(done.position, n_rows, False, n_sequences)
+            seconds += self._known.excess * pass_s
             found.append((tokens, max(seconds, 1e-9), Way(n, BRIEF)))
         return found
 
@@ -329,13 +352,10 @@ class Auto(Rule):
         Nothing of none where nothing is worth it. All chains or all trees: some layers take longer
         for a tree, whatever its size.
         """
-        costs, n_sequences = self._costs, done.n_sequences
-        plain_s = self._plain_pass_s(done)
-        if not done.n_positions:
-            plain_s -= costs.ask_s  # which a plain round does not take
         best, found = 0.0, list[Tree]()
-        if not costs.knows_plain_of(n_sequences):
+        if not self._costs.knows_plain_of(done.n_sequences):
             return best, found
+        share = 1.0 - self._rate * self._costs.sample_s
         for is_tree in (False, True):
             if is_tree and all(tree.is_chain for tree in trees):
                 break
@@ -343,19 +363,36 @@ class Auto(Rule):
             logs = [
                 part.log_chances[1 : limit + 1] for part, limit in zip(parts, limits, strict=True)
             ]
-            ordered = logs[0] if n_sequences == 1 else sorted(itertools.chain(*logs), reverse=True)
+            ordered = logs[0] if len(logs) == 1 else sorted(itertools.chain(*logs), reverse=True)
             gains = list(itertools.accumulate(map(math.exp, ordered), initial=0.0))
-            share, best_here = 1.0 - self._rate * costs.sample_s, 0
-            for size, pass_s in zip(self._sizes, self._passes(done, 1, is_tree), strict=True):
-                if size >= len(gains) or pass_s == math.inf:
+            best_here = 0
+            for size, price in self._prices(done, is_tree):
+                if size >= len(gains):
                     break
-                value = share * gains[size] - self._rate * (pass_s - plain_s)
-                if size >= self._least and (value > best or (self._is_probe and not best_here)):
+                value = share * gains[size] - price
+                if value > best or (self._is_probe and not best_here):
                     best, best_here = value, size
             if best_here:
                 counts = _counts(logs, ordered[best_here - 1], best_here)
                 found = [part.first(n) for part, n in zip(parts, counts, strict=True)]
         return best, found
+
+    def _prices(self, done: Round, is_tree: bool) -> list[tuple[int, float]]:
+        """Sizes that may be verified, and what their rows cost beyond a plain pass, in tokens.
+
+        Counted when those are looked up.
+        """
+        key = done.n_positions > 0, is_tree
+        if key not in self._priced:
+            plain_s = self._plain_pass_s(done)
+            if not done.n_positions:
+                plain_s -= self._costs.ask_s  # which a plain round does not take
+            self._priced[key] = [
+                (size, self._rate * (pass_s - plain_s))
+                for size, pass_s in zip(self._sizes, self._passes(done, 1, is_tree), strict=True)
+                if size >= self._least and pass_s < math.inf
+            ]
+        return self._priced[key]
 
     def _plain_pass_s(self, done: Round) -> float:
         n = done.n_sequences
@@ -369,7 +406,7 @@ class Auto(Rule):
     def _passes(self, done: Round, n_nodes: int, is_tree: bool) -> list[float]:
         """Seconds of passes with each size of the ladder, that many times n_nodes; inf: not open.
 
-        They are looked up when a decision is made.
+        They are looked up when a decision is made, and when such passes have been measured.
         """
         key = (done.n_sequences, n_nodes, is_tree)
         if key not in self._looked_up:
@@ -378,7 +415,7 @@ class Auto(Rule):
             most_rows = costs.most_rows
             for at, size in enumerate(self._sizes):
                 rows = n + n_nodes * size
-                found[at] = costs.pass_s(position, rows, is_tree, n)
+                found[at] = self._known.excess * costs.pass_s(position, rows, is_tree, n)
                 if not costs.knows_pass(rows, is_tree):
                     found[at] += costs.first_s / N_USES
                 if rows > most_rows:  # one step beyond the largest pass that was run
