@@ -62,9 +62,12 @@ class Speculation:
 
     def begin(self, request: Request) -> None:
         """An answer begins, with its prompt in `seen`."""
-        self.n_rest = 0
         for proposer in self._proposers:
             proposer.begin(request)
+
+    def wakes(self) -> None:
+        """An answer decodes from the next round on: there may be more to propose."""
+        self.n_rest = 0
 
     def propose(self, done: Round, requests: Sequence[Request]) -> None:
         """Gives each request its tree, None for a plain row. Fills in what was drafted."""
@@ -142,7 +145,7 @@ class Speculation:
                 if name in free
             )
         self._rule.observe(done)
-        if done.kind == "none" and self._rule.rests(done, 0):
+        if not done.n_positions and self._rule.rests(done, 0):
             self.n_rest = self._rule.rest(done, self._host_s)
 
     @property

@@ -573,6 +573,8 @@ class Scheduler:
                 ):
                     self._prefixes.keep(job.held)
                 job.filled(is_first=len(job.answer.tokens) == len(one.tokens))
+                if job.decodes and job.group is not None:
+                    job.group.speculation.wakes()
             if job.answer.stop_reason is not None:
                 self.end(job)
 

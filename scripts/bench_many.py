@@ -43,7 +43,7 @@ from dflash_gguf.core import Engine, Item, LoadConfig, Model, Sequence
 
 N_PROMPT = 128
 N_ANSWER = 96
-N_EACH = 3
+N_EACH = 6
 """Answers for each of those at once."""
 N_WARM = 60
 PLAIN_PEER = "llama-server"

@@ -278,7 +278,7 @@ def test_a_plain_round_after_drafted_ones_is_no_measure_of_plain_decoding() -> N
     for _ in range(6):
         known.observe(Round(100, n_tokens=1, pass_s=1.2))
     assert not known.needs_plain(1.0)
-    assert known.costs.plain_s(100) == pytest.approx(1.2)
+    assert known.costs.plain_s(100) * known.pace == pytest.approx(1.2, rel=0.02)
 
 
 def test_looks_that_cost_several_rounds_are_saved_for() -> None:
@@ -332,9 +332,9 @@ def test_captures_do_not_keep_it_from_drafting() -> None:
         return float(np.mean(found))
 
     assert last_ms(2, 2, Text(0.75), 256) < 1.1 * last_ms(1, 1, Text(0.75), 256)
-    at_best = last_ms(1, 1, Text(0.5), 64)
-    assert last_ms(2, 2, Text(0.5), 64) < 1.05 * at_best
-    assert last_ms(2, 1, Text(0.5), 64) > 1.05 * at_best  # what knowing it is worth
+    knowing = last_ms(2, 2, Text(0.5), 64)
+    assert knowing < 1.1 * last_ms(1, 1, Text(0.5), 64)
+    assert last_ms(2, 1, Text(0.5), 64) > 1.03 * knowing  # what knowing it is worth
 
 
 def test_it_stops_before_a_step_of_the_costs_or_goes_well_past_it() -> None:

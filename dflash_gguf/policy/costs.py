@@ -62,6 +62,13 @@ class Round:
         self.pass_s += other.pass_s
         self.sample_s += other.sample_s
 
+    def slows(self, factor: float) -> None:
+        """Takes all times so many times as long."""
+        self.choose_s *= factor
+        self.draft_s *= factor
+        self.pass_s *= factor
+        self.sample_s *= factor
+
     def verifies(self, tree: Tree) -> None:
         """Adds what the target is given of one sequence."""
         self.n_drafted += tree.n_drafted

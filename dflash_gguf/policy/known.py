@@ -22,8 +22,8 @@ rounds: edits by plain decoding, with what an earlier process had learned, 1.12 
 2.16 with 8. With 16 they gain no more, and prose lost 2 % once."""
 MOST_KEPT = 256
 """Rounds after which a decision is made anew at the latest."""
-PACE = 32
-"""Rounds after which one weighs 1/e in what passes take by what is told."""
+PACE = 8
+"""Plain rounds after which one weighs 1/e in how fast the machine is now."""
 MEMORY = 16
 """Rounds that count as lately: after so many one weighs 1/e in the rate."""
 
@@ -38,11 +38,11 @@ class Known:
         self.choose_s = 0.0
         self.host = Median()
         self._paid, self._free = Account(), Account(TRUSTED)
-        self._verifies, self._plains = Mean(PACE), Mean(PACE)
+        self._pace = Mean(PACE)
         self._since_draft = self._since_plain = 0
         self._was_drafted = False
         self._tokens = self._seconds = 0.0
-        self._n_seen = 0
+        self._n_unfiled = 0
         self._n_vain = 0
 
     @property
@@ -57,17 +57,14 @@ class Known:
         return self._tokens / self._seconds if self._seconds > 0.0 else 0.0
 
     @property
-    def excess(self) -> float:
-        """What verifies took lately by what was told, where that is 1 for plain rounds; no less.
-
-        More, as a rule: sizes that are told less than they take are chosen more often.
-        """
-        return max(self._verifies.value / self._plains.value, 1.0)
-
-    @property
     def share(self) -> float:
         """Of the time that may be lost: less where nothing has been accepted for long."""
         return SHARE if self._n_vain < MEMORY // 2 else SHARE / 4.0
+
+    @property
+    def pace(self) -> float:
+        """What plain rounds take just now by what they are told to take."""
+        return self._pace.value
 
     def may_lose(self, seconds: float, plain_s: float, *, is_paid: bool = True) -> bool:
         """Whether so much more may be lost now, by drafts that cost a pass or by others.
@@ -92,7 +89,9 @@ class Known:
     def observe(self, done: Round, promised_s: float = 0.0) -> None:
         """Learns from a round. promised_s: seconds that its draft was to gain."""
         costs, is_plain = self.costs, done.n_drafted == 0 and done.n_positions == 0
-        knows_plain, seconds = costs.knows_plain_of(done.n_sequences), done.seconds
+        if knows_plain := costs.knows_plain_of(done.n_sequences):
+            self._by_pace(done)
+        seconds = done.seconds
         keep = (1.0 - 1.0 / MEMORY) ** done.n_rounds
         self._tokens = keep * self._tokens + done.n_tokens
         self._seconds = keep * self._seconds + seconds
@@ -100,23 +99,20 @@ class Known:
             self.choose_s += (done.choose_s - self.choose_s) / min(4.0, 1.0 + costs.n_observed)
         self._paid.earn(self.share * seconds)
         self._free.earn(SHARE * seconds)
-        self._n_seen += done.n_rounds
         plain_s = 0.0
         if knows_plain:
             plain_s = costs.plain_s(done.position, done.n_sequences) / done.n_sequences
             if not is_plain:
                 self._account(done, promised_s, plain_s)
-            elif not self._was_drafted:
-                self._plains.add(self._took(done), done.n_rounds)
         self._paid.end_round(plain_s)
         self._free.end_round(plain_s)
         if done.n_drafted and done.n_positions:
             self._n_vain = 0 if done.n_accepted else self._n_vain + 1
         is_cold = is_plain and self._was_drafted and knows_plain
         # Filing a round takes a while too; of those that are well known some are enough.
-        if not is_cold and (
-            done.n_rounds > 1 or self._n_seen % self.n_kept == 0 or not costs.is_settled(done)
-        ):
+        self._n_unfiled += done.n_rounds
+        if not is_cold and (self._n_unfiled >= MEMORY or not costs.is_settled(done)):
+            self._n_unfiled = 0
             # After a pause a draft also takes up all rows that were decoded meanwhile.
             is_usual = self._since_draft < MEMORY or not costs.most_positions(done.is_brief)
             costs.observe(done, with_draft=is_usual)
@@ -124,18 +120,22 @@ class Known:
         self._was_drafted = not is_plain
         self._since_draft = 0 if done.n_positions else self._since_draft + done.n_rounds
 
-    def _took(self, done: Round) -> float:
-        """What passes took by what was told; one that stood still is nobody's pace."""
-        n = done.n_sequences
-        told_s = self.costs.pass_s(done.position, done.n_rows, done.is_tree, n) * done.n_rounds
-        return min(done.pass_s / max(told_s, 1e-9), 2.0)
+    def _by_pace(self, done: Round) -> None:
+        """Takes the machine's pace out of a round's times.
+
+        It changes from second to second where others use it too. A size that was measured while it
+        was fast would seem cheap beside plain rounds that are measured now.
+        """
+        if not done.n_drafted and not done.n_positions and not self._was_drafted:
+            told_s = self.costs.plain_s(done.position, done.n_sequences) * done.n_rounds
+            ratio = (done.pass_s + done.sample_s) / max(told_s, 1e-9)
+            self._pace.add(min(max(ratio, 0.5), 2.0), done.n_rounds)
+        done.slows(1.0 / self._pace.value)
 
     def _account(self, done: Round, promised_s: float, plain_s: float) -> None:
         """Books what a round has lost, less than 0 if it has won. plain_s: of a token."""
         seconds = done.seconds
         is_usual = self.costs.is_warm(done)
-        if is_usual and done.n_drafted:
-            self._verifies.add(self._took(done))
         if not is_usual and (self.promise.is_proven or not done.n_positions):
             seconds = min(seconds, self.costs.round_s(done))  # a graph is built only once
         elif seconds > SUSPENDED * plain_s:

@@ -144,7 +144,7 @@ class Auto(Rule):
         self._least = max(least, 1)
         self._way: Way | None = None
         self._n_kept = self._n_rest = self._n_sequences = self._n_vain = 0
-        self._is_probe = self._is_plain = False
+        self._is_probe = self._is_plain = self._pays = False
         self._rate = self._advantage = self._promised_s = self._copies_s = 0.0
         self.worth = ANYTHING
         self._looked_up: dict[tuple[int, int, bool], list[float]] = {}
@@ -167,6 +167,7 @@ class Auto(Rule):
     def choose(self, done: Round, requests: Sequence[Request], paid: Proposer | None) -> Way | None:
         """The way that was decided on lately, or the best now; now and then a look."""
         limit = min(request.limit for request in requests)
+        self._pays = False
         if self.is_due(done):
             self._decide(done, requests[0], limit, paid)
         way, self._is_plain = self._way, False
@@ -199,7 +200,7 @@ class Auto(Rule):
             is_worth = value > 0.0 and not self._is_plain
             is_worth = is_worth and self._known.may_lose(-value * share_s, share_s, is_paid=False)
             is_worth = is_worth and not self._known.needs_plain(value)
-            self._n_vain = 0 if is_worth else self._n_vain
+            self._pays = is_worth and value > self._rate * self._known.host.value
             self._copies_s = value * share_s
         return found if found and is_worth else [tree.first(0) for tree in trees]
 
@@ -228,9 +229,15 @@ class Auto(Rule):
         return self._way is None and is_kept and self._costs.knows_plain_of(n)
 
     def rest(self, done: Round, host_s: float) -> int:
-        """As many as make asking a hundredth of their time, by how often it was in vain lately."""
+        """As many as make asking a hundredth of their time, by how often it was in vain lately.
+
+        Where copies bring less than asking for them takes, as beside many others, that is in vain.
+        """
         if host_s > 0.0:
             self._known.host.add(host_s)
+        if self._pays:
+            self._n_vain = 0
+            return 0
         plain_s = self._costs.plain_s(done.position, done.n_sequences)
         n = self._known.host.value / max(SHARE * plain_s, 1e-9) * self._n_vain / N_VAIN
         self._n_vain += done.n_sequences
@@ -317,8 +324,7 @@ class Auto(Rule):
         for n in lengths:
             tokens, n_rows = n_sequences * gains[n], n_sequences * (n + 1)
             seconds = costs.draft_s(n, True, n_sequences) + tokens * costs.sample_s
-            pass_s = costs.pass_s(done.position, n_rows, False, n_sequences)
-            seconds += self._known.excess * pass_s
+            seconds += costs.pass_s(done.position, n_rows, False, n_sequences)
             found.append((tokens, max(seconds, 1e-9), Way(n, BRIEF)))
         return found
 
@@ -415,7 +421,7 @@ class Auto(Rule):
             most_rows = costs.most_rows
             for at, size in enumerate(self._sizes):
                 rows = n + n_nodes * size
-                found[at] = self._known.excess * costs.pass_s(position, rows, is_tree, n)
+                found[at] = costs.pass_s(position, rows, is_tree, n)
                 if not costs.knows_pass(rows, is_tree):
                     found[at] += costs.first_s / N_USES
                 if rows > most_rows:  # one step beyond the largest pass that was run
