@@ -56,7 +56,8 @@ class Speculation:
         self._free = [proposer for proposer in proposers if proposer.is_free]
         self._paid = [proposer for proposer in proposers if not proposer.is_free]
         self.n_rest = 0
-        """Plain rounds that are due before anybody need be asked again: `pass_over` counts them."""
+        """Plain rounds that are due before all need be asked again: `pass_over` counts them."""
+        self._new: list[Request] = []  # that decode since, and were not asked yet
         self._plain: Round | None = None  # those that the rule has not heard of
         self._is_quiet, self._host_s = False, 0.0
 
@@ -65,20 +66,28 @@ class Speculation:
         for proposer in self._proposers:
             proposer.begin(request)
 
-    def wakes(self) -> None:
-        """An answer decodes from the next round on: there may be more to propose."""
-        self.n_rest = 0
+    def decodes(self, request: Request) -> None:
+        """An answer decodes from the next round on: it is asked, even if the others rest."""
+        self._new.append(request)
+
+    @property
+    def asks(self) -> bool:
+        """Whether anybody is to be asked before the next round."""
+        return not self.n_rest or bool(self._new)
 
     def propose(self, done: Round, requests: Sequence[Request]) -> None:
         """Gives each request its tree, None for a plain row. Fills in what was drafted."""
         started = time.perf_counter()
         rule, clock = self._rule, self._clock
+        rests = self.n_rest > 0
+        new, self._new = self._new if rests else requests, []
         drafting = []
         for request in requests:
             request.tree = None
             if request.proposed:
                 request.proposed.clear()
-            if (limit := request.limit) > 0:
+            is_asked = new is requests or request in new
+            if is_asked and (limit := request.limit) > 0:
                 drafting.append(request)
                 request.n_nodes = min(request.n_room - 1, rule.n_nodes)
                 request.n_positions, request.shape = min(limit, rule.longest), TREE
@@ -89,6 +98,8 @@ class Speculation:
         if self._free:
             with clock("tree"):
                 has_free = self._ask(self._free, drafting)
+        if rests and not has_free:
+            return
         n_plain = self._plain.n_rounds if self._plain else 0
         self._is_quiet = not has_free and rule.rests(done, n_plain)
         if self._is_quiet:
@@ -113,7 +124,7 @@ class Speculation:
         if has_free:
             with clock("tree"):
                 self._pick(done, drafting)
-        self._host_s = 0.0 if is_due else time.perf_counter() - started
+        self._host_s = 0.0 if is_due or rests else time.perf_counter() - started
 
     def observe(
         self,

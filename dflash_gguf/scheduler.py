@@ -399,7 +399,7 @@ class Scheduler:
             # Who decodes has all but the last token in the caches.
             n_there = sum([len(job.history) for job in jobs]) - len(jobs)
             done = Round(n_there, n_sequences=len(jobs))
-            if not group.speculation.n_rest:
+            if group.speculation.asks:
                 self._propose_for(group, jobs, done, n_most)
             rounds.append((group, done))
         trees = [job.request for job in decoding if job.request.tree is not None]
@@ -574,7 +574,7 @@ class Scheduler:
                     self._prefixes.keep(job.held)
                 job.filled(is_first=len(job.answer.tokens) == len(one.tokens))
                 if job.decodes and job.group is not None:
-                    job.group.speculation.wakes()
+                    job.group.speculation.decodes(job.request)
             if job.answer.stop_reason is not None:
                 self.end(job)
 

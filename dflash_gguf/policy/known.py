@@ -22,8 +22,9 @@ rounds: edits by plain decoding, with what an earlier process had learned, 1.12 
 2.16 with 8. With 16 they gain no more, and prose lost 2 % once."""
 MOST_KEPT = 256
 """Rounds after which a decision is made anew at the latest."""
-PACE = 8
-"""Plain rounds after which one weighs 1/e in how fast the machine is now."""
+PACE, MOST_PACE = 8, 1.5
+"""Rounds after which a plain one weighs 1/e in how fast the machine is now; beyond so many times
+its usual time it has stood still."""
 MEMORY = 16
 """Rounds that count as lately: after so many one weighs 1/e in the rate."""
 
@@ -78,13 +79,13 @@ class Known:
         n = self._paid.missing_s(seconds, plain_s) / max(self.share * plain_s, 1e-12)
         return int(min(max(n, self.n_kept), MOST_KEPT))
 
-    def needs_plain(self, advantage: float) -> bool:
+    def needs_plain(self, advantage: float, n_sequences: int = 1) -> bool:
         """Whether a plain round is due, so that the cost that drafting is compared with is recent.
 
         It takes two: one straight after a drafted round is slower than those of plain decoding.
-        advantage: tokens that each gives up.
+        advantage: tokens that each gives up, of n_sequences together.
         """
-        return self._since_plain * SHARE >= 2.0 * advantage
+        return self._since_plain * SHARE * n_sequences >= 2.0 * advantage
 
     def observe(self, done: Round, promised_s: float = 0.0) -> None:
         """Learns from a round. promised_s: seconds that its draft was to gain."""
@@ -126,10 +127,12 @@ class Known:
         It changes from second to second where others use it too. A size that was measured while it
         was fast would seem cheap beside plain rounds that are measured now.
         """
-        if not done.n_drafted and not done.n_positions and not self._was_drafted:
+        if done.n_drafted or done.n_positions:
+            self._pace.add(1.0)  # what it was a while ago says little
+        elif not self._was_drafted:
             told_s = self.costs.plain_s(done.position, done.n_sequences) * done.n_rounds
             ratio = (done.pass_s + done.sample_s) / max(told_s, 1e-9)
-            self._pace.add(min(max(ratio, 0.5), 2.0), done.n_rounds)
+            self._pace.add(min(max(ratio, 1.0 / MOST_PACE), MOST_PACE), done.n_rounds)
         done.slows(1.0 / self._pace.value)
 
     def _account(self, done: Round, promised_s: float, plain_s: float) -> None:

@@ -173,7 +173,9 @@ class Auto(Rule):
         way, self._is_plain = self._way, False
         if way is None or limit < self._least:
             return None
-        self._is_plain = not self._is_probe and self._known.needs_plain(self._advantage)
+        self._is_plain = not self._is_probe and self._known.needs_plain(
+            self._advantage, done.n_sequences
+        )
         if self._is_plain:
             return None
         if not self._is_probe and any(request.proposed for request in requests):
@@ -199,7 +201,7 @@ class Auto(Rule):
             share_s = self._costs.plain_s(done.position, done.n_sequences) / done.n_sequences
             is_worth = value > 0.0 and not self._is_plain
             is_worth = is_worth and self._known.may_lose(-value * share_s, share_s, is_paid=False)
-            is_worth = is_worth and not self._known.needs_plain(value)
+            is_worth = is_worth and not self._known.needs_plain(value, done.n_sequences)
             self._pays = is_worth and value > self._rate * self._known.host.value
             self._copies_s = value * share_s
         return found if found and is_worth else [tree.first(0) for tree in trees]
@@ -236,7 +238,7 @@ class Auto(Rule):
         if host_s > 0.0:
             self._known.host.add(host_s)
         if self._pays:
-            self._n_vain = 0
+            self._pays, self._n_vain = False, 0
             return 0
         plain_s = self._costs.plain_s(done.position, done.n_sequences)
         n = self._known.host.value / max(SHARE * plain_s, 1e-9) * self._n_vain / N_VAIN
