@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from dflash_gguf.drafting import measure
 from dflash_gguf.policy.costs import Costs, Round
 from dflash_gguf.policy.known import Known
 from dflash_gguf.policy.rule import Auto, Fixed, Rule
+from dflash_gguf.rounds import Speculation
 from dflash_gguf.sampling import Sampler
 
 Kinds = list[tuple[str, int]]
@@ -471,3 +473,94 @@ def test_fixed_rules_draft_what_they_were_told() -> None:
     spine = Fixed(SPINE, 12, 9).pick(Round(0), [grow(7, candidates(9), 12, spine=True)], [30])
     assert spine[0].depths[:10] == list(range(10))
     assert chosen(Fixed(TREE, 3, 15), 15) == 3
+
+
+def test_a_size_measured_while_the_machine_was_fast_does_not_seem_cheap() -> None:
+    """It slows down by 0.3: plain rounds are slower at once, and what else is told goes along."""
+    known = plain_known()
+    costs = known.costs
+    for _ in range(9):
+        known.observe(Round(100, n_tokens=1, pass_s=1.0))
+    for _ in range(4):
+        known.observe(Round(100, n_drafted=3, n_tokens=2, pass_s=1.5))
+    more = costs.pass_s(100, 4) - costs.plain_s(100)
+    for _ in range(100):
+        known.observe(Round(100, n_tokens=1, pass_s=1.3))
+    assert known.pace * costs.plain_s(100) == pytest.approx(1.3, rel=0.02)
+    assert costs.pass_s(100, 4) - costs.plain_s(100) == pytest.approx(more, rel=0.15)
+    for _ in range(64):  # what plain rounds take then is not seen
+        known.observe(Round(100, n_drafted=3, n_tokens=2, pass_s=1.5))
+    assert known.pace == pytest.approx(1.0, abs=0.01)
+
+
+def test_more_rows_take_no_less_than_a_plain_pass() -> None:
+    """What was measured of two rows by chance less than one takes is no gift."""
+    known = plain_known()
+    for _ in range(4):
+        known.observe(Round(100, n_drafted=1, n_tokens=1, pass_s=0.7))
+    rule = Auto(known, 0, 3)
+    done = Round(100)
+    rule.choose(done, [Request(None, [0], Sampler(DecodeConfig()), n_left=9, n_room=9)], None)
+    sure = Tree.chain([0, 1], [0.0, 0.0])
+    value, found = rule._best(done, [sure], [3])
+    assert found[0].n_drafted == 1
+    assert value <= 1.0
+
+
+class _Asked:
+    """Proposes nothing, and notes whom it is asked for."""
+
+    name, is_free, max_draft, state = "asked", True, 8, None
+
+    def __init__(self) -> None:
+        self.last: list[Request] = []
+
+    def begin(self, request: Request) -> None:
+        pass
+
+    def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
+        self.last = list(requests)
+        return [Tree.of([0])] * len(requests)
+
+    def observe(self, request: Request, tokens: Sequence[int]) -> None:
+        pass
+
+    def outlook(self, sampler: Sampler) -> Sequence[float]:  # noqa: ARG002
+        return ()
+
+    def forget(self, sequence: Any) -> None:
+        pass
+
+    def to_dict(self) -> dict[str, Any]:
+        return {}
+
+    def learn(self, stored: Mapping[str, Any]) -> None:
+        pass
+
+
+def test_who_begins_to_decode_is_asked_alone_while_the_others_rest() -> None:
+    proposer, known = _Asked(), plain_known()
+    speculation = Speculation([proposer], Auto(known, 0, 3))
+    sampler = Sampler(DecodeConfig())
+    old, new = (Request(None, [0], sampler, n_left=99, n_room=9) for _ in range(2))
+    speculation.begin(old)
+    speculation.decodes(old)
+
+    def play(requests: Sequence[Request]) -> list[Request]:
+        proposer.last = []
+        done = Round(100, len(requests), n_tokens=len(requests), pass_s=1.0)
+        if speculation.asks:
+            speculation.propose(done, requests)
+        if speculation.is_quiet:
+            speculation.pass_over(done)
+        else:
+            speculation.observe(done, requests, [[0]] * len(requests))
+        return proposer.last
+
+    assert play([old]) == [old]
+    speculation.n_rest = 9
+    assert play([old]) == []
+    speculation.decodes(new)
+    assert play([old, new]) == [new]
+    assert speculation.n_rest == 7
+    assert play([old, new]) == []

@@ -393,10 +393,10 @@ class Auto(Rule):
         key = done.n_positions > 0, is_tree
         if key not in self._priced:
             plain_s = self._plain_pass_s(done)
-            if not done.n_positions:
-                plain_s -= self._costs.ask_s  # which a plain round does not take
+            # A plain round takes nothing up; and more rows take no less, whatever was measured.
+            ask_s = 0.0 if done.n_positions else self._costs.ask_s
             self._priced[key] = [
-                (size, self._rate * (pass_s - plain_s))
+                (size, self._rate * (max(pass_s - plain_s, 0.0) + ask_s))
                 for size, pass_s in zip(self._sizes, self._passes(done, 1, is_tree), strict=True)
                 if size >= self._least and pass_s < math.inf
             ]
