@@ -80,14 +80,13 @@ class Speculation:
         started = time.perf_counter()
         rule, clock = self._rule, self._clock
         rests = self.n_rest > 0
-        new, self._new = self._new if rests else requests, []
+        new, self._new = self._new, []
         drafting = []
         for request in requests:
             request.tree = None
             if request.proposed:
                 request.proposed.clear()
-            is_asked = new is requests or request in new
-            if is_asked and (limit := request.limit) > 0:
+            if (limit := request.limit) > 0:
                 drafting.append(request)
                 request.n_nodes = min(request.n_room - 1, rule.n_nodes)
                 request.n_positions, request.shape = min(limit, rule.longest), TREE
@@ -96,8 +95,9 @@ class Speculation:
             return
         has_free = False
         if self._free:
+            asked = [request for request in drafting if request in new] if rests else drafting
             with clock("tree"):
-                has_free = self._ask(self._free, drafting)
+                has_free = self._ask(self._free, asked)
         if rests and not has_free:
             return
         n_plain = self._plain.n_rounds if self._plain else 0

@@ -91,8 +91,8 @@ class Known:
         """Learns from a round. promised_s: seconds that its draft was to gain."""
         costs, is_plain = self.costs, done.n_drafted == 0 and done.n_positions == 0
         if knows_plain := costs.knows_plain_of(done.n_sequences):
-            self._by_pace(done)
-        seconds = done.seconds
+            self._learn_pace(done)
+        seconds = done.seconds / self.pace
         keep = (1.0 - 1.0 / MEMORY) ** done.n_rounds
         self._tokens = keep * self._tokens + done.n_tokens
         self._seconds = keep * self._seconds + seconds
@@ -116,13 +116,13 @@ class Known:
             self._n_unfiled = 0
             # After a pause a draft also takes up all rows that were decoded meanwhile.
             is_usual = self._since_draft < MEMORY or not costs.most_positions(done.is_brief)
-            costs.observe(done, with_draft=is_usual)
+            costs.observe(done, with_draft=is_usual, pace=self.pace)
         self._since_plain = 0 if is_plain and not is_cold else self._since_plain + 1
         self._was_drafted = not is_plain
         self._since_draft = 0 if done.n_positions else self._since_draft + done.n_rounds
 
-    def _by_pace(self, done: Round) -> None:
-        """Takes the machine's pace out of a round's times.
+    def _learn_pace(self, done: Round) -> None:
+        """How fast the machine is now, which is taken out of all times that are kept.
 
         It changes from second to second where others use it too. A size that was measured while it
         was fast would seem cheap beside plain rounds that are measured now.
@@ -133,18 +133,17 @@ class Known:
             told_s = self.costs.plain_s(done.position, done.n_sequences) * done.n_rounds
             ratio = (done.pass_s + done.sample_s) / max(told_s, 1e-9)
             self._pace.add(min(max(ratio, 1.0 / MOST_PACE), MOST_PACE), done.n_rounds)
-        done.slows(1.0 / self._pace.value)
 
     def _account(self, done: Round, promised_s: float, plain_s: float) -> None:
         """Books what a round has lost, less than 0 if it has won. plain_s: of a token."""
-        seconds = done.seconds
+        seconds, draft_s = done.seconds / self.pace, done.draft_s / self.pace
         is_usual = self.costs.is_warm(done)
         if not is_usual and (self.promise.is_proven or not done.n_positions):
             seconds = min(seconds, self.costs.round_s(done))  # a graph is built only once
         elif seconds > SUSPENDED * plain_s:
             seconds = min(seconds, SUSPENDED * self.costs.round_s(done))
         if done.is_mixed:  # what others proposed as well would have come without the draft
-            lost_s = min(done.draft_s, seconds) - (done.n_accepted - done.n_copied) * plain_s
+            lost_s = min(draft_s, seconds) - (done.n_accepted - done.n_copied) * plain_s
         else:
             lost_s = seconds - done.n_tokens * plain_s
         (self._paid if done.n_positions else self._free).book(lost_s, promised_s)
