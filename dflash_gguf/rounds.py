@@ -39,6 +39,14 @@ class Rows(Protocol):
         """One row, float32 [n_vocab], fetched when asked for."""
 
 
+N_NEW = 15
+"""Rounds in which an answer is new: it is asked in the first, second, fourth ... of them."""
+
+
+def _is_asked(n_rounds: int) -> bool:
+    return n_rounds & (n_rounds + 1) == 0
+
+
 def untimed(_phase: str) -> AbstractContextManager[object]:
     """A clock that measures nothing."""
     return nullcontext()
@@ -57,7 +65,7 @@ class Speculation:
         self._paid = [proposer for proposer in proposers if not proposer.is_free]
         self.n_rest = 0
         """Plain rounds that are due before all need be asked again: `pass_over` counts them."""
-        self._new: list[Request] = []  # that decode since, and were not asked yet
+        self._new: dict[Request, int] = {}  # that decode since, and for how many rounds
         self._plain: Round | None = None  # those that the rule has not heard of
         self._is_quiet, self._host_s = False, 0.0
 
@@ -67,20 +75,19 @@ class Speculation:
             proposer.begin(request)
 
     def decodes(self, request: Request) -> None:
-        """An answer decodes from the next round on: it is asked, even if the others rest."""
-        self._new.append(request)
+        """An answer decodes from the next round on: it is asked, even where the others rest."""
+        self._new[request] = 0
 
     @property
     def asks(self) -> bool:
         """Whether anybody is to be asked before the next round."""
-        return not self.n_rest or bool(self._new)
+        return not self.n_rest or any(map(_is_asked, self._new.values()))
 
     def propose(self, done: Round, requests: Sequence[Request]) -> None:
         """Gives each request its tree, None for a plain row. Fills in what was drafted."""
         started = time.perf_counter()
         rule, clock = self._rule, self._clock
-        rests = self.n_rest > 0
-        new, self._new = self._new, []
+        rests = self.n_rest > 0 and any(request not in self._new for request in requests)
         drafting = []
         for request in requests:
             request.tree = None
@@ -95,11 +102,15 @@ class Speculation:
             return
         has_free = False
         if self._free:
-            asked = [request for request in drafting if request in new] if rests else drafting
+            asked = drafting
+            if rests:
+                new = self._new
+                asked = [x for x in drafting if x in new and _is_asked(new[x])]
             with clock("tree"):
                 has_free = self._ask(self._free, asked)
         if rests and not has_free:
             return
+        self._new.clear()
         n_plain = self._plain.n_rounds if self._plain else 0
         self._is_quiet = not has_free and rule.rests(done, n_plain)
         if self._is_quiet:
@@ -167,6 +178,7 @@ class Speculation:
     def pass_over(self, done: Round, *, is_alone: bool = True) -> None:
         """Counts a quiet round. is_alone: as of `observe`."""
         n_rest = self.n_rest - 1
+        self._new = {request: n + 1 for request, n in self._new.items() if n < N_NEW}
         if is_alone:
             if self._plain is not None and self._plain.n_sequences != done.n_sequences:
                 self._end_rest()
