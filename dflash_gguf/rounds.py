@@ -88,6 +88,9 @@ class Speculation:
         started = time.perf_counter()
         rule, clock = self._rule, self._clock
         rests = self.n_rest > 0 and any(request not in self._new for request in requests)
+        if rests and self._paid and rule.is_due(done):
+            rests = False  # drafts may pay for so many
+        self._host_s = 0.0
         drafting = []
         for request in requests:
             request.tree = None

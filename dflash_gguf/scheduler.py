@@ -306,6 +306,8 @@ class Scheduler:
         if job.group is not None:
             job.group.speculation.begin(job.request)
         job.timeline = timeline
+        if job.group is not None and job.decodes:  # all that it had is there again
+            job.group.speculation.decodes(job.request)
 
     def _free_timeline(self, job: Job) -> Timeline:
         """A sequence for an answer: the one that holds what it begins with, if there is one.
@@ -572,9 +574,9 @@ class Scheduler:
                     one.tokens and self.engine.divides_prefixes
                 ):
                     self._prefixes.keep(job.held)
-                job.filled(is_first=len(job.answer.tokens) == len(one.tokens))
                 if job.decodes and job.group is not None:
                     job.group.speculation.decodes(job.request)
+                job.filled(is_first=len(job.answer.tokens) == len(one.tokens))
             if job.answer.stop_reason is not None:
                 self.end(job)
 

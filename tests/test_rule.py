@@ -117,7 +117,7 @@ def test_it_comes_near_the_best_fixed_setting(name: str) -> None:
     rules = [*chains(1, 2, 3, 4, 7, 15), *trees(7, 15, 31, 63)]
     best = min(fixed_ms(make, text, rule) for rule in rules)
     found = []
-    for seed in range(2):
+    for seed in range(6):  # one in six begins with bad luck
         pair = Pair(make())
         pair.answer(text, seed=10 * seed)
         found.append(pair.answer(text, seed=seed + 100)[0])
@@ -280,7 +280,7 @@ def test_a_plain_round_after_drafted_ones_is_no_measure_of_plain_decoding() -> N
     for _ in range(6):
         known.observe(Round(100, n_tokens=1, pass_s=1.2))
     assert not known.needs_plain(1.0)
-    assert known.costs.plain_s(100) * known.pace == pytest.approx(1.2, rel=0.02)
+    assert known.costs.plain_s(100) == pytest.approx(1.2)
 
 
 def test_looks_that_cost_several_rounds_are_saved_for() -> None:
@@ -475,22 +475,21 @@ def test_fixed_rules_draft_what_they_were_told() -> None:
     assert chosen(Fixed(TREE, 3, 15), 15) == 3
 
 
-def test_a_size_measured_while_the_machine_was_fast_does_not_seem_cheap() -> None:
-    """It slows down by 0.3: plain rounds are slower at once, and what else is told goes along."""
-    known = plain_known()
-    costs = known.costs
-    for _ in range(9):
-        known.observe(Round(100, n_tokens=1, pass_s=1.0))
-    for _ in range(4):
-        known.observe(Round(100, n_drafted=3, n_tokens=2, pass_s=1.5))
-    more = costs.pass_s(100, 4) - costs.plain_s(100)
-    for _ in range(100):
-        known.observe(Round(100, n_tokens=1, pass_s=1.3))
-    assert known.pace * costs.plain_s(100) == pytest.approx(1.3, rel=0.02)
-    assert costs.pass_s(100, 4) - costs.plain_s(100) == pytest.approx(more, rel=0.15)
-    for _ in range(64):  # what plain rounds take then is not seen
-        known.observe(Round(100, n_drafted=3, n_tokens=2, pass_s=1.5))
-    assert known.pace == pytest.approx(1.0, abs=0.01)
+@pytest.mark.parametrize("n_rounds", [1, 16])
+def test_what_plain_rounds_take_is_followed(n_rounds: int) -> None:
+    """The machine's pace, and what a longer context takes; noise that only adds moves nothing."""
+    known, rng = plain_known(), np.random.default_rng(0)
+
+    def play(n: int, position: int, pass_s: float) -> None:
+        for _ in range(n):
+            took = [pass_s * (1.0 + rng.exponential(0.02)) for _ in range(n_rounds)]
+            took[0] += 0.6 * pass_s * (rng.random() < 0.05)
+            done = Round(position, n_tokens=n_rounds, n_rounds=n_rounds, pass_s=sum(took))
+            known.observe(done)
+
+    for position, pass_s in ((100, 1.0), (100, 1.3), (100, 1.0), (6000, 1.8)):
+        play(3200 // n_rounds, position, pass_s)
+        assert known.costs.plain_s(position) == pytest.approx(1.03 * pass_s, rel=0.06)
 
 
 def test_more_rows_take_no_less_than_a_plain_pass() -> None:

@@ -172,14 +172,10 @@ class Costs:
             return n_rows in warm["trees"]
         return n_rows in warm["chains"] or n_rows in warm["plain"]
 
-    def observe(self, done: Round, *, with_draft: bool = True, pace: float = 1.0) -> None:
-        """Files a round's times.
-
-        with_draft: whether its draft was one like others. pace: of the machine then, which is taken
-        out: how many times as long as usual all took.
-        """
+    def observe(self, done: Round, *, with_draft: bool = True) -> None:
+        """Files a round's times. with_draft: whether its draft was one like others."""
         self.n_observed += 1
-        pass_s, bucket = done.pass_s / (done.n_rounds * pace), _bucket(done.position)
+        pass_s, bucket = done.pass_s / done.n_rounds, _bucket(done.position)
         if done.n_drafted:
             pass_s = max(pass_s - self._apart_s(bucket, done.n_sequences), 0.0)
         median = self._median(_kind(done), done.n_rows, bucket)
@@ -191,12 +187,10 @@ class Costs:
         if first_s > 0.0 and median.is_warm:
             self.first_s += (max(first_s - pass_s, 0.0) - self.first_s) / 2.0
         if done.n_positions and with_draft:
-            self._file(
-                "brief" if done.is_brief else "ranked", done.n_draft_rows, 0, done.draft_s / pace
-            )
+            self._file("brief" if done.is_brief else "ranked", done.n_draft_rows, 0, done.draft_s)
         if done.n_drafted and not done.n_positions:
-            self._ask.add(done.draft_s / pace)
-        self._sample.add(done.sample_s / (max(done.n_tokens, 1) * pace))
+            self._ask.add(done.draft_s)
+        self._sample.add(done.sample_s / max(done.n_tokens, 1))
 
     def draft_s(self, n_positions: int, is_brief: bool, n_sequences: int = 1) -> float:
         """Drafts of so many positions; of a kind that was never run, as of the other."""

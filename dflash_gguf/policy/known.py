@@ -6,7 +6,7 @@ import math
 
 from ..draft.promise import Promise
 from .costs import Costs, Round
-from .times import Mean, Median
+from .times import Median
 
 SHARE = 0.01
 """Share of the running time that drafting may lose, and that deciding may take."""
@@ -22,10 +22,6 @@ rounds: edits by plain decoding, with what an earlier process had learned, 1.12 
 2.16 with 8. With 16 they gain no more, and prose lost 2 % once."""
 MOST_KEPT = 256
 """Rounds after which a decision is made anew at the latest."""
-PACE, MOST_PACE = 8, 1.5
-"""Rounds after which a plain one weighs 1/e in how fast the machine is now; beyond so many times
-its usual time it has stood still. With it rounds with copies lost 0.2 % of the time of 16 answers,
-where they lost 1.4 % when a pace told long ago, or none, was taken."""
 MEMORY = 16
 """Rounds that count as lately: after so many one weighs 1/e in the rate."""
 
@@ -40,7 +36,6 @@ class Known:
         self.choose_s = 0.0
         self.host = Median()
         self._paid, self._free = Account(), Account(TRUSTED)
-        self._pace = Mean(PACE)
         self._since_draft = self._since_plain = 0
         self._was_drafted = False
         self._tokens = self._seconds = 0.0
@@ -62,11 +57,6 @@ class Known:
     def share(self) -> float:
         """Of the time that may be lost: less where nothing has been accepted for long."""
         return SHARE if self._n_vain < MEMORY // 2 else SHARE / 4.0
-
-    @property
-    def pace(self) -> float:
-        """What plain rounds take just now by what they are told to take."""
-        return self._pace.value
 
     def may_lose(self, seconds: float, plain_s: float, *, is_paid: bool = True) -> bool:
         """Whether so much more may be lost now, by drafts that cost a pass or by others.
@@ -91,9 +81,7 @@ class Known:
     def observe(self, done: Round, promised_s: float = 0.0) -> None:
         """Learns from a round. promised_s: seconds that its draft was to gain."""
         costs, is_plain = self.costs, done.n_drafted == 0 and done.n_positions == 0
-        if knows_plain := costs.knows_plain_of(done.n_sequences):
-            self._learn_pace(done)
-        seconds = done.seconds / self.pace
+        knows_plain, seconds = costs.knows_plain_of(done.n_sequences), done.seconds
         keep = (1.0 - 1.0 / MEMORY) ** done.n_rounds
         self._tokens = keep * self._tokens + done.n_tokens
         self._seconds = keep * self._seconds + seconds
@@ -117,34 +105,21 @@ class Known:
             self._n_unfiled = 0
             # After a pause a draft also takes up all rows that were decoded meanwhile.
             is_usual = self._since_draft < MEMORY or not costs.most_positions(done.is_brief)
-            costs.observe(done, with_draft=is_usual, pace=self.pace)
+            costs.observe(done, with_draft=is_usual)
         self._since_plain = 0 if is_plain and not is_cold else self._since_plain + 1
         self._was_drafted = not is_plain
         self._since_draft = 0 if done.n_positions else self._since_draft + done.n_rounds
 
-    def _learn_pace(self, done: Round) -> None:
-        """How fast the machine is now, which is taken out of all times that are kept.
-
-        It changes from second to second where others use it too. A size that was measured while it
-        was fast would seem cheap beside plain rounds that are measured now.
-        """
-        if done.n_drafted or done.n_positions:
-            self._pace.add(1.0)  # what it was a while ago says little
-        elif not self._was_drafted:
-            told_s = self.costs.plain_s(done.position, done.n_sequences) * done.n_rounds
-            ratio = (done.pass_s + done.sample_s) / max(told_s, 1e-9)
-            self._pace.add(min(max(ratio, 1.0 / MOST_PACE), MOST_PACE), done.n_rounds)
-
     def _account(self, done: Round, promised_s: float, plain_s: float) -> None:
         """Books what a round has lost, less than 0 if it has won. plain_s: of a token."""
-        seconds, draft_s = done.seconds / self.pace, done.draft_s / self.pace
+        seconds = done.seconds
         is_usual = self.costs.is_warm(done)
         if not is_usual and (self.promise.is_proven or not done.n_positions):
             seconds = min(seconds, self.costs.round_s(done))  # a graph is built only once
         elif seconds > SUSPENDED * plain_s:
             seconds = min(seconds, SUSPENDED * self.costs.round_s(done))
         if done.is_mixed:  # what others proposed as well would have come without the draft
-            lost_s = min(draft_s, seconds) - (done.n_accepted - done.n_copied) * plain_s
+            lost_s = min(done.draft_s, seconds) - (done.n_accepted - done.n_copied) * plain_s
         else:
             lost_s = seconds - done.n_tokens * plain_s
         (self._paid if done.n_positions else self._free).book(lost_s, promised_s)

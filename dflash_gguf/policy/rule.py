@@ -144,7 +144,8 @@ class Auto(Rule):
         self._least = max(least, 1)
         self._way: Way | None = None
         self._n_kept = self._n_rest = self._n_sequences = self._n_vain = 0
-        self._is_probe = self._is_plain = self._pays = False
+        self._is_probe = self._is_plain = False
+        self._paying: Round | None = None
         self._rate = self._advantage = self._promised_s = self._copies_s = 0.0
         self.worth = ANYTHING
         self._looked_up: dict[tuple[int, int, bool], list[float]] = {}
@@ -167,7 +168,6 @@ class Auto(Rule):
     def choose(self, done: Round, requests: Sequence[Request], paid: Proposer | None) -> Way | None:
         """The way that was decided on lately, or the best now; now and then a look."""
         limit = min(request.limit for request in requests)
-        self._pays = False
         if self.is_due(done):
             self._decide(done, requests[0], limit, paid)
         way, self._is_plain = self._way, False
@@ -202,7 +202,8 @@ class Auto(Rule):
             is_worth = value > 0.0 and not self._is_plain
             is_worth = is_worth and self._known.may_lose(-value * share_s, share_s, is_paid=False)
             is_worth = is_worth and not self._known.needs_plain(value, done.n_sequences)
-            self._pays = is_worth and value > self._rate * self._known.host.value
+            if is_worth and value > self._rate * self._known.host.value:
+                self._paying = done
             self._copies_s = value * share_s
         return found if found and is_worth else [tree.first(0) for tree in trees]
 
@@ -237,8 +238,8 @@ class Auto(Rule):
         """
         if host_s > 0.0:
             self._known.host.add(host_s)
-        if self._pays:
-            self._pays, self._n_vain = False, 0
+        if self._paying is done:
+            self._n_vain = 0
             return 0
         plain_s = self._costs.plain_s(done.position, done.n_sequences)
         n = self._known.host.value / max(SHARE * plain_s, 1e-9) * self._n_vain / N_VAIN

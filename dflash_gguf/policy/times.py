@@ -76,19 +76,6 @@ class Median:
         self.value, self.n_experts = (low[0] + high[0]) / 2.0, (low[1] + high[1]) / 2.0
 
 
-class Mean:
-    """Moving mean of ratios; 1 before any."""
-
-    def __init__(self, memory: int) -> None:
-        """memory: ratios after which one weighs 1/e."""
-        self._keep = 1.0 - 1.0 / memory
-        self.value = 1.0
-
-    def add(self, ratio: float, n: int = 1) -> None:
-        """Adds the mean of n."""
-        self.value = ratio + self._keep**n * (self.value - ratio)
-
-
 class Experts:
     """Of a mixture: how many of them n rows touch, and what each costs.
 
