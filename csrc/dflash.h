@@ -14,7 +14,7 @@ extern "C" {
 
 #pragma GCC visibility push(default)
 
-enum { DFL_ABI_VERSION = 16 };
+enum { DFL_ABI_VERSION = 17 };
 
 typedef enum {
     DFL_STATUS_OK = 0,
@@ -468,6 +468,28 @@ dfl_status dfl_prefix_create(dfl_engine * engine, const int32_t * tokens, int64_
                              dfl_error * err);
 dfl_status dfl_prefix_write(dfl_prefix * prefix, int32_t part, const void * data, dfl_error * err);
 
+/* ---- what of candidates is verified ---- */
+
+/* Tokens that a pass must bring for each of n sizes: the number of its candidates, rising from 1 on,
+ * where these are chains and where they are more. n is 0: whatever there is is wanted. */
+typedef struct dfl_worth {
+    const int32_t * sizes;
+    const double * chains;
+    const double * trees;
+    int32_t n;
+} dfl_worth;
+
+/* Of n trees so many nodes that all together bring most beyond what they must, the likeliest first;
+ * or nodes of their likeliest chains. counts: [n] nodes of each tree, with the root, and [n] that
+ * may be verified below it. parents and log_chances (of paths): of one tree after the other,
+ * children after their parents and likeliest first, the root's parent -1. trust: what comes true of
+ * chances. least: what they must bring beyond that. Out: n_nodes: [n], the first so many below the root; is_tree: 0, of the chain
+ * that follows the first child of every node; value: the tokens, `least` where nothing brings more.
+ * Errors: ARGUMENT, MEMORY. */
+dfl_status dfl_pick(int32_t n, const int32_t * counts, const int32_t * parents,
+                    const double * log_chances, const dfl_worth * worth, double trust, double least,
+                    int32_t * n_nodes, int32_t * is_tree, double * value, dfl_error * err);
+
 /* ---- copies: what came after the end of a text where it stood before ---- */
 
 typedef struct dfl_copies dfl_copies;
@@ -486,16 +508,15 @@ dfl_status dfl_copies_append(dfl_copies * copies, const int32_t * tokens, int64_
 /* The next tokens are another text: no copy goes across. */
 dfl_status dfl_copies_separate(dfl_copies * copies, dfl_error * err);
 /* A round of n texts: each goes on by counts[i] tokens that the target chose (`tokens`, one text's
- * after the other's), and gives its likeliest copies as a tree, the likeliest first. counts: [n]
- * tokens, [n] positions of a tree and [n] nodes of it at most. There are no trees unless, for some
- * of n_sizes sizes in rising order, so many of the likeliest nodes of all are expected to give more
- * than `least` tokens of that size; or n_sizes is 0. Out, the trees one after the other: tokens,
- * parents (nodes of the tree before, -1: the text's last token) and log-chances of paths, with room
- * for all nodes asked for; n_nodes: [n]. Errors: ARGUMENT, with nothing done; MEMORY. */
+ * after the other's), and gives its likeliest copies as a tree, the likeliest first: of all texts
+ * together as many as dfl_pick would take. counts: [n] tokens, [n] positions of a tree and [n] nodes
+ * of it at most. Out, the trees one after the other: tokens, parents (nodes of the tree before, -1:
+ * the text's last token) and log-chances of paths, with room for all nodes asked for; n_nodes: [n].
+ * Errors: ARGUMENT, with nothing done; MEMORY. */
 dfl_status dfl_copies_propose(dfl_copies * const * copies, int32_t n, const int32_t * tokens,
-                              const int32_t * counts, const int32_t * sizes, const double * least,
-                              int32_t n_sizes, int32_t * out_tokens, int32_t * out_parents,
-                              float * out_log_chances, int32_t * n_nodes, dfl_error * err);
+                              const int32_t * counts, const dfl_worth * worth, int32_t * out_tokens,
+                              int32_t * out_parents, float * out_log_chances, int32_t * n_nodes,
+                              dfl_error * err);
 /* How often copies were looked at and came true, by class: [DFL_COPY_OUTCOMES][2]. Errors: ARGUMENT
  * (to set: 0 < taken <= tried everywhere). */
 dfl_status dfl_copies_get_outcomes(const dfl_copies * copies, double * outcomes, dfl_error * err);

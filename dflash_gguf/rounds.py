@@ -10,6 +10,7 @@ The scheduler runs such rounds of many answers; simulations run those of none.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -91,6 +92,8 @@ class Speculation:
         if rests and self._paid and rule.is_due(done):
             rests = False  # drafts may pay for so many
         self._host_s = 0.0
+        with clock("choose"):
+            worth = rule.worth(done)
         drafting = []
         for request in requests:
             request.tree = None
@@ -100,7 +103,7 @@ class Speculation:
                 drafting.append(request)
                 request.n_nodes = min(request.n_room - 1, rule.n_nodes)
                 request.n_positions, request.shape = min(limit, rule.longest), TREE
-                request.worth = rule.worth
+                request.worth = worth
         if not drafting:
             return
         has_free = False
@@ -161,6 +164,8 @@ class Speculation:
                     proposer.observe(request, chosen)
         if not is_alone:
             return
+        if not done.n_drafted and not done.n_positions:
+            self._compare(done, requests, tokens)
         if done.is_mixed:
             free = {proposer.name for proposer in self._free}
             done.n_copied = sum(
@@ -172,6 +177,17 @@ class Speculation:
         self._rule.observe(done)
         if not done.n_positions and self._rule.rests(done, 0):
             self.n_rest = self._rule.rest(done, self._host_s)
+
+    def _compare(
+        self, done: Round, requests: Sequence[Request], tokens: Sequence[Sequence[int]]
+    ) -> None:
+        """What would have come of candidates that were not verified."""
+        for request, chosen in zip(requests, tokens, strict=True):
+            if request.proposed:
+                tree = request.merged()
+                firsts = [at for at, parent in enumerate(tree.parents) if parent == 0]
+                done.n_expected += sum(math.exp(tree.log_chances[at]) for at in firsts)
+                done.n_accepted += any(tree.tokens[at] == chosen[0] for at in firsts)
 
     @property
     def is_quiet(self) -> bool:

@@ -381,58 +381,81 @@ void Copies::forget() {
     }
 }
 
-bool promises(std::vector<float> log_chances, const int32_t * sizes, const double * least,
-              size_t n) {
-    std::sort(log_chances.begin(), log_chances.end(), std::greater<>());
-    double tokens = 0.0;
-    size_t at = 0;
-    for (size_t i = 0; i < n && size_t(sizes[i]) <= log_chances.size(); ++i) {
-        for (; at < size_t(sizes[i]); ++at) {
-            tokens += std::exp(double(log_chances[at]));
-        }
-        if (tokens > least[i]) {
-            return true;
-        }
-    }
-    return false;
-}
-
-size_t Copies::propose(size_t n_positions, size_t n_nodes, int32_t * tokens, int32_t * parents,
-                       float * log_chances) const {
+std::vector<std::vector<Copies::Node>> Copies::propose(const std::vector<Asked> & asked,
+                                                       const Worth & worth) {
     struct Open {
         double log_chance;
-        int32_t parent, token, state, length;
-        size_t depth;
+        int32_t text, parent, token, state, length, depth;
         bool operator<(const Open & other) const {
-            return log_chance != other.log_chance ? log_chance < other.log_chance
-                                                  : parent > other.parent;
+            if (log_chance != other.log_chance) {
+                return log_chance < other.log_chance;
+            }
+            return text != other.text ? text > other.text : parent > other.parent;
         }
     };
-    if (automaton_.match() == 0 || n_positions == 0 || n_nodes == 0) {
-        return 0;
-    }
+    Pick pick(worth, 0.0);
     std::priority_queue<Open> open;
-    const auto expand = [&](const Guesses & found, double log_path, int32_t parent, size_t depth) {
+    const auto expand = [&](const Guesses & found, double log_path, int32_t text, int32_t parent,
+                            int32_t depth) {
         for (int i = 0; i < found.n; ++i) {
             const Guess & guess = found.all[size_t(i)];
-            open.push({log_path + log_chance(guess), parent, guess.token, guess.state, guess.length,
-                       depth + 1});
+            const double log_chance = log_path + asked[size_t(text)].text->log_chance(guess);
+            open.push({log_chance, text, parent, guess.token, guess.state, guess.length, depth + 1});
         }
     };
-    expand(guesses(), 0.0, -1, 0);
-    size_t n = 0;
-    while (n < n_nodes && !open.empty()) {
+    for (size_t i = 0; i < asked.size(); ++i) {
+        const Asked & of = asked[i];
+        if (of.text->automaton_.match() != 0 && of.n_positions > 0 && of.n_nodes > 0) {
+            expand(of.text->guesses(), 0.0, int32_t(i), -1, 0);
+        }
+    }
+    struct Found {
+        Node node;
+        int32_t text;
+        bool is_chain;
+    };
+    std::vector<Found> found;
+    std::vector<int32_t> counts(asked.size(), 0), ends(asked.size(), -1);
+    while (!open.empty()) {
         const Open node = open.top();
         open.pop();
-        tokens[n] = node.token;
-        parents[n] = node.parent;
-        log_chances[n] = float(node.log_chance);
-        if (node.depth < n_positions) {
-            expand(guesses(node.state, node.length), node.log_chance, int32_t(n), node.depth);
+        const double chance = std::exp(node.log_chance);
+        if (!pick.is_open(chance)) {
+            break;
         }
-        ++n;
+        const size_t text = size_t(node.text);
+        if (size_t(counts[text]) == asked[text].n_nodes) {
+            continue;
+        }
+        const int32_t number = counts[text]++;
+        const bool is_chain = node.parent == ends[text];
+        if (is_chain) {
+            ends[text] = number;
+        }
+        found.push_back({{node.token, node.parent, float(node.log_chance)}, node.text, is_chain});
+        pick.add(chance, is_chain);
+        if (size_t(node.depth) < asked[text].n_positions) {
+            expand(asked[text].text->guesses(node.state, node.length), node.log_chance, node.text,
+                   number, node.depth);
+        }
     }
-    return n;
+    std::vector<std::vector<Node>> trees(asked.size());
+    size_t left = pick.n();
+    for (const Found & one : found) {
+        if (left == 0) {
+            break;
+        }
+        std::vector<Node> & tree = trees[size_t(one.text)];
+        if (pick.is_tree()) {
+            tree.push_back(one.node);
+            --left;
+        } else if (one.is_chain) {
+            tree.push_back(one.node);
+            tree.back().parent = int32_t(tree.size()) - 2;
+            --left;
+        }
+    }
+    return trees;
 }
 
 } // namespace dfl

@@ -1,6 +1,8 @@
 // Copies of a text so far as a draft: where its end stood before, what came next may come again.
 #pragma once
 
+#include "draft/pick.h"
+
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -80,17 +82,25 @@ class Copies {
     // What follows has nothing to do with what came before: no copy goes across.
     void separate();
 
-    // The likeliest copies, parents first, no deeper than n_positions; returns the number of nodes.
-    // The root is the stream's last token and not among them: a parent of -1. log_chances: of the
-    // paths.
-    size_t propose(size_t n_positions, size_t n_nodes, int32_t * tokens, int32_t * parents,
-                   float * log_chances) const;
-
     size_t size() const { return automaton_.stream().size(); }
     size_t bytes() const;
     int32_t match_length() const { return automaton_.state(automaton_.match()).length; }
     const Outcomes & outcomes() const { return outcomes_; }
     void set_outcomes(const Outcomes & outcomes) { outcomes_ = outcomes; }
+
+    // One text's part in a round: copies no deeper than n_positions, and so many of them at most.
+    struct Asked {
+        const Copies * text;
+        size_t n_positions, n_nodes;
+    };
+    // A copy: the token, its parent among the same text's (-1: its last token), the path's chance.
+    struct Node {
+        int32_t token, parent;
+        float log_chance;
+    };
+    // The likeliest copies of each text, parents first; of all together as many as are worth a pass.
+    static std::vector<std::vector<Node>> propose(const std::vector<Asked> & asked,
+                                                  const Worth & worth);
 
   private:
     // token: after a match of so many tokens. state, length: of what agrees after it.
@@ -132,10 +142,5 @@ class Copies {
 
     static Outcomes initial();
 };
-
-// Whether, for some of n sizes in rising order, so many of the likeliest of all nodes are expected
-// to give more than `least` tokens of that size.
-bool promises(std::vector<float> log_chances, const int32_t * sizes, const double * least,
-              size_t n);
 
 } // namespace dfl

@@ -1,7 +1,7 @@
 """The compiled core in Python terms: numpy in, numpy out. No other module sees a C pointer."""
 
 from ._ffi import Error, library_build
-from .copies import ANYTHING, Copies, Proposals, Worth
+from .copies import Copies, Proposals
 from .engines import Engine, Memory
 from .ggml import Device, devices, ggml_version, load_backend, probe_buffer_type, quantize
 from .limits import MAX_PARALLEL, MAX_TOP, MAX_VERIFY
@@ -21,6 +21,7 @@ from .passes import Draft, DraftRequest, Item, Rows
 from .prefixes import Part, Prefix, create_prefix
 from .samplers import CoreSampler, SamplerOptions, Walk
 from .sequences import Checkpoint, Sequence
+from .worth import ANYTHING, Picked, Worth, pick
 
 __all__ = [
     "ANYTHING",
@@ -49,6 +50,7 @@ __all__ = [
     "NewtonRules",
     "Option",
     "Part",
+    "Picked",
     "Prefix",
     "Proposals",
     "Rows",
@@ -61,6 +63,7 @@ __all__ = [
     "ggml_version",
     "library_build",
     "load_backend",
+    "pick",
     "probe_buffer_type",
     "quantize",
 ]

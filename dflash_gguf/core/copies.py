@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections import abc
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ._ffi import call, create, ffi, lib, new
 from .limits import MAX_VERIFY
+from .worth import ANYTHING, Worth
 
 Proposal = tuple[list[int], list[int], list[float]]
 """A tree below the last token: tokens, parents (-1: that token) and log-chances of the paths."""
@@ -68,26 +66,6 @@ class Copies:
         call("copies_set_outcomes", self.handle, ffi.from_buffer("double[]", values))
 
 
-@dataclass(frozen=True, eq=False)
-class Worth:
-    """What copies must promise to be proposed: for each size, in rising order, tokens.
-
-    So many of the likeliest of all nodes are expected to give more than that; none: whatever.
-    """
-
-    sizes: abc.Sequence[int] = ()
-    tokens: abc.Sequence[float] = ()
-
-    @cached_property
-    def arrays(self) -> tuple[Any, Any, int]:
-        """For the core."""
-        sizes, tokens = ffi.new("int32_t[]", self.sizes), ffi.new("double[]", self.tokens)
-        return sizes, tokens, len(self.sizes)
-
-
-ANYTHING = Worth()
-
-
 class Proposals:
     """Rounds of several texts, in one call each. Not for two threads at once.
 
@@ -108,8 +86,8 @@ class Proposals:
     ) -> list[Proposal] | None:
         """Each text goes on by what the target chose, and gives its likeliest copies as a tree.
 
-        No more nodes than its n_nodes, MAX_VERIFY at most, and none deeper than its n_positions.
-        None where there are none, or all together promise too little.
+        No more nodes than its n_nodes, MAX_VERIFY at most, none deeper than its n_positions, and of
+        all texts together as many as are worth a pass; None where that is none.
         Errors: Error for a token id or a count below 0, which leaves all as it was.
         """
         n = len(texts)
@@ -134,7 +112,7 @@ class Proposals:
             n,
             self._tokens,
             self._counts,
-            *worth.arrays,
+            worth.handle,
             *self._out,
             found,
         )

@@ -24,6 +24,29 @@ MEMORY = 16
 """Drafts after which one weighs 1/e in what others promise."""
 
 
+class Trust:
+    """How far expectations of accepted candidates came true lately."""
+
+    def __init__(self, weight: float, memory: int) -> None:
+        """weight: accepted candidates that it begins with: so many missing ones halve it.
+
+        memory: observations after which one weighs 1/e.
+        """
+        self._weight, self._keep = weight, 1.0 - 1.0 / memory
+        self.expected = self.accepted = weight
+
+    @property
+    def value(self) -> float:
+        """Accepted candidates for every one that was expected."""
+        return self.accepted / self.expected
+
+    def observe(self, n_expected: float, n_accepted: int) -> None:
+        """Compares what was expected with what came."""
+        keep, prior = self._keep, (1.0 - self._keep) * self._weight
+        self.expected = keep * self.expected + prior + n_expected
+        self.accepted = keep * self.accepted + prior + n_accepted
+
+
 class Promise:
     """What drafts with ranked candidates promised lately, and how far such promises were kept.
 
@@ -31,22 +54,21 @@ class Promise:
     """
 
     TRUST_MEMORY, TRUST_WEIGHT = 32, 2.0
-    """Drafts after which an outcome weighs 1/e in the trust in expectations; and the accepted
-    candidates that the trust begins with: so many missing ones halve it."""
+    """Drafts after which an outcome weighs 1/e, and candidates that the trust begins with."""
 
     def __init__(self) -> None:
         self._tables: dict[tuple[Sizes, Sizes], tuple[Floats, int]] = {}
-        self._expected = self._accepted = self.TRUST_WEIGHT
+        self._trust = Trust(self.TRUST_WEIGHT, self.TRUST_MEMORY)
 
     @property
     def trust(self) -> float:
         """Accepted candidates for every one that was expected."""
-        return self._accepted / self._expected
+        return self._trust.value
 
     @property
     def is_proven(self) -> bool:
         """Whether some candidates were accepted lately."""
-        return self._accepted >= 2.0 * self.TRUST_WEIGHT
+        return self._trust.accepted >= 2.0 * self.TRUST_WEIGHT
 
     def table(self, outlook: Sequence[float], lengths: Sizes, sizes: Sizes) -> Floats:
         """Tokens beyond the first of chains and trees, float64 [2, length, size].
@@ -80,21 +102,18 @@ class Promise:
 
     def to_dict(self) -> dict[str, float]:
         """How far promises were kept."""
-        return {"expected": self._expected, "accepted": self._accepted}
+        return {"expected": self._trust.expected, "accepted": self._trust.accepted}
 
     def learn(self, stored: Mapping[str, Any]) -> None:
         """Takes up what `to_dict` gave; KeyError, TypeError or ValueError for anything else."""
         expected, accepted = float(stored["expected"]), float(stored["accepted"])
         if not (0.0 < expected < 1e6 and 0.0 < accepted < 1e6):
             raise ValueError(f"{accepted} accepted of {expected}")
-        self._expected, self._accepted = expected, accepted
+        self._trust.expected, self._trust.accepted = expected, accepted
 
     def observe(self, n_expected: float, n_accepted: int) -> None:
         """Compares what was expected of a draft with what came."""
-        keep = 1.0 - 1.0 / self.TRUST_MEMORY
-        prior = (1.0 - keep) * self.TRUST_WEIGHT
-        self._expected = keep * self._expected + prior + n_expected
-        self._accepted = keep * self._accepted + prior + n_accepted
+        self._trust.observe(n_expected, n_accepted)
 
 
 def _gains(spine: Floats, tree: Tree | None, lengths: Sizes, sizes: Sizes) -> Floats:

@@ -43,7 +43,7 @@ class Request:
     token is chosen, but not in the caches yet. sampler: what the target's rows will be given to.
     n_left: tokens the answer may still take. n_room: rows of the pass at most.
     n_positions, n_nodes, shape: what is asked for in this round: positions, and nodes below the
-    root, at most. worth: what nodes of all requests together must promise to be proposed.
+    root, at most. worth: what nodes of all requests together must promise; no others are wanted.
     notes: what proposers keep until they are asked again, by their names.
     failed: names of proposers that have failed for this answer.
     proposed: candidates of this round by proposer. tree: what is verified, if anything is.

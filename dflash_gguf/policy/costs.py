@@ -6,6 +6,7 @@ lines between those that were.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,9 @@ NOISE = 0.15
 """Part of a plain pass by which contexts must differ for it to be more than chance."""
 CELLS = 256
 """Cells of the first bucket; each further one is twice as wide."""
+MOVED = 0.03
+"""Part of a time by which it must change for what follows from it to be counted anew at once: less
+than passes of one size differ by chance, and of the first nine of a size one in three is more."""
 PASSES = ("chains", "trees", "plain")
 """Kinds of passes of the target."""
 
@@ -30,7 +34,8 @@ class Round:
     candidates; is_mixed: whether others had proposed as well.
     n_drafted: nodes verified below the roots. is_tree: whether they were more than chains.
     n_expected: those that were expected to be accepted. n_accepted: those that were; n_copied: of a
-    mixed round's those that others had proposed as well.
+    mixed round's those that others had proposed as well. Where nothing was verified of what was
+    proposed, both are of the candidates for the next token.
     n_tokens: tokens the round added to answers.
     n_experts: that the pass touched, of all layers; 0: none, or nobody counted them.
     Seconds: choose_s, the decision what to draft, where one was made; draft_s, candidates and their
@@ -99,12 +104,13 @@ class Costs:
     Rows of several sequences take longer than as many of one, which is known from plain passes, a
     row for each. Other passes are kept as if one sequence had taken them, so that what more rows
     cost is learned once for any number of sequences. n_observed: rounds filed by this process.
+    n_moved: how often what is told has changed by more than a little.
     """
 
     def __init__(self, n_first: int = 1) -> None:
         """n_first: runs of a shape that are slower than those to come."""
         self.n_first = n_first
-        self.n_observed = 0
+        self.n_observed = self.n_moved = 0
         self.first_s = 0.0
         """What the first pass of a size took beyond the second, lately."""
         self._times: dict[str, dict[int, Buckets]] = {
@@ -201,20 +207,27 @@ class Costs:
     def pass_s(
         self, position: int, n_rows: int, is_tree: bool = False, n_sequences: int = 1
     ) -> float:
-        """A pass of so many rows after `position` tokens; a plain one must have been measured.
+        """A pass of so many rows after `position` tokens; a plain one must have been measured."""
+        return self.passes_s(position, (n_rows,), is_tree, n_sequences)[0]
+
+    def passes_s(
+        self, position: int, counts: Sequence[int], is_tree: bool = False, n_sequences: int = 1
+    ) -> list[float]:
+        """Such passes of several numbers of rows.
 
         What is not known of a tree is a chain's cost, times what the nearest tree costs more.
         """
         bucket = _bucket(position)
-        chains = self._line("chains", bucket)
-        apart_s = self._apart_s(bucket, n_sequences)
+        chains, apart_s = self._line("chains", bucket), self._apart_s(bucket, n_sequences)
         if not is_tree or not self._times["trees"]:
-            return chains.at(n_rows) + apart_s
+            return [chains.at(n) + apart_s for n in counts]
         trees = self._line("trees", bucket)
-        rows = trees.nearest(n_rows)
-        if rows == n_rows:
-            return trees.at(n_rows) + apart_s
-        return chains.at(n_rows) * trees.at(rows) / max(chains.at(rows), 1e-9) + apart_s
+        found = []
+        for n in counts:
+            rows = trees.nearest(n)
+            more = 1.0 if rows == n else chains.at(n) / max(chains.at(rows), 1e-9)
+            found.append(trees.at(rows) * more + apart_s)
+        return found
 
     def round_s(self, done: Round) -> float:
         """What a round like this one is expected to take."""
@@ -273,6 +286,8 @@ class Costs:
         if (median.value, median.is_warm) != before:
             # What plain rounds take tells how much longer others take in other contexts.
             self._forget_lines(*(PASSES if kind == "plain" else (kind,)))
+            is_little = abs(median.value - before[0]) <= MOVED * before[0]
+            self.n_moved += not is_little or median.is_warm != before[1]
         if median.is_warm:
             self._is_warm(kind, n_rows)
             if kind == "plain":

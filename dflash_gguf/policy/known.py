@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ..draft.promise import Promise
+from ..draft.promise import Promise, Trust
 from .costs import Costs, Round
 from .times import Median
 
@@ -16,10 +16,8 @@ SUSPENDED = 4.0
 """Times what a round is expected to take, beyond which the process or the machine stood still. Such
 a time is nobody's debt: it would take a hundred times as long to earn."""
 TRUSTED = 8.0
-"""Tokens that copies may promise before it is seen what their promises are worth. With 4 two long
-copies that failed at a process's beginning kept all others from being verified for hundreds of
-rounds: edits by plain decoding, with what an earlier process had learned, 1.12 to 1.30, and 2.04 to
-2.16 with 8. With 16 they gain no more, and prose lost 2 % once."""
+"""Accepted candidates that trust in copies begins with: so many missing ones halve it. Two long
+copies that fail at a process's beginning shall not keep all others from being verified."""
 MOST_KEPT = 256
 """Rounds after which a decision is made anew at the latest."""
 MEMORY = 16
@@ -33,9 +31,10 @@ class Known:
         """costs: what was measured before, if anything was."""
         self.costs = costs or Costs()
         self.promise = Promise()
+        self.copied = Trust(TRUSTED, 2 * MEMORY)
         self.choose_s = 0.0
         self.host = Median()
-        self._paid, self._free = Account(), Account(TRUSTED)
+        self._paid, self._free = Account(), Account()
         self._since_draft = self._since_plain = 0
         self._was_drafted = False
         self._tokens = self._seconds = 0.0
@@ -61,9 +60,12 @@ class Known:
     def may_lose(self, seconds: float, plain_s: float, *, is_paid: bool = True) -> bool:
         """Whether so much more may be lost now, by drafts that cost a pass or by others.
 
-        Less than 0: what is promised. plain_s: of a token of plain decoding.
+        Less than 0: what is promised; of others, as far as such promises were kept. plain_s: of a
+        token of plain decoding.
         """
-        return (self._paid if is_paid else self._free).may_lose(seconds, plain_s)
+        if is_paid:
+            return self._paid.may_lose(seconds, plain_s)
+        return self._free.may_lose(seconds, plain_s, kept=1.0)
 
     def rounds_to_wait(self, seconds: float, plain_s: float) -> int:
         """Plain rounds until drafts may lose so much, or until it is worth to think again."""
@@ -79,7 +81,7 @@ class Known:
         return self._since_plain * SHARE * n_sequences >= 2.0 * advantage
 
     def observe(self, done: Round, promised_s: float = 0.0) -> None:
-        """Learns from a round. promised_s: seconds that its draft was to gain."""
+        """Learns from a round. promised_s: seconds that a draft was to gain that cost a pass."""
         costs, is_plain = self.costs, done.n_drafted == 0 and done.n_positions == 0
         knows_plain, seconds = costs.knows_plain_of(done.n_sequences), done.seconds
         keep = (1.0 - 1.0 / MEMORY) ** done.n_rounds
@@ -131,25 +133,24 @@ class Account:
     MEMORY = 32
     """Promises after which one weighs 1/e."""
 
-    def __init__(self, trusted: float = 0.0) -> None:
-        """trusted: tokens of plain decoding, promises of which count as kept beforehand."""
-        self._trusted = trusted
+    def __init__(self) -> None:
         self._lost_s = 0.0
         self._promised_s = self._gained_s = 0.0
 
-    def may_lose(self, seconds: float, plain_s: float) -> bool:
+    def may_lose(self, seconds: float, plain_s: float, kept: float | None = None) -> bool:
         """Whether so much more may be lost now. Less than 0: what is promised.
 
-        What was lost before is then made up for in AHEAD rounds, as far as such promises were kept.
+        What was lost before is then made up for in AHEAD rounds, as far as such promises are kept;
+        without a number for that, as far as they were.
         """
-        return self.missing_s(seconds, plain_s) <= 0.0
+        return self.missing_s(seconds, plain_s, kept) <= 0.0
 
-    def missing_s(self, seconds: float, plain_s: float) -> float:
+    def missing_s(self, seconds: float, plain_s: float, kept: float | None = None) -> float:
         """What must be earned before that."""
         if seconds < 0.0:
-            known_s = self._trusted * plain_s
-            promised_s, gained_s = self._promised_s + known_s, self._gained_s + known_s
-            kept = min(max(gained_s / promised_s, 0.0), 1.0) if promised_s > 0.0 else 0.0
+            if kept is None:
+                promised_s = self._promised_s
+                kept = min(max(self._gained_s / promised_s, 0.0), 1.0) if promised_s > 0.0 else 0.0
             seconds *= AHEAD * kept
         return self._lost_s + seconds - SHARE * AHEAD * plain_s
 

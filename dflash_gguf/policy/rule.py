@@ -22,14 +22,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import neg
 
 import numpy as np
 
-from ..core import ANYTHING, Worth
+from ..core import ANYTHING, Worth, pick
 from ..draft.proposer import BRIEF, CHAIN, TREE, Proposer, Request
 from ..draft.tree import Tree
 from .costs import Round
@@ -61,12 +60,15 @@ class Rule:
     """Chooses twice a round: before the draft how long it is, after it what is verified.
 
     n_nodes: that it would verify of one sequence now, at most. longest: positions of a proposal at
-    most. worth: what is proposed must promise, where no draft costs a pass.
+    most.
     """
 
     n_nodes: int
     longest: int
-    worth = ANYTHING
+
+    def worth(self, done: Round) -> Worth:  # noqa: ARG002
+        """What is proposed must promise, by those whom it costs no pass."""
+        return ANYTHING
 
     def is_due(self, done: Round) -> bool:  # noqa: ARG002
         """Whether the choice for this round takes time."""
@@ -144,12 +146,12 @@ class Auto(Rule):
         self._least = max(least, 1)
         self._way: Way | None = None
         self._n_kept = self._n_rest = self._n_sequences = self._n_vain = 0
+        self._n_moved = 0
         self._is_probe = self._is_plain = False
         self._paying: Round | None = None
-        self._rate = self._advantage = self._promised_s = self._copies_s = 0.0
-        self.worth = ANYTHING
+        self._rate = self._advantage = self._promised_s = 0.0
         self._looked_up: dict[tuple[int, int, bool], list[float]] = {}
-        self._priced: dict[tuple[bool, bool], list[tuple[int, float]]] = {}
+        self._worths: dict[tuple[int, bool], Worth] = {}
         self._at_hand: tuple[Round | None, float, list[Tree]] = (None, 0.0, [])
         self.n_nodes = self._most_nodes()
 
@@ -164,6 +166,11 @@ class Auto(Rule):
     def is_due(self, done: Round) -> bool:
         """Whether a decision is made now: also for another number of sequences."""
         return self._n_kept == 0 or done.n_sequences != self._n_sequences
+
+    def worth(self, done: Round) -> Worth:
+        """What a pass costs; beside the nodes of a draft others come cheaper."""
+        is_known = self._rate > 0.0 and self._costs.knows_plain_of(done.n_sequences)
+        return self._worth(done) if is_known and self._way is None else ANYTHING
 
     def choose(self, done: Round, requests: Sequence[Request], paid: Proposer | None) -> Way | None:
         """The way that was decided on lately, or the best now; now and then a look."""
@@ -204,7 +211,6 @@ class Auto(Rule):
             is_worth = is_worth and not self._known.needs_plain(value, done.n_sequences)
             if is_worth and value > self._rate * self._known.host.value:
                 self._paying = done
-            self._copies_s = value * share_s
         return found if found and is_worth else [tree.first(0) for tree in trees]
 
     def observe(self, done: Round) -> None:
@@ -212,18 +218,15 @@ class Auto(Rule):
         known = self._known
         if done.n_drafted and done.n_positions and not done.is_mixed:
             known.promise.observe(done.n_expected, done.n_accepted)
-        known.observe(done, self._promised_s if done.n_positions else self._copies_s)
+        if not done.n_positions and done.n_expected > 0.0:
+            known.copied.observe(done.n_expected, done.n_accepted)
+        known.observe(done, self._promised_s if done.n_positions else 0.0)
         self._n_kept = max(self._n_kept - done.n_rounds, 0)
         self._n_rest = max(self._n_rest - done.n_rounds, 0)
         if done.n_positions and not done.n_drafted:
             self._n_kept = 0  # what was decided has just failed
         if done.n_positions and not self._costs.is_warm(done):
             self._n_kept = max(self._n_kept, 1)
-        if done.n_drafted and self._n_kept and not self._costs.is_settled(done):
-            # A size that was told too little would be taken until the next decision.
-            self._forget_prices()
-            if self._way is None:
-                self.worth = self._worth(done)
 
     def rests(self, done: Round, n_plain: int) -> bool:
         """Whether it was decided to."""
@@ -257,7 +260,6 @@ class Auto(Rule):
         self._n_kept = known.n_kept
         plain_s = costs.plain_s(done.position, done.n_sequences)
         self._rate = max(done.n_sequences / max(plain_s, 1e-9), known.rate)
-        self.worth = self._worth(done)
         if paid is None or paid.name in request.failed:
             self._n_kept = max(self._n_kept, MEMORY)  # costs are all that can change
             return
@@ -276,7 +278,6 @@ class Auto(Rule):
             self._n_rest = known.rounds_to_wait(loss_s, share_s)
             return
         self._way = best
-        self.worth = ANYTHING  # nodes come cheaper beside those of a draft
         self._promised_s = max(-loss_s, 0.0)
         if loss_s < 0.0:
             self._rate = max(tokens / seconds, self._rate)
@@ -286,18 +287,40 @@ class Auto(Rule):
 
     def _forget_prices(self) -> None:
         self._looked_up.clear()
-        self._priced.clear()
+        self._worths.clear()
+        self._n_moved = self._costs.n_moved
         self.n_nodes = self._most_nodes()
 
     def _worth(self, done: Round) -> Worth:
-        """Tokens that nodes must bring which take no draft, as chains or trees."""
-        plain_s = self._plain_pass_s(done) - self._costs.ask_s
-        worth = self._rate / max(1.0 - self._rate * self._costs.sample_s, 1e-9)
-        passes = [self._passes(done, 1, is_tree) for is_tree in (False, True)]
-        return Worth(
-            self._sizes,
-            [worth * (min(seconds) - plain_s) for seconds in zip(*passes, strict=True)],
-        )
+        """Tokens that candidates must bring, by their number, counted when they are looked up.
+
+        So that what is chosen of them with its seconds brings more than the rate. A plain round
+        takes no candidates up; and more rows take no less, whatever was measured.
+        """
+        if self._n_moved != self._costs.n_moved:
+            self._forget_prices()  # a size that was told too little would be taken for long
+        key = done.n_sequences, done.n_positions > 0
+        if key not in self._worths:
+            plain_s = self._costs.pass_s(
+                done.position, done.n_sequences, n_sequences=done.n_sequences
+            )
+            ask_s = 0.0 if done.n_positions else self._costs.ask_s
+            prices = [
+                [
+                    self._rate / self._share * (max(pass_s - plain_s, 0.0) + ask_s)
+                    if size >= self._least
+                    else math.inf
+                    for size, pass_s in zip(self._sizes, passes, strict=True)
+                ]
+                for passes in (self._passes(done, 1, is_tree) for is_tree in (False, True))
+            ]
+            self._worths[key] = Worth(self._sizes, *prices)
+        return self._worths[key]
+
+    @property
+    def _share(self) -> float:
+        """Of a token that it brings beyond the time in which it is chosen."""
+        return max(1.0 - self._rate * self._costs.sample_s, 1e-9)
 
     def _ways(
         self, done: Round, outlook: Sequence[float], limit: int
@@ -361,51 +384,21 @@ class Auto(Rule):
         Nothing of none where nothing is worth it. All chains or all trees: some layers take longer
         for a tree, whatever its size.
         """
-        best, found = 0.0, list[Tree]()
         if not self._costs.knows_plain_of(done.n_sequences):
-            return best, found
-        share = 1.0 - self._rate * self._costs.sample_s
-        for is_tree in (False, True):
-            if is_tree and all(tree.is_chain for tree in trees):
-                break
-            parts = trees if is_tree else [tree.spine() for tree in trees]
-            logs = [
-                part.log_chances[1 : limit + 1] for part, limit in zip(parts, limits, strict=True)
-            ]
-            ordered = logs[0] if len(logs) == 1 else sorted(itertools.chain(*logs), reverse=True)
-            gains = list(itertools.accumulate(map(math.exp, ordered), initial=0.0))
-            best_here = 0
-            for size, price in self._prices(done, is_tree):
-                if size >= len(gains):
-                    break
-                value = share * gains[size] - price
-                if value > best or (self._is_probe and not best_here):
-                    best, best_here = value, size
-            if best_here:
-                counts = _counts(logs, ordered[best_here - 1], best_here)
-                found = [part.first(n) for part, n in zip(parts, counts, strict=True)]
-        return best, found
-
-    def _prices(self, done: Round, is_tree: bool) -> list[tuple[int, float]]:
-        """Sizes that may be verified, and what their rows cost beyond a plain pass, in tokens.
-
-        Counted when those are looked up.
-        """
-        key = done.n_positions > 0, is_tree
-        if key not in self._priced:
-            plain_s = self._plain_pass_s(done)
-            # A plain round takes nothing up; and more rows take no less, whatever was measured.
-            ask_s = 0.0 if done.n_positions else self._costs.ask_s
-            self._priced[key] = [
-                (size, self._rate * (max(pass_s - plain_s, 0.0) + ask_s))
-                for size, pass_s in zip(self._sizes, self._passes(done, 1, is_tree), strict=True)
-                if size >= self._least and pass_s < math.inf
-            ]
-        return self._priced[key]
-
-    def _plain_pass_s(self, done: Round) -> float:
-        n = done.n_sequences
-        return self._costs.pass_s(done.position, n, n_sequences=n)
+            return 0.0, []
+        picked = pick(
+            [tree.parents for tree in trees],
+            [tree.log_chances for tree in trees],
+            limits,
+            self._worth(done),
+            trust=min(self._known.copied.value, 1.0) if not done.n_positions else 1.0,
+            least=-math.inf if self._is_probe else 0.0,
+        )
+        if not any(picked.counts):
+            return 0.0, []
+        parts = trees if picked.is_tree else [tree.spine() for tree in trees]
+        found = [part.first(n) for part, n in zip(parts, picked.counts, strict=True)]
+        return self._share * picked.value, found
 
     def _most_nodes(self) -> int:
         """A step of the ladder beyond the largest pass that was run: what is far is guessed."""
@@ -419,34 +412,16 @@ class Auto(Rule):
         """
         key = (done.n_sequences, n_nodes, is_tree)
         if key not in self._looked_up:
-            costs, position, n = self._costs, done.position, done.n_sequences
-            found = [math.inf] * len(self._sizes)
-            most_rows = costs.most_rows
-            for at, size in enumerate(self._sizes):
-                rows = n + n_nodes * size
-                found[at] = costs.pass_s(position, rows, is_tree, n)
+            costs, n = self._costs, done.n_sequences
+            counts = [n + n_nodes * size for size in self._sizes]
+            # One step beyond the largest pass that was run.
+            n_open = min(bisect_right(counts, costs.most_rows) + 1, len(counts))
+            found = costs.passes_s(done.position, counts[:n_open], is_tree, n)
+            for at, rows in enumerate(counts[:n_open]):
                 if not costs.knows_pass(rows, is_tree):
                     found[at] += costs.first_s / N_USES
-                if rows > most_rows:  # one step beyond the largest pass that was run
-                    break
-            self._looked_up[key] = found
+            self._looked_up[key] = found + [math.inf] * (len(counts) - n_open)
         return self._looked_up[key]
-
-
-def _counts(logs: Sequence[Sequence[float]], least: float, n: int) -> list[int]:
-    """How many of each list the n largest of all are, the earlier list's on ties; each falls.
-
-    least: the n-th of all.
-    """
-    if len(logs) == 1:
-        return [n]
-    counts = [bisect_left(found, -least, key=neg) for found in logs]
-    left = n - sum(counts)
-    for at, found in enumerate(logs):
-        same = min(bisect_right(found, -least, lo=counts[at], key=neg) - counts[at], left)
-        counts[at] += same
-        left -= same
-    return counts
 
 
 def ladder(steps: Sequence[int], *ends: int) -> tuple[int, ...]:

@@ -40,12 +40,12 @@ void finds_the_longest_match(int n_kinds) {
         text.push_back(static_cast<int32_t>(random() % unsigned(n_kinds)));
         copies.append(&text.back(), 1, i % 3 == 0);
         CHECK(size_t(copies.match_length()) == longest_match(text));
-        int32_t tokens[16], parents[16];
-        float log_chances[16];
-        const size_t n = copies.propose(5, 16, tokens, parents, log_chances);
+        const auto found = Copies::propose({{&copies, 5, 16}}, dfl::Worth{})[0];
+        const size_t n = found.size();
         CHECK(n <= 16 && (n > 0) == (copies.match_length() > 0));
         for (size_t node = 0; node < n; ++node) {
-            CHECK(parents[node] < int32_t(node) && tokens[node] >= 0 && log_chances[node] <= 0.0f);
+            CHECK(found[node].parent < int32_t(node) && found[node].token >= 0);
+            CHECK(found[node].log_chance <= 0.0f);
         }
     }
 }

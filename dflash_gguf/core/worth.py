@@ -1,0 +1,76 @@
+"""What of candidates is verified: as many as bring more than the pass that they are in costs."""
+
+from __future__ import annotations
+
+from collections import abc
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from ._ffi import call, ffi, new
+
+
+@dataclass(frozen=True, eq=False)
+class Worth:
+    """Tokens that a pass must bring, by the number of its candidates; none: all are wanted.
+
+    sizes: rising from 1 on. chains, trees: of passes with so many, where they are chains, and where
+    they are more.
+    """
+
+    sizes: abc.Sequence[int] = ()
+    chains: abc.Sequence[float] = ()
+    trees: abc.Sequence[float] = ()
+
+    @cached_property
+    def handle(self) -> Any:
+        """For the core, as long as this lives."""
+        return new("dfl_worth *", (*self._arrays, len(self.sizes)))
+
+    @cached_property
+    def _arrays(self) -> tuple[Any, Any, Any]:
+        sizes = ffi.new("int32_t[]", self.sizes)
+        return sizes, ffi.new("double[]", self.chains), ffi.new("double[]", self.trees)
+
+
+ANYTHING = Worth()
+
+
+class Picked(NamedTuple):
+    """What is verified of each tree: its first nodes, or those of its spine.
+
+    value: tokens that all bring beyond what they must; what they had to exceed if none does.
+    """
+
+    counts: abc.Sequence[int]
+    is_tree: bool
+    value: float
+
+
+def pick(
+    parents: abc.Sequence[abc.Sequence[int]],
+    log_chances: abc.Sequence[abc.Sequence[float]],
+    limits: abc.Sequence[int],
+    worth: Worth,
+    *,
+    trust: float = 1.0,
+    least: float = 0.0,
+) -> Picked:
+    """The best number of nodes of all trees together, the likeliest first; of chains or of trees.
+
+    parents, log_chances: of each tree, as in `Tree`. limits: nodes below each root at most. trust:
+    what comes true of chances. least: tokens that all must bring more than, beyond what their
+    number must.
+    """
+    n = len(parents)
+    if n == 1:
+        (all_parents,), (all_logs,) = parents, log_chances
+    else:
+        all_parents = [parent for of in parents for parent in of]
+        all_logs = [log for of in log_chances for log in of]
+    counts, out = ffi.new("int32_t[]", [*map(len, parents), *limits]), ffi.new("int32_t[]", n + 1)
+    value = ffi.new("double *")
+    ids, logs = ffi.new("int32_t[]", all_parents), ffi.new("double[]", all_logs)
+    call("pick", n, counts, ids, logs, worth.handle, trust, least, out, out + n, value)
+    *found, is_tree = ffi.unpack(out, n + 1)
+    return Picked(found, bool(is_tree), value[0])

@@ -1,0 +1,161 @@
+"""What of candidates is verified, against brute force; and copies that are cut where they end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from dflash_gguf.core import ANYTHING, Copies, Error, Proposals, Worth, pick
+from dflash_gguf.draft.tree import Tree
+
+
+def random_tree(rng: np.random.Generator, n: int) -> Tree:
+    """Paths of random chances, the likeliest first."""
+    nodes = [(0.0, -1)]
+    for _ in range(n):
+        parent = int(rng.integers(len(nodes))) if rng.random() < 0.5 else len(nodes) - 1
+        nodes.append((nodes[parent][0] + math.log(rng.uniform(0.05, 1.0)), parent))
+    order = sorted(range(len(nodes)), key=lambda node: -nodes[node][0])
+    number = {node: at for at, node in enumerate(order)} | {-1: -1}
+    parents = [number[nodes[node][1]] for node in order]
+    tree = Tree.of(list(range(len(nodes))), parents)
+    return Tree(tree.tokens, parents, tree.depths, [nodes[node][0] for node in order])
+
+
+def random_worth(rng: np.random.Generator, most: int) -> Worth:
+    """Prices with steps, none of them for nothing; some sizes are not to be had."""
+    sizes = sorted(rng.choice(np.arange(1, most + 1), size=min(6, most), replace=False).tolist())
+    chains = np.cumsum(rng.uniform(0.0, 0.6, len(sizes)))
+    trees = chains * rng.uniform(0.9, 1.5)
+    chains[len(sizes) // 2 :] += rng.choice([0.0, math.inf])
+    return Worth(sizes, chains.tolist(), trees.tolist())
+
+
+def best_by_hand(
+    trees: Sequence[Tree], limits: Sequence[int], worth: Worth, least: float
+) -> tuple[float, list[int], bool]:
+    """Value, nodes of each and whether as trees: all sizes of both kinds are tried."""
+    best, found, is_best_tree = least, [0] * len(trees), False
+    for is_tree, prices in ((False, worth.chains), (True, worth.trees)):
+        parts = trees if is_tree else [tree.spine() for tree in trees]
+        nodes = [
+            (log, at)
+            for at, (part, limit) in enumerate(zip(parts, limits, strict=True))
+            for log in part.log_chances[1 : limit + 1]
+        ]
+        nodes.sort(key=lambda node: -node[0])
+        for size, price in zip(worth.sizes, prices, strict=True):
+            counts = [sum(at == tree for _, tree in nodes[:size]) for at in range(len(trees))]
+            taken = [part.first(n) for part, n in zip(parts, counts, strict=True)]
+            if size > len(nodes) or (is_tree and all(tree.is_chain for tree in taken)):
+                continue
+            value = sum(math.exp(log) for log, _ in nodes[:size]) - price
+            if value > best:
+                best, found, is_best_tree = value, counts, is_tree
+    return best, found, is_best_tree
+
+
+@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("least", [0.0, -math.inf])
+def test_the_best_number_of_nodes_is_taken(seed: int, least: float) -> None:
+    rng = np.random.default_rng(seed)
+    trees = [random_tree(rng, int(rng.integers(0, 25))) for _ in range(rng.integers(1, 5))]
+    limits = [int(rng.integers(0, 30)) for _ in trees]
+    worth = random_worth(rng, 30)
+    value, counts, is_tree = best_by_hand(trees, limits, worth, least)
+    got = pick(
+        [x.parents for x in trees], [x.log_chances for x in trees], limits, worth, least=least
+    )
+    assert list(got.counts) == counts
+    assert got.value == pytest.approx(value)
+    assert got.is_tree == is_tree
+
+
+def test_without_prices_all_is_taken() -> None:
+    rng = np.random.default_rng(0)
+    trees = [random_tree(rng, 12), random_tree(rng, 5)]
+    found = pick([x.parents for x in trees], [x.log_chances for x in trees], [9, 9], ANYTHING)
+    assert found.is_tree
+    assert list(found.counts) == [9, 5]
+
+
+def texts_of(rng: np.random.Generator, n: int) -> tuple[list[Copies], list[list[int]]]:
+    """Texts that repeat themselves with changes, and how they go on."""
+    texts, ends = [], []
+    for _ in range(n):
+        passage = rng.integers(0, 50, 40)
+        text: list[int] = []
+        for _ in range(int(rng.integers(1, 5))):
+            again = np.where(rng.random(40) < 0.1, rng.integers(0, 50, 40), passage)
+            text += again[: rng.integers(5, 41)].tolist()
+        at = int(rng.integers(1, 30))
+        copies = Copies(1000)
+        copies.append(text)
+        texts.append(copies)
+        ends.append(passage[at - 1 : at + int(rng.integers(0, 3))].tolist())
+    return texts, ends
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_copies_are_those_that_would_be_verified(seed: int) -> None:
+    """As if all were proposed, and then picked: the search ends where no more can pay."""
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(1, 6))
+    worth = random_worth(rng, 40)
+    positions = rng.integers(0, 20, n).tolist()
+    most = rng.integers(0, 30, n).tolist()
+    shapes, found = [], []
+    for with_worth in (ANYTHING, worth):
+        texts, ends = texts_of(np.random.default_rng((seed, 1)), n)
+        proposed = Proposals().propose(texts, ends, positions, most, with_worth)
+        found.append(proposed or [([], [], [])] * n)
+        shapes.append([len(tokens) for tokens, _, _ in found[-1]])
+    everything = [
+        Tree.of([-1, *tokens], [-1, *(parent + 1 for parent in parents)])
+        for tokens, parents, _ in found[0]
+    ]
+    trees = [
+        Tree(tree.tokens, tree.parents, tree.depths, [0.0, *logs])
+        for tree, (_, _, logs) in zip(everything, found[0], strict=True)
+    ]
+    # Beyond what one text may have there is nothing to pick from either.
+    value, counts, is_tree = best_by_hand(trees, most, worth, 0.0)
+    parts = [
+        (tree if is_tree else tree.spine()).first(k) for tree, k in zip(trees, counts, strict=True)
+    ]
+    assert value >= 0.0
+    assert shapes[1] == counts
+    for part, (tokens, parents, logs) in zip(parts, found[1], strict=True):
+        assert part.tokens[1:] == tokens
+        assert [parent - 1 for parent in part.parents[1:]] == parents
+        assert part.log_chances[1:] == pytest.approx(logs)
+
+
+def test_most_seeds_find_something_to_cut() -> None:
+    """Or the test before this one would say nothing."""
+    n_cut = 0
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        n = int(rng.integers(1, 6))
+        worth = random_worth(rng, 40)
+        positions, most = rng.integers(0, 20, n).tolist(), rng.integers(0, 30, n).tolist()
+        sizes = []
+        for with_worth in (ANYTHING, worth):
+            texts, ends = texts_of(np.random.default_rng((seed, 1)), n)
+            proposed = Proposals().propose(texts, ends, positions, most, with_worth) or []
+            sizes.append(sum(len(tokens) for tokens, _, _ in proposed))
+        n_cut += 0 < sizes[1] < sizes[0]
+    assert n_cut >= 20
+
+
+def test_bad_prices_are_one_sentence() -> None:
+    tree = Tree.chain([1, 2], [0.0, -0.1])
+    for sizes in ([2, 1], [0], [3, 3]):
+        worth = Worth(sizes, [0.0] * len(sizes), [0.0] * len(sizes))
+        with pytest.raises(Error, match="sizes must rise from 1 on"):
+            pick([tree.parents], [tree.log_chances], [1], worth)
+    with pytest.raises(Error, match="1 and 0 at least"):
+        pick([tree.parents], [tree.log_chances], [-1], ANYTHING)
