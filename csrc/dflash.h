@@ -510,13 +510,13 @@ dfl_status dfl_copies_separate(dfl_copies * copies, dfl_error * err);
 /* A round of n texts: each goes on by counts[i] tokens that the target chose (`tokens`, one text's
  * after the other's), and gives its likeliest copies as a tree, the likeliest first: of all texts
  * together as many as dfl_pick would take. counts: [n] tokens, [n] positions of a tree and [n] nodes
- * of it at most. Out, the trees one after the other: tokens, parents (nodes of the tree before, -1:
- * the text's last token) and log-chances of paths, with room for all nodes asked for; n_nodes: [n].
- * Errors: ARGUMENT, with nothing done; MEMORY. */
+ * of it at most. Out: n_nodes: [n], 0 where there are none, or with the root, the text's last token;
+ * and these trees one after the other: tokens, parents (of the root -1), depths and log-chances of
+ * paths, with room for all nodes asked for and roots. Errors: ARGUMENT, with nothing done; MEMORY. */
 dfl_status dfl_copies_propose(dfl_copies * const * copies, int32_t n, const int32_t * tokens,
                               const int32_t * counts, const dfl_worth * worth, int32_t * out_tokens,
-                              int32_t * out_parents, float * out_log_chances, int32_t * n_nodes,
-                              dfl_error * err);
+                              int32_t * out_parents, int32_t * out_depths, double * out_log_chances,
+                              int32_t * n_nodes, dfl_error * err);
 /* How often copies were looked at and came true, by class: [DFL_COPY_OUTCOMES][2]. Errors: ARGUMENT
  * (to set: 0 < taken <= tried everywhere). */
 dfl_status dfl_copies_get_outcomes(const dfl_copies * copies, double * outcomes, dfl_error * err);

@@ -92,8 +92,6 @@ class Speculation:
         if rests and self._paid and rule.is_due(done):
             rests = False  # drafts may pay for so many
         self._host_s = 0.0
-        with clock("choose"):
-            worth = rule.worth(done)
         drafting = []
         for request in requests:
             request.tree = None
@@ -103,7 +101,6 @@ class Speculation:
                 drafting.append(request)
                 request.n_nodes = min(request.n_room - 1, rule.n_nodes)
                 request.n_positions, request.shape = min(limit, rule.longest), TREE
-                request.worth = worth
         if not drafting:
             return
         has_free = False
@@ -113,6 +110,9 @@ class Speculation:
                 new = self._new
                 asked = [x for x in drafting if x in new and _is_asked(new[x])]
             with clock("tree"):
+                worth = rule.worth(done)
+                for request in asked:
+                    request.worth = worth
                 has_free = self._ask(self._free, asked)
         if rests and not has_free:
             return

@@ -141,8 +141,8 @@ def bound(prompt: list[int], answer: list[int], costs: Costs) -> tuple[float, fl
     n_right = []  # of the copies after each token but the last
     for at in range(n):
         copies.append([answer[at]], is_chosen=True)
-        tokens, parents, _ = copies.propose(MAX_VERIFY, MAX_VERIFY)
-        tree = Tree.of([answer[at], *tokens], [-1, *(parent + 1 for parent in parents)])
+        tokens, parents, _, _ = copies.propose(MAX_VERIFY, MAX_VERIFY)
+        tree = Tree.of(tokens, parents) if tokens else Tree.of([answer[at]])
         n_right.append(min(len(tree.accepted(answer[at + 1 :])) - 1, n - at - 1))
     most = costs.most_rows  # beyond, costs are guesses
     passes = [costs.pass_s(position, rows) for rows in range(1, most + 1)]

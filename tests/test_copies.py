@@ -36,6 +36,16 @@ def longest_match(text: list[int]) -> int:
     return n
 
 
+def below(
+    copies: Copies, n_positions: int, n_nodes: int
+) -> tuple[list[int], list[int], list[float]]:
+    """Tokens, parents (-1: the text's last token) and log-chances of what is proposed below it."""
+    tokens, parents, depths, log_chances = copies.propose(n_positions, n_nodes)
+    assert not tokens or (parents[0], log_chances[0]) == (-1, 0.0)
+    assert depths == Tree.of(tokens, parents).depths
+    return tokens[1:], [parent - 1 for parent in parents[1:]], log_chances[1:]
+
+
 @pytest.mark.parametrize("n_kinds", [1, 2, 3, 5, 20])
 @pytest.mark.parametrize("seed", range(6))
 def test_the_longest_end_that_stands_before_is_found(n_kinds: int, seed: int) -> None:
@@ -60,7 +70,7 @@ def test_what_came_after_it_last_is_proposed(n_kinds: int, seed: int) -> None:
         token = int(rng.integers(n_kinds))
         text.append(token)
         n = copies.append([token])
-        tokens, parents, log_chances = copies.propose(6, 12)
+        tokens, parents, log_chances = below(copies, 6, 12)
         if not n:
             assert not tokens
             continue
@@ -88,10 +98,10 @@ def test_no_copy_goes_across_texts() -> None:
     copies.append([1, 2, 3])
     copies.separate()
     assert copies.append([4, 5, 3]) == 1
-    assert copies.propose(4, 4)[0] == []  # its text ended there
+    assert below(copies, 4, 4)[0] == []  # its text ended there
     copies.separate()
     assert copies.append([1, 2]) == 2
-    assert copies.propose(4, 4)[0] == [3]
+    assert below(copies, 4, 4)[0] == [3]
     assert copies.append([3]) == 3
     assert copies.append([4]) == 1  # [3, 4] stood nowhere
 
@@ -123,7 +133,7 @@ def test_chances_follow_what_came_true() -> None:
             copies.append(more, is_chosen=True)
             copies.separate()
         copies.append(text[350:354])
-        tokens, _, log_chances = copies.propose(1, 1)
+        tokens, _, log_chances = below(copies, 1, 1)
         assert tokens == [text[354]]
         chance[is_copied] = np.exp(log_chances[0])
     assert chance[True] > 0.9
@@ -138,10 +148,10 @@ def test_a_name_that_was_changed_once_is_changed_again() -> None:
     copies.append(text)
     copies.separate()
     copies.append([1, 2, 3])
-    assert copies.propose(3, 3)[0] == name
+    assert below(copies, 3, 3)[0] == name
     copies.append([*renamed, 4, 5, 6], is_chosen=True)
-    assert copies.propose(2, 2)[0] == [7, 8]
-    tokens, parents, _ = copies.propose(9, 40)
+    assert below(copies, 2, 2)[0] == [7, 8]
+    tokens, parents, _ = below(copies, 9, 40)
     tree = Tree.of([-1, *tokens], [-1, *(parent + 1 for parent in parents)])
     node: int | None = 0
     for token in (7, 8, *renamed):
@@ -149,16 +159,16 @@ def test_a_name_that_was_changed_once_is_changed_again() -> None:
         node = tree.child(node, token)
     assert node is not None
     copies.append([7, 8], is_chosen=True)
-    assert copies.propose(1, 1)[0] == renamed[:1]
+    assert below(copies, 1, 1)[0] == renamed[:1]
     copies.append([*name, 9], is_chosen=True)  # not here
     copies.separate()
     copies.append([7, 8])
-    assert copies.propose(1, 1)[0] == name[:1]
+    assert below(copies, 1, 1)[0] == name[:1]
 
 
 def guesses_of(copies: Copies) -> dict[int, float]:
     """What may come next, and its chances."""
-    tokens, parents, log_chances = copies.propose(1, 9)
+    tokens, parents, log_chances = below(copies, 1, 9)
     assert set(parents) <= {-1}
     return dict(zip(tokens, np.exp(log_chances).tolist(), strict=True))
 
@@ -196,7 +206,7 @@ def test_a_text_goes_on_as_it_begins_not_as_an_older_one() -> None:
     copies.append(head, is_chosen=True)
     found = guesses_of(copies)
     assert {30, 40} <= set(found)
-    tokens, _, _ = copies.propose(2, 9)
+    tokens, _, _ = below(copies, 2, 9)
     assert 41 in tokens
     for number in range(100, 140):  # the target goes by the texts at hand
         copies.separate()
@@ -278,7 +288,7 @@ def test_what_repeats_goes_on_repeating() -> None:
     for period in ([7], [1, 2], [1, 2, 3, 4, 5]):
         copies = Copies(100)
         copies.append(period * 3)
-        assert copies.propose(11, 11)[0] == (period * 12)[:11]
+        assert below(copies, 11, 11)[0] == (period * 12)[:11]
 
 
 def test_bad_arguments_are_one_sentence() -> None:

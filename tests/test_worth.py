@@ -107,31 +107,23 @@ def test_copies_are_those_that_would_be_verified(seed: int) -> None:
     worth = random_worth(rng, 40)
     positions = rng.integers(0, 20, n).tolist()
     most = rng.integers(0, 30, n).tolist()
-    shapes, found = [], []
+    found = []
     for with_worth in (ANYTHING, worth):
         texts, ends = texts_of(np.random.default_rng((seed, 1)), n)
         proposed = Proposals().propose(texts, ends, positions, most, with_worth)
-        found.append(proposed or [([], [], [])] * n)
-        shapes.append([len(tokens) for tokens, _, _ in found[-1]])
-    everything = [
-        Tree.of([-1, *tokens], [-1, *(parent + 1 for parent in parents)])
-        for tokens, parents, _ in found[0]
-    ]
-    trees = [
-        Tree(tree.tokens, tree.parents, tree.depths, [0.0, *logs])
-        for tree, (_, _, logs) in zip(everything, found[0], strict=True)
-    ]
+        found.append([Tree(*x) if x[0] else Tree.of([-1]) for x in proposed or [([],)] * n])
+    trees, cut = found
     # Beyond what one text may have there is nothing to pick from either.
     value, counts, is_tree = best_by_hand(trees, most, worth, 0.0)
     parts = [
         (tree if is_tree else tree.spine()).first(k) for tree, k in zip(trees, counts, strict=True)
     ]
     assert value >= 0.0
-    assert shapes[1] == counts
-    for part, (tokens, parents, logs) in zip(parts, found[1], strict=True):
-        assert part.tokens[1:] == tokens
-        assert [parent - 1 for parent in part.parents[1:]] == parents
-        assert part.log_chances[1:] == pytest.approx(logs)
+    assert [tree.n_drafted for tree in cut] == counts
+    for part, got in zip(parts, cut, strict=True):
+        assert part.tokens[1:] == got.tokens[1:]
+        assert (part.parents, part.depths) == (got.parents, got.depths)
+        assert part.log_chances == pytest.approx(got.log_chances)
 
 
 def test_most_seeds_find_something_to_cut() -> None:
@@ -146,7 +138,7 @@ def test_most_seeds_find_something_to_cut() -> None:
         for with_worth in (ANYTHING, worth):
             texts, ends = texts_of(np.random.default_rng((seed, 1)), n)
             proposed = Proposals().propose(texts, ends, positions, most, with_worth) or []
-            sizes.append(sum(len(tokens) for tokens, _, _ in proposed))
+            sizes.append(sum(len(tree[0]) for tree in proposed))
         n_cut += 0 < sizes[1] < sizes[0]
     assert n_cut >= 20
 

@@ -74,11 +74,12 @@ static dfl::Worth worth_of(const dfl_worth & worth) {
 
 dfl_status dfl_copies_propose(dfl_copies * const * copies, int32_t n, const int32_t * tokens,
                               const int32_t * counts, const dfl_worth * worth, int32_t * out_tokens,
-                              int32_t * out_parents, float * out_log_chances, int32_t * n_nodes,
-                              dfl_error * err) {
+                              int32_t * out_parents, int32_t * out_depths, double * out_log_chances,
+                              int32_t * n_nodes, dfl_error * err) {
     return guard(err, [&] {
         need(copies, tokens, counts, worth);
-        need(out_tokens, out_parents, out_log_chances, n_nodes);
+        need(out_tokens, out_parents, out_depths);
+        need(out_log_chances, n_nodes);
         int64_t n_tokens = 0;
         for (int32_t i = 0; i < n; ++i) {
             need(copies[i]);
@@ -102,6 +103,7 @@ dfl_status dfl_copies_propose(dfl_copies * const * copies, int32_t n, const int3
             for (const Copies::Node & node : tree) {
                 *out_tokens++ = node.token;
                 *out_parents++ = node.parent;
+                *out_depths++ = node.depth;
                 *out_log_chances++ = node.log_chance;
             }
         }

@@ -406,7 +406,7 @@ std::vector<std::vector<Copies::Node>> Copies::propose(const std::vector<Asked> 
     for (size_t i = 0; i < asked.size(); ++i) {
         const Asked & of = asked[i];
         if (of.text->automaton_.match() != 0 && of.n_positions > 0 && of.n_nodes > 0) {
-            expand(of.text->guesses(), 0.0, int32_t(i), -1, 0);
+            expand(of.text->guesses(), 0.0, int32_t(i), 0, 0);
         }
     }
     struct Found {
@@ -415,7 +415,7 @@ std::vector<std::vector<Copies::Node>> Copies::propose(const std::vector<Asked> 
         bool is_chain;
     };
     std::vector<Found> found;
-    std::vector<int32_t> counts(asked.size(), 0), ends(asked.size(), -1);
+    std::vector<int32_t> counts(asked.size(), 0), ends(asked.size(), 0);
     while (!open.empty()) {
         const Open node = open.top();
         open.pop();
@@ -427,12 +427,13 @@ std::vector<std::vector<Copies::Node>> Copies::propose(const std::vector<Asked> 
         if (size_t(counts[text]) == asked[text].n_nodes) {
             continue;
         }
-        const int32_t number = counts[text]++;
+        const int32_t number = ++counts[text];
         const bool is_chain = node.parent == ends[text];
         if (is_chain) {
             ends[text] = number;
         }
-        found.push_back({{node.token, node.parent, float(node.log_chance)}, node.text, is_chain});
+        found.push_back(
+            {{node.token, node.parent, node.depth, node.log_chance}, node.text, is_chain});
         pick.add(chance, is_chain);
         if (size_t(node.depth) < asked[text].n_positions) {
             expand(asked[text].text->guesses(node.state, node.length), node.log_chance, node.text,
@@ -445,15 +446,18 @@ std::vector<std::vector<Copies::Node>> Copies::propose(const std::vector<Asked> 
         if (left == 0) {
             break;
         }
-        std::vector<Node> & tree = trees[size_t(one.text)];
-        if (pick.is_tree()) {
-            tree.push_back(one.node);
-            --left;
-        } else if (one.is_chain) {
-            tree.push_back(one.node);
-            tree.back().parent = int32_t(tree.size()) - 2;
-            --left;
+        if (!pick.is_tree() && !one.is_chain) {
+            continue;
         }
+        std::vector<Node> & tree = trees[size_t(one.text)];
+        if (tree.empty()) {
+            tree.push_back({asked[size_t(one.text)].text->automaton_.stream().back(), -1, 0, 0.0});
+        }
+        tree.push_back(one.node);
+        if (!pick.is_tree()) {
+            tree.back().parent = int32_t(tree.size()) - 2;
+        }
+        --left;
     }
     return trees;
 }

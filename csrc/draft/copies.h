@@ -93,12 +93,12 @@ class Copies {
         const Copies * text;
         size_t n_positions, n_nodes;
     };
-    // A copy: the token, its parent among the same text's (-1: its last token), the path's chance.
     struct Node {
-        int32_t token, parent;
-        float log_chance;
+        int32_t token, parent, depth;
+        double log_chance; // of the path
     };
     // The likeliest copies of each text, parents first; of all together as many as are worth a pass.
+    // A tree has its root, the text's last token with the parent -1, where it has any other node.
     static std::vector<std::vector<Node>> propose(const std::vector<Asked> & asked,
                                                   const Worth & worth);
 

@@ -12,8 +12,8 @@ from ._ffi import call, create, ffi, lib, new
 from .limits import MAX_VERIFY
 from .worth import ANYTHING, Worth
 
-Proposal = tuple[list[int], list[int], list[float]]
-"""A tree below the last token: tokens, parents (-1: that token) and log-chances of the paths."""
+Proposal = tuple[list[int], list[int], list[int], list[float]]
+"""A tree from the last token on: tokens, parents, depths and log-chances of paths; none: empty."""
 
 
 class Copies:
@@ -48,7 +48,7 @@ class Copies:
     def propose(self, n_positions: int, n_nodes: int) -> Proposal:
         """The likeliest copies as a tree, no deeper than n_positions, the likeliest first."""
         found = Proposals().propose([self], [()], [n_positions], [n_nodes])
-        return found[0] if found else ([], [], [])
+        return found[0] if found else ([], [], [], [])
 
     @property
     def outcomes(self) -> NDArray[np.float64]:
@@ -95,9 +95,8 @@ class Proposals:
             self._texts = texts
             self._handles = ffi.new("dfl_copies *[]", [text.handle for text in texts])
             self._counts, self._found = ffi.new("int32_t[]", 3 * n), ffi.new("int32_t[]", n)
-            self._out = tuple(
-                ffi.new(name, n * MAX_VERIFY) for name in ("int32_t[]", "int32_t[]", "float[]")
-            )
+            room = n * (MAX_VERIFY + 1)
+            self._out = (*(ffi.new("int32_t[]", room) for _ in range(3)), ffi.new("double[]", room))
         tokens = chosen[0] if n == 1 else [token for tokens in chosen for token in tokens]
         if len(tokens) >= self._n_tokens:
             self._n_tokens = 2 * len(tokens) + 1
@@ -120,9 +119,9 @@ class Proposals:
         n_found = sum(counts)
         if not n_found:
             return None
-        ids, parents, logs = (ffi.unpack(values, n_found) for values in self._out)
+        whole = [ffi.unpack(values, n_found) for values in self._out]
         if n == 1:
-            return [(ids, parents, logs)]
+            return [tuple(whole)]
         ends = itertools.accumulate(counts)
         spans = [(end - k, end) for k, end in zip(counts, ends, strict=True)]
-        return [(ids[a:b], parents[a:b], logs[a:b]) for a, b in spans]
+        return [tuple(values[a:b] for values in whole) for a, b in spans]

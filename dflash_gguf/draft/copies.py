@@ -87,10 +87,7 @@ class Copy:
         found = self._proposals.propose(texts, chosen, n_positions, n_nodes, requests[0].worth)
         if found is None:
             return [_NOTHING] * len(requests)
-        return [
-            _tree(request.seen[-1], *one) if one[0] else _NOTHING
-            for request, one in zip(requests, found, strict=True)
-        ]
+        return [Tree(*tree) if tree[0] else _NOTHING for tree in found]
 
     def observe(self, request: Request, tokens: Sequence[int]) -> None:
         """The text tells, when it goes on."""
@@ -122,15 +119,6 @@ class Copy:
                 raise ValueError(str(error)) from None
             found[way] = outcomes
         self._outcomes = found
-
-
-def _tree(
-    root: int, tokens: Sequence[int], parents: Sequence[int], log_chances: Sequence[float]
-) -> Tree:
-    depths = [0]
-    for parent in parents:
-        depths.append(depths[parent + 1] + 1)
-    return Tree([root, *tokens], [-1, *(p + 1 for p in parents)], depths, [0.0, *log_chances])
 
 
 def _n_common(a: list[int], b: list[int]) -> int:

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Tree:
     """Nodes to verify, parents before children. Node 0 is the root: the token chosen last.
+
+    Nobody changes one that is made; it is not frozen, as that takes several times as long to make.
 
     tokens, parents, depths, log_chances: [n]; the root has parent -1, depth 0 and chance 1.
     log_chances: of the whole path from the root to the node.

@@ -43,6 +43,8 @@ N_VAIN = 4
 Sooner one rests less, as a copy goes on a few tokens after a change. Played on recorded answers,
 beside a whole rest at once: single answers are 0 to 6 % faster where they are edits, 0 to 2 % else;
 2 to 16 at once 0.4 % on average over all kinds (from -4 to 8 %)."""
+DOUBTED = 0.8
+"""Copies are taken by their chances unless fewer of those that were expected came true lately."""
 SIZES = (1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63, 95, 127, 191, 255)
 """Positions and nodes that are tried. Their verify has 2, 3, 4, 6, 8, 12, 16 ... rows: kernels
 change at multiples of 4 and 8 rows, and every other size would need graphs and measurements."""
@@ -152,6 +154,7 @@ class Auto(Rule):
         self._rate = self._advantage = self._promised_s = 0.0
         self._looked_up: dict[tuple[int, int, bool], list[float]] = {}
         self._worths: dict[tuple[int, bool], Worth] = {}
+        self._asked = ANYTHING
         self._at_hand: tuple[Round | None, float, list[Tree]] = (None, 0.0, [])
         self.n_nodes = self._most_nodes()
 
@@ -170,7 +173,8 @@ class Auto(Rule):
     def worth(self, done: Round) -> Worth:
         """What a pass costs; beside the nodes of a draft others come cheaper."""
         is_known = self._rate > 0.0 and self._costs.knows_plain_of(done.n_sequences)
-        return self._worth(done) if is_known and self._way is None else ANYTHING
+        self._asked = self._worth(done) if is_known and self._way is None else ANYTHING
+        return self._asked
 
     def choose(self, done: Round, requests: Sequence[Request], paid: Proposer | None) -> Way | None:
         """The way that was decided on lately, or the best now; now and then a look."""
@@ -386,12 +390,21 @@ class Auto(Rule):
         """
         if not self._costs.knows_plain_of(done.n_sequences):
             return 0.0, []
+        worth, trust = self._worth(done), 1.0
+        if not done.n_positions:
+            trust = min(self._known.copied.value / DOUBTED, 1.0)
+        if worth is self._asked and trust == 1.0:  # such trees were cut to what is best
+            size = sum([tree.n_drafted for tree in trees])
+            if size in self._sizes:
+                prices = worth.chains if all(tree.is_chain for tree in trees) else worth.trees
+                tokens = sum([tree.n_expected for tree in trees])
+                return self._share * (tokens - prices[self._sizes.index(size)]), list(trees)
         picked = pick(
             [tree.parents for tree in trees],
             [tree.log_chances for tree in trees],
             limits,
-            self._worth(done),
-            trust=min(self._known.copied.value, 1.0) if not done.n_positions else 1.0,
+            worth,
+            trust=trust,
             least=-math.inf if self._is_probe else 0.0,
         )
         if not any(picked.counts):

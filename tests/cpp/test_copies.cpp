@@ -42,10 +42,12 @@ void finds_the_longest_match(int n_kinds) {
         CHECK(size_t(copies.match_length()) == longest_match(text));
         const auto found = Copies::propose({{&copies, 5, 16}}, dfl::Worth{})[0];
         const size_t n = found.size();
-        CHECK(n <= 16 && (n > 0) == (copies.match_length() > 0));
-        for (size_t node = 0; node < n; ++node) {
-            CHECK(found[node].parent < int32_t(node) && found[node].token >= 0);
-            CHECK(found[node].log_chance <= 0.0f);
+        CHECK(n <= 17 && n != 1 && (n > 1) == (copies.match_length() > 0));
+        CHECK(n == 0 || (found[0].parent == -1 && found[0].token == text.back()));
+        for (size_t node = 1; node < n; ++node) {
+            const size_t parent = size_t(found[node].parent);
+            CHECK(parent < node && found[node].token >= 0 && found[node].log_chance <= 0.0);
+            CHECK(found[node].depth == found[parent].depth + 1 && found[node].depth <= 5);
         }
     }
 }
