@@ -19,6 +19,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from .core import Worth
 from .draft.proposer import BRIEF, TREE, Proposer, Request
 from .policy.costs import Round
 from .policy.rule import Rule
@@ -92,29 +93,23 @@ class Speculation:
         if rests and self._paid and rule.is_due(done):
             rests = False  # drafts may pay for so many
         self._host_s = 0.0
-        drafting = []
+        asked = requests
+        if rests:
+            new = self._new
+            asked = [x for x in requests if x in new and _is_asked(new[x])]
         for request in requests:
             request.tree = None
             if request.proposed:
                 request.proposed.clear()
-            if (limit := request.limit) > 0:
-                drafting.append(request)
-                request.n_nodes = min(request.n_room - 1, rule.n_nodes)
-                request.n_positions, request.shape = min(limit, rule.longest), TREE
+        with clock("tree"):
+            worth = rule.worth(done)
+            drafting = self._limit(asked, worth)
+            has_free = self._ask(self._free, drafting)
+        if rests:
+            if not has_free:
+                return
+            drafting = self._limit(requests, worth)
         if not drafting:
-            return
-        has_free = False
-        if self._free:
-            asked = drafting
-            if rests:
-                new = self._new
-                asked = [x for x in drafting if x in new and _is_asked(new[x])]
-            with clock("tree"):
-                worth = rule.worth(done)
-                for request in asked:
-                    request.worth = worth
-                has_free = self._ask(self._free, asked)
-        if rests and not has_free:
             return
         self._new.clear()
         n_plain = self._plain.n_rounds if self._plain else 0
@@ -216,6 +211,17 @@ class Speculation:
         if self._plain is not None:
             self._rule.observe(self._plain)
             self._plain = None
+
+    def _limit(self, requests: Sequence[Request], worth: Worth) -> list[Request]:
+        """Those of whom anything may be verified, with how much that is at most."""
+        n_nodes, longest, found = self._rule.n_nodes, self._rule.longest, []
+        for request in requests:
+            if (limit := request.limit) > 0:
+                request.n_nodes = min(request.n_room - 1, n_nodes)
+                request.n_positions, request.shape = min(limit, longest), TREE
+                request.worth = worth
+                found.append(request)
+        return found
 
     def _ask(self, proposers: Sequence[Proposer], requests: Sequence[Request]) -> bool:
         """Whether anything is proposed."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import abc
 
 import numpy as np
@@ -13,7 +12,7 @@ from .limits import MAX_VERIFY
 from .worth import ANYTHING, Worth
 
 Proposal = tuple[list[int], list[int], list[int], list[float]]
-"""A tree from the last token on: tokens, parents, depths and log-chances of paths; none: empty."""
+"""A tree from the last token on: tokens, parents, depths and log-chances of paths."""
 
 
 class Copies:
@@ -46,9 +45,12 @@ class Copies:
         call("copies_separate", self.handle)
 
     def propose(self, n_positions: int, n_nodes: int) -> Proposal:
-        """The likeliest copies as a tree, no deeper than n_positions, the likeliest first."""
+        """The likeliest copies as a tree, no deeper than n_positions, the likeliest first.
+
+        Empty lists if there are none.
+        """
         found = Proposals().propose([self], [()], [n_positions], [n_nodes])
-        return found[0] if found else ([], [], [], [])
+        return (found[0] if found else None) or ([], [], [], [])
 
     @property
     def outcomes(self) -> NDArray[np.float64]:
@@ -73,8 +75,7 @@ class Proposals:
     """
 
     def __init__(self) -> None:
-        self._texts: abc.Sequence[Copies] = ()
-        self._n_tokens = 0
+        self._n_texts = self._n_tokens = 0
 
     def propose(
         self,
@@ -83,20 +84,20 @@ class Proposals:
         n_positions: abc.Sequence[int],
         n_nodes: abc.Sequence[int],
         worth: Worth = ANYTHING,
-    ) -> list[Proposal] | None:
+    ) -> list[Proposal | None] | None:
         """Each text goes on by what the target chose, and gives its likeliest copies as a tree.
 
         No more nodes than its n_nodes, MAX_VERIFY at most, none deeper than its n_positions, and of
-        all texts together as many as are worth a pass; None where that is none.
+        all texts together as many as are worth a pass; None for a text without any, and for all.
         Errors: Error for a token id or a count below 0, which leaves all as it was.
         """
         n = len(texts)
-        if texts != self._texts:
-            self._texts = texts
-            self._handles = ffi.new("dfl_copies *[]", [text.handle for text in texts])
+        if n > self._n_texts:
+            self._n_texts, room = n, n * (MAX_VERIFY + 1)
+            self._handles = ffi.new("dfl_copies *[]", n)
             self._counts, self._found = ffi.new("int32_t[]", 3 * n), ffi.new("int32_t[]", n)
-            room = n * (MAX_VERIFY + 1)
             self._out = (*(ffi.new("int32_t[]", room) for _ in range(3)), ffi.new("double[]", room))
+        self._handles[0:n] = [text.handle for text in texts]
         tokens = chosen[0] if n == 1 else [token for tokens in chosen for token in tokens]
         if len(tokens) >= self._n_tokens:
             self._n_tokens = 2 * len(tokens) + 1
@@ -119,9 +120,14 @@ class Proposals:
         n_found = sum(counts)
         if not n_found:
             return None
-        whole = [ffi.unpack(values, n_found) for values in self._out]
+        tokens, parents, depths, logs = (ffi.unpack(values, n_found) for values in self._out)
         if n == 1:
-            return [tuple(whole)]
-        ends = itertools.accumulate(counts)
-        spans = [(end - k, end) for k, end in zip(counts, ends, strict=True)]
-        return [tuple(values[a:b] for values in whole) for a, b in spans]
+            return [(tokens, parents, depths, logs)]
+        trees: list[Proposal | None] = []
+        a = 0
+        for count in counts:
+            b = a + count
+            one = (tokens[a:b], parents[a:b], depths[a:b], logs[a:b]) if count else None
+            trees.append(one)
+            a = b
+        return trees

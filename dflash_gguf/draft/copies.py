@@ -87,7 +87,7 @@ class Copy:
         found = self._proposals.propose(texts, chosen, n_positions, n_nodes, requests[0].worth)
         if found is None:
             return [_NOTHING] * len(requests)
-        return [Tree(*tree) if tree[0] else _NOTHING for tree in found]
+        return [Tree(*tree) if tree else _NOTHING for tree in found]
 
     def observe(self, request: Request, tokens: Sequence[int]) -> None:
         """The text tells, when it goes on."""
@@ -101,7 +101,6 @@ class Copy:
         memory = self._memories.pop(sequence, None)
         if memory is not None:
             self._outcomes[memory.way] = memory.copies.outcomes.tolist()
-            self._proposals = Proposals()  # which holds the texts of the last round
 
     def to_dict(self) -> dict[str, Any]:
         """How often copies came true, by way to draw."""

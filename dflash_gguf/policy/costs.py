@@ -130,6 +130,11 @@ class Costs:
         """Whether plain rounds of answers were measured more than once."""
         return bool(self._measured)
 
+    @property
+    def knows_trees(self) -> bool:
+        """Whether any were run; they are taken to cost what chains do until then."""
+        return bool(self._times["trees"])
+
     def knows_plain_of(self, n_sequences: int) -> bool:
         """Whether such rounds were of as many sequences, or of less than twice as many."""
         measured = self._measured
@@ -219,7 +224,7 @@ class Costs:
         """
         bucket = _bucket(position)
         chains, apart_s = self._line("chains", bucket), self._apart_s(bucket, n_sequences)
-        if not is_tree or not self._times["trees"]:
+        if not is_tree or not self.knows_trees:
             return [chains.at(n) + apart_s for n in counts]
         trees = self._line("trees", bucket)
         found = []

@@ -43,6 +43,10 @@ N_VAIN = 4
 Sooner one rests less, as a copy goes on a few tokens after a change. Played on recorded answers,
 beside a whole rest at once: single answers are 0 to 6 % faster where they are edits, 0 to 2 % else;
 2 to 16 at once 0.4 % on average over all kinds (from -4 to 8 %)."""
+MARGIN = 0.05
+"""Of a plain round's tokens, what is verified beside it must promise beyond what it costs: that is
+known within a few hundredths only, and the best of many sizes is the one that was told too cheap.
+"""
 DOUBTED = 0.8
 """Copies are taken by their chances unless fewer of those that were expected came true lately."""
 SIZES = (1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63, 95, 127, 191, 255)
@@ -152,7 +156,6 @@ class Auto(Rule):
         self._is_probe = self._is_plain = False
         self._paying: Round | None = None
         self._rate = self._advantage = self._promised_s = 0.0
-        self._looked_up: dict[tuple[int, int, bool], list[float]] = {}
         self._worths: dict[tuple[int, bool], Worth] = {}
         self._asked = ANYTHING
         self._at_hand: tuple[Round | None, float, list[Tree]] = (None, 0.0, [])
@@ -164,7 +167,8 @@ class Auto(Rule):
         Not what was to be run only once more, which may have been for how little was left.
         """
         self._n_kept -= self._n_kept == 1
-        self._n_vain = 0  # another text, in which there may be more to copy
+        # One of all texts is another, in which there may be more to copy.
+        self._n_vain -= self._n_vain // max(self._n_sequences, 1)
 
     def is_due(self, done: Round) -> bool:
         """Whether a decision is made now: also for another number of sequences."""
@@ -290,7 +294,6 @@ class Auto(Rule):
             self._is_probe, self._n_kept = True, 1
 
     def _forget_prices(self) -> None:
-        self._looked_up.clear()
         self._worths.clear()
         self._n_moved = self._costs.n_moved
         self.n_nodes = self._most_nodes()
@@ -308,15 +311,16 @@ class Auto(Rule):
             plain_s = self._costs.pass_s(
                 done.position, done.n_sequences, n_sequences=done.n_sequences
             )
-            ask_s = 0.0 if done.n_positions else self._costs.ask_s
+            extra = self._rate / self._share * self._costs.ask_s + MARGIN * done.n_sequences
+            extra *= done.n_positions == 0
             prices = [
                 [
-                    self._rate / self._share * (max(pass_s - plain_s, 0.0) + ask_s)
+                    self._rate / self._share * max(pass_s - plain_s, 0.0) + extra
                     if size >= self._least
                     else math.inf
                     for size, pass_s in zip(self._sizes, passes, strict=True)
                 ]
-                for passes in (self._passes(done, 1, is_tree) for is_tree in (False, True))
+                for passes in self._passes(done, 1)
             ]
             self._worths[key] = Worth(self._sizes, *prices)
         return self._worths[key]
@@ -368,7 +372,7 @@ class Auto(Rule):
         first = self._lengths.index(lengths[0])
         table = self._known.promise.table(outlook, self._lengths, self._sizes)
         tokens = n_sequences * (1.0 + table[:, first : first + len(lengths)])
-        passes = np.array([self._passes(done, n_sequences, is_tree) for is_tree in (False, True)])
+        passes = np.array(self._passes(done, n_sequences))
         drafts = np.array([costs.draft_s(n, False, n_sequences) for n in lengths])
         seconds = passes[:, None] + drafts[:, None] + tokens * costs.sample_s
         rates = tokens / np.maximum(seconds, 1e-9)
@@ -418,23 +422,23 @@ class Auto(Rule):
         most_rows = self._costs.most_rows
         return next((size for size in self._sizes if size >= most_rows), self._sizes[-1])
 
-    def _passes(self, done: Round, n_nodes: int, is_tree: bool) -> list[float]:
-        """Seconds of passes with each size of the ladder, that many times n_nodes; inf: not open.
+    def _passes(self, done: Round, n_nodes: int) -> list[list[float]]:
+        """Seconds of chains and of trees of each size of the ladder, that many times n_nodes.
 
-        They are looked up when a decision is made, and when such passes have been measured.
+        inf: not open.
         """
-        key = (done.n_sequences, n_nodes, is_tree)
-        if key not in self._looked_up:
-            costs, n = self._costs, done.n_sequences
-            counts = [n + n_nodes * size for size in self._sizes]
-            # One step beyond the largest pass that was run.
-            n_open = min(bisect_right(counts, costs.most_rows) + 1, len(counts))
-            found = costs.passes_s(done.position, counts[:n_open], is_tree, n)
+        costs, n = self._costs, done.n_sequences
+        counts = [n + n_nodes * size for size in self._sizes]
+        # One step beyond the largest pass that was run.
+        n_open = min(bisect_right(counts, costs.most_rows) + 1, len(counts))
+        found = []
+        for is_tree in (False, True) if costs.knows_trees else (False,):
+            passes = costs.passes_s(done.position, counts[:n_open], is_tree, n)
             for at, rows in enumerate(counts[:n_open]):
                 if not costs.knows_pass(rows, is_tree):
-                    found[at] += costs.first_s / N_USES
-            self._looked_up[key] = found + [math.inf] * (len(counts) - n_open)
-        return self._looked_up[key]
+                    passes[at] += costs.first_s / N_USES
+            found.append(passes + [math.inf] * (len(counts) - n_open))
+        return found if costs.knows_trees else 2 * found
 
 
 def ladder(steps: Sequence[int], *ends: int) -> tuple[int, ...]:
