@@ -561,9 +561,8 @@ def test_copies_are_trusted_as_far_as_they_came_true() -> None:
 
     failed = [play(0) for _ in range(16)]
     assert min(failed[:3]) >= 7
-    assert failed[-6:] == [0] * 6
+    assert sum(n > 0 for n in failed[-6:]) <= 1, "now and then a few, as trust begins anew"
     again = [play(15) for _ in range(80)]
-    assert again[0] == 0
     assert min(again[-40:]) >= 11
 
 
@@ -587,12 +586,12 @@ def test_who_begins_to_decode_is_asked_alone_while_the_others_rest() -> None:
         return proposer.last
 
     assert play([old]) == [old]
-    speculation.n_rest = 9
+    speculation.n_rest = 15
     assert play([old]) == []
     speculation.decodes(new)
-    for asked in ([new], [new], [], [new], []):
-        assert play([old, new]) == asked
-    assert speculation.n_rest == 3
+    asked = [play([old, new]) for _ in range(10)]
+    assert asked == [[new] if number in (1, 7) else [] for number in range(10)]
+    assert speculation.n_rest == 4
     speculation.decodes(another := Request(None, [0], sampler, n_left=99, n_room=9))
+    assert [play([another]) for _ in range(2)] == [[], [another]]
     assert play([another]) == [another]  # alone there is nobody whose rest counts
-    assert play([another]) == [another]

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ..draft.tree import Tree
 from .times import Experts, Line, Median
 
@@ -102,9 +104,10 @@ class Costs:
     """Seconds of passes by rows and the tokens in the caches: plain ones, chains, trees and drafts.
 
     Rows of several sequences take longer than as many of one, which is known from plain passes, a
-    row for each. Other passes are kept as if one sequence had taken them, so that what more rows
-    cost is learned once for any number of sequences. n_observed: rounds filed by this process.
-    n_moved: how often what is told has changed by more than a little.
+    row for each; more rows are taken to cost what they cost one sequence. Of verified passes of
+    several it is kept what they took beyond that, which holds for other sizes and numbers of
+    sequences until these are measured. n_observed: rounds filed by this process. n_moved: how often
+    what is told has changed by more than a little.
     """
 
     def __init__(self, n_first: int = 1) -> None:
@@ -116,6 +119,7 @@ class Costs:
         self._times: dict[str, dict[int, Buckets]] = {
             kind: {} for kind in (*PASSES, "brief", "ranked")
         }
+        self._beyond: dict[tuple[int, bool], dict[int, Median]] = {}  # by sequences, trees; nodes
         self._sample, self._ask = Median(), Median()
         self.experts = Experts()
         # What follows from the times, as it is asked for more often than they change.
@@ -133,7 +137,7 @@ class Costs:
     @property
     def knows_trees(self) -> bool:
         """Whether any were run; they are taken to cost what chains do until then."""
-        return bool(self._times["trees"])
+        return bool(self._times["trees"]) or any(is_tree for _, is_tree in self._beyond)
 
     def knows_plain_of(self, n_sequences: int) -> bool:
         """Whether such rounds were of as many sequences, or of less than twice as many."""
@@ -169,16 +173,23 @@ class Costs:
         """Whether rounds like this one have been through their first run."""
         drafts = self._warm["brief" if done.is_brief else "ranked"]
         is_drafted = not done.n_positions or done.n_draft_rows in drafts
-        return is_drafted and self.knows_pass(done.n_rows, done.is_tree)
+        return is_drafted and self.knows_pass(done.n_rows, done.is_tree, done.n_sequences)
 
     def is_settled(self, done: Round) -> bool:
         """Whether a pass like this one's was filed so often that one time more changes little."""
-        median = self._times[_kind(done)].get(done.n_rows, {}).get(_bucket(done.position))
+        if done.n_drafted and done.n_sequences > 1:
+            known = self._beyond.get((done.n_sequences, done.is_tree), {})
+            median = known.get(done.n_drafted)
+        else:
+            median = self._times[_kind(done)].get(done.n_rows, {}).get(_bucket(done.position))
         return median is not None and median.is_full
 
-    def knows_pass(self, n_rows: int, is_tree: bool = False) -> bool:
-        """Whether passes of so many rows were run more than once."""
+    def knows_pass(self, n_rows: int, is_tree: bool = False, n_sequences: int = 1) -> bool:
+        """Whether such passes were run more than once."""
         warm = self._warm
+        if n_rows > n_sequences > 1:
+            median = self._beyond.get((n_sequences, is_tree), {}).get(n_rows - n_sequences)
+            return median is not None and median.is_warm
         if is_tree:
             return n_rows in warm["trees"]
         return n_rows in warm["chains"] or n_rows in warm["plain"]
@@ -187,16 +198,17 @@ class Costs:
         """Files a round's times. with_draft: whether its draft was one like others."""
         self.n_observed += 1
         pass_s, bucket = done.pass_s / done.n_rounds, _bucket(done.position)
-        if done.n_drafted:
-            pass_s = max(pass_s - self._apart_s(bucket, done.n_sequences), 0.0)
-        median = self._median(_kind(done), done.n_rows, bucket)
-        first_s = median.value if not median.is_warm else 0.0
-        if done.n_experts:
-            self.experts.observe(done.n_rows, done.n_experts, pass_s, median)
-            self._forget_lines(*PASSES)
-        self._file(_kind(done), done.n_rows, bucket, pass_s, done.n_experts)
-        if first_s > 0.0 and median.is_warm:
-            self.first_s += (max(first_s - pass_s, 0.0) - self.first_s) / 2.0
+        if done.n_drafted and done.n_sequences > 1:
+            self._file_beyond(done, pass_s)
+        else:
+            median = self._median(_kind(done), done.n_rows, bucket)
+            first_s = median.value if not median.is_warm else 0.0
+            if done.n_experts:
+                self.experts.observe(done.n_rows, done.n_experts, pass_s, median)
+                self._forget_lines(*PASSES)
+            self._file(_kind(done), done.n_rows, bucket, pass_s, done.n_experts)
+            if first_s > 0.0 and median.is_warm:
+                self.first_s += (max(first_s - pass_s, 0.0) - self.first_s) / 2.0
         if done.n_positions and with_draft:
             self._file("brief" if done.is_brief else "ranked", done.n_draft_rows, 0, done.draft_s)
         if done.n_drafted and not done.n_positions:
@@ -223,16 +235,61 @@ class Costs:
         What is not known of a tree is a chain's cost, times what the nearest tree costs more.
         """
         bucket = _bucket(position)
-        chains, apart_s = self._line("chains", bucket), self._apart_s(bucket, n_sequences)
-        if not is_tree or not self.knows_trees:
-            return [chains.at(n) + apart_s for n in counts]
+        found = self._alone_s(bucket, counts, is_tree)
+        if n_sequences > 1 and self.knows_plain_of(n_sequences):
+            apart_s = self._line("plain", bucket).at(n_sequences)
+            apart_s -= self._line("chains", bucket).at(n_sequences)
+            beyond = self._beyond_s(n_sequences, is_tree, [n - n_sequences for n in counts])
+            found = [max(s + apart_s + more, 0.0) for s, more in zip(found, beyond, strict=True)]
+        return found
+
+    def _alone_s(self, bucket: int, counts: Sequence[int], is_tree: bool) -> list[float]:
+        """Passes of one sequence."""
+        chains = self._line("chains", bucket)
+        if not is_tree or not self._times["trees"]:
+            return [chains.at(n) for n in counts]
         trees = self._line("trees", bucket)
         found = []
         for n in counts:
             rows = trees.nearest(n)
             more = 1.0 if rows == n else chains.at(n) / max(chains.at(rows), 1e-9)
-            found.append(trees.at(rows) * more + apart_s)
+            found.append(trees.at(rows) * more)
         return found
+
+    def _beyond_s(self, n_sequences: int, is_tree: bool, counts: Sequence[int]) -> Sequence[float]:
+        """What verifying so many nodes of several sequences takes beyond what one's passes tell.
+
+        Of the nearest number of sequences for which that was measured, on lines between what was.
+        """
+        warm = {
+            key: sorted((n, median.value) for n, median in known.items() if median.is_warm)
+            for key, known in self._beyond.items()
+        }
+        known = min(
+            (key for key in warm if warm[key]),
+            key=lambda key: (key[1] != is_tree, abs(key[0] - n_sequences)),
+            default=None,
+        )
+        if known is None:
+            return [0.0] * len(counts)
+        sizes, seconds = zip(*warm[known], strict=True)
+        found = np.interp(counts, sizes, seconds)
+        return [float(s) if n else 0.0 for n, s in zip(counts, found, strict=True)]
+
+    def _file_beyond(self, done: Round, pass_s: float) -> None:
+        n, position = done.n_sequences, done.position
+        told_s = self._alone_s(_bucket(position), (done.n_rows,), done.is_tree)[0]
+        told_s += self.pass_s(position, n, n_sequences=n) - self.pass_s(position, n)
+        known = self._beyond.setdefault((n, done.is_tree), {})
+        median = known.setdefault(done.n_drafted, Median(self.n_first))
+        before = median.value
+        median.add(pass_s - told_s)
+        self.n_moved += abs(median.value - before) > MOVED * told_s
+        if median.is_warm:
+            self.most_rows = max(self.most_rows, done.n_rows)
+        if done.n_experts:
+            self.experts.observe(done.n_rows, done.n_experts, pass_s, median)
+            self._forget_lines(*PASSES)
 
     def round_s(self, done: Round) -> float:
         """What a round like this one is expected to take."""
@@ -245,13 +302,6 @@ class Costs:
         """A plain round."""
         pass_s = self._line("plain", _bucket(position)).at(n_sequences)
         return pass_s + n_sequences * self._sample.value
-
-    def _apart_s(self, bucket: int, n_sequences: int) -> float:
-        """What a row of each sequence takes beyond as many rows of one."""
-        if n_sequences == 1 or not self.knows_plain_of(n_sequences):
-            return 0.0
-        plain, chains = self._line("plain", bucket), self._line("chains", bucket)
-        return plain.at(n_sequences) - chains.at(n_sequences)
 
     def _line(self, kind: str, bucket: int) -> Line:
         """Seconds by rows.

@@ -435,7 +435,7 @@ class Auto(Rule):
         for is_tree in (False, True) if costs.knows_trees else (False,):
             passes = costs.passes_s(done.position, counts[:n_open], is_tree, n)
             for at, rows in enumerate(counts[:n_open]):
-                if not costs.knows_pass(rows, is_tree):
+                if not costs.knows_pass(rows, is_tree, n):
                     passes[at] += costs.first_s / N_USES
             found.append(passes + [math.inf] * (len(counts) - n_open))
         return found if costs.knows_trees else 2 * found
