@@ -483,9 +483,9 @@ typedef struct dfl_worth {
  * or nodes of their likeliest chains. counts: [n] nodes of each tree, with the root, and [n] that
  * may be verified below it. parents and log_chances (of paths): of one tree after the other,
  * children after their parents and likeliest first, the root's parent -1. trust: what comes true of
- * chances. least: what they must bring beyond that. Out: n_nodes: [n], the first so many below the root; is_tree: 0, of the chain
- * that follows the first child of every node; value: the tokens, `least` where nothing brings more.
- * Errors: ARGUMENT, MEMORY. */
+ * chances. least: what they must bring beyond that. Out: n_nodes: [n], the first so many below the
+ * root; is_tree: 0, of the chain that follows the first child of every node; value: the tokens,
+ * `least` where nothing brings more. Errors: ARGUMENT, MEMORY. */
 dfl_status dfl_pick(int32_t n, const int32_t * counts, const int32_t * parents,
                     const double * log_chances, const dfl_worth * worth, double trust, double least,
                     int32_t * n_nodes, int32_t * is_tree, double * value, dfl_error * err);

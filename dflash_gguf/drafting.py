@@ -235,30 +235,28 @@ def measure(
     costs, spent_s, plain_s = known.costs, 0.0, 0.0
     shapes = [(0, True), (7, True), (3, True), (7, False), (1, True), (3, False), (15, True)]
     shapes += [(8, True), (16, True)]  # kernels begin another part of their rows there
-    # Then chains once more, as what disturbs a single time would mislead until it is run again.
-    again = [(n, True) for n, is_brief in shapes if n and is_brief]
-    for number, (n, is_brief) in enumerate(shapes + again):
-        is_first = number < len(shapes)
+    for n, is_brief in shapes:
         # A pass of many rows may take as long as several plain ones.
-        likely_s = (costs.n_first + 1 if is_first else 1) * plain_s * (1.0 + n / 4.0)
+        likely_s = (costs.n_first + 1) * plain_s * (1.0 + n / 4.0)
         if n >= n_rows or (not is_brief and n > longest) or spent_s + likely_s > most_s:
             continue
-        runs = [run] * (costs.n_first + (1 if n else N_PLAIN)) if is_first else [run]
-        if (
-            is_first
-            and n
-            and run_alike
-            and costs.experts.are_there
-            and not costs.experts.are_costed
-        ):
+        runs = [run] * (costs.n_first + (1 if n else N_PLAIN))
+        if n and run_alike and costs.experts.are_there and not costs.experts.are_costed:
             runs.append(run_alike)
         for fill in runs:
-            done = Round(0, is_brief=is_brief, n_drafted=n, n_tokens=1, is_tree=not is_brief)
-            done.n_positions = min(n, longest) if is_first else 0
+            done = Round(0, n_positions=min(n, longest), is_brief=is_brief, n_drafted=n, n_tokens=1)
+            done.is_tree = not is_brief
             fill(done)
             costs.observe(done)
             spent_s += done.seconds
         plain_s = plain_s or costs.plain_s(0)
+    # Chains once more: what disturbs a single time would mislead until such a pass is run again.
+    for n, is_brief in shapes:
+        likely_s = plain_s * (1.0 + n / 4.0)
+        if n and is_brief and costs.knows_pass(n + 1) and spent_s + likely_s <= most_s:
+            run(done := Round(0, n_drafted=n, n_tokens=1))
+            costs.observe(done)
+            spent_s += done.seconds
     costs.are_guesses()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from functools import partial
 from pathlib import Path
@@ -150,6 +151,35 @@ def test_more_rows_cost_several_sequences_what_they_cost_one() -> None:
         costs.observe(several(8, 24))
     assert costs.pass_s(0, 32) == pytest.approx(several(1, 31).pass_s)
     assert costs.pass_s(0, 32, n_sequences=8) == pytest.approx(several(8, 24).pass_s)
+
+
+def test_what_verifying_several_takes_beyond_is_told_of_other_sizes() -> None:
+    """Once it is sure, of chains and trees, for other numbers of sequences, and as JSON."""
+    costs = Costs()
+    for n_drafted in (0, 3, 7, 15):
+        warm(costs, 0, n_drafted, 0.0, several(1, n_drafted).pass_s)
+    for n in (6, 8):
+        for _ in range(2):
+            costs.observe(several(n, 0))
+    done = several(8, 7)
+    done.pass_s += 3.0
+    for more in (0.0, 3.0):  # two passes are not enough for other sizes
+        for _ in range(2):
+            costs.observe(done)
+        assert costs.pass_s(0, 15, n_sequences=8) == pytest.approx(done.pass_s)
+        assert costs.pass_s(0, 12, n_sequences=8) == pytest.approx(several(8, 4).pass_s + more)
+    again = Costs.from_dict(json.loads(json.dumps(costs.to_dict())))
+    for known in (costs, again):
+        assert known.pass_s(0, 12, n_sequences=6) == pytest.approx(several(6, 6).pass_s + 3.0)
+        assert known.pass_s(0, 12, True, 8) == pytest.approx(several(8, 4).pass_s + 3.0)
+        assert known.pass_s(0, 12) == pytest.approx(several(1, 11).pass_s)
+        assert known.knows_pass(15, n_sequences=8)
+        assert not known.knows_pass(14, n_sequences=8)
+    trees = dataclasses.replace(done, is_tree=True, pass_s=done.pass_s + 9.0)
+    for _ in range(5):
+        costs.observe(trees)
+    assert costs.pass_s(0, 12, n_sequences=8) == pytest.approx(several(8, 4).pass_s + 3.0)
+    assert costs.pass_s(0, 15, True, 8) == pytest.approx(trees.pass_s)
 
 
 def test_plain_rounds_tell_of_more_rows_until_some_were_verified() -> None:

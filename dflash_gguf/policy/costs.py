@@ -162,7 +162,7 @@ class Costs:
                     median.is_guess = True
         self._measured.clear()
         self.experts.are_guesses()
-        self._sample = Median()
+        self._sample, self._ask = Median(), Median()
 
     def most_positions(self, is_brief: bool, n_sequences: int = 1) -> int:
         """Positions of the longest drafts of a kind that were run more than once."""
@@ -259,22 +259,27 @@ class Costs:
     def _beyond_s(self, n_sequences: int, is_tree: bool, counts: Sequence[int]) -> Sequence[float]:
         """What verifying so many nodes of several sequences takes beyond what one's passes tell.
 
-        Of the nearest number of sequences for which that was measured, on lines between what was.
+        What was measured; else on lines between sizes that were often enough for no single time to
+        count, of the nearest number of sequences for which there are some.
         """
-        warm = {
-            key: sorted((n, median.value) for n, median in known.items() if median.is_warm)
+        sure = {
+            key: [(n, median.value) for n, median in sorted(known.items()) if median.is_sure]
             for key, known in self._beyond.items()
+            if is_tree or not key[1]
         }
-        known = min(
-            (key for key in warm if warm[key]),
+        nearest = min(
+            (key for key in sure if sure[key]),
             key=lambda key: (key[1] != is_tree, abs(key[0] - n_sequences)),
             default=None,
         )
-        if known is None:
-            return [0.0] * len(counts)
-        sizes, seconds = zip(*warm[known], strict=True)
-        found = np.interp(counts, sizes, seconds)
-        return [float(s) if n else 0.0 for n, s in zip(counts, found, strict=True)]
+        found = {0: 0.0}
+        if nearest is not None:
+            sizes, seconds = zip(*sure[nearest], strict=True)
+            between = np.interp(counts, sizes, seconds)
+            found = {n: float(s) for n, s in zip(counts, between, strict=True)} | found
+        own = self._beyond.get((n_sequences, is_tree), {})
+        found |= {n: median.value for n, median in own.items() if median.is_warm}
+        return [found.get(n, 0.0) for n in counts]
 
     def _file_beyond(self, done: Round, pass_s: float) -> None:
         n, position = done.n_sequences, done.position
@@ -282,9 +287,10 @@ class Costs:
         told_s += self.pass_s(position, n, n_sequences=n) - self.pass_s(position, n)
         known = self._beyond.setdefault((n, done.is_tree), {})
         median = known.setdefault(done.n_drafted, Median(self.n_first))
-        before = median.value
+        before = median.value, median.is_warm, median.is_sure
         median.add(pass_s - told_s)
-        self.n_moved += abs(median.value - before) > MOVED * told_s
+        is_little = abs(median.value - before[0]) <= MOVED * told_s
+        self.n_moved += not is_little or (median.is_warm, median.is_sure) != before[1:]
         if median.is_warm:
             self.most_rows = max(self.most_rows, done.n_rows)
         if done.n_experts:
@@ -368,6 +374,12 @@ class Costs:
             ]
             for kind, known in self._times.items()
         }
+        found["beyond"] = [
+            [n_sequences, is_tree, n, median.value]
+            for (n_sequences, is_tree), known in sorted(self._beyond.items())
+            for n, median in sorted(known.items())
+            if median.is_warm
+        ]
         found |= {"sample": self._sample.value, "ask": self._ask.value}
         return found | {"experts": self.experts.to_list()}
 
@@ -381,6 +393,10 @@ class Costs:
                 costs._is_warm(kind, int(rows))
                 if kind == "plain":
                     costs._measured.add(int(rows))
+        for n_sequences, is_tree, n, seconds in stored["beyond"]:
+            beyond = costs._beyond.setdefault((_count(n_sequences), bool(is_tree)), {})
+            beyond[_count(n)] = Median.known(seconds, least=-1e6)
+            costs.most_rows = max(costs.most_rows, n_sequences + n)
         costs._sample = Median.known(stored["sample"])
         costs._ask = Median.known(stored["ask"])
         costs.experts = Experts.from_list(stored["experts"])

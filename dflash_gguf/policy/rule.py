@@ -254,7 +254,7 @@ class Auto(Rule):
             return 0
         plain_s = self._costs.plain_s(done.position, done.n_sequences)
         n = self._known.host.value / max(SHARE * plain_s, 1e-9) * self._n_vain / N_VAIN
-        self._n_vain += done.n_sequences
+        self._n_vain = min(self._n_vain + done.n_sequences, N_VAIN * MOST_REST)
         return int(min(n, MOST_REST))
 
     def _decide(self, done: Round, request: Request, limit: int, paid: Proposer | None) -> None:
@@ -316,7 +316,7 @@ class Auto(Rule):
             prices = [
                 [
                     self._rate / self._share * max(pass_s - plain_s, 0.0) + extra
-                    if size >= self._least
+                    if size >= self._least and pass_s < math.inf
                     else math.inf
                     for size, pass_s in zip(self._sizes, passes, strict=True)
                 ]

@@ -39,10 +39,13 @@ class Median:
         """Seconds, and the experts that a pass which took so long has touched."""
 
     @classmethod
-    def known(cls, seconds: float, n_experts: float = 0.0) -> Median:
-        """One that was measured in another process; new times soon outweigh it."""
+    def known(cls, seconds: float, n_experts: float = 0.0, least: float = 0.0) -> Median:
+        """One that was measured in another process; new times soon outweigh it.
+
+        Errors: ValueError for less than `least`, or for more than a time can be.
+        """
         median = cls()
-        median.value = number(seconds, 1e6, "a time")
+        median.value = number(seconds, 1e6, "a time", least)
         median.n_experts = number(n_experts, 1e9, "a number of experts")
         median._times.extend([(median.value, median.n_experts)] * N_KEPT)
         median._is_warm = True
@@ -52,6 +55,11 @@ class Median:
     def is_warm(self) -> bool:
         """Whether there is more than the first times."""
         return self._is_warm
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether a single time does not change it by much."""
+        return self._is_warm and len(self._times) >= N_FEW
 
     @property
     def is_full(self) -> bool:
@@ -197,7 +205,7 @@ class Line:
         return max(ys[i] + slope * (x - xs[i]), 0.0)
 
 
-def number(value: Any, end: float, what: str) -> float:
-    if not 0.0 <= float(value) < end:
+def number(value: Any, end: float, what: str, least: float = 0.0) -> float:
+    if not least <= float(value) < end:
         raise ValueError(f"{what} of {value}")
     return float(value)
