@@ -470,8 +470,8 @@ dfl_status dfl_prefix_write(dfl_prefix * prefix, int32_t part, const void * data
 
 /* ---- what of candidates is verified ---- */
 
-/* Tokens that a pass must bring for each of n sizes: the number of its candidates, rising from 1 on,
- * where these are chains and where they are more. n is 0: whatever there is is wanted. */
+/* Tokens that a pass must bring for each of n sizes: the number of its candidates, rising from 1
+ * on, where these are chains and where they are more. n is 0: whatever there is is wanted. */
 typedef struct dfl_worth {
     const int32_t * sizes;
     const double * chains;
@@ -509,10 +509,11 @@ dfl_status dfl_copies_append(dfl_copies * copies, const int32_t * tokens, int64_
 dfl_status dfl_copies_separate(dfl_copies * copies, dfl_error * err);
 /* A round of n texts: each goes on by counts[i] tokens that the target chose (`tokens`, one text's
  * after the other's), and gives its likeliest copies as a tree, the likeliest first: of all texts
- * together as many as dfl_pick would take. counts: [n] tokens, [n] positions of a tree and [n] nodes
- * of it at most. Out: n_nodes: [n], 0 where there are none, or with the root, the text's last token;
- * and these trees one after the other: tokens, parents (of the root -1), depths and log-chances of
- * paths, with room for all nodes asked for and roots. Errors: ARGUMENT, with nothing done; MEMORY. */
+ * together as many as dfl_pick would take. counts: [n] tokens, [n] positions of a tree and [n]
+ * nodes of it at most. Out: n_nodes: [n], 0 where there are none, or with the root, the text's last
+ * token; and these trees one after the other: tokens, parents (of the root -1), depths and
+ * log-chances of paths, with room for all nodes asked for and roots. Errors: ARGUMENT, with nothing
+ * done; MEMORY. */
 dfl_status dfl_copies_propose(dfl_copies * const * copies, int32_t n, const int32_t * tokens,
                               const int32_t * counts, const dfl_worth * worth, int32_t * out_tokens,
                               int32_t * out_parents, int32_t * out_depths, double * out_log_chances,

@@ -1,6 +1,6 @@
 // extern "C" bodies only: copies, what of candidates is verified, what calibrations learn by.
-#include "draft/copies.h"
 #include "api/handles.h"
+#include "draft/copies.h"
 #include "draft/newton.h"
 #include "draft/pick.h"
 
@@ -95,8 +95,7 @@ dfl_status dfl_copies_propose(dfl_copies * const * copies, int32_t n, const int3
         for (int32_t i = 0; i < n; ++i) {
             copies[i]->copies.append(tokens, size_t(counts[i]), true);
             tokens += counts[i];
-            asked.push_back(
-                {&copies[i]->copies, size_t(counts[n + i]), size_t(counts[2 * n + i])});
+            asked.push_back({&copies[i]->copies, size_t(counts[n + i]), size_t(counts[2 * n + i])});
         }
         for (const std::vector<Copies::Node> & tree : Copies::propose(asked, least)) {
             *n_nodes++ = int32_t(tree.size());

@@ -400,7 +400,8 @@ std::vector<std::vector<Copies::Node>> Copies::propose(const std::vector<Asked> 
         for (int i = 0; i < found.n; ++i) {
             const Guess & guess = found.all[size_t(i)];
             const double log_chance = log_path + asked[size_t(text)].text->log_chance(guess);
-            open.push({log_chance, text, parent, guess.token, guess.state, guess.length, depth + 1});
+            open.push(
+                {log_chance, text, parent, guess.token, guess.state, guess.length, depth + 1});
         }
     };
     for (size_t i = 0; i < asked.size(); ++i) {

@@ -97,8 +97,9 @@ class Copies {
         int32_t token, parent, depth;
         double log_chance; // of the path
     };
-    // The likeliest copies of each text, parents first; of all together as many as are worth a pass.
-    // A tree has its root, the text's last token with the parent -1, where it has any other node.
+    // The likeliest copies of each text, parents first; of all together as many as are worth a
+    // pass. A tree has its root, the text's last token with the parent -1, where it has any other
+    // node.
     static std::vector<std::vector<Node>> propose(const std::vector<Asked> & asked,
                                                   const Worth & worth);
 
