@@ -262,6 +262,8 @@ class Costs:
         What was measured; else on lines between sizes that were often enough for no single time to
         count, of the nearest number of sequences for which there are some.
         """
+        if not any(counts):  # plain rounds, which are asked for often
+            return [0.0] * len(counts)
         sure = {
             key: [(n, median.value) for n, median in sorted(known.items()) if median.is_sure]
             for key, known in self._beyond.items()
