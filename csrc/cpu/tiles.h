@@ -29,11 +29,12 @@ constexpr int64_t FETCH_AHEAD = 16384;
 
 // Whether the hardware alone fetches better than that. On a Zen 4 core, where a plain read loop has
 // 28 GB/s, one row of a format that is read in the order in which it lies has 24 to 31 so and 18 to
-// 21 with fetches; of others, and 8 rows of any, it lost up to half. On two cores of an Intel
-// Sapphire Rapids one row took 1.2 (Q8_0) to 1.5 times (Q4_1) as long so, more than two rows did.
+// 21 with fetches, and passes of two rows are 1.07 (Q4_1) to 1.11 times (Q8_0) as fast so; of
+// others, and 8 rows of any, it lost up to half. On two cores of an Intel Sapphire Rapids one row
+// took 1.2 (Q8_0) to 1.5 times (Q4_1) as long so, more than two rows did.
 inline bool leaves_fetches(bool is_in_order, int64_t n_rows) {
     static const bool is_zen4 = on_zen4();
-    return is_in_order && n_rows == 1 && is_zen4;
+    return is_in_order && n_rows <= 2 && is_zen4;
 }
 
 template <int N, class Rows>
