@@ -171,12 +171,18 @@ class Costs:
 
     def is_warm(self, done: Round) -> bool:
         """Whether rounds like this one have been through their first run."""
+        is_known = self.knows_pass(done.n_rows, done.is_tree, done.n_sequences)
+        return is_known and self._is_drafted(done)
+
+    def _is_drafted(self, done: Round) -> bool:
+        """Whether its draft, if it has one, was run more than once."""
         drafts = self._warm["brief" if done.is_brief else "ranked"]
-        is_drafted = not done.n_positions or done.n_draft_rows in drafts
-        return is_drafted and self.knows_pass(done.n_rows, done.is_tree, done.n_sequences)
+        return not done.n_positions or done.n_draft_rows in drafts
 
     def is_settled(self, done: Round) -> bool:
-        """Whether a pass like this one's was filed so often that one time more changes little."""
+        """Whether such rounds were filed so often that one time more changes little."""
+        if not self._is_drafted(done):
+            return False
         if done.n_drafted and done.n_sequences > 1:
             known = self._beyond.get((done.n_sequences, done.is_tree), {})
             median = known.get(done.n_drafted)
@@ -352,7 +358,7 @@ class Costs:
             is_little = abs(median.value - before[0]) <= MOVED * before[0]
             self.n_moved += not is_little or median.is_warm != before[1]
         if median.is_warm:
-            self._is_warm(kind, n_rows)
+            self._mark_warm(kind, n_rows)
             if kind == "plain":
                 self._measured.add(n_rows)
 
@@ -360,7 +366,7 @@ class Costs:
         for kind in kinds:
             self._lines[kind].clear()
 
-    def _is_warm(self, kind: str, n_rows: int) -> None:
+    def _mark_warm(self, kind: str, n_rows: int) -> None:
         self._warm[kind].add(n_rows)
         if kind in PASSES:
             self.most_rows = max(self.most_rows, n_rows)
@@ -392,7 +398,7 @@ class Costs:
         for kind, known in costs._times.items():
             for rows, bucket, *measured in stored[kind]:
                 known.setdefault(_count(rows), {})[int(bucket)] = Median.known(*measured)
-                costs._is_warm(kind, int(rows))
+                costs._mark_warm(kind, int(rows))
                 if kind == "plain":
                     costs._measured.add(int(rows))
         for n_sequences, is_tree, n, seconds in stored["beyond"]:

@@ -41,9 +41,9 @@ class Known:
         self._paid, self._free = Account(), Account()
         self._since_draft = self._since_plain = 0
         self._was_drafted = False
-        self._tokens = self._seconds = 0.0
-        self._n_unfiled = 0
-        self._n_vain = 0
+        self._tokens = self._seconds = 0.0  # of the last rounds with as many sequences
+        self._n_sequences = self._n_unfiled = 0
+        self._n_unaccepted = 0  # drafts in a row of which nothing was
 
     @property
     def n_kept(self) -> int:
@@ -53,13 +53,13 @@ class Known:
 
     @property
     def rate(self) -> float:
-        """Tokens a second of the last rounds, 0 before any."""
+        """Tokens a second of the last rounds with as many sequences as now, 0 before any."""
         return self._tokens / self._seconds if self._seconds > 0.0 else 0.0
 
     @property
     def share(self) -> float:
         """Of the time that may be lost: less where nothing has been accepted for long."""
-        return SHARE if self._n_vain < MEMORY // 2 else SHARE / 4.0
+        return SHARE if self._n_unaccepted < MEMORY // 2 else SHARE / 4.0
 
     def may_lose(self, seconds: float, plain_s: float, *, is_paid: bool = True) -> bool:
         """Whether so much more may be lost now, by drafts that cost a pass or by others.
@@ -88,23 +88,24 @@ class Known:
         """Learns from a round. promised_s: seconds that a draft was to gain that cost a pass."""
         costs, is_plain = self.costs, done.n_drafted == 0 and done.n_positions == 0
         knows_plain, seconds = costs.knows_plain_of(done.n_sequences), done.seconds
+        if done.n_sequences != self._n_sequences:  # many at once are faster by far than one
+            self._n_sequences, self._tokens, self._seconds = done.n_sequences, 0.0, 0.0
         keep = (1.0 - 1.0 / MEMORY) ** done.n_rounds
         self._tokens = keep * self._tokens + done.n_tokens
         self._seconds = keep * self._seconds + seconds
         if done.choose_s > 0.0:
             self.choose_s += (done.choose_s - self.choose_s) / min(4.0, 1.0 + costs.n_observed)
-        self._paid.earn(self.share * seconds)
-        self._free.earn(SHARE * seconds)
-        plain_s = 0.0
         if knows_plain:
+            self._paid.earn(self.share * seconds)
+            self._free.earn(SHARE * seconds)
             plain_s = costs.plain_s(done.position, done.n_sequences) / done.n_sequences
             if not is_plain:
                 self._account(done, promised_s, plain_s)
-        self._paid.end_round(plain_s)
-        self._free.end_round(plain_s)
+            self._paid.end_round(plain_s)
+            self._free.end_round(plain_s)
         if done.n_drafted and done.n_positions:
-            self._n_vain = 0 if done.n_accepted else self._n_vain + 1
-        is_cold = is_plain and self._was_drafted and knows_plain
+            self._n_unaccepted = 0 if done.n_accepted else self._n_unaccepted + 1
+        is_cold = is_plain and done.n_rounds == 1 and self._was_drafted and knows_plain
         # Filing a round takes a while too; of those that are well known some are enough.
         self._n_unfiled += done.n_rounds
         if not is_cold and (self._n_unfiled >= MEMORY or not costs.is_settled(done)):

@@ -122,7 +122,7 @@ class Fixed(Rule):
 
     def choose(self, done: Round, requests: Sequence[Request], paid: Proposer | None) -> Way | None:  # noqa: ARG002
         """Always the same."""
-        limit = min(request.limit for request in requests)
+        limit = max(request.limit for request in requests)
         return self._way if min(limit, self._way.n_positions) >= self._least else None
 
     def pick(self, done: Round, trees: Sequence[Tree], limits: Sequence[int]) -> list[Tree]:  # noqa: ARG002
@@ -182,7 +182,7 @@ class Auto(Rule):
 
     def choose(self, done: Round, requests: Sequence[Request], paid: Proposer | None) -> Way | None:
         """The way that was decided on lately, or the best now; now and then a look."""
-        limit = min(request.limit for request in requests)
+        limit = max(request.limit for request in requests)  # each has its own as well
         if self.is_due(done):
             self._decide(done, requests[0], limit, paid)
         way, self._is_plain = self._way, False
@@ -197,7 +197,7 @@ class Auto(Rule):
             asked = [request for request in requests if request.proposed]
             trees = [request.merged() for request in asked]
             value, found = self._best(done, trees, [request.n_room - 1 for request in asked])
-            if value >= self._advantage:
+            if value >= self._advantage and self._may_verify(done, value):
                 self._at_hand = done, value, found
                 return None
         return way if way.n_positions <= limit else Way(limit, way.shape)
@@ -213,13 +213,18 @@ class Auto(Rule):
         if done.n_positions:
             is_worth = value > 0.0 or self._is_probe
         else:
-            share_s = self._costs.plain_s(done.position, done.n_sequences) / done.n_sequences
-            is_worth = value > 0.0 and not self._is_plain
-            is_worth = is_worth and self._known.may_lose(-value * share_s, share_s, is_paid=False)
-            is_worth = is_worth and not self._known.needs_plain(value, done.n_sequences)
+            is_worth = not self._is_plain and self._may_verify(done, value)
             if is_worth and value > self._rate * self._known.host.value:
                 self._paying = done
         return found if found and is_worth else [tree.first(0) for tree in trees]
+
+    def _may_verify(self, done: Round, value: float) -> bool:
+        """Whether copies that bring so many tokens beyond their costs are verified now."""
+        known = self._known
+        if value <= 0.0 or known.needs_plain(value, done.n_sequences):
+            return False
+        token_s = self._costs.plain_s(done.position, done.n_sequences) / done.n_sequences
+        return known.may_lose(-value * token_s, token_s, is_paid=False)
 
     def observe(self, done: Round) -> None:
         """Passes the round on. What has just been run for the first time is run once more."""
