@@ -2,7 +2,7 @@
 
     scripts/bench_many.py MODEL.gguf [--drafter DRAFTER.gguf] [-n 1 8] [--rounds 40] [--runs 3]
     scripts/bench_many.py MODEL.gguf --drafter DRAFTER.gguf --server 3 7
-    scripts/bench_many.py MODEL.gguf -c 12288 --prompt 8192 [--streams 4] [--drafter DRAFTER.gguf]
+    scripts/bench_many.py MODEL.gguf -c 26000 --prompt 8192 [--streams 4] [--drafter DRAFTER.gguf]
     scripts/bench_many.py MODEL.gguf --host [-n 16] [--drafter DRAFTER.gguf]
 
 Rounds: every sequence holds a prompt of random tokens of its own and takes one greedy token a

@@ -6,9 +6,9 @@
 Answers of random lengths join as others end, so that prompts come in among them; their tokens mean
 nothing, and each pass waits as long as a GPU would compute. Of the rounds without prompts: how long
 they take beside that, which is the host's time, and how much of it is spent outside of the core. Of
-all rounds: in how many a graph was built, or captured anew; and how many nodes the largest graph
-has, which follows from the model's layers: neither sequences nor their lengths add any. The last
-line is one JSON object.
+all rounds: how many verified drafts, in how many a graph was built, or captured anew; and how many
+nodes the largest graph has, which follows from the model's layers: neither sequences nor their
+lengths add any. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class Clock:
         self._verified: dict[Any, Any] = {}
         self.waited = 0.0
         self.seconds, self.n_passes, self.n_filled, self.n_items = 0.0, 0, 0, 0
+        self.n_verifies = 0
         for name in ("run", "draft", "choose", "commit"):
             setattr(engine, name, self._timed(name, getattr(engine, name)))
 
@@ -66,6 +67,7 @@ class Clock:
             if name == "run":
                 self._verified = {x.sequence: x for x in values[0] if x.verifies}
                 self.n_passes += 1
+                self.n_verifies += bool(self._verified)
                 self.n_items += len(values[0])
                 self.n_filled += any(len(x.tokens) > 1 and not x.verifies for x in values[0])
             return result
@@ -140,12 +142,14 @@ def schedule(args: argparse.Namespace) -> dict[str, Any]:
             is_steady = not joined and clock.n_filled == filled and clock.n_passes == passes + 1
             rows.append((is_steady, took, took - clock.seconds, n_built, captured))
         backend, n_items = decoder.model.backend, clock.n_items / clock.n_passes
+        n_verifies = clock.n_verifies / clock.n_passes
         n_nodes = int(engine.info().n_graph_nodes)
     steady = [row for row in rows if row[0]]
     found = {
         "backend": backend,
         "n": args.n,
         "in_a_pass": n_items,
+        "verified": n_verifies,
         "rounds": len(rows),
         "steady": len(steady),
         "steady_ms": statistics.median(row[1] for row in steady) * 1e3,
@@ -160,8 +164,9 @@ def schedule(args: argparse.Namespace) -> dict[str, Any]:
     print(
         f"{args.n} answers on {backend}: {found['steady_ms']:.2f} ms of the host a round, "
         f"{found['outside_ms']:.2f} of them outside of the core; of {len(rows)} rounds "
-        f"{100 * found['anew']:.1f} % built ({100 * found['built']:.1f} %) or captured "
-        f"({100 * found['captured']:.1f} %) a graph, the largest of which has {n_nodes} nodes"
+        f"{100 * n_verifies:.0f} % verified drafts and {100 * found['anew']:.1f} % built "
+        f"({100 * found['built']:.1f} %) or captured ({100 * found['captured']:.1f} %) a graph, "
+        f"the largest of which has {n_nodes} nodes"
     )
     return found
 

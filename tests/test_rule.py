@@ -211,8 +211,8 @@ def test_debts_are_paid_back_by_what_promises_to() -> None:
     known = plain_known()
     for _ in range(3):
         known.observe(Round(100, n_drafted=3, n_tokens=1, pass_s=3.0))
-    assert not known.may_lose(-0.01, 1.0, is_paid=False)
-    assert known.may_lose(-1.0, 1.0, is_paid=False)
+    assert not known.may_verify(0.01, 1.0, 1)
+    assert known.may_verify(1.0, 1.0, 1)
 
 
 def test_an_untried_tree_promises_what_its_chain_does_and_more() -> None:
@@ -244,6 +244,59 @@ def test_nothing_is_drafted_for_more_sequences_than_were_seen_plain() -> None:
     assert rule.choose(Round(900, n_sequences=8), eight, pair.drafter) is not None
 
 
+def test_a_drafter_is_tried_where_many_are_served_from_the_start() -> None:
+    pair = Pair(wide())
+    costs = Costs()
+    for n in (1, 2, 4, 8, 16, 32):
+        for _ in range(4):
+            costs.observe(Round(0, n_drafted=n - 1, n_tokens=1, pass_s=1.0 + 0.01 * n))
+            costs.observe(Round(0, n_positions=3, n_tokens=1, draft_s=0.05 * n, pass_s=1.0))
+    rule = Auto(Known(costs), BLOCK, 63)
+    sixteen = [request for _ in range(16) for request in ask()]
+    for _ in range(400):
+        done = Round(900, n_sequences=16)
+        if rule.choose(done, sixteen, pair.drafter) is not None:
+            return
+        done.n_tokens, done.pass_s = 16, 1.2
+        rule.observe(done)
+    pytest.fail("it was never asked")
+
+
+def test_one_who_is_left_of_many_is_not_priced_by_their_rate() -> None:
+    known = plain_known()
+    for _ in range(40):
+        known.observe(Round(100, n_sequences=8, n_tokens=8, pass_s=1.5))
+    assert known.rate == pytest.approx(8 / 1.5)
+    known.observe(Round(100, n_tokens=1, pass_s=1.0))
+    assert known.rate == pytest.approx(1.0)
+
+
+def test_a_new_number_of_sequences_takes_no_savings() -> None:
+    known = plain_known()
+    for _ in range(1000):
+        known.observe(Round(100, n_tokens=1, pass_s=1.0))
+    assert known.may_lose(5.0, 1.0)
+    known.observe(Round(100, n_sequences=5, n_tokens=5, pass_s=1.5))
+    assert known.may_lose(5.0, 1.0)
+
+
+def test_an_answer_that_ends_shortens_no_others_drafts() -> None:
+    pair = Pair(fast())
+    for seed in range(2):
+        pair.answer(Text(0.95), seed=seed)
+    rule = Auto(pair.known, BLOCK, 63)
+    two = (*ask(limit=1), *ask())
+    for _ in range(8):
+        done = Round(900, n_sequences=2)
+        way = rule.choose(done, two, pair.drafter)
+        done.n_tokens, done.pass_s = 2, 11.0
+        if way is not None:
+            break
+        rule.observe(done)
+    assert way is not None
+    assert way.n_positions > 1
+
+
 @pytest.mark.parametrize("n_positions", [0, 3])
 def test_a_machine_that_was_suspended_owes_nothing(n_positions: int) -> None:
     known, is_paid = plain_known(), n_positions > 0
@@ -254,7 +307,7 @@ def test_a_machine_that_was_suspended_owes_nothing(n_positions: int) -> None:
     known.observe(dataclasses.replace(done, pass_s=3600.0))
     for _ in range(9):
         known.observe(done)
-    assert known.may_lose(0.1, 1.0, is_paid=is_paid)
+    assert known.may_lose(0.1, 1.0) if is_paid else known.may_verify(0.001, 1.0, 1)
 
 
 def test_a_plain_round_after_drafted_ones_is_no_measure_of_plain_decoding() -> None:

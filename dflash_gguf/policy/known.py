@@ -61,15 +61,20 @@ class Known:
         """Of the time that may be lost: less where nothing has been accepted for long."""
         return SHARE if self._n_unaccepted < MEMORY // 2 else SHARE / 4.0
 
-    def may_lose(self, seconds: float, plain_s: float, *, is_paid: bool = True) -> bool:
-        """Whether so much more may be lost now, by drafts that cost a pass or by others.
+    def may_lose(self, seconds: float, plain_s: float) -> bool:
+        """Whether drafts that cost a pass may lose so much more now; less than 0: promise.
 
-        Less than 0: what is promised; of others, as far as such promises were kept. plain_s: of a
-        token of plain decoding.
+        plain_s: of a plain round.
         """
-        if is_paid:
-            return self._paid.may_lose(seconds, plain_s)
-        return self._free.may_lose(max(seconds, -OWED * plain_s / AHEAD), plain_s, kept=1.0)
+        return self._paid.may_lose(seconds, plain_s)
+
+    def may_verify(self, tokens: float, plain_s: float, n_sequences: int) -> bool:
+        """Whether what cost no pass may be verified, which promises so many tokens beyond its cost.
+
+        plain_s: of a plain round.
+        """
+        token_s = plain_s / n_sequences
+        return self._free.may_lose(-min(tokens, OWED / AHEAD) * token_s, plain_s, kept=1.0)
 
     def rounds_to_wait(self, seconds: float, plain_s: float) -> int:
         """Plain rounds until drafts may lose so much, or until it is worth to think again."""
@@ -98,7 +103,7 @@ class Known:
         if knows_plain:
             self._paid.earn(self.share * seconds)
             self._free.earn(SHARE * seconds)
-            plain_s = costs.plain_s(done.position, done.n_sequences) / done.n_sequences
+            plain_s = costs.plain_s(done.position, done.n_sequences)
             if not is_plain:
                 self._account(done, promised_s, plain_s)
             self._paid.end_round(plain_s)
@@ -118,17 +123,17 @@ class Known:
         self._since_draft = 0 if done.n_positions else self._since_draft + done.n_rounds
 
     def _account(self, done: Round, promised_s: float, plain_s: float) -> None:
-        """Books what a round has lost, less than 0 if it has won. plain_s: of a token."""
-        seconds = done.seconds
+        """Books what a round has lost, less than 0 if it has won. plain_s: of a plain round."""
+        seconds, token_s = done.seconds, plain_s / done.n_sequences
         is_usual = self.costs.is_warm(done)
         if not is_usual and (self.promise.is_proven or not done.n_positions):
             seconds = min(seconds, self.costs.round_s(done))  # a graph is built only once
         elif seconds > SUSPENDED * plain_s:
             seconds = min(seconds, SUSPENDED * self.costs.round_s(done))
         if done.is_mixed:  # what others proposed as well would have come without the draft
-            lost_s = min(done.draft_s, seconds) - (done.n_accepted - done.n_copied) * plain_s
+            lost_s = min(done.draft_s, seconds) - (done.n_accepted - done.n_copied) * token_s
         else:
-            lost_s = seconds - done.n_tokens * plain_s
+            lost_s = seconds - done.n_tokens * token_s
         (self._paid if done.n_positions else self._free).book(lost_s, promised_s)
 
 

@@ -223,8 +223,8 @@ class Auto(Rule):
         known = self._known
         if value <= 0.0 or known.needs_plain(value, done.n_sequences):
             return False
-        token_s = self._costs.plain_s(done.position, done.n_sequences) / done.n_sequences
-        return known.may_lose(-value * token_s, token_s, is_paid=False)
+        plain_s = self._costs.plain_s(done.position, done.n_sequences)
+        return known.may_verify(value, plain_s, done.n_sequences)
 
     def observe(self, done: Round) -> None:
         """Passes the round on. What has just been run for the first time is run once more."""
@@ -283,12 +283,11 @@ class Auto(Rule):
         if not ways:
             return
         tokens, seconds, best = max(ways, key=lambda way: way[0] / way[1])
-        share_s = plain_s / done.n_sequences
-        loss_s = seconds - tokens * share_s
+        loss_s = seconds - tokens * plain_s / done.n_sequences
         if not known.promise.is_proven:  # what is expected is no more than a guess
             loss_s = max(loss_s, seconds - plain_s)
-        if not known.may_lose(loss_s, share_s):
-            self._n_rest = known.rounds_to_wait(loss_s, share_s)
+        if not known.may_lose(loss_s, plain_s):
+            self._n_rest = known.rounds_to_wait(loss_s, plain_s)
             return
         self._way = best
         self._promised_s = max(-loss_s, 0.0)
