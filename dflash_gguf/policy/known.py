@@ -56,10 +56,13 @@ class Known:
         """Tokens a second of the last rounds with as many sequences as now, 0 before any."""
         return self._tokens / self._seconds if self._seconds > 0.0 else 0.0
 
-    @property
-    def share(self) -> float:
-        """Of the time that may be lost: less where nothing has been accepted for long."""
-        return SHARE if self._n_unaccepted < MEMORY // 2 else SHARE / 4.0
+    def share(self, n_sequences: int = 1) -> float:
+        """Of the time that drafts may lose that cost a pass.
+
+        Less where nothing has been accepted for long, and for many, as a look tells more of them.
+        """
+        share = SHARE / math.sqrt(n_sequences)
+        return share if self._n_unaccepted < MEMORY // 2 else share / 4.0
 
     def may_lose(self, seconds: float, plain_s: float) -> bool:
         """Whether drafts that cost a pass may lose so much more now; less than 0: promise.
@@ -76,9 +79,9 @@ class Known:
         token_s = plain_s / n_sequences
         return self._free.may_lose(-min(tokens, OWED / AHEAD) * token_s, plain_s, kept=1.0)
 
-    def rounds_to_wait(self, seconds: float, plain_s: float) -> int:
+    def rounds_to_wait(self, seconds: float, plain_s: float, n_sequences: int = 1) -> int:
         """Plain rounds until drafts may lose so much, or until it is worth to think again."""
-        n = self._paid.missing_s(seconds, plain_s) / max(self.share * plain_s, 1e-12)
+        n = self._paid.missing_s(seconds, plain_s) / max(self.share(n_sequences) * plain_s, 1e-12)
         return int(min(max(n, self.n_kept), MOST_KEPT))
 
     def needs_plain(self, advantage: float, n_sequences: int = 1) -> bool:
@@ -101,7 +104,7 @@ class Known:
         if done.choose_s > 0.0:
             self.choose_s += (done.choose_s - self.choose_s) / min(4.0, 1.0 + costs.n_observed)
         if knows_plain:
-            self._paid.earn(self.share * seconds)
+            self._paid.earn(self.share(done.n_sequences) * seconds)
             self._free.earn(SHARE * seconds)
             plain_s = costs.plain_s(done.position, done.n_sequences)
             if not is_plain:

@@ -287,7 +287,7 @@ class Auto(Rule):
         if not known.promise.is_proven:  # what is expected is no more than a guess
             loss_s = max(loss_s, seconds - plain_s)
         if not known.may_lose(loss_s, plain_s):
-            self._n_rest = known.rounds_to_wait(loss_s, plain_s)
+            self._n_rest = known.rounds_to_wait(loss_s, plain_s, done.n_sequences)
             return
         self._way = best
         self._promised_s = max(-loss_s, 0.0)
