@@ -52,6 +52,8 @@ TURN_S = 0.05
 LONG_TURN_S = 0.5
 """The same beside a long prompt: some pieces of it, and rounds between them."""
 
+Rates = dict[int, dict[str, list[float]]]
+
 
 class Ours:
     """Sequences of one engine, a token each a round."""
@@ -134,18 +136,21 @@ def _silent(_level: int, _text: bytes, _data: object) -> None:
     pass
 
 
-def rates(engines: dict[str, Ours | Theirs], n: int, args: argparse.Namespace) -> dict[str, float]:
-    """Tokens a second of n sequences in rounds without drafts."""
-    random = np.random.default_rng(n)
-    prompts = random.integers(0, args.vocabulary, (n, N_PROMPT)).tolist()
-    seconds: dict[str, list[float]] = {name: [] for name in engines}
+def rates(engines: dict[str, Ours | Theirs], args: argparse.Namespace) -> Rates:
+    """Tokens a second of rounds without drafts, by sequences and engine, of each run.
+
+    In turn, so that whatever slows the machine down for a while is shared.
+    """
+    random = np.random.default_rng(0)
+    prompts = random.integers(0, args.vocabulary, (max(args.n), N_PROMPT)).tolist()
+    found: Rates = {n: {name: [] for name in engines} for n in args.n}
     for run in range(args.runs):
-        for name in list(engines)[:: 1 if run % 2 == 0 else -1]:
-            engine = engines[name]
-            engine.begin(prompts)
-            for _ in range(args.rounds):
-                seconds[name].append(_seconds(engine.round))
-    return {name: n / statistics.median(found) for name, found in seconds.items()}
+        for n in args.n:
+            for name in list(engines)[:: 1 if run % 2 == 0 else -1]:
+                engines[name].begin(prompts[:n])
+                seconds = [_seconds(engines[name].round) for _ in range(args.rounds)]
+                found[n][name].append(n / statistics.median(seconds))
+    return found
 
 
 def _seconds(work: Callable[[], object]) -> float:
@@ -467,9 +472,15 @@ def main() -> None:
         engines: dict[str, Ours | Theirs] = {"ours": ours}
         if not args.ours_only:
             engines["llama.cpp"] = Theirs(args.model, max(args.n), args.ctx, args.threads)
-        for n in args.n:
-            rate = rates(engines, n, args)
+        for n, found_of in rates(engines, args).items():
+            rate = {name: statistics.median(runs) for name, runs in found_of.items()}
             line = f"{n:3} sequences: ours {rate['ours']:7.0f} tok/s"
+            if n == args.n[0]:
+                first = found_of["ours"]
+            else:
+                times = [many / one for many, one in zip(found_of["ours"], first, strict=True)]
+                line += f", {statistics.median(times):.2f} times {args.n[0]}"
+                line += f" ({min(times):.2f} to {max(times):.2f})"
             if "llama.cpp" in rate:
                 ratio = rate["ours"] / rate["llama.cpp"]
                 line += f", llama.cpp {rate['llama.cpp']:7.0f}, ratio {ratio:.3f}"

@@ -51,10 +51,10 @@ class Known:
         plain_s = self.costs.plain_s(0) if self.costs.knows_plain else 0.0
         return math.ceil(min(max(self.choose_s / max(SHARE * plain_s, 1e-9), 1.0), MOST_KEPT))
 
-    @property
-    def rate(self) -> float:
-        """Tokens a second of the last rounds with as many sequences as now, 0 before any."""
-        return self._tokens / self._seconds if self._seconds > 0.0 else 0.0
+    def rate(self, n_sequences: int = 1) -> float:
+        """Tokens a second of the last rounds, 0 before any and where they had other sequences."""
+        is_known = self._seconds > 0.0 and n_sequences == self._n_sequences
+        return self._tokens / self._seconds if is_known else 0.0
 
     def share(self, n_sequences: int = 1) -> float:
         """Of the time that drafts may lose that cost a pass.
@@ -97,7 +97,9 @@ class Known:
         costs, is_plain = self.costs, done.n_drafted == 0 and done.n_positions == 0
         knows_plain, seconds = costs.knows_plain_of(done.n_sequences), done.seconds
         if done.n_sequences != self._n_sequences:  # many at once are faster by far than one
-            self._n_sequences, self._tokens, self._seconds = done.n_sequences, 0.0, 0.0
+            n_before = MEMORY * knows_plain  # as if plain, so that one good round is not the rate
+            self._n_sequences, self._tokens = done.n_sequences, float(n_before * done.n_sequences)
+            self._seconds = n_before * costs.plain_s(done.position, done.n_sequences)
         keep = (1.0 - 1.0 / MEMORY) ** done.n_rounds
         self._tokens = keep * self._tokens + done.n_tokens
         self._seconds = keep * self._seconds + seconds

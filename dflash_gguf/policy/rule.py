@@ -272,7 +272,7 @@ class Auto(Rule):
             return
         self._n_kept = known.n_kept
         plain_s = costs.plain_s(done.position, done.n_sequences)
-        self._rate = max(done.n_sequences / max(plain_s, 1e-9), known.rate)
+        self._rate = max(done.n_sequences / max(plain_s, 1e-9), known.rate(done.n_sequences))
         if paid is None or paid.name in request.failed:
             self._n_kept = max(self._n_kept, MEMORY)  # costs are all that can change
             return
