@@ -17,10 +17,10 @@ from typing import Any
 from . import machine_cache
 from .config import AUTO_TREE_BUDGET, TREE_BUDGET, DecodeConfig
 from .core import MAX_VERIFY, Error, Sequence
+from .costs.rounds import Costs, Round
 from .draft.calibration import way_to_draw
 from .draft.kinds import proposers_of
 from .draft.proposer import BRIEF, CHAIN, SPINE, TREE, Proposer, Request, named
-from .policy.costs import Costs, Round
 from .policy.known import Known
 from .policy.rule import Auto, Fixed, Rule
 from .sampling import Sampler
@@ -257,7 +257,7 @@ def measure(
             run(done := Round(0, n_drafted=n, n_tokens=1))
             costs.observe(done)
             spent_s += done.seconds
-    costs.are_guesses()
+    costs.give_way()
 
 
 def _file_identity(path: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .policy.times import Median
+from .costs.times import Median
 
 CHUNKS = (32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Tokens of prompts that may join the others' rounds: few sizes, as each has a graph of its own."""

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .core import Worth
+from .costs.rounds import Round
 from .draft.proposer import BRIEF, TREE, Proposer, Request
-from .policy.costs import Round
 from .policy.rule import Rule
 
 Progress = Callable[[int, int], None]
@@ -62,7 +62,7 @@ class Speculation:
         self._proposers, self._rule, self._clock = proposers, rule, clock
         self._free = [proposer for proposer in proposers if proposer.is_free]
         self._paid = [proposer for proposer in proposers if not proposer.is_free]
-        self.n_rest = 0
+        self.n_pause = 0
         """Plain rounds that are due before all need be asked again: `pass_over` counts them."""
         self._new: dict[Request, int] = {}  # that decode since, and for how many rounds
         self._plain: Round | None = None  # those that the rule has not heard of
@@ -80,13 +80,13 @@ class Speculation:
     @property
     def asks(self) -> bool:
         """Whether anybody is to be asked before the next round."""
-        return not self.n_rest or any(n in NEW for n in self._new.values())
+        return not self.n_pause or any(n in NEW for n in self._new.values())
 
     def propose(self, done: Round, requests: Sequence[Request]) -> None:
         """Gives each request its tree, None for a plain row. Fills in what was drafted."""
         started = time.perf_counter()
         rule, clock = self._rule, self._clock
-        rests = self.n_rest > 0 and any(request not in self._new for request in requests)
+        rests = self.n_pause > 0 and any(request not in self._new for request in requests)
         if rests and self._paid and rule.is_due(done):
             rests = False  # drafts may pay for so many
         self._host_s = 0.0
@@ -110,7 +110,7 @@ class Speculation:
             return
         self._new.clear()
         n_plain = self._plain.n_rounds if self._plain else 0
-        self._is_quiet = not has_free and rule.rests(done, n_plain)
+        self._is_quiet = not has_free and rule.keeps_plain(done, n_plain)
         if self._is_quiet:
             self._host_s = time.perf_counter() - started
             return
@@ -167,8 +167,8 @@ class Speculation:
                 if name in free
             )
         self._rule.observe(done)
-        if not done.n_positions and self._rule.rests(done, 0):
-            self.n_rest = self._rule.rest(done, self._host_s)
+        if not done.n_positions and self._rule.keeps_plain(done, 0):
+            self.n_pause = self._rule.pause(done, self._host_s)
 
     def _compare(
         self, done: Round, requests: Sequence[Request], tokens: Sequence[Sequence[int]]
@@ -184,11 +184,11 @@ class Speculation:
     @property
     def is_quiet(self) -> bool:
         """Whether the round is plain and there is nothing to learn but how long it takes."""
-        return self._is_quiet or self.n_rest > 0
+        return self._is_quiet or self.n_pause > 0
 
     def pass_over(self, done: Round, *, is_alone: bool = True) -> None:
         """Counts a quiet round. is_alone: as of `observe`."""
-        n_rest = self.n_rest - 1
+        n_pause = self.n_pause - 1
         self._new = {request: n + 1 for request, n in self._new.items() if n < NEW[-1]}
         if is_alone:
             if self._plain is not None and self._plain.n_sequences != done.n_sequences:
@@ -200,11 +200,11 @@ class Speculation:
         if self._is_quiet:
             self._is_quiet = False
             # Where rounds are brief, even asking for copies is too much to be done in each.
-            n_rest = self._rule.rest(done, self._host_s) if is_alone else 0
-        self.n_rest = n_rest
+            n_pause = self._rule.pause(done, self._host_s) if is_alone else 0
+        self.n_pause = n_pause
 
     def _end_rest(self) -> None:
-        self.n_rest = 0
+        self.n_pause = 0
         if self._plain is not None:
             self._rule.observe(self._plain)
             self._plain = None

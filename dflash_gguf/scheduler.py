@@ -17,11 +17,11 @@ from .account import Phase
 from .config import DecodeConfig
 from .core import Engine, Error, Item, Rows
 from .core import Sequence as Timeline
+from .costs.rounds import Round
 from .draft.proposer import Proposer
 from .draft.tree import Tree
 from .jobs import Group, Job
 from .pace import Pace
-from .policy.costs import Round
 from .policy.rule import Rule
 from .prefixes import PAGE, Prefixes
 from .results import Step

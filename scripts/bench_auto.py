@@ -46,9 +46,9 @@ import dflash_gguf
 from dflash_gguf import pair
 from dflash_gguf.bench.summary import ratio_interval
 from dflash_gguf.core import MAX_VERIFY, Copies
+from dflash_gguf.costs.rounds import Costs
 from dflash_gguf.decoder import Decoder, Stream
 from dflash_gguf.draft.tree import Tree
-from dflash_gguf.policy.costs import Costs
 from dflash_gguf.results import Result
 
 PAIRS = ("smollm2", "python-tiny", "random", "none")

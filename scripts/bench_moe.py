@@ -35,10 +35,10 @@ from dflash_gguf import core
 from dflash_gguf.bench.summary import ratio_interval
 from dflash_gguf.config import LoadConfig
 from dflash_gguf.core import Draft
+from dflash_gguf.costs.rounds import Costs, Round
 from dflash_gguf.draft.dflash import DFlash
 from dflash_gguf.draft.proposer import Request
 from dflash_gguf.draft.tree import Tree
-from dflash_gguf.policy.costs import Costs, Round
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
 N_CTX = 1024

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from dflash_gguf.config import DecodeConfig
+from dflash_gguf.costs.rounds import Round
 from dflash_gguf.draft.calibration import Calibration, Features, Outcome, Spine
 from dflash_gguf.draft.marginals import Candidates, chain, grow
 from dflash_gguf.draft.proposer import BRIEF, CHAIN, Request
 from dflash_gguf.draft.tree import Tree
-from dflash_gguf.policy.costs import Round
 from dflash_gguf.policy.rule import Rule
 from dflash_gguf.rounds import Speculation
 from dflash_gguf.sampling import Sampler
@@ -174,7 +174,7 @@ def answer(
     while (n_done := len(seen) - 1) < n_tokens:
         done = Round(100 + n_done)
         request.n_left, request.n_room = n_tokens - n_done, 256
-        speculation.n_rest = 0  # asking takes no time here
+        speculation.n_pause = 0  # asking takes no time here
         speculation.propose(done, (request,))
         tokens = [K]
         if done.n_positions:

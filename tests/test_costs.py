@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from dflash_gguf import machine_cache
+from dflash_gguf.costs.rounds import Costs, Round
+from dflash_gguf.costs.times import N_TIMES, Median
 from dflash_gguf.drafting import CostFile, measure
-from dflash_gguf.policy.costs import Costs, Round
 from dflash_gguf.policy.known import Known
-from dflash_gguf.policy.times import N_TIMES, Median
 
 
 def test_the_first_time_of_a_shape_does_not_count() -> None:
@@ -32,14 +32,14 @@ def test_the_first_time_of_a_shape_does_not_count() -> None:
     assert median.value == 5.0
 
 
-def test_a_guess_gives_way_to_the_first_time_of_an_answer() -> None:
+def test_what_was_measured_at_load_gives_way_to_the_first_time_of_an_answer() -> None:
     median = Median()
     for ms in (9.0, 5.0, 6.0):
         median.add(ms)
-    median.is_guess = True
-    assert median.is_warm
+    median.give_way()
+    assert (median.value, median.is_warm, median.is_measured) == (5.0, True, False)
     median.add(2.0)
-    assert (median.value, median.is_warm, median.is_guess) == (2.0, True, False)
+    assert (median.value, median.is_warm, median.is_measured) == (2.0, True, True)
 
 
 def warm(

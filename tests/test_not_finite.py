@@ -15,11 +15,11 @@ from pairs import Pair, go_back, make_pair, n_left, random_tokens
 
 from dflash_gguf.config import DecodeConfig, LoadConfig
 from dflash_gguf.core import Drafter, Engine, Error, Model, Sequence
+from dflash_gguf.costs.rounds import Round
+from dflash_gguf.costs.times import N_TIMES
 from dflash_gguf.decoder import Decoder
 from dflash_gguf.drawing import Drawer
-from dflash_gguf.policy.costs import Round
 from dflash_gguf.policy.known import MOST_KEPT
-from dflash_gguf.policy.times import N_TIMES
 
 BAD = 5
 """The token whose embedding is not finite."""

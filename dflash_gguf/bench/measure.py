@@ -8,10 +8,10 @@ from functools import partial
 from typing import Protocol
 
 from .. import core
+from ..costs.rounds import Costs, Round
+from ..costs.times import N_TIMES
 from ..draft.dflash import N_RANKED
 from ..draft.tree import Tree
-from ..policy.costs import Costs, Round
-from ..policy.times import N_TIMES
 from ..rounds import Clock, Rows, untimed
 
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from .. import core
 from ..config import DecodeConfig
 from ..core import Draft
+from ..costs.rounds import Costs, Round
 from ..draft.dflash import N_RANKED, DFlash
 from ..draft.proposer import Request
-from ..policy.costs import Costs, Round
 from ..policy.known import Known
 from ..rounds import Speculation
 from ..sampling import Sampler

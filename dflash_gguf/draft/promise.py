@@ -71,20 +71,21 @@ class Promise:
         return self._trust.accepted >= 2.0 * self.TRUST_WEIGHT
 
     def table(self, outlook: Sequence[float], lengths: Sizes, sizes: Sizes) -> Floats:
-        """Tokens beyond the first of chains and trees, float64 [2, length, size].
+        """Tokens beyond the first of chains, trees and brief chains, float64 [3, length, size].
 
         outlook: chances of the paths of brief chains, which are no better than ranked ones. Before
         a tree was drafted, what is beside its chain is taken to follow from how sure that is.
         """
         path = np.array(outlook[: lengths[-1]])
-        floor = _gains(path, None, lengths, sizes)
+        chains, trees, brief = _gains(path, None, lengths, sizes)[[0, 1, 0]]
         found, _ = self._tables.get((lengths, sizes), (None, 0))
         if found is None:
             steps = np.sort(path / np.concatenate([[1.0], path[:-1]]))
             sureness = min(int(20.0 * float(steps[len(steps) // 2])), 19)
-            floor[1] += _beside(sureness, lengths, sizes)
-            return floor
-        return np.maximum(floor, self.trust * found)
+            trees = trees + _beside(sureness, lengths, sizes)
+        else:
+            chains, trees = np.maximum((chains, trees), self.trust * found)
+        return np.stack([chains, trees, brief])
 
     def add(self, tree: Tree, n: int, lengths: Sizes, sizes: Sizes) -> None:
         """Takes up a draft of n positions. tree: its likeliest nodes."""

@@ -20,7 +20,6 @@ The idea of letting the measured cost of the next node decide: CaDDTree, arXiv 2
 
 from __future__ import annotations
 
-import itertools
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -29,14 +28,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..core import ANYTHING, Worth, pick
+from ..costs.rounds import Round
 from ..draft.proposer import BRIEF, CHAIN, TREE, Proposer, Request
 from ..draft.tree import Tree
-from .costs import Round
 from .known import MEMORY, SHARE, Known
 
 N_USES = 16
 """Passes over which a size that was never run pays for its first one, which builds a graph."""
-MOST_REST = 24
+MOST_PAUSE = 24
 """Plain rounds in which nobody is asked at most: a copy begins so much later."""
 N_VAIN = 4
 """Texts asked about in vain, after which one rests until asking took a hundredth of the time.
@@ -97,14 +96,14 @@ class Rule:
     def observe(self, done: Round) -> None:
         """Learns from a round, if it learns."""
 
-    def rests(self, done: Round, n_plain: int) -> bool:  # noqa: ARG002
+    def keeps_plain(self, done: Round, n_plain: int) -> bool:  # noqa: ARG002
         """Whether it would decode plainly now where nothing is proposed.
 
         n_plain: rounds of which it has not heard yet.
         """
         return False
 
-    def rest(self, done: Round, host_s: float) -> int:  # noqa: ARG002
+    def pause(self, done: Round, host_s: float) -> int:  # noqa: ARG002
         """Plain rounds in which nobody need be asked, after one in which asking took so long.
 
         0: it was not measured by itself.
@@ -135,6 +134,22 @@ class Fixed(Rule):
         return [tree if tree.n_drafted >= self._least else tree.first(0) for tree in found]
 
 
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What is drafted for some rounds.
+
+    n_sequences: of the rounds it was made for. way: None: nothing that costs a pass. is_look:
+    whether that is to see what it brings. rate: tokens a second of the best way to decode; 0: not
+    known yet. gain: tokens a round that the way wins over plain decoding.
+    """
+
+    n_sequences: int = 0
+    way: Way | None = None
+    is_look: bool = False
+    rate: float = 0.0
+    gain: float = 0.0
+
+
 class Auto(Rule):
     """What pays for itself, for the answers of one engine."""
 
@@ -147,18 +162,18 @@ class Auto(Rule):
         """
         self._known, self._costs = known, known.costs
         self.longest = min(max(longest, deepest), most)
+        longest = min(longest, most)
         self._lengths = ladder(SIZES, *(n for n in (longest, least) if 0 < n <= longest))
         self._sizes = ladder(SIZES, *(n for n in (most, least) if 0 < n <= most))
         self._least = max(least, 1)
-        self._way: Way | None = None
-        self._n_kept = self._n_rest = self._n_sequences = self._n_vain = 0
-        self._n_moved = 0
-        self._is_probe = self._is_plain = False
-        self._paying: Round | None = None
-        self._rate = self._advantage = self._promised_s = 0.0
-        self._worths: dict[tuple[int, bool], Worth] = {}
-        self._asked = ANYTHING
-        self._at_hand: tuple[Round | None, float, list[Tree]] = (None, 0.0, [])
+        self._decision, self._n_kept = Decision(), 0  # and for how many rounds
+        self._is_plain = False  # this round, to see what one takes
+        # What nodes must bring under the decision, without a draft and with one.
+        self._worths: dict[bool, Worth] = {}
+        self._n_moved = 0  # costs when they were counted
+        self._asked = ANYTHING  # what copies of this round were cut by
+        self._paying: Round | None = None  # the last round in which copies were worth asking for
+        self._n_vain = 0  # sequences asked since in vain
         self.n_nodes = self._most_nodes()
 
     def begin(self) -> None:
@@ -168,86 +183,76 @@ class Auto(Rule):
         """
         self._n_kept -= self._n_kept == 1
         # One of all texts is another, in which there may be more to copy.
-        self._n_vain -= self._n_vain // max(self._n_sequences, 1)
+        self._n_vain -= self._n_vain // max(self._decision.n_sequences, 1)
 
     def is_due(self, done: Round) -> bool:
         """Whether a decision is made now: also for another number of sequences."""
-        return self._n_kept == 0 or done.n_sequences != self._n_sequences
+        return self._n_kept == 0 or done.n_sequences != self._decision.n_sequences
 
     def worth(self, done: Round) -> Worth:
         """What a pass costs; beside the nodes of a draft others come cheaper."""
-        is_known = self._rate > 0.0 and self._costs.knows_plain_of(done.n_sequences)
-        self._asked = self._worth(done) if is_known and self._way is None else ANYTHING
+        decision = self._decision
+        is_known = decision.rate > 0.0 and decision.n_sequences == done.n_sequences
+        self._asked = self._worth(done) if is_known and decision.way is None else ANYTHING
         return self._asked
 
     def choose(self, done: Round, requests: Sequence[Request], paid: Proposer | None) -> Way | None:
         """The way that was decided on lately, or the best now; now and then a look."""
         limit = max(request.limit for request in requests)  # each has its own as well
         if self.is_due(done):
-            self._decide(done, requests[0], limit, paid)
-        way, self._is_plain = self._way, False
+            self._decide(done, requests, limit, paid)
+        decision, self._is_plain = self._decision, False
+        way = decision.way
         if way is None or limit < self._least:
             return None
-        self._is_plain = not self._is_probe and self._known.needs_plain(
-            self._advantage, done.n_sequences
-        )
-        if self._is_plain:
-            return None
-        if not self._is_probe and any(request.proposed for request in requests):
-            asked = [request for request in requests if request.proposed]
-            trees = [request.merged() for request in asked]
-            value, found = self._best(done, trees, [request.n_room - 1 for request in asked])
-            if value >= self._advantage and self._may_verify(done, value):
-                self._at_hand = done, value, found
+        if not decision.is_look:
+            self._is_plain = self._known.needs_plain(decision.gain / done.n_sequences)
+            if self._is_plain or self._copies_bring(decision.gain, done, requests):
                 return None
         return way if way.n_positions <= limit else Way(limit, way.shape)
+
+    def _copies_bring(self, gain: float, done: Round, requests: Sequence[Request]) -> bool:
+        """Whether what is at hand without a draft promises as much as one."""
+        asked = [request for request in requests if request.proposed]
+        trees = [request.merged() for request in asked]
+        value, _ = self._best(done, trees, [request.n_room - 1 for request in asked])
+        return value >= gain and self._may_verify(done, value)
 
     def pick(self, done: Round, trees: Sequence[Tree], limits: Sequence[int]) -> list[Tree]:
         """The nodes that are worth their rows; a look verifies some at least."""
         if done.n_positions and not done.is_brief and not done.is_mixed:
             for tree in trees:
                 self._known.promise.add(tree, done.n_positions, self._lengths, self._sizes)
-        at_hand, value, found = self._at_hand
-        if at_hand is not done:
-            value, found = self._best(done, trees, limits)
+        value, found = self._best(done, trees, limits)
         if done.n_positions:
-            is_worth = value > 0.0 or self._is_probe
+            is_worth = value > 0.0 or self._decision.is_look
         else:
             is_worth = not self._is_plain and self._may_verify(done, value)
-            if is_worth and value > self._rate * self._known.host.value:
+            if is_worth and value > self._decision.rate * self._known.host.value:
                 self._paying = done
         return found if found and is_worth else [tree.first(0) for tree in trees]
 
     def _may_verify(self, done: Round, value: float) -> bool:
         """Whether copies that bring so many tokens beyond their costs are verified now."""
-        known = self._known
-        if value <= 0.0 or known.needs_plain(value, done.n_sequences):
-            return False
-        plain_s = self._costs.plain_s(done.position, done.n_sequences)
-        return known.may_verify(value, plain_s, done.n_sequences)
+        known, gain = self._known, value / done.n_sequences
+        return value > 0.0 and not known.needs_plain(gain) and known.free.may_lose(-gain)
 
     def observe(self, done: Round) -> None:
         """Passes the round on. What has just been run for the first time is run once more."""
-        known = self._known
-        if done.n_drafted and done.n_positions and not done.is_mixed:
-            known.promise.observe(done.n_expected, done.n_accepted)
-        if not done.n_positions and done.n_expected > 0.0:
-            known.copied.observe(done.n_expected, done.n_accepted)
-        known.observe(done, self._promised_s if done.n_positions else 0.0)
+        self._known.observe(done)
         self._n_kept = max(self._n_kept - done.n_rounds, 0)
-        self._n_rest = max(self._n_rest - done.n_rounds, 0)
         if done.n_positions and not done.n_drafted:
             self._n_kept = 0  # what was decided has just failed
         if done.n_positions and not self._costs.is_warm(done):
             self._n_kept = max(self._n_kept, 1)
 
-    def rests(self, done: Round, n_plain: int) -> bool:
+    def keeps_plain(self, done: Round, n_plain: int) -> bool:
         """Whether it was decided to."""
-        n = done.n_sequences
-        is_kept = n_plain < self._n_kept and n == self._n_sequences
-        return self._way is None and is_kept and self._costs.knows_plain_of(n)
+        decision = self._decision
+        is_kept = n_plain < self._n_kept and done.n_sequences == decision.n_sequences
+        return is_kept and decision.way is None and decision.rate > 0.0
 
-    def rest(self, done: Round, host_s: float) -> int:
+    def pause(self, done: Round, host_s: float) -> int:
         """As many as make asking a hundredth of their time, by how often it was in vain lately.
 
         Where copies bring less than asking for them takes, as beside many others, that is in vain.
@@ -259,43 +264,66 @@ class Auto(Rule):
             return 0
         plain_s = self._costs.plain_s(done.position, done.n_sequences)
         n = self._known.host.value / max(SHARE * plain_s, 1e-9) * self._n_vain / N_VAIN
-        self._n_vain = min(self._n_vain + done.n_sequences, N_VAIN * MOST_REST)
-        return int(min(n, MOST_REST))
+        self._n_vain = min(self._n_vain + done.n_sequences, N_VAIN * MOST_PAUSE)
+        return int(min(n, MOST_PAUSE))
 
-    def _decide(self, done: Round, request: Request, limit: int, paid: Proposer | None) -> None:
+    def _decide(
+        self, done: Round, requests: Sequence[Request], limit: int, paid: Proposer | None
+    ) -> None:
         """Takes plain decoding or the best draft, and for how many rounds."""
-        known, costs = self._known, self._costs
-        self._way, self._is_probe, self._n_kept = None, False, 1
-        self._n_sequences, self._advantage, self._promised_s = done.n_sequences, 0.0, 0.0
+        known, costs, n = self._known, self._costs, done.n_sequences
+        self._decision, self._n_kept = Decision(n), 1
         self._forget_prices()
-        if not costs.knows_plain_of(done.n_sequences):
+        if not costs.knows_plain_of(n):
             return
-        self._n_kept = known.n_kept
-        plain_s = costs.plain_s(done.position, done.n_sequences)
-        self._rate = max(done.n_sequences / max(plain_s, 1e-9), known.rate(done.n_sequences))
-        if paid is None or paid.name in request.failed:
+        plain_s = max(costs.plain_s(done.position, n), 1e-9)
+        rate = max(n / plain_s, known.rate(n))
+        self._decision, self._n_kept = Decision(n, rate=rate), known.n_kept
+        asked = [request for request in requests if paid and paid.name not in request.failed]
+        if paid is None or not asked:
             self._n_kept = max(self._n_kept, MEMORY)  # costs are all that can change
             return
-        if self._n_rest:
-            self._n_kept = max(self._n_kept, min(self._n_rest, MEMORY))
+        outlook = np.mean([paid.outlook(request.sampler) for request in asked], axis=0)
+        tokens, seconds, way = self._best_way(done, outlook, limit)
+        if way is None:
             return
-        ways = self._ways(done, paid.outlook(request.sampler), limit)
-        if not ways:
-            return
-        tokens, seconds, best = max(ways, key=lambda way: way[0] / way[1])
-        loss_s = seconds - tokens * plain_s / done.n_sequences
+        loss = seconds / plain_s - tokens / n
         if not known.promise.is_proven:  # what is expected is no more than a guess
-            loss_s = max(loss_s, seconds - plain_s)
-        if not known.may_lose(loss_s, plain_s):
-            self._n_rest = known.rounds_to_wait(loss_s, plain_s, done.n_sequences)
-            return
-        self._way = best
-        self._promised_s = max(-loss_s, 0.0)
-        if loss_s < 0.0:
-            self._rate = max(tokens / seconds, self._rate)
-            self._advantage = tokens * plain_s / seconds - done.n_sequences
+            loss = max(loss, seconds / plain_s - 1.0)
+        if not known.paid.may_lose(loss):
+            self._n_kept = max(self._n_kept, MEMORY)
+        elif loss < 0.0:
+            gain = tokens * plain_s / seconds - n
+            self._decision = Decision(n, way, rate=max(tokens / seconds, rate), gain=gain)
         else:
-            self._is_probe, self._n_kept = True, 1
+            self._decision, self._n_kept = Decision(n, way, is_look=True, rate=rate), 1
+
+    def _best_way(
+        self, done: Round, outlook: Sequence[float], limit: int
+    ) -> tuple[float, float, Way | None]:
+        """Tokens and seconds of the round with the draft that promises most tokens a second.
+
+        outlook: chances of the paths of brief chains, which cost less than ranked ones and trees.
+        """
+        costs, n = self._costs, done.n_sequences
+        if not self._lengths:
+            return 0.0, 0.0, None
+        drafts = np.full((3, len(self._lengths)), math.inf)
+        for is_brief, kinds in ((False, [0, 1]), (True, [2])):
+            # One length beyond those that were run: what is far is guessed.
+            n_open = bisect_right(self._lengths, costs.most_positions(is_brief, n)) + 1
+            for at, length in enumerate(self._lengths[:n_open]):
+                if self._least <= length <= limit:
+                    drafts[kinds, at] = costs.draft_s(length, is_brief, n)
+        passes = np.array(self._passes(done, n))[[0, 1, 0]]
+        tokens = n * (1.0 + self._known.promise.table(outlook, self._lengths, self._sizes))
+        seconds = drafts[:, :, None] + passes[:, None, :] + tokens * costs.sample_s
+        rates = tokens / np.maximum(seconds, 1e-9)
+        best = np.unravel_index(rates.argmax(), rates.shape)  # ranked ones first, if equal
+        if rates[best] == 0.0:
+            return 0.0, 0.0, None
+        way = Way(self._lengths[best[1]], BRIEF if best[0] == 2 else TREE)
+        return float(tokens[best]), max(float(seconds[best]), 1e-9), way
 
     def _forget_prices(self) -> None:
         self._worths.clear()
@@ -305,88 +333,24 @@ class Auto(Rule):
     def _worth(self, done: Round) -> Worth:
         """Tokens that candidates must bring, by their number, counted when they are looked up.
 
-        So that what is chosen of them with its seconds brings more than the rate. A plain round
-        takes no candidates up; and more rows take no less, whatever was measured.
+        A plain round takes no candidates up; and more rows take no less, whatever was measured.
         """
         if self._n_moved != self._costs.n_moved:
             self._forget_prices()  # a size that was told too little would be taken for long
-        key = done.n_sequences, done.n_positions > 0
-        if key not in self._worths:
-            plain_s = self._costs.pass_s(
-                done.position, done.n_sequences, n_sequences=done.n_sequences
-            )
-            extra = self._rate / self._share * self._costs.ask_s + MARGIN * done.n_sequences
-            extra *= done.n_positions == 0
+        has_draft = done.n_positions > 0
+        if has_draft not in self._worths:
+            costs, n, rate = self._costs, done.n_sequences, self._decision.rate
+            plain_s = costs.pass_s(done.position, n, n_sequences=n)
+            extra = 0.0 if has_draft else rate * costs.ask_s + MARGIN * n
             prices = [
                 [
-                    self._rate / self._share * max(pass_s - plain_s, 0.0) + extra
-                    if size >= self._least and pass_s < math.inf
-                    else math.inf
+                    rate * max(pass_s - plain_s, 0.0) + extra if size >= self._least else math.inf
                     for size, pass_s in zip(self._sizes, passes, strict=True)
                 ]
                 for passes in self._passes(done, 1)
             ]
-            self._worths[key] = Worth(self._sizes, *prices)
-        return self._worths[key]
-
-    @property
-    def _share(self) -> float:
-        """Of a token that it brings beyond the time in which it is chosen."""
-        return max(1.0 - self._rate * self._costs.sample_s, 1e-9)
-
-    def _ways(
-        self, done: Round, outlook: Sequence[float], limit: int
-    ) -> list[tuple[float, float, Way]]:
-        """Tokens and seconds expected of a round with every draft that may be made now.
-
-        outlook: chances of the paths of brief chains.
-        """
-        return [
-            *self._brief_ways(done, outlook, self._open_lengths(done, limit, is_brief=True)),
-            *self._ranked_ways(done, outlook, self._open_lengths(done, limit, is_brief=False)),
-        ]
-
-    def _open_lengths(self, done: Round, limit: int, *, is_brief: bool) -> list[int]:
-        """Lengths that may be drafted, one beyond those that were run: what is far is guessed."""
-        n_known = self._costs.most_positions(is_brief, done.n_sequences)
-        n_open = sum(n <= n_known for n in self._lengths) + 1
-        return [n for n in self._lengths[:n_open] if self._least <= n <= limit]
-
-    def _brief_ways(
-        self, done: Round, outlook: Sequence[float], lengths: Sequence[int]
-    ) -> list[tuple[float, float, Way]]:
-        """All of each chain is verified."""
-        costs, n_sequences = self._costs, done.n_sequences
-        gains = list(itertools.accumulate(outlook, initial=1.0))
-        found = []
-        for n in lengths:
-            tokens, n_rows = n_sequences * gains[n], n_sequences * (n + 1)
-            seconds = costs.draft_s(n, True, n_sequences) + tokens * costs.sample_s
-            seconds += costs.pass_s(done.position, n_rows, False, n_sequences)
-            found.append((tokens, max(seconds, 1e-9), Way(n, BRIEF)))
-        return found
-
-    def _ranked_ways(
-        self, done: Round, outlook: Sequence[float], lengths: Sequence[int]
-    ) -> list[tuple[float, float, Way]]:
-        """Of each length with as many nodes verified as are best, as chains or as trees."""
-        if not lengths:
-            return []
-        costs, n_sequences = self._costs, done.n_sequences
-        first = self._lengths.index(lengths[0])
-        table = self._known.promise.table(outlook, self._lengths, self._sizes)
-        tokens = n_sequences * (1.0 + table[:, first : first + len(lengths)])
-        passes = np.array(self._passes(done, n_sequences))
-        drafts = np.array([costs.draft_s(n, False, n_sequences) for n in lengths])
-        seconds = passes[:, None] + drafts[:, None] + tokens * costs.sample_s
-        rates = tokens / np.maximum(seconds, 1e-9)
-        found = []
-        for at, n in enumerate(lengths):
-            kind, size = divmod(int(rates[:, at].argmax()), len(self._sizes))
-            best_s = max(float(seconds[kind, at, size]), 1e-9)
-            if best_s < math.inf:
-                found.append((float(tokens[kind, at, size]), best_s, Way(n, TREE)))
-        return found
+            self._worths[has_draft] = Worth(self._sizes, *prices)
+        return self._worths[has_draft]
 
     def _best(
         self, done: Round, trees: Sequence[Tree], limits: Sequence[int]
@@ -396,7 +360,7 @@ class Auto(Rule):
         Nothing of none where nothing is worth it. All chains or all trees: some layers take longer
         for a tree, whatever its size.
         """
-        if not self._costs.knows_plain_of(done.n_sequences):
+        if not trees or self._decision.rate == 0.0:
             return 0.0, []
         worth, trust = self._worth(done), 1.0
         if not done.n_positions:
@@ -405,21 +369,21 @@ class Auto(Rule):
             size = sum([tree.n_drafted for tree in trees])
             if size in self._sizes:
                 prices = worth.chains if all(tree.is_chain for tree in trees) else worth.trees
-                tokens = sum([tree.n_expected for tree in trees])
-                return self._share * (tokens - prices[self._sizes.index(size)]), list(trees)
+                value = sum([tree.n_expected for tree in trees]) - prices[self._sizes.index(size)]
+                return value, list(trees)
         picked = pick(
             [tree.parents for tree in trees],
             [tree.log_chances for tree in trees],
             limits,
             worth,
             trust=trust,
-            least=-math.inf if self._is_probe else 0.0,
+            least=-math.inf if self._decision.is_look else 0.0,
         )
         if not any(picked.counts):
             return 0.0, []
         parts = trees if picked.is_tree else [tree.spine() for tree in trees]
         found = [part.first(n) for part, n in zip(parts, picked.counts, strict=True)]
-        return self._share * picked.value, found
+        return picked.value, found
 
     def _most_nodes(self) -> int:
         """A step of the ladder beyond the largest pass that was run: what is far is guessed."""
@@ -429,11 +393,10 @@ class Auto(Rule):
     def _passes(self, done: Round, n_nodes: int) -> list[list[float]]:
         """Seconds of chains and of trees of each size of the ladder, that many times n_nodes.
 
-        inf: not open.
+        inf: more than a step of the ladder beyond the largest pass that was run.
         """
         costs, n = self._costs, done.n_sequences
         counts = [n + n_nodes * size for size in self._sizes]
-        # One step beyond the largest pass that was run.
         n_open = min(bisect_right(counts, costs.most_rows) + 1, len(counts))
         found = []
         for is_tree in (False, True) if costs.knows_trees else (False,):

@@ -124,7 +124,6 @@ class Costs:
         self.experts = Experts()
         # What follows from the times, as it is asked for more often than they change.
         self._warm: dict[str, set[int]] = {kind: set() for kind in self._times}
-        self._measured: set[int] = set()  # sequences of plain rounds of answers
         self.most_rows = 0
         """Rows of the largest pass that was run more than once."""
         self._lines: dict[str, dict[int, Line]] = {kind: {} for kind in self._times}
@@ -132,7 +131,7 @@ class Costs:
     @property
     def knows_plain(self) -> bool:
         """Whether plain rounds of answers were measured more than once."""
-        return bool(self._measured)
+        return bool(self._warm["plain"])
 
     @property
     def knows_trees(self) -> bool:
@@ -141,8 +140,8 @@ class Costs:
 
     def knows_plain_of(self, n_sequences: int) -> bool:
         """Whether such rounds were of as many sequences, or of less than twice as many."""
-        measured = self._measured
-        return n_sequences in measured or any(n_sequences < n < 2 * n_sequences for n in measured)
+        known = self._warm["plain"]
+        return n_sequences in known or any(n_sequences < n < 2 * n_sequences for n in known)
 
     @property
     def ask_s(self) -> float:
@@ -154,14 +153,14 @@ class Costs:
         """Choosing one token."""
         return self._sample.value
 
-    def are_guesses(self) -> None:
-        """All that is known so far gives way to what rounds of answers take."""
+    def give_way(self) -> None:
+        """What was measured so far gives way to what rounds of answers take."""
         for known in self._times.values():
             for buckets in known.values():
                 for median in buckets.values():
-                    median.is_guess = True
-        self._measured.clear()
-        self.experts.are_guesses()
+                    median.give_way()
+        self._warm["plain"].clear()  # with which drafting is compared
+        self.experts.give_way()
         self._sample, self._ask = Median(), Median()
 
     def most_positions(self, is_brief: bool, n_sequences: int = 1) -> int:
@@ -359,8 +358,6 @@ class Costs:
             self.n_moved += not is_little or median.is_warm != before[1]
         if median.is_warm:
             self._mark_warm(kind, n_rows)
-            if kind == "plain":
-                self._measured.add(n_rows)
 
     def _forget_lines(self, *kinds: str) -> None:
         for kind in kinds:
@@ -399,8 +396,6 @@ class Costs:
             for rows, bucket, *measured in stored[kind]:
                 known.setdefault(_count(rows), {})[int(bucket)] = Median.known(*measured)
                 costs._mark_warm(kind, int(rows))
-                if kind == "plain":
-                    costs._measured.add(int(rows))
         for n_sequences, is_tree, n, seconds in stored["beyond"]:
             beyond = costs._beyond.setdefault((_count(n_sequences), bool(is_tree)), {})
             beyond[_count(n)] = Median.known(seconds, least=-1e6)

@@ -32,9 +32,8 @@ class Median:
         """n_first: runs that are slower than those to come."""
         self._n_first = n_first
         self._times: deque[tuple[float, float]] = deque(maxlen=N_TIMES)
-        self._is_warm = False
-        self.is_guess = False
-        """Whether it was not measured in answers: the first time that is takes its place."""
+        self.is_warm = False
+        """Whether there is more than the first times."""
         self.value = self.n_experts = 0.0
         """Seconds, and the experts that a pass which took so long has touched."""
 
@@ -48,31 +47,32 @@ class Median:
         median.value = number(seconds, 1e6, "a time", least)
         median.n_experts = number(n_experts, 1e9, "a number of experts")
         median._times.extend([(median.value, median.n_experts)] * N_KEPT)
-        median._is_warm = True
+        median.is_warm = True
         return median
 
     @property
-    def is_warm(self) -> bool:
-        """Whether there is more than the first times."""
-        return self._is_warm
+    def is_measured(self) -> bool:
+        """Whether it is warm, by times of answers."""
+        return self.is_warm and bool(self._times)
 
     @property
     def is_sure(self) -> bool:
         """Whether a single time does not change it by much."""
-        return self._is_warm and len(self._times) >= N_FEW
+        return self.is_warm and len(self._times) >= N_FEW
 
     @property
     def is_full(self) -> bool:
         """Whether a further time replaces one."""
         return len(self._times) == N_TIMES
 
+    def give_way(self) -> None:
+        """The next time takes the place of those before, which were not of answers."""
+        self._times.clear()
+
     def add(self, seconds: float, n_experts: float = 0.0) -> None:
         """Adds a time."""
-        if self.is_guess:
-            self.is_guess = False
-            self._times.clear()
-        elif len(self._times) == self._n_first and not self._is_warm:
-            self._is_warm = True
+        if len(self._times) == self._n_first and not self.is_warm:
+            self.is_warm = True
             self._times.clear()
         self._times.append((seconds, n_experts))
         # Noise only adds; what seems slow by a single outlier would never be tried again.
@@ -127,8 +127,8 @@ class Experts:
             return 0.0
         return self.cost_s * (self.expected(n_rows) - median.n_experts)
 
-    def are_guesses(self) -> None:
-        """What rows touch was seen of no text."""
+    def give_way(self) -> None:
+        """What rows touch was seen of no text so far."""
         self._n_seen = min(self._n_seen, 1)
 
     def observe(self, n_rows: int, n_experts: int, seconds: float, median: Median) -> None:
@@ -139,8 +139,7 @@ class Experts:
             growth = math.log(n_experts / self._of_row, n_rows) / self._bend(n_rows)
             self._n_seen = min(self._n_seen + 1, self.MEMORY)
             self._growth += (growth - self._growth) / self._n_seen
-        is_known = median.is_warm and not median.is_guess
-        if is_known and min(median.n_experts, median.value) > 0.0:
+        if median.is_measured and min(median.n_experts, median.value) > 0.0:
             more = n_experts - median.n_experts
             more_s = min(max(seconds / median.value - 1.0, -0.5), 0.5) * median.value
             keep = 1.0 - 1.0 / self.COST_MEMORY
