@@ -292,6 +292,39 @@ def test_an_answer_that_ends_shortens_no_others_drafts() -> None:
     assert way.n_positions > 1
 
 
+def test_answers_of_several_samplers_decide_together() -> None:
+    """Whoever comes first: what is expected of the drafter is a mean over all of them."""
+    pair = Pair(wide())
+    for seed in range(2):
+        pair.answer(Text(0.95), seed=seed)
+
+    class Unlike(Drafter):
+        """Is hopeless where one draws."""
+
+        def outlook(self, sampler: Sampler) -> Sequence[float]:
+            chance = 0.97 if sampler.is_argmax else 1e-3
+            return [chance**depth for depth in range(1, BLOCK + 1)]
+
+    drafter = Unlike(lambda _: Text(0.95))
+    sure, unsure = (
+        Request(None, [1], Sampler(DecodeConfig(temperature=t)), n_left=16, n_room=256)
+        for t in (0.0, 1.0)
+    )
+    ways = []
+    for requests in ((sure, unsure), (unsure, sure), (unsure, unsure)):
+        rule = Auto(Known(Costs.from_dict(pair.known.costs.to_dict())), BLOCK, 63)
+        for _ in range(3):
+            done = Round(900, n_sequences=2)
+            way = rule.choose(done, requests, drafter)
+            done.n_tokens, done.pass_s = 2, 11.0
+            if way is not None:
+                break
+            rule.observe(done)
+        ways.append(way)
+    assert ways[0] == ways[1]
+    assert ways[0] != ways[2]
+
+
 @pytest.mark.parametrize("n_positions", [0, 3])
 def test_a_machine_that_was_suspended_owes_nothing(n_positions: int) -> None:
     known, is_paid = plain_known(), n_positions > 0
@@ -458,7 +491,7 @@ def test_choices_keep_to_their_bounds() -> None:
         for position in range(200, 240):
             done = Round(position)
             way = rule.choose(done, ask(limit), pair.drafter)
-            assert way is None or way.n_positions <= min(longest, limit)
+            assert way is None or way.n_positions <= min(longest, most, limit)
             if way is not None:
                 done.n_positions = way.n_positions
                 (tree,) = rule.pick(done, [grow(0, candidates(way.n_positions), 63)], [limit])
