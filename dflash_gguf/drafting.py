@@ -58,7 +58,7 @@ class CostFile:
         """
         stored = machine_cache.read(self._name, self._identity)
         if stored is not None:
-            with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError):
+            with contextlib.suppress(*machine_cache.SENSELESS):
                 return Costs.from_dict(stored["costs"], n_first), dict(stored["learned"])
         return Costs(n_first), {}
 
@@ -85,9 +85,9 @@ class Drafting:
         costs, learned = cost_file.load(n_first) if cost_file else (Costs(n_first), {})
         self.known = Known(costs)
         for proposer in self.proposers:
-            with contextlib.suppress(ValueError, TypeError, KeyError):
+            with contextlib.suppress(*machine_cache.SENSELESS):
                 proposer.learn(learned[proposer.name])
-        with contextlib.suppress(ValueError, TypeError, KeyError):
+        with contextlib.suppress(*machine_cache.SENSELESS):
             self.known.promise.learn(learned["promise"])
         self._sequence, self._engine = sequence, engine
         self._cost_file = cost_file

@@ -10,10 +10,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+SENSELESS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""Errors of reading a value that is valid JSON, but not what was written."""
+
 
 def cache_folder() -> Path:
-    """Folder for what is measured once a machine."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    """Folder for what is measured once a machine; one that cannot be if the user has no home."""
+    base: str | Path = os.environ.get("XDG_CACHE_HOME") or os.devnull
+    if base == os.devnull:
+        with contextlib.suppress(RuntimeError):
+            base = Path.home() / ".cache"
     return Path(base) / "dflash-gguf"
 
 
@@ -28,7 +34,7 @@ def cpu_name() -> str:
 
 def read(name: str, identity: Any) -> Any:
     """What was stored under a name for the same identity; None if nothing was, or no longer is."""
-    with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
+    with contextlib.suppress(OSError, *SENSELESS):
         stored = json.loads((cache_folder() / name).read_text(encoding="utf-8"))
         if stored.get("identity") == identity:
             return stored.get("value")
@@ -40,8 +46,11 @@ def write(name: str, identity: Any, value: Any) -> None:
     file = cache_folder() / name
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            "w", dir=file.parent, delete=False, encoding="utf-8"
-        ) as out:
-            json.dump({"identity": identity, "value": value}, out)
-        Path(out.name).replace(file)
+        descriptor, temporary = tempfile.mkstemp(dir=file.parent)
+        try:
+            with open(descriptor, "w", encoding="utf-8") as out:
+                json.dump({"identity": identity, "value": value}, out)
+            Path(temporary).replace(file)
+        except BaseException:
+            Path(temporary).unlink()
+            raise

@@ -215,6 +215,9 @@ def test_a_spine_learns_how_far_it_is_followed() -> None:
     paths = spine.paths(4)
     assert paths[1] > 0.9
     assert paths[2] < 0.05
+    for _ in range(200):
+        spine.observe([1] * 255, [2])
+    assert spine.log_paths(255)[254] < -600.0  # though their product is rounded to 0
     spine = Spine()
     for _ in range(200):
         spine.observe([1, 2], [1, 2])

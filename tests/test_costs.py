@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ import pytest
 from dflash_gguf import machine_cache
 from dflash_gguf.costs.rounds import Costs, Round
 from dflash_gguf.costs.times import N_TIMES, Median
+from dflash_gguf.draft.calibration import Calibrations
+from dflash_gguf.draft.copies import Copy
+from dflash_gguf.draft.promise import Promise
 from dflash_gguf.drafting import CostFile, measure
 from dflash_gguf.policy.known import Known
 
@@ -299,6 +303,44 @@ def test_without_a_place_to_keep_it_nothing_is_kept(files: list[str], tmp_path: 
     kept = CostFile(files, "CPU")
     kept.store(measured(), {})
     assert not kept.load()[0].knows_plain
+
+
+def test_without_a_home_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    machine_cache.write("a.json", 1, 2)
+    assert machine_cache.read("a.json", 1) is None
+    assert not machine_cache.cache_folder().is_dir()
+
+
+def test_a_full_disk_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def no_space(*_args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    machine_cache.write("a.json", 1, 2)
+    monkeypatch.setattr(json, "dump", no_space)
+    machine_cache.write("a.json", 1, 3)
+    assert machine_cache.read("a.json", 1) == 2
+    assert [path.name for path in machine_cache.cache_folder().iterdir()] == ["a.json"]
+
+
+SENSELESS: list[Any] = [[], [1], 3, None, "x", {"ranked": []}, {"ranked": {}, "spines": []}]
+SENSELESS += [{"ranked": {}, "spines": {"0": [[10**400], [1]]}}, {"outcomes": []}]
+SENSELESS += [{"outcomes": {"0": {}}}, {"expected": 10**400, "accepted": 1}]
+NO_NUMBER = {"prior": [math.nan] * 5, "weights": [], "information": []}
+SENSELESS += [{"ranked": {"0": NO_NUMBER}, "spines": {}}]
+
+
+@pytest.mark.parametrize("learned", SENSELESS)
+def test_what_makes_no_sense_is_not_learned(learned: Any) -> None:
+    for learn in (Calibrations.from_dict, Copy().learn, Promise().learn):
+        with pytest.raises(machine_cache.SENSELESS):
+            learn(learned)
 
 
 TOUCHED = {

@@ -43,6 +43,9 @@ SPINE_MEMORY = 64
 """Outcomes of a depth of best candidates after which one weighs 1/e."""
 SPINE_PRIOR, SPINE_WEIGHT = 0.6, 2.0
 """Of such a candidate being taken, and the outcomes this counts as."""
+LEAST = 1e-300
+"""Chance that a path has at least: beyond two hundred positions their product may be rounded to 0.
+"""
 LEAST_LOG = -30.0
 """Log-probabilities below are taken for this one: a single surprise shall not outweigh the rest."""
 
@@ -161,7 +164,8 @@ class Calibration:
         found._information = np.array(stored["information"], dtype=np.float64).reshape(-1, 5, 5)
         if len(found._weights) != len(found._information):
             raise ValueError("a calibration of unequal parts")
-        if not (np.isfinite(found._weights).all() and np.isfinite(found._information).all()):
+        parts = found._prior, found._weights, found._information
+        if not all(np.isfinite(part).all() for part in parts):
             raise ValueError("a calibration that is not finite")
         return found
 
@@ -205,7 +209,7 @@ class Spine:
 
     def log_paths(self, n: int) -> list[float]:
         """Their logarithms."""
-        return [math.log(path) for path in self.paths(n)]
+        return [math.log(max(path, LEAST)) for path in self.paths(n)]
 
     def to_dict(self) -> list[list[float]]:
         """Tried and taken, by depth."""
