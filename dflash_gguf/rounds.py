@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -128,6 +129,8 @@ class Speculation:
             for request in drafting:
                 request.n_positions = min(request.limit, n)
                 request.shape = way.shape
+            n_rows = sum([request.n_positions + 1 for request in drafting])
+            done.n_spared = done.n_asked * (n + 1) - n_rows
             with clock("draft"):
                 has_free |= self._ask(self._paid, drafting)
         if has_free:
@@ -140,22 +143,15 @@ class Speculation:
         done: Round,
         requests: Sequence[Request],
         tokens: Sequence[Sequence[int]],
-        *,
-        is_alone: bool = True,
     ) -> None:
-        """Learns from a round and the tokens that the target chose in it for each request.
-
-        is_alone: whether its pass served nothing else, so that its seconds say what it costs.
-        """
+        """Learns from a round and the tokens that the target chose in it for each request."""
         if self._is_quiet:
-            self.pass_over(done, is_alone=is_alone)
+            self.pass_over(done)
             return
         for proposer in self._proposers:
             for request, chosen in zip(requests, tokens, strict=True):
                 if proposer.name not in request.failed:
                     proposer.observe(request, chosen)
-        if not is_alone:
-            return
         if not done.n_drafted and not done.n_positions:
             self._compare(done, requests, tokens)
         if done.is_mixed:
@@ -186,28 +182,35 @@ class Speculation:
         """Whether the round is plain and there is nothing to learn but how long it takes."""
         return self._is_quiet or self.n_pause > 0
 
-    def pass_over(self, done: Round, *, is_alone: bool = True) -> None:
-        """Counts a quiet round. is_alone: as of `observe`."""
+    def pass_over(self, done: Round) -> None:
+        """Counts a quiet round."""
         n_pause = self.n_pause - 1
         self._new = {request: n + 1 for request, n in self._new.items() if n < NEW[-1]}
-        if is_alone:
-            if self._plain is not None and self._plain.n_sequences != done.n_sequences:
-                self._end_rest()
-            if self._plain is None:
-                self._plain = Round(done.position, done.n_sequences, n_experts=done.n_experts)
-                self._plain.n_rounds = 0
+        if self._plain is not None and not self._plain.is_like(done):
+            self._tell()
+        if self._plain is None:
+            self._plain = replace(done, draft_s=0.0)  # of those that were asked in vain
+        else:
             self._plain.adds(done)
         if self._is_quiet:
             self._is_quiet = False
             # Where rounds are brief, even asking for copies is too much to be done in each.
-            n_pause = self._rule.pause(done, self._host_s) if is_alone else 0
+            n_pause = self._rule.pause(done, self._host_s)
         self.n_pause = n_pause
+
+    def end(self) -> None:
+        """No answer is left: the rule hears of what it was not told yet."""
+        self._new.clear()
+        self._end_rest()
 
     def _end_rest(self) -> None:
         self.n_pause = 0
-        if self._plain is not None:
-            self._rule.observe(self._plain)
-            self._plain = None
+        self._tell()
+
+    def _tell(self) -> None:
+        plain, self._plain = self._plain, None
+        if plain is not None:
+            self._rule.observe(plain)
 
     def _limit(self, requests: Sequence[Request], worth: Worth) -> list[Request]:
         """Those of whom anything may be verified, with how much that is at most."""

@@ -179,6 +179,8 @@ class Scheduler:
         job.is_over = True
         if job.group is not None:
             job.group.jobs.discard(job)
+            if not job.group.jobs:
+                job.group.speculation.end()
         self._jobs = [other for other in self._jobs if not other.is_over]
 
     def close(self) -> None:
@@ -371,10 +373,8 @@ class Scheduler:
         for one in done:
             if one.decodes:
                 self._count(one, seconds, host_s - one.sampled_s)
-        for group, round_ in drafted:
-            theirs = [one for one in done if one.decodes and one.job.group is group]
-            is_alone = len(theirs) == round_.n_sequences == len(work)
-            self._learn(group, theirs, round_, seconds, is_alone=is_alone)
+        if drafted:
+            self._learn(drafted, done, seconds, is_whole=len(work) == len(done) == len(decoding))
         if decoding and self.engine.n_parallel > 1:
             self._pace.ran(seconds, n_filled)
         self._finish(done)
@@ -397,10 +397,10 @@ class Scheduler:
             return []
         rounds = []
         n_most = max(1, self.engine.max_verify // len(decoding))
+        # Who decodes has all but the last token in the caches.
+        n_there = sum([len(job.history) for job in decoding]) - len(decoding)
         for group, jobs in groups.items():
-            # Who decodes has all but the last token in the caches.
-            n_there = sum([len(job.history) for job in jobs]) - len(jobs)
-            done = Round(n_there, n_sequences=len(jobs))
+            done = Round(n_there, len(decoding), n_others=len(decoding) - len(jobs))
             if group.speculation.asks:
                 self._propose_for(group, jobs, done, n_most)
             rounds.append((group, done))
@@ -541,27 +541,39 @@ class Scheduler:
         job.add(job.writing.new_step(n_drafted, one.n_taken))
 
     def _learn(
-        self, group: Group, work: list[_Work], done: Round, seconds: float, *, is_alone: bool
+        self,
+        drafted: list[tuple[Group, Round]],
+        work: list[_Work],
+        seconds: float,
+        *,
+        is_whole: bool,
     ) -> None:
         """What those who are drafted together learn of a round that took so long.
 
-        is_alone: whether its pass served nobody else.
+        is_whole: whether all who were to decode did, and its pass did nothing else.
         """
-        if not work:
-            return
-        done.n_tokens = sum([len(one.tokens) for one in work])
-        done.n_experts = self.engine.n_experts
-        done.sample_s = sum([one.sampled_s for one in work])
-        done.draft_s = self._took.get("draft", 0.0) + self._took.get("tree", 0.0)
-        done.pass_s = seconds - done.draft_s - done.sample_s
-        if group.speculation.is_quiet:
-            group.speculation.pass_over(done, is_alone=is_alone)
-            return
-        done.n_accepted = sum([one.n_taken for one in work])
-        done.choose_s = self._took.get("choose", 0.0)
-        done.pass_s -= done.choose_s
-        requests, tokens = [one.job.request for one in work], [one.tokens for one in work]
-        group.speculation.observe(done, requests, tokens, is_alone=is_alone)
+        # One group at most can say what its own part took: whoever drafted, if nobody else did.
+        rounds = [done for _, done in drafted]
+        busy = [done for done in rounds if done.n_positions or done.n_drafted]
+        told = (busy or rounds)[0] if is_whole and len(busy) <= 1 else None
+        for group, done in drafted:
+            theirs = [one for one in work if one.decodes and one.job.group is group]
+            if not theirs:
+                continue
+            done.is_shared = done is not told
+            done.n_tokens = done.n_others + sum([len(one.tokens) for one in theirs])
+            done.n_experts = self.engine.n_experts
+            done.sample_s = sum([one.sampled_s for one in work])
+            done.draft_s = self._took.get("draft", 0.0) + self._took.get("tree", 0.0)
+            done.pass_s = seconds - done.draft_s - done.sample_s
+            if group.speculation.is_quiet:
+                group.speculation.pass_over(done)
+                continue
+            done.n_accepted = sum([one.n_taken for one in theirs])
+            done.choose_s = self._took.get("choose", 0.0)
+            done.pass_s -= done.choose_s
+            requests, tokens = [one.job.request for one in theirs], [one.tokens for one in theirs]
+            group.speculation.observe(done, requests, tokens)
 
     def _finish(self, done: list[_Work]) -> None:
         """Prompts have come further; answers that are over leave."""

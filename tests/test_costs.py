@@ -69,13 +69,13 @@ def test_costs_between_and_beyond_what_was_measured() -> None:
     assert costs.plain_s(0) == 10.5
     assert costs.pass_s(0, 4) == 10.0
     warm(costs, 0, 1, 4.0, 12.0)
-    assert costs.round_s(drafted(0, 1, n_tokens=2)) == 17.0
-    assert (costs.draft_s(3, True), costs.pass_s(0, 4)) == (4.0, 16.0)
+    assert costs.expected(drafted(0, 1, n_tokens=2)).seconds == 17.0
+    assert (costs.draft_s(4, True), costs.pass_s(0, 4)) == (4.0, 16.0)
     warm(costs, 0, 7, 10.0, 18.0)
-    assert (costs.draft_s(4, True), costs.pass_s(0, 5)) == (7.0, 15.0)
-    assert (costs.draft_s(15, True), costs.pass_s(0, 16)) == (18.0, pytest.approx(18 + 8 / 7 * 8))
-    assert (costs.most_positions(True), costs.most_rows) == (7, 8)
-    assert (costs.most_positions(False), costs.draft_s(4, False)) == (0, 7.0)
+    assert (costs.draft_s(5, True), costs.pass_s(0, 5)) == (7.0, 15.0)
+    assert (costs.draft_s(16, True), costs.pass_s(0, 16)) == (18.0, pytest.approx(18 + 8 / 7 * 8))
+    assert (costs.most_draft_rows(True), costs.most_rows) == (8, 8)
+    assert (costs.most_draft_rows(False), costs.draft_s(5, False)) == (0, 7.0)
 
 
 def test_a_tree_costs_what_it_was_measured_to_cost_more_than_a_chain() -> None:
@@ -110,16 +110,15 @@ def test_drafts_cost_by_the_rows_of_all_sequences() -> None:
     costs = Costs()
     for n, seconds in ((3, 4.0), (15, 8.0)):
         warm(costs, 0, n, seconds, 10.0)
-    assert costs.draft_s(3, True) == 4.0
-    assert costs.draft_s(3, True, n_sequences=4) == 8.0
-    assert costs.draft_s(1, True, n_sequences=8) == 8.0
-    assert costs.most_positions(True, n_sequences=4) == 3
-    done = drafted(0, 3, n_sequences=4)
+    assert costs.draft_s(4, True) == 4.0
+    assert costs.draft_s(16, True) == 8.0
+    assert costs.most_draft_rows(True) == 16
+    done = drafted(0, 3, n_sequences=4, n_spared=2)
     assert not costs.is_warm(done)
     for _ in range(2):
-        costs.observe(drafted(0, 3, n_sequences=4, n_drafted=12, draft_s=12.0, pass_s=9.0))
-    assert costs.draft_s(3, True, n_sequences=4) == 12.0
-    assert costs.draft_s(3, True) == 4.0
+        costs.observe(drafted(0, 3, n_sequences=4, n_spared=2, n_drafted=12, draft_s=12.0))
+    assert costs.draft_s(14, True) == 12.0
+    assert costs.draft_s(4, True) == 4.0
 
 
 def test_plain_rounds_of_several_sequences_are_known_by_their_number() -> None:

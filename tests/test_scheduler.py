@@ -18,8 +18,11 @@ from schedules import built_anew, play
 from dflash_gguf import jobs
 from dflash_gguf.config import LoadConfig
 from dflash_gguf.core import Item
+from dflash_gguf.costs.rounds import Round
 from dflash_gguf.decoder import Decoder, Stream
+from dflash_gguf.draft import dflash
 from dflash_gguf.pace import Pace
+from dflash_gguf.policy.rule import Auto, Rule
 from dflash_gguf.text.chat import ChatPrompt
 
 pytestmark = pytest.mark.skipif(DEVICE is not None, reason="the same bits are the CPU's")
@@ -385,6 +388,89 @@ def test_what_cannot_be(pair: Pair) -> None:
             assert list(stream) == [] and stream.result().stop_reason == "cancelled"
         assert len(list(running)) > 0 and len(running.result().tokens) == 20
         assert len(many.logits([1, 2, 3])) == 3
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> list[Round]:
+    """What rules of `auto` hear of."""
+    rounds, observe = list[Round](), Auto.observe
+
+    def hear(rule: Auto, done: Round) -> None:
+        rounds.append(done)
+        observe(rule, done)
+
+    monkeypatch.setattr(Auto, "observe", hear)
+    return rounds
+
+
+AUTO = {"draft": "auto", "ignore_eos": True, "seed": 1}
+BESIDE: list[dict[str, Any]] = [{"draft": "none"}, {"draft_max": 2}, {"draft": "chain"}]
+
+
+@pytest.mark.parametrize("settings", BESIDE)
+def test_auto_learns_beside_answers_of_other_settings(
+    pair: Pair, heard: list[Round], settings: dict[str, Any]
+) -> None:
+    with open_decoder(pair, 2, n_ctx=1024) as many:
+        other = many.stream([3, 4], **{**AUTO, **settings, "max_tokens": 400})
+        next(other)
+        heard.clear()
+        answer = many.stream([1, 2], max_tokens=100, **AUTO)
+        for _ in answer:
+            pass
+        n_rounds = answer.result().rounds
+        theirs = [done for done in heard if done.n_others == 1 and done.n_sequences == 2]
+        if settings != {"draft_max": 2}:
+            assert sum(done.n_rounds for done in theirs) == n_rounds
+        is_alone = [not done.is_shared for done in theirs]
+        assert all(is_alone) if settings == {"draft": "none"} else not all(is_alone)
+        assert settings == {"draft": "chain"} or any(is_alone)
+        assert many._drafting.known.costs.knows_plain_of(2) == any(is_alone)
+        other.close()
+
+
+def test_a_decision_ends_while_a_prompt_comes_in(pair: Pair, heard: list[Round]) -> None:
+    with open_decoder(pair, 2, n_ctx=4096, n_ubatch=16) as many:
+        many.generate([1, 2], max_tokens=100, **AUTO)
+        answer = many.stream([1, 2], max_tokens=400, **AUTO)
+        next(answer)
+        heard.clear()
+        long = many.stream(random_tokens(2000), max_tokens=3, **AUTO)
+        next(long)
+        shared = [done for done in heard if done.is_shared]
+        assert sum(done.n_rounds for done in shared) > 20
+        # A look that cannot say what it costs is not repeated for that.
+        assert sum(done.n_positions > 0 for done in shared) < len(shared) / 2
+        answer.close()
+
+
+def test_the_last_rounds_of_an_answer_are_heard_of(pair: Pair, heard: list[Round]) -> None:
+    """However quiet they were, and though nobody goes on."""
+    with open_decoder(pair, 1) as one:
+        one.generate([1, 2], max_tokens=100, **AUTO)
+        for i in range(20):
+            heard.clear()
+            result = one.generate([3 + i], max_tokens=4, **AUTO)
+            assert sum(done.n_rounds for done in heard) == result.rounds
+
+
+def test_drafts_are_filed_under_the_rows_that_they_had(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some answers are nearly over, and need fewer candidates than others or none."""
+    heard, rows, draft_all = list[Round](), list[int](), dflash.draft_all
+
+    def drafts(requests: Any, widths: Any) -> Any:
+        rows.append(sum(request.n_positions + 1 for request in requests))
+        return draft_all(requests, widths)
+
+    monkeypatch.setattr(dflash, "draft_all", drafts)
+    monkeypatch.setattr(Rule, "observe", lambda _, done: heard.append(done))
+    with open_decoder(pair, 4) as many:
+        lengths, prompts = [30, 6, 6, 9, 8, 5, 7, 6], [[i] for i in range(8)]
+        many.generate_batch(prompts, max_tokens=lengths, draft="chain", ignore_eos=True)
+    assert [done.n_draft_rows for done in heard if done.n_positions] == rows
+    assert any(done.n_spared for done in heard)
 
 
 def test_pieces_of_prompts_leave_the_others_their_share() -> None:

@@ -7,7 +7,7 @@ lines between those that were.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,10 +30,13 @@ PASSES = ("chains", "trees", "plain")
 class Round:
     """What a round did and took: one pass for one sequence or several.
 
-    position: tokens in the caches before it, those of all its sequences. n_sequences: of them.
+    position: tokens in the caches before it, those of all its sequences. n_sequences: of them, each
+    with a token at least; n_others: those of these that nobody was asked for.
+    is_shared: whether its pass did more than that, so that its seconds do not say what it costs.
     n_rounds: plain rounds that this stands for, one after the other.
-    n_positions: places a drafter filled for each that drafted; is_brief: whether only with best
-    candidates; is_mixed: whether others had proposed as well.
+    n_positions: places a drafter filled for each that drafted, n_spared: rows that it had less as
+    some need fewer places or none; is_brief: whether only with best candidates; is_mixed: whether
+    others had proposed as well.
     n_drafted: nodes verified below the roots. is_tree: whether they were more than chains.
     n_expected: those that were expected to be accepted. n_accepted: those that were; n_copied: of a
     mixed round's those that others had proposed as well. Where nothing was verified of what was
@@ -46,7 +49,10 @@ class Round:
 
     position: int
     n_sequences: int = 1
+    n_others: int = 0
+    is_shared: bool = False
     n_positions: int = 0
+    n_spared: int = 0
     is_brief: bool = False
     is_mixed: bool = False
     n_drafted: int = 0
@@ -62,9 +68,14 @@ class Round:
     sample_s: float = 0.0
     n_rounds: int = 1
 
+    def is_like(self, other: Round) -> bool:
+        """Whether both served the same, as far as one can tell."""
+        mine = self.n_sequences, self.n_others, self.is_shared
+        return mine == (other.n_sequences, other.n_others, other.is_shared)
+
     def adds(self, other: Round) -> None:
         """Takes up another plain round."""
-        self.n_rounds += 1
+        self.n_rounds += other.n_rounds
         self.n_tokens += other.n_tokens
         self.pass_s += other.pass_s
         self.sample_s += other.sample_s
@@ -81,9 +92,14 @@ class Round:
         return self.n_sequences + self.n_drafted
 
     @property
+    def n_asked(self) -> int:
+        """Sequences that candidates are wanted for."""
+        return self.n_sequences - self.n_others
+
+    @property
     def n_draft_rows(self) -> int:
         """Rows of the drafter's pass: of each sequence the last token and the places after it."""
-        return self.n_sequences * (self.n_positions + 1)
+        return self.n_asked * (self.n_positions + 1) - self.n_spared
 
     @property
     def kind(self) -> str:
@@ -163,10 +179,9 @@ class Costs:
         self.experts.give_way()
         self._sample, self._ask = Median(), Median()
 
-    def most_positions(self, is_brief: bool, n_sequences: int = 1) -> int:
-        """Positions of the longest drafts of a kind that were run more than once."""
-        most = max(self._warm["brief" if is_brief else "ranked"], default=0)
-        return max(most // n_sequences - 1, 0)
+    def most_draft_rows(self, is_brief: bool) -> int:
+        """Rows of the largest draft of a kind that was run more than once."""
+        return max(self._warm["brief" if is_brief else "ranked"], default=0)
 
     def is_warm(self, done: Round) -> bool:
         """Whether rounds like this one have been through their first run."""
@@ -220,11 +235,11 @@ class Costs:
             self._ask.add(done.draft_s)
         self._sample.add(done.sample_s / max(done.n_tokens, 1))
 
-    def draft_s(self, n_positions: int, is_brief: bool, n_sequences: int = 1) -> float:
-        """Drafts of so many positions; of a kind that was never run, as of the other."""
+    def draft_s(self, n_rows: int, is_brief: bool) -> float:
+        """Drafts of so many rows; of a kind that was never run, as of the other."""
         kinds = ("brief", "ranked") if is_brief else ("ranked", "brief")
         kind = next((kind for kind in kinds if self._times[kind]), kinds[0])
-        return self._line(kind, 0).at(n_sequences * (n_positions + 1))
+        return self._line(kind, 0).at(n_rows)
 
     def pass_s(
         self, position: int, n_rows: int, is_tree: bool = False, n_sequences: int = 1
@@ -304,12 +319,15 @@ class Costs:
             self.experts.observe(done.n_rows, done.n_experts, pass_s, median)
             self._forget_lines(*PASSES)
 
-    def round_s(self, done: Round) -> float:
-        """What a round like this one is expected to take."""
-        more = done.n_tokens * self.sample_s
-        if done.n_positions:
-            more += self.draft_s(done.n_positions, done.is_brief, done.n_sequences)
-        return more + self.pass_s(done.position, done.n_rows, done.is_tree, done.n_sequences)
+    def expected(self, done: Round) -> Round:
+        """The round as it is expected to be where its pass does nothing else."""
+        pass_s = self.pass_s(done.position, done.n_rows, done.is_tree, done.n_sequences)
+        return replace(
+            done,
+            draft_s=self.draft_s(done.n_draft_rows, done.is_brief) if done.n_positions else 0.0,
+            pass_s=done.n_rounds * pass_s,
+            sample_s=done.n_tokens * self.sample_s,
+        )
 
     def plain_s(self, position: int, n_sequences: int = 1) -> float:
         """A plain round."""

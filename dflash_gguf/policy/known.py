@@ -96,6 +96,8 @@ class Known:
         """Learns from a round, or from plain ones in a row."""
         costs, is_plain = self.costs, not (done.n_drafted or done.n_positions)
         knows_plain = costs.knows_plain_of(done.n_sequences)
+        if done.is_shared and knows_plain:
+            done = costs.expected(done)
         plain_s = 0.0
         if knows_plain:
             plain_s = max(costs.plain_s(done.position, done.n_sequences), 1e-9)
@@ -108,7 +110,8 @@ class Known:
             self._n_unaccepted = 0 if done.n_accepted else self._n_unaccepted + 1
         if done.choose_s > 0.0:
             self._choose_s += (done.choose_s - self._choose_s) / min(4.0, 1.0 + costs.n_observed)
-        self._follow_rate(done, plain_s)
+        if knows_plain or not done.is_shared:
+            self._follow_rate(done, plain_s)
         if knows_plain:
             rounds = done.seconds / plain_s
             self.paid.book(-self._share(done.n_sequences) * rounds)
@@ -117,7 +120,7 @@ class Known:
                 account = self.paid if done.n_positions else self.free
                 account.book(self._lost_s(done, plain_s) / plain_s)
         is_cold = is_plain and done.n_rounds == 1 and not self._was_plain and knows_plain
-        if not is_cold:
+        if not is_cold and not done.is_shared:
             self._file(done)
         self._since_plain = 0 if is_plain and not is_cold else self._since_plain + 1
         self._since_draft = 0 if done.n_positions else self._since_draft + done.n_rounds
@@ -146,9 +149,9 @@ class Known:
         seconds, token_s = done.seconds, plain_s / done.n_sequences
         is_usual = self.costs.is_warm(done)
         if not is_usual and (self.promise.is_proven or not done.n_positions):
-            seconds = min(seconds, self.costs.round_s(done))  # a graph is built only once
+            seconds = min(seconds, self.costs.expected(done).seconds)  # a graph is built only once
         elif seconds > SUSPENDED * plain_s:
-            seconds = min(seconds, SUSPENDED * self.costs.round_s(done))
+            seconds = min(seconds, SUSPENDED * self.costs.expected(done).seconds)
         if done.is_mixed:  # what others proposed as well would have come without the draft
             return min(done.draft_s, seconds) - (done.n_accepted - done.n_copied) * token_s
         return seconds - done.n_tokens * token_s
@@ -159,5 +162,5 @@ class Known:
         if self._since_filed >= MEMORY or not self.costs.is_settled(done):
             self._since_filed = 0
             # After a pause a draft also takes up all rows that were decoded meanwhile.
-            is_usual = self._since_draft < MEMORY or not self.costs.most_positions(done.is_brief)
+            is_usual = self._since_draft < MEMORY or not self.costs.most_draft_rows(done.is_brief)
             self.costs.observe(done, with_draft=is_usual)

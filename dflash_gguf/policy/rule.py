@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -138,16 +138,21 @@ class Fixed(Rule):
 class Decision:
     """What is drafted for some rounds.
 
-    n_sequences: of the rounds it was made for. way: None: nothing that costs a pass. is_look:
-    whether that is to see what it brings. rate: tokens a second of the best way to decode; 0: not
-    known yet. gain: tokens a round that the way wins over plain decoding.
+    n_sequences, n_asked: of the rounds it was made for. way: None: nothing that costs a pass.
+    is_look: whether that is to see what it brings. rate: tokens a second of the best way to decode;
+    0: not known yet. gain: tokens a round that the way wins over plain decoding.
     """
 
     n_sequences: int = 0
+    n_asked: int = 0
     way: Way | None = None
     is_look: bool = False
     rate: float = 0.0
     gain: float = 0.0
+
+    def is_for(self, done: Round) -> bool:
+        """Whether it was made for rounds like this."""
+        return (self.n_sequences, self.n_asked) == (done.n_sequences, done.n_asked)
 
 
 class Auto(Rule):
@@ -183,16 +188,16 @@ class Auto(Rule):
         """
         self._n_kept -= self._n_kept == 1
         # One of all texts is another, in which there may be more to copy.
-        self._n_vain -= self._n_vain // max(self._decision.n_sequences, 1)
+        self._n_vain -= self._n_vain // max(self._decision.n_asked, 1)
 
     def is_due(self, done: Round) -> bool:
         """Whether a decision is made now: also for another number of sequences."""
-        return self._n_kept == 0 or done.n_sequences != self._decision.n_sequences
+        return self._n_kept == 0 or not self._decision.is_for(done)
 
     def worth(self, done: Round) -> Worth:
         """What a pass costs; beside the nodes of a draft others come cheaper."""
         decision = self._decision
-        is_known = decision.rate > 0.0 and decision.n_sequences == done.n_sequences
+        is_known = decision.rate > 0.0 and decision.is_for(done)
         self._asked = self._worth(done) if is_known and decision.way is None else ANYTHING
         return self._asked
 
@@ -243,13 +248,13 @@ class Auto(Rule):
         self._n_kept = max(self._n_kept - done.n_rounds, 0)
         if done.n_positions and not done.n_drafted:
             self._n_kept = 0  # what was decided has just failed
-        if done.n_positions and not self._costs.is_warm(done):
+        if done.n_positions and not done.is_shared and not self._costs.is_warm(done):
             self._n_kept = max(self._n_kept, 1)
 
     def keeps_plain(self, done: Round, n_plain: int) -> bool:
         """Whether it was decided to."""
         decision = self._decision
-        is_kept = n_plain < self._n_kept and done.n_sequences == decision.n_sequences
+        is_kept = n_plain < self._n_kept and decision.is_for(done)
         return is_kept and decision.way is None and decision.rate > 0.0
 
     def pause(self, done: Round, host_s: float) -> int:
@@ -264,7 +269,7 @@ class Auto(Rule):
             return 0
         plain_s = self._costs.plain_s(done.position, done.n_sequences)
         n = self._known.host.value / max(SHARE * plain_s, 1e-9) * self._n_vain / N_VAIN
-        self._n_vain = min(self._n_vain + done.n_sequences, N_VAIN * MOST_PAUSE)
+        self._n_vain = min(self._n_vain + done.n_asked, N_VAIN * MOST_PAUSE)
         return int(min(n, MOST_PAUSE))
 
     def _decide(
@@ -272,13 +277,14 @@ class Auto(Rule):
     ) -> None:
         """Takes plain decoding or the best draft, and for how many rounds."""
         known, costs, n = self._known, self._costs, done.n_sequences
-        self._decision, self._n_kept = Decision(n), 1
+        self._decision, self._n_kept = Decision(n, done.n_asked), 1
         self._forget_prices()
         if not costs.knows_plain_of(n):
             return
         plain_s = max(costs.plain_s(done.position, n), 1e-9)
         rate = max(n / plain_s, known.rate(n))
-        self._decision, self._n_kept = Decision(n, rate=rate), known.n_kept
+        self._decision = Decision(n, done.n_asked, rate=rate)
+        self._n_kept = known.n_kept
         asked = [request for request in requests if paid and paid.name not in request.failed]
         if paid is None or not asked:
             self._n_kept = max(self._n_kept, MEMORY)  # costs are all that can change
@@ -294,9 +300,11 @@ class Auto(Rule):
             self._n_kept = max(self._n_kept, MEMORY)
         elif loss < 0.0:
             gain = tokens * plain_s / seconds - n
-            self._decision = Decision(n, way, rate=max(tokens / seconds, rate), gain=gain)
+            rate = max(tokens / seconds, rate)
+            self._decision = replace(self._decision, way=way, rate=rate, gain=gain)
         else:
-            self._decision, self._n_kept = Decision(n, way, is_look=True, rate=rate), 1
+            self._decision = replace(self._decision, way=way, is_look=True)
+            self._n_kept = 1
 
     def _best_way(
         self, done: Round, outlook: Sequence[float], limit: int
@@ -305,18 +313,19 @@ class Auto(Rule):
 
         outlook: chances of the paths of brief chains, which cost less than ranked ones and trees.
         """
-        costs, n = self._costs, done.n_sequences
+        costs, n, n_asked = self._costs, done.n_sequences, done.n_asked
         if not self._lengths:
             return 0.0, 0.0, None
         drafts = np.full((3, len(self._lengths)), math.inf)
         for is_brief, kinds in ((False, [0, 1]), (True, [2])):
             # One length beyond those that were run: what is far is guessed.
-            n_open = bisect_right(self._lengths, costs.most_positions(is_brief, n)) + 1
+            longest = costs.most_draft_rows(is_brief) // n_asked - 1
+            n_open = bisect_right(self._lengths, longest) + 1
             for at, length in enumerate(self._lengths[:n_open]):
                 if self._least <= length <= limit:
-                    drafts[kinds, at] = costs.draft_s(length, is_brief, n)
-        passes = np.array(self._passes(done, n))[[0, 1, 0]]
-        tokens = n * (1.0 + self._known.promise.table(outlook, self._lengths, self._sizes))
+                    drafts[kinds, at] = costs.draft_s(n_asked * (length + 1), is_brief)
+        passes = np.array(self._passes(done, n_asked))[[0, 1, 0]]
+        tokens = n + n_asked * self._known.promise.table(outlook, self._lengths, self._sizes)
         seconds = drafts[:, :, None] + passes[:, None, :] + tokens * costs.sample_s
         rates = tokens / np.maximum(seconds, 1e-9)
         best = np.unravel_index(rates.argmax(), rates.shape)  # ranked ones first, if equal
