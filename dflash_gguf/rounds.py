@@ -152,7 +152,7 @@ class Speculation:
             for request, chosen in zip(requests, tokens, strict=True):
                 if proposer.name not in request.failed:
                     proposer.observe(request, chosen)
-        if not done.n_drafted and not done.n_positions:
+        if done.is_plain:
             self._compare(done, requests, tokens)
         if done.is_mixed:
             free = {proposer.name for proposer in self._free}

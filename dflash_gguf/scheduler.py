@@ -554,7 +554,7 @@ class Scheduler:
         """
         # One group at most can say what its own part took: whoever drafted, if nobody else did.
         rounds = [done for _, done in drafted]
-        busy = [done for done in rounds if done.n_positions or done.n_drafted]
+        busy = [done for done in rounds if not done.is_plain]
         told = (busy or rounds)[0] if is_whole and len(busy) <= 1 else None
         for group, done in drafted:
             theirs = [one for one in work if one.decodes and one.job.group is group]

@@ -201,11 +201,11 @@ def test_debts_are_paid_back_by_what_promises_to(n_positions: int) -> None:
     done = Round(100, n_positions=n_positions, n_drafted=3, n_tokens=1, pass_s=3.0)
     for _ in range(3):
         known.observe(done)
-    assert not account.may_lose(-0.01)
-    assert account.may_lose(-1.0)
+    assert not account.is_repaid_by(0.01)
+    assert account.is_repaid_by(1.0)
     for _ in range(9):
         known.observe(done)
-    assert not account.may_lose(-9.0)
+    assert not account.is_repaid_by(9.0)
 
 
 def test_an_untried_tree_promises_what_its_chain_does_and_more() -> None:
@@ -260,10 +260,10 @@ def test_one_who_is_left_of_many_is_not_priced_by_their_rate() -> None:
     known = plain_known()
     for _ in range(40):
         known.observe(Round(100, n_sequences=8, n_tokens=8, pass_s=1.5))
-    assert known.rate(8) == pytest.approx(8 / 1.5, rel=0.05)
-    assert known.rate() == 0.0
+    assert known.rate.of(8) == pytest.approx(8 / 1.5, rel=0.05)
+    assert known.rate.of(1) == 0.0
     known.observe(Round(100, n_drafted=3, n_tokens=4, pass_s=1.3))  # one good round is not the rate
-    assert known.rate() == pytest.approx(1.0, abs=0.2)
+    assert known.rate.of(1) == pytest.approx(1.0, abs=0.2)
 
 
 def test_a_new_number_of_sequences_takes_no_savings() -> None:
@@ -335,7 +335,7 @@ def test_a_machine_that_was_suspended_owes_nothing(n_positions: int) -> None:
     known.observe(dataclasses.replace(done, pass_s=3600.0))
     for _ in range(9):
         known.observe(done)
-    assert known.paid.may_lose(0.1) if is_paid else known.free.may_lose(-0.001)
+    assert known.paid.may_lose(0.1) if is_paid else known.free.is_repaid_by(0.001)
 
 
 def test_a_plain_round_after_drafted_ones_is_no_measure_of_plain_decoding() -> None:

@@ -92,6 +92,11 @@ class Round:
         return self.n_sequences + self.n_drafted
 
     @property
+    def is_plain(self) -> bool:
+        """Whether nothing was drafted that takes time, and nothing verified."""
+        return not (self.n_drafted or self.n_positions)
+
+    @property
     def n_asked(self) -> int:
         """Sequences that candidates are wanted for."""
         return self.n_sequences - self.n_others

@@ -31,21 +31,9 @@ from ..core import ANYTHING, Worth, pick
 from ..costs.rounds import Round
 from ..draft.proposer import BRIEF, CHAIN, TREE, Proposer, Request
 from ..draft.tree import Tree
-from .known import MEMORY, SHARE, Known
+from .known import MEMORY, Asking, Known
+from .prices import Prices
 
-N_USES = 16
-"""Passes over which a size that was never run pays for its first one, which builds a graph."""
-MOST_PAUSE = 24
-"""Plain rounds in which nobody is asked at most: a copy begins so much later."""
-N_VAIN = 4
-"""Texts asked about in vain, after which one rests until asking took a hundredth of the time.
-Sooner one rests less, as a copy goes on a few tokens after a change. Played on recorded answers,
-beside a whole rest at once: single answers are 0 to 6 % faster where they are edits, 0 to 2 % else;
-2 to 16 at once 0.4 % on average over all kinds (from -4 to 8 %)."""
-MARGIN = 0.05
-"""Of a plain round's tokens, what is verified beside it must promise beyond what it costs: that is
-known within a few hundredths only, and the best of many sizes is the one that was told too cheap.
-"""
 DOUBTED = 0.8
 """Copies are taken by their chances unless fewer of those that were expected came true lately."""
 SIZES = (1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63, 95, 127, 191, 255)
@@ -171,48 +159,49 @@ class Auto(Rule):
         self._lengths = ladder(SIZES, *(n for n in (longest, least) if 0 < n <= longest))
         self._sizes = ladder(SIZES, *(n for n in (most, least) if 0 < n <= most))
         self._least = max(least, 1)
-        self._decision, self._n_kept = Decision(), 0  # and for how many rounds
-        self._is_plain = False  # this round, to see what one takes
-        # What nodes must bring under the decision, without a draft and with one.
-        self._worths: dict[bool, Worth] = {}
-        self._n_moved = 0  # costs when they were counted
-        self._asked = ANYTHING  # what copies of this round were cut by
-        self._paying: Round | None = None  # the last round in which copies were worth asking for
-        self._n_vain = 0  # sequences asked since in vain
-        self.n_nodes = self._most_nodes()
+        self._prices = Prices(known.costs, self._sizes, self._least)
+        self._decision, self._n_kept = Decision(), 0  # and rounds until it is made anew
+        self._to_compare = False  # whether this round is plain to see what one takes
+        self._asking = Asking(known)
+        self.n_nodes = self._prices.most_nodes
 
     def begin(self) -> None:
         """Another answer: what was decided in the one before is kept as long as it was to be.
 
         Not what was to be run only once more, which may have been for how little was left.
         """
-        self._n_kept -= self._n_kept == 1
-        # One of all texts is another, in which there may be more to copy.
-        self._n_vain -= self._n_vain // max(self._decision.n_asked, 1)
+        if self._n_kept == 1:
+            self._n_kept = 0
+        self._asking.begin(self._decision.n_asked)
 
-    def is_due(self, done: Round) -> bool:
-        """Whether a decision is made now: also for another number of sequences."""
-        return self._n_kept == 0 or not self._decision.is_for(done)
+    # ---- before the draft
 
     def worth(self, done: Round) -> Worth:
         """What a pass costs; beside the nodes of a draft others come cheaper."""
         decision = self._decision
         is_known = decision.rate > 0.0 and decision.is_for(done)
-        self._asked = self._worth(done) if is_known and decision.way is None else ANYTHING
-        return self._asked
+        if not is_known or decision.way is not None:
+            return ANYTHING
+        worth = self._prices.worth(done, decision.rate)
+        self.n_nodes = self._prices.most_nodes
+        return worth
+
+    def is_due(self, done: Round) -> bool:
+        """Whether a decision is made now: also for another number of sequences."""
+        return self._n_kept == 0 or not self._decision.is_for(done)
 
     def choose(self, done: Round, requests: Sequence[Request], paid: Proposer | None) -> Way | None:
         """The way that was decided on lately, or the best now; now and then a look."""
         limit = max(request.limit for request in requests)  # each has its own as well
         if self.is_due(done):
             self._decide(done, requests, limit, paid)
-        decision, self._is_plain = self._decision, False
+        decision, self._to_compare = self._decision, False
         way = decision.way
         if way is None or limit < self._least:
             return None
         if not decision.is_look:
-            self._is_plain = self._known.needs_plain(decision.gain / done.n_sequences)
-            if self._is_plain or self._copies_bring(decision.gain, done, requests):
+            self._to_compare = self._known.needs_plain(decision.gain / done.n_sequences)
+            if self._to_compare or self._copies_bring(decision.gain, done, requests):
                 return None
         return way if way.n_positions <= limit else Way(limit, way.shape)
 
@@ -223,6 +212,71 @@ class Auto(Rule):
         value, _ = self._best(done, trees, [request.n_room - 1 for request in asked])
         return value >= gain and self._may_verify(done, value)
 
+    def _decide(
+        self, done: Round, requests: Sequence[Request], limit: int, paid: Proposer | None
+    ) -> None:
+        """Takes plain decoding or the best draft, and for how many rounds."""
+        known, costs, n = self._known, self._costs, done.n_sequences
+        self._decision, self._n_kept = Decision(n, done.n_asked), 1
+        self._prices.forget()
+        self.n_nodes = self._prices.most_nodes
+        if not costs.knows_plain_of(n):
+            return
+        plain_s = max(costs.plain_s(done.position, n), 1e-9)
+        rate = max(n / plain_s, known.rate.of(n))
+        plain = self._decision = Decision(n, done.n_asked, rate=rate)
+        self._n_kept = known.n_kept
+        asked = [request for request in requests if paid and paid.name not in request.failed]
+        if paid is None or not asked:
+            self._n_kept = max(self._n_kept, MEMORY)  # costs are all that can change
+            return
+        outlook = np.mean([paid.outlook(request.sampler) for request in asked], axis=0)
+        tokens, seconds, way = self._best_way(done, outlook, limit)
+        if way is None:
+            return
+        loss = seconds / plain_s - tokens / n  # plain rounds
+        if not known.promise.is_proven:  # what is expected is no more than a guess
+            loss = max(loss, seconds / plain_s - 1.0)
+        if loss < 0.0 and known.paid.is_repaid_by(-loss):
+            gain, rate = tokens * plain_s / seconds - n, max(tokens / seconds, rate)
+            self._decision = replace(plain, way=way, rate=rate, gain=gain)
+        elif loss >= 0.0 and known.paid.may_lose(loss):
+            self._decision, self._n_kept = replace(plain, way=way, is_look=True), 1
+        else:
+            self._n_kept = max(self._n_kept, MEMORY)
+
+    def _best_way(
+        self, done: Round, outlook: Sequence[float], limit: int
+    ) -> tuple[float, float, Way | None]:
+        """Tokens and seconds of the round with the draft that promises most tokens a second.
+
+        outlook: chances of the paths of brief chains, which cost less than ranked ones and trees.
+        """
+        costs, n, n_asked = self._costs, done.n_sequences, done.n_asked
+        if not self._lengths:
+            return 0.0, 0.0, None
+        # By kind: ranked chains, ranked trees, brief chains. By length, and then by nodes.
+        drafts = np.full((3, len(self._lengths)), math.inf)
+        for is_brief, kinds in ((False, [0, 1]), (True, [2])):
+            # One length beyond those that were run: what is far is guessed.
+            longest = costs.most_draft_rows(is_brief) // n_asked - 1
+            n_open = bisect_right(self._lengths, longest) + 1
+            for at, length in enumerate(self._lengths[:n_open]):
+                if self._least <= length <= limit:
+                    drafts[kinds, at] = costs.draft_s(n_asked * (length + 1), is_brief)
+        chains, trees = self._prices.seconds(done, n_asked)
+        passes = np.array([chains, trees, chains])
+        tokens = n + n_asked * self._known.promise.table(outlook, self._lengths, self._sizes)
+        seconds = drafts[:, :, None] + passes[:, None, :] + tokens * costs.sample_s
+        rates = tokens / np.maximum(seconds, 1e-9)
+        best = np.unravel_index(rates.argmax(), rates.shape)  # ranked ones first, if equal
+        if rates[best] == 0.0:
+            return 0.0, 0.0, None
+        way = Way(self._lengths[best[1]], BRIEF if best[0] == 2 else TREE)
+        return float(tokens[best]), max(float(seconds[best]), 1e-9), way
+
+    # ---- after it
+
     def pick(self, done: Round, trees: Sequence[Tree], limits: Sequence[int]) -> list[Tree]:
         """The nodes that are worth their rows; a look verifies some at least."""
         if done.n_positions and not done.is_brief and not done.is_mixed:
@@ -232,15 +286,42 @@ class Auto(Rule):
         if done.n_positions:
             is_worth = value > 0.0 or self._decision.is_look
         else:
-            is_worth = not self._is_plain and self._may_verify(done, value)
-            if is_worth and value > self._decision.rate * self._known.host.value:
-                self._paying = done
+            is_worth = not self._to_compare and self._may_verify(done, value)
+            if is_worth:
+                self._asking.verifies(done, value / self._decision.rate)
         return found if found and is_worth else [tree.first(0) for tree in trees]
 
     def _may_verify(self, done: Round, value: float) -> bool:
         """Whether copies that bring so many tokens beyond their costs are verified now."""
         known, gain = self._known, value / done.n_sequences
-        return value > 0.0 and not known.needs_plain(gain) and known.free.may_lose(-gain)
+        return value > 0.0 and not known.needs_plain(gain) and known.free.is_repaid_by(gain)
+
+    def _best(
+        self, done: Round, trees: Sequence[Tree], limits: Sequence[int]
+    ) -> tuple[float, list[Tree]]:
+        """Tokens beyond what their seconds are worth, and what is then verified of each tree.
+
+        Nothing of none where nothing is worth it. All chains or all trees: some layers take longer
+        for a tree, whatever its size.
+        """
+        if not trees or self._decision.rate == 0.0:
+            return 0.0, []
+        trust = 1.0 if done.n_positions else min(self._known.copied.value / DOUBTED, 1.0)
+        picked = pick(
+            [tree.parents for tree in trees],
+            [tree.log_chances for tree in trees],
+            limits,
+            self._prices.worth(done, self._decision.rate),
+            trust=trust,
+            least=-math.inf if self._decision.is_look else 0.0,
+        )
+        if not any(picked.counts):
+            return 0.0, []
+        parts = trees if picked.is_tree else [tree.spine() for tree in trees]
+        found = [part.first(n) for part, n in zip(parts, picked.counts, strict=True)]
+        return picked.value, found
+
+    # ---- after the round
 
     def observe(self, done: Round) -> None:
         """Passes the round on. What has just been run for the first time is run once more."""
@@ -258,163 +339,8 @@ class Auto(Rule):
         return is_kept and decision.way is None and decision.rate > 0.0
 
     def pause(self, done: Round, host_s: float) -> int:
-        """As many as make asking a hundredth of their time, by how often it was in vain lately.
-
-        Where copies bring less than asking for them takes, as beside many others, that is in vain.
-        """
-        if host_s > 0.0:
-            self._known.host.add(host_s)
-        if self._paying is done:
-            self._n_vain = 0
-            return 0
-        plain_s = self._costs.plain_s(done.position, done.n_sequences)
-        n = self._known.host.value / max(SHARE * plain_s, 1e-9) * self._n_vain / N_VAIN
-        self._n_vain = min(self._n_vain + done.n_asked, N_VAIN * MOST_PAUSE)
-        return int(min(n, MOST_PAUSE))
-
-    def _decide(
-        self, done: Round, requests: Sequence[Request], limit: int, paid: Proposer | None
-    ) -> None:
-        """Takes plain decoding or the best draft, and for how many rounds."""
-        known, costs, n = self._known, self._costs, done.n_sequences
-        self._decision, self._n_kept = Decision(n, done.n_asked), 1
-        self._forget_prices()
-        if not costs.knows_plain_of(n):
-            return
-        plain_s = max(costs.plain_s(done.position, n), 1e-9)
-        rate = max(n / plain_s, known.rate(n))
-        self._decision = Decision(n, done.n_asked, rate=rate)
-        self._n_kept = known.n_kept
-        asked = [request for request in requests if paid and paid.name not in request.failed]
-        if paid is None or not asked:
-            self._n_kept = max(self._n_kept, MEMORY)  # costs are all that can change
-            return
-        outlook = np.mean([paid.outlook(request.sampler) for request in asked], axis=0)
-        tokens, seconds, way = self._best_way(done, outlook, limit)
-        if way is None:
-            return
-        loss = seconds / plain_s - tokens / n
-        if not known.promise.is_proven:  # what is expected is no more than a guess
-            loss = max(loss, seconds / plain_s - 1.0)
-        if not known.paid.may_lose(loss):
-            self._n_kept = max(self._n_kept, MEMORY)
-        elif loss < 0.0:
-            gain = tokens * plain_s / seconds - n
-            rate = max(tokens / seconds, rate)
-            self._decision = replace(self._decision, way=way, rate=rate, gain=gain)
-        else:
-            self._decision = replace(self._decision, way=way, is_look=True)
-            self._n_kept = 1
-
-    def _best_way(
-        self, done: Round, outlook: Sequence[float], limit: int
-    ) -> tuple[float, float, Way | None]:
-        """Tokens and seconds of the round with the draft that promises most tokens a second.
-
-        outlook: chances of the paths of brief chains, which cost less than ranked ones and trees.
-        """
-        costs, n, n_asked = self._costs, done.n_sequences, done.n_asked
-        if not self._lengths:
-            return 0.0, 0.0, None
-        drafts = np.full((3, len(self._lengths)), math.inf)
-        for is_brief, kinds in ((False, [0, 1]), (True, [2])):
-            # One length beyond those that were run: what is far is guessed.
-            longest = costs.most_draft_rows(is_brief) // n_asked - 1
-            n_open = bisect_right(self._lengths, longest) + 1
-            for at, length in enumerate(self._lengths[:n_open]):
-                if self._least <= length <= limit:
-                    drafts[kinds, at] = costs.draft_s(n_asked * (length + 1), is_brief)
-        passes = np.array(self._passes(done, n_asked))[[0, 1, 0]]
-        tokens = n + n_asked * self._known.promise.table(outlook, self._lengths, self._sizes)
-        seconds = drafts[:, :, None] + passes[:, None, :] + tokens * costs.sample_s
-        rates = tokens / np.maximum(seconds, 1e-9)
-        best = np.unravel_index(rates.argmax(), rates.shape)  # ranked ones first, if equal
-        if rates[best] == 0.0:
-            return 0.0, 0.0, None
-        way = Way(self._lengths[best[1]], BRIEF if best[0] == 2 else TREE)
-        return float(tokens[best]), max(float(seconds[best]), 1e-9), way
-
-    def _forget_prices(self) -> None:
-        self._worths.clear()
-        self._n_moved = self._costs.n_moved
-        self.n_nodes = self._most_nodes()
-
-    def _worth(self, done: Round) -> Worth:
-        """Tokens that candidates must bring, by their number, counted when they are looked up.
-
-        A plain round takes no candidates up; and more rows take no less, whatever was measured.
-        """
-        if self._n_moved != self._costs.n_moved:
-            self._forget_prices()  # a size that was told too little would be taken for long
-        has_draft = done.n_positions > 0
-        if has_draft not in self._worths:
-            costs, n, rate = self._costs, done.n_sequences, self._decision.rate
-            plain_s = costs.pass_s(done.position, n, n_sequences=n)
-            extra = 0.0 if has_draft else rate * costs.ask_s + MARGIN * n
-            prices = [
-                [
-                    rate * max(pass_s - plain_s, 0.0) + extra if size >= self._least else math.inf
-                    for size, pass_s in zip(self._sizes, passes, strict=True)
-                ]
-                for passes in self._passes(done, 1)
-            ]
-            self._worths[has_draft] = Worth(self._sizes, *prices)
-        return self._worths[has_draft]
-
-    def _best(
-        self, done: Round, trees: Sequence[Tree], limits: Sequence[int]
-    ) -> tuple[float, list[Tree]]:
-        """Tokens beyond what their seconds are worth, and what is then verified of each tree.
-
-        Nothing of none where nothing is worth it. All chains or all trees: some layers take longer
-        for a tree, whatever its size.
-        """
-        if not trees or self._decision.rate == 0.0:
-            return 0.0, []
-        worth, trust = self._worth(done), 1.0
-        if not done.n_positions:
-            trust = min(self._known.copied.value / DOUBTED, 1.0)
-        if worth is self._asked and trust == 1.0:  # such trees were cut to what is best
-            size = sum([tree.n_drafted for tree in trees])
-            if size in self._sizes:
-                prices = worth.chains if all(tree.is_chain for tree in trees) else worth.trees
-                value = sum([tree.n_expected for tree in trees]) - prices[self._sizes.index(size)]
-                return value, list(trees)
-        picked = pick(
-            [tree.parents for tree in trees],
-            [tree.log_chances for tree in trees],
-            limits,
-            worth,
-            trust=trust,
-            least=-math.inf if self._decision.is_look else 0.0,
-        )
-        if not any(picked.counts):
-            return 0.0, []
-        parts = trees if picked.is_tree else [tree.spine() for tree in trees]
-        found = [part.first(n) for part, n in zip(parts, picked.counts, strict=True)]
-        return picked.value, found
-
-    def _most_nodes(self) -> int:
-        """A step of the ladder beyond the largest pass that was run: what is far is guessed."""
-        most_rows = self._costs.most_rows
-        return next((size for size in self._sizes if size >= most_rows), self._sizes[-1])
-
-    def _passes(self, done: Round, n_nodes: int) -> list[list[float]]:
-        """Seconds of chains and of trees of each size of the ladder, that many times n_nodes.
-
-        inf: more than a step of the ladder beyond the largest pass that was run.
-        """
-        costs, n = self._costs, done.n_sequences
-        counts = [n + n_nodes * size for size in self._sizes]
-        n_open = min(bisect_right(counts, costs.most_rows) + 1, len(counts))
-        found = []
-        for is_tree in (False, True) if costs.knows_trees else (False,):
-            passes = costs.passes_s(done.position, counts[:n_open], is_tree, n)
-            for at, rows in enumerate(counts[:n_open]):
-                if not costs.knows_pass(rows, is_tree, n):
-                    passes[at] += costs.first_s / N_USES
-            found.append(passes + [math.inf] * (len(counts) - n_open))
-        return found if costs.knows_trees else 2 * found
+        """As many as make asking a hundredth of their time, by how often it was in vain lately."""
+        return self._asking.pause(done, host_s)
 
 
 def ladder(steps: Sequence[int], *ends: int) -> tuple[int, ...]:
