@@ -12,7 +12,9 @@ from ..costs.times import Median
 from ..draft.promise import Promise, Trust
 
 SHARE = 0.01
-"""Share of the running time that drafting may lose, that deciding may take, and that asking may."""
+"""Share of the running time that drafting may lose, and that asking for copies may take in vain."""
+DECIDING = 0.005
+"""Share of the running time that deciding may take. With the copies' all choosing is within 2 %."""
 AHEAD = 64
 """Plain rounds whose share may be lost before it is earned, and rounds in which a debt is paid."""
 SAVED, OWED = 5.0, 16.0
@@ -109,7 +111,7 @@ class Known:
     def n_kept(self) -> int:
         """Rounds that a decision is kept for, so that making it is a small part of them."""
         plain_s = self.costs.plain_s(0) if self.costs.knows_plain else 0.0
-        return math.ceil(min(max(self._choose_s / max(SHARE * plain_s, 1e-9), 1.0), MOST_KEPT))
+        return math.ceil(min(max(self._choose_s / max(DECIDING * plain_s, 1e-9), 1.0), MOST_KEPT))
 
     def needs_plain(self, gain: float) -> bool:
         """Whether a plain round is due, so that what drafting is compared with is recent.

@@ -9,11 +9,11 @@ is what makes all rounds together fastest (Dinkelbach's method). So
     after it            nodes of whatever was proposed for all sequences, the likeliest first, as
                         many as bring more than the rows of the pass they are in cost
 
-The first choice is kept for some rounds, so that making it takes a hundredth of their time. Costs
-are those that were measured; they have steps (kernels change at 4, 8 or 16 rows), so every size of
-a ladder is compared, not only the next one. And since all of this may be wrong, an account is kept
-of what drafting has really cost beyond plain decoding: when it has lost a hundredth of the time, it
-rests until a look is affordable again. Nothing here reads a clock: equal rounds give equal choices.
+The first choice is kept for some rounds, as making it takes time. Costs are those that were
+measured; they have steps (kernels change at 4, 8 or 16 rows), so every size of a ladder is compared,
+not only the next one. And since all of this may be wrong, an account is kept of what drafting has
+really cost beyond plain decoding: when it has lost a hundredth of the time, it rests until a look is
+affordable again. Nothing here reads a clock: equal rounds give equal choices.
 
 The idea of letting the measured cost of the next node decide: CaDDTree, arXiv 2606.01813.
 """
@@ -162,6 +162,7 @@ class Auto(Rule):
         self._prices = Prices(known.costs, self._sizes, self._least)
         self._decision, self._n_kept = Decision(), 0  # and rounds until it is made anew
         self._to_compare = False  # whether this round is plain to see what one takes
+        self._asked = ANYTHING  # what this round's copies were cut by
         self._asking = Asking(known)
         self.n_nodes = self._prices.most_nodes
 
@@ -181,10 +182,11 @@ class Auto(Rule):
         decision = self._decision
         is_known = decision.rate > 0.0 and decision.is_for(done)
         if not is_known or decision.way is not None:
-            return ANYTHING
-        worth = self._prices.worth(done, decision.rate)
-        self.n_nodes = self._prices.most_nodes
-        return worth
+            self._asked = ANYTHING
+        else:
+            self._asked = self._prices.worth(done, decision.rate)
+            self.n_nodes = self._prices.most_nodes
+        return self._asked
 
     def is_due(self, done: Round) -> bool:
         """Whether a decision is made now: also for another number of sequences."""
@@ -307,11 +309,18 @@ class Auto(Rule):
         if not trees or self._decision.rate == 0.0:
             return 0.0, []
         trust = 1.0 if done.n_positions else min(self._known.copied.value / DOUBTED, 1.0)
+        worth = self._prices.worth(done, self._decision.rate)
+        if worth is self._asked and trust == 1.0:  # such trees are what `pick` would find
+            size = sum([tree.n_drafted for tree in trees])
+            if size in self._sizes:
+                prices = worth.chains if all(tree.is_chain for tree in trees) else worth.trees
+                value = sum([tree.n_expected for tree in trees]) - prices[self._sizes.index(size)]
+                return value, list(trees)
         picked = pick(
             [tree.parents for tree in trees],
             [tree.log_chances for tree in trees],
             limits,
-            self._prices.worth(done, self._decision.rate),
+            worth,
             trust=trust,
             least=-math.inf if self._decision.is_look else 0.0,
         )
