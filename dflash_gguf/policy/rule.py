@@ -10,10 +10,10 @@ is what makes all rounds together fastest (Dinkelbach's method). So
                         many as bring more than the rows of the pass they are in cost
 
 The first choice is kept for some rounds, as making it takes time. Costs are those that were
-measured; they have steps (kernels change at 4, 8 or 16 rows), so every size of a ladder is compared,
-not only the next one. And since all of this may be wrong, an account is kept of what drafting has
-really cost beyond plain decoding: when it has lost a hundredth of the time, it rests until a look is
-affordable again. Nothing here reads a clock: equal rounds give equal choices.
+measured; they have steps (kernels change at 4, 8 or 16 rows), so every size of a ladder is
+compared, not only the next one. And since all of this may be wrong, an account is kept of what
+drafting has really cost beyond plain decoding: when it has lost a hundredth of the time, it rests
+until a look is affordable again. Nothing here reads a clock: equal rounds give equal choices.
 
 The idea of letting the measured cost of the next node decide: CaDDTree, arXiv 2606.01813.
 """
