@@ -28,8 +28,8 @@ static LayerPlace on(Backend & backend) {
 
 DraftState::DraftState(std::shared_ptr<const Drafter> drafter, const Model & target,
                        Devices & devices, const DraftSizes & sizes)
-    : drafter_(std::move(drafter)), target_(target), backend_(devices.main()), sizes_(devices),
-      sizes_of_(sizes),
+    : drafter_(std::move(drafter)), target_(target), backend_(devices.main()),
+      sizes_(devices, sizes.n_parallel), sizes_of_(sizes),
       kv_(drafter_->hparams(), on(backend_), sizes.cache_type, sizes.cache_type,
           {cells_wanted(sizes), sizes_.draft_rows(std::max(sizes.max_block, sizes.n_verify)),
            static_cast<int32_t>(sizes.n_parallel)}),
@@ -42,8 +42,9 @@ void DraftState::allocate_features(int64_t n_verify) {
     const int64_t n_prefill = std::max(sizes_of_.n_ubatch, sizes_of_.n_parallel);
     const int64_t ring = MAX_PENDING + 4 * (sizes_of_.n_parallel - 1) + n_verify;
     ggml_context_ptr ctx(ggml_init({ggml_tensor_overhead(), nullptr, true}));
-    ggml_tensor * features = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32,
-                                                drafter_->draft().n_features(), ring + n_prefill);
+    ggml_tensor * features =
+        ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, drafter_->draft().n_features(),
+                           ring + n_prefill + 1); // the last is junk_row()
     Allocation memory = backend_.allocate(ctx.get(), "the drafter's features");
     ctx_ = std::move(ctx);
     memory_ = std::move(memory);
@@ -99,10 +100,6 @@ static void add_picked_injection(LiveGraph & live, Build & b, ggml_tensor * feat
 void DraftState::add_prefill_injection(LiveGraph & live) {
     make_injection_inputs(live);
     Build b = make_build(live);
-    if (live.shape.kind == GraphKind::VERIFY && sizes_.are_few()) { // its padding is no feature's
-        add_picked_injection(live, b, features_);
-        return;
-    }
     ggml_tensor * features = ggml_view_2d(b.ctx, features_, features_->ne[0], live.shape.n_inject,
                                           features_->nb[1], ring_ * features_->nb[1]);
     build_injection(b, features, live.draft.inject_positions, live.draft.inject_cells);
@@ -236,19 +233,10 @@ void DraftState::set_prefill_injection(LiveGraph & live,
         }
     }
     std::vector<int64_t> cells = take_cells(features);
-    // Padding is copies of the first row of the last of them, and writes what that one writes.
-    const Pending copied = features[features.size() - injected.back().n];
-    positions.resize(live.shape.n_inject, copied.position);
-    cells.resize(live.shape.n_inject, cells[features.size() - injected.back().n]);
+    // Padding is what earlier prompts left, and is written where nobody looks.
+    positions.resize(live.shape.n_inject);
+    cells.resize(live.shape.n_inject, junk_cell_);
     write_positions(live, live.draft.inject_positions, positions);
-    if (live.draft.inject_rows != nullptr) {
-        features.resize(live.shape.n_inject, copied);
-        live.write<int32_t>(live.draft.inject_rows, [&](int32_t * data) {
-            for (const Pending & feature : features) {
-                *data++ = static_cast<int32_t>(feature.row);
-            }
-        });
-    }
     live.write<int64_t>(live.draft.inject_cells,
                         [&](int64_t * data) { std::copy(cells.begin(), cells.end(), data); });
 }
@@ -257,8 +245,10 @@ void DraftState::set_injection(LiveGraph & live, const std::vector<Pending> & fe
                                const std::vector<int64_t> & cells) {
     const int64_t n = live.shape.n_inject;
     const int64_t used = features.size();
-    // Padding repeats a real row and writes where nobody looks.
-    auto source = [&](int64_t i) -> const Pending & { return features[i < used ? i : 0]; };
+    // Padding repeats a real row, if there is one, and writes where nobody looks.
+    const auto source = [&](int64_t i) {
+        return used == 0 ? Pending() : features[i < used ? i : 0];
+    };
     std::vector<int32_t> positions(n);
     for (int64_t i = 0; i < n; ++i) {
         positions[i] = source(i).position;
@@ -289,7 +279,7 @@ void DraftState::flush(GraphPool & graphs) {
     }
     BatchShape shape;
     shape.kind = GraphKind::INJECT;
-    shape.n_inject = injected(pending_.size());
+    shape.n_inject = sizes_.injected(pending_.size());
     LiveGraph & live = graphs.get(shape, [&](LiveGraph & fresh) {
         make_injection_inputs(fresh);
         Build b = make_build(fresh);
@@ -324,7 +314,7 @@ void DraftState::reserve(GraphPool & graphs) {
     largest.n_rows = sizes_.draft_rows(most_rows());
     largest.n_kv = {kv_.cells().n_cells()};
     largest.n_out = largest.n_rows - 1;
-    largest.n_inject = injected(ring_);
+    largest.n_inject = sizes_.injected(ring_);
     largest.log_sum_exp = true;
     const int64_t n_choices = drafter_->head(target_).n_out();
     const int64_t n_top = std::min<int64_t>(n_choices, DFL_MAX_TOP);
@@ -333,16 +323,12 @@ void DraftState::reserve(GraphPool & graphs) {
     graphs.get(largest, [&](LiveGraph & fresh) { build_draft(fresh); });
 }
 
-int64_t DraftState::injected(size_t n) const {
-    return sizes_.injected(static_cast<int64_t>(n), sizes_of_.n_parallel);
-}
-
 // As many as Engine::note_cells() has it.
 int64_t DraftState::cells_read() {
     const CellTable & table = kv_.cells();
     const bool has_masks = !kv_.groups().front().masks().empty();
     const int64_t n = sizes_.cells(table.high(), table.n_cells(), has_masks);
-    const bool comes_and_goes = has_masks && sizes_.are_few() && sizes_of_.n_parallel > 1;
+    const bool comes_and_goes = has_masks && sizes_.are_shared();
     return comes_and_goes ? std::min(sizes_.shared_cells(recent_cells_(n)), table.n_cells()) : n;
 }
 
@@ -421,9 +407,7 @@ std::vector<Draft> DraftState::run_blocks(GraphPool & graphs,
         shape.n_out += block.n_draft;
     }
     shape.n_rows = sizes_.draft_rows(shape.n_rows);
-    if (const int64_t n = sizes_.draft_rows(shape.n_out); n > shape.n_out) {
-        shape.n_out = std::min(n, shape.n_rows - 1);
-    }
+    shape.n_out = sizes_.are_few() ? shape.n_rows - 1 : shape.n_out;
     const std::vector<Pending> features = pending_of(blocks);
     const std::vector<int64_t> injected_cells = take_cells(features);
     std::vector<int64_t> cells;
@@ -443,7 +427,7 @@ std::vector<Draft> DraftState::run_blocks(GraphPool & graphs,
         // The cell that padding writes to is read too: CUDA's flash attention is at its best over
         // multiples of 256 cells.
         shape.n_kv = {cells_read()};
-        shape.n_inject = injected(features.size());
+        shape.n_inject = sizes_.injected(features.size());
         const int64_t n_choices = drafter_->head(target_).n_out();
         shape.n_top = selects_on_device(backend_, n_choices, k) ? k : 0;
         shape.top_by_blocks = selects_by_blocks(backend_);

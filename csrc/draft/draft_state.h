@@ -78,7 +78,7 @@ class DraftState {
     void give_ring_rows(const std::vector<int64_t> & rows);
     std::vector<int64_t> prefill_rows(int64_t first, int64_t n) const;
     // Where the features of rows go that nobody reads.
-    int64_t junk_row() const { return ring_; }
+    int64_t junk_row() const { return features_->ne[1] - 1; }
     // These rows of the ring belong to a timeline now, from a position on, and wait for injection.
     void keep(int32_t sequence, const std::vector<int64_t> & rows, int32_t position);
     // Takes cells for a prefill's rows, and fills the graph's inputs.
@@ -116,7 +116,6 @@ class DraftState {
     void build_draft(LiveGraph & live) const;
     void set_blocks(LiveGraph & live, const std::vector<DraftBlock> & blocks,
                     const std::vector<int64_t> & cells);
-    int64_t injected(size_t n) const;
     int64_t cells_read();
     // Features as inputs of a graph that injects.
     void set_injection(LiveGraph & live, const std::vector<Pending> & features,

@@ -74,7 +74,7 @@ Engine::Engine(std::shared_ptr<const Model> model, const EngineParams & params)
              walks_delta_net(model_->hparams().recurrent)),
       fused_(walks_ || (recurs_ && params_.delta_form != DeltaForm::STOCK &&
                         has_fused_delta_rule(recurrent_, model_->hparams().recurrent))),
-      sizes_(devices_),
+      sizes_(devices_, params_.n_parallel),
       graphs_(devices_, max_nodes(*model_, params_.drafter.get(),
                                   recurs_ && !walks_ ? params_.n_ubatch : 0, fused_)),
       sequences_(params_.n_parallel, nullptr), n_kv_(kv_.groups().size(), 0),
@@ -86,8 +86,10 @@ Engine::Engine(std::shared_ptr<const Model> model, const EngineParams & params)
         const int64_t max_block = std::min(params_.drafter->draft().block_size, MAX_VERIFY);
         // With more sequences fewer nodes of each pay.
         constexpr int64_t more_rows = 3;
-        verify_rows_ = std::min(max_block + more_rows * (params_.n_parallel - 1), MAX_VERIFY);
-        recurrent_.reserve_trace(sizes_.verify_rows(verify_rows_, model_->weights()), !walks_);
+        verify_rows_ = sizes_.verify_rows(
+            std::min(max_block + more_rows * (params_.n_parallel - 1), MAX_VERIFY),
+            model_->weights());
+        recurrent_.reserve_trace(verify_rows_, !walks_);
         kv_.reserve_masks(most_masked_rows(verify_rows_));
         draft_ = std::make_unique<DraftState>(
             params_.drafter, *model_, devices_,
@@ -187,7 +189,7 @@ void Engine::reserve_verify_graphs(int64_t n) {
     largest.taps = draft_ != nullptr;
     if (recurs_ && !walks_) {
         const int64_t n_lanes = params_.n_parallel;
-        const int64_t longest = sizes_.lane_rows(std::max<int64_t>(n - n_lanes + 1, 1), n_lanes);
+        const int64_t longest = sizes_.lane_rows(std::max<int64_t>(n - n_lanes + 1, 1));
         largest.recurrent = {n_lanes == 1
                                  ? RecurrentLanes{largest.n_rows, 1, true, true, true, true}
                                  : RecurrentLanes{longest, n_lanes, true, true, true, false}};

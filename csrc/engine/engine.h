@@ -204,13 +204,15 @@ class Engine {
               const std::vector<int64_t> & n_rows) const;
     int64_t n_padded(const Pass & pass) const;
     int64_t most_appended() const;
+    // Rows of the lanes that pieces of prompts share, for which memory is reserved.
+    int64_t most_lane_rows() const { return 2 * most_appended(); }
     std::vector<int64_t> pieces_of(const Pass & pass) const;
     int64_t n_beside(const std::vector<int64_t> & pieces) const;
     void take_cells(Pass & pass);
     void take_feature_rows(Pass & pass);
     void take_trace(Pass & pass) const;
     void give_back(Pass & pass);
-    void lay_out(Pass & pass) const;
+    void lay_out(Pass & pass);
     void note_cells();
     BatchShape shape_of(const Pass & pass) const;
     LiveGraph & compute(Pass & pass);
@@ -245,6 +247,7 @@ class Engine {
     std::vector<Sequence *> sequences_; // by their places; NULL: free
     std::vector<int64_t> n_kv_;         // cells that the next pass attends, of each group
     std::vector<RecentMost> recent_cells_;
+    RecentMost recent_trees_;
     int64_t n_top_ = 0; // of keep_top()
     int64_t verify_rows_ = 0;
     int64_t n_passes_ = 0;

@@ -143,7 +143,7 @@ int64_t Engine::n_padded(const Pass & pass) const {
             return pass.n_real; // a row of logits is large
         }
         const int64_t n_single = static_cast<int64_t>(pass.items.size() - pieces.size());
-        return std::min(most_appended(), sizes_.append_rows(n_single, pieces, params_.n_parallel));
+        return std::min(most_appended(), sizes_.append_rows(n_single, pieces));
     }
     int64_t n_wanted = 0;
     for (const PassItem & item : pass.items) {
@@ -286,7 +286,7 @@ void Engine::note_cells() {
         const KvGroup & group = kv_.groups()[i];
         const bool has_masks = !group.masks().empty();
         const int64_t n = sizes_.cells(group.cells().high(), group.cells().size(), has_masks);
-        const bool comes_and_goes = has_masks && sizes_.are_few() && params_.n_parallel > 1;
+        const bool comes_and_goes = has_masks && sizes_.are_shared();
         n_kv_[i] = !group.has_layers() ? 0
                    : comes_and_goes
                        ? std::min(sizes_.shared_cells(recent_cells_[i](n)), group.cells().size())
@@ -294,14 +294,16 @@ void Engine::note_cells() {
     }
 }
 
-void Engine::lay_out(Pass & pass) const {
+void Engine::lay_out(Pass & pass) {
     if (!recurs_) {
         return;
     }
+    bool has_tree = false;
     for (const PassItem & item : pass.items) {
         WalkedRows rows = {
             item.sequence->slot(), item.first, item.n, item.verifies, item.trace, {}, {}};
         if (item.verifies && !item.tree.is_chain()) {
+            has_tree = true;
             for (int64_t i = 0; i < item.n; ++i) {
                 rows.parents.push_back(item.tree.parent(i));
             }
@@ -312,7 +314,12 @@ void Engine::lay_out(Pass & pass) const {
         pass.walked.push_back(std::move(rows));
     }
     if (!walks_) {
-        pass.lanes = lanes_of(pass.walked, sizes_, {pass.n_rows(), params_.n_parallel, fused_});
+        // Where both come, chains are verified as trees are, else each is a graph.
+        const bool by_paths = recent_trees_(has_tree) > 0 && sizes_.are_shared();
+        // Lanes run side by side, so that padding costs little of a short pass.
+        const int64_t most = std::min(4 * pass.n_rows(), most_lane_rows());
+        pass.lanes = lanes_of(pass.walked, sizes_,
+                              {pass.n_rows(), most, params_.n_parallel, fused_, by_paths});
     }
 }
 
@@ -324,27 +331,24 @@ BatchShape Engine::shape_of(const Pass & pass) const {
     shape.n_kv = n_kv_;
     shape.walks = walks_;
     bool reads_all = false;
-    int64_t n_of_pieces = 0;
     for (const PassItem & item : pass.items) {
         shape.taps = shape.taps || !item.feature_rows.empty();
         shape.n_inject += item.injects ? item.n : 0;
-        n_of_pieces += item.verifies || item.n == 1 ? 0 : item.n;
         reads_all = reads_all || item.reads_all;
     }
-    if (verifies && sizes_.are_few() && shape.n_inject > 0) {
-        shape.n_inject = n_beside(pieces_of(pass));
-    } else if (shape.n_inject == n_of_pieces && !verifies) { // padding is copies of one of them
-        shape.n_inject += n_of_pieces > 0 ? pass.n_rows() - pass.n_real : 0;
+    const std::vector<int64_t> pieces = pieces_of(pass);
+    if (draft_ && sizes_.are_few() && (shape.n_inject > 0 || verifies)) {
+        shape.n_inject = n_beside(pieces);
     }
     // Rows that are padding have logits, too, where all have: then none need be picked.
     shape.n_out = pass.n_out();
-    if (shape.n_out == pass.n_real) {
+    if (verifies && sizes_.are_few() && !pieces.empty()) {
+        const int64_t n = std::min(sizes_.beside_rows(shape.n_out), shape.n_rows - 1);
+        shape.n_out = std::max(n, shape.n_out);
+    } else if (shape.n_out == pass.n_real) {
         shape.n_out = pass.n_rows();
-    } else if (verifies && sizes_.are_few()) {
-        const int64_t n = sizes_.beside_rows(shape.n_out);
-        shape.n_out = std::min(n, shape.n_rows - 1);
     } else if (!reads_all && !verifies) {
-        shape.n_out = std::min(sizes_.out_rows(shape.n_out, params_.n_parallel), shape.n_rows - 1);
+        shape.n_out = std::min(sizes_.out_rows(shape.n_out), shape.n_rows - 1);
     }
     for (const Lanes & lanes : pass.lanes) {
         shape.recurrent.push_back(lanes.shape);
@@ -394,15 +398,8 @@ void Engine::set_inputs(LiveGraph & live, const Pass & pass) {
     if (live.draft.feature_rows != nullptr) {
         live.write<int64_t>(live.draft.feature_rows, [&](int64_t * data) {
             std::fill_n(data, n, draft_->junk_row());
-            int64_t n_injected = 0;
             for (const PassItem & item : pass.items) {
-                n_injected += item.injects ? item.n : 0;
                 std::copy(item.feature_rows.begin(), item.feature_rows.end(), data + item.first);
-            }
-            if (!pass.items.back().verifies) { // padding is injected, too
-                const int64_t n_pads = live.shape.n_inject - n_injected;
-                const std::vector<int64_t> rows = draft_->prefill_rows(n_injected, n_pads);
-                std::copy(rows.begin(), rows.end(), data + pass.n_real);
             }
         });
     }

@@ -226,9 +226,9 @@ void Engine::promote_steps(const std::vector<AcceptedPath> & paths, int64_t firs
         }
     }
     const auto n = static_cast<int64_t>(active.size());
-    end = sizes_.lanes(end, params_.n_parallel);
+    end = sizes_.lanes(end);
     const bool in_place = 3 * n >= end; // as lanes_of() has it
-    const int64_t n_lanes = in_place ? end : sizes_.lanes(n, params_.n_parallel);
+    const int64_t n_lanes = in_place ? end : sizes_.lanes(n);
     LiveGraph & live = promote_graph(sizes_.path(n_most), n_lanes, in_place);
     // NULL: a slot whose state stays as it is.
     std::vector<const AcceptedPath *> lanes(n_lanes, in_place ? nullptr : active.front());

@@ -9,7 +9,7 @@ namespace dfl {
 
 // Decode, draft, promote and a few sizes of each that appends and verifies; older ones are rebuilt
 // when wanted. One of a 27B holds 3 MiB of the host's memory.
-static constexpr size_t MAX_LIVE = 64;
+static constexpr size_t MAX_LIVE = 128;
 
 ggml_tensor * make_input(ggml_context * ctx, ggml_type type, int64_t ne0, int64_t ne1,
                          const char * name) {

@@ -13,7 +13,10 @@ namespace dfl {
 // What a verify of the usual block leaves at most.
 static constexpr int64_t USUAL_BLOCK = 16;
 // Rows that cost little beside others, or of a drafter, up to which sizes are farther apart.
-static constexpr int64_t LEAST_PIECE = 16, FEW_ROWS = 64;
+static constexpr int64_t LEAST_PIECE = 32, FEW_ROWS = 64;
+// Rows of a draft, rows of a lane that is verified and steps of a promotion at least, where there
+// may be many sequences.
+static constexpr int64_t LEAST_DRAFT = 16, LEAST_LANE = 8, LEAST_PATH = 4;
 
 int64_t row_bucket(int64_t n) {
     int64_t size = 1;
@@ -24,15 +27,26 @@ int64_t row_bucket(int64_t n) {
     return n == 0 ? 0 : size >= 4 && between >= n ? between : size;
 }
 
-GraphSizes::GraphSizes(const Devices & devices)
-    : fit_closely_(devices.main().is_host() || !devices.split().is_whole()) {}
+// The power of two that holds n.
+static int64_t doubled(int64_t n) {
+    int64_t size = 1;
+    while (size < n) {
+        size *= 2;
+    }
+    return size;
+}
 
-int64_t GraphSizes::close_step(int64_t n) {
+GraphSizes::GraphSizes(const Devices & devices, int64_t n_parallel)
+    : fit_closely_(devices.main().is_host() || !devices.split().is_whole()),
+      n_parallel_(n_parallel) {}
+
+int64_t GraphSizes::close_step(int64_t n) const {
     if (n <= USUAL_BLOCK) {
         return row_bucket(n);
     }
+    const int64_t most_steps = n_parallel_ > 1 ? 4 : 8;
     int64_t step = 8;
-    while (step * 8 < n) {
+    while (step * most_steps < n) {
         step *= 2;
     }
     return (n + step - 1) / step * step;
@@ -45,17 +59,16 @@ int64_t GraphSizes::verify_rows(int64_t n, const Weights & weights) const {
     return weights.packed.empty() && n > 4 && n % 4 >= 2 ? (n + 3) / 4 * 4 : n;
 }
 
-int64_t GraphSizes::lanes(int64_t n, int64_t most) const {
-    int64_t size = fit_closely_ ? n : 1;
-    while (size < n) {
-        size *= 2;
-    }
-    return n == 0 ? 0 : std::min(size, most);
+int64_t GraphSizes::lanes(int64_t n) const {
+    return fit_closely_ || n == 0 ? n : std::min(doubled(n), n_parallel_);
 }
 
-int64_t GraphSizes::lane_rows(int64_t n, int64_t n_lanes) const {
-    const bool is_close = n_lanes == 1 || n > USUAL_BLOCK; // else a few rows cost next to nothing
-    return is_close && !fit_closely_ ? row_bucket(n) : lanes(n, INT64_MAX);
+int64_t GraphSizes::lane_rows(int64_t n) const {
+    if (fit_closely_) {
+        return n;
+    }
+    const bool is_close = n_parallel_ == 1 || n > USUAL_BLOCK; // else a few cost next to nothing
+    return is_close ? row_bucket(n) : doubled(std::max(n, LEAST_LANE));
 }
 
 int64_t GraphSizes::piece_rows(const std::vector<int64_t> & pieces) const {
@@ -64,28 +77,25 @@ int64_t GraphSizes::piece_rows(const std::vector<int64_t> & pieces) const {
         return n;
     }
     const bool doubles = pieces.size() > 1 || n <= FEW_ROWS;
-    return doubles ? lanes(std::max(n, LEAST_PIECE), INT64_MAX) : row_bucket(n);
+    return doubles ? doubled(std::max(n, LEAST_PIECE)) : row_bucket(n);
 }
 
 int64_t GraphSizes::beside_rows(int64_t n) const {
-    return fit_closely_    ? n
-           : n <= FEW_ROWS ? lanes(std::max(n, LEAST_PIECE), INT64_MAX)
-                           : close_step(n);
+    return fit_closely_ ? n : n <= FEW_ROWS ? doubled(std::max(n, LEAST_PIECE)) : close_step(n);
 }
 
 int64_t GraphSizes::draft_rows(int64_t n) const {
-    return fit_closely_ ? n : n <= FEW_ROWS ? row_bucket(n) : close_step(n);
+    if (fit_closely_ || n > FEW_ROWS) {
+        return fit_closely_ ? n : close_step(n);
+    }
+    return n_parallel_ == 1 ? row_bucket(n) : doubled(std::max(n, LEAST_DRAFT));
 }
 
-int64_t GraphSizes::append_rows(int64_t n_single, const std::vector<int64_t> & pieces,
-                                int64_t n_parallel) const {
-    if (fit_closely_) {
-        return n_single + piece_rows(pieces);
+int64_t GraphSizes::append_rows(int64_t n_single, const std::vector<int64_t> & pieces) const {
+    if (fit_closely_ || pieces.empty()) {
+        return (pieces.empty() ? lanes(n_single) : n_single) + piece_rows(pieces);
     }
-    if (pieces.empty()) {
-        return lanes(n_single, n_parallel);
-    }
-    return (n_single > 1 ? n_parallel : n_single) + piece_rows(pieces);
+    return (n_single > 1 ? n_parallel_ : n_single) + piece_rows(pieces);
 }
 
 // Steps grow with the context, so that a long answer does not rebuild its graph every few rounds.
@@ -106,15 +116,14 @@ int64_t GraphSizes::cells(int64_t high, int64_t size, bool has_masks) const {
 
 int64_t GraphSizes::path(int64_t n) const {
     // The fused operation goes step by step, so on a CPU padding costs as much as a step.
-    return fit_closely_ ? n : row_bucket(n);
+    return !are_shared() ? (fit_closely_ ? n : row_bucket(n)) : doubled(std::max(n, LEAST_PATH));
 }
 
-int64_t GraphSizes::injected(int64_t n, int64_t n_parallel) const {
-    if (fit_closely_ || n == 0) {
-        return row_bucket(n);
+int64_t GraphSizes::injected(int64_t n) const {
+    if (are_shared()) {
+        return doubled(std::max(n, FEW_ROWS));
     }
-    const int64_t size = n_parallel == 1 ? row_bucket(n) : lanes(n, INT64_MAX);
-    return std::max(USUAL_BLOCK, size);
+    return fit_closely_ || n == 0 ? row_bucket(n) : std::max(USUAL_BLOCK, row_bucket(n));
 }
 
 } // namespace dfl

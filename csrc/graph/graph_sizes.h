@@ -21,45 +21,50 @@ int64_t row_bucket(int64_t n);
 
 class GraphSizes {
   public:
-    explicit GraphSizes(const Devices & devices);
+    // n_parallel: most sequences of a pass.
+    GraphSizes(const Devices & devices, int64_t n_parallel);
 
     // Rows a verify of n is run with. ggml's CPU kernels for quantised weights take rows by four
     // and the rest one by one: a rest of three costs more than four, one of two as much. At most
     // four rows, one more costs what it saves. Our own take any number. On a device beyond 16 a
-    // quarter more at most, and by eights, as its kernels take them.
+    // quarter more at most, or half of many sequences', and by eights, as its kernels take them.
     int64_t verify_rows(int64_t n, const Weights & weights) const;
-    // Rows that a pass without verifies is run with: of n_single sequences that append one each, of
-    // n_parallel, and of pieces of prompts.
-    int64_t append_rows(int64_t n_single, const std::vector<int64_t> & pieces,
-                        int64_t n_parallel) const;
+    // Rows that a pass without verifies is run with: of n_single sequences that append one each,
+    // and of pieces of prompts.
+    int64_t append_rows(int64_t n_single, const std::vector<int64_t> & pieces) const;
     // Of pieces of prompts alone. Beside others a few rows more cost little, and several pieces are
     // of too many sizes together.
     int64_t piece_rows(const std::vector<int64_t> & pieces) const;
     // Rows that are verified beside pieces, and rows with logits of such a pass.
     int64_t beside_rows(int64_t n) const;
-    // Rows with logits, of n that are wanted and `most` that can be, where not all are.
-    int64_t out_rows(int64_t n, int64_t most) const { return fit_closely_ || n < 2 ? n : most; }
-    // Lanes of recurrent layers for n sequences of `most`, and rows of n_lanes of up to n.
-    int64_t lanes(int64_t n, int64_t most) const;
-    int64_t lane_rows(int64_t n, int64_t n_lanes) const;
-    // Rows of a drafter's pass, and those of them that are drafted. It reads few weights.
+    // Rows with logits, of n that are wanted, where not all are.
+    int64_t out_rows(int64_t n) const { return fit_closely_ || n < 2 ? n : n_parallel_; }
+    // Lanes of recurrent layers for n sequences, and rows of those for up to n of each.
+    int64_t lanes(int64_t n) const;
+    int64_t lane_rows(int64_t n) const;
+    // The same of pieces of prompts.
+    int64_t piece_lane_rows(int64_t n) const { return fit_closely_ ? n : row_bucket(n); }
+    // Rows of a drafter's pass. It reads few weights.
     int64_t draft_rows(int64_t n) const;
     // Cells that a pass attends of a cache of `size`, the highest in use being `high` - 1.
     // has_masks: over which some layers have masks; to others it is a limit.
     int64_t cells(int64_t high, int64_t size, bool has_masks) const;
     // The same where sequences come and go.
-    int64_t shared_cells(int64_t n) const { return row_bucket((n + 4095) / 4096) * 4096; }
-    // Steps of a promotion of n accepted nodes.
+    int64_t shared_cells(int64_t n) const { return row_bucket((n + 8191) / 8192) * 8192; }
+    // Steps of a promotion of up to n accepted nodes.
     int64_t path(int64_t n) const;
-    // Features that a draft injects first, of n that wait of up to so many sequences.
-    int64_t injected(int64_t n, int64_t n_parallel) const;
+    // Features that a draft injects first, of n that wait.
+    int64_t injected(int64_t n) const;
     // Whether sizes are few, so that a graph serves many passes.
     bool are_few() const { return !fit_closely_; }
+    // Whether, beside that, those of many sequences meet in a pass.
+    bool are_shared() const { return !fit_closely_ && n_parallel_ > 1; }
 
   private:
-    static int64_t close_step(int64_t n);
+    int64_t close_step(int64_t n) const;
 
     bool fit_closely_;
+    int64_t n_parallel_;
 };
 
 // The most of the last requests: where sequences come and go, what passes attend rises and falls

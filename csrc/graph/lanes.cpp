@@ -12,8 +12,6 @@ namespace dfl {
 // Pieces of prompts up to it share lanes; of longer ones those do that are at most twice as long as
 // others.
 static constexpr int64_t SHORT_PIECE = 32;
-// Rows of a verify's lane beside pieces at least: there they cost next to nothing.
-static constexpr int64_t FEW_NODES = 8;
 
 bool has_fused_delta_rule(const RecurrentCache & cache, const RecurrentShape & shape) {
     ggml_context_ptr ctx(ggml_init({16 * ggml_tensor_overhead(), nullptr, true}));
@@ -47,7 +45,7 @@ int64_t most_lanes(int64_t n_ubatch) {
 }
 
 // Pieces of prompts by the length of their lanes, which all have the longest one's as long as that
-// makes lanes no longer in all than two such passes: fewer operations, and few shapes.
+// makes lanes no longer in all than that: fewer operations, and few shapes.
 static void join_classes(std::map<int64_t, std::vector<int32_t>> & pieces, int64_t most) {
     while (pieces.size() > 1) {
         auto & [length, longest] = *pieces.rbegin();
@@ -75,15 +73,15 @@ static Lanes lanes_for(const std::vector<int32_t> & members, bool is_piece,
     }
     const auto n = static_cast<int64_t>(members.size());
     shape.verifies = items[members.front()].verifies;
-    shape.by_paths = !rules.fused || is_tree;
-    const bool has_class = is_piece && sizes.are_few() && rules.n_slots > 1;
+    shape.by_paths = !rules.fused || is_tree || (shape.verifies && rules.by_paths);
+    const bool has_class = is_piece && sizes.are_shared();
     const bool is_beside = n < static_cast<int64_t>(items.size());
     if (has_class) {
         shape.n_rows = class_of(most);
-    } else if (shape.verifies && is_beside && sizes.are_few()) {
-        shape.n_rows = std::max(FEW_NODES, sizes.lane_rows(most, rules.n_slots));
+    } else if (shape.verifies || most > 1) {
+        shape.n_rows = is_piece ? sizes.piece_lane_rows(most) : sizes.lane_rows(most);
     } else {
-        shape.n_rows = most > 1 ? sizes.lane_rows(most, is_piece ? 1 : rules.n_slots) : 1;
+        shape.n_rows = 1;
     }
     if (is_piece) { // it costs much more than to gather a state
         shape.in_place = rules.n_slots == 1;
@@ -92,10 +90,13 @@ static Lanes lanes_for(const std::vector<int32_t> & members, bool is_piece,
         shape.in_place = n > 1 || end == 1;
     } else {
         // States that are gathered and brought back are moved three times as often.
-        end = sizes.lanes(end, rules.n_slots);
+        end = sizes.lanes(end);
         shape.in_place = 3 * n >= end;
     }
-    shape.n_lanes = shape.in_place ? end : is_piece ? n : sizes.lanes(n, rules.n_slots);
+    shape.n_lanes = shape.in_place ? end : sizes.lanes(n);
+    if (is_piece && shape.size() > rules.most_of_pieces) {
+        shape.n_lanes = n;
+    }
     lanes.items.assign(shape.n_lanes, shape.in_place ? -1 : members.front());
     for (int64_t i = 0; i < n; ++i) {
         lanes.items[shape.in_place ? items[members[i]].sequence : i] = members[i];
@@ -121,7 +122,7 @@ static bool lie_so(Lanes & lanes, const std::vector<WalkedRows> & items, int64_t
 std::vector<Lanes> lanes_of(const std::vector<WalkedRows> & items, const GraphSizes & sizes,
                             const LaneRules & rules) {
     const bool verifies = items.back().verifies;
-    const bool has_classes = sizes.are_few() && rules.n_slots > 1;
+    const bool has_classes = sizes.are_shared();
     std::vector<int32_t> single, verified; // rows that are appended alone
     std::map<int64_t, std::vector<int32_t>> pieces;
     for (size_t i = 0; i < items.size(); ++i) {
@@ -133,7 +134,7 @@ std::vector<Lanes> lanes_of(const std::vector<WalkedRows> & items, const GraphSi
         group.push_back(static_cast<int32_t>(i));
     }
     if (has_classes) {
-        join_classes(pieces, 2 * rules.n_rows);
+        join_classes(pieces, rules.most_of_pieces);
     }
     std::vector<Lanes> all; // in the order in which they are built
     const auto add = [&](const std::vector<int32_t> & members, bool is_piece) {

@@ -20,11 +20,13 @@ struct Lanes {
     std::vector<int32_t> items;
 };
 
-// What lanes_of() goes by: rows of the pass with padding, most sequences, whether a chain is one
-// operation.
+// What lanes_of() goes by.
 struct LaneRules {
-    int64_t n_rows, n_slots;
-    bool fused;
+    int64_t n_rows;         // of the pass with padding
+    int64_t most_of_pieces; // rows of pieces' lanes that are better than more shapes
+    int64_t n_slots;        // most sequences
+    bool fused;             // a chain is one operation
+    bool by_paths;          // one that is verified is run as trees are
 };
 
 // Sequences that append a row have lanes side by side; pieces of prompts share lanes of about their
