@@ -407,7 +407,11 @@ std::vector<Draft> DraftState::run_blocks(GraphPool & graphs,
         shape.n_out += block.n_draft;
     }
     shape.n_rows = sizes_.draft_rows(shape.n_rows);
-    shape.n_out = sizes_.are_few() ? shape.n_rows - 1 : shape.n_out;
+    if (sizes_.are_shared()) {
+        shape.n_out = shape.n_rows - 1;
+    } else if (const int64_t n = sizes_.draft_rows(shape.n_out); n > shape.n_out) {
+        shape.n_out = std::min(n, shape.n_rows - 1);
+    }
     const std::vector<Pending> features = pending_of(blocks);
     const std::vector<int64_t> injected_cells = take_cells(features);
     std::vector<int64_t> cells;
