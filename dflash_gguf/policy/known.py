@@ -201,11 +201,12 @@ class Asking:
     def __init__(self, known: Known) -> None:
         self._known = known
         self._paying: Round | None = None  # the last round in which asking was worth it
+        self._n_asked = 1  # texts of the last round
         self._n_vain = 0  # texts that were asked about since
 
-    def begin(self, n_asked: int) -> None:
-        """One text of so many becomes another, in which there may be more to copy."""
-        self._n_vain -= self._n_vain // max(n_asked, 1)
+    def begin(self) -> None:
+        """One text becomes another, in which there may be more to copy."""
+        self._n_vain -= self._n_vain // self._n_asked
 
     def verifies(self, done: Round, saved_s: float) -> None:
         """Copies are verified that save so much time."""
@@ -214,7 +215,7 @@ class Asking:
 
     def pause(self, done: Round, host_s: float) -> int:
         """Rounds without asking after this one, in which it took host_s; 0: not known."""
-        known = self._known
+        known, self._n_asked = self._known, max(done.n_asked, 1)
         if host_s > 0.0:
             known.asking.add(host_s)
         if self._paying is done:

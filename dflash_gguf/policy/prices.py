@@ -23,7 +23,7 @@ class Prices:
     def __init__(self, costs: Costs, sizes: Sequence[int], least: int) -> None:
         """sizes: the ladder. least: candidates, or none."""
         self._costs, self._sizes, self._least = costs, sizes, least
-        self._worths: dict[bool, Worth] = {}  # without a draft and with one
+        self._worths: dict[tuple[int, bool], Worth] = {}  # of so many, without a draft and with one
         self._n_moved = 0  # costs when they were counted
         self.most_nodes = 0
         """A step of the ladder beyond the largest pass that was run: what is far is guessed."""
@@ -43,9 +43,9 @@ class Prices:
         """
         if self._n_moved != self._costs.n_moved:
             self.forget()  # a size that was told too little would be taken for long
-        has_draft = done.n_positions > 0
-        if has_draft not in self._worths:
-            costs, n = self._costs, done.n_sequences
+        has_draft, n = done.n_positions > 0, done.n_sequences
+        if (n, has_draft) not in self._worths:
+            costs = self._costs
             plain_s = costs.pass_s(done.position, n, n_sequences=n)
             extra = 0.0 if has_draft else rate * costs.ask_s + MARGIN * n
             prices = [
@@ -55,8 +55,8 @@ class Prices:
                 ]
                 for passes in self.seconds(done, 1)
             ]
-            self._worths[has_draft] = Worth(self._sizes, *prices)
-        return self._worths[has_draft]
+            self._worths[n, has_draft] = Worth(self._sizes, *prices)
+        return self._worths[n, has_draft]
 
     def seconds(self, done: Round, n_nodes: int) -> list[list[float]]:
         """Of chains and of trees of each size of the ladder, that many times n_nodes.

@@ -122,25 +122,20 @@ class Fixed(Rule):
         return [tree if tree.n_drafted >= self._least else tree.first(0) for tree in found]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Decision:
-    """What is drafted for some rounds.
+    """What is drafted for some rounds of as many sequences.
 
-    n_sequences, n_asked: of the rounds it was made for. way: None: nothing that costs a pass.
-    is_look: whether that is to see what it brings. rate: tokens a second of the best way to decode;
-    0: not known yet. gain: tokens a round that the way wins over plain decoding.
+    n_kept: rounds until it is made anew. way: None: nothing that costs a pass. is_look: whether
+    that is to see what it brings. rate: tokens a second of the best way to decode; 0: not known
+    yet. gain: tokens a round that the way wins over plain decoding.
     """
 
-    n_sequences: int = 0
-    n_asked: int = 0
+    n_kept: int = 0
     way: Way | None = None
     is_look: bool = False
     rate: float = 0.0
     gain: float = 0.0
-
-    def is_for(self, done: Round) -> bool:
-        """Whether it was made for rounds like this."""
-        return (self.n_sequences, self.n_asked) == (done.n_sequences, done.n_asked)
 
 
 class Auto(Rule):
@@ -160,7 +155,8 @@ class Auto(Rule):
         self._sizes = ladder(SIZES, *(n for n in (most, least) if 0 < n <= most))
         self._least = max(least, 1)
         self._prices = Prices(known.costs, self._sizes, self._least)
-        self._decision, self._n_kept = Decision(), 0  # and rounds until it is made anew
+        self._decisions: dict[tuple[int, int], Decision] = {}  # by how many decode and are asked
+        self._decision = Decision()  # this round's
         self._to_compare = False  # whether this round is plain to see what one takes
         self._asked = ANYTHING  # what this round's copies were cut by
         self._asking = Asking(known)
@@ -171,17 +167,21 @@ class Auto(Rule):
 
         Not what was to be run only once more, which may have been for how little was left.
         """
-        if self._n_kept == 1:
-            self._n_kept = 0
-        self._asking.begin(self._decision.n_asked)
+        for decision in self._decisions.values():
+            if decision.n_kept == 1:
+                decision.n_kept = 0
+        self._asking.begin()
+
+    def _of(self, done: Round) -> Decision:
+        """What was decided for rounds like this one; answers come and go, and come again."""
+        return self._decisions.get((done.n_sequences, done.n_asked)) or Decision()
 
     # ---- before the draft
 
     def worth(self, done: Round) -> Worth:
         """What a pass costs; beside the nodes of a draft others come cheaper."""
-        decision = self._decision
-        is_known = decision.rate > 0.0 and decision.is_for(done)
-        if not is_known or decision.way is not None:
+        decision = self._of(done)
+        if decision.rate == 0.0 or decision.way is not None:
             self._asked = ANYTHING
         else:
             self._asked = self._prices.worth(done, decision.rate)
@@ -189,15 +189,18 @@ class Auto(Rule):
         return self._asked
 
     def is_due(self, done: Round) -> bool:
-        """Whether a decision is made now: also for another number of sequences."""
-        return self._n_kept == 0 or not self._decision.is_for(done)
+        """Whether a decision is made now."""
+        return self._of(done).n_kept == 0
 
     def choose(self, done: Round, requests: Sequence[Request], paid: Proposer | None) -> Way | None:
         """The way that was decided on lately, or the best now; now and then a look."""
         limit = max(request.limit for request in requests)  # each has its own as well
         if self.is_due(done):
-            self._decide(done, requests, limit, paid)
-        decision, self._to_compare = self._decision, False
+            self._decisions[done.n_sequences, done.n_asked] = self._decide(
+                done, requests, limit, paid
+            )
+        self._decision, self._to_compare = self._of(done), False
+        decision = self._decision
         way = decision.way
         if way is None or limit < self._least:
             return None
@@ -216,36 +219,32 @@ class Auto(Rule):
 
     def _decide(
         self, done: Round, requests: Sequence[Request], limit: int, paid: Proposer | None
-    ) -> None:
-        """Takes plain decoding or the best draft, and for how many rounds."""
+    ) -> Decision:
+        """Plain decoding or the best draft, and for how many rounds."""
         known, costs, n = self._known, self._costs, done.n_sequences
-        self._decision, self._n_kept = Decision(n, done.n_asked), 1
         self._prices.forget()
         self.n_nodes = self._prices.most_nodes
         if not costs.knows_plain_of(n):
-            return
+            return Decision(1)
         plain_s = max(costs.plain_s(done.position, n), 1e-9)
         rate = max(n / plain_s, known.rate.of(n))
-        plain = self._decision = Decision(n, done.n_asked, rate=rate)
-        self._n_kept = known.n_kept
+        plain = Decision(max(known.n_kept, MEMORY), rate=rate)
         asked = [request for request in requests if paid and paid.name not in request.failed]
         if paid is None or not asked:
-            self._n_kept = max(self._n_kept, MEMORY)  # costs are all that can change
-            return
+            return plain  # costs are all that can change
         outlook = np.mean([paid.outlook(request.sampler) for request in asked], axis=0)
         tokens, seconds, way = self._best_way(done, outlook, limit)
         if way is None:
-            return
+            return replace(plain, n_kept=known.n_kept)
         loss = seconds / plain_s - tokens / n  # plain rounds
         if not known.promise.is_proven:  # what is expected is no more than a guess
             loss = max(loss, seconds / plain_s - 1.0)
         if loss < 0.0 and known.paid.is_repaid_by(-loss):
             gain, rate = tokens * plain_s / seconds - n, max(tokens / seconds, rate)
-            self._decision = replace(plain, way=way, rate=rate, gain=gain)
-        elif loss >= 0.0 and known.paid.may_lose(loss):
-            self._decision, self._n_kept = replace(plain, way=way, is_look=True), 1
-        else:
-            self._n_kept = max(self._n_kept, MEMORY)
+            return Decision(known.n_kept, way, rate=rate, gain=gain)
+        if loss >= 0.0 and known.paid.may_lose(loss):
+            return Decision(1, way, is_look=True, rate=rate)
+        return plain
 
     def _best_way(
         self, done: Round, outlook: Sequence[float], limit: int
@@ -335,17 +334,17 @@ class Auto(Rule):
     def observe(self, done: Round) -> None:
         """Passes the round on. What has just been run for the first time is run once more."""
         self._known.observe(done)
-        self._n_kept = max(self._n_kept - done.n_rounds, 0)
+        decision = self._of(done)
+        decision.n_kept = max(decision.n_kept - done.n_rounds, 0)
         if done.n_positions and not done.n_drafted:
-            self._n_kept = 0  # what was decided has just failed
+            decision.n_kept = 0  # what was decided has just failed
         if done.n_positions and not done.is_shared and not self._costs.is_warm(done):
-            self._n_kept = max(self._n_kept, 1)
+            decision.n_kept = max(decision.n_kept, 1)
 
     def keeps_plain(self, done: Round, n_plain: int) -> bool:
         """Whether it was decided to."""
-        decision = self._decision
-        is_kept = n_plain < self._n_kept and decision.is_for(done)
-        return is_kept and decision.way is None and decision.rate > 0.0
+        decision = self._of(done)
+        return n_plain < decision.n_kept and decision.way is None and decision.rate > 0.0
 
     def pause(self, done: Round, host_s: float) -> int:
         """As many as make asking a hundredth of their time, by how often it was in vain lately."""
