@@ -174,12 +174,16 @@ class Costs:
         """Choosing one token."""
         return self._sample.value
 
-    def give_way(self) -> None:
-        """What was measured so far gives way to what rounds of answers take."""
-        for known in self._times.values():
-            for buckets in known.values():
+    def give_way(self, *kinds: str) -> None:
+        """What was measured so far of some kinds gives way to what comes, if anything does."""
+        for kind in kinds:
+            for buckets in self._times[kind].values():
                 for median in buckets.values():
                     median.give_way()
+
+    def begin(self) -> None:
+        """What was measured so far gives way to what rounds of answers take."""
+        self.give_way(*self._times)
         self._warm["plain"].clear()  # with which drafting is compared
         self.experts.give_way()
         self._sample, self._ask = Median(), Median()

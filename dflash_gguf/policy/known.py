@@ -58,6 +58,10 @@ class Account:
         """Whether AHEAD rounds that gain so much each would make up for what was lost."""
         return self.may_lose(-min(AHEAD * gain, OWED))
 
+    def lacks(self, rounds: float) -> float:
+        """How much is to be earned before so much more may be lost."""
+        return max(self._lost + rounds - SHARE * AHEAD, 0.0)
+
     def book(self, rounds: float) -> None:
         """A round has lost so much. Less than 0: gained, or earned as time went by."""
         self._lost = max(self._lost + rounds, -SAVED)
@@ -112,6 +116,16 @@ class Known:
         """Rounds that a decision is kept for, so that making it is a small part of them."""
         plain_s = self.costs.plain_s(0) if self.costs.knows_plain else 0.0
         return math.ceil(min(max(self._choose_s / max(DECIDING * plain_s, 1e-9), 1.0), MOST_KEPT))
+
+    def n_until(self, loss: float, n_sequences: int) -> int:
+        """Rounds until drafts may lose so much, be it after what they are to win back."""
+        rounds = self.paid.lacks(loss) / self._paid_share(n_sequences)
+        return math.ceil(min(rounds, MOST_KEPT))
+
+    def _paid_share(self, n_sequences: int) -> float:
+        """Of the time, what drafts may lose: a look tells more of many."""
+        share = SHARE / math.sqrt(n_sequences)
+        return share if self._n_hopeless < N_HOPELESS else share / 4.0
 
     def needs_plain(self, gain: float) -> bool:
         """Whether a plain round is due, so that what drafting is compared with is recent.
@@ -172,8 +186,7 @@ class Known:
     def _book(self, done: Round, seconds: float, plain_s: float) -> None:
         """What time has earned, and what a drafted round has lost beyond plain decoding."""
         n, rounds = done.n_sequences, seconds / plain_s
-        share = SHARE / math.sqrt(n)  # a look tells more of many
-        self.paid.book(-rounds * (share if self._n_hopeless < N_HOPELESS else share / 4.0))
+        self.paid.book(-rounds * self._paid_share(n))
         self.free.book(-rounds * SHARE)
         if done.is_mixed:  # what others proposed as well would have come without the draft
             n_won = done.n_accepted - done.n_copied

@@ -244,7 +244,7 @@ class Auto(Rule):
             return Decision(known.n_kept, way, rate=rate, gain=gain)
         if loss >= 0.0 and known.paid.may_lose(loss):
             return Decision(1, way, is_look=True, rate=rate)
-        return plain
+        return replace(plain, n_kept=max(plain.n_kept, known.n_until(loss, n)))
 
     def _best_way(
         self, done: Round, outlook: Sequence[float], limit: int
