@@ -244,7 +244,9 @@ class Auto(Rule):
             return Decision(known.n_kept, way, rate=rate, gain=gain)
         if loss >= 0.0 and known.paid.may_lose(loss):
             return Decision(1, way, is_look=True, rate=rate)
-        return replace(plain, n_kept=max(plain.n_kept, known.n_until(loss, n)))
+        # Near an answer's end drafts are short; the next answer is to see to longer ones.
+        n_until = known.n_until(loss, n) if limit >= self._lengths[-1] else 0
+        return replace(plain, n_kept=max(plain.n_kept, n_until))
 
     def _best_way(
         self, done: Round, outlook: Sequence[float], limit: int
