@@ -24,7 +24,7 @@ from synthetic_shapes import PRESETS
 
 from dflash_gguf.cli.command import main
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.core import Drafter, Engine, Error, Item, Model, Sequence
+from dflash_gguf.core import Drafter, DraftRequest, Engine, Error, Item, Model, Sequence
 from dflash_gguf.decoder import Decoder
 from dflash_gguf.memory.plan import Planner, plan_of
 
@@ -660,3 +660,28 @@ def test_a_prompt_beside_verifies_has_masks_for_all_rows(pair_of: Callable[[str]
     c = engine.run([Item(a, [1] * 16), Item(b, [2] * 20, verifies=True)])
     expected = cpu.prefill([1] * 16).logits()
     np.testing.assert_allclose(c[0].logits(), expected, rtol=0, atol=CLOSE)
+
+
+@pytest.mark.parametrize("place", [{}, CPU])
+def test_a_drafter_sees_all_of_a_prompt_that_came_in_beside_verifies(
+    pair_of: Callable[[str], Pair], place: dict[str, Any]
+) -> None:
+    """The padding of such a pass leaves its features alone."""
+    pair = pair_of("llama")
+    config = replace(config_of(place), n_parallel=2)
+    model = Model(str(pair.target), config)
+    engine = Engine(model, None, Drafter(str(pair.drafter), model), config.draft_window)
+    a, b = Sequence(engine), Sequence(engine)
+    for n_prompt in (5, 9, 14):
+        a.prefill(PROMPT[:n_prompt])
+        (expected,) = engine.draft([DraftRequest(a, 7, 6)], k=8)
+        a.reset()
+        b.prefill(PROMPT)
+        for n_verified in (3, 6):
+            items = [Item(a, PROMPT[:n_prompt]), Item(b, [2] * n_verified, verifies=True)]
+            engine.run(items)
+            engine.commit([(b, 1)])
+            (found,) = engine.draft([DraftRequest(a, 7, 6)], k=8)
+            np.testing.assert_allclose(found.logits, expected.logits, rtol=0, atol=CLOSE)
+            a.reset()
+        b.reset()
