@@ -44,7 +44,7 @@ int64_t GraphSizes::close_step(int64_t n) const {
     if (n <= USUAL_BLOCK) {
         return row_bucket(n);
     }
-    const int64_t most_steps = n_parallel_ > 1 ? 4 : 8;
+    const int64_t most_steps = n_parallel_ > 1 && n <= FEW_ROWS ? 4 : 8;
     int64_t step = 8;
     while (step * most_steps < n) {
         step *= 2;

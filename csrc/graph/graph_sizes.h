@@ -27,7 +27,7 @@ class GraphSizes {
     // Rows a verify of n is run with. ggml's CPU kernels for quantised weights take rows by four
     // and the rest one by one: a rest of three costs more than four, one of two as much. At most
     // four rows, one more costs what it saves. Our own take any number. On a device beyond 16 a
-    // quarter more at most, or half of many sequences', and by eights, as its kernels take them.
+    // quarter more at most, of many sequences half of up to 64, by eights as its kernels take them.
     int64_t verify_rows(int64_t n, const Weights & weights) const;
     // Rows that a pass without verifies is run with: of n_single sequences that append one each,
     // and of pieces of prompts.

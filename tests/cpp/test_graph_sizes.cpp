@@ -36,47 +36,55 @@ int main() {
     Devices cpu(cpu_device(), {}, 1, {});
     Devices gpu(cpu_device(), {}, 1, {}, DFL_MEASURE_CUDA);
     Devices split(cpu_device(), {/*first =*/2, 0}, 1, {}, DFL_MEASURE_CUDA);
-    const GraphSizes close(cpu), few(gpu), beside(split);
+    const GraphSizes close(cpu, 16), beside(split, 16), alone(gpu, 1), few(gpu, 16);
 
-    for (const int64_t n_parallel : {1, 16}) {
-        CHECK(close.injected(0, n_parallel) == 0);
-        CHECK(few.injected(0, n_parallel) == 0);
-        CHECK(few.injected(1, n_parallel) == few.injected(16, n_parallel));
-    }
-    CHECK(n_sizes(MOST_ROWS, 16.0, [&](int64_t n) { return few.injected(n, 16); }) <= 5);
+    CHECK(close.injected(0) == 0);
+    CHECK(alone.injected(0) == 0);
+    CHECK(alone.injected(1) == alone.injected(16));
+    CHECK(few.injected(0) == few.injected(16)); // a draft with features or without is one graph
+    CHECK(n_sizes(MOST_ROWS, 64.0, [&](int64_t n) { return few.injected(n); }) <= 3);
     for (int64_t n = 1; n <= 16; ++n) {
         CHECK(close.path(n) == n);
         CHECK(beside.path(n) == n); // what the CPU computes of a split is worth a graph
     }
-    CHECK(n_sizes(16, 1.5, [&](int64_t n) { return few.path(n); }) == 8);
-    CHECK(n_sizes(MOST_ROWS, 1.5, [&](int64_t n) { return few.verify_rows(n, weights); }) <= 22);
+    CHECK(n_sizes(16, 1.5, [&](int64_t n) { return alone.path(n); }) == 8);
+    CHECK(n_sizes(16, 4.0, [&](int64_t n) { return few.path(n); }) == 3);
+    const auto verified = [&](const GraphSizes & sizes) {
+        return [&](int64_t n) { return sizes.verify_rows(n, weights); };
+    };
+    CHECK(n_sizes(MOST_ROWS, 1.5, verified(alone)) <= 22);
+    CHECK(n_sizes(MOST_ROWS, 1.5, verified(few)) <= 20);
     for (int64_t n = 32; n <= MOST_ROWS; ++n) { // where each row costs
-        CHECK(4 * few.verify_rows(n, weights) <= 5 * n);
+        CHECK(4 * alone.verify_rows(n, weights) <= 5 * n);
+        CHECK(n <= 64 || 4 * few.verify_rows(n, weights) <= 5 * n);
     }
-    CHECK(n_sizes(MOST_ROWS, 16.0, [&](int64_t n) { return few.beside_rows(n); }) <= 11);
-    CHECK(n_sizes(MOST_ROWS, 1.5, [&](int64_t n) { return few.draft_rows(n); }) <= 20);
-    CHECK(n_sizes(MOST_ROWS, 2.0, [&](int64_t n) { return few.lane_rows(n, 16); }) <= 13);
+    CHECK(n_sizes(MOST_ROWS, 32.0, [&](int64_t n) { return few.beside_rows(n); }) <= 10);
+    CHECK(n_sizes(MOST_ROWS, 1.5, [&](int64_t n) { return alone.draft_rows(n); }) <= 20);
+    CHECK(n_sizes(MOST_ROWS, 16.0, [&](int64_t n) { return few.draft_rows(n); }) <= 11);
+    CHECK(n_sizes(MOST_ROWS, 8.0, [&](int64_t n) { return few.lane_rows(n); }) <= 10);
+    CHECK(n_sizes(MOST_ROWS, 1.5, [&](int64_t n) { return alone.lane_rows(n); }) <= 16);
     for (int64_t n = 1; n <= MOST_ROWS; ++n) {
         CHECK(close.beside_rows(n) == n);
         CHECK(close.draft_rows(n) == n);
-        CHECK(close.lane_rows(n, 16) == n);
+        CHECK(close.lane_rows(n) == n);
+        CHECK(close.piece_lane_rows(n) == n);
     }
-    CHECK(n_sizes(MOST_ROWS, 1.34, [&](int64_t n) { return close.verify_rows(n, weights); }) > 64);
+    CHECK(n_sizes(MOST_ROWS, 1.34, verified(close)) > 64);
     // Rows that are appended: alone, beside others, and of several pieces.
     const auto of_piece = [](const GraphSizes & sizes, int64_t n_single) {
-        return [&sizes, n_single](int64_t n) { return sizes.append_rows(n_single, {n}, 16); };
+        return [&sizes, n_single](int64_t n) { return sizes.append_rows(n_single, {n}); };
     };
-    CHECK(n_sizes(512, 16.0, of_piece(few, 0)) <= 10);
-    CHECK(n_sizes(512, 17.0, of_piece(few, 1)) <= 10);
+    CHECK(n_sizes(512, 32.0, of_piece(few, 0)) <= 9);
+    CHECK(n_sizes(512, 33.0, of_piece(few, 1)) <= 9);
     for (int64_t n_single = 2; n_single <= 16; ++n_single) {
-        CHECK(few.append_rows(n_single, {100}, 16) == 16 + 128);
-        CHECK(few.append_rows(n_single, {60, 40}, 16) == 16 + 128);
-        CHECK(close.append_rows(n_single, {60, 40}, 16) == n_single + 100);
+        CHECK(few.append_rows(n_single, {100}) == 16 + 128);
+        CHECK(few.append_rows(n_single, {60, 40}) == 16 + 128);
+        CHECK(close.append_rows(n_single, {60, 40}) == n_single + 100);
     }
-    CHECK(few.append_rows(3, {}, 16) == 4);
-    CHECK(few.append_rows(9, {}, 12) == 12);
-    CHECK(close.append_rows(9, {}, 12) == 9);
-    CHECK(n_sizes(N_CELLS, 4096.0, [&](int64_t n) { return few.shared_cells(n); }) <= 8);
+    CHECK(few.append_rows(3, {}) == 4);
+    CHECK(GraphSizes(gpu, 12).append_rows(9, {}) == 12);
+    CHECK(close.append_rows(9, {}) == 9);
+    CHECK(n_sizes(N_CELLS, 8192.0, [&](int64_t n) { return few.shared_cells(n); }) <= 8);
     RecentMost most;
     CHECK(most(5) == 5);
     CHECK(most(3) == 5);
