@@ -23,7 +23,8 @@ read for it. Words, and what they are counted in:
 
 When something is asked again:
 
-    the best way    after `Known.n_kept` rounds, so that deciding is a small part of the time
+    the best way    after `Known.n_kept` rounds, so that deciding is a small part of the time;
+                    where it may not be run, when the account allows it (`Known.n_until`)
     a look          when `Known.paid` may lose what it is likely to: a share of the time is earned
     a plain round   when `Known.needs_plain`: what drafts are compared with must be recent
     copies          after `Asking.pause` rounds, none while they are verified

@@ -56,11 +56,12 @@ class Account:
 
     def is_repaid_by(self, gain: float) -> bool:
         """Whether AHEAD rounds that gain so much each would make up for what was lost."""
-        return self.may_lose(-min(AHEAD * gain, OWED))
+        return self.lacks(-gain) == 0.0
 
-    def lacks(self, rounds: float) -> float:
-        """How much is to be earned before so much more may be lost."""
-        return max(self._lost + rounds - SHARE * AHEAD, 0.0)
+    def lacks(self, loss: float) -> float:
+        """How much is to be earned before so much may be lost, or before a gain repays the rest."""
+        loss = loss if loss >= 0.0 else -min(AHEAD * -loss, OWED)
+        return max(self._lost + loss - SHARE * AHEAD, 0.0)
 
     def book(self, rounds: float) -> None:
         """A round has lost so much. Less than 0: gained, or earned as time went by."""
@@ -118,7 +119,7 @@ class Known:
         return math.ceil(min(max(self._choose_s / max(DECIDING * plain_s, 1e-9), 1.0), MOST_KEPT))
 
     def n_until(self, loss: float, n_sequences: int) -> int:
-        """Rounds until drafts may lose so much, be it after what they are to win back."""
+        """Rounds until drafts may lose so much, or gain it if it is less than 0."""
         rounds = self.paid.lacks(loss) / self._paid_share(n_sequences)
         return math.ceil(min(rounds, MOST_KEPT))
 

@@ -21,9 +21,9 @@ class Prices:
     """Costs of passes with as many candidates as steps of a ladder."""
 
     def __init__(self, costs: Costs, sizes: Sequence[int], least: int) -> None:
-        """sizes: the ladder. least: candidates, or none."""
+        """sizes: the ladder. least: candidates; fewer are dropped."""
         self._costs, self._sizes, self._least = costs, sizes, least
-        self._worths: dict[tuple[int, bool], Worth] = {}  # of so many, without a draft and with one
+        self._worths: dict[tuple[int, bool, float], Worth] = {}  # by `worth`'s arguments
         self._n_moved = 0  # costs when they were counted
         self.most_nodes = 0
         """A step of the ladder beyond the largest pass that was run: what is far is guessed."""
@@ -44,7 +44,8 @@ class Prices:
         if self._n_moved != self._costs.n_moved:
             self.forget()  # a size that was told too little would be taken for long
         has_draft, n = done.n_positions > 0, done.n_sequences
-        if (n, has_draft) not in self._worths:
+        key = n, has_draft, rate
+        if key not in self._worths:
             costs = self._costs
             plain_s = costs.pass_s(done.position, n, n_sequences=n)
             extra = 0.0 if has_draft else rate * costs.ask_s + MARGIN * n
@@ -55,8 +56,8 @@ class Prices:
                 ]
                 for passes in self.seconds(done, 1)
             ]
-            self._worths[n, has_draft] = Worth(self._sizes, *prices)
-        return self._worths[n, has_draft]
+            self._worths[key] = Worth(self._sizes, *prices)
+        return self._worths[key]
 
     def seconds(self, done: Round, n_nodes: int) -> list[list[float]]:
         """Of chains and of trees of each size of the ladder, that many times n_nodes.

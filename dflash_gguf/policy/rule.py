@@ -11,9 +11,10 @@ is what makes all rounds together fastest (Dinkelbach's method). So
 
 The first choice is kept for some rounds, as making it takes time. Costs are those that were
 measured; they have steps (kernels change at 4, 8 or 16 rows), so every size of a ladder is
-compared, not only the next one. And since all of this may be wrong, an account is kept of what
-drafting has really cost beyond plain decoding: when it has lost a hundredth of the time, it rests
-until a look is affordable again. Nothing here reads a clock: equal rounds give equal choices.
+compared, not only the next one. And since all of this may be wrong, accounts are kept of what
+drafts and copies have really cost beyond plain decoding: who has lost a hundredth of the time rests
+until a look is affordable again, or until what is promised repays it. Nothing here reads a clock:
+equal rounds give equal choices.
 
 The idea of letting the measured cost of the next node decide: CaDDTree, arXiv 2606.01813.
 """
@@ -103,7 +104,7 @@ class Fixed(Rule):
     """The same size every round, less only where the answer or the context ends."""
 
     def __init__(self, shape: str, size: int, longest: int, least: int = 0) -> None:
-        """shape: CHAIN, TREE or SPINE. size: nodes. longest: positions. least: nodes, or none."""
+        """shape: CHAIN, TREE or SPINE. size: nodes. longest: positions. least: nodes; fewer are dropped."""
         self._way = Way(min(size, longest), shape)
         self.longest, self.n_nodes, self._least = self._way.n_positions, size, least
 
@@ -146,7 +147,7 @@ class Auto(Rule):
     ) -> None:
         """longest: positions of a draft that costs a pass. most: nodes of a pass for each sequence.
 
-        least: nodes, or none. deepest: positions of other proposals, those of a draft at least.
+        least: nodes; fewer are dropped. deepest: positions of other proposals, those of a draft at least.
         """
         self._known, self._costs = known, known.costs
         self.longest = min(max(longest, deepest), most)
