@@ -104,7 +104,10 @@ class Fixed(Rule):
     """The same size every round, less only where the answer or the context ends."""
 
     def __init__(self, shape: str, size: int, longest: int, least: int = 0) -> None:
-        """shape: CHAIN, TREE or SPINE. size: nodes. longest: positions. least: nodes; fewer are dropped."""
+        """shape: CHAIN, TREE or SPINE. size: nodes. longest: positions.
+
+        least: nodes; fewer are dropped.
+        """
         self._way = Way(min(size, longest), shape)
         self.longest, self.n_nodes, self._least = self._way.n_positions, size, least
 
@@ -147,7 +150,7 @@ class Auto(Rule):
     ) -> None:
         """longest: positions of a draft that costs a pass. most: nodes of a pass for each sequence.
 
-        least: nodes; fewer are dropped. deepest: positions of other proposals, those of a draft at least.
+        least: nodes; fewer are dropped. deepest: positions of other proposals, at least longest.
         """
         self._known, self._costs = known, known.costs
         self.longest = min(max(longest, deepest), most)
