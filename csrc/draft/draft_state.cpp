@@ -247,7 +247,7 @@ void DraftState::set_injection(LiveGraph & live, const std::vector<Pending> & fe
     const int64_t used = features.size();
     // Padding repeats a real row, if there is one, and writes where nobody looks.
     const auto source = [&](int64_t i) {
-        return used == 0 ? Pending() : features[i < used ? i : 0];
+        return used == 0 ? Pending{0, ring_, 0} : features[i < used ? i : 0];
     };
     std::vector<int32_t> positions(n);
     for (int64_t i = 0; i < n; ++i) {
@@ -466,11 +466,22 @@ void DraftState::clear(int32_t sequence) {
     truncate(sequence, 0);
     kv_.clear(sequence);
     const size_t row = features_->nb[1];
-    for (int64_t i = 0; i < features_->ne[1]; ++i) {
-        if (i >= ring_ || !is_taken_[i]) {
+    for (int64_t i = 0; i < ring_; ++i) {
+        if (!is_taken_[i]) {
             ggml_backend_tensor_memset(features_, 0, i * row, row);
         }
     }
+    clear_prefill_rows();
+}
+
+void DraftState::clear_from(int32_t sequence, int32_t position) {
+    kv_.clear_from(sequence, position);
+    clear_prefill_rows();
+}
+
+void DraftState::clear_prefill_rows() {
+    const size_t first = ring_ * features_->nb[1];
+    ggml_backend_tensor_memset(features_, 0, first, ggml_nbytes(features_) - first);
 }
 
 void DraftState::truncate(int32_t sequence, int32_t position) {

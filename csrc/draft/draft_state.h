@@ -95,7 +95,7 @@ class DraftState {
     // Forgets everything of a sequence from a position on.
     void truncate(int32_t sequence, int32_t position);
     // Zeroes what is known of it from a position on.
-    void clear_from(int32_t sequence, int32_t position) { kv_.clear_from(sequence, position); }
+    void clear_from(int32_t sequence, int32_t position);
     // Makes room for rows of sequences. On a CPU these share pages of the target's cache, and may
     // have more tokens together than there are cells here: who holds the most gives up its oldest.
     void make_room(const std::map<int32_t, int64_t> & n_rows);
@@ -111,6 +111,8 @@ class DraftState {
     };
 
     void allocate_features(int64_t n_verify);
+    // What a prompt left there pads the next one's injection.
+    void clear_prefill_rows();
     Build make_build(LiveGraph & live) const;
     void make_injection_inputs(LiveGraph & live) const;
     void build_draft(LiveGraph & live) const;
