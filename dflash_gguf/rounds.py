@@ -66,7 +66,8 @@ class Speculation:
         self.n_pause = 0
         """Plain rounds that are due before all need be asked again: `pass_over` counts them."""
         self._new: dict[Request, int] = {}  # that decode since, and for how many rounds
-        self._plain: Round | None = None  # those that the rule has not heard of
+        # Rounds that the rule has not heard of, as one for each kind; the newest is the last.
+        self._plain: dict[tuple[int, int, bool], Round] = {}
         self._is_quiet, self._host_s = False, 0.0
 
     def begin(self, request: Request) -> None:
@@ -110,8 +111,7 @@ class Speculation:
         if not drafting:
             return
         self._new.clear()
-        n_plain = self._plain.n_rounds if self._plain else 0
-        self._is_quiet = not has_free and rule.keeps_plain(done, n_plain)
+        self._is_quiet = not has_free and rule.keeps_plain(done, self._n_plain(done))
         if self._is_quiet:
             self._host_s = time.perf_counter() - started
             return
@@ -185,13 +185,15 @@ class Speculation:
     def pass_over(self, done: Round) -> None:
         """Counts a quiet round."""
         n_pause = self.n_pause - 1
-        self._new = {request: n + 1 for request, n in self._new.items() if n < NEW[-1]}
-        if self._plain is not None and not self._plain.is_like(done):
-            self._tell()
-        if self._plain is None:
-            self._plain = replace(done, draft_s=0.0)  # of those that were asked in vain
+        if self._new:
+            self._new = {request: n + 1 for request, n in self._new.items() if n < NEW[-1]}
+        kind = done.n_sequences, done.n_others, done.is_shared
+        plain = self._plain.pop(kind, None)
+        if plain is None:
+            plain = replace(done, draft_s=0.0)  # of those that were asked in vain
         else:
-            self._plain.adds(done)
+            plain.adds(done)
+        self._plain[kind] = plain
         if self._is_quiet:
             self._is_quiet = False
             # Where rounds are brief, even asking for copies is too much to be done in each.
@@ -208,9 +210,15 @@ class Speculation:
         self._tell()
 
     def _tell(self) -> None:
-        plain, self._plain = self._plain, None
-        if plain is not None:
+        untold, self._plain = self._plain, {}
+        for plain in untold.values():
             self._rule.observe(plain)
+
+    def _n_plain(self, done: Round) -> int:
+        """Rounds of as many sequences that the rule has not heard of."""
+        n, n_others = done.n_sequences, done.n_others
+        found = (self._plain.get((n, n_others, is_shared)) for is_shared in (False, True))
+        return sum(plain.n_rounds for plain in found if plain is not None)
 
     def _limit(self, requests: Sequence[Request], worth: Worth) -> list[Request]:
         """Those of whom anything may be verified, with how much that is at most."""

@@ -95,6 +95,8 @@ class Scheduler:
         self._n_jobs = 0
         self._took: dict[str, float] = {}  # seconds of the round by phase
         self._pace = Pace()
+        # Who decoded in a round in which nobody was asked for candidates, and those rounds.
+        self._rested: tuple[list[Job], list[tuple[Group, Round]]] = [], []
         # On a device, beside verifies, a plain step is one of a bare root: there is a graph less to
         # build and to run, as else states of recurrent layers would advance for some answers and
         # wait for the commit for others. CPUs build graphs quickly, and need 9 to 14 % longer so.
@@ -177,6 +179,7 @@ class Scheduler:
             job.add(step)
         job.error = error
         job.is_over = True
+        self._rested = [], []
         if job.group is not None:
             job.group.jobs.discard(job)
             if not job.group.jobs:
@@ -388,6 +391,10 @@ class Scheduler:
 
     def _propose(self, decoding: list[Job]) -> list[tuple[Group, Round]]:
         """Trees for those that draft, group by group."""
+        jobs, rounds = self._rested
+        if decoding == jobs and not any([group.speculation.asks for group, _ in rounds]):
+            return rounds
+        self._rested = [], []
         groups: dict[Group, list[Job]] = {}
         for job in decoding:
             if job.group is not None:
@@ -395,13 +402,14 @@ class Scheduler:
                 groups.setdefault(job.group, []).append(job)
         if not groups:
             return []
-        rounds = []
+        rounds, rest = [], True
         n_most = max(1, self.engine.max_verify // len(decoding))
         # Who decodes has all but the last token in the caches.
         n_there = sum([len(job.history) for job in decoding]) - len(decoding)
         for group, jobs in groups.items():
             done = Round(n_there, len(decoding), n_others=len(decoding) - len(jobs))
             if group.speculation.asks:
+                rest = False
                 self._propose_for(group, jobs, done, n_most)
             rounds.append((group, done))
         trees = [job.request for job in decoding if job.request.tree is not None]
@@ -412,6 +420,8 @@ class Scheduler:
                     request.tree = None  # what it was drafted for is short
                 for _, done in rounds:
                     done.n_drafted, done.is_tree, done.n_expected = 0, False, 0.0
+        if rest:
+            self._rested = decoding, rounds
         return rounds
 
     def _propose_for(self, group: Group, jobs: list[Job], done: Round, n_most: int) -> None:
@@ -556,22 +566,24 @@ class Scheduler:
         rounds = [done for _, done in drafted]
         busy = [done for done in rounds if not done.is_plain]
         told = (busy or rounds)[0] if is_whole and len(busy) <= 1 else None
+        took, n_experts = self._took, self.engine.n_experts
+        sample_s = sum([one.sampled_s for one in work])
+        draft_s = took.get("draft", 0.0) + took.get("tree", 0.0)
+        choose_s = took.get("choose", 0.0)
         for group, done in drafted:
+            done.is_shared, done.n_experts = done is not told, n_experts
+            done.sample_s, done.draft_s = sample_s, draft_s
+            done.pass_s = seconds - draft_s - sample_s - choose_s
+            if group.speculation.is_quiet:
+                done.n_tokens = done.n_sequences
+                group.speculation.pass_over(done)
+                continue
             theirs = [one for one in work if one.decodes and one.job.group is group]
             if not theirs:
                 continue
-            done.is_shared = done is not told
             done.n_tokens = done.n_others + sum([len(one.tokens) for one in theirs])
-            done.n_experts = self.engine.n_experts
-            done.sample_s = sum([one.sampled_s for one in work])
-            done.draft_s = self._took.get("draft", 0.0) + self._took.get("tree", 0.0)
-            done.pass_s = seconds - done.draft_s - done.sample_s
-            if group.speculation.is_quiet:
-                group.speculation.pass_over(done)
-                continue
             done.n_accepted = sum([one.n_taken for one in theirs])
-            done.choose_s = self._took.get("choose", 0.0)
-            done.pass_s -= done.choose_s
+            done.choose_s = choose_s
             requests, tokens = [one.job.request for one in theirs], [one.tokens for one in theirs]
             group.speculation.observe(done, requests, tokens)
 

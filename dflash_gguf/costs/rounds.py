@@ -68,11 +68,6 @@ class Round:
     sample_s: float = 0.0
     n_rounds: int = 1
 
-    def is_like(self, other: Round) -> bool:
-        """Whether both served the same, as far as one can tell."""
-        mine = self.n_sequences, self.n_others, self.is_shared
-        return mine == (other.n_sequences, other.n_others, other.is_shared)
-
     def adds(self, other: Round) -> None:
         """Takes up another plain round."""
         self.n_rounds += other.n_rounds
