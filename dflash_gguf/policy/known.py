@@ -12,7 +12,8 @@ from ..costs.times import Median
 from ..draft.promise import Promise, Trust
 
 SHARE = 0.01
-"""Share of the running time that drafting may lose, and that asking for copies may take in vain."""
+"""Share of the running time of one answer that drafting may lose, and that asking for copies may
+take in vain."""
 DECIDING = 0.005
 """Share of the running time that deciding may take. With the copies' all choosing is within 2 %."""
 AHEAD = 64
@@ -42,6 +43,11 @@ beside a whole rest at once: single answers are 0 to 6 % faster where they are e
 2 to 16 at once 0.4 % on average over all kinds (from -4 to 8 %)."""
 MOST_KEPT = 256
 """Rounds after which a decision is made anew at the latest."""
+
+
+def share(n_sequences: int) -> float:
+    """Of the time of so many answers, what may be lost: a look tells more of many."""
+    return SHARE / math.sqrt(n_sequences)
 
 
 class Account:
@@ -124,9 +130,8 @@ class Known:
         return math.ceil(min(rounds, MOST_KEPT))
 
     def _paid_share(self, n_sequences: int) -> float:
-        """Of the time, what drafts may lose: a look tells more of many."""
-        share = SHARE / math.sqrt(n_sequences)
-        return share if self._n_hopeless < N_HOPELESS else share / 4.0
+        """Of the time, what drafts may lose."""
+        return share(n_sequences) if self._n_hopeless < N_HOPELESS else share(n_sequences) / 4.0
 
     def needs_plain(self, gain: float) -> bool:
         """Whether a plain round is due, so that what drafting is compared with is recent.
@@ -188,7 +193,7 @@ class Known:
         """What time has earned, and what a drafted round has lost beyond plain decoding."""
         n, rounds = done.n_sequences, seconds / plain_s
         self.paid.book(-rounds * self._paid_share(n))
-        self.free.book(-rounds * SHARE)
+        self.free.book(-rounds * share(n))
         if done.is_mixed:  # what others proposed as well would have come without the draft
             n_won = done.n_accepted - done.n_copied
             self.paid.book(min(done.draft_s, seconds) / plain_s - n_won / n)
@@ -236,6 +241,6 @@ class Asking:
             self._n_vain = 0
             return 0
         plain_s = known.costs.plain_s(done.position, done.n_sequences)
-        n = known.asking.value / max(SHARE * plain_s, 1e-9) * self._n_vain / N_VAIN
+        n = known.asking.value / max(share(done.n_sequences) * plain_s, 1e-9) * self._n_vain / N_VAIN
         self._n_vain = min(self._n_vain + done.n_asked, N_VAIN * MOST_PAUSE)
         return int(min(n, MOST_PAUSE))
