@@ -80,9 +80,17 @@ class Speculation:
         self._new[request] = 0
 
     @property
+    def n_quiet(self) -> int:
+        """Rounds in which nobody is to be asked."""
+        if not self.n_pause or not self._new:
+            return self.n_pause
+        due = [min(at - n for at in NEW if at >= n) for n in self._new.values()]
+        return min(self.n_pause, *due)
+
+    @property
     def asks(self) -> bool:
         """Whether anybody is to be asked before the next round."""
-        return not self.n_pause or any(n in NEW for n in self._new.values())
+        return self.n_quiet == 0
 
     def propose(self, done: Round, requests: Sequence[Request]) -> None:
         """Gives each request its tree, None for a plain row. Fills in what was drafted."""
@@ -184,9 +192,9 @@ class Speculation:
 
     def pass_over(self, done: Round) -> None:
         """Counts a quiet round."""
-        n_pause = self.n_pause - 1
+        n, n_pause = done.n_rounds, self.n_pause - done.n_rounds
         if self._new:
-            self._new = {request: n + 1 for request, n in self._new.items() if n < NEW[-1]}
+            self._new = {new: at + n for new, at in self._new.items() if at + n <= NEW[-1]}
         kind = done.n_sequences, done.n_others, done.is_shared
         plain = self._plain.pop(kind, None)
         if plain is None:

@@ -69,6 +69,40 @@ class _Work:
         return self.job.held.wanted_cells(len(self.item.tokens))
 
 
+class _Rest:
+    """Rounds in a row in which the same answers decode and nobody is asked for candidates.
+
+    jobs: those answers. drafted: a round of each group, which stands for all that were run.
+    n_left: rounds until somebody is to be asked. n_rounds, seconds, sample_s: of those that were
+    run.
+    """
+
+    __slots__ = ("drafted", "jobs", "n_left", "n_rounds", "sample_s", "seconds")
+
+    def __init__(
+        self, jobs: Sequence[Job] = (), drafted: Sequence[tuple[Group, Round]] = ()
+    ) -> None:
+        self.jobs, self.drafted = list(jobs), list(drafted)
+        self.n_left = min([group.speculation.n_quiet for group, _ in drafted], default=0)
+        self.n_rounds, self.seconds, self.sample_s = 0, 0.0, 0.0
+
+    def adds(self, seconds: float, sample_s: float) -> None:
+        """Another round."""
+        self.n_left -= 1
+        self.n_rounds += 1
+        self.seconds += seconds
+        self.sample_s += sample_s
+
+    def end(self, engine: Engine) -> None:
+        """Tells the groups, if any were run."""
+        for at, (group, done) in enumerate(self.drafted if self.n_rounds else ()):
+            done.is_shared = at > 0  # one at most can say what its own part took
+            done.n_experts = engine.n_experts
+            done.n_rounds, done.n_tokens = self.n_rounds, self.n_rounds * done.n_sequences
+            done.pass_s, done.sample_s = self.seconds - self.sample_s, self.sample_s
+            group.speculation.pass_over(done)
+
+
 class Scheduler:
     """Answers in one engine. Not for two threads at once."""
 
@@ -95,8 +129,7 @@ class Scheduler:
         self._n_jobs = 0
         self._took: dict[str, float] = {}  # seconds of the round by phase
         self._pace = Pace()
-        # Who decoded in a round in which nobody was asked for candidates, and those rounds.
-        self._rested: tuple[list[Job], list[tuple[Group, Round]]] = [], []
+        self._rest = _Rest()
         # On a device, beside verifies, a plain step is one of a bare root: there is a graph less to
         # build and to run, as else states of recurrent layers would advance for some answers and
         # wait for the commit for others. CPUs build graphs quickly, and need 9 to 14 % longer so.
@@ -179,7 +212,7 @@ class Scheduler:
             job.add(step)
         job.error = error
         job.is_over = True
-        self._rested = [], []
+        self._end_rest()
         if job.group is not None:
             job.group.jobs.discard(job)
             if not job.group.jobs:
@@ -252,6 +285,10 @@ class Scheduler:
         if key not in self._groups:
             self._groups[key] = Group(Speculation(proposers, rule, self._phase))
         return self._groups[key]
+
+    def _end_rest(self) -> None:
+        rest, self._rest = self._rest, _Rest()
+        rest.end(self.engine)
 
     def _phase(self, name: str) -> Phase:
         return Phase(self._took, name)
@@ -352,7 +389,13 @@ class Scheduler:
         self._make_room(active)
         decoding = [job for job in active if job.decodes]
         self._keep_top(active)
-        drafted = self._propose(decoding)
+        rest, is_alone = self._rest, len(decoding) == len(active)
+        if not (is_alone and rest.n_left and rest.jobs == decoding):
+            self._end_rest()
+            drafted = self._propose(decoding)
+            if is_alone and not any(group.speculation.asks for group, _ in drafted):
+                self._rest = _Rest(decoding, drafted)
+            rest = self._rest
         going_on = [job for job in decoding if not job.is_over]
         verifies = any(job.request.tree is not None for job in going_on)
         work = [_work_of(job, verifies=verifies and self._few_graphs) for job in going_on]
@@ -376,7 +419,10 @@ class Scheduler:
         for one in done:
             if one.decodes:
                 self._count(one, seconds, host_s - one.sampled_s)
-        if drafted:
+        if rest.jobs:
+            if rest is self._rest:  # nobody has failed
+                rest.adds(seconds, sum([one.sampled_s for one in work]))
+        elif drafted:
             self._learn(drafted, done, seconds, is_whole=len(work) == len(done) == len(decoding))
         if decoding and self.engine.n_parallel > 1:
             self._pace.ran(seconds, n_filled)
@@ -391,10 +437,6 @@ class Scheduler:
 
     def _propose(self, decoding: list[Job]) -> list[tuple[Group, Round]]:
         """Trees for those that draft, group by group."""
-        jobs, rounds = self._rested
-        if decoding == jobs and not any([group.speculation.asks for group, _ in rounds]):
-            return rounds
-        self._rested = [], []
         groups: dict[Group, list[Job]] = {}
         for job in decoding:
             if job.group is not None:
@@ -402,14 +444,13 @@ class Scheduler:
                 groups.setdefault(job.group, []).append(job)
         if not groups:
             return []
-        rounds, rest = [], True
+        rounds = []
         n_most = max(1, self.engine.max_verify // len(decoding))
         # Who decodes has all but the last token in the caches.
         n_there = sum([len(job.history) for job in decoding]) - len(decoding)
         for group, jobs in groups.items():
             done = Round(n_there, len(decoding), n_others=len(decoding) - len(jobs))
             if group.speculation.asks:
-                rest = False
                 self._propose_for(group, jobs, done, n_most)
             rounds.append((group, done))
         trees = [job.request for job in decoding if job.request.tree is not None]
@@ -420,8 +461,6 @@ class Scheduler:
                     request.tree = None  # what it was drafted for is short
                 for _, done in rounds:
                     done.n_drafted, done.is_tree, done.n_expected = 0, False, 0.0
-        if rest:
-            self._rested = decoding, rounds
         return rounds
 
     def _propose_for(self, group: Group, jobs: list[Job], done: Round, n_most: int) -> None:
@@ -574,14 +613,13 @@ class Scheduler:
             done.is_shared, done.n_experts = done is not told, n_experts
             done.sample_s, done.draft_s = sample_s, draft_s
             done.pass_s = seconds - draft_s - sample_s - choose_s
-            if group.speculation.is_quiet:
-                done.n_tokens = done.n_sequences
-                group.speculation.pass_over(done)
-                continue
             theirs = [one for one in work if one.decodes and one.job.group is group]
             if not theirs:
                 continue
             done.n_tokens = done.n_others + sum([len(one.tokens) for one in theirs])
+            if group.speculation.is_quiet:
+                group.speculation.pass_over(done)
+                continue
             done.n_accepted = sum([one.n_taken for one in theirs])
             done.choose_s = choose_s
             requests, tokens = [one.job.request for one in theirs], [one.tokens for one in theirs]

@@ -240,7 +240,8 @@ class Asking:
         if self._paying is done:
             self._n_vain = 0
             return 0
-        plain_s = known.costs.plain_s(done.position, done.n_sequences)
-        n = known.asking.value / max(share(done.n_sequences) * plain_s, 1e-9) * self._n_vain / N_VAIN
+        n_sequences = done.n_sequences
+        least_s = share(n_sequences) * known.costs.plain_s(done.position, n_sequences)
+        n = known.asking.value / max(least_s, 1e-9) * self._n_vain / N_VAIN
         self._n_vain = min(self._n_vain + done.n_asked, N_VAIN * MOST_PAUSE)
         return int(min(n, MOST_PAUSE))

@@ -344,7 +344,8 @@ class Auto(Rule):
         decision.n_kept = max(decision.n_kept - done.n_rounds, 0)
         if done.n_positions and not done.n_drafted:
             decision.n_kept = 0  # what was decided has just failed
-        if done.n_positions and not done.is_shared and not self._costs.is_warm(done):
+        may_repeat = not decision.is_look or self._known.paid.may_lose(0.0)
+        if done.n_positions and may_repeat and not (done.is_shared or self._costs.is_warm(done)):
             decision.n_kept = max(decision.n_kept, 1)
 
     def keeps_plain(self, done: Round, n_plain: int) -> bool:
