@@ -42,9 +42,10 @@ class Rows(Protocol):
         """One row, float32 [n_vocab], fetched when asked for."""
 
 
-NEW = (1, 7)
-"""Rounds before those in which a new answer is asked, even where the others rest: by then one that
-copies has begun to. Each costs a hundredth of a round of eight small answers."""
+NEW = 6
+"""Rounds before the one in which a new answer is asked, even where the others rest for as long
+after it: by then one that copies has begun to. It costs a thirtieth of a round of eight small
+answers."""
 
 
 def untimed(_phase: str) -> AbstractContextManager[object]:
@@ -82,10 +83,8 @@ class Speculation:
     @property
     def n_quiet(self) -> int:
         """Rounds in which nobody is to be asked."""
-        if not self.n_pause or not self._new:
-            return self.n_pause
-        due = [min(at - n for at in NEW if at >= n) for n in self._new.values()]
-        return min(self.n_pause, *due)
+        n_new = NEW - max(self._new.values()) if self._new else self.n_pause
+        return n_new if self.n_pause - n_new > NEW else self.n_pause
 
     @property
     def asks(self) -> bool:
@@ -103,7 +102,7 @@ class Speculation:
         asked = requests
         if rests:
             new = self._new
-            asked = [request for request in requests if new.get(request) in NEW]
+            asked = [request for request in requests if new.get(request) == NEW]
         for request in requests:
             request.tree = None
             if request.proposed:
@@ -194,7 +193,7 @@ class Speculation:
         """Counts a quiet round."""
         n, n_pause = done.n_rounds, self.n_pause - done.n_rounds
         if self._new:
-            self._new = {new: at + n for new, at in self._new.items() if at + n <= NEW[-1]}
+            self._new = {new: at + n for new, at in self._new.items() if at + n <= NEW}
         kind = done.n_sequences, done.n_others, done.is_shared
         plain = self._plain.pop(kind, None)
         if plain is None:

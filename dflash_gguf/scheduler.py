@@ -389,13 +389,11 @@ class Scheduler:
         self._make_room(active)
         decoding = [job for job in active if job.decodes]
         self._keep_top(active)
-        rest, is_alone = self._rest, len(decoding) == len(active)
-        if not (is_alone and rest.n_left and rest.jobs == decoding):
+        rest = self._rest
+        rests = rest.n_left > 0 and len(decoding) == len(active) and rest.jobs == decoding
+        if not rests:
             self._end_rest()
-            drafted = self._propose(decoding)
-            if is_alone and not any(group.speculation.asks for group, _ in drafted):
-                self._rest = _Rest(decoding, drafted)
-            rest = self._rest
+        drafted = rest.drafted if rests else self._propose(decoding)
         going_on = [job for job in decoding if not job.is_over]
         verifies = any(job.request.tree is not None for job in going_on)
         work = [_work_of(job, verifies=verifies and self._few_graphs) for job in going_on]
@@ -419,11 +417,15 @@ class Scheduler:
         for one in done:
             if one.decodes:
                 self._count(one, seconds, host_s - one.sampled_s)
-        if rest.jobs:
-            if rest is self._rest:  # nobody has failed
+        is_whole = len(work) == len(done) == len(decoding)
+        if rests:
+            if is_whole:
                 rest.adds(seconds, sum([one.sampled_s for one in work]))
         elif drafted:
-            self._learn(drafted, done, seconds, is_whole=len(work) == len(done) == len(decoding))
+            quiet = [group for group, _ in drafted if group.speculation.is_quiet]
+            self._learn(drafted, done, seconds, is_whole=is_whole)
+            if is_whole and len(quiet) == len(drafted):
+                self._rest = _Rest(decoding, drafted)
         if decoding and self.engine.n_parallel > 1:
             self._pace.ran(seconds, n_filled)
         self._finish(done)

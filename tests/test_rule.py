@@ -20,7 +20,7 @@ from dflash_gguf.draft.tree import Tree
 from dflash_gguf.drafting import measure
 from dflash_gguf.policy.known import Known
 from dflash_gguf.policy.rule import Auto, Fixed, Rule
-from dflash_gguf.rounds import Speculation
+from dflash_gguf.rounds import NEW, Speculation
 from dflash_gguf.sampling import Sampler
 
 Kinds = list[tuple[str, int]]
@@ -313,7 +313,7 @@ def test_answers_of_several_samplers_decide_together() -> None:
     ways = []
     for requests in ((sure, unsure), (unsure, sure), (unsure, unsure)):
         rule = Auto(Known(Costs.from_dict(pair.known.costs.to_dict())), BLOCK, 63)
-        for _ in range(3):
+        for _ in range(64):
             done = Round(900, n_sequences=2)
             way = rule.choose(done, requests, drafter)
             done.n_tokens, done.pass_s = 2, 11.0
@@ -707,8 +707,9 @@ def test_who_begins_to_decode_is_asked_alone_while_the_others_rest() -> None:
     assert play([old]) == []
     speculation.decodes(new)
     asked = [play([old, new]) for _ in range(10)]
-    assert asked == [[new] if number in (1, 7) else [] for number in range(10)]
+    assert asked == [[new] if number == NEW else [] for number in range(10)]
     assert speculation.n_pause == 4
+    speculation.n_pause = 15
     speculation.decodes(another := Request(None, [0], sampler, n_left=99, n_room=9))
-    assert [play([another]) for _ in range(2)] == [[], [another]]
+    assert [play([another]) for _ in range(NEW + 1)] == [[]] * NEW + [[another]]
     assert play([another]) == [another]  # alone there is nobody whose rest counts
