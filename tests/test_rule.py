@@ -313,7 +313,7 @@ def test_answers_of_several_samplers_decide_together() -> None:
     ways = []
     for requests in ((sure, unsure), (unsure, sure), (unsure, unsure)):
         rule = Auto(Known(Costs.from_dict(pair.known.costs.to_dict())), BLOCK, 63)
-        for _ in range(64):
+        for _ in range(3):
             done = Round(900, n_sequences=2)
             way = rule.choose(done, requests, drafter)
             done.n_tokens, done.pass_s = 2, 11.0

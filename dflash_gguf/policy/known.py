@@ -56,18 +56,18 @@ class Account:
     def __init__(self) -> None:
         self._lost = 0.0
 
-    def may_lose(self, rounds: float, n_sequences: int = 1) -> bool:
+    def may_lose(self, rounds: float) -> bool:
         """Whether so much more may be lost now."""
-        return self._lost + rounds <= share(n_sequences) * AHEAD
+        return self._lost + rounds <= SHARE * AHEAD
 
-    def is_repaid_by(self, gain: float, n_sequences: int = 1) -> bool:
+    def is_repaid_by(self, gain: float) -> bool:
         """Whether AHEAD rounds that gain so much each would make up for what was lost."""
-        return self.lacks(-gain, n_sequences) == 0.0
+        return self.lacks(-gain) == 0.0
 
-    def lacks(self, loss: float, n_sequences: int = 1) -> float:
+    def lacks(self, loss: float) -> float:
         """How much is to be earned before so much may be lost, or before a gain repays the rest."""
         loss = loss if loss >= 0.0 else -min(AHEAD * -loss, OWED)
-        return max(self._lost + loss - share(n_sequences) * AHEAD, 0.0)
+        return max(self._lost + loss - SHARE * AHEAD, 0.0)
 
     def book(self, rounds: float) -> None:
         """A round has lost so much. Less than 0: gained, or earned as time went by."""
@@ -126,7 +126,7 @@ class Known:
 
     def n_until(self, loss: float, n_sequences: int) -> int:
         """Rounds until drafts may lose so much, or gain it if it is less than 0."""
-        rounds = self.paid.lacks(loss, n_sequences) / self._paid_share(n_sequences)
+        rounds = self.paid.lacks(loss) / self._paid_share(n_sequences)
         return math.ceil(min(rounds, MOST_KEPT))
 
     def _paid_share(self, n_sequences: int) -> float:

@@ -243,10 +243,10 @@ class Auto(Rule):
         loss = seconds / plain_s - tokens / n  # plain rounds
         if not known.promise.is_proven:  # what is expected is no more than a guess
             loss = max(loss, seconds / plain_s - 1.0)
-        if loss < 0.0 and known.paid.is_repaid_by(-loss, n):
+        if loss < 0.0 and known.paid.is_repaid_by(-loss):
             gain, rate = tokens * plain_s / seconds - n, max(tokens / seconds, rate)
             return Decision(known.n_kept, way, rate=rate, gain=gain)
-        if loss >= 0.0 and known.paid.may_lose(loss, n):
+        if loss >= 0.0 and known.paid.may_lose(loss):
             return Decision(1, way, is_look=True, rate=rate)
         # Near an answer's end drafts are short; the next answer is to see to longer ones.
         n_until = known.n_until(loss, n) if limit >= self._lengths[-1] else 0
@@ -300,10 +300,8 @@ class Auto(Rule):
 
     def _may_verify(self, done: Round, value: float) -> bool:
         """Whether copies that bring so many tokens beyond their costs are verified now."""
-        known, n = self._known, done.n_sequences
-        if value <= 0.0 or known.needs_plain(value / n):
-            return False
-        return known.free.is_repaid_by(value / n, n)
+        known, gain = self._known, value / done.n_sequences
+        return value > 0.0 and not known.needs_plain(gain) and known.free.is_repaid_by(gain)
 
     def _best(
         self, done: Round, trees: Sequence[Tree], limits: Sequence[int]
@@ -346,7 +344,7 @@ class Auto(Rule):
         decision.n_kept = max(decision.n_kept - done.n_rounds, 0)
         if done.n_positions and not done.n_drafted:
             decision.n_kept = 0  # what was decided has just failed
-        may_repeat = not decision.is_look or self._known.paid.may_lose(0.0, done.n_sequences)
+        may_repeat = not decision.is_look or self._known.paid.may_lose(0.0)
         if done.n_positions and may_repeat and not (done.is_shared or self._costs.is_warm(done)):
             decision.n_kept = max(decision.n_kept, 1)
 
