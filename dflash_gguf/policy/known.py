@@ -227,8 +227,8 @@ class Asking:
         """One text becomes another, in which there may be more to copy."""
         self._n_vain -= self._n_vain // self._n_asked
 
-    def verifies(self, done: Round, saved_s: float) -> None:
-        """Copies are verified that save so much time."""
+    def pays(self, done: Round, saved_s: float) -> None:
+        """There are copies that save so much time: be it later, where a plain round is due."""
         if saved_s > self._known.asking.value:
             self._paying = done
 

@@ -294,8 +294,8 @@ class Auto(Rule):
             is_worth = value > 0.0 or self._decision.is_look
         else:
             is_worth = not self._to_compare and self._may_verify(done, value)
-            if is_worth:
-                self._asking.verifies(done, value / self._decision.rate)
+            if is_worth or (value > 0.0 and self._known.needs_plain(value / done.n_sequences)):
+                self._asking.pays(done, value / self._decision.rate)
         return found if found and is_worth else [tree.first(0) for tree in trees]
 
     def _may_verify(self, done: Round, value: float) -> bool:
