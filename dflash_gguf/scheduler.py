@@ -287,8 +287,9 @@ class Scheduler:
         return self._groups[key]
 
     def _end_rest(self) -> None:
-        rest, self._rest = self._rest, _Rest()
-        rest.end(self.engine)
+        if self._rest.jobs:
+            rest, self._rest = self._rest, _Rest()
+            rest.end(self.engine)
 
     def _phase(self, name: str) -> Phase:
         return Phase(self._took, name)

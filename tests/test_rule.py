@@ -500,6 +500,19 @@ def test_choices_keep_to_their_bounds() -> None:
     assert Auto(pair.known, 15, 63, 15).choose(Round(500), ask(14), pair.drafter) is None
 
 
+@pytest.mark.parametrize("least", [2, 5, 15])
+def test_a_least_draft_is_tried_where_only_plain_rounds_were_measured(least: int) -> None:
+    machine, known, rng = wide(), Known(), np.random.default_rng(0)
+    for _ in range(3):
+        machine.run(done := Round(100, n_tokens=1), rng)
+        known.costs.observe(done)
+    pair = Pair(machine, known)
+    _, rounds = pair.answer(Text(0.97), Auto(known, BLOCK, 63, least), n_tokens=1200)
+    drafted = [done.n_drafted for done in rounds if done.n_drafted]
+    assert len(drafted) >= 40
+    assert min(drafted) >= least
+
+
 def line(tokens: list[int], chance: float) -> Tree:
     return Tree.chain(tokens, [n * np.log(chance) for n in range(len(tokens))])
 

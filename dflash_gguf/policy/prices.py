@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 from ..core import Worth
@@ -23,6 +23,7 @@ class Prices:
     def __init__(self, costs: Costs, sizes: Sequence[int], least: int) -> None:
         """sizes: the ladder. least: candidates; fewer are dropped."""
         self._costs, self._sizes, self._least = costs, sizes, least
+        self._first = bisect_left(sizes, least)  # size that is not dropped
         self._worths: dict[tuple[int, bool, float], Worth] = {}  # by `worth`'s arguments
         self._n_moved = 0  # costs when they were counted
         self.most_nodes = 0
@@ -33,7 +34,7 @@ class Prices:
         """Tokens are counted anew when they are asked for."""
         self._worths.clear()
         self._n_moved, most_rows = self._costs.n_moved, self._costs.most_rows
-        beyond = (size for size in self._sizes if size >= most_rows)
+        beyond = (size for size in self._sizes[self._first :] if size >= most_rows)
         self.most_nodes = next(beyond, self._sizes[-1])
 
     def worth(self, done: Round, rate: float) -> Worth:
@@ -62,11 +63,12 @@ class Prices:
     def seconds(self, done: Round, n_nodes: int) -> list[list[float]]:
         """Of chains and of trees of each size of the ladder, that many times n_nodes.
 
-        inf: more than a step of the ladder beyond the largest pass that was run.
+        inf: more than a step of the ladder beyond the largest pass that was run, and not the first.
         """
         costs, n = self._costs, done.n_sequences
         counts = [n + n_nodes * size for size in self._sizes]
-        n_open = min(bisect_right(counts, costs.most_rows) + 1, len(counts))
+        n_known = max(bisect_right(counts, costs.most_rows), self._first)
+        n_open = min(n_known + 1, len(counts))
         found = []
         for is_tree in (False, True) if costs.knows_trees else (False,):
             passes = costs.passes_s(done.position, counts[:n_open], is_tree, n)

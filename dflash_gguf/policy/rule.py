@@ -22,7 +22,7 @@ The idea of letting the measured cost of the next node decide: CaDDTree, arXiv 2
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -264,11 +264,12 @@ class Auto(Rule):
             return 0.0, 0.0, None
         # By kind: ranked chains, ranked trees, brief chains. By length, and then by nodes.
         drafts = np.full((3, len(self._lengths)), math.inf)
+        first = bisect_left(self._lengths, self._least)
         for is_brief, kinds in ((False, [0, 1]), (True, [2])):
             # One length beyond those that were run: what is far is guessed.
             longest = costs.most_draft_rows(is_brief) // n_asked - 1
-            n_open = bisect_right(self._lengths, longest) + 1
-            for at, length in enumerate(self._lengths[:n_open]):
+            n_known = max(bisect_right(self._lengths, longest), first)
+            for at, length in enumerate(self._lengths[: n_known + 1]):
                 if self._least <= length <= limit:
                     drafts[kinds, at] = costs.draft_s(n_asked * (length + 1), is_brief)
         chains, trees = self._prices.seconds(done, n_asked)
