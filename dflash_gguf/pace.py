@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .costs.times import Median
 
-CHUNKS = (32, 48, 64, 96, 128, 192, 256, 384, 512)
+CHUNKS = (32, 64, 128, 256, 512)
 """Tokens of prompts that may join the others' rounds: few sizes, as each has a graph of its own."""
 SLOWER = 1.86
 """Times as long as without prompts that rounds may take on average while one comes in.

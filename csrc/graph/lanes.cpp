@@ -12,6 +12,10 @@ namespace dfl {
 // Pieces of prompts up to it share lanes; of longer ones those do that are at most twice as long as
 // others.
 static constexpr int64_t SHORT_PIECE = 32;
+// Up to so many pieces have as many lanes, of the rows of all of them, so that their number and
+// lengths make no shapes. With classes of length and 1, 2 or 4 lanes a third of all graphs of a 27B
+// were such shapes.
+static constexpr int64_t FEW_PIECES = 4;
 
 bool has_fused_delta_rule(const RecurrentCache & cache, const RecurrentShape & shape) {
     ggml_context_ptr ctx(ggml_init({16 * ggml_tensor_overhead(), nullptr, true}));
@@ -64,10 +68,11 @@ static Lanes lanes_for(const std::vector<int32_t> & members, bool is_piece,
                        const LaneRules & rules) {
     Lanes lanes;
     RecurrentLanes & shape = lanes.shape;
-    int64_t most = 0, end = 0;
+    int64_t most = 0, all = 0, end = 0;
     bool is_tree = false;
     for (const int32_t i : members) {
         most = std::max(most, items[i].n);
+        all += items[i].n;
         end = std::max<int64_t>(end, items[i].sequence + 1);
         is_tree = is_tree || !items[i].parents.empty();
     }
@@ -76,8 +81,10 @@ static Lanes lanes_for(const std::vector<int32_t> & members, bool is_piece,
     shape.by_paths = !rules.fused || is_tree || (shape.verifies && rules.by_paths);
     const bool has_class = is_piece && sizes.are_shared();
     const bool is_beside = n < static_cast<int64_t>(items.size());
+    const bool are_few =
+        has_class && n > 1 && n <= FEW_PIECES && FEW_PIECES * class_of(all) <= rules.most_of_pieces;
     if (has_class) {
-        shape.n_rows = class_of(most);
+        shape.n_rows = class_of(are_few ? all : most);
     } else if (shape.verifies || most > 1) {
         shape.n_rows = is_piece ? sizes.piece_lane_rows(most) : sizes.lane_rows(most);
     } else {
@@ -93,7 +100,7 @@ static Lanes lanes_for(const std::vector<int32_t> & members, bool is_piece,
         end = sizes.lanes(end);
         shape.in_place = 3 * n >= end;
     }
-    shape.n_lanes = shape.in_place ? end : sizes.lanes(n);
+    shape.n_lanes = shape.in_place ? end : sizes.lanes(are_few ? FEW_PIECES : n);
     if (is_piece && shape.size() > rules.most_of_pieces) {
         shape.n_lanes = n;
     }
