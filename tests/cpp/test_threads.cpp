@@ -4,6 +4,7 @@
 #include "device/thread_count.h"
 #include "layers/host/cpu_node.h"
 
+#include <array>
 #include <chrono>
 #include <numeric>
 #include <random>
@@ -31,19 +32,19 @@ static void test_runs_of_changing_teams() {
     std::mt19937 random(3);
     CpuNodes nodes;
     nodes.barrier = std::make_unique<Barrier>(most);
-    std::vector<Shares> shares(n_steps);
+    nodes.shares = std::make_unique<Shares>(most);
     for (int run = 0; run < 400; ++run) {
         const int nth = 1 + static_cast<int>(random() % most);
-        const bool is_long = random() % 2 == 0;
-        nodes.begin_run();
-        for (Shares & step : shares) {
-            step.begin_run();
+        std::array<bool, n_steps> is_long;
+        for (bool & one : is_long) {
+            one = random() % 2 == 0;
         }
+        nodes.begin_run();
         std::vector<std::atomic<int>> done(n_steps * n_parts);
         std::atomic<bool> in_order{true};
         in_threads(nth, [&](int ith) {
             for (int step = 0; step < n_steps; ++step) {
-                shares[step].share_out(n_parts, is_long, ith, nth, [&](int64_t part) {
+                nodes.shares->share_out(n_parts, is_long[step], ith, nth, [&](int64_t part) {
                     // What the step before did is there.
                     const int64_t before = (step - 1) * n_parts + (n_parts - 1 - part);
                     in_order = in_order && (step == 0 || done[before] == 1);

@@ -44,7 +44,7 @@ class Attend : public CpuNode {
             std::fill_n(static_cast<float *>(dst->data) + n * width, (n_rows_ - n) * width, 0.0f);
         }
         size_t at = 0;
-        shares_.share_out(plan.n_parts, plan.is_long, ith, nth, [&](int64_t part) {
+        share_out(plan.n_parts, plan.is_long, ith, nth, [&](int64_t part) {
             while (part < plan.shares[at].first_part) {
                 --at;
             }

@@ -51,8 +51,8 @@ Barrier::Waits Barrier::waits(int nth) const {
 }
 
 void CpuNodes::begin_run() {
-    for (const auto & step : list) {
-        step->node->begin_run();
+    if (shares) {
+        shares->begin_run();
     }
     if (barrier) {
         barrier->begin_run();
@@ -81,6 +81,10 @@ template <class Make>
 static ggml_tensor * add_step(CpuNodes & nodes, std::unique_ptr<CpuNode> node, Make && make) {
     auto step = std::make_unique<CpuStep>();
     ggml_tensor * tensor = make(step.get());
+    if (!nodes.shares) {
+        nodes.shares = std::make_unique<Shares>(nodes.most_threads);
+    }
+    node->use(*nodes.shares);
     step->node = std::move(node);
     step->dst = tensor;
     nodes.list.push_back(std::move(step));

@@ -12,11 +12,16 @@ namespace dfl {
 struct Build;
 struct PackedMatrix;
 
-// Hands out the parts of one run.
+// Hands out the parts of a node's work, of one node after the other. All threads of a run share out
+// each of them, and none before all are done with the one before.
 class Shares {
   public:
-    // body(part) for every part that falls to this thread. Where a part is `long`, whichever thread
-    // comes next gets the next, so that a core that is slow or busy elsewhere holds nobody up.
+    explicit Shares(int n_threads) : own_(n_threads) {}
+
+    // body(part) for the parts [0, n), by thread ith of nth for those of its share, which are the
+    // same in every run: what they read and write lies in its core's caches then. Where parts are
+    // `long`, whoever has done its share takes of the others', so that a core that is slow or busy
+    // elsewhere holds nobody up.
     template <class Body>
     void share_out(int64_t n, bool is_long, int ith, int nth, Body && body) {
         if (!is_long) {
@@ -25,16 +30,34 @@ class Shares {
             }
             return;
         }
-        for (int64_t part; (part = taken_.fetch_add(1, std::memory_order_relaxed)) < n;) {
-            body(part);
+        const int turn = own_[ith].turn;
+        own_[ith].turn = 1 - turn;
+        own_[ith].taken[1 - turn].store(0, std::memory_order_relaxed); // for the node after this
+        for (int i = 0; i < nth; ++i) {
+            const int64_t of = (ith + i) % nth, first = n * of / nth, end = n * (of + 1) / nth;
+            std::atomic<int64_t> & taken = own_[of].taken[turn];
+            for (int64_t part;
+                 (part = first + taken.fetch_add(1, std::memory_order_relaxed)) < end;) {
+                body(part);
+            }
         }
     }
 
-    // Before each run: the number of threads may differ from one run to the next.
-    void begin_run() { taken_.store(0, std::memory_order_relaxed); }
+    // Before each run, by one thread: the number of threads may differ from one run to the next.
+    void begin_run() {
+        for (Own & own : own_) {
+            own.turn = 0;
+            own.taken[0].store(0, std::memory_order_relaxed);
+        }
+    }
 
   private:
-    std::atomic<int64_t> taken_{0};
+    struct alignas(128) Own {               // a core fetches lines in pairs
+        std::atomic<int64_t> taken[2] = {}; // parts of its share, in turns of nodes
+        int turn = 0;
+    };
+
+    std::vector<Own> own_;
 };
 
 // One node's work, owned by its graph.
@@ -42,7 +65,7 @@ class CpuNode {
   public:
     virtual ~CpuNode() = default;
     // Thread ith of nth computes its share of dst. All nth are in here at once, and none passes to
-    // the next node before all have left. nth is at most CpuNodes::n_threads, and not always the
+    // the next node before all have left. nth is at most CpuNodes::most_threads, and not always the
     // same. Must not throw.
     virtual void compute(ggml_tensor * dst, int ith, int nth) = 0;
     // Weights that it multiplies with.
@@ -50,10 +73,17 @@ class CpuNode {
     // Experts that the last run multiplied with.
     virtual int64_t n_experts() const { return 0; }
 
-    void begin_run() { shares_.begin_run(); }
+    void use(Shares & shares) { shares_ = &shares; }
 
   protected:
-    Shares shares_;
+    // body(part) for every part that falls to this thread; once a run, by all threads.
+    template <class Body>
+    void share_out(int64_t n, bool is_long, int ith, int nth, Body && body) {
+        shares_->share_out(n, is_long, ith, nth, body);
+    }
+
+  private:
+    Shares * shares_ = nullptr; // of its graph
 };
 
 // Where the threads of a graph wait for each other. They meet every few microseconds, so they spin.
@@ -119,6 +149,7 @@ struct CpuNodes {
     int n_threads = 0;    // that compute the graph at most; 0: not the CPU backend's
     int most_threads = 0; // that compute a node, also of a graph that goes over two devices
     std::vector<std::unique_ptr<CpuStep>> list = {};
+    std::unique_ptr<Shares> shares = {};   // once there is one
     std::unique_ptr<Barrier> barrier = {}; // of those that were joined
 
     // Before each run of the graph.

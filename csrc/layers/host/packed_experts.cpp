@@ -153,7 +153,7 @@ class GatedExperts : public CpuNode {
         const int64_t steps = steps_.n_steps(), n = at.sorted.n_active * steps;
         const int64_t bytes = at.sorted.n_active * expert_bytes_;
         const int64_t parts = packed_parts(bytes, n, nth);
-        shares_.share_out(parts, is_long_product(bytes), ith, nth, [&](int64_t part) {
+        share_out(parts, is_long_product(bytes), ith, nth, [&](int64_t part) {
             const int64_t end = (part + 1) * n / parts;
             for (int64_t i = part * n / parts; i < end;) { // an expert after the other
                 const int64_t last = std::min(end, (i / steps + 1) * steps);
@@ -235,7 +235,7 @@ class SumExperts : public CpuNode {
         constexpr int64_t least_bytes = 1 << 16;
         const int64_t most_parts = std::max<int64_t>(nth, expert_bytes / least_bytes);
         const int64_t parts = std::min(packed_parts(bytes, tiles, nth), most_parts);
-        shares_.share_out(parts, is_long_product(bytes), ith, nth, [&](int64_t part) {
+        share_out(parts, is_long_product(bytes), ith, nth, [&](int64_t part) {
             const int64_t first = part * tiles / parts, last = (part + 1) * tiles / parts;
             start(dst, first * tile, std::min(last * tile, down_.n_out), to);
             for (int64_t i = 0; i < sorted.n_active; ++i) {

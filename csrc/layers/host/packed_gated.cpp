@@ -96,7 +96,7 @@ class Gated : public CpuNode {
         const char * x = input_.quantized(dst, scratch);
         scratch += input_.scratch_size();
         const int64_t n = steps_.n_steps(), parts = packed_parts(bytes_, n, nth);
-        shares_.share_out(parts, is_long_product(bytes_), ith, nth, [&](int64_t part) {
+        share_out(parts, is_long_product(bytes_), ith, nth, [&](int64_t part) {
             for (int64_t i = part * n / parts; i < (part + 1) * n / parts; ++i) {
                 steps_.run(i, 0, x, input_.n_rows(), scratch, to);
             }

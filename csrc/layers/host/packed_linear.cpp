@@ -40,7 +40,7 @@ class Multiply : public CpuNode {
                          ith * input_.scratch_size();
         const char * x = input_.quantized(dst, scratch);
         const int64_t parts = packed_parts(bytes_, n_tiles_, nth);
-        shares_.share_out(parts, is_long_product(bytes_), ith, nth, [&](int64_t part) {
+        share_out(parts, is_long_product(bytes_), ith, nth, [&](int64_t part) {
             multiply(dst, x, part * n_tiles_ / parts, (part + 1) * n_tiles_ / parts, to);
         });
     }

@@ -47,7 +47,7 @@ class Prepare : public CpuNode {
         const int64_t heads = 2 * shape.n_k_heads + shape.n_v_heads, n = layer_.n_rows;
         const auto n_sequences = static_cast<int64_t>(layer_.walked.size());
         const bool is_long = heads * shape.d_state * n >= LONG_ROWS;
-        shares_.share_out(heads * n_sequences, is_long, ith, nth, [&](int64_t part) {
+        share_out(heads * n_sequences, is_long, ith, nth, [&](int64_t part) {
             prepare(dst, layer_.walked[part / heads], head_at(part % heads));
         });
     }
@@ -194,7 +194,7 @@ class Walk : public CpuNode {
         }
         const auto n_sequences = static_cast<int64_t>(layer_.walked.size());
         const bool is_long = width * shape.d_state * layer_.n_rows >= LONG_WALK;
-        shares_.share_out(n_v * n_sequences, is_long, ith, nth, [&](int64_t part) {
+        share_out(n_v * n_sequences, is_long, ith, nth, [&](int64_t part) {
             walk(dst, layer_.walked[part / n_v], head_at(part % n_v), out, scratch);
         });
     }

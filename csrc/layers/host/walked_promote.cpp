@@ -34,7 +34,7 @@ class Promote : public CpuNode {
         }
         const bool is_long = parts * shape_.d_state * shape_.d_state * n_nodes >= long_walk;
         const auto n_paths = static_cast<int64_t>(accepted_.size());
-        shares_.share_out(parts * n_paths, is_long, ith, nth, [&](int64_t part) {
+        share_out(parts * n_paths, is_long, ith, nth, [&](int64_t part) {
             const AcceptedPath & path = accepted_[part / parts];
             const int64_t layer = part % parts / heads, head = part % heads;
             if (head == 0) {
