@@ -250,10 +250,11 @@ class Scheduler:
         if wanted.is_over:
             return
         active = [job for job in self._admit() if not job.pauses]
-        if not active:  # for their readers; the wanted one has no place
+        if not active and self.running:  # for their readers; the wanted one has no place
             self._preempt(self.running[-1])
             active = [job for job in self._admit() if not job.pauses]
-        self._run(active)
+        if active:  # else the wanted one could not begin, which ended it
+            self._run(active)
 
     def recover(self) -> None:
         """After an interrupted round: what was verified goes, what was drawn is filled in."""

@@ -17,12 +17,13 @@ from schedules import built_anew, play
 
 from dflash_gguf import jobs
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.core import Item
+from dflash_gguf.core import Error, Item
 from dflash_gguf.costs.rounds import Round
 from dflash_gguf.decoder import Decoder, Stream
 from dflash_gguf.draft import dflash
 from dflash_gguf.pace import Pace
 from dflash_gguf.policy.rule import Auto, Rule
+from dflash_gguf.prefixes import Prefixes
 from dflash_gguf.text.chat import ChatPrompt
 
 pytestmark = pytest.mark.skipif(DEVICE is not None, reason="the same bits are the CPU's")
@@ -388,6 +389,20 @@ def test_what_cannot_be(pair: Pair) -> None:
             assert list(stream) == [] and stream.result().stop_reason == "cancelled"
         assert len(list(running)) > 0 and len(running.result().tokens) == 20
         assert len(many.logits([1, 2, 3])) == 3
+
+
+def test_what_fails_to_begin_tells_why(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = Prefixes.begin
+
+    def fail_once(*_args: Any, **_settings: Any) -> Any:
+        monkeypatch.setattr(Prefixes, "begin", begin)
+        raise Error("the cache is broken")
+
+    with open_decoder(pair, 2) as many:
+        monkeypatch.setattr(Prefixes, "begin", fail_once)
+        with pytest.raises(Error, match="the cache is broken"):
+            many.generate([1, 2, 3], max_tokens=2)
+        assert len(many.generate([1, 2, 3], max_tokens=2, ignore_eos=True).tokens) == 2
 
 
 @pytest.fixture

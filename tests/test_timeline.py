@@ -100,6 +100,25 @@ def test_a_callback_cannot_go_back(tiny_gguf: Tiny) -> None:
     assert sequence.position == 40
 
 
+def test_what_waits_for_the_drafter_gives_way_to_a_prefix(tmp_path: Path) -> None:
+    pair = make_pair(tmp_path, "llama")
+    sequence, fresh = open_pair(pair), open_pair(pair)
+    sequence.prefill(PROMPT)
+    kept = sequence.keep()
+    sequence.reset()
+    for token in PROMPT:
+        sequence.decode(token)  # the drafter takes all of these in when it is asked
+    sequence.adopt(kept, 39)
+    fresh.prefill(PROMPT[:39])
+    for found, expected in zip(
+        sequence.draft(PROMPT[39], 3, 5), fresh.draft(PROMPT[39], 3, 5), strict=True
+    ):
+        np.testing.assert_allclose(found, expected, atol=1e-4)
+    sequence.keep()
+    sequence.reset()
+    assert sequence.position == 0
+
+
 def test_rows_are_gone_with_what_led_to_them(tiny_gguf: Tiny) -> None:
     sequence = start(tiny_gguf("llama"))
     rows = sequence.prefill(PROMPT)

@@ -360,7 +360,11 @@ bool Sequence::go_back_to(const Prefix & prefix, int64_t n) {
             const std::vector<cpu::CellSpan> & spans = group.cells().spans(slot_);
             if (!kept.empty() &&
                 (spans.empty() || spans.front().position > kept.front()->position())) {
-                group.release_from(slot_, 0);
+                if (engine_->is_drafters(i)) { // features that wait are of the same positions
+                    draft_->truncate(slot_, 0);
+                } else {
+                    group.release_from(slot_, 0);
+                }
                 begin_with(i, kept, n);
             }
         }
