@@ -14,9 +14,9 @@ namespace dfl {
 static constexpr int64_t USUAL_BLOCK = 16;
 // Rows that cost little beside others, or of a drafter, up to which sizes are farther apart.
 static constexpr int64_t LEAST_PIECE = 32, FEW_ROWS = 64;
-// Rows of a draft, of a verify and of one of its lanes, and steps of a promotion at least, where
-// there may be many sequences.
-static constexpr int64_t LEAST_DRAFT = 16, LEAST_VERIFY = 4, LEAST_LANE = 8, LEAST_PATH = 4;
+// Rows of a draft, rows of a lane that is verified and steps of a promotion at least, where there
+// may be many sequences.
+static constexpr int64_t LEAST_DRAFT = 16, LEAST_LANE = 8, LEAST_PATH = 4;
 
 int64_t row_bucket(int64_t n) {
     int64_t size = 1;
@@ -42,7 +42,7 @@ GraphSizes::GraphSizes(const Devices & devices, int64_t n_parallel)
 
 int64_t GraphSizes::close_step(int64_t n) const {
     if (n <= USUAL_BLOCK) {
-        return n_parallel_ > 1 ? doubled(std::max(n, LEAST_VERIFY)) : row_bucket(n);
+        return row_bucket(n);
     }
     const int64_t most_steps = n_parallel_ > 1 && n <= FEW_ROWS ? 4 : 8;
     int64_t step = 8;
