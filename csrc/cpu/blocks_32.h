@@ -26,7 +26,7 @@ struct Blocks32 {
     static constexpr int SCALES_BLOCK = SCALE * SCALES * T, WEIGHTS_BLOCK = 4 * W::FOURS * T;
     static constexpr int GROUP = 4 * T / SCALES_BLOCK;
     static constexpr int GROUP_SIZE = GROUP * (SCALES_BLOCK + WEIGHTS_BLOCK);
-    static constexpr bool IN_ORDER = true;
+    static constexpr int UNFETCHED_ROWS = 3;
 
     // The last group has the weights of its blocks alone: a gap would end the hardware's fetches.
     static size_t tile_size(int64_t n_in) {

@@ -61,6 +61,9 @@ struct CellAttention {
     const float * sinks; // [n_group] scores of nothing, or NULL
     float * out;         // [head_dim] at row * out_row + head * head_dim
     int64_t out_row;
+    // What is attended to after this, whose first cells are asked for meanwhile; or NULL.
+    const CellAttention * next = nullptr;
+    bool is_fetched = false; // as somebody's next
 };
 
 // Most queries of one call.

@@ -71,13 +71,34 @@ struct CellAttentionTiles {
 
     // ---- a block's keys and values
 
+    // Calls body with a value of the type that values of `type` lie as, or as float.
+    template <class Body>
+    static void with_type(ggml_type type, Body && body) {
+        switch (type) {
+        case GGML_TYPE_F16:
+            return body(Half());
+        case GGML_TYPE_BF16:
+            return body(Brain());
+        default:
+            return body(float());
+        }
+    }
+
+    // How the values of a head are kept for n queries: as they lie, or as floats. To widen values
+    // of 16 bits beforehand takes as long as to do it on the way for some fifty queries.
+    static ggml_type kept_type(const CellRows & rows, const Scratch & s, int64_t n_queries) {
+        const bool is_narrow = rows.type == GGML_TYPE_F16 || rows.type == GGML_TYPE_BF16;
+        const bool stays = s.d == s.width && is_narrow && n_queries <= 8 * QUERIES;
+        return stays ? rows.type : GGML_TYPE_F32;
+    }
+
     // Keys of T cells: [width][T] at to, BLOCK apart. cells: where each one's values begin.
-    template <class Value, class Read>
-    static void transpose(const char * const * cells, int64_t width, float * to, Read && read) {
+    template <class Row, class To, class Read>
+    static void transpose(const char * const * cells, int64_t width, To * to, Read && read) {
         for (int64_t j = 0; j < width; j += T) {
-            F r[T];
+            Row r[T];
             for (int i = 0; i < T; ++i) {
-                r[i] = read(reinterpret_cast<const Value *>(cells[i]) + j);
+                r[i] = read(cells[i], j);
             }
             V::transpose(r);
             for (int i = 0; i < T; ++i) {
@@ -86,9 +107,10 @@ struct CellAttentionTiles {
         }
     }
 
-    // Keys of cells [first, end) of a tile, NULL for none, and others beside them: [width][BLOCK].
+    // Keys of cells [first, end) of a tile, NULL for none, and others beside them, as `kept`:
+    // [width][BLOCK] at keys.
     static void load_keys(const CellRows & k, const char * const * cells, int64_t first,
-                          int64_t end, const Scratch & s, float * keys) {
+                          int64_t end, ggml_type kept, const Scratch & s, float * keys) {
         const bool is_read_first = s.d != s.width || ggml_is_quantized(k.type);
         for (int64_t c = first / T * T; c < end; c += T) {
             const char * from[T];
@@ -103,22 +125,21 @@ struct CellAttentionTiles {
                     from[i] = reinterpret_cast<const char *>(row);
                 }
             }
-            float * to = keys + c;
-            if (is_read_first || k.type == GGML_TYPE_F32) {
-                transpose<float>(from, s.width, to, V::load);
-            } else if (k.type == GGML_TYPE_F16) {
-                transpose<uint16_t>(from, s.width, to, V::halves);
-            } else {
-                transpose<uint16_t>(from, s.width, to, V::brains);
+            if (kept != GGML_TYPE_F32) {
+                transpose<typename V::H>(from, s.width, reinterpret_cast<uint16_t *>(keys) + c,
+                                         [](const char * row, int64_t j) {
+                                             return V::load(
+                                                 reinterpret_cast<const uint16_t *>(row) + j);
+                                         });
+                continue;
             }
+            with_type(is_read_first ? GGML_TYPE_F32 : k.type, [&](auto of) {
+                using Value = decltype(of);
+                transpose<F>(from, s.width, keys + c, [](const char * row, int64_t j) {
+                    return CellValues<V>::read(reinterpret_cast<const Value *>(row) + j);
+                });
+            });
         }
-    }
-
-    // Whether sums read values as they lie in the cache: to widen halves beforehand takes as long
-    // as to do it on the way for some fifty queries.
-    static bool reads_in_place(const CellRows & v, const Scratch & s, int64_t n_queries) {
-        const bool is_half = v.type == GGML_TYPE_F16 && n_queries <= 8 * QUERIES;
-        return s.d == s.width && (v.type == GGML_TYPE_F32 || is_half);
     }
 
     // Where sums read the values of cells [first, end) of a tile: there, or as floats at `values`.
@@ -150,10 +171,47 @@ struct CellAttentionTiles {
         }
     }
 
+    // Lines that are asked for while other work goes on, a few at each of its steps: a burst of
+    // them would stop the core until the first came. Into the second cache, as far more fetches
+    // stay in flight there than into the first. A core does not foresee them, as heads lie beside
+    // each other in a cell, and the weights of a pass drive them out of all caches.
+    struct Fetch {
+        static constexpr int LINE = 64;
+        const char * const * cells; // where values of a head begin, NULL for none
+        int64_t cell, end;
+        int64_t bytes; // of a head
+        int64_t at = 0;
+
+        void lines(int64_t n) {
+            for (; n > 0 && cell < end; --n) {
+                __builtin_prefetch(cells[cell] + at, 0, 2);
+                at += LINE;
+                if (at >= bytes) {
+                    at = 0;
+                    ++cell;
+                }
+            }
+        }
+        void rest() { lines(INT64_MAX); }
+    };
+
+    // A loop over i in [first, end) of products, which asks for lines on its way: for all of a
+    // block's by the time that those of a block have been made, where values take 16 bits.
+    template <class Body>
+    static void loop(int64_t first, int64_t end, Fetch & fetch, Body && body) {
+        constexpr int64_t step = 8, lines = step * V::WIDE * T / 32;
+        for (int64_t i = first; i < end;) {
+            fetch.lines(lines);
+            for (const int64_t stop = std::min(i + step, end); i < stop; ++i) {
+                body(i);
+            }
+        }
+    }
+
     // Scores of N queries with W vectors of keys.
-    template <int N, int W>
-    static void score(const float * q, int64_t d, const float * keys, float * scores,
-                      int64_t stride) {
+    template <int N, int W, class Key>
+    static void score(const float * q, int64_t d, const Key * keys, float * scores, int64_t stride,
+                      Fetch & fetch) {
         F sum[N][W];
 #pragma GCC unroll 8
         for (int r = 0; r < N; ++r) {
@@ -162,11 +220,11 @@ struct CellAttentionTiles {
                 sum[r][i] = V::zero();
             }
         }
-        for (int64_t j = 0; j < d; ++j, keys += BLOCK) {
+        loop(0, d, fetch, [&](int64_t j) {
             F key[W];
 #pragma GCC unroll 8
             for (int i = 0; i < W; ++i) {
-                key[i] = V::load(keys + i * T);
+                key[i] = CellValues<V>::read(keys + j * BLOCK + i * T);
             }
 #pragma GCC unroll 8
             for (int r = 0; r < N; ++r) {
@@ -176,7 +234,7 @@ struct CellAttentionTiles {
                     sum[r][i] = V::mul_add(value, key[i], sum[r][i]);
                 }
             }
-        }
+        });
 #pragma GCC unroll 8
         for (int r = 0; r < N; ++r) {
 #pragma GCC unroll 8
@@ -187,27 +245,26 @@ struct CellAttentionTiles {
     }
 
     // Scores of n queries with keys [first, end) of a tile, and others beside them.
-    static void score_all(int64_t n, const float * q, int64_t d, const float * keys, int64_t first,
-                          int64_t end, float * scores, int64_t stride) {
+    template <class Key>
+    static void score_all(int64_t n, const float * q, int64_t d, const Key * keys, int64_t first,
+                          int64_t end, float * scores, int64_t stride, Fetch & fetch) {
         with_count(n, [&](auto count) {
             constexpr int N = decltype(count)::value;
             int64_t c = first / T * T;
             for (; c + (V::WIDE - 1) * T < end; c += V::WIDE * T) {
-                score<N, V::WIDE>(q, d, keys + c, scores + c, stride);
+                score<N, V::WIDE>(q, d, keys + c, scores + c, stride, fetch);
             }
             for (; c < end; c += T) {
-                score<N, 1>(q, d, keys + c, scores + c, stride);
+                score<N, 1>(q, d, keys + c, scores + c, stride, fetch);
             }
         });
     }
 
-    static F read(const float * x) { return V::load(x); }
-    static F read(const uint16_t * x) { return V::halves(x); }
-
     // Adds the weighted values of cells [first, end) to the sums of N queries, W vectors of them.
     template <int N, int W, class Value>
     static void add_values(const float * weights, int64_t stride, const char * const * rows,
-                           int64_t first, int64_t end, int64_t j, float * sums, int64_t width) {
+                           int64_t first, int64_t end, int64_t j, float * sums, int64_t width,
+                           Fetch & fetch) {
         F sum[N][W];
 #pragma GCC unroll 8
         for (int r = 0; r < N; ++r) {
@@ -216,12 +273,12 @@ struct CellAttentionTiles {
                 sum[r][i] = V::load(sums + r * width + j + i * T);
             }
         }
-        for (int64_t c = first; c < end; ++c) {
+        loop(first, end, fetch, [&](int64_t c) {
             const Value * row = reinterpret_cast<const Value *>(rows[c]) + j;
             F value[W];
 #pragma GCC unroll 8
             for (int i = 0; i < W; ++i) {
-                value[i] = read(row + i * T);
+                value[i] = CellValues<V>::read(row + i * T);
             }
 #pragma GCC unroll 8
             for (int r = 0; r < N; ++r) {
@@ -231,7 +288,7 @@ struct CellAttentionTiles {
                     sum[r][i] = V::mul_add(weight, value[i], sum[r][i]);
                 }
             }
-        }
+        });
 #pragma GCC unroll 8
         for (int r = 0; r < N; ++r) {
 #pragma GCC unroll 8
@@ -243,7 +300,7 @@ struct CellAttentionTiles {
 
     template <class Value>
     static void add_all(int64_t n, const float * weights, int64_t stride, const char * const * rows,
-                        int64_t first, int64_t end, float * sums, int64_t width) {
+                        int64_t first, int64_t end, float * sums, int64_t width, Fetch & fetch) {
         if (first >= end) {
             return;
         }
@@ -251,10 +308,11 @@ struct CellAttentionTiles {
             constexpr int N = decltype(count)::value;
             int64_t j = 0;
             for (; j + V::WIDE * T <= width; j += V::WIDE * T) {
-                add_values<N, V::WIDE, Value>(weights, stride, rows, first, end, j, sums, width);
+                add_values<N, V::WIDE, Value>(weights, stride, rows, first, end, j, sums, width,
+                                              fetch);
             }
             for (; j < width; j += T) {
-                add_values<N, 1, Value>(weights, stride, rows, first, end, j, sums, width);
+                add_values<N, 1, Value>(weights, stride, rows, first, end, j, sums, width, fetch);
             }
         });
     }
@@ -384,6 +442,12 @@ struct CellAttentionTiles {
         const char *k[BLOCK], *v[BLOCK];
     };
 
+    // How keys and values are kept for the queries at work, and whether values stay where they are.
+    struct Kept {
+        ggml_type k, v;
+        bool v_in_place;
+    };
+
     // A query's places in a block, and those from `own` on are open cells.
     struct Places {
         int64_t first, own, end;
@@ -396,6 +460,22 @@ struct CellAttentionTiles {
 
     static Places places(const SeenRange & range, const Block & block) {
         return {place(range.first, block), place(range.spans_end, block), place(range.end, block)};
+    }
+
+    // The block at a position, of which positions from `low` on and before `last` are seen.
+    static void find_block(const CellAttention & work, int64_t position, int64_t low, int64_t last,
+                           Block & block, size_t & span) {
+        block.position = position;
+        block.first = place(low, block);
+        block.end = std::max(block.first, place(last, block));
+        find_cells(work, block, span);
+    }
+
+    // That which the first row sees first.
+    static void find_first_block(const CellAttention & work, Block & block) {
+        const SeenRange range = seen_range(work, 0);
+        size_t span = 0;
+        find_block(work, range.first / BLOCK * BLOCK, range.first, range.spans_end, block, span);
     }
 
     // Finds a block's cells in the spans; `span` is the first that may hold any, and moves on.
@@ -447,7 +527,7 @@ struct CellAttentionTiles {
         block.end_open = i;
     }
 
-    static void load_open(const CellAttention & work, const Block & block, bool in_place,
+    static void load_open(const CellAttention & work, const Block & block, const Kept & kept,
                           const Scratch & s) {
         const int64_t n = block.end_open - block.first_open;
         for (int64_t first = 0; first < n; first += BLOCK) {
@@ -458,46 +538,9 @@ struct CellAttentionTiles {
                 tile.k[c] = work.k.first + cell * work.k.cell_bytes;
                 tile.v[c] = work.v.first + cell * work.v.cell_bytes;
             }
-            load_keys(work.k, tile.k, 0, here, s, s.keys + (BLOCK + first) * s.width);
-            load_values(work.v, tile.v, 0, here, in_place, s, s.values + (BLOCK + first) * s.width,
-                        s.open + first);
-        }
-    }
-
-    // Asks for a head's values, which begin at `from`: into the second cache, as far more fetches
-    // stay in flight there than into the first. A core does not foresee them, as heads lie beside
-    // each other in a cell, and the weights of a pass drive them out of all caches.
-    static void fetch(const char * from, size_t bytes) {
-        constexpr size_t line = 64;
-        for (size_t at = 0; at < bytes; at += line) {
-            __builtin_prefetch(from + at, 0, 2);
-        }
-    }
-
-    // Rearranges a block's keys, and asks for its values and for keys further on, before position
-    // `last`.
-    static void load_block(const CellAttention & work, const Block & block, bool is_first,
-                           int64_t last, const Scratch & s) {
-        constexpr int64_t ahead = 2 * T; // cells: one more step than the load at work
-        const size_t k_bytes = ggml_row_size(work.k.type, s.d);
-        const size_t v_bytes = ggml_row_size(work.v.type, s.d);
-        for (int64_t c = block.first; c < std::min(block.first + ahead, block.end); ++c) {
-            if (is_first && block.k[c] != nullptr) {
-                fetch(block.k[c], k_bytes);
-            }
-        }
-        for (int64_t step = block.first / T * T; step < block.end; step += T) {
-            const int64_t end = std::min(step + T, block.end);
-            for (int64_t c = std::max(step, block.first); c < end; ++c) {
-                if (block.k[c] == nullptr) {
-                    continue;
-                }
-                if (block.position + c + ahead < last) { // most likely in the cell as far on
-                    fetch(block.k[c] + ahead * work.k.cell_bytes, k_bytes);
-                }
-                fetch(block.v[c], v_bytes);
-            }
-            load_keys(work.k, block.k, step, end, s, s.keys);
+            load_keys(work.k, tile.k, 0, here, kept.k, s, s.keys + (BLOCK + first) * s.width);
+            load_values(work.v, tile.v, 0, here, kept.v_in_place, s,
+                        s.values + (BLOCK + first) * s.width, s.open + first);
         }
     }
 
@@ -510,7 +553,7 @@ struct CellAttentionTiles {
     template <class Value>
     static void add_tile(const CellAttention & work, const Block & block, const Tile & tile,
                          const SeenRange * ranges, int64_t first_row, const Scratch & s,
-                         float * sums) {
+                         float * sums, Fetch & fetch) {
         // Cells that all see, among the spans, are read for all at once.
         int64_t first = 0, end = BLOCK;
         for (int64_t r = 0; r < tile.n; ++r) {
@@ -535,7 +578,7 @@ struct CellAttentionTiles {
         const auto add = [&](int64_t r, int64_t n, const char * const * rows, int64_t from,
                              int64_t to) {
             add_all<Value>(n, s.scores + r * s.stride, s.stride, rows, from, to, sums + r * s.width,
-                           s.width);
+                           s.width, fetch);
         };
         if (is_shared) {
             each_row([&](int64_t, int64_t r, int64_t n) {
@@ -565,12 +608,43 @@ struct CellAttentionTiles {
         return work.seen->paths[range.path + block.position + place - range.spans_end];
     }
 
+    // Cells that come after those of a block, as many at most, whose keys and values are asked for
+    // while the block is at work.
+    struct Ahead {
+        int64_t n = 0;
+        const char *k_cells[BLOCK], *v_cells[BLOCK];
+        Fetch k, v;
+
+        // Cells of a block from `first` on, as far as there is room. Returns how many.
+        int64_t add(const Block & block, int64_t first) {
+            const int64_t here = std::min(BLOCK - n, block.end - first);
+            std::copy_n(block.k + first, here, k_cells + n);
+            std::copy_n(block.v + first, here, v_cells + n);
+            n += here;
+            return here;
+        }
+
+        void begin(const CellAttention & work, const Scratch & s) {
+            k = {k_cells, 0, n, static_cast<int64_t>(ggml_row_size(work.k.type, s.d))};
+            v = {v_cells, 0, n, static_cast<int64_t>(ggml_row_size(work.v.type, s.d))};
+        }
+        void rest() {
+            k.rest();
+            v.rest();
+        }
+    };
+
+    static Kept kept_for(const CellAttention & work, const Scratch & s, int64_t n_queries) {
+        const ggml_type v = kept_type(work.v, s, n_queries);
+        return {kept_type(work.k, s, n_queries), v, s.d == s.width && work.v.type == v};
+    }
+
     // Positions [from, to) of queries [first, first + n), which s.q holds, to s.part.
     static void walk(const CellAttention & work, int64_t first, int64_t n, int64_t from, int64_t to,
                      const Scratch & s) {
         const int64_t first_row = first / work.n_group, last_row = (first + n - 1) / work.n_group;
         SeenRange ranges[MAX_QUERIES];
-        int64_t low = to, high = from, spans_end = from;
+        int64_t low = INT64_MAX, high = 0, spans_end = 0;
         for (int64_t row = first_row; row <= last_row; ++row) {
             const SeenRange range = seen_range(work, row);
             ranges[row - first_row] = range;
@@ -578,37 +652,58 @@ struct CellAttentionTiles {
             high = std::max(high, range.end);
             spans_end = std::max(spans_end, range.spans_end);
         }
-        low = std::max(low, from);
-        high = std::min(high, to);
         clear(s.part, n, s.width);
-        const bool in_place = reads_in_place(work.v, s, n);
-        const bool in_halves = in_place && work.v.type == GGML_TYPE_F16;
-        const int64_t last = std::min(high, spans_end);
+        const Kept kept = kept_for(work, s, n);
+        const int64_t last = std::min(high, spans_end), stop = std::min(high, to);
         size_t span = 0;
-        for (int64_t at = low / BLOCK * BLOCK; at < high; at += BLOCK) {
-            Block block;
-            block.position = at;
-            block.first = place(low, block);
-            block.end = std::max(block.first, place(last, block));
-            find_cells(work, block, span);
+        Block blocks[2], after;
+        int64_t n_after = -1; // cells of `after`, of what is next, that were asked for
+        int64_t at = std::max(low, from) / BLOCK * BLOCK;
+        if (at < stop) {
+            find_block(work, at, low, last, blocks[0], span);
+            if (!work.is_fetched || at > low) {
+                Ahead now;
+                now.add(blocks[0], blocks[0].first);
+                now.begin(work, s);
+                now.rest();
+            }
+        }
+        for (int i = 0; at < stop; at += BLOCK, i = 1 - i) {
+            Block & block = blocks[i];
             find_open(work, block);
-            load_block(work, block, at <= low, last, s);
+            load_keys(work.k, block.k, block.first, block.end, kept.k, s, s.keys);
             block.values = block.v;
-            if (!in_place || block.has_gaps) {
+            if (!kept.v_in_place || block.has_gaps) {
                 block.values = block.rows;
-                load_values(work.v, block.v, block.first, block.end, in_place, s, s.values,
+                load_values(work.v, block.v, block.first, block.end, kept.v_in_place, s, s.values,
                             block.rows);
             }
-            load_open(work, block, in_place, s);
-            for (int64_t r = 0; r < n; r += QUERIES) {
-                walk_tile(work, block, first, r, std::min<int64_t>(QUERIES, n - r), ranges,
-                          in_halves, s);
+            load_open(work, block, kept, s);
+            Ahead ahead;
+            Block & next = blocks[1 - i];
+            if (at + BLOCK < high) {
+                find_block(work, at + BLOCK, low, last, next, span);
+                ahead.add(next, next.first);
             }
+            if (at + 2 * BLOCK >= high && work.next != nullptr) {
+                if (n_after < 0) {
+                    find_first_block(*work.next, after);
+                    n_after = 0;
+                }
+                n_after += ahead.add(after, after.first + n_after);
+            }
+            ahead.begin(work, s);
+            for (int64_t r = 0; r < n; r += QUERIES) {
+                walk_tile(work, block, first, r, std::min<int64_t>(QUERIES, n - r), ranges, kept, s,
+                          ahead);
+            }
+            ahead.rest();
         }
     }
 
     static void walk_tile(const CellAttention & work, const Block & block, int64_t first, int64_t r,
-                          int64_t n, const SeenRange * ranges, bool in_halves, const Scratch & s) {
+                          int64_t n, const SeenRange * ranges, const Kept & kept, const Scratch & s,
+                          Ahead & ahead) {
         const int64_t first_row = first / work.n_group;
         const auto range_of = [&](int64_t i) -> const SeenRange & {
             return ranges[(first + i) / work.n_group - first_row];
@@ -629,11 +724,17 @@ struct CellAttentionTiles {
         tile.first_query = first + r;
         const int64_t n_open = block.end_open - block.first_open;
         const float * q = s.q + r * s.d;
-        score_all(n, q, s.d, s.keys, block.first, block.end, s.scores, s.stride);
-        for (int64_t c = 0; c < n_open; c += BLOCK) {
-            score_all(n, q, s.d, s.keys + (BLOCK + c) * s.width, 0,
-                      std::min<int64_t>(BLOCK, n_open - c), s.scores + BLOCK + c, s.stride);
-        }
+        with_type(kept.k, [&](auto of) {
+            using Key = decltype(of);
+            const auto keys_at = [&](int64_t c) {
+                return reinterpret_cast<const Key *>(s.keys + c * s.width);
+            };
+            score_all(n, q, s.d, keys_at(0), block.first, block.end, s.scores, s.stride, ahead.k);
+            for (int64_t c = 0; c < n_open; c += BLOCK) {
+                score_all(n, q, s.d, keys_at(BLOCK + c), 0, std::min<int64_t>(BLOCK, n_open - c),
+                          s.scores + BLOCK + c, s.stride, ahead.k);
+            }
+        });
         float largest[QUERIES];
         for (int64_t i = 0; i < n; ++i) {
             float * scores = s.scores + i * s.stride;
@@ -660,8 +761,9 @@ struct CellAttentionTiles {
             }
         }
         float * sums = s.part.sum + r * s.width;
-        in_halves ? add_tile<uint16_t>(work, block, tile, ranges, first_row, s, sums)
-                  : add_tile<float>(work, block, tile, ranges, first_row, s, sums);
+        with_type(kept.v, [&](auto of) {
+            add_tile<decltype(of)>(work, block, tile, ranges, first_row, s, sums, ahead.v);
+        });
     }
 
     // ---- the kernel

@@ -8,8 +8,18 @@
 namespace dfl::cpu {
 namespace {
 
+// Values of 16 bits as they lie in a cache: F16 and BF16.
+struct Half {
+    uint16_t bits;
+};
+struct Brain {
+    uint16_t bits;
+};
+
 template <class V>
 struct CellValues {
+    using F = typename V::F;
+
     static constexpr int BLOCK = 32; // values of a quantised block
 
     static uint16_t half_at(const uint8_t * block, int offset) {
@@ -58,6 +68,11 @@ struct CellValues {
             one(block, to + i);
         }
     }
+
+    // V::T values.
+    static F read(const float * from) { return V::load(from); }
+    static F read(const Half * from) { return V::halves(&from->bits); }
+    static F read(const Brain * from) { return V::brains(&from->bits); }
 
     // n values, of whole blocks.
     static void read(ggml_type type, const void * from, int64_t n, float * to) {

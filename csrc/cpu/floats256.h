@@ -30,6 +30,12 @@ struct Floats256 {
             _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
         return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
     }
+    // T values of 16 bits, whatever they mean.
+    using H = __m128i;
+    static H load(const uint16_t * p) {
+        return _mm_loadu_si128(reinterpret_cast<const __m128i *>(p));
+    }
+    static void store(uint16_t * p, H x) { _mm_storeu_si128(reinterpret_cast<__m128i *>(p), x); }
     static void store_halves(uint16_t * p, F x) {
         _mm_storeu_si128(reinterpret_cast<__m128i *>(p),
                          _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
@@ -40,6 +46,12 @@ struct Floats256 {
     static F divide(F a, F b) { return _mm256_div_ps(a, b); }
     static F max(F a, F b) { return _mm256_max_ps(a, b); }
     static F mul_add(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+    // Of pairs of lanes: the first in both, the second in both, each in the other's place.
+    static F even(F x) { return _mm256_moveldup_ps(x); }
+    static F odd(F x) { return _mm256_movehdup_ps(x); }
+    static F swapped(F x) { return _mm256_permute_ps(x, 0xb1); }
+    // a - b in the first of a pair, a + b in the second.
+    static F sub_add(F a, F b) { return _mm256_addsub_ps(a, b); }
     static F round(F x) {
         return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     }
@@ -88,6 +100,24 @@ struct Floats256 {
         for (int j = 0; j < 4; ++j) {
             t[j] = _mm256_permute2f128_ps(r[j], r[4 + j], 0x20);
             t[4 + j] = _mm256_permute2f128_ps(r[j], r[4 + j], 0x31);
+        }
+        std::copy(t, t + 8, r);
+    }
+    static void transpose(H (&r)[8]) {
+        H t[8];
+        for (int i = 0; i < 8; i += 2) {
+            t[i] = _mm_unpacklo_epi16(r[i], r[i + 1]);
+            t[i + 1] = _mm_unpackhi_epi16(r[i], r[i + 1]);
+        }
+        for (int i = 0; i < 8; i += 4) {
+            r[i] = _mm_unpacklo_epi32(t[i], t[i + 2]);
+            r[i + 1] = _mm_unpackhi_epi32(t[i], t[i + 2]);
+            r[i + 2] = _mm_unpacklo_epi32(t[i + 1], t[i + 3]);
+            r[i + 3] = _mm_unpackhi_epi32(t[i + 1], t[i + 3]);
+        }
+        for (int j = 0; j < 4; ++j) {
+            t[2 * j] = _mm_unpacklo_epi64(r[j], r[4 + j]);
+            t[2 * j + 1] = _mm_unpackhi_epi64(r[j], r[4 + j]);
         }
         std::copy(t, t + 8, r);
     }

@@ -36,6 +36,12 @@ struct Floats512 {
             _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
         return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
     }
+    // T values of 16 bits, whatever they mean.
+    using H = __m256i;
+    static H load(const uint16_t * p) {
+        return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p));
+    }
+    static void store(uint16_t * p, H x) { _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), x); }
     static void store_halves(uint16_t * p, F x) {
         _mm256_storeu_si256(reinterpret_cast<__m256i *>(p),
                             _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
@@ -46,6 +52,12 @@ struct Floats512 {
     static F divide(F a, F b) { return _mm512_div_ps(a, b); }
     static F max(F a, F b) { return _mm512_max_ps(a, b); }
     static F mul_add(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+    // Of pairs of lanes: the first in both, the second in both, each in the other's place.
+    static F even(F x) { return _mm512_moveldup_ps(x); }
+    static F odd(F x) { return _mm512_movehdup_ps(x); }
+    static F swapped(F x) { return _mm512_permute_ps(x, 0xb1); }
+    // a - b in the first of a pair, a + b in the second.
+    static F sub_add(F a, F b) { return _mm512_mask_sub_ps(add(a, b), 0x5555, a, b); }
     static F round(F x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT); }
     static F times_power_of_two(F x, F n) { return _mm512_scalef_ps(x, n); }
     static F zero_below(F x, float limit, F y) {
@@ -110,6 +122,30 @@ struct Floats512 {
             t[12 + j] = _mm512_shuffle_f32x4(odd0, odd1, 0xdd);
         }
         std::copy(t, t + 16, r);
+    }
+    static void transpose(H (&r)[16]) {
+        H t[16];
+        for (int i = 0; i < 16; i += 2) {
+            t[i] = _mm256_unpacklo_epi16(r[i], r[i + 1]);
+            t[i + 1] = _mm256_unpackhi_epi16(r[i], r[i + 1]);
+        }
+        for (int i = 0; i < 16; i += 4) {
+            r[i] = _mm256_unpacklo_epi32(t[i], t[i + 2]);
+            r[i + 1] = _mm256_unpackhi_epi32(t[i], t[i + 2]);
+            r[i + 2] = _mm256_unpacklo_epi32(t[i + 1], t[i + 3]);
+            r[i + 3] = _mm256_unpackhi_epi32(t[i + 1], t[i + 3]);
+        }
+        // t[8 i + j]: in 128-bit lane l, column 8 l + j of rows 8 i to 8 i + 7.
+        for (int i = 0; i < 16; i += 8) {
+            for (int j = 0; j < 4; ++j) {
+                t[i + 2 * j] = _mm256_unpacklo_epi64(r[i + j], r[i + 4 + j]);
+                t[i + 2 * j + 1] = _mm256_unpackhi_epi64(r[i + j], r[i + 4 + j]);
+            }
+        }
+        for (int j = 0; j < 8; ++j) {
+            r[j] = _mm256_permute2x128_si256(t[j], t[8 + j], 0x20);
+            r[8 + j] = _mm256_permute2x128_si256(t[j], t[8 + j], 0x31);
+        }
     }
 };
 

@@ -53,6 +53,16 @@ struct FloatsPortable {
 #endif
     }
     static void store(float * p, F x) { std::memcpy(p, x.at, sizeof x.at); }
+    // T values of 16 bits, whatever they mean.
+    struct H {
+        uint16_t at[T];
+    };
+    static H load(const uint16_t * p) {
+        H all;
+        std::memcpy(all.at, p, sizeof all.at);
+        return all;
+    }
+    static void store(uint16_t * p, H x) { std::memcpy(p, x.at, sizeof x.at); }
     static void store_halves(uint16_t * p, F x) {
         for (int i = 0; i < T; ++i) {
             p[i] = ggml_fp32_to_fp16(x.at[i]);
@@ -97,6 +107,20 @@ struct FloatsPortable {
     static F where_negative(F x, F a, F b) {
         return each([&](int i) { return x.at[i] < 0.0f ? a.at[i] : b.at[i]; });
     }
+    // Of pairs of lanes: the first in both, the second in both, each in the other's place.
+    static F even(F x) {
+        return each([&](int i) { return x.at[i & ~1]; });
+    }
+    static F odd(F x) {
+        return each([&](int i) { return x.at[i | 1]; });
+    }
+    static F swapped(F x) {
+        return each([&](int i) { return x.at[i ^ 1]; });
+    }
+    // a - b in the first of a pair, a + b in the second.
+    static F sub_add(F a, F b) {
+        return each([&](int i) { return i % 2 == 0 ? a.at[i] - b.at[i] : a.at[i] + b.at[i]; });
+    }
     static F mul_add(F a, F b, F c) {
         return each([&](int i) {
 #if defined(__FP_FAST_FMAF) || defined(FP_FAST_FMAF)
@@ -106,7 +130,8 @@ struct FloatsPortable {
 #endif
         });
     }
-    static void transpose(F (&r)[T]) {
+    template <class Row>
+    static void transpose(Row (&r)[T]) {
         for (int i = 0; i < T; ++i) {
             for (int j = 0; j < i; ++j) {
                 std::swap(r[i].at[j], r[j].at[i]);

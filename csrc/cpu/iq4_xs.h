@@ -13,7 +13,7 @@ struct IQ4_XS {
     using Vector = V;
     static constexpr ggml_type TYPE = GGML_TYPE_IQ4_XS;
     static constexpr int BLOCK = 256, T = V::T, MAX_ROWS = V::MAX_ROWS;
-    static constexpr bool IN_ORDER = true;
+    static constexpr int UNFETCHED_ROWS = 2;
     static constexpr int ROW_BLOCK = 136, FOURS_AT = 8 * T;
     static constexpr int D_AT = FOURS_AT + 128 * T, TILE_BLOCK = D_AT + 4 * T;
     static constexpr Codes<V> CODES{CODES_NL};

@@ -15,7 +15,7 @@ struct Q23K {
     using Vector = V;
     static constexpr ggml_type TYPE = THREE ? GGML_TYPE_Q3_K : GGML_TYPE_Q2_K;
     static constexpr int BLOCK = 256, T = V::T, MAX_ROWS = V::MAX_ROWS;
-    static constexpr bool IN_ORDER = true;
+    static constexpr int UNFETCHED_ROWS = 2;
     static constexpr int HALVES = THREE ? 1 : 2, HIGH = THREE ? 8 : 0;
     static constexpr int ROW_BLOCK = THREE ? 110 : 84;
     static constexpr int FOURS_AT = 16 * T, HALVES_AT = FOURS_AT + 4 * (HIGH + 16) * T;

@@ -13,7 +13,7 @@ struct Q45K {
     using Vector = V;
     static constexpr ggml_type TYPE = FIVE ? GGML_TYPE_Q5_K : GGML_TYPE_Q4_K;
     static constexpr int BLOCK = 256, T = V::T, MAX_ROWS = V::MAX_ROWS;
-    static constexpr bool IN_ORDER = true;
+    static constexpr int UNFETCHED_ROWS = 2;
     static constexpr int HIGH = FIVE ? 8 : 0, FOURS = HIGH + 32;
     static constexpr int ROW_BLOCK = 16 + 4 * FOURS, TILE_BLOCK = ROW_BLOCK * T;
     static constexpr int FOURS_AT = 12 * T, HALVES_AT = FOURS_AT + 4 * FOURS * T;

@@ -16,7 +16,7 @@ struct Q6_K {
     static constexpr int BLOCK = 256, T = V::T, MAX_ROWS = V::MAX_ROWS;
     static constexpr int ROW_BLOCK = 210, TILE_BLOCK = 212 * T;
     static constexpr int D_AT = 208 * T;
-    static constexpr bool IN_ORDER = true;
+    static constexpr int UNFETCHED_ROWS = 2;
 
     // Where the fours i of the nibbles and of the upper bits lie in a block: in each half 8 pairs
     // of both, then the other 8 of the nibbles.

@@ -63,6 +63,14 @@ struct RowTiles {
             std::copy_n(work.x, work.d, to);
         }
         const int64_t half = work.n_turned / 2;
+        if (work.pairs && work.n_turned % T == 0) {
+            for (int64_t i = 0; i < work.n_turned; i += T) {
+                const F x = V::load(to + i), turned = V::load(work.turned + i);
+                V::store(to + i, V::sub_add(V::mul(x, V::even(turned)),
+                                            V::mul(V::swapped(x), V::odd(turned))));
+            }
+            return;
+        }
         if (!work.pairs && half % T == 0) {
             for (int64_t i = 0; i < half; i += T) {
                 const F a = V::load(to + i), b = V::load(to + half + i);

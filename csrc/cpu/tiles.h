@@ -27,14 +27,16 @@ inline void copy_fours(const uint8_t * src, int64_t src_stride, uint8_t * dst, i
 // distance was as good as any between 16 and 32 KiB, and also of 8 rows on a Zen 4.
 constexpr int64_t FETCH_AHEAD = 16384;
 
-// Whether the hardware alone fetches better than that. On a Zen 4 core, where a plain read loop has
-// 28 GB/s, one row of a format that is read in the order in which it lies has 24 to 31 so and 18 to
-// 21 with fetches, and passes of two rows are 1.07 (Q4_1) to 1.11 times (Q8_0) as fast so; of
-// others, and 8 rows of any, it lost up to half. On two cores of an Intel Sapphire Rapids one row
-// took 1.2 (Q8_0) to 1.5 times (Q4_1) as long so, more than two rows did.
-inline bool leaves_fetches(bool is_in_order, int64_t n_rows) {
+// Whether the hardware alone fetches better than that, which it does for up to so many rows on a
+// Zen 4 core. Where a plain read loop has 28 GB/s there, one row of a format that is read in the
+// order in which it lies has 24 to 31 so and 18 to 21 with fetches, and passes of two rows are 1.07
+// (Q4_1) to 1.11 times (Q8_0) as fast so. Passes of three rows of Q8_0 are 1.08 times as fast so,
+// of four 0.93 times; products of three rows of Q6_K are 0.93 times, and more rows lost up to half.
+// On two cores of an Intel Sapphire Rapids one row took 1.2 (Q8_0) to 1.5 times (Q4_1) as long so,
+// more than two rows did.
+inline bool leaves_fetches(int unfetched_rows, int64_t n_rows) {
     static const bool is_zen4 = on_zen4();
-    return is_in_order && n_rows <= 2 && is_zen4;
+    return n_rows <= unfetched_rows && is_zen4;
 }
 
 template <int N, class Rows>
@@ -130,7 +132,7 @@ struct Tiles {
                               int64_t dst_stride) {
         const int64_t size = tile_size(n_in), x_size = Format::quantized_row_size(n_in);
         const int64_t n_groups = (n_rows + MAX_ROWS - 1) / MAX_ROWS;
-        const int64_t ahead = leaves_fetches(Format::IN_ORDER, n_rows) ? 0 : FETCH_AHEAD;
+        const int64_t ahead = leaves_fetches(Format::UNFETCHED_ROWS, n_rows) ? 0 : FETCH_AHEAD;
         for (int64_t t = first_tile; t < last_tile; ++t) {
             const auto * tile = static_cast<const uint8_t *>(packed) + t * size;
             const int n = static_cast<int>(std::min<int64_t>(T, n_out - t * T));

@@ -136,15 +136,25 @@ class Attend : public CpuNode {
         const int64_t n_queries = n_group() * rows.n, n = n_queries * shape_.n_head_kv;
         // Later rows see more: who comes last should have little to do.
         const int64_t end = n * (share.n - part) / share.n;
-        for (int64_t at = n * (share.n - part - 1) / share.n; at < end;) {
+        int64_t at = n * (share.n - part - 1) / share.n;
+        cpu::CellAttention work = work_of(dst, rows, at / n_queries), next;
+        while (at < end) {
             const int64_t first = at % n_queries;
             const int64_t here = std::min({end - at, n_queries - first, cpu::MAX_QUERIES});
-            const cpu::CellAttention work = work_of(dst, rows, at / n_queries);
+            at += here;
+            if (at < end) {
+                next = work_of(dst, rows, at / n_queries);
+                work.next = &next;
+            } else if (share.n == 1 && index + 1 < seen_.size()) { // most likely this thread's
+                next = work_of(dst, seen_[index + 1], 0);
+                work.next = &next;
+            }
             kernel_.attend(work, first, here, scratch);
             for (int64_t i = first; i < first + here; ++i) {
                 turn_back(work, i);
             }
-            at += here;
+            work = next;
+            work.is_fetched = true;
         }
     }
 
