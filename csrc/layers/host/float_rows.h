@@ -25,12 +25,4 @@ inline void fetch_early(const float * x, int64_t n) {
     }
 }
 
-// The same of bytes that will be written.
-inline void fetch_to_write(const char * to, size_t bytes) {
-    constexpr size_t line = 64;
-    for (size_t i = 0; i < bytes; i += line) {
-        __builtin_prefetch(to + i, 1);
-    }
-}
-
 } // namespace dfl

@@ -2,7 +2,6 @@
 
 #include "cpu/hadamard.h"
 #include "cpu/row_kernel.h"
-#include "layers/host/float_rows.h"
 
 #include <cstring>
 
@@ -61,16 +60,7 @@ class TurnHeads : public CpuNode {
         const int64_t n_q = q != nullptr ? q->ne[1] : 0;
         const int64_t heads = n_q + (stores_ ? 2 * dst->src[1]->ne[1] : 0);
         const int64_t n = heads * dst->src[0]->ne[2];
-        const int64_t begin = n * ith / nth, end = n * (ith + 1) / nth;
-        for (int64_t i = begin; i < std::min(end, begin + MOST_FETCHED); ++i) {
-            const int64_t row = i / heads, head = i % heads;
-            if (head < n_q) {
-                fetch_early(head_of(q, head, row), q->ne[0]);
-            } else {
-                fetch_stored(dst, row, head - n_q);
-            }
-        }
-        for (int64_t i = begin; i < end; ++i) {
+        for (int64_t i = n * ith / nth; i < n * (ith + 1) / nth; ++i) {
             const int64_t row = i / heads, head = i % heads;
             if (head < n_q) {
                 auto * to = static_cast<float *>(dst->data) + (row * n_q + head) * q->ne[0];
@@ -83,8 +73,6 @@ class TurnHeads : public CpuNode {
     }
 
   private:
-    static constexpr int64_t MOST_FETCHED = 128; // heads, which stay in the nearest caches
-
     static const float * head_of(const ggml_tensor * x, int64_t head, int64_t row) {
         return reinterpret_cast<const float *>(static_cast<const char *>(x->data) +
                                                head * x->nb[1] + row * x->nb[2]);
@@ -99,45 +87,25 @@ class TurnHeads : public CpuNode {
         kernel_.turn({x, d, weight, eps_, angles, turned->ne[0], pairs_}, to);
     }
 
-    // A head of a row that is stored: keys, then values.
-    struct Stored {
-        bool is_key;
-        const float * from;
-        ggml_type type;
-        char * to;
-    };
-
-    static Stored stored(const ggml_tensor * dst, int64_t row, int64_t head) {
-        const int64_t d = dst->src[1]->ne[0], n = dst->src[1]->ne[1];
+    // Keys, then values.
+    void store(const ggml_tensor * dst, int64_t row, int64_t head) const {
+        const ggml_tensor *k = dst->src[1], *v = dst->src[2];
+        const int64_t d = k->ne[0], n = k->ne[1];
         const bool is_key = head < n;
         const ggml_tensor * cache = dst->src[is_key ? 4 : 5];
         const int64_t cell = static_cast<const int64_t *>(dst->src[3]->data)[row];
-        return {is_key, head_of(dst->src[is_key ? 1 : 2], head % n, row), cache->type,
-                static_cast<char *>(cache->data) + cell * cache->nb[1] +
-                    ggml_row_size(cache->type, head % n * d)};
-    }
-
-    // Nobody has touched its place in the cache lately.
-    static void fetch_stored(const ggml_tensor * dst, int64_t row, int64_t head) {
-        const Stored it = stored(dst, row, head);
-        const int64_t d = dst->src[1]->ne[0];
-        fetch_early(it.from, d);
-        fetch_to_write(it.to, ggml_row_size(it.type, d));
-    }
-
-    void store(const ggml_tensor * dst, int64_t row, int64_t head) const {
-        const Stored it = stored(dst, row, head);
-        const int64_t d = dst->src[1]->ne[0];
+        char * to = static_cast<char *>(cache->data) + cell * cache->nb[1] +
+                    ggml_row_size(cache->type, head % n * d);
         float values[cpu::MAX_TURNED_HEAD];
-        if (it.is_key) {
-            turn(dst, it.from, d, k_norm_, row, values);
+        if (is_key) {
+            turn(dst, head_of(k, head, row), d, k_norm_, row, values);
         } else if (norms_values_) {
-            kernel_.norm(it.from, d, ones().data(), eps_, values);
+            kernel_.norm(head_of(v, head - n, row), d, ones().data(), eps_, values);
         } else {
-            std::copy_n(it.from, d, values);
+            std::copy_n(head_of(v, head - n, row), d, values);
         }
-        rotate(values, d, it.is_key ? block_k_ : block_v_);
-        write(values, d, it.type, it.to);
+        rotate(values, d, is_key ? block_k_ : block_v_);
+        write(values, d, cache->type, to);
     }
 
     static void rotate(float * x, int64_t d, int64_t block) {
