@@ -252,7 +252,8 @@ void agrees_with_double_precision(const cpu::CellAttentionKernel & kernel, const
             }
         }
     }
-    for (const int64_t at_once : {1, 5, 7, 64}) {
+    // From 49 queries on keys and values of 16 bits are widened beforehand.
+    for (const int64_t at_once : {1, 5, 7, 48, 49, 64}) {
         CHECK(data.attended(kernel, at_once) == all);
     }
     CHECK(data.attended(kernel, cpu::MAX_QUERIES, /*split =*/true) == all);
@@ -341,6 +342,7 @@ int main() {
         agrees_with_double_precision(*kernel, {128, 1, 65}, 0);
         agrees_with_double_precision(*kernel, {20, 2, 140, GGML_TYPE_F32}, 100);
         agrees_with_double_precision(*kernel, {80, 4, 129, GGML_TYPE_BF16}, 125);
+        agrees_with_double_precision(*kernel, {64, 4, 129, GGML_TYPE_BF16}, 100);
         agrees_with_double_precision(*kernel, {96, 2, 150, GGML_TYPE_Q8_0}, 120);
         agrees_with_double_precision(*kernel, {512, 1, 70, GGML_TYPE_F32}, 60);
         agrees_with_double_precision(*kernel, {64, 2, 5000}, 4990);
