@@ -1,30 +1,29 @@
-// The loops of CellAttentionKernel over vectors of V::T floats. Lanes are cells for the scores and
-// values of a head for the sums, so a score does not depend on where its cell lies in a tile, and
-// no sum of values crosses lanes.
+// A CellAttentionKernel over vectors of V::T floats: how it goes through the cells that queries
+// see, a block of positions at a time.
 #pragma once
 
 #include "cell_attention.h"
+#include "cell_products.h"
+#include "cell_softmax.h"
 #include "cell_values.h"
 #include "cell_views.h"
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <type_traits>
 
 namespace dfl::cpu {
 namespace {
 
 template <class V>
 struct CellAttentionTiles {
-    using F = typename V::F;
+    using Values = CellValues<V>;
+    using Products = CellProducts<V>;
+    using Softmax = CellSoftmax<V>;
     static constexpr int T = V::T;
     static constexpr int BLOCK = CELL_BLOCK;
-    static constexpr int QUERIES = 6; // in registers, with V::WIDE vectors of cells or values
+    static constexpr int QUERIES = Products::QUERIES;
     static constexpr int64_t PER_POINTER = sizeof(const char *) / sizeof(float);
-    static_assert(BLOCK % (V::WIDE * T) == 0 && BLOCK % (4 * T) == 0);
 
-    static int64_t padded(int64_t n) { return (n + T - 1) / T * T; }
     static int64_t n_tiles(int64_t n_cells) { return (n_cells + BLOCK - 1) / BLOCK; }
 
     // A query's largest score, its weights' sum, and the weighted sum of values [padded(d)].
@@ -40,7 +39,7 @@ struct CellAttentionTiles {
         State part, all;    // of a segment, and of those merged
 
         Scratch(int64_t head_dim, int64_t n_open, float * at)
-            : d(head_dim), width(padded(head_dim)), stride(BLOCK * (1 + n_tiles(n_open))) {
+            : d(head_dim), width(Values::padded(head_dim)), stride(BLOCK * (1 + n_tiles(n_open))) {
             const auto take = [&](int64_t n) {
                 float * here = at;
                 at += (n + 15) / 16 * 16;
@@ -61,28 +60,15 @@ struct CellAttentionTiles {
     };
 
     static int64_t scratch_size(int64_t head_dim, int64_t n_open) {
-        const int64_t width = padded(head_dim), stride = BLOCK * (1 + n_tiles(n_open));
+        const int64_t width = Values::padded(head_dim), stride = BLOCK * (1 + n_tiles(n_open));
         const int64_t of_queries = MAX_QUERIES * (head_dim + 2 * width + 4);
         return of_queries + stride * width + (BLOCK + n_open + T + 1) * width + QUERIES * stride +
                n_open * PER_POINTER + 16 * 16; // the last is what aligns them
     }
 
-    static int64_t part_size(int64_t head_dim) { return padded(head_dim) + 2; }
+    static int64_t part_size(int64_t head_dim) { return Values::padded(head_dim) + 2; }
 
     // ---- a block's keys and values
-
-    // Calls body with a value of the type that values of `type` lie as, or as float.
-    template <class Body>
-    static void with_type(ggml_type type, Body && body) {
-        switch (type) {
-        case GGML_TYPE_F16:
-            return body(Half());
-        case GGML_TYPE_BF16:
-            return body(Brain());
-        default:
-            return body(float());
-        }
-    }
 
     // How the values of a head are kept for n queries: as they lie, or as floats. To widen values
     // of 16 bits beforehand takes as long as to do it on the way for some fifty queries.
@@ -120,7 +106,7 @@ struct CellAttentionTiles {
                     from[i] = reinterpret_cast<const char *>(s.zeros);
                 } else if (is_read_first) {
                     float * row = s.rows + i * s.width;
-                    CellValues<V>::read(k.type, from[i], s.d, row);
+                    Values::read(k.type, from[i], s.d, row);
                     std::fill(row + s.d, row + s.width, 0.0f);
                     from[i] = reinterpret_cast<const char *>(row);
                 }
@@ -135,8 +121,8 @@ struct CellAttentionTiles {
             }
             with_type(is_read_first ? GGML_TYPE_F32 : k.type, [&](auto of) {
                 using Value = decltype(of);
-                transpose<F>(from, s.width, keys + c, [](const char * row, int64_t j) {
-                    return CellValues<V>::read(reinterpret_cast<const Value *>(row) + j);
+                transpose<typename V::F>(from, s.width, keys + c, [](const char * row, int64_t j) {
+                    return Values::read(reinterpret_cast<const Value *>(row) + j);
                 });
             });
         }
@@ -153,275 +139,10 @@ struct CellAttentionTiles {
                 rows[c] = cells[c];
             } else {
                 float * to = values + c * s.width;
-                CellValues<V>::read(v.type, cells[c], s.d, to);
+                Values::read(v.type, cells[c], s.d, to);
                 std::fill(to + s.d, to + s.width, 0.0f);
                 rows[c] = reinterpret_cast<const char *>(to);
             }
-        }
-    }
-
-    // ---- products
-
-    template <int N = QUERIES, class Body>
-    static void with_count(int64_t n, Body && body) {
-        if (n == N) {
-            body(std::integral_constant<int, N>());
-        } else if constexpr (N > 1) {
-            with_count<N - 1>(n, body);
-        }
-    }
-
-    // Lines that are asked for while other work goes on, a few at each of its steps: a burst of
-    // them would stop the core until the first came. Into the second cache, as far more fetches
-    // stay in flight there than into the first. A core does not foresee them, as heads lie beside
-    // each other in a cell, and the weights of a pass drive them out of all caches.
-    struct Fetch {
-        static constexpr int LINE = 64;
-        const char * const * cells; // where values of a head begin, NULL for none
-        int64_t cell, end;
-        int64_t bytes; // of a head
-        int64_t at = 0;
-
-        void lines(int64_t n) {
-            for (; n > 0 && cell < end; --n) {
-                __builtin_prefetch(cells[cell] + at, 0, 2);
-                at += LINE;
-                if (at >= bytes) {
-                    at = 0;
-                    ++cell;
-                }
-            }
-        }
-        void rest() { lines(INT64_MAX); }
-    };
-
-    // A loop over i in [first, end) of products, which asks for lines on its way: for all of a
-    // block's by the time that those of a block have been made, where values take 16 bits.
-    template <class Body>
-    static void loop(int64_t first, int64_t end, Fetch & fetch, Body && body) {
-        constexpr int64_t step = 8, lines = step * V::WIDE * T / 32;
-        for (int64_t i = first; i < end;) {
-            fetch.lines(lines);
-            for (const int64_t stop = std::min(i + step, end); i < stop; ++i) {
-                body(i);
-            }
-        }
-    }
-
-    // Scores of N queries with W vectors of keys.
-    template <int N, int W, class Key>
-    static void score(const float * q, int64_t d, const Key * keys, float * scores, int64_t stride,
-                      Fetch & fetch) {
-        F sum[N][W];
-#pragma GCC unroll 8
-        for (int r = 0; r < N; ++r) {
-#pragma GCC unroll 8
-            for (int i = 0; i < W; ++i) {
-                sum[r][i] = V::zero();
-            }
-        }
-        loop(0, d, fetch, [&](int64_t j) {
-            F key[W];
-#pragma GCC unroll 8
-            for (int i = 0; i < W; ++i) {
-                key[i] = CellValues<V>::read(keys + j * BLOCK + i * T);
-            }
-#pragma GCC unroll 8
-            for (int r = 0; r < N; ++r) {
-                const F value = V::spread(q[r * d + j]);
-#pragma GCC unroll 8
-                for (int i = 0; i < W; ++i) {
-                    sum[r][i] = V::mul_add(value, key[i], sum[r][i]);
-                }
-            }
-        });
-#pragma GCC unroll 8
-        for (int r = 0; r < N; ++r) {
-#pragma GCC unroll 8
-            for (int i = 0; i < W; ++i) {
-                V::store(scores + r * stride + i * T, sum[r][i]);
-            }
-        }
-    }
-
-    // Scores of n queries with keys [first, end) of a tile, and others beside them.
-    template <class Key>
-    static void score_all(int64_t n, const float * q, int64_t d, const Key * keys, int64_t first,
-                          int64_t end, float * scores, int64_t stride, Fetch & fetch) {
-        with_count(n, [&](auto count) {
-            constexpr int N = decltype(count)::value;
-            int64_t c = first / T * T;
-            for (; c + (V::WIDE - 1) * T < end; c += V::WIDE * T) {
-                score<N, V::WIDE>(q, d, keys + c, scores + c, stride, fetch);
-            }
-            for (; c < end; c += T) {
-                score<N, 1>(q, d, keys + c, scores + c, stride, fetch);
-            }
-        });
-    }
-
-    // Adds the weighted values of cells [first, end) to the sums of N queries, W vectors of them.
-    template <int N, int W, class Value>
-    static void add_values(const float * weights, int64_t stride, const char * const * rows,
-                           int64_t first, int64_t end, int64_t j, float * sums, int64_t width,
-                           Fetch & fetch) {
-        F sum[N][W];
-#pragma GCC unroll 8
-        for (int r = 0; r < N; ++r) {
-#pragma GCC unroll 8
-            for (int i = 0; i < W; ++i) {
-                sum[r][i] = V::load(sums + r * width + j + i * T);
-            }
-        }
-        loop(first, end, fetch, [&](int64_t c) {
-            const Value * row = reinterpret_cast<const Value *>(rows[c]) + j;
-            F value[W];
-#pragma GCC unroll 8
-            for (int i = 0; i < W; ++i) {
-                value[i] = CellValues<V>::read(row + i * T);
-            }
-#pragma GCC unroll 8
-            for (int r = 0; r < N; ++r) {
-                const F weight = V::spread(weights[r * stride + c]);
-#pragma GCC unroll 8
-                for (int i = 0; i < W; ++i) {
-                    sum[r][i] = V::mul_add(weight, value[i], sum[r][i]);
-                }
-            }
-        });
-#pragma GCC unroll 8
-        for (int r = 0; r < N; ++r) {
-#pragma GCC unroll 8
-            for (int i = 0; i < W; ++i) {
-                V::store(sums + r * width + j + i * T, sum[r][i]);
-            }
-        }
-    }
-
-    template <class Value>
-    static void add_all(int64_t n, const float * weights, int64_t stride, const char * const * rows,
-                        int64_t first, int64_t end, float * sums, int64_t width, Fetch & fetch) {
-        if (first >= end) {
-            return;
-        }
-        with_count(n, [&](auto count) {
-            constexpr int N = decltype(count)::value;
-            int64_t j = 0;
-            for (; j + V::WIDE * T <= width; j += V::WIDE * T) {
-                add_values<N, V::WIDE, Value>(weights, stride, rows, first, end, j, sums, width,
-                                              fetch);
-            }
-            for (; j < width; j += T) {
-                add_values<N, 1, Value>(weights, stride, rows, first, end, j, sums, width, fetch);
-            }
-        });
-    }
-
-    // ---- the softmax
-
-    static float exp_of(float x) {
-        float lanes[T];
-        V::store(lanes, V::exp(V::spread(x)));
-        return lanes[0];
-    }
-
-    static void scale_sum(float * sum, int64_t width, float by) {
-        for (int64_t j = 0; j < width; j += T) {
-            V::store(sum + j, V::mul(V::load(sum + j), V::spread(by)));
-        }
-    }
-
-    // What is subtracted from scores: minus infinity less itself would not be a number.
-    static float top_of(float most) { return most == -INFINITY ? 0.0f : most; }
-
-    // The largest of a block's scores of a query for cells [first, end), which is not empty. What
-    // shares vectors with these becomes minus infinity.
-    static float largest_of(float * scores, int64_t first, int64_t end) {
-        const int64_t begin = first / T * T, stop = padded(end);
-        std::fill(scores + begin, scores + first, -INFINITY);
-        std::fill(scores + end, scores + stop, -INFINITY);
-        F largest = V::load(scores + begin);
-        for (int64_t c = begin + T; c < stop; c += T) {
-            largest = V::max(largest, V::load(scores + c));
-        }
-        return V::largest(largest);
-    }
-
-    // These scores to weights.
-    static void weigh(float * scores, int64_t first, int64_t end, float largest, float & most,
-                      float & total, float * sum, int64_t width) {
-        if (largest > most) {
-            const float by = exp_of(most - largest);
-            total *= by;
-            scale_sum(sum, width, by);
-            most = largest;
-        }
-        const int64_t begin = first / T * T, stop = padded(end);
-        const F top = V::spread(top_of(most));
-        F sums[4] = {V::zero(), V::zero(), V::zero(), V::zero()};
-        for (int c = 0; c < BLOCK; c += 4 * T) {
-            for (int i = 0; i < 4; ++i) {
-                const int64_t at = c + i * T;
-                if (at >= begin && at < stop) { // the others would add nothing
-                    const F weight = V::exp(V::sub(V::load(scores + at), top));
-                    V::store(scores + at, weight);
-                    sums[i] = V::add(sums[i], weight);
-                }
-            }
-        }
-        float added[4];
-        V::sums(sums, added);
-        total += (added[0] + added[1]) + (added[2] + added[3]);
-    }
-
-    static bool is_empty(float most, float total) { return most == -INFINITY && total == 0.0f; }
-
-    // One more segment.
-    static void fold(float most, float total, const float * sum, float & all_most,
-                     float & all_total, float * all_sum, int64_t width) {
-        if (is_empty(most, total)) {
-            return;
-        }
-        if (is_empty(all_most, all_total)) {
-            all_most = most;
-            all_total = total;
-            std::copy(sum, sum + width, all_sum);
-            return;
-        }
-        const float top = top_of(most > all_most ? most : all_most);
-        const float before = exp_of(all_most - top), now = exp_of(most - top);
-        all_total = all_total * before + total * now;
-        for (int64_t j = 0; j < width; j += T) {
-            const F kept = V::mul(V::load(all_sum + j), V::spread(before));
-            V::store(all_sum + j, V::add(kept, V::mul(V::load(sum + j), V::spread(now))));
-        }
-        all_most = most > all_most ? most : all_most;
-    }
-
-    static void finish(const CellAttention & work, int64_t query, float most, float total,
-                       float * sum, int64_t width) {
-        const int64_t row = query / work.n_group, head = query % work.n_group;
-        if (work.sinks != nullptr) {
-            const float sink = work.sinks[head];
-            if (sink > most) {
-                const float by = exp_of(most - sink);
-                total = total * by + 1.0f;
-                scale_sum(sum, width, by);
-            } else {
-                total += exp_of(sink - most);
-            }
-        }
-        for (int64_t j = 0; j < width; j += T) {
-            V::store(sum + j, V::divide(V::load(sum + j), V::spread(total)));
-        }
-        std::memcpy(work.out + row * work.out_row + head * work.head_dim, sum,
-                    work.head_dim * sizeof(float));
-    }
-
-    static void finish_all(const CellAttention & work, int64_t first, int64_t n,
-                           const State & state, int64_t width) {
-        for (int64_t i = 0; i < n; ++i) {
-            finish(work, first + i, state.most[i], state.total[i], state.sum + i * width, width);
         }
     }
 
@@ -577,8 +298,8 @@ struct CellAttentionTiles {
         };
         const auto add = [&](int64_t r, int64_t n, const char * const * rows, int64_t from,
                              int64_t to) {
-            add_all<Value>(n, s.scores + r * s.stride, s.stride, rows, from, to, sums + r * s.width,
-                           s.width, fetch);
+            Products::template add_all<Value>(n, s.scores + r * s.stride, s.stride, rows, from, to,
+                                              sums + r * s.width, s.width, fetch);
         };
         if (is_shared) {
             each_row([&](int64_t, int64_t r, int64_t n) {
@@ -729,10 +450,12 @@ struct CellAttentionTiles {
             const auto keys_at = [&](int64_t c) {
                 return reinterpret_cast<const Key *>(s.keys + c * s.width);
             };
-            score_all(n, q, s.d, keys_at(0), block.first, block.end, s.scores, s.stride, ahead.k);
+            Products::score_all(n, q, s.d, keys_at(0), block.first, block.end, s.scores, s.stride,
+                                ahead.k);
             for (int64_t c = 0; c < n_open; c += BLOCK) {
-                score_all(n, q, s.d, keys_at(BLOCK + c), 0, std::min<int64_t>(BLOCK, n_open - c),
-                          s.scores + BLOCK + c, s.stride, ahead.k);
+                Products::score_all(n, q, s.d, keys_at(BLOCK + c), 0,
+                                    std::min<int64_t>(BLOCK, n_open - c), s.scores + BLOCK + c,
+                                    s.stride, ahead.k);
             }
         });
         float largest[QUERIES];
@@ -751,13 +474,14 @@ struct CellAttentionTiles {
                 scores[c] =
                     scores[BLOCK + open_cell(work, range_of(r + i), block, c) - block.first_open];
             }
-            largest[i] = largest_of(scores, at.first, at.end);
+            largest[i] = Softmax::largest_of(scores, at.first, at.end);
         }
         for (int64_t i = 0; i < n; ++i) {
             const Places & at = tile.places[i];
             if (!at.empty()) {
-                weigh(s.scores + i * s.stride, at.first, at.end, largest[i], s.part.most[r + i],
-                      s.part.total[r + i], s.part.sum + (r + i) * s.width, s.width);
+                Softmax::weigh(s.scores + i * s.stride, at.first, at.end, largest[i],
+                               s.part.most[r + i], s.part.total[r + i],
+                               s.part.sum + (r + i) * s.width, s.width);
             }
         }
         float * sums = s.part.sum + r * s.width;
@@ -781,6 +505,14 @@ struct CellAttentionTiles {
         return s;
     }
 
+    static void finish_all(const CellAttention & work, int64_t first, int64_t n,
+                           const State & state, int64_t width) {
+        for (int64_t i = 0; i < n; ++i) {
+            Softmax::finish(work, first + i, state.most[i], state.total[i], state.sum + i * width,
+                            width);
+        }
+    }
+
     static void clear(const State & state, int64_t n, int64_t width) {
         std::fill(state.most, state.most + n, -INFINITY);
         std::fill(state.total, state.total + n, 0.0f);
@@ -799,8 +531,8 @@ struct CellAttentionTiles {
         for (int64_t segment = range.first; segment < range.end; ++segment) {
             walk(work, first, n, segment * CELL_SEGMENT, (segment + 1) * CELL_SEGMENT, s);
             for (int64_t i = 0; i < n; ++i) {
-                fold(s.part.most[i], s.part.total[i], s.part.sum + i * s.width, s.all.most[i],
-                     s.all.total[i], s.all.sum + i * s.width, s.width);
+                Softmax::fold(s.part.most[i], s.part.total[i], s.part.sum + i * s.width,
+                              s.all.most[i], s.all.total[i], s.all.sum + i * s.width, s.width);
             }
         }
         finish_all(work, first, n, s.all, s.width);
@@ -824,10 +556,10 @@ struct CellAttentionTiles {
         clear(s.all, 1, s.width);
         for (int64_t i = 0; i < n_parts; ++i) {
             const float * part = parts + i * part_stride;
-            fold(part[s.width], part[s.width + 1], part, s.all.most[0], s.all.total[0], s.all.sum,
-                 s.width);
+            Softmax::fold(part[s.width], part[s.width + 1], part, s.all.most[0], s.all.total[0],
+                          s.all.sum, s.width);
         }
-        finish(work, query, s.all.most[0], s.all.total[0], s.all.sum, s.width);
+        Softmax::finish(work, query, s.all.most[0], s.all.total[0], s.all.sum, s.width);
     }
 
     static constexpr CellAttentionKernel kernel(const char * name) {

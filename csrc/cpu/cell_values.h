@@ -16,11 +16,27 @@ struct Brain {
     uint16_t bits;
 };
 
+// Calls body with a value of the type that values of `type` lie as, or as float.
+template <class Body>
+inline void with_type(ggml_type type, Body && body) {
+    switch (type) {
+    case GGML_TYPE_F16:
+        return body(Half());
+    case GGML_TYPE_BF16:
+        return body(Brain());
+    default:
+        return body(float());
+    }
+}
+
 template <class V>
 struct CellValues {
     using F = typename V::F;
 
     static constexpr int BLOCK = 32; // values of a quantised block
+
+    // n values in whole vectors.
+    static int64_t padded(int64_t n) { return (n + V::T - 1) / V::T * V::T; }
 
     static uint16_t half_at(const uint8_t * block, int offset) {
         uint16_t bits;

@@ -168,10 +168,15 @@ struct Data {
         out.assign(rows.size(), NAN);
         const int64_t n = static_cast<int64_t>(query_of.size()) * shape.n_group;
         for (int64_t head = 0; head < N_KV_HEADS; ++head) {
-            const cpu::CellAttention w = work(head, rows);
+            cpu::CellAttention w = work(head, rows);
             for (int64_t first = 0; first < n; first += at_once) {
                 const int64_t here = std::min(at_once, n - first);
-                if (!split) {
+                if (!split) { // one after the other, as a thread goes through its part
+                    const bool ends = first + here == n;
+                    const cpu::CellAttention next =
+                        ends && head + 1 < N_KV_HEADS ? work(head + 1, rows) : work(head, rows);
+                    w.next = ends && head + 1 == N_KV_HEADS ? nullptr : &next;
+                    w.is_fetched = head + first > 0;
                     kernel.attend(w, first, here, scratch.data());
                     continue;
                 }
