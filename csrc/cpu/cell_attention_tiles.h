@@ -339,9 +339,18 @@ struct CellAttentionTiles {
         // Cells of a block from `first` on, as far as there is room. Returns how many.
         int64_t add(const Block & block, int64_t first) {
             const int64_t here = std::min(BLOCK - n, block.end - first);
-            std::copy_n(block.k + first, here, k_cells + n);
-            std::copy_n(block.v + first, here, v_cells + n);
-            n += here;
+            if (!block.has_gaps) {
+                std::copy_n(block.k + first, here, k_cells + n);
+                std::copy_n(block.v + first, here, v_cells + n);
+                n += here;
+                return here;
+            }
+            for (int64_t c = first; c < first + here; ++c) {
+                if (block.k[c] != nullptr) {
+                    k_cells[n] = block.k[c];
+                    v_cells[n++] = block.v[c];
+                }
+            }
             return here;
         }
 

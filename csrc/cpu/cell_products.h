@@ -18,7 +18,7 @@ namespace {
 // a cell, and the weights of a pass drive them out of all caches.
 struct Fetch {
     static constexpr int LINE = 64;
-    const char * const * cells; // where values of a head begin, NULL for none
+    const char * const * cells; // where values of a head begin
     int64_t cell, end;
     int64_t bytes; // of a head
     int64_t at = 0;
