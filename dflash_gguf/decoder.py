@@ -7,7 +7,6 @@ import os
 import threading
 import warnings
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -221,13 +220,16 @@ class Decoder:
         try:
             for prompt, more in zip(prompts, own, strict=True):
                 streams.append(self._open(prompt, config, cancelled, None, shared | more))
-            waiting = deque(streams)  # a reader of all keeps none waiting
+            waiting = streams
             while waiting:
-                stream = waiting.popleft()
-                if next(stream, None) is not None:
-                    waiting.append(stream)
-                else:
-                    watch(len(streams) - len(waiting), len(streams))
+                # One round for all, then all that it brought any of them: none is kept waiting.
+                going_on = []
+                for stream in waiting:
+                    if not stream._read_all(run=stream is waiting[0]):
+                        going_on.append(stream)
+                if len(going_on) < len(waiting):
+                    watch(len(streams) - len(going_on), len(streams))
+                waiting = going_on
         finally:
             for stream in streams:
                 stream.close()
@@ -323,8 +325,10 @@ class Decoder:
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Logits after every token, float32 [n, n_vocab], by a plain pass over an empty cache."""
+        ids = self._tokens_of(tokens)
         with self._turn(), self._lane() as sequence:
-            return sequence.logits(self._tokens_of(tokens))
+            self._prefixes.make_room(sequence.wanted_cells(len(ids)), begun=sequence)
+            return sequence.logits(ids)
 
     def tokenize(
         self, text: str, *, add_special: bool = True, parse_special: bool = True
@@ -473,7 +477,7 @@ class _Callbacks:
     def __init__(self, cancelled: Callable[[], bool] | None, on_prefill: Progress | None) -> None:
         self._cancelled, self._on_prefill = cancelled, on_prefill
         self._is_dropped = False
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
 
     def drop(self) -> None:
         """Nobody will read the answer."""
@@ -485,7 +489,9 @@ class _Callbacks:
             return True
         try:
             return self._cancelled is not None and self._cancelled()
-        except Exception as error:
+        except KeyboardInterrupt:  # no callback's own
+            raise
+        except BaseException as error:
             self._error = error
             return True
 
@@ -494,10 +500,12 @@ class _Callbacks:
         try:
             if self._on_prefill is not None:
                 self._on_prefill(done, total)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             self._error = error
 
-    def take_error(self) -> Exception | None:
+    def take_error(self) -> BaseException | None:
         """What one of them raised, once."""
         error, self._error = self._error, None
         if error is not None:
@@ -535,6 +543,15 @@ class Stream:
             if (error := self._calls.take_error()) is not None:
                 self.close()
                 raise error
+
+    def _read_all(self, *, run: bool) -> bool:
+        """Takes all steps that are there, at first as `poll` does; whether the answer is over."""
+        try:
+            while self.poll(run=run) is not None:
+                run = False
+        except StopIteration:
+            return True
+        return False
 
     def close(self) -> None:
         """Ends the answer where it is."""

@@ -323,11 +323,12 @@ class Prefixes:
             if node.prefix is not None:
                 best, n_best = node, at
         if self._engine.divides_prefixes and below is not None and at > n_best:
-            while below.prefix is None:
+            while below.prefix is None and below.children:
                 below = below.children[next(reversed(below.children))]
-            n = at if at in (below.prefix.n_tokens,) else min(at, below.n_proven)
-            if n > n_best:
-                best, n_best = below, n
+            if below.prefix is not None:  # an interruption may leave a leaf without one
+                n = at if at in (below.prefix.n_tokens,) else min(at, below.n_proven)
+                if n > n_best:
+                    best, n_best = below, n
         return _Match(best, n_best, at)
 
     def _add(self, ids: Tokens, prefix: Prefix) -> None:

@@ -101,7 +101,7 @@ def _run(args: argparse.Namespace) -> int:
         if args.interactive:
             return _chat(decoder, args, config)
         if args.file is not None and settings.n_parallel > 1:
-            return _answer_lines(decoder, args, config)
+            return _answer_lines(decoder, args, config, text or "")
         prompt = args.tokens if text is None else _prompt(decoder, args, text)
         _load_prompt_cache(decoder, args.prompt_cache)
         result = _answer(decoder, args, prompt, config)
@@ -233,9 +233,13 @@ def _answer(
     return result
 
 
-def _answer_lines(decoder: Decoder, args: argparse.Namespace, config: DecodeConfig) -> int:
-    """Answers a file of prompts, one a line, many at once; Ctrl-C ends them all."""
-    prompts = [_prompt(decoder, args, line) for line in prompt_text(args).splitlines() if line]
+def _answer_lines(
+    decoder: Decoder, args: argparse.Namespace, config: DecodeConfig, text: str
+) -> int:
+    """Answers prompts, one a line, many at once; Ctrl-C ends them all."""
+    # Not by splitlines(), which also cuts at characters that may stand within a prompt.
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    prompts = [_prompt(decoder, args, line) for line in lines if line]
     bar, started = Bar("answers", unit="answers"), time.monotonic()
     try:
         results = decoder.generate_batch(prompts, config, progress=bar)

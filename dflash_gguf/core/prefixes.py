@@ -40,8 +40,9 @@ class Prefix:
     def close(self) -> None:
         """Gives up what it keeps, where nothing else keeps it too."""
         if self._handle is not None:
-            ffi.release(self._handle)
-            self._handle = None
+            # In this order an interruption in between leaves it to the garbage collector.
+            handle, self._handle = self._handle, None
+            ffi.release(handle)
 
     def info(self) -> Any:
         """The prefix's `dfl_prefix_info`."""
