@@ -24,7 +24,7 @@ from vocabularies import CHAT_TEMPLATE, byte_level, smollm2_file, write
 from dflash_gguf import pair
 from dflash_gguf.bench.command import parser as bench_parser
 from dflash_gguf.cli import command as cli
-from dflash_gguf.cli.arguments import parser, token_ids, unescaped
+from dflash_gguf.cli.arguments import parser, prompt_lines, token_ids, unescaped
 from dflash_gguf.cli.model_arguments import number_or
 from dflash_gguf.cli.terminal import Bar, comparison
 from dflash_gguf.core import OPTIONS
@@ -135,6 +135,10 @@ def test_a_prompt_file_loses_one_line_break(loader: Loader, tmp_path: Path) -> N
     file.write_bytes(b"a\\n\n:\n\n")
     assert run(loader, "-f", str(file)) == 0
     assert loader.said == "a\\n\n:\nes"
+
+
+def test_lines_are_cut_at_line_breaks_only() -> None:
+    assert prompt_lines("a\r\n\nb\x0cc\x85d\u2028e\n") == ["a", "b\x0cc\x85d\u2028e"]
 
 
 def test_escapes_are_read_in_prompts_unless_told_otherwise(loader: Loader) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from asyncio import CancelledError
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -486,6 +487,44 @@ def test_drafts_are_filed_under_the_rows_that_they_had(
         many.generate_batch(prompts, max_tokens=lengths, draft="chain", ignore_eos=True)
     assert [done.n_draft_rows for done in heard if done.n_positions] == rows
     assert any(done.n_spared for done in heard)
+
+
+def test_a_batch_keeps_all_slots_busy(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with more prompts than slots, and answers longer than a reader may be behind."""
+    monkeypatch.setattr(jobs, "MOST_UNREAD", 8)
+    with open_decoder(pair, 3) as many:
+        before, done = many.engine.n_passes, list[int]()
+        many.generate_batch(
+            [[i + 1] for i in range(6)],
+            max_tokens=60,
+            draft="none",
+            ignore_eos=True,
+            progress=lambda n, _: done.append(n),
+        )
+        assert many.engine.n_passes - before < 2 * 60 + 20
+        assert done[-1] == 6
+
+
+def test_logits_take_the_room_of_what_is_merely_kept(pair: Pair) -> None:
+    prompt = random_tokens(150)
+    with open_decoder(pair, 1, n_ctx=192) as decoder:
+        expected = decoder.logits(prompt)
+        decoder.generate(random_tokens(150, seed=2), max_tokens=8, ignore_eos=True)
+        assert np.array_equal(decoder.logits(prompt), expected)
+
+
+@pytest.mark.parametrize("error", [CancelledError("mine"), SystemExit(3)])
+def test_what_a_callback_raises_is_its_own_readers(pair: Pair, error: BaseException) -> None:
+    def fails() -> bool:
+        raise error
+
+    with open_decoder(pair, 2) as many:
+        bad = many.stream([1, 2, 3], max_tokens=9, ignore_eos=True, cancelled=fails)
+        good = many.stream([4, 5, 6], max_tokens=9, ignore_eos=True)
+        assert len(list(good)) >= 1
+        assert len(good.result().tokens) == 9
+        with pytest.raises(type(error)):
+            list(bad)
 
 
 def test_pieces_of_prompts_leave_the_others_their_share() -> None:

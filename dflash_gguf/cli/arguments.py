@@ -240,6 +240,15 @@ def prompt_text(args: argparse.Namespace) -> str:
     return text.removesuffix("\n")
 
 
+def prompt_lines(text: str) -> list[str]:
+    """The lines that are not empty.
+
+    Not by splitlines(), which also cuts at characters that may stand within a prompt.
+    """
+    lines = (line.removesuffix("\r") for line in text.split("\n"))
+    return [line for line in lines if line]
+
+
 def token_ids(text: str) -> list[int]:
     """The ids of "1,2,3"."""
     try:

@@ -21,7 +21,7 @@ from ..core import Error, devices, load_backend
 from ..decoder import Decoder, load
 from ..results import Result
 from ..text.gguf_metadata import Metadata
-from .arguments import decode_config, parser, prompt_text, unescaped
+from .arguments import decode_config, parser, prompt_lines, prompt_text, unescaped
 from .model_arguments import load_config
 from .plan import fitted, show_plan
 from .terminal import Bar, Thoughts, comparison, figures
@@ -237,9 +237,7 @@ def _answer_lines(
     decoder: Decoder, args: argparse.Namespace, config: DecodeConfig, text: str
 ) -> int:
     """Answers prompts, one a line, many at once; Ctrl-C ends them all."""
-    # Not by splitlines(), which also cuts at characters that may stand within a prompt.
-    lines = [line.removesuffix("\r") for line in text.split("\n")]
-    prompts = [_prompt(decoder, args, line) for line in lines if line]
+    prompts = [_prompt(decoder, args, line) for line in prompt_lines(text)]
     bar, started = Bar("answers", unit="answers"), time.monotonic()
     try:
         results = decoder.generate_batch(prompts, config, progress=bar)
