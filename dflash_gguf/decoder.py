@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 import threading
 import warnings
 import weakref
@@ -438,7 +439,7 @@ class Decoder:
     @contextmanager
     def _turn(self) -> Iterator[None]:
         """Lets threads take turns; a callback comes in the middle of one."""
-        with self._lock:
+        with self._lock, _Uninterrupted():
             self._check_turn()
             yield
 
@@ -447,13 +448,17 @@ class Decoder:
             raise RuntimeError("the decoder is busy: a callback of its answer cannot use it")
 
     def _step(self, job: Job, *, run: bool) -> Step | None:
-        with self._lock:  # others may take their turn after every round
+        # Others may take their turn after every round.
+        with self._lock, _Uninterrupted() as held:
             self._check_turn()
             self._is_running = True
             try:
-                return self._scheduler.step(job, run=run)
+                step = self._scheduler.step(job, run=run)
             finally:
                 self._is_running = False
+            if held.has_come and step is not None:
+                job.put_back(step)
+            return step
 
     def _finish(self, result: Result) -> Result:
         drafter = self.engine.drafter
@@ -466,6 +471,36 @@ class Decoder:
             drafter_kernels=None if drafter is None else drafter.kernels,
             threads=self.engine.n_threads,
         )
+
+
+class _Uninterrupted:
+    """Holds Ctrl-C back while the state of answers changes; then it comes.
+
+    It could come between any two steps of Python, also where half of a change is done. Only on the
+    main thread, where Python raises it, and unless the program itself handles the signal.
+    """
+
+    def __init__(self) -> None:
+        self.has_come = False
+        self._holds = False
+
+    def __enter__(self) -> _Uninterrupted:
+        if (
+            threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        ):
+            self._holds = True
+            signal.signal(signal.SIGINT, self._come)
+        return self
+
+    def _come(self, *_: object) -> None:
+        self.has_come = True
+
+    def __exit__(self, *_: object) -> None:
+        if self._holds:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            if self.has_come:
+                raise KeyboardInterrupt
 
 
 class _Callbacks:

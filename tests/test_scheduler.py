@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import threading
+import time
 from asyncio import CancelledError
 from collections import Counter
 from collections.abc import Callable
@@ -525,6 +527,57 @@ def test_what_a_callback_raises_is_its_own_readers(pair: Pair, error: BaseExcept
         assert len(good.result().tokens) == 9
         with pytest.raises(type(error)):
             list(bad)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_at_any_moment_damages_nothing(pair: Pair) -> None:
+    """Real signals; nothing is patched. A finalizer that one falls into tells Python only."""
+    prompts = [random_tokens(20, seed=i) for i in range(3)] + [[*random_tokens(20), 7, 8]]
+    settings: dict[str, Any] = {"max_tokens": 8, "ignore_eos": True, "draft": "none"}
+    random, n_came = np.random.default_rng(3), 0
+    before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        with open_decoder(pair, 2, n_bytes=1 << 18) as many:
+            started = time.perf_counter()
+            expected = [result.tokens for result in many.generate_batch(prompts, **settings)]
+            most_s = time.perf_counter() - started
+            for i in range(60):
+                others = [[i, *prompt] for prompt in prompts]
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, most_s))
+                    many.generate_batch(others, **settings)
+                except KeyboardInterrupt:
+                    n_came += 1
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                found = many.generate_batch(prompts, **settings)
+                assert [result.tokens for result in found] == expected, i
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert n_came > 10
+
+
+def test_a_step_that_ctrl_c_came_upon_is_not_lost(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = random_tokens(5)
+    with open_decoder(pair, 1) as decoder:
+        expected = decoder.generate(prompt, draft="none", max_tokens=6, ignore_eos=True).tokens
+        stream = decoder.stream(prompt, draft="none", max_tokens=6, ignore_eos=True)
+        found, step = list(next(stream).tokens), decoder._scheduler.step
+
+        def interrupted(*args: Any, **more: Any) -> Any:
+            monkeypatch.undo()
+            done = step(*args, **more)
+            signal.raise_signal(signal.SIGINT)
+            return done
+
+        monkeypatch.setattr(decoder._scheduler, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(stream)
+        for one in stream:
+            found.extend(one.tokens)
+    assert found == list(expected)
 
 
 def test_pieces_of_prompts_leave_the_others_their_share() -> None:
