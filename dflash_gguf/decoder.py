@@ -271,27 +271,31 @@ class Decoder:
         tokens = self._tokens_of(prompt)
         check_prompt(tokens, self.n_ctx)
         calls = _Callbacks(cancelled, on_prefill)
-        with self._turn():
-            self._scheduler.recover()
-            proposers, rule = self._drafting.rule(config)  # it may make room in the engine
-            if rule is not None:
-                self._drafting.make_room(rule.n_nodes + 1, is_needed=config.draft == "tree")
-            self._drafting.keep()
-            writing = Writing(
-                self._vocabulary,
-                tokens,
-                self.n_ctx,
-                config,
-                is_drafted=rule is not None,
-                cancelled=calls.cancelled,
-                splitter=_splitter(prompt, config),
-            )
-            self._end_unfinished()
-            told = None if on_prefill is None else calls.on_prefill
-            job = self._scheduler.add(writing, proposers, rule, told)
-        stream = Stream(self, job, calls)
-        weakref.finalize(stream, calls.drop)  # nobody will read it
-        return stream
+        try:
+            with self._turn():
+                self._scheduler.recover()
+                proposers, rule = self._drafting.rule(config)  # it may make room in the engine
+                if rule is not None:
+                    self._drafting.make_room(rule.n_nodes + 1, is_needed=config.draft == "tree")
+                self._drafting.keep()
+                writing = Writing(
+                    self._vocabulary,
+                    tokens,
+                    self.n_ctx,
+                    config,
+                    is_drafted=rule is not None,
+                    cancelled=calls.cancelled,
+                    splitter=_splitter(prompt, config),
+                )
+                self._end_unfinished()
+                told = None if on_prefill is None else calls.on_prefill
+                job = self._scheduler.add(writing, proposers, rule, told)
+            stream = Stream(self, job, calls)
+            weakref.finalize(stream, calls.drop)  # nobody will read it
+            return stream
+        except BaseException:  # Ctrl-C may come once it has joined
+            calls.drop()
+            raise
 
     def chat(
         self,

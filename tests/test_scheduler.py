@@ -557,6 +557,24 @@ def test_ctrl_c_at_any_moment_damages_nothing(pair: Pair) -> None:
     assert n_came > 10
 
 
+def test_an_answer_that_ctrl_c_came_upon_as_it_joined_keeps_no_place(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_decoder(pair, 2) as many:
+        add = many._scheduler.add
+
+        def interrupted(*args: Any, **more: Any) -> Any:
+            signal.raise_signal(signal.SIGINT)
+            return add(*args, **more)
+
+        monkeypatch.setattr(many._scheduler, "add", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            many.stream([1, 2, 3], max_tokens=200, ignore_eos=True)
+        monkeypatch.undo()
+        many.generate([4, 5], max_tokens=4, ignore_eos=True)
+        assert not many._scheduler._jobs
+
+
 def test_a_step_that_ctrl_c_came_upon_is_not_lost(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
