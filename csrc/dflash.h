@@ -14,7 +14,7 @@ extern "C" {
 
 #pragma GCC visibility push(default)
 
-enum { DFL_ABI_VERSION = 17 };
+enum { DFL_ABI_VERSION = 18 };
 
 typedef enum {
     DFL_STATUS_OK = 0,
@@ -421,7 +421,6 @@ typedef struct {
     int32_t n_parts;     /* of a file */
     uint64_t host_bytes; /* of this prefix alone: what dropping it frees */
     int64_t own_cells;   /* likewise, of the engine's */
-    int64_t idle_cells;  /* that spilling it frees: others may keep the same rows */
 } dfl_prefix_info;
 
 /* A tensor of a file; rows of a cache are those of the last ne[1] tokens. */
@@ -449,9 +448,11 @@ int64_t dfl_prefix_wanted_cells(const dfl_prefix * prefix, int64_t n);
  * part where only all will do), MEMORY. */
 dfl_status dfl_prefix_adopt(dfl_sequence * sequence, const dfl_prefix * prefix, int64_t n,
                             dfl_error * err);
-/* Moves rows to the host from cells that no sequence uses, until n are free. n_freed: out. Errors:
- * MEMORY. */
-dfl_status dfl_prefix_spill(dfl_prefix * prefix, int64_t n, int64_t * n_freed, dfl_error * err);
+/* Moves rows of prefixes to the host from cells that no sequence uses, the longest unused first,
+ * until n are free or no more can be. bytes: that this may take. spared: NULL, or a prefix whose
+ * rows stay. is_done: out, 0 where bytes were too few. Errors: MEMORY. */
+dfl_status dfl_prefix_spill(dfl_engine * engine, int64_t n, uint64_t bytes,
+                            const dfl_prefix * spared, int32_t * is_done, dfl_error * err);
 
 /* index: 0 to n_parts - 1. Errors: ARGUMENT. */
 dfl_status dfl_prefix_get_part(const dfl_prefix * prefix, int32_t index, dfl_prefix_part * part,

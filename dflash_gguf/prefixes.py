@@ -36,7 +36,6 @@ Tokens = NDArray[np.int32]
 class Engine(Protocol):
     """What prefixes lie in: a `core.Engine`."""
 
-    cell_bytes: int
     divides_prefixes: bool
 
     @property
@@ -46,6 +45,9 @@ class Engine(Protocol):
     @property
     def prefix_bytes(self) -> int:
         """What prefixes take of main memory."""
+
+    def spill(self, n_cells: int, n_bytes: int, spared: Prefix | None = None) -> bool:
+        """Frees cells that only prefixes hold; False where that takes more of main memory."""
 
 
 class Timeline(Protocol):
@@ -204,8 +206,8 @@ class Prefixes:
         if match.node is not None and match.n == len(ids) <= match.node.n_proven:
             self._touch(match.node)
             return
-        while self._engine.prefix_bytes + timeline.cost_of_keeping() > self.limit:
-            if not self._used:
+        while self._engine.prefix_bytes + (cost := timeline.cost_of_keeping()) > self.limit:
+            if not self._used or cost > self.limit:
                 return
             self._drop(next(iter(self._used)))
         self._add(ids, timeline.keep())
@@ -232,7 +234,7 @@ class Prefixes:
         if match.node is None or match.node.prefix is None:
             return self.make_room(wanted)
         self._touch(match.node)
-        return self._make_room_for(match.node, match.node.prefix, match.n, wanted)
+        return self.make_room(match.node.prefix.wanted_cells(match.n) + wanted, match.node)
 
     def make_room(
         self, n_cells: int, spared: _Node | None = None, begun: Timeline | None = None
@@ -248,12 +250,15 @@ class Prefixes:
                 _empty(timeline)  # what is kept of it moves, where it is in nobody's cells else
                 if self._engine.n_free_cells >= n_cells:
                     return True
-        for node in list(self._used):
-            missing = n_cells - self._engine.n_free_cells
-            if missing <= 0:
+        stays = None if spared is None else spared.prefix
+        while (missing := n_cells - self._engine.n_free_cells) > 0:
+            room = max(0, self.limit - self._engine.prefix_bytes)
+            if self._engine.spill(missing, room, stays):
                 break
-            if node.prefix is not None and node is not spared:
-                self._free_cells(node, node.prefix, missing)
+            oldest = next((node for node in self._used if node is not spared), None)
+            if oldest is None:
+                break
+            self._drop(oldest)  # for its memory, or its cells
         return self._engine.n_free_cells >= n_cells
 
     def forget(self) -> None:
@@ -384,43 +389,10 @@ class Prefixes:
         _empty(timeline)
         ends = (n, n - n % PAGE) if self._engine.divides_prefixes else (n,)
         for end in ends:
-            if end and self._make_room_for(node, prefix, end, begun=timeline):
+            if end and self.make_room(prefix.wanted_cells(end), node, timeline):
                 timeline.adopt(prefix, end)
                 return end
         return 0
-
-    def _make_room_for(
-        self,
-        node: _Node,
-        prefix: Prefix,
-        n: int,
-        beside: int = 0,
-        begun: Timeline | None = None,
-    ) -> bool:
-        """Frees cells for the first n tokens of a prefix, and some beside."""
-        wanted = prefix.wanted_cells(n)
-        while self.make_room(wanted + beside, node, begun):
-            # Rows that it has in common with those that went have gone with them.
-            before, wanted = wanted, prefix.wanted_cells(n)
-            if wanted <= before:
-                return True
-        return False
-
-    def _free_cells(self, node: _Node, prefix: Prefix, n_cells: int) -> None:
-        """Moves rows of a prefix to main memory, in place of older ones, or drops it."""
-        n_idle = int(prefix.info().idle_cells)
-        if not n_idle:
-            return
-        n = min(n_idle, -(-n_cells // PAGE) * PAGE)
-        n_bytes = n * self._engine.cell_bytes
-        for older in list(self._used):
-            if older is node or self._engine.prefix_bytes + n_bytes <= self.limit:
-                break
-            self._drop(older)
-        if self._engine.prefix_bytes + n_bytes <= self.limit:
-            prefix.spill(n)
-        else:
-            self._drop(node)
 
     def __iter__(self) -> Iterator[Prefix]:
         return (node.prefix for node in self._used if node.prefix is not None)

@@ -65,7 +65,7 @@ class Engine:
     max_draft_rows = 1 << 20
     n_most_top = n_top = n_experts = 0
     divides_prefixes = True
-    prefix_bytes = cell_bytes = 0
+    prefix_bytes = 0
     n_free_cells = 1 << 20
 
     def __init__(self, n_parallel: int, n_tokens: int, n_vocab: int, chance: float) -> None:

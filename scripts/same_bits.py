@@ -487,7 +487,7 @@ class Work:
         if not holds or self.random.random() < 0.5:
             self.sequence.reset()
         if self.kept and (not is_of_use or self.random.random() < 0.3):
-            self.kept.spill(self.sequence.engine.n_ctx)
+            self.sequence.engine.spill(self.sequence.engine.n_ctx, 1 << 40)
         if is_of_use:
             self.sequence.adopt(self.kept, n)
         return self.sequence.position

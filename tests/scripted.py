@@ -85,7 +85,7 @@ class Engine:
 
     n_parallel = 1
     divides_prefixes = True
-    prefix_bytes = cell_bytes = 0
+    prefix_bytes = 0
     drafter: Any = None
     n_threads = 2
 
@@ -147,7 +147,7 @@ class Engine:
 class Kept:
     """What the first tokens of a sequence left behind: these."""
 
-    n_draft = idle_cells = 0
+    n_draft = 0
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self.tokens = list(tokens)

@@ -12,6 +12,7 @@ from device import DEVICE
 from pairs import N_UBATCH, make_pair, open_decoder, random_tokens
 
 from dflash_gguf import prefixes
+from dflash_gguf.core import Sequence
 from dflash_gguf.prefixes import Prefixes
 from dflash_gguf.text.chat import ChatPrompt
 
@@ -239,6 +240,60 @@ def test_any_use_stays_below_the_limit_and_leaks_nothing(
         assert (engine.prefix_bytes, engine.n_free_cells, len(store)) == (0, 512, 0)
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen35"])
+def test_rows_that_two_sequences_kept_are_idle_when_both_are_gone(
+    tmp_path: Path, kind: str
+) -> None:
+    with open_decoder(make_pair(tmp_path, kind), 2) as decoder:
+        engine, first = decoder.engine, decoder.sequence
+        second = Sequence(engine)
+        first.prefill(random_tokens(200)).argmax()
+        common = first.keep()
+        second.adopt(common, 200)
+        common.close()
+        kept = [one.keep() for one in (first, second)]
+        for one in (first, second):
+            one.reset()
+        assert engine.n_free_cells == 512 - 192
+        assert not engine.spill(512, 0)
+        assert engine.spill(512, 1 << 30, kept[0])
+        assert engine.n_free_cells == 512 - 192
+        assert engine.spill(64, 1 << 30)
+        assert engine.n_free_cells == 512 - 128
+        assert [prefix.wanted_cells(192) for prefix in kept] == [64, 64]
+        assert engine.spill(512, 1 << 30)
+        assert engine.n_free_cells == 512
+        n_bytes = engine.prefix_bytes
+        kept[1].close()
+        assert 0 < engine.prefix_bytes <= n_bytes
+        first.adopt(kept[0], 200)
+        assert np.isfinite(first.decode(5).logits()).all()
+        for one in (kept[0], first, second):
+            one.close()
+        assert (engine.prefix_bytes, engine.n_free_cells) == (0, 512)
+
+
+def test_of_rows_in_cells_the_longest_unused_go_first(tmp_path: Path) -> None:
+    with open_decoder(make_pair(tmp_path, "llama")) as decoder:
+        engine, sequence = decoder.engine, decoder.sequence
+        kept = []
+        for seed in range(3):
+            sequence.prefill(random_tokens(128, seed=seed)).argmax()
+            kept.append(sequence.keep())
+            sequence.reset()
+        sequence.adopt(kept[0], 64)  # of it the first page alone
+        sequence.reset()
+
+        def moved() -> list[int]:
+            return [prefix.wanted_cells(128) for prefix in kept]
+
+        for expected in ([64, 0, 0], [64, 64, 0], [64, 128, 0], [64, 128, 64], [64, 128, 128]):
+            assert engine.spill(1, 1 << 30)
+            assert moved() == expected
+        for prefix in kept:
+            prefix.close()
+
+
 # --- the store itself ----------------------------------------------------------------------------
 
 
@@ -250,22 +305,44 @@ class Model:
     def __init__(self, n_pages: int, *, divides: bool) -> None:
         self.divides_prefixes = divides
         self.n_pages = n_pages
-        self.n_in_place = 0
+        self.n_in_place = self.n_asked = 0
         self.prefixes: set[ModelPrefix] = set()
         self.lines: list[ModelLine] = []
 
     @property
     def n_free_cells(self) -> int:
-        held = {page for one in (*self.prefixes, *self.lines) for page in one.pages if page}
-        return (self.n_pages - len(held)) * 64 - sum(line.n_own for line in self.lines)
+        held = {page for one in (*self.prefixes, *self.lines) for page in one.pages}
+        n_here = sum(page.is_here for page in held)
+        return (self.n_pages - n_here) * 64 - sum(line.n_own for line in self.lines)
 
     @property
     def prefix_bytes(self) -> int:
-        return sum(one.n_bytes for one in self.prefixes)
+        kept = {page for one in self.prefixes for page in one.pages}
+        n_spilled = sum(not page.is_here for page in kept)
+        ends = sum(one.n_tokens % 64 * Model.cell_bytes + 50 for one in self.prefixes)
+        return n_spilled * PAGE_BYTES + ends
+
+    def spill(self, n_cells: int, n_bytes: int, spared: Any = None) -> bool:
+        self.n_asked += 1
+        stay = {page for line in self.lines for page in line.pages}
+        stay.update(spared.pages if spared is not None else ())
+        for page in {page: None for one in self.prefixes for page in one.pages}:
+            if page.is_here and page not in stay and n_cells > 0:
+                if n_bytes < PAGE_BYTES:
+                    return False
+                page.is_here = False
+                n_cells, n_bytes = n_cells - 64, n_bytes - PAGE_BYTES
+        return True
+
+
+PAGE_BYTES = 64 * Model.cell_bytes
 
 
 class Page:
-    """Of the pool; nothing is known of it but who holds it."""
+    """Of 64 tokens: in the pool, or moved to main memory."""
+
+    def __init__(self) -> None:
+        self.is_here = True
 
 
 class ModelLine:
@@ -308,9 +385,9 @@ class ModelLine:
             self.engine.n_in_place += 1
             self.pages, self.n_own = [], 0
         assert prefix.wanted_cells(n) <= self.engine.n_free_cells
-        for i in range(n // 64):
-            prefix.pages[i] = prefix.pages[i] or Page()
-        self.pages = [page for page in prefix.pages[: n // 64] if page is not None]
+        self.pages = prefix.pages[: n // 64]
+        for page in self.pages:
+            page.is_here = True
         self.tokens = prefix.tokens[:n]
         self.n_own = 64 if n % 64 else 0
 
@@ -323,7 +400,7 @@ class ModelPrefix:
 
     def __init__(self, engine: Model, line: ModelLine) -> None:
         self.engine, self.tokens = engine, line.tokens
-        self.pages: list[Page | None] = list(line.pages)
+        self.pages = list(line.pages)
         self.n_tokens = self.n_proven = len(line.tokens)
         self.is_closed = False
         engine.prefixes.add(self)
@@ -332,33 +409,43 @@ class ModelPrefix:
         assert not self.is_closed
         return self
 
-    @property
-    def n_bytes(self) -> int:
-        n_spilled = sum(page is None for page in self.pages) * 64
-        return (self.n_tokens % 64 + n_spilled) * Model.cell_bytes + 50
-
-    @property
-    def idle(self) -> list[int]:
-        live = {page for line in self.engine.lines for page in line.pages}
-        others = {page for one in self.engine.prefixes if one is not self for page in one.pages}
-        return [i for i, x in enumerate(self.pages) if x and x not in live and x not in others]
-
-    @property
-    def idle_cells(self) -> int:
-        return len(self.idle) * 64
-
     def wanted_cells(self, n: int) -> int:
-        return sum(page is None for page in self.pages[: n // 64]) * 64 + (64 if n % 64 else 0)
-
-    def spill(self, n_cells: int) -> int:
-        for i in self.idle[::-1][: -(-n_cells // 64)]:
-            self.pages[i] = None
-        return n_cells
+        n_spilled = sum(not page.is_here for page in self.pages[: n // 64])
+        return n_spilled * 64 + (64 if n % 64 else 0)
 
     def close(self) -> None:
         assert not self.is_closed
         self.is_closed = True
         self.engine.prefixes.remove(self)
+
+
+def test_room_is_found_without_asking_every_prefix() -> None:
+    engine = Model(40, divides=True)
+    store = Prefixes(engine, 1 << 20)
+    line = ModelLine(engine)
+    for i in range(300):
+        tokens = [i, *range(64)]
+        assert store.begin(line, tokens).n_cached == 0
+        assert store.make_room(128)
+        assert line.append(tokens)
+        store.put(line)
+    assert len(store) == 300
+    assert engine.n_asked < 300
+    engine.n_asked = 0
+    assert store.make_room(39 * 64)
+    assert not store.make_room(41 * 64)
+    assert engine.n_asked == 2
+    assert len(store) == 300
+
+
+def test_what_is_too_large_to_be_kept_takes_nothing_of_others() -> None:
+    engine = Model(40, divides=True)
+    store = Prefixes(engine, 300)
+    lines = [ModelLine(engine) for _ in range(2)]
+    for line, n in zip(lines, (64 + 10, 64 + 40), strict=True):
+        assert line.append(random_tokens(n, seed=n))
+        store.put(line)
+    assert [prefix.n_tokens for prefix in store] == [64 + 10]
 
 
 @pytest.mark.parametrize("divides", [True, False])

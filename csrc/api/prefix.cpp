@@ -37,7 +37,6 @@ dfl_status dfl_prefix_get_info(const dfl_prefix * prefix, dfl_prefix_info * info
         info->n_parts = static_cast<int32_t>(p.parts().size());
         info->host_bytes = p.own_bytes();
         info->own_cells = p.n_own_cells();
-        info->idle_cells = p.n_idle_cells();
     });
 }
 
@@ -56,11 +55,13 @@ dfl_status dfl_prefix_adopt(dfl_sequence * sequence, const dfl_prefix * prefix, 
     });
 }
 
-dfl_status dfl_prefix_spill(dfl_prefix * prefix, int64_t n, int64_t * n_freed, dfl_error * err) {
+dfl_status dfl_prefix_spill(dfl_engine * engine, int64_t n, uint64_t bytes,
+                            const dfl_prefix * spared, int32_t * is_done, dfl_error * err) {
     return guard(err, [&] {
-        need(prefix, n_freed);
-        const Turn turn(*prefix->is_busy);
-        *n_freed = prefix->prefix->spill(n);
+        need(engine, is_done);
+        const Turn turn(*engine->is_busy);
+        *is_done =
+            engine->engine->spill(n, bytes, spared == nullptr ? nullptr : spared->prefix.get());
     });
 }
 

@@ -8,8 +8,9 @@ static constexpr int64_t PAGE = CellTable::PAGE;
 
 KeptRows::KeptRows(KvGroup & group, uint64_t & host_bytes, int64_t page)
     : group_(group), host_bytes_(host_bytes), position_(group.cells().position(page * PAGE)),
-      n_(PAGE), page_(page) {
+      n_(PAGE) {
     group_.cells().hold(page);
+    lie_in(page);
 }
 
 KeptRows::KeptRows(KvGroup & group, uint64_t & host_bytes, int32_t position, int64_t n,
@@ -23,10 +24,21 @@ KeptRows::KeptRows(KvGroup & group, uint64_t & host_bytes, int32_t position, int
 
 KeptRows::~KeptRows() {
     group_.give_back(this);
-    if (page_ >= 0) {
-        group_.cells().drop(page_);
-    }
+    leave_page();
     free_bytes();
+}
+
+void KeptRows::lie_in(int64_t page) {
+    page_ = page;
+    group_.keeps(page, this);
+}
+
+void KeptRows::leave_page() {
+    if (page_ >= 0) {
+        group_.keeps_no_longer(page_);
+        group_.cells().drop(page_);
+        page_ = -1;
+    }
 }
 
 void KeptRows::allocate() {
@@ -56,15 +68,14 @@ void KeptRows::spill() {
     }
     allocate();
     group_.read_cells(page_ * PAGE, PAGE, bytes_.get());
-    group_.cells().drop(page_);
-    page_ = -1;
+    leave_page();
 }
 
 void KeptRows::bring_back() {
     if (page_ >= 0) {
         return;
     }
-    page_ = group_.cells().take_page(position_);
+    lie_in(group_.cells().take_page(position_));
     group_.write_cells(page_ * PAGE, PAGE, bytes_.get(), 0, PAGE);
     free_bytes();
 }

@@ -11,9 +11,10 @@
 namespace dfl {
 
 // Rows of positions side by side, within one page's worth of them.
-class KeptRows {
+class KeptRows : public std::enable_shared_from_this<KeptRows> {
   public:
-    // Those of a shared page, which it holds from now on. host_bytes: counts what all of them take.
+    // Those of a shared page, which it holds from now on, and which no others are of: see
+    // KvGroup::kept_in_pages(). host_bytes: counts what all of them take.
     KeptRows(KvGroup & group, uint64_t & host_bytes, int64_t page);
     // n rows on the host, to be filled in: by write(), or, of a sequence, by settle().
     KeptRows(KvGroup & group, uint64_t & host_bytes, int32_t position, int64_t n,
@@ -35,6 +36,9 @@ class KeptRows {
 
     // Whether no sequence uses the page, so that its cells are free once nobody keeps the rows.
     bool is_idle() const { return page_ >= 0 && group_.cells().n_holders(page_) == 1; }
+    // A sequence began with them, or they were kept again; the larger, the later.
+    void was_used(uint64_t when) { last_used_ = when; }
+    uint64_t last_used() const { return last_used_; }
     // Moves them to the host, and back into a page. Throws where there is no memory, or no page.
     void spill();
     void bring_back();
@@ -47,6 +51,8 @@ class KeptRows {
   private:
     void allocate();
     void free_bytes();
+    void lie_in(int64_t page);
+    void leave_page();
 
     KvGroup & group_;
     uint64_t & host_bytes_;
@@ -54,6 +60,7 @@ class KeptRows {
     int64_t n_;
     int64_t page_ = -1;
     int32_t lender_ = -1;
+    uint64_t last_used_ = 0;
     std::unique_ptr<uint8_t[]> bytes_; // a vector would zero what is written anyway
     uint64_t n_bytes_ = 0;
 };

@@ -5,6 +5,7 @@
 #include "cache/seen_cells.h"
 
 #include <cstdint>
+#include <map>
 #include <vector>
 
 namespace dfl {
@@ -74,6 +75,10 @@ class KvGroup {
     // Somebody keeps rows of a sequence where they lie, until it gives up their cells.
     void borrow(KeptRows * rows) { borrowed_.push_back(rows); }
     void give_back(KeptRows * rows);
+    // What keeps rows of shared pages, by these: one for each page at most.
+    const std::map<int64_t, KeptRows *> & kept_in_pages() const { return kept_in_pages_; }
+    void keeps(int64_t page, KeptRows * rows) { kept_in_pages_[page] = rows; }
+    void keeps_no_longer(int64_t page) { kept_in_pages_.erase(page); }
 
     // Whether sequences may share pages of cells: where every layer attends in our own code, which
     // takes rows where they lie, and to which hidden ones are nothing. Not for windows.
@@ -132,6 +137,7 @@ class KvGroup {
     std::vector<SeenRows> seen_;
     std::vector<Store> stores_;
     std::vector<KeptRows *> borrowed_;
+    std::map<int64_t, KeptRows *> kept_in_pages_;
 };
 
 } // namespace dfl

@@ -20,6 +20,7 @@
 
 namespace dfl {
 
+class Prefix;
 class Sequence;
 
 // How recurrent layers run: in our own code (the CPU has some), or by ggml's operation for chains
@@ -164,6 +165,13 @@ class Engine {
     int64_t least_kept(size_t cache, int64_t n) const;
     // Whether a sequence can begin with any part of a prefix: no layers recur or have a window.
     bool goes_anywhere() const;
+    // Moves rows that prefixes keep from cells that no sequence uses to the host, the longest
+    // unused first, of equally long those of later positions, until so many cells are free or
+    // nothing is left to move. Whether it could: false where more than so many bytes would be
+    // taken. spared: NULL, or a prefix that stays where it is.
+    bool spill(int64_t n_cells, uint64_t n_bytes, const Prefix * spared);
+    // Later than all before.
+    uint64_t next_use() { return ++n_uses_; }
     // On the host, of all prefixes.
     uint64_t & kept_bytes() { return kept_bytes_; }
     uint64_t kept_bytes() const { return kept_bytes_; }
@@ -253,6 +261,7 @@ class Engine {
     int64_t n_passes_ = 0;
     int64_t n_experts_ = 0;
     uint64_t kept_bytes_ = 0;
+    uint64_t n_uses_ = 0; // of prefixes
 };
 
 } // namespace dfl

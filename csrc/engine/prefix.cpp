@@ -4,6 +4,7 @@
 #include "error.h"
 
 #include <algorithm>
+#include <unordered_set>
 
 namespace dfl {
 
@@ -108,12 +109,6 @@ int64_t Prefix::n_own_cells() const {
            PAGE;
 }
 
-int64_t Prefix::n_idle_cells() const {
-    return std::count_if(rows_[0].begin(), rows_[0].end(),
-                         [](const auto & rows) { return rows->is_idle(); }) *
-           PAGE;
-}
-
 int64_t Prefix::wanted_cells(int64_t n) const {
     if (!engine_->shares(0)) {
         return (n + PAGE - 1) / PAGE * PAGE;
@@ -125,15 +120,12 @@ int64_t Prefix::wanted_cells(int64_t n) const {
     return wanted;
 }
 
-int64_t Prefix::spill(int64_t n_cells) {
-    int64_t n = 0;
-    for (size_t i = rows_[0].size(); i-- > 0 && n < n_cells;) {
-        if (rows_[0][i]->is_idle()) {
-            rows_[0][i]->spill();
-            n += PAGE;
+void Prefix::was_used(int64_t n, uint64_t when) const {
+    for (const auto & rows : rows_[0]) {
+        if (rows->position() < n) {
+            rows->was_used(when);
         }
     }
-    return n;
 }
 
 void Prefix::read(size_t part, uint8_t * to) const {
@@ -196,6 +188,39 @@ int64_t Engine::least_kept(size_t cache, int64_t n) const {
     return is_drafters(cache) ? 0 : most_kept(cache, n);
 }
 
+bool Engine::spill(int64_t n_cells, uint64_t n_bytes, const Prefix * spared) {
+    std::unordered_set<const KeptRows *> stay;
+    if (spared != nullptr) {
+        for (const auto & rows : spared->rows()[0]) {
+            stay.insert(rows.get());
+        }
+    }
+    KvGroup & group = kv_.groups().front();
+    std::vector<KeptRows *> idle;
+    for (const auto & [page, rows] : group.kept_in_pages()) {
+        if (rows->is_idle() && stay.count(rows) == 0) {
+            idle.push_back(rows);
+        }
+    }
+    std::sort(idle.begin(), idle.end(), [](const KeptRows * a, const KeptRows * b) {
+        return a->last_used() != b->last_used() ? a->last_used() < b->last_used()
+                                                : a->position() > b->position();
+    });
+    const uint64_t page_bytes = PAGE * group.row_bytes();
+    for (KeptRows * rows : idle) {
+        if (n_cells <= 0) {
+            break;
+        }
+        if (n_bytes < page_bytes) {
+            return false;
+        }
+        rows->spill();
+        n_cells -= PAGE;
+        n_bytes -= page_bytes;
+    }
+    return true;
+}
+
 void Engine::settle_features(int32_t slot) {
     if (draft_ && draft_->has_pending(slot)) {
         forget_rows(); // the injection reuses the arena their logits lie in
@@ -235,6 +260,11 @@ std::vector<Sequence::Wanted> Sequence::wanted_rows(size_t cache) const {
         }
         if (one.known == nullptr && end - at == PAGE && engine_->shares(cache)) {
             one.page = index < static_cast<int64_t>(shared.size()) ? shared[index] : TO_BE_SHARED;
+            // Another sequence that began alike may have kept them.
+            const auto kept = group.kept_in_pages().find(one.page);
+            if (kept != group.kept_in_pages().end()) {
+                one.known = kept->second->shared_from_this();
+            }
         }
         wanted.push_back(std::move(one));
         at = end;
@@ -296,7 +326,9 @@ std::shared_ptr<Prefix> Sequence::keep() {
     if (engine_->recurs()) {
         state = std::make_shared<PrefixState>(recurrent_.save(slot_), engine_->kept_bytes());
     }
-    return std::make_shared<Prefix>(engine_, tokens_, n_proven_, std::move(kept), state);
+    auto prefix = std::make_shared<Prefix>(engine_, tokens_, n_proven_, std::move(kept), state);
+    prefix->was_used(position(), engine_->next_use());
+    return prefix;
 }
 
 void Sequence::adopt(const Prefix & prefix, int64_t n) {
@@ -312,6 +344,7 @@ void Sequence::adopt(const Prefix & prefix, int64_t n) {
     DFL_CHECK(n == prefix.size() || engine_->goes_anywhere(), DFL_STATUS_UNSUPPORTED,
               "a model with recurrent layers or windows takes a prefix whole: %lld tokens of %lld",
               (long long)n, (long long)prefix.size());
+    prefix.was_used(n, engine_->next_use());
     if (holds && go_back_to(prefix, n)) {
         return;
     }

@@ -2,7 +2,7 @@
 // rows of every group of layers, recurrent states, and what the drafter remembers.
 //
 // CacheRows of a group that shares pages stay where they are in the cells, which the prefix holds;
-// spill moves them to the host when others want the cells. All else is copied to the host. Prefixes
+// Engine::spill() moves them to the host when others want the cells. All else is copied. Prefixes
 // of one timeline have their full pages' worth of rows in common.
 #pragma once
 
@@ -67,14 +67,12 @@ class Prefix {
 
     // Bytes on the host that are this prefix's alone, and of all prefixes of the engine.
     uint64_t own_bytes() const;
-    // Cells that are free once it is dropped; and those that spill() would free.
+    // Cells that are free once it is dropped.
     int64_t n_own_cells() const;
-    int64_t n_idle_cells() const;
     // Cells of those that no sequence has, that a sequence takes to begin with the first n tokens.
     int64_t wanted_cells(int64_t n) const;
-    // Moves rows from cells that no sequence uses to the host, the last ones first, until so many
-    // cells are free or none is left; how many are.
-    int64_t spill(int64_t n_cells);
+    // A sequence began with its first n tokens, or they were kept.
+    void was_used(int64_t n, uint64_t when) const;
 
     const std::vector<Part> & parts() const { return parts_; }
     void read(size_t part, uint8_t * to) const;

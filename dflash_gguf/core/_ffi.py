@@ -16,7 +16,7 @@ from typing import Any
 
 from cffi import FFI
 
-ABI_VERSION = 17
+ABI_VERSION = 18
 
 ffi: Any = FFI()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from .models import Drafter, Model
 from .passes import Draft, DraftRequest, Item, Rows, Timeline, ids_of, nodes_of
 from .progress import Progress, c_callback
 from .samplers import Walk
+
+if TYPE_CHECKING:
+    from .prefixes import Prefix
 
 
 class Memory(NamedTuple):
@@ -152,6 +155,17 @@ class Engine:
     def prefix_bytes(self) -> int:
         """What prefixes take on the host."""
         return int(self.info().prefix_bytes)
+
+    def spill(self, n_cells: int, n_bytes: int, spared: Prefix | None = None) -> bool:
+        """Moves rows of prefixes to the host until n cells are free, or no more can be.
+
+        Of those that no sequence uses the longest unused first. Whether it could: False where it
+        takes more than n_bytes. spared: stays where it is.
+        """
+        is_done = new("int32_t *")
+        stays = ffi.NULL if spared is None else spared.handle
+        call("prefix_spill", self.handle, n_cells, n_bytes, stays, is_done)
+        return bool(is_done[0])
 
     @property
     def max_draft_rows(self) -> int:

@@ -54,12 +54,6 @@ class Prefix:
         """How many of `Engine.n_free_cells` a sequence takes to begin with n tokens of it."""
         return int(lib().dfl_prefix_wanted_cells(self.handle, n))
 
-    def spill(self, n_cells: int) -> int:
-        """Moves rows to the host until n cells are free, or no more can be; how many are."""
-        n_freed = new("int64_t *")
-        call("prefix_spill", self.handle, n_cells, n_freed)
-        return int(n_freed[0])
-
     def n_rows(self) -> list[int]:
         """Rows of each cache."""
         rows = new("int64_t[]", int(self.info().n_caches))
