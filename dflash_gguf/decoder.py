@@ -11,12 +11,13 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import core, prefix_file
+from .checks import integer
 from .config import DecodeConfig, LoadConfig
 from .convert.schema import Key
 from .core import MAX_VERIFY, Drafter, Engine, Model, library_build
@@ -187,7 +188,7 @@ class Decoder:
         Errors: ValueError for a bad argument, an empty prompt or one longer than the context;
             Error from the core. The decoder can be used again after any of them.
         """
-        stream = self._open(prompt, config, cancelled, on_prefill, settings)
+        stream = self._join(self._asked(prompt, config, settings), cancelled, on_prefill)
         try:
             for _ in stream:
                 pass
@@ -208,33 +209,42 @@ class Decoder:
 
         settings: as for `generate`; a list has a value for each prompt (`seed=[1, 2, 3]`).
         progress: called with (answers done, answers in all).
-        Errors: as for `generate`, for any of them; all others are ended then.
+        Errors: as for `generate`, for any of them; all others are ended then. What is wrong with a
+            prompt is said before the first is answered.
         """
         shared = {name: x for name, x in settings.items() if not isinstance(x, list)}
         lists = {name: x for name, x in settings.items() if isinstance(x, list)}
         for name, values in lists.items():
             if len(values) != len(prompts):
                 raise ValueError(f"{name}: {len(values)} values for {len(prompts)} prompts")
-        own = [{name: x[i] for name, x in lists.items()} for i in range(len(prompts))]
+        asked: list[_Asked] = []
+        for i, prompt in enumerate(prompts):
+            own = {name: values[i] for name, values in lists.items()}
+            try:
+                asked.append(self._asked(prompt, config, shared | own))
+                if lists:
+                    self.check(asked[-1].config)
+            except ValueError as error:
+                raise ValueError(f"prompt {i + 1} of {len(prompts)}: {error}") from None
         watch = progress or (lambda done, total: None)  # noqa: ARG005
-        streams: list[Stream] = []
+        results: list[Result | None] = [None] * len(asked)
+        live: dict[int, Stream] = {}
+        n_begun = n_done = 0
         try:
-            for prompt, more in zip(prompts, own, strict=True):
-                streams.append(self._open(prompt, config, cancelled, None, shared | more))
-            waiting = streams
-            while waiting:
-                # One round for all, then all that it brought any of them: none is kept waiting.
-                going_on = []
-                for stream in waiting:
-                    if not stream._read_all(run=stream is waiting[0]):
-                        going_on.append(stream)
-                if len(going_on) < len(waiting):
-                    watch(len(streams) - len(going_on), len(streams))
-                waiting = going_on
+            while n_done < len(asked):
+                # As many as run at once: who waits is looked at in every round.
+                while n_begun < len(asked) and len(live) < self.engine.n_parallel:
+                    live[n_begun] = self._join(asked[n_begun], cancelled, ends=n_begun == 0)
+                    n_begun += 1
+                for i in self._round(live):
+                    results[i] = live.pop(i).result()
+                    n_done += 1
+                    watch(n_done, len(asked))
         finally:
-            for stream in streams:
-                stream.close()
-        return [stream.result() for stream in streams]
+            with self._turn():
+                for stream in live.values():
+                    self._scheduler.end(stream._job)
+        return [result for result in results if result is not None]
 
     def stream(
         self,
@@ -251,25 +261,33 @@ class Decoder:
         ends an unfinished stream. Streams may be iterated in any order and from any threads:
         whoever waits for a step runs rounds for all. An answer whose reader is 256 tokens behind
         pauses; one that finds no room in the context waits, or begins anew, and loses nothing.
-
         """
-        stream = self._open(prompt, config, cancelled, on_prefill, settings)
+        stream = self._join(self._asked(prompt, config, settings), cancelled, on_prefill)
         if self.engine.n_parallel == 1:
             self._unfinished = stream._job
         return stream
 
-    def _open(
-        self,
-        prompt: Prompt,
-        config: DecodeConfig | None,
-        cancelled: Callable[[], bool] | None,
-        on_prefill: Progress | None,
-        settings: Mapping[str, Any],
-    ) -> Stream:
-        """An answer joins."""
+    def _asked(
+        self, prompt: Prompt, config: DecodeConfig | None, settings: Mapping[str, Any]
+    ) -> _Asked:
+        """ValueError for what no answer can be given to."""
         config = dataclasses.replace(config or DecodeConfig(), **settings)
         tokens = self._tokens_of(prompt)
         check_prompt(tokens, self.n_ctx)
+        for token in config.logit_bias:
+            integer("a token of logit_bias", token, 0, self.model.n_vocab - 1)
+        return _Asked(tokens, config, _splitter(prompt, config))
+
+    def _join(
+        self,
+        asked: _Asked,
+        cancelled: Callable[[], bool] | None = None,
+        on_prefill: Progress | None = None,
+        *,
+        ends: bool = True,
+    ) -> Stream:
+        """An answer joins. ends: whether it is a later call, see `stream`."""
+        config = asked.config
         calls = _Callbacks(cancelled, on_prefill)
         try:
             with self._turn():
@@ -280,14 +298,15 @@ class Decoder:
                 self._drafting.keep()
                 writing = Writing(
                     self._vocabulary,
-                    tokens,
+                    asked.tokens,
                     self.n_ctx,
                     config,
                     is_drafted=rule is not None,
                     cancelled=calls.cancelled,
-                    splitter=_splitter(prompt, config),
+                    splitter=asked.splitter,
                 )
-                self._end_unfinished()
+                if ends:
+                    self._end_unfinished()
                 told = None if on_prefill is None else calls.on_prefill
                 job = self._scheduler.add(writing, proposers, rule, told)
             stream = Stream(self, job, calls)
@@ -426,14 +445,15 @@ class Decoder:
     def _tokens_of(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             return self.tokenize(prompt)
-        tokens = ChatPrompt(prompt, None, prompt.turns) if isinstance(prompt, ChatPrompt) else []
-        tokens = tokens or [int(token) for token in prompt]
-        for token in tokens:
-            if not 0 <= token < self.model.n_vocab:
-                raise ValueError(
-                    f"token id {token} is outside the vocabulary of {self.model.n_vocab}"
-                )
-        return tokens
+        n_vocab = self.model.n_vocab
+        tokens = [
+            token if type(token) is int else integer("a token id", token, 0, n_vocab - 1)
+            for token in (prompt.tolist() if isinstance(prompt, np.ndarray) else prompt)
+        ]
+        if tokens and not 0 <= min(tokens) <= max(tokens) < n_vocab:
+            token = next(token for token in tokens if not 0 <= token < n_vocab)
+            raise ValueError(f"token id {token} is outside the vocabulary of {n_vocab}")
+        return ChatPrompt(tokens, None, prompt.turns) if isinstance(prompt, ChatPrompt) else tokens
 
     def _need_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
@@ -451,18 +471,36 @@ class Decoder:
         if self._is_running:
             raise RuntimeError("the decoder is busy: a callback of its answer cannot use it")
 
-    def _step(self, job: Job, *, run: bool) -> Step | None:
-        # Others may take their turn after every round.
+    @contextmanager
+    def _rounds(self) -> Iterator[_Uninterrupted]:
+        """A turn in which callbacks come. Others may take theirs after every round."""
         with self._lock, _Uninterrupted() as held:
             self._check_turn()
             self._is_running = True
             try:
-                step = self._scheduler.step(job, run=run)
+                yield held
             finally:
                 self._is_running = False
+
+    def _step(self, job: Job, *, run: bool) -> Step | None:
+        with self._rounds() as held:
+            step = self._scheduler.step(job, run=run)
             if held.has_come and step is not None:
                 job.put_back(step)
             return step
+
+    def _round(self, live: Mapping[int, Stream]) -> list[int]:
+        """One for answers whose steps nobody wants to see; those that are over.
+
+        Errors: what went wrong for one of them.
+        """
+        try:
+            with self._rounds():
+                self._scheduler.round(next(iter(live.values()))._job)
+                return [i for i, stream in live.items() if stream._job.skip_steps()]
+        finally:
+            for stream in live.values():
+                stream._raise_error()
 
     def _finish(self, result: Result) -> Result:
         drafter = self.engine.drafter
@@ -475,6 +513,14 @@ class Decoder:
             drafter_kernels=None if drafter is None else drafter.kernels,
             threads=self.engine.n_threads,
         )
+
+
+class _Asked(NamedTuple):
+    """What an answer is to be to."""
+
+    tokens: list[int]
+    config: DecodeConfig
+    splitter: Splitter | None
 
 
 class _Uninterrupted:
@@ -579,18 +625,13 @@ class Stream:
         try:
             return self._decoder._step(self._job, run=run)
         finally:
-            if (error := self._calls.take_error()) is not None:
-                self.close()
-                raise error
+            self._raise_error()
 
-    def _read_all(self, *, run: bool) -> bool:
-        """Takes all steps that are there, at first as `poll` does; whether the answer is over."""
-        try:
-            while self.poll(run=run) is not None:
-                run = False
-        except StopIteration:
-            return True
-        return False
+    def _raise_error(self) -> None:
+        """What one of its callbacks raised."""
+        if (error := self._calls.take_error()) is not None:
+            self.close()
+            raise error
 
     def close(self) -> None:
         """Ends the answer where it is."""

@@ -108,6 +108,17 @@ class Job:
             raise StopIteration
         return None
 
+    def skip_steps(self) -> bool:
+        """Takes all that are there for a reader who wants none; whether it is over.
+
+        Errors: what went wrong for it.
+        """
+        self.steps.clear()
+        self.n_unread = 0
+        if self.error is not None:
+            raise self.error
+        return self.is_over
+
     def filled(self, *, is_first: bool) -> None:
         """A piece of what is before the last token has come in.
 

@@ -138,7 +138,30 @@ def test_a_prompt_file_loses_one_line_break(loader: Loader, tmp_path: Path) -> N
 
 
 def test_lines_are_cut_at_line_breaks_only() -> None:
-    assert prompt_lines("a\r\n\nb\x0cc\x85d\u2028e\n") == ["a", "b\x0cc\x85d\u2028e"]
+    lines = prompt_lines("a\r\n\nb\x0cc\x85d\u2028e\n")
+    assert lines == [(1, "a"), (3, "b\x0cc\x85d\u2028e")]
+
+
+@pytest.mark.parametrize(
+    ("template", "text", "sentence"),
+    [
+        (None, "ab\n\n" + 200 * "c" + "\n", "line 3: the prompt has 200 tokens, the context holds"),
+        ("{{ raise_exception('no') }}", "\nab", "line 2: the chat template"),
+    ],
+)
+def test_a_line_that_cannot_be_answered_is_named(
+    loader: Loader,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    template: str | None,
+    text: str,
+    sentence: str,
+) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text(text, encoding="utf-8")
+    flags = () if template is None else ("--chat-template", template)
+    assert run(loader, "-f", str(file), "--parallel", "2", *flags) == 1
+    assert f"error: {file}: {sentence}" in capsys.readouterr().err
 
 
 def test_escapes_are_read_in_prompts_unless_told_otherwise(loader: Loader) -> None:

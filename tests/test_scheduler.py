@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import KINDS
+from checkpoints import KINDS, VOCAB_SIZE
 from device import DEVICE
 from pairs import Pair, make_pair, open_decoder, random_tokens
 from schedules import built_anew, play
@@ -385,6 +385,27 @@ def test_what_cannot_be(pair: Pair) -> None:
             many.stream([1] * 65)
         with pytest.raises(ValueError, match="seed: 2 values for 3 prompts"):
             many.generate_batch([[1], [2], [3]], seed=[1, 2])
+        n_passes = many.engine.n_passes
+        for prompts, settings, sentence in (
+            ([[1], [1] * 65], {}, "prompt 2 of 2: the prompt has 65 tokens, the context holds 64"),
+            ([[1], [1], [1], []], {}, "prompt 4 of 4: the prompt is empty, it must hold at least"),
+            ([[1], [1.5]], {}, "prompt 2 of 2: a token id is 1.5, must be an integer"),
+            ([[1, True]], {}, "prompt 1 of 1: a token id is True, must be an integer"),
+            ([["a"]], {}, "prompt 1 of 1: a token id is 'a', must be an integer"),
+            ([np.array([1.0])], {}, "prompt 1 of 1: a token id is 1.0, must be an integer"),
+            ([[1]] * 3, {"temperature": [0, 1, -1]}, "prompt 3 of 3: temperature is -1, must be"),
+            ([[1]] * 2, {"draft_max": [1, 99]}, "prompt 2 of 2: draft_max is 99, this drafter"),
+            (
+                [[1]],
+                {"logit_bias": {VOCAB_SIZE: 1.0}},
+                f"prompt 1 of 1: a token of logit_bias is {VOCAB_SIZE}, must be at most",
+            ),
+        ):
+            with pytest.raises(ValueError, match=sentence):
+                many.generate_batch(prompts, **{"max_tokens": 3, **settings})
+        assert many.engine.n_passes == n_passes
+        assert many.generate_batch([np.array([1, 2], dtype=np.int64)], max_tokens=3)
+        assert many.generate_batch([]) == []
         stop: list[bool] = []
         queued = [many.stream([4] * 40, cancelled=lambda: bool(stop)) for _ in range(3)]
         stop.append(True)
@@ -504,7 +525,60 @@ def test_a_batch_keeps_all_slots_busy(pair: Pair, monkeypatch: pytest.MonkeyPatc
             progress=lambda n, _: done.append(n),
         )
         assert many.engine.n_passes - before < 2 * 60 + 20
-        assert done[-1] == 6
+        assert done == [1, 2, 3, 4, 5, 6]
+
+
+def test_of_a_batch_as_many_join_as_run(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else who waits would be looked at in each round; and streams that come wait for all."""
+    with open_decoder(pair, 3) as many:
+        most, n_rounds, ran = 0, 0, many._scheduler.round
+
+        def round_of(job: Any) -> None:
+            nonlocal most, n_rounds
+            most = max(most, len(many._scheduler._jobs))
+            n_rounds += 1
+            ran(job)
+
+        monkeypatch.setattr(many._scheduler, "round", round_of)
+        results = many.generate_batch([[i + 1] for i in range(200)], max_tokens=3, ignore_eos=True)
+        assert most == 3
+        assert n_rounds < 200 * 3 / 3 + 10
+        assert all(len(result.tokens) == 3 for result in results)
+        assert not many._scheduler._jobs
+
+
+def test_a_batch_of_one_at_a_time_ends_no_stream_that_came_later(pair: Pair) -> None:
+    with open_decoder(pair, 1) as one:
+        later: list[Any] = []
+
+        def watch(done: int, _: int) -> None:
+            if done == 1:
+                later.append(one.stream([9, 9], max_tokens=5, ignore_eos=True))
+
+        earlier = one.stream([1], max_tokens=50, ignore_eos=True)
+        next(earlier)
+        results = one.generate_batch(
+            [[1], [2], [3]], max_tokens=4, ignore_eos=True, draft="none", progress=watch
+        )
+        assert [len(result.tokens) for result in results] == [4, 4, 4]
+        assert sum(len(step.tokens) for step in later[0]) == 5
+        with pytest.raises(RuntimeError, match="ended by a later call"):
+            list(earlier)
+
+
+def test_an_interrupted_batch_leaves_no_answer(pair: Pair) -> None:
+    with open_decoder(pair, 3) as many:
+
+        def stop(done: int, _: int) -> None:
+            if done == 2:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            many.generate_batch(
+                [[i + 1] for i in range(9)], max_tokens=[3, 4, *[30] * 7], progress=stop
+            )
+        assert not many._scheduler._jobs
+        assert len(many._scheduler._free) == len(many._scheduler._timelines)
 
 
 def test_logits_take_the_room_of_what_is_merely_kept(pair: Pair) -> None:

@@ -240,13 +240,13 @@ def prompt_text(args: argparse.Namespace) -> str:
     return text.removesuffix("\n")
 
 
-def prompt_lines(text: str) -> list[str]:
-    """The lines that are not empty.
+def prompt_lines(text: str) -> list[tuple[int, str]]:
+    """The lines that are not empty, with their numbers from 1 on.
 
     Not by splitlines(), which also cuts at characters that may stand within a prompt.
     """
     lines = (line.removesuffix("\r") for line in text.split("\n"))
-    return [line for line in lines if line]
+    return [(number, line) for number, line in enumerate(lines, 1) if line]
 
 
 def token_ids(text: str) -> list[int]:

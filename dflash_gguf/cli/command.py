@@ -21,6 +21,7 @@ from ..core import Error, devices, load_backend
 from ..decoder import Decoder, load
 from ..results import Result
 from ..text.gguf_metadata import Metadata
+from ..writing import check_prompt
 from .arguments import decode_config, parser, prompt_lines, prompt_text, unescaped
 from .model_arguments import load_config
 from .plan import fitted, show_plan
@@ -237,7 +238,13 @@ def _answer_lines(
     decoder: Decoder, args: argparse.Namespace, config: DecodeConfig, text: str
 ) -> int:
     """Answers prompts, one a line, many at once; Ctrl-C ends them all."""
-    prompts = [_prompt(decoder, args, line) for line in prompt_lines(text)]
+    prompts = []
+    for number, line in prompt_lines(text):
+        try:
+            prompts.append(_prompt(decoder, args, line))
+            check_prompt(prompts[-1], decoder.n_ctx)
+        except ValueError as error:
+            raise ValueError(f"{args.file}: line {number}: {error}") from None
     bar, started = Bar("answers", unit="answers"), time.monotonic()
     try:
         results = decoder.generate_batch(prompts, config, progress=bar)
