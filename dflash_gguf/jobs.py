@@ -119,12 +119,14 @@ class Job:
             raise self.error
         return self.is_over
 
-    def filled(self, *, is_first: bool) -> None:
+    def filled(self, sample_s: float, *, is_first: bool) -> None:
         """A piece of what is before the last token has come in.
 
-        is_first: whether it is of the prompt; else it is computed anew.
+        sample_s: that were counted then. is_first: whether it is of the prompt; else it is computed
+        anew, which counts in no phase.
         """
         if not is_first or self.prefill_started is None:
+            self.writing.account.sampled(-sample_s)
             return
         self.writing.account.set_prefill(time.perf_counter() - self.prefill_started)
         if self.on_prefill is not None and self.timeline is not None:

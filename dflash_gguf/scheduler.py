@@ -642,7 +642,8 @@ class Scheduler:
                     self._prefixes.keep(job.held)
                 if job.decodes and job.group is not None:
                     job.group.speculation.decodes(job.request)
-                job.filled(is_first=len(job.answer.tokens) == len(one.tokens))
+                is_first = len(job.answer.tokens) == len(one.tokens)
+                job.filled(one.sampled_s, is_first=is_first)
             if job.answer.stop_reason is not None:
                 self.end(job)
 

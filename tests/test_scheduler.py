@@ -266,6 +266,8 @@ def test_the_newest_give_way(pair: Pair, monkeypatch: pytest.MonkeyPatch, draft:
         found = many.generate_batch(prompts, draft=draft, seed=[1, 2, 3], **settings)
         assert [result.tokens for result in found] == [result.tokens for result in expected]
         assert preempted and 1 not in preempted
+        for result in found:  # what was computed anew is in none of both
+            assert sum(result.phase_s.values()) == pytest.approx(result.prefill_s + result.decode_s)
 
 
 def test_prompts_that_hold_all_cells_come_further(pair: Pair) -> None:
