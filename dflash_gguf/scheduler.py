@@ -481,7 +481,7 @@ class Scheduler:
 
     def _pieces(self, filling: list[Job], decoding: list[_Work]) -> list[_Work]:
         """Of prompts as much as the pass takes and those who decode can wait for."""
-        n_most = max(self.engine.model.config.n_ubatch, self.engine.n_parallel)
+        n_most = max(self.engine.config.n_ubatch, self.engine.n_parallel)
         left = min(n_most, self.engine.n_ctx) - sum([one.tree is None for one in decoding])
         if decoding:
             left = min(left, self._pace.chunk(len(decoding), len(filling)))

@@ -69,7 +69,8 @@ class Engine:
     n_free_cells = 1 << 20
 
     def __init__(self, n_parallel: int, n_tokens: int, n_vocab: int, chance: float) -> None:
-        self.model = SimpleNamespace(backend="CPU", config=SimpleNamespace(n_ubatch=512))
+        self.model = SimpleNamespace(backend="CPU")
+        self.config = SimpleNamespace(n_ubatch=512)
         self.n_parallel, self.n_vocab = n_parallel, n_vocab
         self.n_ctx = n_tokens + BLOCK + 2
         self.waited_s = 0.0

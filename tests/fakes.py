@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ class FakeModel:
         self.path = "/models/fake.gguf"
         self.backend = "FAKE"
         self.kernels = {"FAKE": 1}
-        self.config = SimpleNamespace(n_ubatch=1)
         self.n_vocab = n_vocab
         self.n_ctx_train = 128
         self.n_closed = 0

@@ -89,8 +89,9 @@ class Engine:
     drafter: Any = None
     n_threads = 2
 
-    def __init__(self, sequence: Scripted, model: Any) -> None:
+    def __init__(self, sequence: Scripted, model: Any, n_ubatch: int) -> None:
         self._sequence, self.model = sequence, model
+        self.config = SimpleNamespace(n_ubatch=n_ubatch)
         self.n_ctx = self.n_free_cells = sequence.n_ctx
         self.max_verify = 256
         self.n_top = 0
@@ -183,8 +184,8 @@ class Scripted:
         self.n_ctx = n_ctx
         self.n_prompt = n_prompt
         if model is None:
-            model = SimpleNamespace(backend="CPU", config=SimpleNamespace(n_ubatch=n_ubatch))
-        self.engine = Engine(self, model)
+            model = SimpleNamespace(backend="CPU")
+        self.engine = Engine(self, model, n_ubatch)
         self.tokens: list[int] = []
         self.held: list[int] = []
         self.open: list[int] = []

@@ -24,6 +24,7 @@ from dflash_gguf.core import Error, Item
 from dflash_gguf.costs.rounds import Round
 from dflash_gguf.decoder import Decoder, Stream
 from dflash_gguf.draft import dflash
+from dflash_gguf.jobs import Job
 from dflash_gguf.pace import Pace
 from dflash_gguf.policy.rule import Auto, Rule
 from dflash_gguf.prefixes import Prefixes
@@ -266,8 +267,24 @@ def test_the_newest_give_way(pair: Pair, monkeypatch: pytest.MonkeyPatch, draft:
         found = many.generate_batch(prompts, draft=draft, seed=[1, 2, 3], **settings)
         assert [result.tokens for result in found] == [result.tokens for result in expected]
         assert preempted and 1 not in preempted
-        for result in found:  # what was computed anew is in none of both
-            assert sum(result.phase_s.values()) == pytest.approx(result.prefill_s + result.decode_s)
+
+
+def test_what_is_computed_anew_is_in_no_phase(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts, filled = [random_tokens(10, seed=i) for i in range(3)], list[bool]()
+    count = Job.filled
+    monkeypatch.setattr(
+        Job,
+        "filled",
+        lambda *args, is_first: (filled.append(is_first), count(*args, is_first=is_first)),
+    )
+    with open_decoder(make_pair(tmp_path, "llama"), 4, n_bytes=0, n_ubatch=15) as many:
+        results = many.generate_batch(prompts, max_tokens=200, draft="none", ignore_eos=True)
+    assert not all(filled)
+    for result in results:
+        total_s = result.prefill_s + result.decode_s
+        assert sum(result.phase_s.values()) == pytest.approx(total_s, abs=1e-7, rel=0)
 
 
 def test_prompts_that_hold_all_cells_come_further(pair: Pair) -> None:
