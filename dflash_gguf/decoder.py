@@ -10,6 +10,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -485,8 +486,8 @@ class Decoder:
     def _step(self, job: Job, *, run: bool) -> Step | None:
         with self._rounds() as held:
             step = self._scheduler.step(job, run=run)
-            if held.has_come and step is not None:
-                job.put_back(step)
+            if step is not None:
+                held.undo = partial(job.put_back, step)
             return step
 
     def _round(self, live: Mapping[int, Stream]) -> list[int]:
@@ -526,31 +527,40 @@ class _Asked(NamedTuple):
 class _Uninterrupted:
     """Holds Ctrl-C back while the state of answers changes; then it comes.
 
-    It could come between any two steps of Python, also where half of a change is done. Only on the
-    main thread, where Python raises it, and unless the program itself handles the signal.
+    Whatever handles the signal could raise between any two steps of Python, also where half of a
+    change is done. Only on the main thread, where Python handles it, and if Python does.
     """
 
     def __init__(self) -> None:
-        self.has_come = False
-        self._holds = False
+        self.undo: Callable[[], None] | None = None
+        """What is done if the handler raises."""
+        self._handler: Any = None
+        self._came: tuple[Any, ...] | None = None
 
     def __enter__(self) -> _Uninterrupted:
-        if (
-            threading.current_thread() is threading.main_thread()
-            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        ):
-            self._holds = True
-            signal.signal(signal.SIGINT, self._come)
+        if threading.current_thread() is threading.main_thread():
+            handler = signal.getsignal(signal.SIGINT)
+            if callable(handler):  # not SIG_IGN, SIG_DFL, or one that is not Python's
+                self._handler = handler
+                signal.signal(signal.SIGINT, self._come)
         return self
 
-    def _come(self, *_: object) -> None:
-        self.has_come = True
+    def _come(self, *args: Any) -> None:
+        self._came = args
 
     def __exit__(self, *_: object) -> None:
-        if self._holds:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            if self.has_come:
-                raise KeyboardInterrupt
+        if self._handler is None:
+            return
+        found = signal.signal(signal.SIGINT, self._handler)
+        if found != self._come:  # a callback has set it
+            signal.signal(signal.SIGINT, found)
+        if self._came is not None:
+            try:
+                self._handler(*self._came)
+            except BaseException:
+                if self.undo is not None:
+                    self.undo()
+                raise
 
 
 class _Callbacks:
