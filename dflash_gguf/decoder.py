@@ -204,12 +204,14 @@ class Decoder:
         *,
         cancelled: Callable[[], bool] | None = None,
         progress: Progress | None = None,
+        on_result: Callable[[int, Result], None] | None = None,
         **settings: Any,
     ) -> list[Result]:
         """Answers prompts, `n_parallel` at once; the results in their order.
 
         settings: as for `generate`; a list has a value for each prompt (`seed=[1, 2, 3]`).
-        progress: called with (answers done, answers in all).
+        progress: called with (answers done, answers in all). on_result: with the number of a
+            prompt, from 0 on, and its result, as soon as that is there; they end in any order.
         Errors: as for `generate`, for any of them; all others are ended then. What is wrong with a
             prompt is said before the first is answered.
         """
@@ -227,7 +229,6 @@ class Decoder:
                     self.check(asked[-1].config)
             except ValueError as error:
                 raise ValueError(f"prompt {i + 1} of {len(prompts)}: {error}") from None
-        watch = progress or (lambda done, total: None)  # noqa: ARG005
         results: list[Result | None] = [None] * len(asked)
         live: dict[int, Stream] = {}
         n_begun = n_done = 0
@@ -238,9 +239,12 @@ class Decoder:
                     live[n_begun] = self._join(asked[n_begun], cancelled, ends=n_begun == 0)
                     n_begun += 1
                 for i in self._round(live):
-                    results[i] = live.pop(i).result()
+                    result = results[i] = live.pop(i).result()
                     n_done += 1
-                    watch(n_done, len(asked))
+                    if on_result is not None:
+                        on_result(i, result)
+                    if progress is not None:
+                        progress(n_done, len(asked))
         finally:
             with self._turn():
                 for stream in live.values():

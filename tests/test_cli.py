@@ -142,6 +142,34 @@ def test_lines_are_cut_at_line_breaks_only() -> None:
     assert lines == [(1, "a"), (3, "b\x0cc\x85d\u2028e")]
 
 
+def test_answers_of_a_file_are_printed_in_its_order_as_they_come(
+    loader: Loader,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("a:\n\nab:\nabc:\n", encoding="utf-8")
+    flags = ("-f", str(file), "--parallel", "2", "--no-perf")
+    assert run(loader, *flags, "--json") == 0
+    reports = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(report["n_prompt"], report["text"]) for report in reports] == [
+        (n, "yes") for n in (2, 3, 4)
+    ]
+
+    def interrupted(decoder: Decoder, prompts: Any, _config: Any, **more: Any) -> None:
+        for i in (1, 0, 2):
+            more["on_result"](i, decoder.generate(prompts[i]))
+            if i == 0:
+                assert capsys.readouterr().out == "yes\nyes\n"
+        more["on_result"](4, None)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Decoder, "generate_batch", interrupted)
+    assert run(loader, *flags) == 130
+    assert capsys.readouterr().out == "yes\n"
+
+
 @pytest.mark.parametrize(
     ("template", "text", "sentence"),
     [

@@ -559,10 +559,18 @@ def test_of_a_batch_as_many_join_as_run(pair: Pair, monkeypatch: pytest.MonkeyPa
             ran(job)
 
         monkeypatch.setattr(many._scheduler, "round", round_of)
-        results = many.generate_batch([[i + 1] for i in range(200)], max_tokens=3, ignore_eos=True)
+        ended: dict[int, Any] = {}
+        results = many.generate_batch(
+            [[i + 1] for i in range(200)],
+            max_tokens=[3, *[3 - i % 2 for i in range(199)]],
+            ignore_eos=True,
+            on_result=ended.__setitem__,
+        )
+        assert [ended[i] for i in range(200)] == results
+        assert list(ended) != sorted(ended)
         assert most == 3
         assert n_rounds < 200 * 3 / 3 + 10
-        assert all(len(result.tokens) == 3 for result in results)
+        assert {len(result.tokens) for result in results} == {2, 3}
         assert not many._scheduler._jobs
 
 

@@ -40,7 +40,9 @@ def parser() -> argparse.ArgumentParser:
     add_drafting(p)
     add_sampling(p)
     out = p.add_argument_group("output")
-    out.add_argument("--json", action="store_true", help="print one JSON object, at the end")
+    out.add_argument(
+        "--json", action="store_true", help="print one JSON object for an answer, at its end"
+    )
     out.add_argument(
         "--compare",
         action="store_true",

@@ -237,7 +237,10 @@ def _answer(
 def _answer_lines(
     decoder: Decoder, args: argparse.Namespace, config: DecodeConfig, text: str
 ) -> int:
-    """Answers prompts, one a line, many at once; Ctrl-C ends them all."""
+    """Answers prompts, one a line, many at once, and prints each when all before it have been.
+
+    Ctrl-C ends them all.
+    """
     prompts = []
     for number, line in prompt_lines(text):
         try:
@@ -246,12 +249,21 @@ def _answer_lines(
         except ValueError as error:
             raise ValueError(f"{args.file}: line {number}: {error}") from None
     bar, started = Bar("answers", unit="answers"), time.monotonic()
+    ended: dict[int, Result] = {}
+    n_printed = 0
+
+    def show(number: int, result: Result) -> None:
+        nonlocal n_printed
+        ended[number] = result
+        while (one := ended.pop(n_printed, None)) is not None:
+            bar.clear()
+            print(one.to_json() if args.json else one.text, flush=True)
+            n_printed += 1
+
     try:
-        results = decoder.generate_batch(prompts, config, progress=bar)
+        results = decoder.generate_batch(prompts, config, progress=bar, on_result=show)
     finally:
         bar.clear()
-    for result in results:
-        print(result.to_json() if args.json else result.text, flush=True)
     if not args.no_perf:
         seconds, n = time.monotonic() - started, sum(result.n_tokens for result in results)
         print(
