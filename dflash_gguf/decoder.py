@@ -10,7 +10,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -477,22 +476,26 @@ class Decoder:
             raise RuntimeError("the decoder is busy: a callback of its answer cannot use it")
 
     @contextmanager
-    def _rounds(self) -> Iterator[_Uninterrupted]:
+    def _rounds(self) -> Iterator[None]:
         """A turn in which callbacks come. Others may take theirs after every round."""
-        with self._lock, _Uninterrupted() as held:
-            self._check_turn()
+        with self._turn():
             self._is_running = True
             try:
-                yield held
+                yield
             finally:
                 self._is_running = False
 
-    def _step(self, job: Job, *, run: bool) -> Step | None:
-        with self._rounds() as held:
-            step = self._scheduler.step(job, run=run)
-            if step is not None:
-                held.undo = partial(job.put_back, step)
-            return step
+    def _step(self, job: Job, taken: list[Step], *, run: bool) -> None:
+        """Takes the next step of an answer into a list, if there is one."""
+        with self._rounds():
+            if (step := self._scheduler.step(job, run=run)) is not None:
+                taken.append(step)
+
+    def _put_back(self, job: Job, taken: list[Step]) -> None:
+        """A step that did not reach its reader."""
+        with self._turn():
+            while taken:
+                job.put_back(taken.pop())
 
     def _round(self, live: Mapping[int, Stream]) -> list[int]:
         """One for answers whose steps nobody wants to see; those that are over.
@@ -536,8 +539,6 @@ class _Uninterrupted:
     """
 
     def __init__(self) -> None:
-        self.undo: Callable[[], None] | None = None
-        """What is done if the handler raises."""
         self._handler: Any = None
         self._came: tuple[Any, ...] | None = None
 
@@ -559,12 +560,7 @@ class _Uninterrupted:
         if found != self._come:  # a callback has set it
             signal.signal(signal.SIGINT, found)
         if self._came is not None:
-            try:
-                self._handler(*self._came)
-            except BaseException:
-                if self.undo is not None:
-                    self.undo()
-                raise
+            self._handler(*self._came)
 
 
 class _Callbacks:
@@ -624,10 +620,7 @@ class Stream:
         return self
 
     def __next__(self) -> Step:
-        while True:
-            step = self.poll(run=True)
-            if step is not None:
-                return step
+        return self._read(run=True, waits=True)[0]
 
     def poll(self, *, run: bool) -> Step | None:
         """The next step; if it is not there, after one round for all, if `run`.
@@ -636,10 +629,23 @@ class Stream:
         soon as its round is over, also while a long prompt of one of them is computed.
         Errors: StopIteration where the answer is over; what one of its callbacks raised.
         """
+        taken = self._read(run=run, waits=False)
+        return taken[0] if taken else None
+
+    def _read(self, *, run: bool, waits: bool) -> list[Step]:
+        taken: list[Step] = []
         try:
-            return self._decoder._step(self._job, run=run)
-        finally:
-            self._raise_error()
+            while True:
+                try:
+                    self._decoder._step(self._job, taken, run=run)
+                finally:
+                    self._raise_error()
+                if taken or not waits:
+                    return taken
+        except BaseException:
+            if taken:
+                self._decoder._put_back(self._job, taken)
+            raise
 
     def _raise_error(self) -> None:
         """What one of its callbacks raised."""

@@ -690,9 +690,10 @@ def test_an_answer_that_ctrl_c_came_upon_as_it_joined_keeps_no_place(
         assert not many._scheduler._jobs
 
 
+@pytest.mark.parametrize("is_late", [False, True])
 @pytest.mark.parametrize(("handler", "error"), [*HANDLERS, (lambda *_: None, None)])
 def test_a_step_that_ctrl_c_came_upon_is_not_lost(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, handler: Any, error: Any
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, handler: Any, error: Any, is_late: bool
 ) -> None:
     """Nor given twice, where a program goes on."""
     prompt = random_tokens(5)
@@ -709,6 +710,12 @@ def test_a_step_that_ctrl_c_came_upon_is_not_lost(
 
         monkeypatch.setattr(decoder._scheduler, "step", interrupted)
         handled = signal.signal(signal.SIGINT, handler)
+        if is_late:  # the round is over, and the step is on its way
+            monkeypatch.undo()
+            close = stream._raise_error
+            monkeypatch.setattr(
+                stream, "_raise_error", lambda: (signal.raise_signal(signal.SIGINT), close())
+            )
         try:
             if error is None:
                 found.extend(next(stream).tokens)
@@ -717,6 +724,7 @@ def test_a_step_that_ctrl_c_came_upon_is_not_lost(
                     next(stream)
         finally:
             signal.signal(signal.SIGINT, handled)
+            monkeypatch.undo()
         for one in stream:
             found.extend(one.tokens)
     assert found == list(expected)
