@@ -110,8 +110,10 @@ class DecodeConfig:
         _set(self, "min_p", number("min_p", self.min_p, 0.0, 1.0))
         if self.repeat_penalty == 0.0:
             raise ValueError("repeat_penalty is 0, must be greater than 0 (1 is off)")
-        least, most = 1 / MAX_CHANGE, MAX_CHANGE
-        _set(self, "repeat_penalty", number("repeat_penalty", self.repeat_penalty, least, most))
+        least = 1e-28  # of MAX_CHANGE the inverse
+        _set(
+            self, "repeat_penalty", number("repeat_penalty", self.repeat_penalty, least, MAX_CHANGE)
+        )
         for name in ("presence_penalty", "frequency_penalty"):
             _set(self, name, number(name, getattr(self, name), -MAX_CHANGE, MAX_CHANGE))
         _set(self, "repeat_last_n", integer("repeat_last_n", self.repeat_last_n, 0, MAX_N_CTX))

@@ -38,6 +38,7 @@ from .writing import Writing, check_prompt
 Prompt = str | Sequence[int] | NDArray[np.integer[Any]]
 
 ENDED = "this stream was ended by a later call of the same decoder"
+CLOSED = "the decoder was closed before this answer was whole"
 
 
 def load(
@@ -146,10 +147,13 @@ class Decoder:
         self.close()
 
     def close(self) -> None:
-        """Frees model, caches and tokenizer; closing twice is harmless."""
+        """Frees model, caches and tokenizer; closing twice is harmless.
+
+        Whoever still reads an answer gets a RuntimeError in place of what is missing.
+        """
         with self._turn():
             self._drafting.keep()
-            self._scheduler.close()
+            self._scheduler.close(RuntimeError(CLOSED))
             self.sequence.close()
             self.engine.close()
             self.model.close()
@@ -314,7 +318,7 @@ class Decoder:
                 told = None if on_prefill is None else calls.on_prefill
                 job = self._scheduler.add(writing, proposers, rule, told)
             stream = Stream(self, job, calls)
-            weakref.finalize(stream, calls.drop)  # nobody will read it
+            calls.reader = weakref.ref(stream)
             return stream
         except BaseException:  # Ctrl-C may come once it has joined
             calls.drop()
@@ -449,6 +453,8 @@ class Decoder:
     def _tokens_of(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             return self.tokenize(prompt)
+        if not isinstance(prompt, Iterable) or getattr(prompt, "ndim", 1) != 1:
+            raise ValueError(f"the prompt is {prompt!r}, must be a text or a list of token ids")
         n_vocab = self.model.n_vocab
         tokens = [
             token if type(token) is int else integer("a token id", token, 0, n_vocab - 1)
@@ -571,6 +577,8 @@ class _Callbacks:
 
     def __init__(self, cancelled: Callable[[], bool] | None, on_prefill: Progress | None) -> None:
         self._cancelled, self._on_prefill = cancelled, on_prefill
+        self.reader: weakref.ref[Stream] | None = None
+        """The stream: once that is gone, nobody will read the answer."""
         self._is_dropped = False
         self._error: BaseException | None = None
 
@@ -580,7 +588,8 @@ class _Callbacks:
 
     def cancelled(self) -> bool:
         """Whether the answer is to end."""
-        if self._is_dropped or self._error is not None:
+        is_gone = self.reader is not None and self.reader() is None
+        if is_gone or self._is_dropped or self._error is not None:
             return True
         try:
             return self._cancelled is not None and self._cancelled()

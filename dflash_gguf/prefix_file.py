@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from .core import Engine, Error, Part, Prefix, create_prefix, ggml_version, library_build
+from .core import Engine, Error, Part, Prefix, ggml_version, library_build
 from .text.gguf_metadata import Metadata, files_of
 
 Bytes = NDArray[np.uint8]
@@ -118,7 +118,7 @@ def load(engine: Engine, path: Path, make_room: Callable[[int], bool]) -> tuple[
             raise ValueError(f"{path}: is damaged: tensor {TOKENS} is not whole")
         tokens = ids.view("<i4").tolist()
         try:
-            prefix = create_prefix(engine, tokens, rows.tolist())
+            prefix = engine.create_prefix(tokens, rows.tolist())
         except Error as error:
             raise ValueError(f"{path}: is damaged or too long: {error}") from None
         try:

@@ -219,10 +219,10 @@ class Scheduler:
                 job.group.speculation.end()
         self._jobs = [other for other in self._jobs if not other.is_over]
 
-    def close(self) -> None:
-        """Ends all answers and gives up the sequences."""
+    def close(self, error: Exception) -> None:
+        """Ends all answers and gives up the sequences. error: what their readers are told."""
         for job in self._jobs:
-            self.end(job)
+            self.end(job, error)
         self._prefixes.forget()
         for timeline in self._timelines:
             timeline.close()

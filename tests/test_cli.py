@@ -175,6 +175,7 @@ def test_answers_of_a_file_are_printed_in_its_order_as_they_come(
     [
         (None, "ab\n\n" + 200 * "c" + "\n", "line 3: the prompt has 200 tokens, the context holds"),
         ("{{ raise_exception('no') }}", "\nab", "line 2: the chat template"),
+        (None, "\n\r\n", "has no prompts, which --parallel takes a line each"),
     ],
 )
 def test_a_line_that_cannot_be_answered_is_named(

@@ -80,6 +80,10 @@ def test_decode_config_refuses(values: dict[str, Any], sentence: str) -> None:
     assert str(caught.value).startswith(sentence)
 
 
+def test_the_least_and_the_most_are_taken() -> None:
+    DecodeConfig(repeat_penalty=1e-28, presence_penalty=-1e28, logit_bias={1: 1e28})
+
+
 @pytest.mark.parametrize(("values", "sentence"), LOAD_REFUSALS)
 def test_load_config_refuses(values: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError) as caught:

@@ -412,6 +412,7 @@ def test_what_cannot_be(pair: Pair) -> None:
             ([[1, True]], {}, "prompt 1 of 1: a token id is True, must be an integer"),
             ([["a"]], {}, "prompt 1 of 1: a token id is 'a', must be an integer"),
             ([np.array([1.0])], {}, "prompt 1 of 1: a token id is 1.0, must be an integer"),
+            ([[1], 5], {}, "prompt 2 of 2: the prompt is 5, must be a text or a list of token ids"),
             ([[1]] * 3, {"temperature": [0, 1, -1]}, "prompt 3 of 3: temperature is -1, must be"),
             ([[1]] * 2, {"draft_max": [1, 99]}, "prompt 2 of 2: draft_max is 99, this drafter"),
             (
@@ -432,6 +433,22 @@ def test_what_cannot_be(pair: Pair) -> None:
             assert list(stream) == [] and stream.result().stop_reason == "cancelled"
         assert len(list(running)) > 0 and len(running.result().tokens) == 20
         assert len(many.logits([1, 2, 3])) == 3
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 1e-28, "presence_penalty": -1e28},
+        {"temperature": 0.8, "logit_bias": {5: 1e28, 6: 1e28}},
+        {"temperature": 0.0, "frequency_penalty": 1e28, "repeat_penalty": 1e28},
+    ],
+)
+def test_the_largest_changes_of_logits(alone: Decoder, settings: Any) -> None:
+    settings = settings | {"seed": 3, "max_tokens": 12, "ignore_eos": True}
+    prompt = [1, 2, 3, 1, 2, 3]
+    expected = alone.generate(prompt, draft="none", **settings).tokens
+    for draft in ("chain", "tree", "auto"):
+        assert alone.generate(prompt, draft=draft, **settings).tokens == expected
 
 
 def test_what_fails_to_begin_tells_why(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -591,6 +608,33 @@ def test_a_batch_of_one_at_a_time_ends_no_stream_that_came_later(pair: Pair) -> 
         assert sum(len(step.tokens) for step in later[0]) == 5
         with pytest.raises(RuntimeError, match="ended by a later call"):
             list(earlier)
+
+
+def test_close_tells_those_who_still_read(pair: Pair) -> None:
+    many = open_decoder(pair, 2, n_ctx=4096)
+    stream = many.stream([1, 2], max_tokens=2000, ignore_eos=True)
+    found = list(next(stream).tokens)
+
+    def close(_done: int, _total: int) -> None:
+        threading.Thread(target=many.close).start()
+
+    settings: dict[str, Any] = {"max_tokens": [3, 2000], "ignore_eos": True, "progress": close}
+    with pytest.raises(RuntimeError, match="the decoder was closed before this answer was whole"):
+        many.generate_batch([[3], [4]], **settings)
+    with pytest.raises(RuntimeError, match="the decoder was closed before this answer was whole"):
+        for step in stream:
+            found += step.tokens
+    assert stream.result().tokens == tuple(found)
+    assert stream.result().stop_reason == "cancelled"
+
+
+def test_who_drops_a_stream_ends_its_answer(pair: Pair) -> None:
+    with open_decoder(pair, 2) as many:
+        dropped = many.stream([1, 2], max_tokens=200, ignore_eos=True)
+        next(dropped)
+        del dropped
+        many.generate([3, 4], max_tokens=3)
+        assert not many._scheduler._jobs
 
 
 def test_an_interrupted_batch_leaves_no_answer(pair: Pair) -> None:

@@ -95,6 +95,8 @@ def _run(args: argparse.Namespace) -> int:
     elif args.vram is not None:
         raise ValueError("--vram goes with --fit or --plan")
     text = None if args.interactive or args.tokens is not None else prompt_text(args)
+    if several and not args.interactive and not prompt_lines(text or ""):
+        raise ValueError(f"{args.file}: has no prompts, which --parallel takes a line each")
     with _load(args, settings) as decoder:
         if settings.n_ctx is None:
             print(_context(decoder), file=sys.stderr)

@@ -18,7 +18,7 @@ from .load_config import (
 from .models import Drafter, Model
 from .newton import NewtonRules
 from .passes import Draft, DraftRequest, Item, Rows
-from .prefixes import Part, Prefix, create_prefix
+from .prefixes import Part, Prefix
 from .samplers import CoreSampler, SamplerOptions, Walk
 from .sequences import Checkpoint, Sequence
 from .worth import ANYTHING, Picked, Worth, pick
@@ -58,7 +58,6 @@ __all__ = [
     "Sequence",
     "Walk",
     "Worth",
-    "create_prefix",
     "devices",
     "ggml_version",
     "library_build",

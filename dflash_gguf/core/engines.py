@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,11 +13,9 @@ from .limits import MAX_TOP, MAX_VERIFY
 from .load_config import LoadConfig, c_options
 from .models import Drafter, Model
 from .passes import Draft, DraftRequest, Item, Rows, Timeline, ids_of, nodes_of
+from .prefixes import Prefix
 from .progress import Progress, c_callback
 from .samplers import Walk
-
-if TYPE_CHECKING:
-    from .prefixes import Prefix
 
 
 class Memory(NamedTuple):
@@ -166,6 +164,17 @@ class Engine:
         stays = ffi.NULL if spared is None else spared.handle
         call("prefix_spill", self.handle, n_cells, n_bytes, stays, is_done)
         return bool(is_done[0])
+
+    def create_prefix(self, tokens: Sequence[int], n_rows: Sequence[int]) -> Prefix:
+        """One to be filled in. n_rows: of each cache.
+
+        Raises:
+            Error: tokens that the model does not have, or rows that its caches do not.
+        """
+        ids = ids_of(tokens, self.model.n_vocab)
+        rows = new("int64_t[]", list(n_rows))
+        args = (self.handle, ids, len(ids), rows, len(rows))
+        return Prefix(create("prefix", "prefix_create", *args), len(ids))
 
     @property
     def max_draft_rows(self) -> int:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections import abc
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ._ffi import Error, call, create, ffi, lib, new, text
-from .engines import Engine
-from .passes import ids_of
+from ._ffi import Error, call, ffi, lib, new, text
 
 
 class Part(NamedTuple):
@@ -26,7 +23,7 @@ class Prefix:
     """All that the first tokens of a sequence left behind, until it is closed."""
 
     def __init__(self, handle: Any, n_tokens: int) -> None:
-        """Use `Sequence.keep` or `create_prefix`."""
+        """Use `Sequence.keep` or `Engine.create_prefix`."""
         self._handle = handle
         self.n_tokens = n_tokens
 
@@ -75,17 +72,5 @@ class Prefix:
         call("prefix_read", self.handle, part, ffi.from_buffer("uint8_t[]", out, True))
 
     def write(self, part: int, data: NDArray[np.uint8]) -> None:
-        """Fills in a part of one that `create_prefix` made."""
+        """Fills in a part of one that `Engine.create_prefix` made."""
         call("prefix_write", self.handle, part, ffi.from_buffer("uint8_t[]", data))
-
-
-def create_prefix(engine: Engine, tokens: abc.Sequence[int], n_rows: abc.Sequence[int]) -> Prefix:
-    """A prefix to be filled in. n_rows: of each cache.
-
-    Raises:
-        Error: tokens that the model does not have, or rows that its caches do not.
-    """
-    ids = ids_of(tokens, engine.model.n_vocab)
-    rows = new("int64_t[]", list(n_rows))
-    args = (engine.handle, ids, len(ids), rows, len(rows))
-    return Prefix(create("prefix", "prefix_create", *args), len(ids))

@@ -169,6 +169,8 @@ class DFlash:
         elif sampler.banned:
             _ban(sampler, tokens, logits)
         log_q = logits - _joined([draft.log_sum_exp for _, draft in drafts])[:, None]
+        # The sums know nothing of biases and penalties, which may lift a token above all.
+        log_q -= np.maximum(log_q.max(axis=1, keepdims=True), 0.0)
         is_cut = None if noise is None else sampler.is_cut(log_q)
         features = Features(log_q, noise, is_cut, depths)
         chances = calibration.log_chances(features)
