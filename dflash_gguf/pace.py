@@ -23,6 +23,11 @@ QUICK_S = 0.2
 """How much longer a round may take for it: a pause that readers of a stream bear."""
 MOST_MIXED = 16
 """Rounds with pieces of prompts before one without."""
+HELD_UP = 4.0
+"""Times as long as pieces usually take: what is beyond, something else took of the machine.
+
+Charged to prompts, a computer that slept for an hour would keep them waiting for another.
+"""
 
 
 class Pace:
@@ -63,7 +68,10 @@ class Pace:
         alone_s = self._alone.value
         more_s = max(seconds - alone_s, 0.0) if n_filled else 0.0
         granted_s = self._weight * (SLOWER - 1.0) * alone_s
-        self._saved_s = min(self._saved_s + granted_s - more_s, max(alone_s, granted_s))
-        if n_filled in self._run_sizes and more_s:
+        is_first = n_filled not in self._run_sizes  # which builds a graph, once
+        usual_s = n_filled * self._row.value  # 0 as long as nothing is known
+        charged_s = min(more_s, usual_s if is_first else HELD_UP * usual_s)
+        self._saved_s = min(self._saved_s + granted_s - charged_s, max(alone_s, granted_s))
+        if more_s and not is_first:
             self._row.add(more_s / n_filled)
-        self._run_sizes.add(n_filled)  # the first of a size builds its graph
+        self._run_sizes.add(n_filled)

@@ -774,6 +774,22 @@ def test_a_step_that_ctrl_c_came_upon_is_not_lost(
     assert found == list(expected)
 
 
+@pytest.mark.parametrize("held_up_at", [0, 1, 50])
+def test_a_round_that_was_held_up_keeps_no_prompt_waiting(held_up_at: int) -> None:
+    """As the machine slept, or as a graph was built; then as before."""
+    pace, n_mixed, waited = Pace(), 0, [0]
+    for _ in range(1000):
+        n = pace.chunk() if pace._alone.value else 0
+        seconds = 0.01 + n * 1e-4
+        if n and n_mixed == held_up_at:
+            seconds = 3600.0
+        n_mixed += n > 0
+        waited = [*waited, 0] if n else [*waited[:-1], waited[-1] + 1]
+        pace.ran(seconds, n)
+    assert n_mixed > 300
+    assert max(waited) < 20
+
+
 def test_pieces_of_prompts_leave_the_others_their_share() -> None:
     """Rounds of a made-up machine: 10 ms without a prompt, and ever more for a row of one."""
     pace = Pace()
