@@ -20,7 +20,7 @@ from . import core, prefix_file
 from .checks import integer
 from .config import DecodeConfig, LoadConfig
 from .convert.schema import Key
-from .core import MAX_VERIFY, Drafter, Engine, Model, library_build
+from .core import MAX_VERIFY, Drafter, Engine, Error, Model, library_build
 from .drafting import CostFile, Drafting
 from .jobs import Job
 from .memory.fit import most_rows, with_context
@@ -130,7 +130,7 @@ class Decoder:
         self._vocabulary = _Words(tokenizer)
         self._drafting = Drafting(sequence, cost_file, most_rows)
         self._lock = threading.RLock()
-        self._is_running = False
+        self._is_running = self._is_closed = False
         self._prefixes = Prefixes(self.engine, prefix_bytes)
         self._scheduler = Scheduler(sequence, self._prefixes)
         self._unfinished: Job | None = None  # a stream that a later call may end
@@ -152,6 +152,7 @@ class Decoder:
         Whoever still reads an answer gets a RuntimeError in place of what is missing.
         """
         with self._turn():
+            self._is_closed = True
             self._drafting.keep()
             self._scheduler.close(RuntimeError(CLOSED))
             self.sequence.close()
@@ -299,6 +300,7 @@ class Decoder:
         calls = _Callbacks(cancelled, on_prefill)
         try:
             with self._turn():
+                self._check_open()
                 self._scheduler.recover()
                 proposers, rule = self._drafting.rule(config)  # it may make room in the engine
                 if rule is not None:
@@ -436,6 +438,7 @@ class Decoder:
     @contextmanager
     def _lane(self) -> Iterator[core.Sequence]:
         """An empty sequence that no answer uses."""
+        self._check_open()
         self._scheduler.take_back(self.sequence)
         try:
             yield self.sequence
@@ -477,6 +480,10 @@ class Decoder:
             self._check_turn()
             yield
 
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Error("the decoder is closed")
+
     def _check_turn(self) -> None:
         if self._is_running:
             raise RuntimeError("the decoder is busy: a callback of its answer cannot use it")
@@ -496,12 +503,6 @@ class Decoder:
         with self._rounds():
             if (step := self._scheduler.step(job, run=run)) is not None:
                 taken.append(step)
-
-    def _put_back(self, job: Job, taken: list[Step]) -> None:
-        """A step that did not reach its reader."""
-        with self._turn():
-            while taken:
-                job.put_back(taken.pop())
 
     def _round(self, live: Mapping[int, Stream]) -> list[int]:
         """One for answers whose steps nobody wants to see; those that are over.
@@ -652,8 +653,9 @@ class Stream:
                 if taken or not waits:
                     return taken
         except BaseException:
-            if taken:
-                self._decoder._put_back(self._job, taken)
+            # The step did not reach its reader. One call, which no further interruption divides.
+            self._job.steps.extendleft(taken)
+            self._job.n_unread += sum([len(step.tokens) for step in taken])
             raise
 
     def _raise_error(self) -> None:

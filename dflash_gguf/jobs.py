@@ -88,11 +88,6 @@ class Job:
         self.steps.append(step)
         self.n_unread += len(step.tokens)
 
-    def put_back(self, step: Step) -> None:
-        """A step that did not reach its reader."""
-        self.steps.appendleft(step)
-        self.n_unread += len(step.tokens)
-
     def next_step(self) -> Step | None:
         """What its reader gets next, if there is something.
 

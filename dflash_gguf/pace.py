@@ -23,10 +23,12 @@ QUICK_S = 0.2
 """How much longer a round may take for it: a pause that readers of a stream bear."""
 MOST_MIXED = 16
 """Rounds with pieces of prompts before one without."""
-HELD_UP = 4.0
-"""Times as long as pieces usually take: what is beyond, something else took of the machine.
+MOST_WAITING = 128
+"""Rounds that prompts wait at most after a piece, whatever that took.
 
-Charged to prompts, a computer that slept for an hour would keep them waiting for another.
+Real pieces were followed by 87 at most (SmolLM2 Q4_1 beside one answer, on 2 cores). What is
+beyond, something else took of the machine: a computer that slept for an hour would keep them
+waiting for another.
 """
 
 
@@ -69,9 +71,9 @@ class Pace:
         more_s = max(seconds - alone_s, 0.0) if n_filled else 0.0
         granted_s = self._weight * (SLOWER - 1.0) * alone_s
         is_first = n_filled not in self._run_sizes  # which builds a graph, once
-        usual_s = n_filled * self._row.value  # 0 as long as nothing is known
-        charged_s = min(more_s, usual_s if is_first else HELD_UP * usual_s)
-        self._saved_s = min(self._saved_s + granted_s - charged_s, max(alone_s, granted_s))
+        charged_s = min(more_s, n_filled * self._row.value) if is_first else more_s
+        saved_s = min(self._saved_s + granted_s - charged_s, max(alone_s, granted_s))
+        self._saved_s = max(saved_s, -MOST_WAITING * granted_s)
         if more_s and not is_first:
             self._row.add(more_s / n_filled)
         self._run_sizes.add(n_filled)
