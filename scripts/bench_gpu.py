@@ -47,7 +47,7 @@ from gpu.budget import LEAST_S, share
 from gpu.child import Child
 from gpu.setting import Figures, Setting, add_arguments
 
-from dflash_gguf import core
+from dflash_gguf import native
 from dflash_gguf.bench import plot
 
 
@@ -94,7 +94,7 @@ def run_here(name: str, setting: Setting) -> None:
     try:
         for figures in measure(setting):
             print(json.dumps({"part": name, **figures}), flush=True)
-    except (core.Error, ConvertError, ValueError, OSError) as error:
+    except (native.Error, ConvertError, ValueError, OSError) as error:
         sys.exit(f"error: {error}")
     except SystemExit as error:  # of the scripts that build
         sys.exit(f"error: {error.code}")

@@ -23,15 +23,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_gguf.config import DecodeConfig
-from dflash_gguf.core import Draft, DraftRequest, Item, Walk
-from dflash_gguf.draft import proposer as draft
-from dflash_gguf.draft.dflash import DFlash
-from dflash_gguf.draft.tree import Tree
-from dflash_gguf.policy.known import Known
-from dflash_gguf.policy.rule import Auto, Fixed, Rule
-from dflash_gguf.prefixes import Prefixes
-from dflash_gguf.scheduler import Scheduler
-from dflash_gguf.writing import Writing
+from dflash_gguf.engine.scheduler import Scheduler
+from dflash_gguf.engine.writing import Writing
+from dflash_gguf.kv_cache.prefix_cache import Prefixes
+from dflash_gguf.native import Draft, DraftRequest, Item, Walk
+from dflash_gguf.speculative.controller import Auto, Fixed, Rule
+from dflash_gguf.speculative.controller_state import Known
+from dflash_gguf.speculative.proposers import proposer
+from dflash_gguf.speculative.proposers.dflash import DFlash
+from dflash_gguf.speculative.tree import Tree
 
 BLOCK = 7
 TREE = 15
@@ -203,8 +203,8 @@ def measure(setting: str, args: argparse.Namespace) -> dict[str, float]:
     scheduler = Scheduler(first, Prefixes(engine, 0), another)
     rules: dict[str, Rule | None] = {
         "none": None,
-        "chain": Fixed(draft.CHAIN, BLOCK, BLOCK),
-        "tree": Fixed(draft.TREE, TREE, BLOCK),
+        "chain": Fixed(proposer.CHAIN, BLOCK, BLOCK),
+        "tree": Fixed(proposer.TREE, TREE, BLOCK),
         "auto": Auto(Known(), BLOCK, TREE),
     }
     jobs = []

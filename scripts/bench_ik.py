@@ -25,7 +25,7 @@ import numpy as np
 from bench_plain import Work, commit, cpu_name, run_pair
 from numpy.typing import NDArray
 
-from dflash_gguf import core
+from dflash_gguf import native
 
 PHASES = ("prefill", "decode")
 ENGINES = ("ours", "llama.cpp", "ik", "ik -rtr")
@@ -103,7 +103,7 @@ def main() -> None:
             results.append(found)
             for phase in PHASES:
                 print(model.name, f"{n_threads} threads", phase, found[phase], flush=True)
-    facts = {"commit": commit(), "cpu": cpu_name(), "ggml": core.ggml_version()}
+    facts = {"commit": commit(), "cpu": cpu_name(), "ggml": native.ggml_version()}
     print(json.dumps(facts | {"rounds": args.rounds, "results": results}))
 
 

@@ -35,11 +35,11 @@ from bench_serve import Running, free_port, served
 from build_peer import build, can_repack
 
 import dflash_gguf
-from dflash_gguf import core
+from dflash_gguf import native
 from dflash_gguf.bench.prompts import Prompt
 from dflash_gguf.bench.summary import ratio_interval
 from dflash_gguf.bench.url import bodies
-from dflash_gguf.core import Engine, Item, LoadConfig, Model, Sequence
+from dflash_gguf.native import Engine, Item, LoadConfig, Model, Sequence
 
 N_PROMPT = 128
 N_ANSWER = 96
@@ -124,7 +124,7 @@ class Theirs:
             batch.n_seq_id[i], batch.seq_id[i][0] = 1, sequence
             batch.logits[i] = i == len(rows) - 1 or not is_prompt
         if llama_cpp.llama_decode(self._context, batch) != 0:
-            raise core.Error(f"llama_decode refused {len(rows)} tokens")
+            raise native.Error(f"llama_decode refused {len(rows)} tokens")
 
     def _argmax(self, row: int) -> int:
         logits = llama_cpp.llama_get_logits_ith(self._context, row)
@@ -487,7 +487,7 @@ def main() -> None:
             print(line, flush=True)
             results.append({"n": n, **rate})
         found = answers(args) if args.drafter is not None else []
-    except (core.Error, ValueError, OSError, RuntimeError) as error:
+    except (native.Error, ValueError, OSError, RuntimeError) as error:
         sys.exit(f"error: {error}")
     print(json.dumps({"model": args.model.name, "rounds": results, "answers": found}))
 

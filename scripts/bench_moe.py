@@ -31,14 +31,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 import dflash_gguf
-from dflash_gguf import core
+from dflash_gguf import native
 from dflash_gguf.bench.summary import ratio_interval
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.core import Draft
-from dflash_gguf.costs.rounds import Costs, Round
-from dflash_gguf.draft.dflash import DFlash
-from dflash_gguf.draft.proposer import Request
-from dflash_gguf.draft.tree import Tree
+from dflash_gguf.native import Draft
+from dflash_gguf.speculative.cost_model import Costs, Round
+from dflash_gguf.speculative.proposers.dflash import DFlash
+from dflash_gguf.speculative.proposers.proposer import Request
+from dflash_gguf.speculative.tree import Tree
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
 N_CTX = 1024
@@ -62,10 +62,10 @@ def texts(n_vocab: int, rng: np.random.Generator) -> dict[str, Tokens]:
 
 def passes(path: str, n_passes: int, threads: int | None) -> dict[str, Any]:
     """Mean and median error of told times by their measured ones, as parts of these."""
-    model = core.Model(path, LoadConfig(n_ctx=N_CTX, n_threads=threads, n_gpu_layers=0))
-    engine = core.Engine(model)
+    model = native.Model(path, LoadConfig(n_ctx=N_CTX, n_threads=threads, n_gpu_layers=0))
+    engine = native.Engine(model)
     engine.reserve_verify(SIZES[-1])
-    sequence, rng = core.Sequence(engine), np.random.default_rng(0)
+    sequence, rng = native.Sequence(engine), np.random.default_rng(0)
     told = {"rows": Costs(), "experts": Costs()}
     errors: dict[str, list[float]] = {name: [] for name in told}
     touched: dict[str, dict[int, list[int]]] = {}

@@ -45,7 +45,7 @@ import numpy as np
 from build_peer import can_repack
 from numpy.typing import NDArray
 
-from dflash_gguf import core
+from dflash_gguf import native
 from dflash_gguf.config import LoadConfig
 
 N_UBATCH = 512
@@ -79,8 +79,8 @@ class Ours:
     """This project's sequence."""
 
     def __init__(self, path: Path, config: LoadConfig) -> None:
-        self.model = core.Model(str(path), config)
-        self.sequence = core.Sequence(core.Engine(self.model))
+        self.model = native.Model(str(path), config)
+        self.sequence = native.Sequence(native.Engine(self.model))
 
     def reset(self) -> None:
         self.sequence.reset()
@@ -114,7 +114,7 @@ class Theirs:
         model_params.use_extra_bufts = can_repack()
         self.model = llama_cpp.llama_model_load_from_file(str(path).encode(), model_params)
         if not self.model:
-            raise core.Error(f"{path}: llama.cpp cannot load it")
+            raise native.Error(f"{path}: llama.cpp cannot load it")
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = params.n_batch = n_ctx
         params.n_ubatch = n_ubatch
@@ -123,7 +123,7 @@ class Theirs:
         params.type_k = params.type_v = TYPE_F16
         self.context = llama_cpp.llama_init_from_model(self.model, params)
         if not self.context:
-            raise core.Error(f"{path}: llama.cpp cannot make a context")
+            raise native.Error(f"{path}: llama.cpp cannot make a context")
         self.memory = llama_cpp.llama_get_memory(self.context)
 
     def reset(self) -> None:
@@ -133,7 +133,7 @@ class Theirs:
         # a batch made so has the logits of its last token
         status = llama_cpp.llama_decode(self.context, llama_cpp.llama_batch_get_one(tokens, n))
         if status != 0:
-            raise core.Error(f"llama_decode of {n} tokens returned {status}")
+            raise native.Error(f"llama_decode of {n} tokens returned {status}")
         llama_cpp.llama_synchronize(self.context)
 
     def prefill(self, tokens: Tokens) -> None:
@@ -377,12 +377,12 @@ def main() -> None:
     for path in args.models:
         try:
             results.append((bench_read_loop if args.read_loop else bench)(path, args))
-        except (core.Error, ValueError) as error:
+        except (native.Error, ValueError) as error:
             sys.exit(f"error: {error}")
         (print_share if args.read_loop else print_row)(results[-1])
     facts = {
         "commit": commit(),
-        "ggml": core.ggml_version(),
+        "ggml": native.ggml_version(),
         "cpu": cpu_name(),
         "pairs": args.pairs,
         "prompt": args.prompt,

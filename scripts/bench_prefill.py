@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from bench_plain import Engine, Ours, Theirs, Tokens
 
-from dflash_gguf import core
+from dflash_gguf import native
 from dflash_gguf.config import LoadConfig
 
 
@@ -86,9 +86,9 @@ def main() -> None:
     args = parser.parse_args()
     try:
         results = measure(args)
-    except (core.Error, ValueError, OSError) as error:
+    except (native.Error, ValueError, OSError) as error:
         sys.exit(f"error: {error}")
-    print(json.dumps({"model": args.model.name, "ggml": core.ggml_version(), "results": results}))
+    print(json.dumps({"model": args.model.name, "ggml": native.ggml_version(), "results": results}))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ import numpy as np
 from gpu import null_gpu
 
 import dflash_gguf
-from dflash_gguf import core
+from dflash_gguf import native
 
 MOST_PROMPT, MOST_ANSWER = 600, 200
 MORE_A_ROW = 0.01
@@ -131,7 +131,7 @@ def schedule(args: argparse.Namespace) -> dict[str, Any]:
                         ran = ran or clock.n_passes > passes
                     ran = ran or clock.n_passes > passes
                     left.append(stream)
-                except (StopIteration, core.Error):  # what nobody computed may be no number
+                except (StopIteration, native.Error):  # what nobody computed may be no number
                     joined = True
             took = time.perf_counter() - started - clock.waited
             streams = left
@@ -195,7 +195,7 @@ def main() -> None:
         sys.exit(subprocess.run([sys.executable, *sys.argv], env=again, check=False).returncode)
     try:
         print(json.dumps(schedule(args)))
-    except (core.Error, ValueError, OSError) as error:
+    except (native.Error, ValueError, OSError) as error:
         sys.exit(f"error: {error}")
 
 

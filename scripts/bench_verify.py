@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 from bench_plain import commit, cpu_name
 
-from dflash_gguf import core
+from dflash_gguf import native
 from dflash_gguf.bench.measure import verify
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.draft.tree import Tree
-from dflash_gguf.rounds import Rows
+from dflash_gguf.speculative.speculator import Rows
+from dflash_gguf.speculative.tree import Tree
 
 N_PROMPT = 256
 N_ACCEPTED = 5
@@ -39,7 +39,7 @@ def tree_parents(n: int) -> list[int]:
     return [*range(-1, n_spine - 1), *range(n - n_spine)]
 
 
-def run(sequence: core.Sequence, step: Step, tokens: list[int]) -> float:
+def run(sequence: native.Sequence, step: Step, tokens: list[int]) -> float:
     """Seconds of one step, after which the sequence stands where it stood."""
     kind, n = step
     start = sequence.take()
@@ -63,7 +63,7 @@ def run(sequence: core.Sequence, step: Step, tokens: list[int]) -> float:
 def bench(path: Path, rows: list[int], n_rounds: int, n_threads: int | None) -> dict[str, Any]:
     """Medians of every step on one model."""
     config = LoadConfig(n_ctx=1024, n_threads=n_threads, n_gpu_layers=0)
-    sequence = core.Sequence(core.Engine(core.Model(str(path), config)))
+    sequence = native.Sequence(native.Engine(native.Model(str(path), config)))
     sequence.engine.reserve_verify(max(rows))
     random = np.random.default_rng(1)
     tokens = random.integers(0, sequence.engine.model.n_vocab, N_PROMPT + max(rows)).tolist()
@@ -119,12 +119,12 @@ def main() -> None:
     for path in args.models:
         try:
             results.append(bench(path, args.rows, args.rounds, args.threads))
-        except (core.Error, ValueError) as error:
+        except (native.Error, ValueError) as error:
             sys.exit(f"error: {error}")
         print_table(results[-1])
     facts = {
         "commit": commit(),
-        "ggml": core.ggml_version(),
+        "ggml": native.ggml_version(),
         "cpu": cpu_name(),
         "rounds": args.rounds,
         "results": results,

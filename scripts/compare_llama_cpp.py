@@ -24,7 +24,7 @@ import gguf
 import numpy as np
 from next_token import Engine, Ours, Theirs, divergence, humaneval_prompts
 
-from dflash_gguf import core
+from dflash_gguf import native
 
 LAST = 32
 N_CTX = 1024
@@ -117,10 +117,10 @@ def main() -> None:
     for path in args.models:
         try:
             results.append(compare(path, args))
-        except (core.Error, ValueError, OSError) as error:
+        except (native.Error, ValueError, OSError) as error:
             sys.exit(f"error: {error}")
         print_row(results[-1])
-    print(json.dumps({"ggml": core.ggml_version(), "results": results}))
+    print(json.dumps({"ggml": native.ggml_version(), "results": results}))
     sys.exit(not all(result["ok"] for result in results))
 
 

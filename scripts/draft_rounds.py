@@ -13,11 +13,11 @@ from bench_plain import median_interval
 from numpy.typing import NDArray
 from peer_rounds import Peer
 
-from dflash_gguf import core
-from dflash_gguf.account import Phase
+from dflash_gguf import native
 from dflash_gguf.bench.measure import verify
-from dflash_gguf.draft.tree import Tree
-from dflash_gguf.rounds import Rows
+from dflash_gguf.engine.account import Phase
+from dflash_gguf.speculative.speculator import Rows
+from dflash_gguf.speculative.tree import Tree
 
 PHASES = ("draft", "inject", "verify", "commit", "host", "round")
 """inject: the drafter takes up rows of the round before, which with us is part of the draft; host:
@@ -109,7 +109,7 @@ def _forced(coming: Sequence[int], rows: Rows, node: int) -> int:
 class Ours:
     """This project's core, called as the decode loop calls it."""
 
-    def __init__(self, sequence: core.Sequence) -> None:
+    def __init__(self, sequence: native.Sequence) -> None:
         self.sequence = sequence
 
     def rounds(self, work: Forced) -> Milliseconds:

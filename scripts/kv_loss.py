@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from next_token import Engine, Logits, Ours, Theirs, divergence
 
-from dflash_gguf import core, load
+from dflash_gguf import load, native
 from dflash_gguf.config import CACHE_TYPES
 from dflash_gguf.text.tokenizer import Tokenizer
 
@@ -138,9 +138,9 @@ def main() -> None:
     args = parser.parse_args()
     try:
         figures = measure(args.model, args)
-    except (core.Error, ValueError, OSError) as error:
+    except (native.Error, ValueError, OSError) as error:
         sys.exit(f"error: {error}")
-    print(json.dumps({"model": args.model.name, "ggml": core.ggml_version(), **figures}))
+    print(json.dumps({"model": args.model.name, "ggml": native.ggml_version(), **figures}))
 
 
 if __name__ == "__main__":

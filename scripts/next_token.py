@@ -11,7 +11,7 @@ import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_gguf import core
+from dflash_gguf import native
 from dflash_gguf.config import LoadConfig
 from dflash_gguf.text.tokenizer import Tokenizer
 
@@ -55,7 +55,7 @@ class Ours:
             cache_type_k=type_k,
             cache_type_v=type_v,
         )
-        self.sequence = core.Sequence(core.Engine(core.Model(str(path), config)))
+        self.sequence = native.Sequence(native.Engine(native.Model(str(path), config)))
 
     def rows(self, tokens: Sequence[int], last: int) -> Logits:
         self.sequence.reset()

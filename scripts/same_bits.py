@@ -44,7 +44,7 @@ from numpy.typing import NDArray
 from small_models import N_VOCAB, ONE_HEAD, SHAPES, WEIGHT_TYPES, write_small
 from trees import bushy, comb, path_to, scattered, star, tokens_for
 
-from dflash_gguf.core import (
+from dflash_gguf.native import (
     CACHE_TYPES,
     Checkpoint,
     Engine,

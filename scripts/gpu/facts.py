@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from bench_plain import commit, cpu_name
 
-from dflash_gguf import core
+from dflash_gguf import native
 from gpu.ggml_device import copied_gb_per_s
 from gpu.setting import Figures, Setting
 
@@ -53,6 +53,6 @@ def measure(setting: Setting) -> Iterator[Figures]:
         "copied_gb_per_s": round(bandwidth, 1),
         "nvidia_smi": nvidia(device.name),
         "cpu": cpu_name(),
-        "ggml": core.ggml_version(),
+        "ggml": native.ggml_version(),
         "commit": commit(),
     }
