@@ -19,7 +19,7 @@ The noise, bit for bit (unsigned 64-bit arithmetic, wrapping; seed and sequence 
 so a token's noise is the (token + 1)-th output of splitmix64 started at `state`. Position is the
 index the drawn token gets in the sequence: the first token after n prompt tokens has position n.
 
-The core draws (csrc/graph/sampler.h; sampler.py). Here is what ranks candidates by the draw to come: its
+The core draws (csrc/sampling/sampler.h; sampler.py). Here is what ranks candidates by the draw to come: its
 noise, what it does to some logits, what it would cut off.
 
 Source of the chain: llama.cpp, common/sampling.cpp and src/llama-sampler.cpp. Of Gumbel's
