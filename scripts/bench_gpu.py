@@ -41,25 +41,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dflash_gguf.convert.errors import ConvertError
-from gpu import agreement, beside, built, facts, files, memory, null_gpu, sweep
+from dflash_gguf.bench import plot
+
+sys.path.append(str(Path(__file__).resolve().parent / "bench"))
+from gpu import beside, built, facts, files, memory, null_gpu, sweep
 from gpu.budget import LEAST_S, share
-from gpu.child import Child
+from gpu.child import Child, report
 from gpu.setting import Figures, Setting, add_arguments
 
-from dflash_gguf import native
-from dflash_gguf.bench import plot
+AGREEMENT = Path(__file__).resolve().parents[1] / "tests" / "exhaustive" / "agreement.py"
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """A process of its own.
 
-    weight: what it would take on an H200, in seconds and with room to spare; 0 for a part that gets
-    what the others leave. needs: parts in the background whose work it uses.
+    measure: a function, or a script that takes the same arguments. weight: what it would take on an
+    H200, in seconds and with room to spare; 0 for a part that gets what the others leave. needs:
+    parts in the background whose work it uses.
     """
 
-    measure: Callable[[Setting], Iterator[Figures]]
+    measure: Callable[[Setting], Iterator[Figures]] | Path
     weight: float
     needs: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -72,14 +74,14 @@ BACKGROUND: Mapping[str, Callable[[Setting], Iterator[Figures]]] = {
 }
 PARTS = {
     "device": Part(facts.measure, 8),
-    "correct": Part(agreement.measure, 35),
+    "correct": Part(AGREEMENT, 35),
     "chain": Part(beside.chain, 40, needs=("files", "tools")),
     "plain": Part(beside.plain, 30, needs=("files",)),
     "sweep": Part(sweep.measure, 35, needs=("files",)),
     "memory": Part(memory.measure, 100, needs=("files",)),
     "prefill": Part(beside.prefill, 50, needs=("files",)),
-    "correct-no-tf32": Part(agreement.measure, 0, environment={"NVIDIA_TF32_OVERRIDE": "0"}),
-    "correct-no-graphs": Part(agreement.measure, 0, environment={"GGML_CUDA_DISABLE_GRAPHS": "1"}),
+    "correct-no-tf32": Part(AGREEMENT, 0, environment={"NVIDIA_TF32_OVERRIDE": "0"}),
+    "correct-no-graphs": Part(AGREEMENT, 0, environment={"GGML_CUDA_DISABLE_GRAPHS": "1"}),
 }
 """In the order of their worth."""
 OPTIONS = {"module": "--backend-module", "folder": "--tools"}
@@ -91,13 +93,8 @@ LIMIT = 470.0
 def run_here(name: str, setting: Setting) -> None:
     """One part, in this process."""
     measure = BACKGROUND[name] if name in BACKGROUND else PARTS[name].measure
-    try:
-        for figures in measure(setting):
-            print(json.dumps({"part": name, **figures}), flush=True)
-    except (native.Error, ConvertError, ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
-    except SystemExit as error:  # of the scripts that build
-        sys.exit(f"error: {error.code}")
+    assert not isinstance(measure, Path)
+    report(name, measure(setting))
 
 
 class Run:
@@ -138,8 +135,10 @@ class Run:
         return self._end - time.monotonic()
 
     def _start(self, name: str, limit_s: float) -> Child:
-        command = [sys.executable, __file__, *self._arguments, "--child", name]
-        environment = PARTS[name].environment if name in PARTS else {}
+        part = PARTS.get(name)
+        script = part.measure if part is not None and isinstance(part.measure, Path) else __file__
+        command = [sys.executable, str(script), *self._arguments, "--child", name]
+        environment = {} if part is None else part.environment
         return Child(command, self._environment | environment, limit_s)
 
     def _await(self, name: str) -> None:

@@ -24,10 +24,10 @@ class PeerJob:
 
 
 def _script(name: str, *arguments: str) -> Path:
-    command = [sys.executable, str(ROOT / "scripts" / name), *arguments]
+    command = [sys.executable, str(ROOT / "scripts" / "bench" / name), *arguments]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"scripts/{name} failed: {done.stderr}")
+        raise RuntimeError(f"scripts/bench/{name} failed: {done.stderr}")
     return Path(done.stdout.splitlines()[-1])
 
 

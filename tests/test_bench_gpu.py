@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
 
+import agreement
 import numpy as np
 import pytest
-from gpu import acceptance, agreement
+from gpu import acceptance
 from gpu.child import Child
 from gpu.files import write_pair
 from gpu.ggml_device import copied_gb_per_s

@@ -13,7 +13,7 @@ from gguf_files import convert
 from smollm2 import GGUF, make_smollm2
 
 pytestmark = pytest.mark.model
-SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
+SCRIPTS = Path(__file__).resolve().parent.parent / "scripts" / "bench"
 
 
 def run(name: str, *arguments: str) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def run(name: str, *arguments: str) -> dict[str, Any]:
 def test_distributions_and_greedy_text_are_those_of_llama_cpp(tmp_path: Path) -> None:
     f16 = convert(make_smollm2(tmp_path / "smollm2"), tmp_path / "smollm2.gguf", "f16")
     short = ("--prompts", "3", "--greedy", "1", "--tokens", "16", "-t", "1")
-    half, quantised = run("compare_llama_cpp.py", str(f16), str(GGUF), *short)["results"]
+    half, quantised = run("logits.py", str(f16), str(GGUF), *short)["results"]
     assert (half["float"], quantised["float"]) == (True, False)
     assert half["positions"] == quantised["positions"] == 96
     assert half["kl_mean"] <= 1e-4
@@ -47,7 +47,7 @@ def test_the_loss_of_a_quantised_cache_is_that_of_llama_cpp() -> None:
 
 
 def test_bad_arguments_are_one_sentence(tmp_path: Path) -> None:
-    for name in ("compare_llama_cpp.py", "kv_loss.py"):
+    for name in ("logits.py", "kv_loss.py"):
         command = [sys.executable, str(SCRIPTS / name), str(tmp_path / "absent.gguf")]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 1

@@ -116,7 +116,9 @@ def test_threads_that_come_first_together_open_the_library_once():
 
 
 def test_a_module_of_the_environment_is_loaded_or_named(tmp_path):
-    code = "from dflash_gguf import native\ntry: native.devices()\nexcept native.Error as e: print(e)"
+    code = (
+        "from dflash_gguf import native\ntry: native.devices()\nexcept native.Error as e: print(e)"
+    )
     environment = {**os.environ, "GGML_BACKEND_PATH": str(tmp_path / "absent.so")}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment

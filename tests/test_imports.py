@@ -203,7 +203,9 @@ def test_convert_takes_only_the_quantiser_from_the_package() -> None:
 
 
 def test_nothing_imports_tests_or_scripts() -> None:
-    modules = {path.stem for folder in ("tests", "scripts") for path in ROOT.glob(f"{folder}/*.py")}
+    modules = {
+        path.stem for folder in ("tests", "scripts") for path in ROOT.glob(f"{folder}/**/*.py")
+    }
     for root, package in ((PACKAGE, "dflash_gguf"), (CONVERT, "dflash_gguf.convert")):
         for path in root.rglob("*.py"):
             top = {name.split(".")[0] for name in imports(path, root, package)}

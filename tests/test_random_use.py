@@ -1,4 +1,4 @@
-"""Drafted answers of many kinds of use beside plain ones; scripts/random_use.py runs thousands."""
+"""Drafted answers of many kinds of use beside plain ones; random_use.py runs thousands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every pair of factors of the table of scripts/same_bits.py; and that the set holds every pair."""
+"""Every pair of factors of the table of same_bits.py; and that the set holds every pair."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from vocabularies import smollm2_file
 from dflash_gguf import bundled
 from dflash_gguf.backend_build import sources
 
-SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
+SCRIPTS = Path(__file__).resolve().parent.parent / "scripts" / "bench"
 
 
 def start(name: str, *arguments: str) -> subprocess.Popen[str]:
@@ -61,7 +61,7 @@ def test_a_random_drafter_runs_in_both_engines(tmp_path: Path) -> None:
     assert rounds["compared"] == rounds["equal"]
     assert rounds["compared"] != 0
     bench = [target, drafter, "--part", "a", *short, "--pairs", "1", "--rounds", "1"]
-    work = last_line("bench_draft.py", *bench)["results"]
+    work = last_line("draft.py", *bench)["results"]
     assert isinstance(work, dict)
     assert set(work) == {"2"}
     assert all(work["2"][engine]["round"] > 0 for engine in ("ours", "llama.cpp"))
@@ -71,7 +71,7 @@ def test_a_random_drafter_runs_in_both_engines(tmp_path: Path) -> None:
 def test_the_shipped_pair_drafts_in_llama_cpp_what_it_drafts_here(tmp_path: Path) -> None:
     """Acceptance within 2 %."""
     file = tmp_path / "prompts.jsonl"
-    lister = start("check_pair.py", "--list", str(file), "--prompts", "6")
+    lister = start("pair.py", "--list", str(file), "--prompts", "6")
     _, errors = lister.communicate(timeout=600)
     assert lister.returncode == 0, errors
     flags = ["-f", str(file), "--draft-max", "7", "--max-tokens", "64", "-t", "1"]
@@ -85,7 +85,7 @@ def test_the_shipped_pair_drafts_in_llama_cpp_what_it_drafts_here(tmp_path: Path
 
 def test_our_converter_is_no_slower_and_no_bigger_than_the_peers() -> None:
     """Observed on 2 cores: 1.3 s and 180 MB against 6.1 s and 535 MB."""
-    process = start("bench_convert.py", "--runs", "1")
+    process = start("converter.py", "--runs", "1")
     output, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
     result = json.loads(output.splitlines()[-1])
@@ -94,7 +94,7 @@ def test_our_converter_is_no_slower_and_no_bigger_than_the_peers() -> None:
 
 
 def test_the_loop_beside_a_simulated_model_takes_a_part_of_a_round() -> None:
-    found = last_line("bench_host.py", "--tokens", "300")["settings"]
+    found = last_line("host.py", "--tokens", "300")["settings"]
     assert isinstance(found, dict)
     assert set(found) == {"none", "chain", "tree", "auto"}
     assert found["tree"]["tokens_a_round"] > found["chain"]["tokens_a_round"] > 3
@@ -104,7 +104,7 @@ def test_the_loop_beside_a_simulated_model_takes_a_part_of_a_round() -> None:
 @pytest.mark.model
 def test_many_sequences_run_in_both_engines() -> None:
     short = ["-n", "1", "3", "--rounds", "2", "--runs", "1"]
-    found = last_line("bench_many.py", str(smollm2_file()), *short)
+    found = last_line("many.py", str(smollm2_file()), *short)
     rounds = found["rounds"]
     assert isinstance(rounds, list)
     assert [row["n"] for row in rounds] == [1, 3]

@@ -15,7 +15,7 @@ from serving import Served, tiny
 
 from dflash_gguf.bench import command as bench
 
-SCRIPTS = Path(__file__).parent.parent / "scripts"
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_bench_says_what_a_server_refuses(
 
 
 def test_the_smoke_test_passes_here_and_fails_elsewhere(served: Served) -> None:
-    command = [sys.executable, str(SCRIPTS / "smoke.py"), served.url, "--tokens", "400"]
+    command = [sys.executable, str(ROOT / "scripts/smoke.py"), served.url, "--tokens", "400"]
     found = subprocess.run([*command, "--api-key", "k"], capture_output=True, text=True)
     assert found.returncode == 0, found.stdout + found.stderr
     assert [line[:4] for line in found.stdout.splitlines()] == ["ok  "] * 6
@@ -83,7 +83,13 @@ def test_the_smoke_test_passes_here_and_fails_elsewhere(served: Served) -> None:
 
 
 def test_the_trial_counts_what_became_of_requests(served: Served) -> None:
-    command = [sys.executable, str(SCRIPTS / "serve_trial.py"), served.url, "-n", "60"]
+    command = [
+        sys.executable,
+        str(ROOT / "tests/exhaustive/serve_trial.py"),
+        served.url,
+        "-n",
+        "60",
+    ]
     command += ["--at-once", "4", "--api-key", "k", "--pid", str(served.process.pid)]
     found = subprocess.run(command, capture_output=True, text=True)
     assert found.returncode == 0, found.stdout + found.stderr

@@ -12,13 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import train_drafter
-import train_tiny_target
 from checkpoints import make_target
 from dflash.model import DFlashDraftModel, dflash_generate
 from gguf_files import make_gguf
 from pairs import Pair, Reference, convert_drafter, draft_logits, open_pair
-from train import engine
+from train import engine, train_drafter, train_tiny_target
 from train.answers import Answer, load_answers
 from train.gguf_tokenizer import read_tokenizer
 from train.vocabulary import PRE

@@ -13,12 +13,12 @@ from statistics import median
 from time import perf_counter
 
 import numpy as np
-from bench_plain import Engine, Tokens, median_interval
-from bench_plain import Ours as OurEngine
-from bench_plain import Theirs as TheirEngine
-from bench_prefill import rates
 from draft_rounds import Forced, Milliseconds, Ours, Theirs, equal_work, medians
 from peer_rounds import Peer
+from plain import Engine, Tokens, median_interval
+from plain import Ours as OurEngine
+from plain import Theirs as TheirEngine
+from prefill import rates
 
 from dflash_gguf.text.gguf_metadata import Metadata
 from gpu import null_gpu

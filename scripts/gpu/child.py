@@ -3,20 +3,39 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import queue
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
+from dflash_gguf.convert.errors import ConvertError
+
+from dflash_gguf import native
+
+from .setting import Figures
+
 ERROR = re.compile(r"GGML_ASSERT|error", re.IGNORECASE)
 """Lines of ggml that name what went wrong."""
 PATIENCE_S = 3.0
 """A build tool ends its compilers meanwhile, which are no part of its process group."""
+
+
+def report(name: str, lines: Iterator[Figures]) -> None:
+    """Prints a part's figures as they come, in the process of that part."""
+    try:
+        for figures in lines:
+            print(json.dumps({"part": name, **figures}), flush=True)
+    except (native.Error, ConvertError, ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+    except SystemExit as error:  # of the scripts that build
+        sys.exit(f"error: {error.code}")
 
 
 class Child:

@@ -6,7 +6,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 
-from bench_plain import commit, cpu_name
+from plain import commit, cpu_name
 
 from dflash_gguf import native
 from gpu.ggml_device import copied_gb_per_s

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
-from check_plan import anonymous_bytes
+from plan import anonymous_bytes
 
 from dflash_gguf import native
 from dflash_gguf.memory.plan import Planner, plan_of

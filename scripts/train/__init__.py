@@ -1,1 +1,1 @@
-"""The parts of train_tiny_target.py and train_drafter.py."""
+"""Training: train_drafter.py and train_tiny_target.py, and their parts."""

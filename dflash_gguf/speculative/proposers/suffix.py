@@ -1,8 +1,9 @@
 """Copies of the text so far as candidates: no weights, no pass, any target.
 
 A timeline's prompts and answers are remembered as they are given; where the end of the text stood
-before, what came after it there is proposed. The search is the core's (csrc/speculative/suffix_index.h), and so
-are the chances: by the length of what agrees, how often such copies came true.
+before, what came after it there is proposed. The search is the core's
+(csrc/speculative/suffix_index.h), and so are the chances: by the length of what agrees, how often
+such copies came true.
 """
 
 from __future__ import annotations

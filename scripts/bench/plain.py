@@ -1,7 +1,7 @@
 """Plain speed beside llama.cpp's own library: prefill of 512 tokens, then 128 tokens one by one.
 
-    scripts/bench_plain.py MODEL.gguf... [--pairs 15]
-    scripts/bench_plain.py MODEL.gguf... --read-loop [--pairs 15]
+    scripts/bench/plain.py MODEL.gguf... [--pairs 15]
+    scripts/bench/plain.py MODEL.gguf... --read-loop [--pairs 15]
 
 Both engines sit in one process, on one ggml, with the same threads, the same default weight
 buffers, f16 K/V and flash attention, and read the same random tokens. llama.cpp is driven by

@@ -1,9 +1,9 @@
 """Many sequences at once: plain rounds beside llama.cpp's batched decoding, and whole answers.
 
-    scripts/bench_many.py MODEL.gguf [--drafter DRAFTER.gguf] [-n 1 8] [--rounds 40] [--runs 3]
-    scripts/bench_many.py MODEL.gguf --drafter DRAFTER.gguf --server 3 7
-    scripts/bench_many.py MODEL.gguf -c 26000 --prompt 8192 [--streams 4] [--drafter DRAFTER.gguf]
-    scripts/bench_many.py MODEL.gguf --host [-n 16] [--drafter DRAFTER.gguf]
+    scripts/bench/many.py MODEL.gguf [--drafter DRAFTER.gguf] [-n 1 8] [--rounds 40] [--runs 3]
+    scripts/bench/many.py MODEL.gguf --drafter DRAFTER.gguf --server 3 7
+    scripts/bench/many.py MODEL.gguf -c 26000 --prompt 8192 [--streams 4] [--drafter DRAFTER.gguf]
+    scripts/bench/many.py MODEL.gguf --host [-n 16] [--drafter DRAFTER.gguf]
 
 Rounds: every sequence holds a prompt of random tokens of its own and takes one greedy token a
 round, in one pass of all; llama.cpp's library does the same by llama_decode with as many sequence
@@ -31,8 +31,8 @@ from typing import Any
 
 import llama_cpp
 import numpy as np
-from bench_serve import Running, free_port, served
 from build_peer import build, can_repack
+from serve import Running, free_port, served
 
 import dflash_gguf
 from dflash_gguf import native

@@ -1,6 +1,6 @@
 """Thousands of short requests at a dflash-serve: none lost, none wrong, memory flat.
 
-    scripts/serve_trial.py http://127.0.0.1:8080 [-n 10000] [--at-once 16] [--pid PID]
+    tests/exhaustive/serve_trial.py http://127.0.0.1:8080 [-n 10000] [--at-once 16] [--pid PID]
 
 Each of thirty requests with every kind of setting is asked alone first, without drafts. Then they
 are asked many at once: whole, streamed, left by the client at any time, with bodies that are wrong,

@@ -1,7 +1,7 @@
 """The memory plan compared with what a real load takes: by its buffers, and by the process.
 
-    scripts/check_plan.py MODEL.gguf [-md DRAFTER.gguf] [-c 8192] [-ctk q8_0 -ctv q8_0]
-    scripts/check_plan.py MODEL.gguf --backend-module libggml-cuda.so [-ngl 40] [--n-cpu-moe 8]
+    scripts/bench/plan.py MODEL.gguf [-md DRAFTER.gguf] [-c 8192] [-ctk q8_0 -ctv q8_0]
+    scripts/bench/plan.py MODEL.gguf --backend-module libggml-cuda.so [-ngl 40] [--n-cpu-moe 8]
 
 Plans, loads, fills the context and verifies as many rows as there is room for, so that every page
 of every buffer is touched; then prints each item of the plan, what was allocated for it, and by how

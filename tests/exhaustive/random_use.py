@@ -1,8 +1,8 @@
 """Drafted answers beside plain ones, of models of every type, used in every way: none may differ.
 
-    scripts/random_use.py [--answers 3000] [--seed 1]
-    scripts/random_use.py --seed 1 --only 17      # one of its decoders again, with its answers
-    scripts/random_use.py --many                  # many answers at once, from several threads
+    random_use.py [--answers 3000] [--seed 1]
+    random_use.py --seed 1 --only 17      # one of its decoders again, with its answers
+    random_use.py --many                  # many answers at once, from several threads
 
 A decoder is a model file (random ones of every architecture and weight type; this package's trained
 one, stored anew in many types), types of keys and values, threads, weights rearranged or not, and a
@@ -36,6 +36,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from dflash_gguf import bundled
+from dflash_gguf.config import DecodeConfig
+from dflash_gguf.decoder import Decoder
+from dflash_gguf.native import CACHE_TYPES, Drafter, Engine, LoadConfig, Model, Sequence
+from dflash_gguf.outputs import Result
+from dflash_gguf.text.tokenizer import Tokenizer
+
+sys.path += [
+    str(Path(__file__).resolve().parents[2] / x) for x in ("tests/support", "scripts/bench")
+]
 from half_right import HalfRight
 from small_models import (
     NEED_IMPORTANCES,
@@ -46,13 +57,6 @@ from small_models import (
     write_small,
     write_small_drafter,
 )
-
-from dflash_gguf import bundled
-from dflash_gguf.config import DecodeConfig
-from dflash_gguf.decoder import Decoder
-from dflash_gguf.native import CACHE_TYPES, Drafter, Engine, LoadConfig, Model, Sequence
-from dflash_gguf.outputs import Result
-from dflash_gguf.text.tokenizer import Tokenizer
 
 TRAINED = "python-tiny"
 TRAINED_TYPES = tuple(x for x in WEIGHT_TYPES if x not in (*SLOW, *NEED_IMPORTANCES))
@@ -399,7 +403,7 @@ def use(
         used = (UseOfMany if many else Use)(setting, files, random)
         for sentence in used.answers(ANSWERS_A_DECODER):
             how = f"--seed {seed} --only {number}{' --many' if many else ''}"
-            yield f"scripts/random_use.py {how}: {setting}: {sentence}"
+            yield f"tests/exhaustive/random_use.py {how}: {setting}: {sentence}"
         used.close()
         counts.update(used.counts)
         if number % 25 == 24:

@@ -1,7 +1,7 @@
 """What experts do to the times of passes, and whether `auto` ever loses on a mixture of experts.
 
-    scripts/bench_moe.py MODEL.gguf [--passes 1200]
-    scripts/bench_moe.py MODEL.gguf -md DRAFTER.gguf [--right 0,0.5,0.9] [--prompts 20]
+    scripts/bench/moe.py MODEL.gguf [--passes 1200]
+    scripts/bench/moe.py MODEL.gguf -md DRAFTER.gguf [--right 0,0.5,0.9] [--prompts 20]
 
 Without a drafter: verifies of 1 to 16 rows of texts that touch few or many experts, in random
 order, and how far their times are from what was told before each of them (`policy/costs.py`, after
@@ -26,7 +26,7 @@ import tempfile
 import time
 from typing import Any
 
-import bench_auto
+import auto
 import numpy as np
 from numpy.typing import NDArray
 
@@ -128,7 +128,7 @@ def answers(args: argparse.Namespace, share: float) -> dict[str, Any]:
         for _ in settings
     ]
     gc.freeze()  # as dflash-run does
-    bench_auto.TURN_S = 0.0  # rounds are long
+    auto.TURN_S = 0.0  # rounds are long
     proposers = first._drafting.proposers
     at = next(i for i, x in enumerate(proposers) if isinstance(x, DFlash))
     drafter = proposers[at] = Partly(proposers[at].max_draft, share)
@@ -147,7 +147,7 @@ def answers(args: argparse.Namespace, share: float) -> dict[str, Any]:
         drafter.answer = [*prompt, *plain.tokens]
         both = dict(zip(settings, decoders[:: (-1) ** number], strict=True))
         streams = {x: decoder.stream(prompt, draft=x, **how) for x, decoder in both.items()}
-        results = bench_auto.Turns(streams).run(number // 2)
+        results = auto.Turns(streams).run(number // 2)
         for name, result in results.items():
             if result.tokens != plain.tokens:
                 raise SystemExit(f"prompt {number}: {name} says something else")

@@ -1,7 +1,7 @@
 """What the host does for many answers at once, on a GPU that computes nothing.
 
-    scripts/synthetic_gguf.py qwen35-27b TARGET.gguf --outtype q4_k_m --header-only
-    scripts/bench_schedule.py TARGET.gguf --backend-module libggml-cuda.so --null-gpu 86
+    scripts/bench/synthetic_gguf.py qwen35-27b TARGET.gguf --outtype q4_k_m --header-only
+    scripts/bench/schedule.py TARGET.gguf --backend-module libggml-cuda.so --null-gpu 86
 
 Answers of random lengths join as others end, so that prompts come in among them; their tokens mean
 nothing, and each pass waits as long as a GPU would compute. Of the rounds without prompts: how long
@@ -25,10 +25,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gpu import null_gpu
 
 import dflash_gguf
 from dflash_gguf import native
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from gpu import null_gpu
 
 MOST_PROMPT, MOST_ANSWER = 600, 200
 MORE_A_ROW = 0.01

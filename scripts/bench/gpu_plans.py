@@ -1,6 +1,6 @@
 """Plans for a GPU that is not there, beside what ggml's CUDA backend takes for true sizes.
 
-    scripts/check_gpu_plans.py --backend-module $(dflash-backend build cuda --arch 90-real)
+    scripts/bench/gpu_plans.py --backend-module $(dflash-backend build cuda --arch 90-real)
         [SHAPE:CONTEXT:KV...] [--null-gpu 90] [--limit 0.01]
 
 Writes files of published shapes with their drafters, with holes in place of their tensors, and
@@ -22,11 +22,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from gpu import null_gpu
-
 import dflash_gguf
 from dflash_gguf import LoadConfig
 from dflash_gguf.memory.plan import CONTEXT_BYTES, Planner
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from gpu import null_gpu
 
 SCRIPTS = Path(__file__).resolve().parent
 N_ROWS = 64
@@ -75,7 +76,7 @@ def check(case: str, module: str, libraries: Path, folder: Path) -> dict[str, An
     target, drafter = write(shape, folder)
     config = LoadConfig(n_ctx=n_ctx, cache_type_k=kv, cache_type_v=kv)
     plan = Planner(target, str(drafter), config, VRAM).plan(verify_rows=N_ROWS)
-    command = ["check_plan.py", str(target), "-md", str(drafter), "-c", context]
+    command = ["plan.py", str(target), "-md", str(drafter), "-c", context]
     command += ["-ctk", kv, "-ctv", kv, "--rows", str(N_ROWS), "--backend-module", module]
     found = json.loads(run(command, LD_LIBRARY_PATH=str(libraries)).splitlines()[-1])
     held = found["held_bytes"]

@@ -1,8 +1,8 @@
 """Runs the shipped pair, or another one, on held-out prompts of Python code; last line JSON.
 
-    python scripts/check_pair.py [-m MODEL.gguf -md DRAFTER.gguf] [--prompts 50]
-    python scripts/check_pair.py -m smollm2 --chat "Complete the following Python function."
-    python scripts/check_pair.py --list prompts.jsonl   # the prompts, for dflash-bench -f
+    python scripts/bench/pair.py [-m MODEL.gguf -md DRAFTER.gguf] [--prompts 50]
+    python scripts/bench/pair.py -m smollm2 --chat "Complete the following Python function."
+    python scripts/bench/pair.py --list prompts.jsonl   # the prompts, for dflash-bench -f
 
 For every prompt: the plain answer, one with chains of the drafter's whole block, one with trees,
 and one with --draft auto, greedy and sampled. It counts answers that differ from the plain one and
@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from train.acceptance import measure, prompt_lookup, repeated_share
-from train.prompts import from_python
-
 import dflash_gguf
 from dflash_gguf import bundled
 from dflash_gguf.bench.prompts import Prompt
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from train.acceptance import measure, prompt_lookup, repeated_share
+from train.prompts import from_python
 
 KINDS = ("none", "chain", "tree", "auto")
 

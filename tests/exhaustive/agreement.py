@@ -1,4 +1,8 @@
-"""Small random models of every architecture, float32, on the device and on the CPU.
+"""Compares a device with the CPU on small float32 models of every architecture.
+
+    tests/exhaustive/agreement.py --device Vulkan0 --backend-module FILE
+
+Prints a line of JSON for each architecture; scripts/bench_gpu.py runs it as its part `correct`.
 
 Errors are the largest difference of any logit, in parts of the range that the CPU's logits have.
 Products of float32 matrices keep 10 bits of a factor on the tensor cores of NVIDIA GPUs, and such
@@ -9,6 +13,8 @@ same depth after other ancestors.
 
 from __future__ import annotations
 
+import argparse
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,17 +22,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gate import margins_at_differences
-from half_right import HalfRight
 from numpy.typing import NDArray
-from synthetic_shapes import TINY_NAMES
-from trees import comb, cousins, deep, path_to, scattered, serial_logits, tokens_for
 
 from dflash_gguf import native
 from dflash_gguf.config import DecodeConfig, LoadConfig
 from dflash_gguf.decoder import Decoder
+
+sys.path += [
+    str(Path(__file__).resolve().parents[2] / x)
+    for x in ("tests/support", "scripts", "scripts/bench")
+]
+from gate import margins_at_differences
+from gpu.child import report
 from gpu.files import write_pair
-from gpu.setting import Figures, Setting
+from gpu.setting import Figures, Setting, add_arguments
+from half_right import HalfRight
+from synthetic_shapes import TINY_NAMES
+from trees import comb, cousins, deep, path_to, scattered, serial_logits, tokens_for
 
 N_CTX = 512
 N_PROMPT = 100
@@ -198,3 +210,16 @@ def _knowing(plain: Sequence[int], n_prompt: int, n_vocab: int, draft: str) -> H
         rank=lambda i: (i // 3) % width,
         n_vocab=n_vocab,
     )
+
+
+def main() -> None:
+    """Command line. Arguments of other parts of bench_gpu.py are ignored."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    add_arguments(parser)
+    parser.add_argument("--child", default="correct", help=argparse.SUPPRESS)
+    args, _ = parser.parse_known_args()
+    report(args.child, measure(Setting.of(args)))
+
+
+if __name__ == "__main__":
+    main()

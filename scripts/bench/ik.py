@@ -1,10 +1,10 @@
 """Plain speed beside ik_llama.cpp's llama-bench, and llama.cpp's library: prefill and decoding.
 
-    scripts/bench_ik.py IK_BUILD/bin/llama-bench MODEL.gguf... [-t 1 2] [--rounds 5]
+    scripts/bench/ik.py IK_BUILD/bin/llama-bench MODEL.gguf... [-t 1 2] [--rounds 5]
 
 A round runs, in changing order, ik's llama-bench twice, with weights rearranged as they load
 (`-rtr 1`) and as they lie in the file, both with flash attention and fused experts; and a pair of
-ours and llama.cpp as scripts/bench_plain.py runs it. Of ik's two the faster counts, phase by phase.
+ours and llama.cpp as scripts/bench/plain.py runs it. Of ik's two the faster counts, phase by phase.
 Prints tokens per second, medians over the rounds, and ratios ours/theirs, medians of the rounds'
 own ratios with their least and largest. The last line is one JSON object.
 """
@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_plain import Work, commit, cpu_name, run_pair
 from numpy.typing import NDArray
+from plain import Work, commit, cpu_name, run_pair
 
 from dflash_gguf import native
 

@@ -1,7 +1,7 @@
 """Writes a GGUF of a published model's shape with random weights, as fast as memory takes it.
 
-    scripts/synthetic_gguf.py qwen35-27b TARGET.gguf --outtype q4_k_m
-    scripts/synthetic_gguf.py qwen35-27b-dflash DRAFTER.gguf --target TARGET.gguf
+    scripts/bench/synthetic_gguf.py qwen35-27b TARGET.gguf --outtype q4_k_m
+    scripts/bench/synthetic_gguf.py qwen35-27b-dflash DRAFTER.gguf --target TARGET.gguf
 
 For measurements, where only shapes and types matter. Quantised blocks are random but valid, and
 their scales keep the activations finite. A target has an invented vocabulary; a drafter has its

@@ -1,6 +1,6 @@
 """Trains a small hybrid language model of Python code, from what a Python installation holds.
 
-    python scripts/train_tiny_target.py OUT_DIR
+    python scripts/train/train_tiny_target.py OUT_DIR
 
 The model has Qwen3.5's architecture (three Gated DeltaNet layers, then one with attention), and a
 tokenizer of its own. OUT_DIR becomes a Hugging Face folder for convert-hf-to-gguf; run it again
@@ -23,13 +23,15 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional as F
+from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 from train.checkpoint import load_state, pick, save_state
 from train.corpus import documents, standard_library
 from train.delta_rule import fast_delta_rule
 from train.parallel import Workers, precision
 from train.schedule import Optimizers
 from train.vocabulary import END, save_tokenizer, train_tokenizer
-from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 PIECE = 2  # sequences a thread handles at a time: what its cache holds
 SAVE_SECONDS = 120.0

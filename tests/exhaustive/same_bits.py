@@ -1,13 +1,13 @@
 """Passes of all kinds beside plain decoding: does a row have the same bits whatever runs beside it?
 
-    scripts/same_bits.py                      # every pair of factors, what the tests run: minutes
-    scripts/same_bits.py --triples            # every three of them: half an hour
-    scripts/same_bits.py --table              # all weights, K/V, kinds, threads, prefixes: an hour
-    scripts/same_bits.py --all                # the whole product: days; --part 3/10 is a tenth
-    scripts/same_bits.py --all --weights q4_K --kv q8_0/q8_0 --threads 2 --prefix 600
-    scripts/same_bits.py --long               # some contexts of 33,000 tokens
+    same_bits.py                      # every pair of factors, what the tests run: minutes
+    same_bits.py --triples            # every three of them: half an hour
+    same_bits.py --table              # all weights, K/V, kinds, threads, prefixes: an hour
+    same_bits.py --all                # the whole product: days; --part 3/10 is a tenth
+    same_bits.py --all --weights q4_K --kv q8_0/q8_0 --threads 2 --prefix 600
+    same_bits.py --long               # some contexts of 33,000 tokens
 
-A case is a random model of an architecture and a weight type (scripts/small_models.py), a type of
+A case is a random model of an architecture and a weight type (small_models.py), a type of
 keys and values, the tokens that stand before, a number of threads, weights rearranged or as they
 lie in the file, and a kind of work:
 
@@ -39,10 +39,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from covering import covering
 from numpy.typing import NDArray
-from small_models import N_VOCAB, ONE_HEAD, SHAPES, WEIGHT_TYPES, write_small
-from trees import bushy, comb, path_to, scattered, star, tokens_for
 
 from dflash_gguf.native import (
     CACHE_TYPES,
@@ -54,6 +51,13 @@ from dflash_gguf.native import (
     Prefix,
     Sequence,
 )
+
+sys.path += [
+    str(Path(__file__).resolve().parents[2] / x) for x in ("tests/support", "scripts/bench")
+]
+from covering import covering
+from small_models import N_VOCAB, ONE_HEAD, SHAPES, WEIGHT_TYPES, write_small
+from trees import bushy, comb, path_to, scattered, star, tokens_for
 
 Row = NDArray[np.float32]
 

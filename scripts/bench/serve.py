@@ -1,12 +1,12 @@
 """dflash-serve beside the same decoder without HTTP, and beside llama.cpp's server.
 
-    scripts/bench_serve.py MODEL.gguf [--drafter DRAFTER.gguf] [--at-once 1 8 16] [--turns 10]
+    scripts/bench/serve.py MODEL.gguf [--drafter DRAFTER.gguf] [--at-once 1 8 16] [--turns 10]
 
 Throughput: greedy answers of a fixed length, so many at once, in turn from `generate_batch` in a
 process without a server and by requests to each server; the median of the ratios of a turn. Chat: a
 conversation of which every turn adds a question and the answer to the last; milliseconds to the
 first token of each turn, and the tokens of its prompt that were computed. Both servers have the
-same file, threads, context and `-np`; theirs is built by scripts/build_peer.py with the wheel's own
+same file, threads, context and `-np`; theirs is built by build_peer.py with the wheel's own
 libraries. Of ours the CPU time that the HTTP process takes for a token is told too, of which many
 are sent at once. The last line is one JSON object.
 """
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import signal
 import socket
 import statistics
@@ -29,7 +30,6 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 from build_peer import build, can_repack
-from serve_trial import cpu_s
 
 import dflash_gguf
 from dflash_gguf.bench.prompts import Prompt
@@ -87,6 +87,12 @@ def served(command: Sequence[str], port: int) -> Iterator[Running]:
             process.wait(20)
         except subprocess.TimeoutExpired:
             process.kill()
+
+
+def cpu_s(pid: int) -> float:
+    """Seconds of CPU that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def prompt(number: int, n_words: int = 40) -> str:

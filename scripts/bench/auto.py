@@ -1,6 +1,6 @@
 """Does `auto` ever lose? It and copies alone beside plain decoding, in pieces that take turns.
 
-    scripts/bench_auto.py [--pairs smollm2,python-tiny,random,none] [--prompts 30] [--tokens 128]
+    scripts/bench/auto.py [--pairs smollm2,python-tiny,random,none] [--prompts 30] [--tokens 128]
         [--settings auto,copies] [--known] [--bound]
 
 For each pair (SmolLM2 and python-tiny with their drafters, SmolLM2 with a drafter of random weights,

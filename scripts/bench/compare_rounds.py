@@ -1,6 +1,6 @@
 """Does a pair draft in llama.cpp what it drafts here? Greedy rounds compared, one by one.
 
-    scripts/compare_rounds.py TARGET.gguf DRAFTER.gguf [-f PROMPTS.jsonl [--chat INSTRUCTION]]
+    scripts/bench/compare_rounds.py TARGET.gguf DRAFTER.gguf [-f PROMPTS.jsonl [--chat INSTRUCTION]]
 
 Both engines answer HumanEval prompts, or those of a file as dflash-bench takes them, with the same
 draft length and take the same first token.

@@ -9,9 +9,9 @@ from time import perf_counter
 from typing import Any, Protocol
 
 import numpy as np
-from bench_plain import median_interval
 from numpy.typing import NDArray
 from peer_rounds import Peer
+from plain import median_interval
 
 from dflash_gguf import native
 from dflash_gguf.bench.measure import verify

@@ -1,6 +1,6 @@
 """Distributions and greedy text beside llama.cpp on the same GGUF files, on HumanEval's prompts.
 
-    scripts/compare_llama_cpp.py MODEL.gguf... [--prompts 164] [--greedy 20]
+    scripts/bench/logits.py MODEL.gguf... [--prompts 164] [--greedy 20]
 
 For every file: the Kullback-Leibler divergence of our next-token distribution from llama.cpp's over
 the last 32 positions of every prompt, and how often both put the same token first. Then greedy text

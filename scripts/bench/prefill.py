@@ -1,6 +1,6 @@
 """Prefill by prompt length and micro-batch, beside llama.cpp's own library on the same file.
 
-    scripts/bench_prefill.py MODEL.gguf [--tokens 1024 8192] [--ubatch 128 512 2048] [--runs 3]
+    scripts/bench/prefill.py MODEL.gguf [--tokens 1024 8192] [--ubatch 128 512 2048] [--runs 3]
 
 Both engines sit in one process, on one ggml, with the same threads, f16 K/V and flash attention,
 and read the same random tokens, in turn. Prints tokens per second and the ratio ours/theirs, the
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_plain import Engine, Ours, Theirs, Tokens
+from plain import Engine, Ours, Theirs, Tokens
 
 from dflash_gguf import native
 from dflash_gguf.config import LoadConfig

@@ -1,6 +1,6 @@
 """What a verify of n rows costs, as a chain and as a tree, against a plain step.
 
-    scripts/bench_verify.py MODEL.gguf... [--rows 1 2 3 4 8 16 24 32 64] [--rounds 9]
+    scripts/bench/verify.py MODEL.gguf... [--rows 1 2 3 4 8 16 24 32 64] [--rounds 9]
 
 A round is a plain step and, for each n, the verify and the commit of a chain and of a tree of n
 nodes, in an order of its own, each from the same 256 tokens on. Both commit five nodes, or as many
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_plain import commit, cpu_name
+from plain import commit, cpu_name
 
 from dflash_gguf import native
 from dflash_gguf.bench.measure import verify

@@ -1,6 +1,6 @@
 """What a K/V cache type costs: divergence from f16 K/V on real text, beside llama.cpp's own loss.
 
-    scripts/kv_loss.py MODEL.gguf [--pairs q8_0/q8_0 ...] [--chunks 8] [--text FILE] [-md DRAFTER]
+    scripts/bench/kv_loss.py MODEL.gguf [--pairs q8_0/q8_0 ...] [--text FILE] [-md DRAFTER]
 
 The text (HumanEval's prompts and solutions, or a file) is cut into chunks of 512 tokens; the second
 half of each is scored. For every pair of K and V types: the mean Kullback-Leibler divergence from

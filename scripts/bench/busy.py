@@ -1,6 +1,6 @@
 """Decoding while other processes want the cores: ours and llama.cpp's, idle and beside busy loops.
 
-    scripts/bench_busy.py MODEL.gguf [--threads 2] [--seconds 4] [--rounds 3] [--check]
+    scripts/bench/busy.py MODEL.gguf [--threads 2] [--seconds 4] [--rounds 3] [--check]
 
 Each loop runs in a session of its own: with autogroup scheduling, the default of desktop
 distributions, the kernel then gives it as large a share as this whole process has, whatever its
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_plain import Engine, Ours, Theirs, commit, cpu_name
+from plain import Engine, Ours, Theirs, commit, cpu_name
 
 from dflash_gguf import native
 from dflash_gguf.config import LoadConfig
