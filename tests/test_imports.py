@@ -31,7 +31,7 @@ PYTHON_LAYERS = (
     ("sampling",),
     ("config",),
     ("core/",),
-    ("checks", "machine_cache", "pair/"),
+    ("_run_module", "checks", "machine_cache", "pair/"),
 )
 # Libraries that are not there in every install, or that we wrap: the file or folder that imports
 # each.
