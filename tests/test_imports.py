@@ -30,7 +30,7 @@ PYTHON_LAYERS = (
     ("sampling/", "text/"),
     ("config",),
     ("native/",),
-    ("_cache_dir", "_validate", "bundled/"),
+    ("_cache_dir", "_run_module", "_validate", "bundled/"),
 )
 # Libraries that are not there in every install, or that we wrap: the file or folder that imports
 # each.

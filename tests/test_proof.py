@@ -36,7 +36,7 @@ class Children:
 _run = subprocess.run
 WORKS = "pass"
 CRASHES = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
-WRONG = f"raise SystemExit({proof._REFUTED})"
+WRONG = f"raise SystemExit({proof.REFUTED})"
 BROKEN = "raise ImportError('half an installation')"
 
 

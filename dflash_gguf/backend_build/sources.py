@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import subprocess
-import sys
 import tarfile
 import tempfile
 from pathlib import Path
 
 from .._cache_dir import cache_folder
+from .._run_module import module_command
 from ..native import Error
 
 PACKAGE = "llama-cpp-python"
@@ -52,7 +52,7 @@ def fetch(cache: Path = DEFAULT_CACHE) -> Path:
 
 
 def _download(version: str, folder: Path, home: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet"]
+    command = [*module_command("pip"), "--disable-pip-version-check", "download", "--quiet"]
     command += ["--no-deps", "--no-binary", PACKAGE, "--dest", str(folder), f"{PACKAGE}=={version}"]
     done = subprocess.run(command, capture_output=True, text=True)
     found = list(folder.glob("*.tar.gz"))

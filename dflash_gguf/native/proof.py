@@ -9,23 +9,15 @@ from __future__ import annotations
 
 import platform
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from .. import _cache_dir
+from .._run_module import module_command
 
 FILE = "buffer-types.json"
-_REFUTED = 86
-_TRIAL = f"""
-import sys
-from dflash_gguf.native import Error, probe_buffer_type
-try:
-    probe_buffer_type(sys.argv[1])
-except Error as error:
-    print(error, file=sys.stderr)
-    sys.exit({_REFUTED})
-"""
+REFUTED = 86
+"""Exit code of a trial whose kernels multiply wrongly."""
 _TRIAL_SECONDS = 60
 
 
@@ -38,14 +30,13 @@ def _identity(library: Path) -> str:
 def _runs(name: str) -> bool | None:
     """Whether the kernels run; None if the child failed for a reason of its own."""
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", _TRIAL, name], capture_output=True, timeout=_TRIAL_SECONDS
-        )
+        command = [*module_command("dflash_gguf.native.trial"), name]
+        done = subprocess.run(command, capture_output=True, timeout=_TRIAL_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
         return None
     if done.returncode == 0:
         return True
-    return False if done.returncode < 0 or done.returncode == _REFUTED else None
+    return False if done.returncode < 0 or done.returncode == REFUTED else None
 
 
 def proven_buffer_types(names: Sequence[str], library: Path) -> list[str]:

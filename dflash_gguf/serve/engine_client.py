@@ -7,12 +7,12 @@ import contextlib
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from .._run_module import module_command
 from .messages import (
     Account,
     Cancel,
@@ -247,7 +247,7 @@ class Engine:
         """Runs a process to its end; says why it ended."""
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-m", "dflash_gguf.serve.worker", str(theirs.fileno())]
+            command = [*module_command("dflash_gguf.serve.worker"), str(theirs.fileno())]
             try:
                 process = subprocess.Popen(
                     command,
