@@ -111,7 +111,8 @@ def test_commands_have_the_flags_that_are_shown(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_flags_that_are_named_exist(page: Path) -> None:
     known = {flag for make in COMMANDS.values() for flag in option_strings(make())} | OF_OTHERS
-    scripts = "".join(text_of(x) for x in ROOT.glob("scripts/**/*.py"))
+    files = [*ROOT.glob("scripts/**/*.py"), *ROOT.glob("tests/exhaustive/*.py")]
+    scripts = "".join(text_of(x) for x in files)
     known |= set(re.findall(r'"(-[-\w]+)"', scripts))
     for span in spans(page):
         flag = re.match(r"--?[a-z][-\w]*(?=$| )", span)

@@ -24,12 +24,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from plain import Engine, Ours, Theirs, commit, cpu_name
+from engines import Engine, Ours, Theirs
+from turns import commit, cpu_name, in_turns
 
 from dflash_gguf import core
 from dflash_gguf.config import LoadConfig
@@ -150,12 +152,13 @@ def bench(path: Path, n_threads: int, seconds: float, n_rounds: int) -> dict[str
     workers = {name: Worker(name, path, n_threads) for name in ("ours", "llama.cpp")}
     found: dict[str, Any] = {name: {} for name in workers}
     for n_loops in (0, *BARS):
-        rates: dict[str, list[float]] = {name: [] for name in workers}
-        for _ in range(n_rounds):
-            for name, worker in workers.items():
-                with busy_loops(n_loops):
-                    rates[name].append(rate(worker.run(seconds)))
-        for name, values in rates.items():
+
+        def run(worker: Worker, n_loops: int = n_loops) -> float:
+            with busy_loops(n_loops):
+                return rate(worker.run(seconds))
+
+        sides = {name: partial(run, worker) for name, worker in workers.items()}
+        for name, values in in_turns(sides, n_rounds).items():
             found[name][n_loops] = statistics.median(values)
     idle = found["ours"][0]
     back = [seconds_until_back(workers["ours"], idle) for _ in range(n_rounds)]

@@ -17,14 +17,16 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from next_token import Engine, Logits, Ours, Theirs, divergence
+from engines import Engine, Logits, Ours, Theirs
+from logits import divergence
 
 from dflash_gguf import core, load
-from dflash_gguf.config import CACHE_TYPES
+from dflash_gguf.config import CACHE_TYPES, LoadConfig
 from dflash_gguf.text.tokenizer import Tokenizer
 
 CHUNK = 512
@@ -88,11 +90,16 @@ def measure(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     """All pairs, printed as they are done."""
     text = humaneval_text() if args.text is None else args.text.read_text(encoding="utf-8")
     chunks = chunks_of(path, text, args.chunks)
-    n_threads = Ours(path, CHUNK, args.threads).sequence.engine.n_threads
-    engines: dict[str, MakeEngine] = {
-        "ours": lambda k, v: Ours(path, CHUNK, n_threads, k, v),
-        "llama.cpp": lambda k, v: Theirs(path, CHUNK, n_threads, k, v),
-    }
+    load_config = LoadConfig(n_ctx=CHUNK, n_threads=args.threads, n_gpu_layers=0)
+    n_threads = Ours(path, load_config).sequence.engine.n_threads
+
+    def ours_with(k: str, v: str) -> Engine:
+        return Ours(path, replace(load_config, cache_type_k=k, cache_type_v=v))
+
+    def theirs_with(k: str, v: str) -> Engine:
+        return Theirs(path, CHUNK, n_threads, cache_types=(k, v), repack=False)
+
+    engines: dict[str, MakeEngine] = {"ours": ours_with, "llama.cpp": theirs_with}
     expected = {name: scored_rows(make("f16", "f16"), chunks) for name, make in engines.items()}
     print(f"{'K/V':12} {'KL ours':>10} {'llama.cpp':>10} {'same top ours':>14} {'llama.cpp':>10}")
     results: list[dict[str, Any]] = []

