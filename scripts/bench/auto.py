@@ -384,7 +384,7 @@ def measure(name: str, kind: str, args: argparse.Namespace) -> Figures:
 
 
 class Load:
-    """So many answers of one decoder at once, in the order of their prompts.
+    """Answers of one decoder, n at once, in the order of their prompts.
 
     The first ones end at different times, as those do that begin at different times.
     """
@@ -399,7 +399,7 @@ class Load:
         self.n_tokens, self.seconds = 0, 0.0
 
     def run(self, most_s: float) -> bool:
-        """Goes on for so long; whether there are as many answers as there are to be."""
+        """Runs rounds for so long; returns True while as many answers are live as asked for."""
         started, now = time.perf_counter(), 0.0
         while self._fill() and now < most_s:
             steps = [(stream, next(stream, None)) for stream in self._live]
@@ -446,7 +446,7 @@ def speeds_at_once(
 
 
 def at_once(name: str, n: int, args: argparse.Namespace) -> Figures:
-    """Measures so many answers at once of one pair."""
+    """Measures n answers of one pair at once."""
     options = {"n_ctx": args.ctx, "n_parallel": max(args.at_once), "n_threads": args.threads}
     rates: dict[str, list[float]] = {"none": [], "auto": []}
     with tempfile.TemporaryDirectory() as folder:

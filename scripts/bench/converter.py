@@ -86,7 +86,7 @@ def make_checkpoint(directory: Path) -> None:
 
 
 def write_tokenizer(directory: Path) -> None:
-    """A vocabulary of the full size: bytes, pairs of bytes as merges, two special tokens."""
+    """Writes a vocabulary of the full size: bytes, pairs of bytes as merges, two special tokens."""
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -102,7 +102,7 @@ def write_tokenizer(directory: Path) -> None:
 
 
 def run(command: list[str]) -> tuple[float, float]:
-    """Wall seconds and peak resident MB of a process."""
+    """Runs a process; returns its wall seconds and peak resident MB."""
     start = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     errors = process.stderr.read() if process.stderr else b""
@@ -115,7 +115,7 @@ def run(command: list[str]) -> tuple[float, float]:
 
 
 def main() -> int:
-    """Command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=5, help="of each; default: %(default)s")
     parser.add_argument("--outtype", default="q8_0", choices=("f32", "f16", "bf16", "q8_0"))

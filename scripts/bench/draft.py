@@ -89,7 +89,7 @@ def part_a(args: argparse.Namespace) -> Figures:
 def _tables(
     engines: Sequence[Engine], work: Callable[[int], Forced], n_pairs: int
 ) -> list[list[Milliseconds]]:
-    """Times of the same work in both engines, pair by pair."""
+    """Times the same work in both engines, pair by pair."""
     works = [iter([work(1 + pair) for pair in range(n_pairs)]) for _ in engines]
     sides = {str(i): lambda i=i: engines[i].rounds(next(works[i])) for i in range(len(engines))}
     return list(in_turns(sides, n_pairs).values())
@@ -183,7 +183,7 @@ def _answers(
 
 
 def _tried(args: argparse.Namespace, prompts: Sequence[list[int]], way: Way) -> float:
-    """Tokens per second on a few prompts, after one that warms up."""
+    """Returns tokens per second on a few prompts, after one that warms up."""
     step = max(len(prompts) // N_TRIED, 1)
     way(prompts[0], 16)
     runs = [way(prompt, args.max_tokens // 2) for prompt in prompts[::step]]
@@ -196,7 +196,7 @@ def _tried_peer(args: argparse.Namespace, prompts: Sequence[list[int]], n_draft:
 
 
 def _rates(runs: Sequence[Run], plain: Sequence[Run]) -> Figures:
-    """Figures of one way, and its speed by that of plain decoding."""
+    """Summarises one way, with its speed by that of plain decoding."""
     by_plain = ratio(*([run.n_tokens / run.seconds for run in x] for x in (runs, plain)))
     n_tokens = sum(run.n_tokens for run in runs)
     return {
@@ -218,7 +218,7 @@ def _print_rates(found: Figures) -> None:
 
 
 def _prompts(decoder: dflash_gguf.Decoder, n: int) -> list[list[int]]:
-    """N prompts in the chat template, every third of them prose."""
+    """Returns n prompts in the chat template, every third of them prose."""
     code = iter(INSTRUCTION + problem["prompt"] for problem in read_problems().values())
     texts = [PROSE[i // 3 % len(PROSE)] if i % 3 == 2 else next(code) for i in range(n)]
     return [decoder.chat_prompt([{"role": "user", "content": text}]) for text in texts]

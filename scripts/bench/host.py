@@ -66,7 +66,7 @@ MORE_A_ROW = 0.01
 
 
 class Rows:
-    """What the target says after some nodes: always the script, whatever it was fed."""
+    """Rows of the simulated target: always the script's tokens, whatever it was fed."""
 
     def __init__(self, tokens: list[int], noise: NDArray[np.float32]) -> None:
         self._tokens, self._noise = tokens, noise
@@ -75,18 +75,18 @@ class Rows:
         return len(self._tokens)
 
     def argmax(self, index: int = -1) -> int:
-        """The script's token."""
+        """Returns the script's token."""
         return self._tokens[index]
 
     def logits(self, index: int = -1) -> NDArray[np.float32]:
-        """Noise, and the script's token far above it."""
+        """Returns noise, with the script's token far above it."""
         row = self._noise.copy()
         row[self._tokens[index]] += 8.0
         return row
 
 
 class SimulatedEngine:
-    """Waits as long as passes take; what its drafter knows of a script is a matter of chance."""
+    """A simulated engine: it waits as long as passes take, and its drafter is right by chance."""
 
     max_verify = 256
     max_draft_rows = 1 << 20
@@ -108,11 +108,11 @@ class SimulatedEngine:
         self._chance = chance
 
     def keep_top(self, k: int) -> bool:  # noqa: ARG002
-        """As on a CPU."""
+        """Returns False, as an engine on a CPU does."""
         return False
 
     def run(self, items: Sequence[Item]) -> list[Rows]:
-        """One pass of the target."""
+        """Runs one pass of the target."""
         n_rows = sum(len(item.tokens) for item in items)
         self._wait(MS["pass"] + MS["row"] * (n_rows - 1))
         rows = [self._rows_of(item) for item in items]
@@ -122,7 +122,7 @@ class SimulatedEngine:
         return rows
 
     def choose(self, walks: Sequence[Walk]) -> list[list[int]]:
-        """Draws, down the trees."""
+        """Draws tokens, down the trees."""
         return [self._walk(walk) for walk in walks]
 
     def _walk(self, walk: Walk) -> list[int]:
@@ -142,12 +142,12 @@ class SimulatedEngine:
         return drawn
 
     def draft(self, requests: Sequence[DraftRequest], k: int = 1) -> list[Draft]:
-        """One pass of the drafter: the script's token first where it is known, else second."""
+        """Runs one pass of the drafter: the script's token first where it is known, else second."""
         self._wait(MS["draft"])
         return [self._draft(x.sequence.position, x.n_draft, k) for x in requests]
 
     def commit(self, paths: Sequence[tuple[Any, Sequence[int] | int]]) -> None:
-        """Moves on."""
+        """Moves sequences on."""
         for sequence, nodes in paths:
             sequence.position += nodes if isinstance(nodes, int) else len(nodes)
 
@@ -172,7 +172,7 @@ class SimulatedEngine:
         return Draft(tokens, logits, np.full(n, 0.5, np.float32))
 
     def _wait(self, ms: float) -> None:
-        """Busy, as a call into the core is."""
+        """Waits busily, as a call into the core does."""
         end = time.perf_counter() + ms / 1e3
         while time.perf_counter() < end:
             pass
@@ -180,7 +180,7 @@ class SimulatedEngine:
 
 
 class SimulatedSequence:
-    """A sequence of it."""
+    """A sequence of the simulated engine."""
 
     max_draft = BLOCK
 
@@ -191,19 +191,19 @@ class SimulatedSequence:
 
     @property
     def tokens(self) -> list[int]:
-        """Nothing that anybody would begin with."""
+        """Returns no tokens: nobody begins with a prefix."""
         return []
 
     def wanted_cells(self, n: int) -> int:  # noqa: ARG002
-        """There are always enough."""
+        """Returns 0: there are always enough cells."""
         return 0
 
     def draft(self, last_token: int, n_draft: int, k: int = 1) -> Draft:
-        """A draft of its own."""
+        """Returns a draft of this sequence alone."""
         return self.engine.draft([DraftRequest(self, last_token, n_draft)], k)[0]  # type: ignore[no-any-return]
 
     def reset(self) -> None:
-        """Begins anew."""
+        """Resets the sequence."""
         self.position = 0
 
 
@@ -325,7 +325,7 @@ def real(n: int, args: argparse.Namespace) -> Figures:
 
 
 class NullClock(CoreClock):
-    """The same on a GPU that computes nothing, where passes wait and candidates are accepted."""
+    """A core clock for a GPU that computes nothing: passes wait, and candidates are accepted."""
 
     def __init__(self, engine: Any, pass_s: float, draft_s: float, accepted: float) -> None:
         """pass_s, draft_s: what a pass of either model takes beside the host, without its rows.
@@ -362,7 +362,7 @@ class NullClock(CoreClock):
         return self.pass_s * (1.0 + MORE_A_ROW * sum(len(item.tokens) for item in items))
 
     def _drawn(self, walk: Any, drawn: list[int]) -> list[int]:
-        """As many first children as are accepted, and then what the core has drawn."""
+        """Returns as many first children as are accepted, and then the core's token."""
         item = self._verified.get(walk.sequence)
         if item is None or self.accepted == 0.0 or not drawn:
             return drawn

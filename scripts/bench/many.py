@@ -71,14 +71,14 @@ class Ours:
         ]
 
     def round(self) -> None:
-        """A token for each."""
+        """Takes a token for each."""
         pairs = zip(self._sequences, self._last, strict=False)
         rows = self.engine.run([Item(sequence, [token]) for sequence, token in pairs])
         self._last = [row.argmax() for row in rows]
 
 
 class Theirs(engines.Theirs):
-    """The same by llama.cpp's library."""
+    """Sequences of llama.cpp's library, a token each a round."""
 
     def begin(self, prompts: list[list[int]]) -> None:
         """Fills the first sequences."""
@@ -158,7 +158,7 @@ def servers(args: argparse.Namespace) -> Iterator[dict[str, Running]]:
 
 
 def by_server(server: Running, prompts: Series[str], n: int) -> tuple[float, list[str]]:
-    """Seconds of the answers to all prompts, n at once, by requests, and their texts."""
+    """Answers all prompts by requests, n at once; returns the seconds and the texts."""
     asked = [Prompt(str(i), text) for i, text in enumerate(prompts)]
     requests = bodies(asked, None, N_ANSWER, 0.0, 0)
     with ThreadPoolExecutor(n) as pool:
@@ -185,7 +185,7 @@ def answers(args: argparse.Namespace) -> list[Figures]:
 
 
 def answers_of(n: int, args: argparse.Namespace, peers: dict[str, Running]) -> Figures:
-    """Measures so many at once."""
+    """Measures n answers at once."""
     options = {"n_ctx": args.ctx, "n_parallel": max(args.n), "n_threads": args.threads}
     rates: dict[str, list[float]] = {name: [] for name in ("none", "auto", *peers)}
     n_equal = dict.fromkeys(peers, 0)
@@ -220,7 +220,7 @@ def answers_of(n: int, args: argparse.Namespace, peers: dict[str, Running]) -> F
 
 
 def beside(args: argparse.Namespace) -> Figures:
-    """What a long prompt costs the answers beside it, and they it: plain ones without a drafter.
+    """Measures what a long prompt costs the answers beside it, and they it.
 
     Others are slower the longer they are, so they are held against the same tokens of the same
     answers without the prompt. Three decoders take turns, so that whatever else slows the machine

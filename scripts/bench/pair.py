@@ -33,7 +33,7 @@ KINDS = ("none", "chain", "tree", "auto")
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-m", "--model", default=pair.DEFAULT, help="a file or a name")
     parser.add_argument("-md", "--model-draft", type=Path, help="default: the name's own")
@@ -59,7 +59,7 @@ def parse() -> argparse.Namespace:
 
 @dataclass(slots=True)
 class Total:
-    """What all answers of one kind come to."""
+    """Sums over all answers of one kind."""
 
     seconds: float = 0.0
     tokens: int = 0
@@ -68,7 +68,7 @@ class Total:
     phase_s: dict[str, float] = field(default_factory=dict)
 
     def add(self, result: dflash_gguf.Result, plain: dflash_gguf.Result) -> None:
-        """One answer, and the plain answer to the same prompt."""
+        """Adds one answer, given the plain answer to the same prompt."""
         self.seconds += sum(s for name, s in result.phase_s.items() if name != "prefill")
         self.tokens += result.n_decoded
         self.rounds += result.rounds
@@ -77,7 +77,7 @@ class Total:
             self.phase_s[name] = self.phase_s.get(name, 0.0) + seconds
 
     def summary(self) -> dict[str, Any]:
-        """Rates; milliseconds by phase are per round."""
+        """Returns rates; milliseconds by phase are per round."""
         phases = {name: s for name, s in self.phase_s.items() if name != "prefill"}
         return {
             "tokens_per_s": round(self.tokens / self.seconds, 1),
@@ -90,7 +90,7 @@ class Total:
 def compare(
     decoder: dflash_gguf.Decoder, prompts: list[list[int]], config: dflash_gguf.DecodeConfig
 ) -> tuple[dict[str, Any], list[dflash_gguf.Result]]:
-    """Totals of every kind, measured alternately, and the plain answers."""
+    """Returns totals of every kind, measured in turns, and the plain answers."""
     totals = {kind: Total() for kind in KINDS}
     coming = {kind: iter(prompts) for kind in KINDS}
 

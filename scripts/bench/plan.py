@@ -50,7 +50,7 @@ CASES = (
 
 
 def anonymous_bytes() -> int:
-    """Anonymous memory of this process that is in use."""
+    """Returns this process's anonymous memory in use."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) << 10
@@ -58,7 +58,7 @@ def anonymous_bytes() -> int:
 
 
 def held_bytes() -> int:
-    """Memory of all GPUs that is in use."""
+    """Returns the memory of all GPUs in use."""
     return sum(x.total_bytes - x.free_bytes for x in core.devices() if x.type != "cpu")
 
 
@@ -74,7 +74,7 @@ def fill(sequence: core.Sequence, drafts: bool) -> None:
 
 
 def write(shape: str, folder: Path) -> tuple[Path, Path]:
-    """Headers of a target and its drafter, written once."""
+    """Writes headers of a target and its drafter, once."""
     target, drafter = folder / f"{shape}.gguf", folder / f"{shape}-dflash.gguf"
     outtype = OUTTYPES.get(shape, "q4_0")
     for path, more in ((target, ["--outtype", outtype]), (drafter, ["--target", str(target)])):
@@ -85,7 +85,7 @@ def write(shape: str, folder: Path) -> tuple[Path, Path]:
 
 
 def run(command: list[str], **environment: str) -> str:
-    """Output of a script; SystemExit with its last words if it fails."""
+    """Returns the output of a script; SystemExit with its last words if it fails."""
     done = subprocess.run(
         [sys.executable, str(SCRIPTS / command[0]), *command[1:]],
         env={**os.environ, **environment},
@@ -99,7 +99,7 @@ def run(command: list[str], **environment: str) -> str:
 
 
 def check(case: str, module: str, libraries: Path, folder: Path) -> dict[str, Any]:
-    """Bytes that were planned and taken."""
+    """Returns the bytes that were planned and taken."""
     try:
         shape, context, kv = case.split(":")
         n_ctx = int(context)

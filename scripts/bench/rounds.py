@@ -131,7 +131,7 @@ Milliseconds = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Forced:
-    """What both engines do. text: what the target is made to choose; accept: in each round."""
+    """Work for both engines. text: tokens to choose by force; accept: in each round."""
 
     prompt: list[int]
     text: list[int]
@@ -142,27 +142,27 @@ class Forced:
     def random(
         cls, n_vocab: int, n_prompt: int, n_rounds: int, n_draft: int, accept: int, seed: int
     ) -> Forced:
-        """Random tokens for so many full rounds."""
+        """Draws tokens for so many full rounds."""
         n_text = 1 + n_rounds * (accept + 1) + n_draft
         # the lowest and highest ids may have a meaning of their own
         ids = np.random.default_rng(seed).integers(300, min(n_vocab, 40000), n_prompt + n_text)
         return cls(ids[:n_prompt].tolist(), ids[n_prompt:].tolist(), n_draft, accept)
 
     def candidates(self, n_chosen: int) -> list[int]:
-        """What is verified after n_chosen tokens of the text."""
+        """Returns the candidates to verify after n_chosen tokens of the text."""
         wanted = self.text[n_chosen : n_chosen + self.n_draft]
         return [w if i < self.accept else (w + 1) % 8 for i, w in enumerate(wanted)]
 
 
 class Engine(Protocol):
-    """What is measured."""
+    """An engine that runs forced rounds."""
 
     def rounds(self, work: Forced) -> Milliseconds:
-        """Times of full rounds, [n_rounds, len(PHASES)]."""
+        """Returns times of full rounds, [n_rounds, len(PHASES)]."""
 
 
 class Theirs:
-    """llama.cpp."""
+    """llama.cpp's draft-dflash."""
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
@@ -177,19 +177,19 @@ class Theirs:
 
 
 def _table(phases: Mapping[str, NDArray[np.float64]], total: NDArray[np.float64]) -> Milliseconds:
-    """Times [n_rounds] as a table; the host has what the other phases leave."""
+    """Makes a table of times [n_rounds]; the host has what the other phases leave."""
     known = [phases[name] for name in PHASES[:4]]
     return np.stack([*known, total - sum(known), total], axis=1)
 
 
 def medians(runs: Sequence[Milliseconds]) -> dict[str, float]:
-    """Median milliseconds of a round of all runs by phase."""
+    """Returns the median milliseconds of a round of all runs by phase."""
     row = np.median(np.concatenate(runs), axis=0)
     return dict(zip(PHASES, np.round(row, 3).tolist(), strict=True))
 
 
 def equal_work(tables: Sequence[Sequence[Milliseconds]]) -> dict[str, Any]:
-    """Median milliseconds of ours and theirs by phase, and the ratio of their rounds.
+    """Returns median milliseconds of ours and theirs by phase, and the ratio of their rounds.
 
     tables: a list of runs for each engine, run i of one beside run i of the other.
     """
@@ -247,7 +247,7 @@ class Ours:
         return 1e3 * np.array(rows)
 
     def bare_draft_ms(self, last_token: int, n_draft: int, n_runs: int = 25) -> float:
-        """Median of a draft for which nothing new is taken up, each after a verify as in a round.
+        """Times a draft that takes up nothing new, each after a verify as in a round; the median.
 
         Drafts in a row would find the drafter's weights in the cache.
         """

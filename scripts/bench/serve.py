@@ -1,4 +1,4 @@
-"""dflash-serve beside the same decoder without HTTP, and beside llama.cpp's server.
+"""Measures dflash-serve beside the same decoder without HTTP, and beside llama.cpp's server.
 
     scripts/bench/serve.py MODEL.gguf [--drafter DRAFTER.gguf] [--at-once 1 8 16] [--turns 10]
 
@@ -48,7 +48,7 @@ WORDS = tuple(SENTENCE.split())
 
 
 def free_port() -> int:
-    """One that nobody listens at."""
+    """Returns a port that nobody listens at."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
@@ -66,7 +66,7 @@ class Running(Server):
 
 @contextlib.contextmanager
 def served(command: Sequence[str], port: int) -> Iterator[Running]:
-    """A server as long as the with block runs, loaded."""
+    """Runs a loaded server as long as the with block runs."""
     process = subprocess.Popen(
         [*command, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -93,19 +93,19 @@ def served(command: Sequence[str], port: int) -> Iterator[Running]:
 
 
 def cpu_s(pid: int) -> float:
-    """Seconds of CPU that a process has used."""
+    """Returns the seconds of CPU that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def prompt(number: int, n_words: int = 40) -> str:
-    """Words in an order of its own."""
+    """Returns words in an order of its own."""
     shuffled = [WORDS[(number * 7 + i * (number + 3)) % len(WORDS)] for i in range(n_words)]
     return f"Story {number}: " + " ".join(shuffled)
 
 
 def rate(server: Running, prompts: list[str], n: int, n_tokens: int, seed: int) -> float:
-    """Tokens a second of all answers together, by requests."""
+    """Returns tokens a second of all answers together, by requests."""
     requests = bodies(
         [Prompt(str(i), text) for i, text in enumerate(prompts)], None, n_tokens, 0.0, seed
     )
@@ -119,7 +119,7 @@ def rate(server: Running, prompts: list[str], n: int, n_tokens: int, seed: int) 
 
 
 def batch_rate(decoder: dflash_gguf.Decoder, prompts: list[str], n: int, n_tokens: int) -> float:
-    """The same without HTTP; at most n are running, as there."""
+    """Returns tokens a second without HTTP; at most n answers are running, as with it."""
     began = time.perf_counter()
     n_done = 0
     todo = list(prompts)
@@ -133,7 +133,7 @@ def batch_rate(decoder: dflash_gguf.Decoder, prompts: list[str], n: int, n_token
 def throughput(
     sources: dict[str, Any], args: argparse.Namespace, n: int
 ) -> dict[str, dict[str, float]]:
-    """Tokens a second and, of the others, ours by theirs."""
+    """Measures tokens a second and, of the others, ours by theirs."""
     runs = {name: itertools.count() for name in sources}
 
     def speed(name: str) -> float:
@@ -158,9 +158,9 @@ def throughput(
 
 
 def chat(server: Server, n_turns: int, n_words: int, n_tokens: int) -> list[dict[str, float]]:
-    """Each turn's milliseconds to its first token, and tokens of its prompt computed and found.
+    """Returns each turn's milliseconds to its first token, and its tokens computed and found.
 
-    What was answered becomes part of the next.
+    The answer of a turn becomes part of the next prompt.
     """
     text, found = "", []
     for turn in range(n_turns):
@@ -181,7 +181,7 @@ def chat(server: Server, n_turns: int, n_words: int, n_tokens: int) -> list[dict
 
 
 def main() -> None:
-    """Command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description="dflash-serve beside others")
     parser.add_argument("model", type=Path, metavar="MODEL.gguf")
     parser.add_argument("--drafter", type=Path, metavar="DRAFTER.gguf", help="of ours")

@@ -1,4 +1,4 @@
-"""Our engine beside llama.cpp on the same device and kernels, one after the other.
+"""Measures our engine beside llama.cpp on the same device and kernels, one after the other.
 
 One after the other, since a GPU that just holds the weights once has no room for them twice. What
 ours took is told before llama.cpp is begun, in a line without a ratio.
@@ -34,7 +34,7 @@ MOST_PROMPT_TOKENS = 16384
 
 
 def plain(setting: Setting) -> Iterator[Figures]:
-    """Tokens one by one, as many a second as the median run has."""
+    """Measures tokens one by one: as many a second as the median run has."""
     sizes = setting.sizes
     prompt, answer = _random(setting, sizes.n_prompt, 1), _random(setting, sizes.n_decode, 2)
 
@@ -63,7 +63,7 @@ def plain(setting: Setting) -> Iterator[Figures]:
 
 
 def prefill(setting: Setting) -> Iterator[Figures]:
-    """Prompts of several lengths; long ones fewer times, as their noise is small."""
+    """Measures prompts of several lengths; long ones fewer times, as their noise is small."""
     lengths = setting.sizes.prompts
     found: dict[int, list[float]] = {n: [] for n in lengths}
     for open_ in _engines(setting, max(lengths)):
@@ -80,7 +80,7 @@ def prefill(setting: Setting) -> Iterator[Figures]:
 
 
 def chain(setting: Setting) -> Iterator[Figures]:
-    """Rounds of equal work: 15 drafted, 16 verified, so many accepted by force."""
+    """Measures rounds of equal work: 15 drafted, 16 verified, so many accepted by force."""
     sizes = setting.sizes
     device = setting.found_device()
     n_ctx = sizes.n_prompt + 64 + sizes.n_rounds * (max(ACCEPTED) + 1)
@@ -117,7 +117,7 @@ def chain(setting: Setting) -> Iterator[Figures]:
 
 
 def _engines(setting: Setting, n_ctx: int) -> tuple[Callable[[], Engine], Callable[[], Engine]]:
-    """Ours and llama.cpp's, to be opened."""
+    """Returns ours and llama.cpp's engine, to be opened."""
     n_layers = 0 if setting.found_device().type == "cpu" else -1
     n_threads = setting.threads or _n_cpus()
     config = setting.load_config(n_ctx=n_ctx, n_ubatch=N_UBATCH)
@@ -128,7 +128,7 @@ def _engines(setting: Setting, n_ctx: int) -> tuple[Callable[[], Engine], Callab
 
 
 def _rates(tokens_per_s: Sequence[float]) -> Figures:
-    """Of ours, or of both and their ratio."""
+    """Describes the speed of ours, or of both with their ratio."""
     names = ("ours_tokens_per_s", "llama.cpp_tokens_per_s")
     figures: Figures = {x: round(y, 2) for x, y in zip(names, tokens_per_s, strict=False)}
     if len(tokens_per_s) == len(names):

@@ -15,7 +15,7 @@ QUERY = ("name", "driver_version", "memory.used", "memory.total", "clocks.sm", "
 
 
 def nvidia(device: str) -> dict[str, str]:
-    """What nvidia-smi says of a CUDA device; nothing of another, or without the program."""
+    """Asks nvidia-smi about a CUDA device; {} for another device, or without the program."""
     found = re.fullmatch(r"CUDA(\d+)", device, re.IGNORECASE)
     if found is None:
         return {}
