@@ -97,6 +97,6 @@ def _to_float16(name: str, values: NDArray[np.float32]) -> NDArray[np.float16]:
 
 def _quantise(values: NDArray[np.float32], type_name: str) -> NDArray[np.uint8]:
     # Imported here so that unquantised conversions work without the compiled core.
-    from dflash_gguf.core import quantize
+    from dflash_gguf.native import quantize
 
     return quantize(values, type_name, 1)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .config import DecodeConfig, LoadConfig
-from .core import Error, devices, ggml_version
-from .results import Result, Step
+from .native import Error, devices, ggml_version
+from .outputs import Result, Step
 
 if TYPE_CHECKING:
-    from .decoder import Decoder, Stream, load
+    from .decoder import Decoder
+    from .loading import load
+    from .stream import Stream
 
 __all__ = [
     "DecodeConfig",
@@ -25,10 +28,11 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """The decoder on first use: it opens llama.cpp's library, which a converter does not need."""
-    if name in ("Decoder", "Stream", "load"):
-        from . import decoder
+_HOMES = {"Decoder": "decoder", "Stream": "stream", "load": "loading"}
 
-        return getattr(decoder, name)
+
+def __getattr__(name: str) -> Any:
+    """Imports the decoder on first use, as it opens llama.cpp's library: a converter needs none."""
+    if name in _HOMES:
+        return getattr(import_module(f".{_HOMES[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,7 +6,6 @@ import _signal  # type: ignore[import-not-found]  # what `signal` wraps
 import dataclasses
 import os
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,90 +15,28 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from . import core, prefix_file
-from .checks import integer
-from .config import DecodeConfig, LoadConfig
-from .convert.schema import Key
-from .core import MAX_VERIFY, Drafter, Engine, Error, Model, library_build
-from .drafting import CostFile, Drafting
-from .jobs import Job
-from .memory.fit import most_rows, with_context
-from .memory.plan import MOST_PREFIX_BYTES, Planner, check_fits
-from .prefixes import Prefixes
-from .results import Result, Step
-from .rounds import Progress
-from .scheduler import Scheduler
+from . import native
+from ._validate import integer
+from .config import DecodeConfig
+from .engine.jobs import Job
+from .engine.scheduler import Scheduler
+from .engine.writing import Writing, check_prompt
+from .kv_cache import prefix_file
+from .kv_cache.prefix_cache import Prefixes
+from .memory.plan import MOST_PREFIX_BYTES
+from .native import MAX_VERIFY, Error
+from .outputs import Result, Step
+from .speculative.runtime import CostFile, Drafting
+from .speculative.speculator import Progress
+from .stream import Callbacks, Stream
 from .text.chat import ChatPrompt, Message
-from .text.gguf_metadata import Metadata
 from .text.reasoning import Splitter
 from .text.tokenizer import Tokenizer
-from .writing import Writing, check_prompt
 
 Prompt = str | Sequence[int] | NDArray[np.integer[Any]]
 
 ENDED = "this stream was ended by a later call of the same decoder"
 CLOSED = "the decoder was closed before this answer was whole"
-
-
-def load(
-    path: str | os.PathLike[str],
-    *,
-    drafter: str | os.PathLike[str] | None = None,
-    config: LoadConfig | None = None,
-    progress: Progress | None = None,
-    **options: Any,
-) -> Decoder:
-    """Loads a target from a GGUF file: `load("model.gguf", drafter="drafter.gguf", n_ctx=8192)`.
-
-    Warns of a context longer than the model was trained for, and of a drafter that seems to be made
-    for another variant of the model.
-    drafter: GGUF file of a DFlash drafter made for this target.
-    config, options: a LoadConfig, and fields of it that are to differ; `help(LoadConfig)`.
-    progress: called with (bytes loaded, bytes in all); what it raises ends the load.
-    Errors: ValueError for a bad argument or tokenizer, OSError, and Error from the core.
-    """
-    config = dataclasses.replace(config or LoadConfig(), **options)
-    planner = Planner(path, drafter, config)
-    n_ctx_train = planner.model.n_ctx_train
-    config = with_context(planner.plan, config, n_ctx_train)
-    check_fits(planner.plan(config))
-    if config.n_ctx is not None and config.n_ctx > n_ctx_train:
-        warnings.warn(
-            f"n_ctx is {config.n_ctx}, the model was trained for {n_ctx_train} tokens: "
-            "what it says beyond them may make no sense",
-            stacklevel=2,
-        )
-    n_most = most_rows(planner.plan, config, MAX_VERIFY)
-    tokenizer = Tokenizer.from_file(path)
-    model = Model(os.fspath(path), config, progress)
-    loaded = None
-    if drafter is not None:
-        _warn_of_another_end(os.fspath(path), os.fspath(drafter))
-        loaded = Drafter(os.fspath(drafter), model, progress)
-    engine = Engine(model, drafter=loaded)
-    files, kernels = [model.path], sorted(model.kernels)
-    if loaded is not None:
-        files, kernels = [*files, loaded.path], [*kernels, *sorted(loaded.kernels)]
-    # Another build may have other kernels: what rounds cost before says nothing of it.
-    place = (library_build(), model.backend, str(config.n_gpu_layers), str(config.n_cpu_moe))
-    settings = (*place, engine.n_threads, config.cache_type_k, config.cache_type_v)
-    costs = CostFile(files, *settings, *kernels)
-    prefix_bytes = planner.plan(config).prefix_bytes
-    decoder = Decoder(core.Sequence(engine), tokenizer, costs, n_most, prefix_bytes)
-    decoder.measure()
-    return decoder
-
-
-def _warn_of_another_end(path: str, drafter: str) -> None:
-    """Base and instruct models differ in the token that ends an answer; a drafter has its own's."""
-    with Metadata(path) as target_file, Metadata(drafter) as drafter_file:
-        ends = [file.integer(Key.TOKENIZER_EOS_ID) for file in (drafter_file, target_file)]
-    if None not in ends and ends[0] != ends[1]:
-        warnings.warn(
-            f"{drafter}: was made for a model that ends with token {ends[0]}, {path} ends with "
-            f"{ends[1]}: of a base model's drafter an instruct model takes little, and the reverse",
-            stacklevel=3,
-        )
 
 
 class Decoder:
@@ -113,7 +50,7 @@ class Decoder:
 
     def __init__(
         self,
-        sequence: core.Sequence,
+        sequence: native.Sequence,
         tokenizer: Tokenizer | None,
         cost_file: CostFile | None = None,
         most_rows: int = MAX_VERIFY,
@@ -297,7 +234,7 @@ class Decoder:
     ) -> Stream:
         """An answer joins. ends: whether it is a later call, see `stream`."""
         config = asked.config
-        calls = _Callbacks(cancelled, on_prefill)
+        calls = Callbacks(cancelled, on_prefill)
         try:
             with self._turn():
                 self._check_open()
@@ -436,7 +373,7 @@ class Decoder:
             self._unfinished = None
 
     @contextmanager
-    def _lane(self) -> Iterator[core.Sequence]:
+    def _lane(self) -> Iterator[native.Sequence]:
         """An empty sequence that no answer uses."""
         self._check_open()
         self._scheduler.take_back(self.sequence)
@@ -503,6 +440,10 @@ class Decoder:
         with self._rounds():
             if (step := self._scheduler.step(job, run=run)) is not None:
                 taken.append(step)
+
+    def _end(self, job: Job) -> None:
+        with self._turn():
+            self._scheduler.end(job)
 
     def _round(self, live: Mapping[int, Stream]) -> list[int]:
         """One for answers whose steps nobody wants to see; those that are over.
@@ -571,110 +512,6 @@ class _Uninterrupted:
             _signal.signal(_signal.SIGINT, found)
         if self._came is not None:
             self._handler(*self._came)
-
-
-class _Callbacks:
-    """What asks and tells whoever wants an answer. Any other's reader may run the round.
-
-    So what they raise ends the answer, and goes to its own reader.
-    """
-
-    def __init__(self, cancelled: Callable[[], bool] | None, on_prefill: Progress | None) -> None:
-        self._cancelled, self._on_prefill = cancelled, on_prefill
-        self.reader: weakref.ref[Stream] | None = None
-        """The stream: once that is gone, nobody will read the answer."""
-        self._is_dropped = False
-        self._error: BaseException | None = None
-
-    def drop(self) -> None:
-        """Nobody will read the answer."""
-        self._is_dropped = True
-
-    def cancelled(self) -> bool:
-        """Whether the answer is to end."""
-        is_gone = self.reader is not None and self.reader() is None
-        if is_gone or self._is_dropped or self._error is not None:
-            return True
-        try:
-            return self._cancelled is not None and self._cancelled()
-        except KeyboardInterrupt:  # no callback's own
-            raise
-        except BaseException as error:
-            self._error = error
-            return True
-
-    def on_prefill(self, done: int, total: int) -> None:
-        """The prompt has come so far."""
-        try:
-            if self._on_prefill is not None:
-                self._on_prefill(done, total)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            self._error = error
-
-    def take_error(self) -> BaseException | None:
-        """What one of them raised, once."""
-        error, self._error = self._error, None
-        if error is not None:
-            self._is_dropped = True
-        return error
-
-
-class Stream:
-    """An answer in the making: iterate for its steps; `result()` is its account so far."""
-
-    def __init__(self, decoder: Decoder, job: Job, calls: _Callbacks) -> None:
-        self._decoder = decoder
-        self._job = job
-        self._calls = calls
-
-    def __iter__(self) -> Iterator[Step]:
-        return self
-
-    def __next__(self) -> Step:
-        return self._read(run=True, waits=True)[0]
-
-    def poll(self, *, run: bool) -> Step | None:
-        """The next step; if it is not there, after one round for all, if `run`.
-
-        None where that brought it none. Who reads several streams learns with it of each step as
-        soon as its round is over, also while a long prompt of one of them is computed.
-        Errors: StopIteration where the answer is over; what one of its callbacks raised.
-        """
-        taken = self._read(run=run, waits=False)
-        return taken[0] if taken else None
-
-    def _read(self, *, run: bool, waits: bool) -> list[Step]:
-        taken: list[Step] = []
-        try:
-            while True:
-                try:
-                    self._decoder._step(self._job, taken, run=run)
-                finally:
-                    self._raise_error()
-                if taken or not waits:
-                    return taken
-        except BaseException:
-            # The step did not reach its reader. One call, which no further interruption divides.
-            self._job.steps.extendleft(taken)
-            self._job.n_unread += sum([len(step.tokens) for step in taken])
-            raise
-
-    def _raise_error(self) -> None:
-        """What one of its callbacks raised."""
-        if (error := self._calls.take_error()) is not None:
-            self.close()
-            raise error
-
-    def close(self) -> None:
-        """Ends the answer where it is."""
-        with self._decoder._turn():
-            self._decoder._scheduler.end(self._job)
-
-    def result(self) -> Result:
-        """The account so far; final once the iteration has ended."""
-        return self._decoder._finish(self._job.writing.result())
 
 
 def _splitter(prompt: Prompt, config: DecodeConfig) -> Splitter | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dflash_gguf.bench.measure import verify
-from dflash_gguf.core import Sequence
-from dflash_gguf.draft.tree import Tree
+from dflash_gguf.native import Sequence
+from dflash_gguf.speculative.tree import Tree
 
 # From the drafted tokens and how many tokens stand already, the tokens to verify.
 Propose = Callable[[list[int], int], list[int]]

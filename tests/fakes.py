@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scripted import Floats, Rows, Scripted
 
-from dflash_gguf.core import Draft
+from dflash_gguf.native import Draft
 
 N_VOCAB = 263
 END = 260

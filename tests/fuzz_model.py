@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.core import Engine, Error, Model, Sequence
+from dflash_gguf.native import Engine, Error, Model, Sequence
 from dflash_gguf.text.tokenizer import Tokenizer
 
 SECONDS = 20

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.core import Drafter, Engine, Error, Model, Sequence
 from dflash_gguf.decoder import Decoder
+from dflash_gguf.native import Drafter, Engine, Error, Model, Sequence
 
 torch.set_num_threads(1)  # on models this small a second thread only waits
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
-from dflash_gguf.backend.sources import fetch
+from dflash_gguf.backend_build.sources import fetch
 
 ROOT = Path(__file__).resolve().parent.parent
 

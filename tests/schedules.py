@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from pairs import random_tokens
 
-from dflash_gguf.decoder import Decoder, Stream
+from dflash_gguf.decoder import Decoder
+from dflash_gguf.stream import Stream
 
 
 def play(

@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from dflash_gguf import core
+from dflash_gguf import native
 from dflash_gguf.config import DecodeConfig
-from dflash_gguf.core import Item, Walk
-from dflash_gguf.draft.proposer import Proposer
-from dflash_gguf.draft.tree import Tree
-from dflash_gguf.policy.rule import Rule
-from dflash_gguf.prefixes import Prefixes
-from dflash_gguf.results import Result, Step
-from dflash_gguf.rounds import Progress
-from dflash_gguf.scheduler import Scheduler
-from dflash_gguf.writing import Writing
+from dflash_gguf.engine.scheduler import Scheduler
+from dflash_gguf.engine.writing import Writing
+from dflash_gguf.kv_cache.prefix_cache import Prefixes
+from dflash_gguf.native import Item, Walk
+from dflash_gguf.outputs import Result, Step
+from dflash_gguf.speculative.controller import Rule
+from dflash_gguf.speculative.proposers.proposer import Proposer
+from dflash_gguf.speculative.speculator import Progress
+from dflash_gguf.speculative.tree import Tree
 
 N_VOCAB = 300
 STOP = 256
@@ -136,7 +136,7 @@ class Engine:
             seen.append(token)
             return False
 
-        with suppress(core.Error):  # the row is for its reader
+        with suppress(native.Error):  # the row is for its reader
             tree.follow(choose, take)
         return drawn
 

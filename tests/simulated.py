@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from dflash_gguf.config import DecodeConfig
-from dflash_gguf.costs.rounds import Round
-from dflash_gguf.draft.calibration import Calibration, Features, Outcome, Spine
-from dflash_gguf.draft.marginals import Candidates, chain, grow
-from dflash_gguf.draft.proposer import BRIEF, CHAIN, Request
-from dflash_gguf.draft.tree import Tree
-from dflash_gguf.policy.rule import Rule
-from dflash_gguf.rounds import Speculation
-from dflash_gguf.sampling import Sampler
+from dflash_gguf.sampling.noise import Sampler
+from dflash_gguf.speculative.calibration import Calibration, Features, Outcome, Spine
+from dflash_gguf.speculative.controller import Rule
+from dflash_gguf.speculative.cost_model import Round
+from dflash_gguf.speculative.ddtree import Candidates, chain, grow
+from dflash_gguf.speculative.proposers.proposer import BRIEF, CHAIN, Request
+from dflash_gguf.speculative.speculator import Speculation
+from dflash_gguf.speculative.tree import Tree
 
 K = 8
 BLOCK = 15

@@ -10,9 +10,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from dflash_gguf.draft.proposer import Drafts, Request
-from dflash_gguf.draft.tree import Tree
-from dflash_gguf.sampling import Sampler
+from dflash_gguf.sampling.noise import Sampler
+from dflash_gguf.speculative.proposers.proposer import Drafts, Request
+from dflash_gguf.speculative.tree import Tree
 
 WIDTH = 4
 Rows = np.ndarray[Any, np.dtype[np.float64]]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.core import Engine, Model, Sequence
+from dflash_gguf.native import Engine, Model, Sequence
 
 N_UBATCH = 16
 N_TOKENS = 70

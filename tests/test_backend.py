@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from test_devices import compiled_device
 
-from dflash_gguf.backend.build import first_error, module_path
-from dflash_gguf.backend.command import main
-from dflash_gguf.backend.sources import fetch, installed_version
+from dflash_gguf.backend_build.build import first_error, module_path
+from dflash_gguf.backend_build.command import main
+from dflash_gguf.backend_build.sources import fetch, installed_version
 
-COMMAND = "import sys; from dflash_gguf.backend.command import main; sys.exit(main())"
+COMMAND = "import sys; from dflash_gguf.backend_build.command import main; sys.exit(main())"
 CMAKE = """\
 #!{python}
 import pathlib, shutil, sys
@@ -107,11 +107,11 @@ def test_a_library_that_is_missing_is_one_sentence(tmp_path: Path) -> None:
     subprocess.run([*shared, "llama_cpp/lib/libggml.so.0", *needing], cwd=tmp_path, check=True)
     (tmp_path / "libmissing.so").unlink()
     for module, *arguments in (
-        ["dflash_gguf.backend.command", "list", "--cache", str(tmp_path)],
+        ["dflash_gguf.backend_build.command", "list", "--cache", str(tmp_path)],
         ["dflash_gguf.cli.command", "--list-devices"],
         ["dflash_gguf.cli.command", "-p", "x"],
     ):
-        code = COMMAND.replace("dflash_gguf.backend.command", module)
+        code = COMMAND.replace("dflash_gguf.backend_build.command", module)
         done = subprocess.run(
             [sys.executable, "-c", code, *arguments],
             env={**os.environ, "PYTHONPATH": str(tmp_path)},

@@ -19,8 +19,8 @@ from dflash_gguf.bench.measure import branched
 from dflash_gguf.bench.prompts import Prompt, read_prompts
 from dflash_gguf.bench.settings import DEFAULT, Setting, parse_settings
 from dflash_gguf.bench.summary import ratio_interval
-from dflash_gguf.core import Draft
-from dflash_gguf.costs.rounds import Costs, Round
+from dflash_gguf.native import Draft
+from dflash_gguf.speculative.cost_model import Costs, Round
 
 
 def test_prompt_files_hold_texts_or_tokens(tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ from gpu.limits import Moved, head_bytes
 from gpu.setting import QUICK, Setting
 from test_devices import compiled_device
 
-from dflash_gguf import core
-from dflash_gguf.backend.build import module_path
-from dflash_gguf.backend.sources import installed_version
+from dflash_gguf import native
+from dflash_gguf.backend_build.build import module_path
+from dflash_gguf.backend_build.sources import installed_version
 from dflash_gguf.config import LoadConfig
 
 SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "bench_gpu.py"
@@ -159,9 +159,9 @@ def test_a_part_without_time_is_named(tmp_path: Path) -> None:
 
 def test_an_unknown_device_is_named(tmp_path: Path) -> None:
     setting = Setting("CUDA7", None, tmp_path, QUICK)
-    with pytest.raises(core.Error, match="no device CUDA7 among CPU"):
+    with pytest.raises(native.Error, match="no device CUDA7 among CPU"):
         setting.found_device()
-    with pytest.raises(core.Error, match="no GPU among CPU"):
+    with pytest.raises(native.Error, match="no GPU among CPU"):
         Setting(None, None, tmp_path, QUICK).found_device()
 
 
@@ -236,9 +236,9 @@ def test_bytes_of_a_round_are_those_of_its_tensors(tmp_path: Path) -> None:
     target, drafter = write_pair(tmp_path, "tiny-qwen35", "q8_0")
     assert head_bytes(str(target), tied=False) == 512 * 256 * 34 // 32
     assert head_bytes(str(drafter), tied=False) == 0
-    model = core.Model(str(target), LoadConfig(n_ctx=512, n_gpu_layers=0, draft_window=512))
-    sequence = core.Sequence(
-        core.Engine(model, drafter=core.Drafter(str(drafter), model), draft_window=512)
+    model = native.Model(str(target), LoadConfig(n_ctx=512, n_gpu_layers=0, draft_window=512))
+    sequence = native.Sequence(
+        native.Engine(model, drafter=native.Drafter(str(drafter), model), draft_window=512)
     )
     sequence.prefill(list(range(300, 428)))
     moved = Moved.of(sequence)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dflash_gguf.config import DecodeConfig
-from dflash_gguf.draft.calibration import (
+from dflash_gguf.speculative.calibration import (
     HIGHEST,
     LOWEST,
     MEMORY,

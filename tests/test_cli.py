@@ -21,15 +21,15 @@ import pytest
 from fakes import FakeModel, FakeSequence
 from vocabularies import CHAT_TEMPLATE, byte_level, smollm2_file, write
 
-from dflash_gguf import pair
+from dflash_gguf import bundled
 from dflash_gguf.bench.command import parser as bench_parser
 from dflash_gguf.cli import command as cli
 from dflash_gguf.cli.arguments import parser, prompt_lines, token_ids, unescaped
 from dflash_gguf.cli.model_arguments import number_or
 from dflash_gguf.cli.terminal import Bar, comparison
-from dflash_gguf.core import OPTIONS
 from dflash_gguf.decoder import Decoder
-from dflash_gguf.results import Result
+from dflash_gguf.native import OPTIONS
+from dflash_gguf.outputs import Result
 from dflash_gguf.text.tokenizer import Tokenizer
 
 
@@ -359,11 +359,11 @@ def test_without_a_model_the_shipped_pair_answers(
     loader: Loader, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["-p", "abc:"]) == 0
-    assert loader.arguments["path"] == str(pair.TARGET)
-    assert loader.arguments["drafter"] == str(pair.DRAFTER)
+    assert loader.arguments["path"] == str(bundled.TARGET)
+    assert loader.arguments["drafter"] == str(bundled.DRAFTER)
     out, err = capsys.readouterr()
     assert out == "yes\n"
-    assert err.splitlines()[0].startswith(f"{pair.TARGET.name} with {pair.DRAFTER.name}: ")
+    assert err.splitlines()[0].startswith(f"{bundled.TARGET.name} with {bundled.DRAFTER.name}: ")
 
 
 def test_models_have_names(
@@ -381,7 +381,7 @@ def test_models_have_names(
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     assert cli.main(["-m", "smollm2", "-p", "abc:"]) == 0
     assert loader.arguments["path"] == str(model)
-    ours = pair.FOLDER / "smollm2-dflash-q8_0.gguf"
+    ours = bundled.FOLDER / "smollm2-dflash-q8_0.gguf"
     assert loader.arguments["drafter"] == str(ours)
     assert cli.main(["-m", "smollm2", "-md", "d.gguf", "-p", "abc:"]) == 0
     assert loader.arguments["drafter"] == "d.gguf"
@@ -400,7 +400,7 @@ def test_models_have_names(
 def test_names_that_lead_nowhere(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, sentence: str
 ) -> None:
-    monkeypatch.setattr(pair, "find_spec", lambda _: None)
+    monkeypatch.setattr(bundled, "find_spec", lambda _: None)
     assert cli.main(["-m", name, "-p", "a"]) == 1
     assert capsys.readouterr().err == f"error: {sentence}\n"
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from dflash_gguf.config import MAX_TREE_BUDGET, DecodeConfig, LoadConfig
-from dflash_gguf.core import MAX_TOP, MAX_VERIFY, OPTIONS
-from dflash_gguf.core._ffi import ffi, fields_of, text
-from dflash_gguf.core.limits import MAX_PARALLEL, MAX_THREADS
-from dflash_gguf.core.load_config import c_options
+from dflash_gguf.native import MAX_TOP, MAX_VERIFY, OPTIONS
+from dflash_gguf.native._ffi import ffi, fields_of, text
+from dflash_gguf.native.limits import MAX_PARALLEL, MAX_THREADS
+from dflash_gguf.native.load_config import c_options
 
 DECODE_REFUSALS = [
     ({"max_tokens": -1}, "max_tokens is -1, must be at least 0"),

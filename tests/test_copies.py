@@ -14,12 +14,12 @@ from half_right import HalfRight
 from pairs import make_pair, open_pair, random_tokens
 
 from dflash_gguf.config import DecodeConfig, LoadConfig
-from dflash_gguf.core import Copies, Engine, Error, Model, Sequence
 from dflash_gguf.decoder import Decoder
-from dflash_gguf.draft.copies import Copy
-from dflash_gguf.draft.proposer import Request
-from dflash_gguf.draft.tree import Tree
-from dflash_gguf.sampling import Sampler
+from dflash_gguf.native import Copies, Engine, Error, Model, Sequence
+from dflash_gguf.sampling.noise import Sampler
+from dflash_gguf.speculative.proposers.proposer import Request
+from dflash_gguf.speculative.proposers.suffix import Copy
+from dflash_gguf.speculative.tree import Tree
 
 
 def ends_of(text: list[int], part: list[int]) -> list[int]:

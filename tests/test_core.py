@@ -18,7 +18,7 @@ from checkpoints import VOCAB_SIZE
 from gguf_files import Parts, edited, make_gguf
 
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.core import Engine, Error, Model, Sequence, _ffi
+from dflash_gguf.native import Engine, Error, Model, Sequence, _ffi
 
 Tiny = Callable[[str], Path]
 PROMPT = np.random.default_rng(5).integers(0, VOCAB_SIZE, 40).tolist()
@@ -565,7 +565,7 @@ def test_sequences_in_two_threads_do_not_meet(tiny_gguf: Tiny) -> None:
 SEQUENCES = """
 import sys
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.core import Model, Engine, Sequence
+from dflash_gguf.native import Model, Engine, Sequence
 
 def resident_mib():
     lines = open("/proc/self/status").read().splitlines()

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from dflash_gguf import machine_cache
-from dflash_gguf.costs.rounds import Costs, Round
-from dflash_gguf.costs.times import N_TIMES, Median
-from dflash_gguf.draft.calibration import Calibrations
-from dflash_gguf.draft.copies import Copy
-from dflash_gguf.draft.promise import Promise
-from dflash_gguf.drafting import CostFile, measure
-from dflash_gguf.policy.known import Known
+from dflash_gguf import _cache_dir
+from dflash_gguf.speculative.calibration import Calibrations
+from dflash_gguf.speculative.controller_state import Known
+from dflash_gguf.speculative.cost_model import Costs, Round
+from dflash_gguf.speculative.promise import Promise
+from dflash_gguf.speculative.proposers.suffix import Copy
+from dflash_gguf.speculative.runtime import CostFile, measure
+from dflash_gguf.speculative.statistics import N_TIMES, Median
 
 
 def test_the_first_time_of_a_shape_does_not_count() -> None:
@@ -285,7 +285,7 @@ DAMAGED: list[Any] = [
 def test_a_damaged_table_is_replaced(files: list[str], content: Any) -> None:
     kept = CostFile(files, "CPU")
     kept.store(measured(), {})
-    (path,) = machine_cache.cache_folder().iterdir()
+    (path,) = _cache_dir.cache_folder().iterdir()
     if isinstance(content, str):
         path.write_text(content)
     else:
@@ -310,9 +310,9 @@ def test_without_a_home_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", no_home)
-    machine_cache.write("a.json", 1, 2)
-    assert machine_cache.read("a.json", 1) is None
-    assert not machine_cache.cache_folder().is_dir()
+    _cache_dir.write("a.json", 1, 2)
+    assert _cache_dir.read("a.json", 1) is None
+    assert not _cache_dir.cache_folder().is_dir()
 
 
 def test_a_full_disk_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -321,11 +321,11 @@ def test_a_full_disk_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path
     def no_space(*_args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    machine_cache.write("a.json", 1, 2)
+    _cache_dir.write("a.json", 1, 2)
     monkeypatch.setattr(json, "dump", no_space)
-    machine_cache.write("a.json", 1, 3)
-    assert machine_cache.read("a.json", 1) == 2
-    assert [path.name for path in machine_cache.cache_folder().iterdir()] == ["a.json"]
+    _cache_dir.write("a.json", 1, 3)
+    assert _cache_dir.read("a.json", 1) == 2
+    assert [path.name for path in _cache_dir.cache_folder().iterdir()] == ["a.json"]
 
 
 SENSELESS: list[Any] = [[], [1], 3, None, "x", {"ranked": []}, {"ranked": {}, "spines": []}]
@@ -338,7 +338,7 @@ SENSELESS += [{"ranked": {"0": NO_NUMBER}, "spines": {}}]
 @pytest.mark.parametrize("learned", SENSELESS)
 def test_what_makes_no_sense_is_not_learned(learned: Any) -> None:
     for learn in (Calibrations.from_dict, Copy().learn, Promise().learn):
-        with pytest.raises(machine_cache.SENSELESS):
+        with pytest.raises(_cache_dir.SENSELESS):
             learn(learned)
 
 

@@ -9,8 +9,8 @@ import pytest
 from scripted import N_TOP, STOP, Bytes, Said, Scripted
 
 from dflash_gguf.config import DecodeConfig
-from dflash_gguf.drawing import Drawer
-from dflash_gguf.results import Step
+from dflash_gguf.outputs import Step
+from dflash_gguf.sampling.sampler import Drawer
 
 
 def answer(

@@ -10,9 +10,9 @@ from half_right import HalfRight
 from scripted import STOP, Said, Scripted
 
 from dflash_gguf.config import DecodeConfig
-from dflash_gguf.draft.proposer import CHAIN, SPINE, TREE
-from dflash_gguf.policy.known import Known
-from dflash_gguf.policy.rule import Auto, Fixed, Rule
+from dflash_gguf.speculative.controller import Auto, Fixed, Rule
+from dflash_gguf.speculative.controller_state import Known
+from dflash_gguf.speculative.proposers.proposer import CHAIN, SPINE, TREE
 
 PROMPT = [1, 2, 3]
 SCRIPT = b"The quick brown fox jumps over."

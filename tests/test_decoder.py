@@ -13,10 +13,10 @@ from fakes import END, FakeModel, FakeSequence
 from numpy.typing import NDArray
 from vocabularies import byte_level, write
 
-from dflash_gguf import core
+from dflash_gguf import native
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.core import Engine, Item, Model, Rows
 from dflash_gguf.decoder import Decoder
+from dflash_gguf.native import Engine, Item, Model, Rows
 from dflash_gguf.text.tokenizer import Tokenizer
 
 COLON = ord(":")
@@ -118,7 +118,7 @@ def test_a_repeated_prompt_computes_one_token_and_has_the_same_bits(
     tiny_gguf: Callable[[str], Path], kind: str
 ) -> None:
     model = Model(str(tiny_gguf(kind)), LoadConfig(n_ctx=256, n_ubatch=32, n_threads=1))
-    decoder = Decoder(core.Sequence(Engine(model)), None)
+    decoder = Decoder(native.Sequence(Engine(model)), None)
     rows: list[NDArray[np.float32]] = []
     run = decoder.engine.run
 

@@ -10,7 +10,7 @@ import pytest
 from vocabularies import smollm2_file
 
 import dflash_gguf
-from dflash_gguf.drawing import Drawer
+from dflash_gguf.sampling.sampler import Drawer
 
 pytestmark = pytest.mark.model
 PROMPT = "def fibonacci(n):\n"

@@ -25,7 +25,7 @@ from pairs import (
     random_tokens,
 )
 
-from dflash_gguf.core import Drafter, Engine, Error, Sequence
+from dflash_gguf.native import Drafter, Engine, Error, Sequence
 
 N_TOKENS = 240
 # Of the range max - min of the logits.

@@ -18,7 +18,7 @@ from overfit import overfit
 from pairs import Pair, load_target, make_pair, open_pair, random_tokens
 from transformers import AutoModelForCausalLM
 
-from dflash_gguf.core import Engine, Sequence
+from dflash_gguf.native import Engine, Sequence
 
 pytestmark = pytest.mark.skipif(DEVICE is not None, reason="a near tie may fall otherwise there")
 

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from gguf_files import make_gguf
 
-from dflash_gguf.core import quantize
+from dflash_gguf.native import quantize
 
 # The limit does not hold for root, so the child gives that up first.
 CHILD = """
 import os, resource, sys, threading
 import numpy as np
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.core import Model, quantize
+from dflash_gguf.native import Model, quantize
 
 def load():
     return Model("model.gguf", LoadConfig(n_ctx=64, n_threads=4, n_gpu_layers=0)).kernels

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from dflash_gguf import core
+from dflash_gguf import native
 
 
 def test_importing_the_package_loads_no_library():
@@ -41,16 +41,16 @@ def test_one_ggml_serves_the_process(code):
 
 
 def test_another_build_of_the_core_has_another_name(monkeypatch, tmp_path):
-    ours = core.library_build()
-    assert ours == core.library_build()
+    ours = native.library_build()
+    assert ours == native.library_build()
     other = tmp_path / "other"
     other.write_bytes(b"x")
-    monkeypatch.setattr("dflash_gguf.core._ffi._installed_file", lambda _: other)
-    assert core.library_build() != ours
+    monkeypatch.setattr("dflash_gguf.native._ffi._installed_file", lambda _: other)
+    assert native.library_build() != ours
 
 
 def test_devices_name_the_cpu_with_its_memory():
-    cpus = [device for device in core.devices() if device.type == "cpu"]
+    cpus = [device for device in native.devices() if device.type == "cpu"]
     assert len(cpus) == 1
     assert cpus[0].total_bytes > 2**28
 
@@ -59,7 +59,7 @@ def test_quantize_equals_the_gguf_package():
     gguf = pytest.importorskip("gguf")
     values = np.random.default_rng(1).standard_normal((7, 96), dtype=np.float32)
     for name in ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1"):
-        ours = core.quantize(values, name)
+        ours = native.quantize(values, name)
         theirs = gguf.quants.quantize(values, gguf.GGMLQuantizationType[name.upper()])
         # Equal-distance ties may round either way: at most a few values of the tensor.
         assert np.mean(ours != theirs) < 0.01, name
@@ -67,9 +67,9 @@ def test_quantize_equals_the_gguf_package():
 
 def test_quantize_is_the_same_for_any_number_of_threads():
     values = np.random.default_rng(2).standard_normal((67, 2048), dtype=np.float32)
-    expected = core.quantize(values, "q4_K", n_threads=1)
+    expected = native.quantize(values, "q4_K", n_threads=1)
     for n_threads in (2, 3, 0):
-        assert np.array_equal(core.quantize(values, "q4_K", n_threads=n_threads), expected)
+        assert np.array_equal(native.quantize(values, "q4_K", n_threads=n_threads), expected)
 
 
 @pytest.mark.parametrize(
@@ -82,30 +82,30 @@ def test_quantize_is_the_same_for_any_number_of_threads():
     ],
 )
 def test_quantize_refuses_by_name(shape, name, message):
-    with pytest.raises(core.Error, match=message):
-        core.quantize(np.zeros(shape, dtype=np.float32), name)
+    with pytest.raises(native.Error, match=message):
+        native.quantize(np.zeros(shape, dtype=np.float32), name)
 
 
 def test_quantize_refuses_a_strided_array():
     with pytest.raises(ValueError, match="contiguous float32"):
-        core.quantize(np.zeros((4, 64), dtype=np.float32)[:, ::2], "q8_0")
+        native.quantize(np.zeros((4, 64), dtype=np.float32)[:, ::2], "q8_0")
 
 
 def test_a_file_that_is_no_backend_module_is_named(tmp_path):
-    with pytest.raises(core.Error, match=r"absent\.so: no such file"):
-        core.load_backend(str(tmp_path / "absent.so"))
+    with pytest.raises(native.Error, match=r"absent\.so: no such file"):
+        native.load_backend(str(tmp_path / "absent.so"))
     (tmp_path / "text.so").write_text("not a library")
-    with pytest.raises(core.Error, match=r"text\.so: not a ggml backend"):
-        core.load_backend(str(tmp_path / "text.so"))
+    with pytest.raises(native.Error, match=r"text\.so: not a ggml backend"):
+        native.load_backend(str(tmp_path / "text.so"))
 
 
 def test_threads_that_come_first_together_open_the_library_once():
     code = (
-        "import threading; from dflash_gguf import core\n"
+        "import threading; from dflash_gguf import native\n"
         "start, failed = threading.Barrier(8), []\n"
         "def first():\n"
         "    start.wait()\n"
-        "    try: core.ggml_version()\n"
+        "    try: native.ggml_version()\n"
         "    except Exception as error: failed.append(error)\n"
         "threads = [threading.Thread(target=first) for _ in range(8)]\n"
         "[t.start() for t in threads]; [t.join() for t in threads]\n"
@@ -116,7 +116,9 @@ def test_threads_that_come_first_together_open_the_library_once():
 
 
 def test_a_module_of_the_environment_is_loaded_or_named(tmp_path):
-    code = "from dflash_gguf import core\ntry: core.devices()\nexcept core.Error as e: print(e)"
+    code = (
+        "from dflash_gguf import native\ntry: native.devices()\nexcept native.Error as e: print(e)"
+    )
     environment = {**os.environ, "GGML_BACKEND_PATH": str(tmp_path / "absent.so")}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment

@@ -11,8 +11,8 @@ import pytest
 from gguf_files import make_gguf
 
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.core import Model
-from dflash_gguf.core._ffi import ggml_library
+from dflash_gguf.native import Model
+from dflash_gguf.native._ffi import ggml_library
 
 LEVELS = {"debug": 1, "info": 2, "warning": 3, "error": 4}  # enum ggml_log_level
 Callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)

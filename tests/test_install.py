@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from dflash_gguf import core
-from dflash_gguf.core._ffi import ABI_VERSION
+from dflash_gguf import native
+from dflash_gguf.native._ffi import ABI_VERSION
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -136,15 +136,15 @@ def test_a_core_of_other_versions_is_refused(
     (tmp_path / "fake.c").write_text(
         textwrap.dedent(f"""
             int dfl_abi_version(void) {{ return {abi}; }}
-            const char * dfl_ggml_version(void) {{ return "{core.ggml_version()}"; }}
+            const char * dfl_ggml_version(void) {{ return "{native.ggml_version()}"; }}
             const char * dfl_ggml_build_version(void) {{ return "{ggml}"; }}
         """)
     )
     run(compiler, "-shared", "-fPIC", "fake.c", "-o", package / "libdflash.so", cwd=tmp_path)
     code = (
-        "import sys; sys.path.insert(0, '.'); from dflash_gguf import core\n"
-        "try: core.devices()\n"
-        "except core.Error as error: print(error)"
+        "import sys; sys.path.insert(0, '.'); from dflash_gguf import native\n"
+        "try: native.devices()\n"
+        "except native.Error as error: print(error)"
     )
     # Without site's .pth files, so that no editable install answers for the package.
     packages = site.getsitepackages()

@@ -12,10 +12,10 @@ from fakes import FakeModel, FakeSequence
 from pairs import make_pair
 
 from dflash_gguf.config import DecodeConfig, LoadConfig
-from dflash_gguf.core import Drafter, Engine, Model, Sequence
 from dflash_gguf.decoder import Decoder
-from dflash_gguf.draft import kinds
-from dflash_gguf.drafting import Drafting
+from dflash_gguf.native import Drafter, Engine, Model, Sequence
+from dflash_gguf.speculative.proposers import registry
+from dflash_gguf.speculative.runtime import Drafting
 
 CONFIG = LoadConfig(n_ctx=256, n_threads=1, n_gpu_layers=0)
 PROMPT = [5, 9, 200, 17, 8]
@@ -23,7 +23,7 @@ PROMPT = [5, 9, 200, 17, 8]
 
 @pytest.fixture
 def with_echo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kinds, "PROPOSERS", kinds.PROPOSERS | {"echo": toy_drafter.make})
+    monkeypatch.setattr(registry, "PROPOSERS", registry.PROPOSERS | {"echo": toy_drafter.make})
 
 
 @pytest.mark.usefixtures("with_echo")

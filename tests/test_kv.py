@@ -13,7 +13,7 @@ from llama import llama_logits
 from numpy.typing import NDArray
 
 from dflash_gguf.config import CACHE_TYPES, LoadConfig
-from dflash_gguf.core import Engine, Model, Sequence
+from dflash_gguf.native import Engine, Model, Sequence
 
 TOKENS = np.random.default_rng(3).integers(0, VOCAB_SIZE, 60).tolist()
 # Root mean square of what a type changes, over that of the logits. Observed, in this order:

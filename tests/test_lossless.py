@@ -12,8 +12,8 @@ from checkpoints import KINDS
 from overfit import overfit
 from pairs import N_UBATCH, Pair, load_target, make_pair, open_pair, random_tokens
 
-from dflash_gguf.core import Engine, Error, Sequence
 from dflash_gguf.decoder import Decoder
+from dflash_gguf.native import Engine, Error, Sequence
 
 N_TOKENS = 200
 LENGTHS = (1, N_UBATCH - 1, N_UBATCH, N_UBATCH + 1, 3 * N_UBATCH + 7)

@@ -113,8 +113,8 @@ def test_a_path_leaves_the_spine_at_every_depth(
 
 def spine_and_branch(depth: int) -> Any:
     """A stand-in for `grow`: the spine, and a second one that begins as its sibling at `depth`."""
-    from dflash_gguf.draft.marginals import chain
-    from dflash_gguf.draft.tree import Tree
+    from dflash_gguf.speculative.ddtree import chain
+    from dflash_gguf.speculative.tree import Tree
 
     def build(root: int, candidates: Any, budget: int, *, spine: bool = False) -> Tree:  # noqa: ARG001
         tree = chain(root, candidates, 15)

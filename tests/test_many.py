@@ -12,9 +12,9 @@ from device import DEVICE
 from pairs import N_UBATCH, go_back, load_target, make_pair, open_pair, random_tokens
 
 from dflash_gguf.config import DecodeConfig
-from dflash_gguf.core import Drafter, DraftRequest, Engine, Error, Item, Sequence
-from dflash_gguf.draft.tree import Tree
-from dflash_gguf.drawing import Drawer
+from dflash_gguf.native import Drafter, DraftRequest, Engine, Error, Item, Sequence
+from dflash_gguf.sampling.sampler import Drawer
+from dflash_gguf.speculative.tree import Tree
 
 pytestmark = pytest.mark.skipif(DEVICE is not None, reason="the same bits are the CPU's")
 

@@ -14,7 +14,7 @@ from gguf_files import Parts, edited
 from pairs import make_pair
 
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.core import Drafter, Engine, Error, Model, Sequence
+from dflash_gguf.native import Drafter, Engine, Error, Model, Sequence
 
 TYPES = {
     bool: gguf.GGUFValueType.BOOL,

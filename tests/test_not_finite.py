@@ -14,12 +14,12 @@ from gguf_files import Parts, edited
 from pairs import Pair, go_back, make_pair, n_left, random_tokens
 
 from dflash_gguf.config import DecodeConfig, LoadConfig
-from dflash_gguf.core import Drafter, Engine, Error, Model, Sequence
-from dflash_gguf.costs.rounds import Round
-from dflash_gguf.costs.times import N_TIMES
 from dflash_gguf.decoder import Decoder
-from dflash_gguf.drawing import Drawer
-from dflash_gguf.policy.known import MOST_KEPT
+from dflash_gguf.native import Drafter, Engine, Error, Model, Sequence
+from dflash_gguf.sampling.sampler import Drawer
+from dflash_gguf.speculative.controller_state import MOST_KEPT
+from dflash_gguf.speculative.cost_model import Round
+from dflash_gguf.speculative.statistics import N_TIMES
 
 BAD = 5
 """The token whose embedding is not finite."""

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dflash_gguf.bundled import DRAFTER, TARGET
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.core import Drafter, Engine, Error, Model, Sequence
-from dflash_gguf.pair import DRAFTER, TARGET
+from dflash_gguf.native import Drafter, Engine, Error, Model, Sequence
 
 TOKENS = np.random.default_rng(3).integers(0, 1000, 96).tolist()
 
@@ -92,7 +92,7 @@ def test_a_tree_beyond_many_cells_is_the_same_bits() -> None:
 
 
 def test_a_placement_that_is_not_there_is_an_error(packed: Model) -> None:
-    from dflash_gguf.core._ffi import call, new
+    from dflash_gguf.native._ffi import call, new
 
     n = len(packed.kernels)
     with pytest.raises(Error, match=f"placement {n}: the weights have {n} placements"):

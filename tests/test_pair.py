@@ -14,7 +14,7 @@ from llama import llama_logits
 from train.prompts import from_python
 
 import dflash_gguf
-from dflash_gguf import pair
+from dflash_gguf import bundled
 from dflash_gguf.bench.prompts import Prompt
 
 N_PROMPTS, N_TOKENS = {"python-tiny": 6, "smollm2": 2}, {"python-tiny": 64, "smollm2": 48}
@@ -33,7 +33,7 @@ def model(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def decoder(model: str) -> Iterator[dflash_gguf.Decoder]:
-    found = pair.find(model)
+    found = bundled.find(model)
     with dflash_gguf.load(found.target, drafter=found.drafter, n_ctx=512, n_threads=1) as loaded:
         yield loaded
 
@@ -63,7 +63,7 @@ def test_llama_cpp_computes_the_same_target(decoder: dflash_gguf.Decoder) -> Non
     tokens = decoder.tokenize(
         "def quicksort(items):\n    if len(items) < 2:\n        return items\n"
     )
-    expected = llama_logits(pair.TARGET, tokens)
+    expected = llama_logits(bundled.TARGET, tokens)
     np.testing.assert_allclose(decoder.logits(tokens), expected, atol=0.3)
 
 
@@ -74,15 +74,15 @@ def test_dflash_run_needs_no_model() -> None:
     assert done.stdout.strip()
     first, context, figures = done.stderr.splitlines()
     assert context == "context: 2048 tokens, all the model was trained for"
-    assert first.startswith(f"{pair.TARGET.name} with {pair.DRAFTER.name}: ")
+    assert first.startswith(f"{bundled.TARGET.name} with {bundled.DRAFTER.name}: ")
     assert "tokens a round" in figures
 
 
 def test_the_package_stays_small_and_says_what_it_holds() -> None:
     beside = ("__init__.py", "__pycache__")
-    paths = (path for path in pair.FOLDER.iterdir() if path.name not in beside)
+    paths = (path for path in bundled.FOLDER.iterdir() if path.name not in beside)
     files = {path.name: path.stat().st_size for path in paths}
-    drafters = {drafter.name for _, drafter in pair.PACKAGES.values()}
-    assert set(files) == {pair.TARGET.name, pair.DRAFTER.name, "README.md", *drafters}
-    assert files[pair.TARGET.name] + files[pair.DRAFTER.name] < 30e6
+    drafters = {drafter.name for _, drafter in bundled.PACKAGES.values()}
+    assert set(files) == {bundled.TARGET.name, bundled.DRAFTER.name, "README.md", *drafters}
+    assert files[bundled.TARGET.name] + files[bundled.DRAFTER.name] < 30e6
     assert all(files[name] < 20e6 for name in drafters)

@@ -19,8 +19,8 @@ from synthetic_shapes import PRESETS
 
 from dflash_gguf.cli import main
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.core import Drafter, Engine, Error, Model, Sequence
-from dflash_gguf.decoder import Decoder, load
+from dflash_gguf.decoder import Decoder
+from dflash_gguf.loading import load
 from dflash_gguf.memory.fit import (
     USABLE,
     Planning,
@@ -32,6 +32,7 @@ from dflash_gguf.memory.fit import (
     with_context,
 )
 from dflash_gguf.memory.plan import Item, Plan, Planner, check_fits, plan_of
+from dflash_gguf.native import Drafter, Engine, Error, Model, Sequence
 
 CONFIG = LoadConfig(n_ctx=512, n_ubatch=64, n_threads=1, n_gpu_layers=0, draft_window=128)
 GPU = 24 << 30

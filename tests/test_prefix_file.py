@@ -15,8 +15,9 @@ from dflash_gguf.convert.gguf_header import read_header
 from pairs import Pair, make_pair, open_decoder, random_tokens
 from test_prefixes import SETTINGS
 
-from dflash_gguf import cli, prefix_file
+from dflash_gguf import cli
 from dflash_gguf.decoder import Decoder
+from dflash_gguf.kv_cache import prefix_file
 
 pytestmark = pytest.mark.skipif(DEVICE is not None, reason="the same bits are the CPU's")
 

@@ -11,9 +11,9 @@ from checkpoints import KINDS, VOCAB_SIZE
 from device import DEVICE
 from pairs import N_UBATCH, make_pair, open_decoder, random_tokens
 
-from dflash_gguf import prefixes
-from dflash_gguf.core import Sequence
-from dflash_gguf.prefixes import Prefixes
+from dflash_gguf.kv_cache import prefix_cache
+from dflash_gguf.kv_cache.prefix_cache import Prefixes
+from dflash_gguf.native import Sequence
 from dflash_gguf.text.chat import ChatPrompt
 
 pytestmark = pytest.mark.skipif(DEVICE is not None, reason="the same bits are the CPU's")
@@ -60,7 +60,7 @@ def test_found_prefixes_give_the_tokens_of_computed_ones(tmp_path: Path, kind: s
         assert same(again).n_cached == len(again) - 1
         if not divides:  # where they parted all is kept now, if it was worth it
             third = [*text[: n - 10], *random_tokens(9, seed=78)]
-            parted = n - 10 - n_cached >= prefixes.LEAST_BRANCH
+            parted = n - 10 - n_cached >= prefix_cache.LEAST_BRANCH
             assert same(third).n_cached == (n - 10 if parted else n_cached)
 
 

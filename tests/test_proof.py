@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from dflash_gguf import machine_cache
-from dflash_gguf.core import proof
-from dflash_gguf.core._ffi import ggml_library
-from dflash_gguf.core.ggml import extra_buffer_types
-from dflash_gguf.core.proof import proven_buffer_types
+from dflash_gguf import _cache_dir
+from dflash_gguf.native import proof
+from dflash_gguf.native._ffi import ggml_library
+from dflash_gguf.native.ggml import extra_buffer_types
+from dflash_gguf.native.proof import proven_buffer_types
 
 
 class Children:
@@ -36,7 +36,7 @@ class Children:
 _run = subprocess.run
 WORKS = "pass"
 CRASHES = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
-WRONG = f"raise SystemExit({proof._REFUTED})"
+WRONG = f"raise SystemExit({proof.REFUTED})"
 BROKEN = "raise ImportError('half an installation')"
 
 
@@ -100,7 +100,7 @@ def test_a_damaged_memory_is_replaced(
 ) -> None:
     use(monkeypatch, REPACK=WORKS)
     proven_buffer_types(["REPACK"], library)
-    file = machine_cache.cache_folder() / "buffer-types.json"
+    file = _cache_dir.cache_folder() / "buffer-types.json"
     file.write_text(content)
     assert proven_buffer_types(["REPACK"], library) == ["REPACK"]
     assert json.loads(file.read_text())["value"] == {"REPACK": True}
@@ -110,7 +110,7 @@ def test_a_damaged_memory_is_replaced(
 def test_a_damaged_entry_is_not_trusted(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, REPACK=WORKS)
     proven_buffer_types(["REPACK"], library)
-    file = machine_cache.cache_folder() / "buffer-types.json"
+    file = _cache_dir.cache_folder() / "buffer-types.json"
     stored = json.loads(file.read_text())
     file.write_text(json.dumps({**stored, "value": ["REPACK"]}))
     assert proven_buffer_types(["REPACK"], library) == ["REPACK"]
@@ -129,6 +129,6 @@ def test_without_a_place_to_remember_it_is_tried_each_time(
 def test_the_real_trial_settles_every_type_of_this_machine() -> None:
     names = extra_buffer_types()
     proven = proven_buffer_types(names, ggml_library())
-    runs = json.loads((machine_cache.cache_folder() / "buffer-types.json").read_text())["value"]
+    runs = json.loads((_cache_dir.cache_folder() / "buffer-types.json").read_text())["value"]
     assert [name for name in names if runs[name]] == proven
     assert "CPU_REPACK" not in names or "CPU_REPACK" in proven

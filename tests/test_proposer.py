@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from dflash_gguf.config import DecodeConfig
-from dflash_gguf.core import Draft, DraftRequest
-from dflash_gguf.draft.calibration import Calibration, Calibrations, Features, Outcome
-from dflash_gguf.draft.dflash import DFlash
-from dflash_gguf.draft.marginals import Candidates
-from dflash_gguf.draft.proposer import CHAIN, SPINE, TREE, Request, draft_all
-from dflash_gguf.draft.tree import Tree
-from dflash_gguf.drawing import Drawer
-from dflash_gguf.sampling import Sampler
+from dflash_gguf.native import Draft, DraftRequest
+from dflash_gguf.sampling.noise import Sampler
+from dflash_gguf.sampling.sampler import Drawer
+from dflash_gguf.speculative.calibration import Calibration, Calibrations, Features, Outcome
+from dflash_gguf.speculative.ddtree import Candidates
+from dflash_gguf.speculative.proposers.dflash import DFlash
+from dflash_gguf.speculative.proposers.proposer import CHAIN, SPINE, TREE, Request, draft_all
+from dflash_gguf.speculative.tree import Tree
 
 N_VOCAB = 200
 

@@ -15,15 +15,15 @@ from checkpoints import ARCHITECTURES
 from dflash_gguf.convert.__main__ import _parser as convert_parser
 from vocabularies import smollm2_file
 
-from dflash_gguf import pair
-from dflash_gguf.backend import command as backend
+from dflash_gguf import bundled
+from dflash_gguf.backend_build import command as backend
 from dflash_gguf.bench import command as bench
 from dflash_gguf.cli import arguments as cli_arguments
 from dflash_gguf.serve import arguments as serve_arguments
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
-PAGES = [README, *sorted(ROOT.glob("docs/**/*.md")), ROOT / "dflash_gguf" / "pair" / "README.md"]
+PAGES = [README, *sorted(ROOT.glob("docs/**/*.md")), ROOT / "dflash_gguf" / "bundled" / "README.md"]
 COMMANDS: dict[str, Callable[[], argparse.ArgumentParser]] = {
     "convert-hf-to-gguf": convert_parser,
     "dflash-backend": backend.parser,
@@ -181,7 +181,7 @@ def test_every_architecture_is_told(page: Path) -> None:
 )
 def test_python_runs(page: Path, index: int, tmp_path: Path) -> None:
     (tmp_path / "model.gguf").symlink_to(smollm2_file())
-    (tmp_path / "drafter.gguf").symlink_to(pair.find("smollm2").drafter)
+    (tmp_path / "drafter.gguf").symlink_to(bundled.find("smollm2").drafter)
     code = blocks(page, "python")[index]
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], cwd=tmp_path, capture_output=True, text=True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from dflash_gguf.results import Result, Step
+from dflash_gguf.outputs import Result, Step
 
 FIELDS = [
     "text",

@@ -12,16 +12,16 @@ import pytest
 from simulated import BLOCK, Drafter, Machine, Text, answer, fast, slow, wide
 
 from dflash_gguf.config import DecodeConfig
-from dflash_gguf.costs.rounds import Costs, Round
-from dflash_gguf.draft.marginals import Candidates, chain, grow
-from dflash_gguf.draft.promise import Promise
-from dflash_gguf.draft.proposer import CHAIN, SPINE, TREE, Request
-from dflash_gguf.draft.tree import Tree
-from dflash_gguf.drafting import measure
-from dflash_gguf.policy.known import Known
-from dflash_gguf.policy.rule import Auto, Fixed, Rule
-from dflash_gguf.rounds import NEW, Speculation
-from dflash_gguf.sampling import Sampler
+from dflash_gguf.sampling.noise import Sampler
+from dflash_gguf.speculative.controller import Auto, Fixed, Rule
+from dflash_gguf.speculative.controller_state import Known
+from dflash_gguf.speculative.cost_model import Costs, Round
+from dflash_gguf.speculative.ddtree import Candidates, chain, grow
+from dflash_gguf.speculative.promise import Promise
+from dflash_gguf.speculative.proposers.proposer import CHAIN, SPINE, TREE, Request
+from dflash_gguf.speculative.runtime import measure
+from dflash_gguf.speculative.speculator import NEW, Speculation
+from dflash_gguf.speculative.tree import Tree
 
 Kinds = list[tuple[str, int]]
 

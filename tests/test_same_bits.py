@@ -13,7 +13,7 @@ from gguf_files import Parts, edited, make_gguf
 from numpy.typing import NDArray
 
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.core import Engine, Model, Sequence, quantize
+from dflash_gguf.native import Engine, Model, Sequence, quantize
 
 pytestmark = pytest.mark.skipif(DEVICE is not None, reason="the CPU's kernels are meant")
 

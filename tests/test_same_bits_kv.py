@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pairs import go_back
 
 from dflash_gguf.config import CACHE_TYPES, LoadConfig
-from dflash_gguf.core import Engine, Model, Sequence
+from dflash_gguf.native import Engine, Model, Sequence
 
 pytestmark = pytest.mark.skipif(DEVICE is not None, reason="the CPU's kernels are meant")
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from dflash_gguf.config import DecodeConfig
-from dflash_gguf.drawing import Drawer
-from dflash_gguf.sampling import gumbel
+from dflash_gguf.sampling.noise import gumbel
+from dflash_gguf.sampling.sampler import Drawer
 
 N_DRAWS = 20_000
 SETTINGS: list[dict[str, Any]] = [
@@ -107,7 +107,7 @@ def test_noise_is_the_documented_hash() -> None:
 
 def test_first_value_of_the_noise_is_that_of_splitmix64() -> None:
     """Vigna's splitmix64 seeded with 1234567 gives 6457827717110365317 first."""
-    from dflash_gguf.sampling import GOLDEN, _mix
+    from dflash_gguf.sampling.noise import GOLDEN, _mix
 
     assert _mix((1234567 + GOLDEN) & (2**64 - 1)) == 6457827717110365317
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dflash_gguf.config import DecodeConfig
-from dflash_gguf.drawing import Drawer
+from dflash_gguf.sampling.sampler import Drawer
 
 llama_cpp = pytest.importorskip("llama_cpp")
 

@@ -18,16 +18,17 @@ from device import DEVICE
 from pairs import Pair, make_pair, open_decoder, random_tokens
 from schedules import built_anew, play
 
-from dflash_gguf import jobs
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.core import Error, Item
-from dflash_gguf.costs.rounds import Round
-from dflash_gguf.decoder import Decoder, Stream
-from dflash_gguf.draft import dflash
-from dflash_gguf.jobs import Job
-from dflash_gguf.pace import MOST_WAITING, Pace
-from dflash_gguf.policy.rule import Auto, Rule
-from dflash_gguf.prefixes import Prefixes
+from dflash_gguf.decoder import Decoder
+from dflash_gguf.engine import jobs
+from dflash_gguf.engine.jobs import Job
+from dflash_gguf.engine.prefill_budget import MOST_WAITING, Pace
+from dflash_gguf.kv_cache.prefix_cache import Prefixes
+from dflash_gguf.native import Error, Item
+from dflash_gguf.speculative.controller import Auto, Rule
+from dflash_gguf.speculative.cost_model import Round
+from dflash_gguf.speculative.proposers import dflash
+from dflash_gguf.stream import Stream
 from dflash_gguf.text.chat import ChatPrompt
 
 pytestmark = pytest.mark.skipif(DEVICE is not None, reason="the same bits are the CPU's")

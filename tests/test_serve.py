@@ -10,7 +10,7 @@ import pytest
 from serving import TEMPLATE, Served, tiny
 
 import dflash_gguf
-from dflash_gguf import pair
+from dflash_gguf import bundled
 
 CODE = "def add(a, b):\n"
 USER = [{"role": "user", "content": "add two numbers"}]
@@ -27,7 +27,7 @@ def served() -> Iterator[Served]:
 @pytest.fixture(scope="module")
 def decoder() -> Iterator[dflash_gguf.Decoder]:
     """The same model without the server."""
-    found = pair.find("python-tiny")
+    found = bundled.find("python-tiny")
     with dflash_gguf.load(found.target, drafter=found.drafter, n_threads=1) as loaded:
         yield loaded
 

@@ -14,7 +14,7 @@ import pytest
 from serving import Served
 from vocabularies import byte_level, write
 
-from dflash_gguf import pair
+from dflash_gguf import bundled
 from dflash_gguf.serve import command
 from dflash_gguf.serve.arguments import (
     notes,
@@ -24,10 +24,10 @@ from dflash_gguf.serve.arguments import (
     thinks,
     with_environment,
 )
-from dflash_gguf.serve.fields import BadRequestError, TemplateBody
 from dflash_gguf.serve.listen import is_loopback
 from dflash_gguf.serve.models import in_folder
 from dflash_gguf.serve.prompts import Texts
+from dflash_gguf.serve.schemas import BadRequestError, TemplateBody
 from dflash_gguf.text import chat
 from dflash_gguf.text.tokenizer import Tokenizer
 
@@ -131,7 +131,7 @@ def test_a_process_that_cannot_be_started_ends_the_server(
     def popen(*_: object, **__: object) -> None:
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
-    monkeypatch.setattr("dflash_gguf.serve.engine.subprocess.Popen", popen)
+    monkeypatch.setattr("dflash_gguf.serve.engine_client.subprocess.Popen", popen)
     assert command.main(["-m", "python-tiny", "--port", "0"]) == 1
     assert "error: the process cannot be started: Cannot allocate" in capsys.readouterr().err
 
@@ -164,7 +164,7 @@ def test_values_for_the_template() -> None:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Two models, one of them with a drafter."""
-    found = pair.find("python-tiny")
+    found = bundled.find("python-tiny")
     (tmp_path / "drafted").mkdir()
     shutil.copy(found.target, tmp_path / "drafted")
     shutil.copy(found.drafter, tmp_path / "drafted")

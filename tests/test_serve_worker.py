@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from dflash_gguf.config import DecodeConfig
-from dflash_gguf.core import Error
-from dflash_gguf.results import Result, Step
+from dflash_gguf.native import Error
+from dflash_gguf.outputs import Result, Step
 from dflash_gguf.serve.messages import (
     Cancel,
     Channel,

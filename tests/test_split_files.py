@@ -20,9 +20,9 @@ from pairs import Pair, make_pair, open_pair, random_tokens
 from dflash_gguf import load
 from dflash_gguf.cli import main
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.core import Engine, Error, Model, Sequence
-from dflash_gguf.drafting import CostFile
 from dflash_gguf.memory.plan import Planner
+from dflash_gguf.native import Engine, Error, Model, Sequence
+from dflash_gguf.speculative.runtime import CostFile
 from dflash_gguf.text.tokenizer import Tokenizer
 
 THREE = (4, 7, 0)

@@ -11,9 +11,9 @@ from stepwise import Stepwise
 
 from dflash_gguf.config import DecodeConfig
 from dflash_gguf.decoder import Decoder
-from dflash_gguf.draft.proposer import Proposer, Request
-from dflash_gguf.draft.tree import Tree
-from dflash_gguf.sampling import Sampler
+from dflash_gguf.sampling.noise import Sampler
+from dflash_gguf.speculative.proposers.proposer import Proposer, Request
+from dflash_gguf.speculative.tree import Tree
 
 N_VOCAB = 300
 

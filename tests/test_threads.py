@@ -5,13 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from dflash_gguf import pair
+from dflash_gguf import bundled
 
 # A call from inside a parallel region of the caller's program has a team of one thread, calls
 # before and after it have two. libgomp is the OpenMP that ggml is built with here.
 NESTED = """
 import ctypes, sys
-from dflash_gguf import core
+from dflash_gguf import native
 from dflash_gguf.config import LoadConfig
 
 gomp = ctypes.CDLL("libgomp.so.1")
@@ -42,7 +42,7 @@ print("same")
 
 
 def test_calls_from_a_parallel_region_and_after_it() -> None:
-    target = pair.TARGET
+    target = bundled.TARGET
     run = subprocess.run(
         [sys.executable, "-c", NESTED, str(target)], capture_output=True, text=True, timeout=120
     )

@@ -12,8 +12,8 @@ from checkpoints import VOCAB_SIZE
 from pairs import Pair, go_back, make_pair, open_pair, random_tokens
 
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.core import Engine, Error, Model, Prefix, Sequence
 from dflash_gguf.decoder import Decoder
+from dflash_gguf.native import Engine, Error, Model, Prefix, Sequence
 
 Tiny = Callable[[str], Path]
 PROMPT = random_tokens(40)

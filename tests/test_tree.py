@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_gguf.draft.marginals import Candidates, chain, grow
-from dflash_gguf.draft.tree import Tree, merged
+from dflash_gguf.speculative.ddtree import Candidates, chain, grow
+from dflash_gguf.speculative.tree import Tree, merged
 
 ROOT = 1000
 

@@ -13,7 +13,7 @@ from gguf_files import make_gguf
 from pairs import Pair, load_target, make_pair, open_pair, random_tokens
 from trees import bushy, comb, cousins, deep, path_to, scattered, serial_logits, star, tokens_for
 
-from dflash_gguf.core import Engine, Error, Sequence
+from dflash_gguf.native import Engine, Error, Sequence
 
 HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")
 # Of the range of the logits. Observed: up to 4e-6; cousins differ by 4e-3 and more.

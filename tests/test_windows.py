@@ -20,8 +20,8 @@ from pairs import go_back, make_pair, random_tokens
 from trees import path_to, scattered
 
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.core import Drafter, Engine, Error, Item, Model, Prefix, Sequence
 from dflash_gguf.decoder import Decoder
+from dflash_gguf.native import Drafter, Engine, Error, Item, Model, Prefix, Sequence
 
 pytestmark = pytest.mark.skipif(DEVICE is not None, reason="the same bits are the CPU's")
 

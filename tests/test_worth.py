@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from dflash_gguf.core import ANYTHING, Copies, Error, Proposals, Worth, pick
-from dflash_gguf.draft.tree import Tree
+from dflash_gguf.native import ANYTHING, Copies, Error, Proposals, Worth, pick
+from dflash_gguf.speculative.tree import Tree
 
 
 def random_tree(rng: np.random.Generator, n: int) -> Tree:

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dflash_gguf.draft.proposer import Drafts, Request
-from dflash_gguf.draft.tree import Tree
-from dflash_gguf.sampling import Sampler
+from dflash_gguf.sampling.noise import Sampler
+from dflash_gguf.speculative.proposers.proposer import Drafts, Request
+from dflash_gguf.speculative.tree import Tree
 
 
 class Echo:

@@ -6,7 +6,7 @@
 #include "error.h"
 #include "gguf_schema.h"
 #include "layers/attention.h"
-#include "layers/host/post_norm.h"
+#include "layers/cpu_ops/post_norm.h"
 #include "layers/linear.h"
 #include "layers/moe.h"
 

@@ -2,7 +2,7 @@
 // its rows, not on how long the timeline is.
 #pragma once
 
-#include "cache/cells.h"
+#include "cache/cell_table.h"
 #include "cache/tree.h"
 #include "device/backend.h"
 #include "model/hparams.h"

@@ -1,6 +1,6 @@
 #include "cache/kv_group.h"
 
-#include "cache/kept_rows.h"
+#include "cache/kv_block.h"
 #include "error.h"
 
 #include <algorithm>

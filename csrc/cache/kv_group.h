@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cache/cell_masks.h"
-#include "cache/seen_cells.h"
+#include "cache/visible_cells.h"
 
 #include <cstdint>
 #include <map>

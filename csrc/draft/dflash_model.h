@@ -2,7 +2,7 @@
 // masks.
 #pragma once
 
-#include "layers/host/build.h"
+#include "layers/cpu_ops/build.h"
 #include "model/weights.h"
 
 #include <string>

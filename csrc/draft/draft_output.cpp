@@ -1,7 +1,7 @@
 #include "draft/draft_output.h"
 
-#include "cpu/row_kernel.h"
-#include "layers/host/float_rows.h"
+#include "cpu/rows/row_kernel.h"
+#include "layers/cpu_ops/float_rows.h"
 
 #include <algorithm>
 #include <cmath>

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "graph/graph.h"
-#include "graph/select.h"
+#include "sampling/top_k.h"
 
 #include <vector>
 

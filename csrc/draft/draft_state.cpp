@@ -1,7 +1,7 @@
 #include "draft/draft_state.h"
 
 #include "error.h"
-#include "layers/host/row_copies.h"
+#include "layers/cpu_ops/row_copies.h"
 
 #include <algorithm>
 #include <iterator>

@@ -2,7 +2,8 @@
 // features that are not in it yet. All of it lives on the device.
 #pragma once
 
-#include "cache/cache.h"
+#include "cache/kv_cache.h"
+#include "cache/recurrent_cache.h"
 #include "draft/draft_output.h"
 #include "draft/drafter.h"
 #include "graph/graph.h"

@@ -2,10 +2,10 @@
 
 #include "engine/sequence.h"
 #include "error.h"
-#include "graph/lanes.h"
+#include "graph/recurrent_batch.h"
+#include "layers/cpu_ops/scan_delta_net.h"
 #include "layers/delta_net.h"
 #include "layers/delta_rule.h"
-#include "layers/host/walked_delta_net.h"
 
 #include <algorithm>
 

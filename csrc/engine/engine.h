@@ -5,12 +5,13 @@
 #pragma once
 
 #include "arch/model.h"
-#include "cache/cache.h"
+#include "cache/kv_cache.h"
+#include "cache/recurrent_cache.h"
 #include "draft/draft_state.h"
 #include "engine/pass.h"
 #include "graph/graph.h"
 #include "graph/graph_sizes.h"
-#include "graph/sampler.h"
+#include "sampling/sampler.h"
 
 #include <functional>
 #include <memory>

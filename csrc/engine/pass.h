@@ -1,10 +1,11 @@
 // The rows of one pass of the target, and whose they are.
 #pragma once
 
-#include "cache/cache.h"
+#include "cache/kv_cache.h"
+#include "cache/recurrent_cache.h"
 #include "cache/tree.h"
 #include "graph/graph.h"
-#include "graph/lanes.h"
+#include "graph/recurrent_batch.h"
 
 #include <cstdint>
 #include <vector>

@@ -6,7 +6,7 @@
 // of one timeline have their full pages' worth of rows in common.
 #pragma once
 
-#include "cache/kept_rows.h"
+#include "cache/kv_block.h"
 #include "engine/engine.h"
 
 #include <cstdint>

@@ -1,9 +1,9 @@
 // A speculative round beside its verify: drafts, draws and commits, of many sequences at once.
 #include "engine/sequence.h"
 #include "error.h"
-#include "graph/lanes.h"
+#include "graph/recurrent_batch.h"
+#include "layers/cpu_ops/scan_delta_net.h"
 #include "layers/delta_net.h"
-#include "layers/host/walked_delta_net.h"
 
 #include <algorithm>
 #include <cmath>

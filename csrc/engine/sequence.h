@@ -4,7 +4,7 @@
 
 #include "engine/engine.h"
 #include "engine/prefix.h"
-#include "graph/sampler.h"
+#include "sampling/sampler.h"
 
 #include <functional>
 #include <map>

@@ -3,11 +3,12 @@
 // graph split over two devices has memory of its own, and only one of its kind is live.
 #pragma once
 
-#include "cache/cache.h"
+#include "cache/kv_cache.h"
+#include "graph/candidate.h"
 #include "graph/input_block.h"
-#include "graph/scheduler.h"
-#include "graph/select.h"
-#include "layers/host/build.h"
+#include "graph/split_graph.h"
+#include "graph/top_rows.h"
+#include "layers/cpu_ops/build.h"
 
 #include <functional>
 #include <list>

@@ -1,6 +1,6 @@
 #include "graph/graph_sizes.h"
 
-#include "cpu/cell_attention.h"
+#include "cpu/attention/cell_attention.h"
 #include "device/devices.h"
 #include "model/weights.h"
 

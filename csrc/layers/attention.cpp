@@ -1,6 +1,6 @@
 #include "layers/attention.h"
 
-#include "layers/host/cell_attention.h"
+#include "layers/cpu_ops/cell_attention.h"
 #include "layers/linear.h"
 
 namespace dfl {

@@ -1,8 +1,8 @@
 // Softmax attention over cells. Everything that differs between layers comes from LayerShape.
 #pragma once
 
+#include "layers/cpu_ops/head_rows.h"
 #include "layers/decoder.h"
-#include "layers/host/head_rows.h"
 
 namespace dfl {
 

@@ -1,8 +1,8 @@
 #include "layers/decoder.h"
 
-#include "layers/host/capped.h"
-#include "layers/host/post_norm.h"
-#include "layers/host/row_copies.h"
+#include "layers/cpu_ops/capped.h"
+#include "layers/cpu_ops/post_norm.h"
+#include "layers/cpu_ops/row_copies.h"
 #include "layers/linear.h"
 #include "layers/moe.h"
 

@@ -2,7 +2,7 @@
 // is data, in LayerShape and LayerWeights; what a sublayer computes is given by the architecture.
 #pragma once
 
-#include "layers/host/build.h"
+#include "layers/cpu_ops/build.h"
 
 #include <functional>
 #include <vector>

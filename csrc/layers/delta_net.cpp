@@ -1,7 +1,7 @@
 #include "layers/delta_net.h"
 
+#include "layers/cpu_ops/scan_delta_net.h"
 #include "layers/delta_rule.h"
-#include "layers/host/walked_delta_net.h"
 #include "layers/linear.h"
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // Gated DeltaNet: the linear attention of Qwen3.5.
 #pragma once
 
-#include "layers/host/build.h"
+#include "layers/cpu_ops/build.h"
 
 namespace dfl {
 

@@ -7,7 +7,7 @@
 // chain is a tree, so this is also the form for a device that lacks ggml's fused operation.
 #pragma once
 
-#include "layers/host/build.h"
+#include "layers/cpu_ops/build.h"
 
 namespace dfl {
 

@@ -1,7 +1,7 @@
 #include "layers/linear.h"
 
-#include "layers/host/packed_gated.h"
-#include "layers/host/packed_linear.h"
+#include "layers/cpu_ops/packed_gated.h"
+#include "layers/cpu_ops/packed_linear.h"
 
 namespace dfl {
 

@@ -2,7 +2,7 @@
 // the rows they read, and what is added to them is given with them.
 #pragma once
 
-#include "layers/host/build.h"
+#include "layers/cpu_ops/build.h"
 
 namespace dfl {
 

@@ -1,6 +1,6 @@
 #include "layers/moe.h"
 
-#include "layers/host/packed_experts.h"
+#include "layers/cpu_ops/packed_experts.h"
 #include "layers/linear.h"
 
 #include <cmath>

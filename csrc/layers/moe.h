@@ -1,7 +1,7 @@
 // Mixture of experts: softmax over all, the best n_used, renormalised; optionally a shared expert.
 #pragma once
 
-#include "layers/host/build.h"
+#include "layers/cpu_ops/build.h"
 
 namespace dfl {
 

@@ -1,7 +1,7 @@
 // A matrix of weights in the form that our own CPU kernels multiply with.
 #pragma once
 
-#include "cpu/packed_product.h"
+#include "cpu/matmul/packed_product.h"
 
 #include <string>
 

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..bundled import find, is_name
 from ..cli.command import guarded, loaded, training_context
 from ..cli.model_arguments import add_options, load_config
 from ..config import AUTO_TREE_BUDGET, DecodeConfig
-from ..decoder import Decoder, load
-from ..pair import find, is_name
-from ..policy.rule import SIZES, ladder
+from ..decoder import Decoder
+from ..loading import load
+from ..speculative.controller import SIZES, ladder
 from . import parallel, plot, replay, url
 from .measure import measure
 from .prompts import Prompt, read_prompts

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from .. import core
-from ..costs.rounds import Costs, Round
-from ..costs.times import N_TIMES
-from ..draft.dflash import N_RANKED
-from ..draft.tree import Tree
-from ..rounds import Clock, Rows, untimed
+from .. import native
+from ..speculative.cost_model import Costs, Round
+from ..speculative.proposers.dflash import N_RANKED
+from ..speculative.speculator import Clock, Rows, untimed
+from ..speculative.statistics import N_TIMES
+from ..speculative.tree import Tree
 
 
 class Timeline(Protocol):
@@ -37,7 +37,7 @@ def branched(n: int) -> list[int]:
 
 
 def measure(
-    sequence: core.Sequence, prompt: Sequence[int], lengths: Sequence[int], sizes: Sequence[int]
+    sequence: native.Sequence, prompt: Sequence[int], lengths: Sequence[int], sizes: Sequence[int]
 ) -> Costs:
     """Medians of rounds after a prompt that accept nothing.
 
@@ -65,7 +65,7 @@ def measure(
     return costs
 
 
-def _round(sequence: core.Sequence, last: int, n: int, size: int, is_tree: bool) -> Round:
+def _round(sequence: native.Sequence, last: int, n: int, size: int, is_tree: bool) -> Round:
     """A chain of best candidates, or a tree of ranked ones."""
     done = Round(
         sequence.position,

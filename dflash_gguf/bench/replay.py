@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .. import core
+from .. import native
 from ..config import DecodeConfig
-from ..core import Draft
-from ..costs.rounds import Costs, Round
-from ..draft.dflash import N_RANKED, DFlash
-from ..draft.proposer import Request
-from ..policy.known import Known
-from ..rounds import Speculation
-from ..sampling import Sampler
+from ..native import Draft
+from ..sampling.noise import Sampler
+from ..speculative.controller_state import Known
+from ..speculative.cost_model import Costs, Round
+from ..speculative.proposers.dflash import N_RANKED, DFlash
+from ..speculative.proposers.proposer import Request
+from ..speculative.speculator import Speculation
 from .settings import Setting
 
 
@@ -32,7 +32,7 @@ class Record:
 
 
 def record(
-    sequence: core.Sequence, prompt: Sequence[int], n_tokens: int, lengths: Sequence[int]
+    sequence: native.Sequence, prompt: Sequence[int], n_tokens: int, lengths: Sequence[int]
 ) -> Record:
     """Decodes plainly, drafting `lengths` positions before every token."""
     sequence.reset()

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..config import DecodeConfig
 from ..decoder import Decoder
-from ..results import Result
+from ..outputs import Result
 from .settings import Setting
 
 N_WARM = 24

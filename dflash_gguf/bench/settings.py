@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..config import MAX_TREE_BUDGET
-from ..draft.proposer import CHAIN, TREE
-from ..policy.known import Known
-from ..policy.rule import Auto, Fixed, Rule
+from ..speculative.controller import Auto, Fixed, Rule
+from ..speculative.controller_state import Known
+from ..speculative.proposers.proposer import CHAIN, TREE
 
 DEFAULT = "none,chain 4,chain 8,chain 15,tree 8,tree 16,tree 22,tree 32,tree 64,auto"
 BRIEF = "none,auto"

@@ -14,14 +14,15 @@ import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from .. import pair
+from .. import bundled
 from ..config import DEFAULT_N_CTX, DecodeConfig, LoadConfig
 from ..convert.schema import Key
-from ..core import Error, devices, load_backend
-from ..decoder import Decoder, load
-from ..results import Result
+from ..decoder import Decoder
+from ..engine.writing import check_prompt
+from ..loading import load
+from ..native import Error, devices, load_backend
+from ..outputs import Result
 from ..text.gguf_metadata import Metadata
-from ..writing import check_prompt
 from .arguments import decode_config, parser, prompt_lines, prompt_text, unescaped
 from .model_arguments import load_config
 from .plan import fitted, show_plan
@@ -145,9 +146,9 @@ def _choose_models(args: argparse.Namespace) -> None:
     """Files in place of a model's name, and of no -m. ValueError for a drafter by itself."""
     if args.model is None and args.model_draft is not None:
         raise ValueError(f"-md {args.model_draft} is a drafter for a model: give that one with -m")
-    if args.model is not None and not pair.is_name(args.model):
+    if args.model is not None and not bundled.is_name(args.model):
         return
-    found = pair.find(args.model or pair.DEFAULT)
+    found = bundled.find(args.model or bundled.DEFAULT)
     drafter = found.drafter if args.model_draft is None else Path(args.model_draft)
     args.model = str(found.target)
     args.model_draft = str(drafter)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from ..core import DEFAULTS, OPTIONS, LoadConfig, Option
+from ..native import DEFAULTS, OPTIONS, LoadConfig, Option
 
 
 def add_options(p: argparse.ArgumentParser, *, but: str | None = None) -> None:

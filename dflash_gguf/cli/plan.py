@@ -7,9 +7,9 @@ import sys
 from dataclasses import replace
 
 from ..config import AUTO_TREE_BUDGET, MAX_LAYERS, TREE_BUDGET, DecodeConfig, LoadConfig
-from ..core import Error
 from ..memory.fit import Fit, Wish, fit, fit_part, most_rows, with_context
 from ..memory.plan import Planner, gib
+from ..native import Error
 
 
 def show_plan(args: argparse.Namespace, load: LoadConfig, decode: DecodeConfig) -> int:

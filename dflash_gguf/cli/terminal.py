@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TextIO
 
-from ..results import Result
+from ..outputs import Result
 
 BAR_CELLS = 30
 REDRAW_S = 0.1

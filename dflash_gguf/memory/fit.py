@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from ..config import DEFAULT_N_CTX, TREE_BUDGET, LoadConfig
-from ..core import DEFAULTS, MAX_VERIFY
+from ..native import DEFAULTS, MAX_VERIFY
 from .plan import Plan, gib
 
 USEFUL_CONTEXT = 32768

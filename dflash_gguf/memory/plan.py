@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
 from ..config import LoadConfig
-from ..core import Drafter, Engine, Error, Model, devices, load_backend
+from ..native import Drafter, Engine, Error, Model, devices, load_backend
 
 MOST_PREFIX_BYTES = 8 << 30
 """Of main memory, that what is kept of earlier answers takes where nobody says."""

@@ -19,12 +19,14 @@ from starlette.routing import Route
 from ..config import DecodeConfig
 from ..text.chat import ChatPrompt
 from ..text.tokenizer import Tokenizer
-from .answering import Answering
-from .answers import Chat, Common, Completions, Form, Native, settings_of
-from .choice import Choice
-from .engine import BusyError, Engine, NotReadyError
+from .completion_choice import Choice
+from .engine_client import BusyError, Engine, NotReadyError
 from .errors import error_answer, error_body, error_response
-from .fields import (
+from .messages import Failed, Run
+from .metrics import Metrics
+from .models import Model, Models
+from .prompts import Texts
+from .schemas import (
     BadRequestError,
     Body,
     ChatBody,
@@ -43,11 +45,9 @@ from .fields import (
     read,
     reasoning_format,
 )
-from .messages import Failed, Run
-from .metrics import Metrics
-from .models import Model, Models
-from .prompts import Texts
+from .serializers import Chat, Common, Completions, Form, Native, settings_of
 from .settings import Settings
+from .sse import Answering
 
 VERSION = "dflash-gguf"
 INLINE_BYTES = 16 << 10

@@ -12,9 +12,9 @@ from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 
-from .. import pair
+from .. import bundled
 from ..cli.command import guarded, list_devices
-from ..core import MAX_PARALLEL, OPTIONS
+from ..native import MAX_PARALLEL, OPTIONS
 from ..text.gguf_metadata import Metadata
 from ..text.tokenizer import Tokenizer
 from .app import App
@@ -28,7 +28,7 @@ from .arguments import (
     thinks,
     with_environment,
 )
-from .engine import Engine, NotReadyError
+from .engine_client import Engine, NotReadyError
 from .guard import Guard
 from .listen import bind, is_loopback, server
 from .messages import Load
@@ -92,8 +92,8 @@ def _models(args: argparse.Namespace) -> list[Model]:
     name = args.model or default_model()
     drafter = None if args.model_draft is None else Path(args.model_draft)
     path, called = Path(name), Path(name).stem
-    if pair.is_name(name):
-        found = pair.find(name)
+    if bundled.is_name(name):
+        found = bundled.find(name)
         path, drafter, called = found.target, drafter or found.drafter, name
         log(f"{path.name} with {drafter.name}: {found.about}")
     for file in (path, drafter):
@@ -105,7 +105,7 @@ def _models(args: argparse.Namespace) -> list[Model]:
 
 def default_model() -> str:
     """The shipped chat model if it is there, else the one that always is."""
-    return "smollm2" if find_spec(pair.PACKAGES["smollm2"][0]) else pair.DEFAULT
+    return "smollm2" if find_spec(bundled.PACKAGES["smollm2"][0]) else bundled.DEFAULT
 
 
 async def _serve(

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from .engine import BusyError, NotReadyError
-from .fields import BadRequestError
+from .engine_client import BusyError, NotReadyError
+from .schemas import BadRequestError
 
 KINDS = {
     400: "invalid_request_error",

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from ..results import Result
-from ..sampling import Chances
+from ..outputs import Result
+from ..sampling.noise import Chances
 
 MAX_FRAME = 1 << 30
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from ..convert.schema import Key
 from ..text.gguf_metadata import Metadata
 from ..text.tokenizer import Tokenizer
-from .engine import Engine, NotReadyError
-from .fields import BadRequestError
+from .engine_client import Engine, NotReadyError
 from .messages import Load
 from .prompts import Texts
+from .schemas import BadRequestError
 
 LAST_USED = "any"
 """The name of whichever model was used last."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..text.chat import ChatPrompt, last_asked
 from ..text.tokenizer import Tokenizer
-from .fields import MAX_CHOICES, BadRequestError, ChatBody, TemplateBody, thinking
+from .schemas import MAX_CHOICES, BadRequestError, ChatBody, TemplateBody, thinking
 
 TEXT_PARTS = ("text", "input_text", "output_text")
 

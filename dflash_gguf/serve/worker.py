@@ -25,10 +25,12 @@ from ..cli.command import training_context
 from ..cli.model_arguments import load_config
 from ..cli.plan import fitted
 from ..config import DecodeConfig
-from ..core import Error
-from ..decoder import Decoder, Stream, load
-from ..results import Step
-from ..rounds import Progress
+from ..decoder import Decoder
+from ..loading import load
+from ..native import Error
+from ..outputs import Step
+from ..speculative.speculator import Progress
+from ..stream import Stream
 from ..text.chat import ChatPrompt
 from ..text.reasoning import Format
 from .messages import (

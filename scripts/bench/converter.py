@@ -23,7 +23,7 @@ from pathlib import Path
 from turns import facts, in_turns
 
 from dflash_gguf import Error
-from dflash_gguf.backend.sources import DEFAULT_CACHE, fetch, installed_version
+from dflash_gguf.backend_build.sources import DEFAULT_CACHE, fetch, installed_version
 
 N_VOCAB, N_EMBD, N_FF, N_LAYER, N_HEAD, N_HEAD_KV, HEAD_DIM = 49152, 576, 1536, 30, 9, 3, 64
 CONFIG = {

@@ -39,7 +39,7 @@ from rounds import PHASES, Engine, Forced, Milliseconds, Ours, Peer, Theirs, equ
 from turns import Figures, facts, in_turns, ratio
 
 import dflash_gguf
-from dflash_gguf import core
+from dflash_gguf import native
 from dflash_gguf.bench.prompts import Prompt, read_prompts
 from dflash_gguf.config import LoadConfig
 
@@ -65,8 +65,10 @@ PROSE = (
 def part_a(args: argparse.Namespace) -> Figures:
     """Runs rounds of equal work."""
     load = LoadConfig(n_ctx=args.ctx, n_threads=args.threads, n_gpu_layers=0)
-    model = core.Model(str(args.target), load)
-    sequence = core.Sequence(core.Engine(model, drafter=core.Drafter(str(args.drafter), model)))
+    model = native.Model(str(args.target), load)
+    sequence = native.Sequence(
+        native.Engine(model, drafter=native.Drafter(str(args.drafter), model))
+    )
     n_draft = min(args.draft_max, sequence.max_draft)
     ours = Ours(sequence)
     found: Figures = {}
@@ -359,7 +361,7 @@ def main() -> None:
     args.prompts = args.prompts or {"b": 30}.get(args.part, 40)
     try:
         found = PARTS[args.part](args)
-    except (core.Error, ValueError, OSError) as error:
+    except (native.Error, ValueError, OSError) as error:
         sys.exit(f"error: {error}")
     files = {"target": args.target.name, "drafter": args.drafter.name, "part": args.part}
     print(json.dumps({**facts(), **files, "results": found}))

@@ -1,7 +1,7 @@
 """Our engine and llama.cpp's library in one process, for comparisons of speed and of logits.
 
 Both sit on one ggml, with the same threads and flash attention. llama.cpp is driven by its C
-functions alone; ours goes through `core.Sequence` as the decode loop does, so it also pays for
+functions alone; ours goes through `native.Sequence` as the decode loop does, so it also pays for
 Python's checks and the argmax.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 from build_peer import can_repack
 from numpy.typing import NDArray
 
-from dflash_gguf import core
+from dflash_gguf import native
 from dflash_gguf.config import LoadConfig
 
 N_UBATCH = 512
@@ -57,8 +57,8 @@ class Ours:
     """This project's sequence."""
 
     def __init__(self, path: Path, config: LoadConfig) -> None:
-        self.model = core.Model(str(path), config)
-        self.sequence = core.Sequence(core.Engine(self.model))
+        self.model = native.Model(str(path), config)
+        self.sequence = native.Sequence(native.Engine(self.model))
 
     def reset(self) -> None:
         self.sequence.reset()
@@ -99,7 +99,7 @@ class Theirs:
         cache_types: tuple[str, str] = ("f16", "f16"),
         repack: bool = True,
     ) -> None:
-        """Raises core.Error if llama.cpp refuses the file or the cache types.
+        """Raises native.Error if llama.cpp refuses the file or the cache types.
 
         n_gpu_layers: on whatever devices this process has, -1 for all. repack: rearranges weights
         where this CPU allows it; kernels of plain buffers run on every machine.
@@ -109,7 +109,7 @@ class Theirs:
         model_params.use_extra_bufts = repack and can_repack()
         self.model = llama_cpp.llama_model_load_from_file(str(path).encode(), model_params)
         if not self.model:
-            raise core.Error(f"{path}: llama.cpp cannot load it")
+            raise native.Error(f"{path}: llama.cpp cannot load it")
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = params.n_batch = n_ctx
         params.n_ubatch, params.n_seq_max = n_ubatch, n_sequences
@@ -120,7 +120,7 @@ class Theirs:
         )
         self.context = llama_cpp.llama_init_from_model(self.model, params)
         if not self.context:
-            raise core.Error(f"{path}: llama.cpp cannot make a context with K/V of {cache_types}")
+            raise native.Error(f"{path}: llama.cpp cannot make a context with K/V of {cache_types}")
         self.memory = llama_cpp.llama_get_memory(self.context)
         vocabulary = llama_cpp.llama_model_get_vocab(self.model)
         self.n_vocab = int(llama_cpp.llama_vocab_n_tokens(vocabulary))
@@ -155,7 +155,7 @@ class Theirs:
             batch.n_seq_id[i], batch.seq_id[i][0] = 1, sequence
             batch.logits[i] = wanted[i]
         if (status := llama_cpp.llama_decode(self.context, batch)) != 0:
-            raise core.Error(f"llama_decode of {len(rows)} tokens returned {status}")
+            raise native.Error(f"llama_decode of {len(rows)} tokens returned {status}")
 
     def argmax(self, row: int) -> int:
         """Returns the best token of a row of the last batch."""
@@ -171,7 +171,7 @@ class Theirs:
         # a batch made so has the logits of its last token
         status = llama_cpp.llama_decode(self.context, llama_cpp.llama_batch_get_one(tokens, n))
         if status != 0:
-            raise core.Error(f"llama_decode of {n} tokens returned {status}")
+            raise native.Error(f"llama_decode of {n} tokens returned {status}")
         llama_cpp.llama_synchronize(self.context)
         self._position += n
 

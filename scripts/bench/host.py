@@ -42,17 +42,17 @@ from numpy.typing import NDArray
 from turns import Figures, facts
 
 import dflash_gguf
-from dflash_gguf import core
+from dflash_gguf import native
 from dflash_gguf.config import DecodeConfig
-from dflash_gguf.core import Draft, DraftRequest, Item, Walk
-from dflash_gguf.draft import proposer as draft
-from dflash_gguf.draft.dflash import DFlash
-from dflash_gguf.draft.tree import Tree
-from dflash_gguf.policy.known import Known
-from dflash_gguf.policy.rule import Auto, Fixed, Rule
-from dflash_gguf.prefixes import Prefixes
-from dflash_gguf.scheduler import Scheduler
-from dflash_gguf.writing import Writing
+from dflash_gguf.engine.scheduler import Scheduler
+from dflash_gguf.engine.writing import Writing
+from dflash_gguf.kv_cache.prefix_cache import Prefixes
+from dflash_gguf.native import Draft, DraftRequest, Item, Walk
+from dflash_gguf.speculative.controller import Auto, Fixed, Rule
+from dflash_gguf.speculative.controller_state import Known
+from dflash_gguf.speculative.proposers import proposer
+from dflash_gguf.speculative.proposers.dflash import DFlash
+from dflash_gguf.speculative.tree import Tree
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from gpu import null_gpu
@@ -227,8 +227,8 @@ def simulated(setting: str, n: int, args: argparse.Namespace) -> Figures:
     scheduler = Scheduler(first, Prefixes(engine, 0), another)
     rules: dict[str, Rule | None] = {
         "none": None,
-        "chain": Fixed(draft.CHAIN, BLOCK, BLOCK),
-        "tree": Fixed(draft.TREE, TREE, BLOCK),
+        "chain": Fixed(proposer.CHAIN, BLOCK, BLOCK),
+        "tree": Fixed(proposer.TREE, TREE, BLOCK),
         "auto": Auto(Known(), BLOCK, TREE),
     }
     jobs = []
@@ -414,7 +414,7 @@ def on_null_gpu(n: int, args: argparse.Namespace) -> Figures:
                         ran = ran or clock.n_passes > passes
                     ran = ran or clock.n_passes > passes
                     left.append(stream)
-                except (StopIteration, core.Error):  # what nobody computed may be no number
+                except (StopIteration, native.Error):  # what nobody computed may be no number
                     joined = True
             took = time.perf_counter() - started - clock.waited
             streams = left
@@ -508,7 +508,7 @@ def main() -> None:
         if args.null_gpu:
             restart_on_null_gpu(args)
         rows = [(on_null_gpu if args.null_gpu else real)(n, args) for n in args.n]
-    except (core.Error, ValueError, OSError) as error:
+    except (native.Error, ValueError, OSError) as error:
         sys.exit(f"error: {error}")
     print(json.dumps({**facts(), "model": args.model.name, "host": rows}))
 

@@ -25,7 +25,7 @@ import numpy as np
 from engines import Engine, Logits, Ours, Theirs
 from logits import divergence
 
-from dflash_gguf import core, load
+from dflash_gguf import load, native
 from dflash_gguf.config import CACHE_TYPES, LoadConfig
 from dflash_gguf.text.tokenizer import Tokenizer
 
@@ -145,9 +145,9 @@ def main() -> None:
     args = parser.parse_args()
     try:
         figures = measure(args.model, args)
-    except (core.Error, ValueError, OSError) as error:
+    except (native.Error, ValueError, OSError) as error:
         sys.exit(f"error: {error}")
-    print(json.dumps({"model": args.model.name, "ggml": core.ggml_version(), **figures}))
+    print(json.dumps({"model": args.model.name, "ggml": native.ggml_version(), **figures}))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ import numpy as np
 from engines import Engine, Logits, Ours, Theirs
 from numpy.typing import NDArray
 
-from dflash_gguf import core
+from dflash_gguf import native
 from dflash_gguf.config import LoadConfig
 from dflash_gguf.text.tokenizer import Tokenizer
 
@@ -145,10 +145,10 @@ def main() -> None:
     for path in args.models:
         try:
             results.append(compare(path, args))
-        except (core.Error, ValueError, OSError) as error:
+        except (native.Error, ValueError, OSError) as error:
             sys.exit(f"error: {error}")
         print_row(results[-1])
-    print(json.dumps({"ggml": core.ggml_version(), "results": results}))
+    print(json.dumps({"ggml": native.ggml_version(), "results": results}))
     sys.exit(not all(result["ok"] for result in results))
 
 

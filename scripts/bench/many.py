@@ -37,11 +37,11 @@ from serve import Running, free_port, served
 from turns import Figures, facts, in_turns, rotated, seconds_of
 
 import dflash_gguf
-from dflash_gguf import core
+from dflash_gguf import native
 from dflash_gguf.bench.prompts import Prompt
 from dflash_gguf.bench.summary import ratio_interval
 from dflash_gguf.bench.url import bodies
-from dflash_gguf.core import Engine, Item, LoadConfig, Model, Sequence
+from dflash_gguf.native import Engine, Item, LoadConfig, Model, Sequence
 
 N_PROMPT = 128
 N_WARM = 60
@@ -321,7 +321,7 @@ def main() -> None:
             found = {"answers": answers(args)}
         else:
             found = {"rounds": rounds(args)}
-    except (core.Error, ValueError, OSError, RuntimeError) as error:
+    except (native.Error, ValueError, OSError, RuntimeError) as error:
         sys.exit(f"error: {error}")
     print(json.dumps({**facts(), "model": args.model.name, **found}))
 

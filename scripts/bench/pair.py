@@ -22,7 +22,7 @@ from typing import Any
 from turns import facts, in_turns
 
 import dflash_gguf
-from dflash_gguf import pair
+from dflash_gguf import bundled
 from dflash_gguf.bench.prompts import Prompt
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
@@ -35,7 +35,7 @@ KINDS = ("none", "chain", "tree", "auto")
 def parse() -> argparse.Namespace:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-m", "--model", default=pair.DEFAULT, help="a file or a name")
+    parser.add_argument("-m", "--model", default=bundled.DEFAULT, help="a file or a name")
     parser.add_argument("-md", "--model-draft", type=Path, help="default: the name's own")
     parser.add_argument("--chat", metavar="TEXT", help="prompts are turns, after a first line TEXT")
     parser.add_argument("--prompts", type=int, default=50)
@@ -46,9 +46,9 @@ def parse() -> argparse.Namespace:
         "--list", type=Path, metavar="FILE", help="write the prompts as JSON lines and stop"
     )
     args = parser.parse_args()
-    if pair.is_name(args.model):
+    if bundled.is_name(args.model):
         try:
-            found = pair.find(args.model)
+            found = bundled.find(args.model)
         except ValueError as error:
             parser.error(str(error))
         args.model, args.model_draft = found.target, args.model_draft or found.drafter

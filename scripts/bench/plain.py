@@ -48,7 +48,7 @@ import numpy as np
 from engines import N_UBATCH, Engine, Ours, Theirs, Tokens
 from turns import Figures, facts, in_process, in_turns, ratio, seconds_of
 
-from dflash_gguf import core
+from dflash_gguf import native
 from dflash_gguf.config import LoadConfig
 
 PHASES = ("prefill", "decode")
@@ -309,7 +309,7 @@ def main() -> None:
                 results.append(bench_read_loop(work, args.pairs))
             else:
                 results.append(bench(work, args))
-        except (core.Error, ValueError) as error:
+        except (native.Error, ValueError) as error:
             sys.exit(f"error: {error}")
         (print_share if args.read_loop else print_row)(results[-1])
     counts = {"pairs": args.pairs, "decode": args.decode}

@@ -31,7 +31,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from dflash_gguf import LoadConfig, core
+from dflash_gguf import LoadConfig, native
 from dflash_gguf.memory.plan import CONTEXT_BYTES, Planner, plan_of
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
@@ -59,10 +59,10 @@ def anonymous_bytes() -> int:
 
 def held_bytes() -> int:
     """Returns the memory of all GPUs in use."""
-    return sum(x.total_bytes - x.free_bytes for x in core.devices() if x.type != "cpu")
+    return sum(x.total_bytes - x.free_bytes for x in native.devices() if x.type != "cpu")
 
 
-def fill(sequence: core.Sequence, drafts: bool) -> None:
+def fill(sequence: native.Sequence, drafts: bool) -> None:
     """Runs the largest passes there are."""
     tokens = [i % 100 for i in range(sequence.n_ctx)]
     n_last = sequence.engine.max_verify if drafts else 1
@@ -134,19 +134,19 @@ def compare(args: argparse.Namespace) -> None:
     )
     try:
         if on_gpu:
-            core.load_backend(args.backend_module)
+            native.load_backend(args.backend_module)
         plan = Planner(args.model, args.model_draft, config).plan(verify_rows=args.rows)
         before, held_before = anonymous_bytes(), held_bytes()
-        model = core.Model(args.model, config)
-        drafter = core.Drafter(args.model_draft, model) if args.model_draft else None
-        engine = core.Engine(model, None, drafter)
+        model = native.Model(args.model, config)
+        drafter = native.Drafter(args.model_draft, model) if args.model_draft else None
+        engine = native.Engine(model, None, drafter)
         if drafter:
             engine.reserve_verify(args.rows)
         if not args.load_only:
-            fill(core.Sequence(engine), drafter is not None)
+            fill(native.Sequence(engine), drafter is not None)
         grown, held = anonymous_bytes() - before, held_bytes() - held_before
         real = plan_of(engine, config, plan.free_bytes)
-    except (core.Error, ValueError, OSError) as error:
+    except (native.Error, ValueError, OSError) as error:
         sys.exit(f"error: {error}")
     allocated = {(x.name, x.where): x.bytes for x in real.items}
     for item in plan.items:
@@ -190,7 +190,7 @@ def compare_without_gpu(args: argparse.Namespace) -> None:
                     f"{figures['held_over_backends_plan']:.4f}",
                     flush=True,
                 )
-        except (core.Error, OSError, ValueError) as error:
+        except (native.Error, OSError, ValueError) as error:
             raise SystemExit(f"error: {error}") from None
     off = [x["case"] for x in found if abs(x["held_over_planned"] - 1.0) > args.limit]
     print(json.dumps(found))

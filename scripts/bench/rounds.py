@@ -21,11 +21,11 @@ from build_peer import OURS, build, can_repack
 from numpy.typing import NDArray
 from turns import ratio
 
-from dflash_gguf import core
-from dflash_gguf.account import Phase
+from dflash_gguf import native
 from dflash_gguf.bench.measure import verify
-from dflash_gguf.draft.tree import Tree
-from dflash_gguf.rounds import Clock, Rows, untimed
+from dflash_gguf.engine.account import Phase
+from dflash_gguf.speculative.speculator import Clock, Rows, untimed
+from dflash_gguf.speculative.tree import Tree
 
 GREEDY = ("--samplers", "top_k", "--top-k", "1")
 """The cheapest of llama.cpp's ways to take the best token."""
@@ -198,7 +198,7 @@ def equal_work(tables: Sequence[Sequence[Milliseconds]]) -> dict[str, Any]:
 
 
 def forced_round(
-    sequence: core.Sequence, tree: Tree, chosen: Sequence[int], clock: Clock = untimed
+    sequence: native.Sequence, tree: Tree, chosen: Sequence[int], clock: Clock = untimed
 ) -> int:
     """Verifies a tree and commits the path of given tokens, whatever the target's are.
 
@@ -221,7 +221,7 @@ def forced_round(
 class Ours:
     """This project's core, called as the decode loop calls it."""
 
-    def __init__(self, sequence: core.Sequence) -> None:
+    def __init__(self, sequence: native.Sequence) -> None:
         self.sequence = sequence
 
     def rounds(self, work: Forced) -> Milliseconds:

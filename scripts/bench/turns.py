@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from dflash_gguf import core
+from dflash_gguf import native
 
 T = TypeVar("T")
 Figures = dict[str, Any]
@@ -95,7 +95,7 @@ def in_script(command: Sequence[str], n_runs: int = 1) -> Any:
 
 def facts() -> Figures:
     """Describes the code and the machine of a measurement."""
-    return {"commit": commit(), "ggml": core.ggml_version(), "cpu": cpu_name()}
+    return {"commit": commit(), "ggml": native.ggml_version(), "cpu": cpu_name()}
 
 
 def cpu_name() -> str:

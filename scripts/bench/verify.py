@@ -30,10 +30,10 @@ from numpy.typing import NDArray
 from rounds import forced_round
 from turns import Figures, facts, seconds_of
 
-from dflash_gguf import core
+from dflash_gguf import native
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.costs.rounds import Costs, Round
-from dflash_gguf.draft.tree import Tree
+from dflash_gguf.speculative.cost_model import Costs, Round
+from dflash_gguf.speculative.tree import Tree
 
 N_CTX = 1024
 N_PROMPT = 256
@@ -54,7 +54,7 @@ def tree_parents(n: int) -> list[int]:
     return [*range(-1, n_spine - 1), *range(n - n_spine)]
 
 
-def run(sequence: core.Sequence, step: Step, tokens: list[int]) -> float:
+def run(sequence: native.Sequence, step: Step, tokens: list[int]) -> float:
     """Times one step, after which the sequence stands where it stood."""
     kind, n = step
     start = sequence.take()
@@ -73,10 +73,10 @@ def run(sequence: core.Sequence, step: Step, tokens: list[int]) -> float:
     return seconds
 
 
-def open_sequence(path: Path, n_threads: int | None, most_rows: int) -> core.Sequence:
+def open_sequence(path: Path, n_threads: int | None, most_rows: int) -> native.Sequence:
     """Loads a model without a drafter, with room for verifies."""
     config = LoadConfig(n_ctx=N_CTX, n_threads=n_threads, n_gpu_layers=0)
-    sequence = core.Sequence(core.Engine(core.Model(str(path), config)))
+    sequence = native.Sequence(native.Engine(native.Model(str(path), config)))
     sequence.engine.reserve_verify(most_rows)
     return sequence
 
@@ -190,7 +190,7 @@ def main() -> None:
     args = parser.parse_args()
     try:
         results = [(expected if args.expected else bench)(path, args) for path in args.models]
-    except (core.Error, ValueError) as error:
+    except (native.Error, ValueError) as error:
         sys.exit(f"error: {error}")
     print(json.dumps({**facts(), "rounds": args.rounds, "results": results}))
 

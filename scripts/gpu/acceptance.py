@@ -14,8 +14,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from dflash_gguf.draft.marginals import Candidates, chain, grow
-from dflash_gguf.draft.tree import Tree
+from dflash_gguf.speculative.ddtree import Candidates, chain, grow
+from dflash_gguf.speculative.tree import Tree
 
 PUBLISHED = {"chain 15": 7.67, "tree 22": 8.88}
 UNSURE, RIVAL = 0.343, 0.33

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import build_peer
 
-from dflash_gguf import core
-from dflash_gguf.backend import build
+from dflash_gguf import native
+from dflash_gguf.backend_build import build
 from gpu.setting import Figures, Setting
 
 
@@ -22,7 +22,7 @@ def module(setting: Setting) -> Iterator[Figures]:
     is_there = path.is_file() and _loads(path)
     if not is_there:
         build.build(setting.build, setting.cache, arch=setting.arch, again=True)
-        core.load_backend(str(path))
+        native.load_backend(str(path))
     yield {
         "module": str(path),
         "bytes": path.stat().st_size,
@@ -40,7 +40,7 @@ def tools(setting: Setting) -> Iterator[Figures]:
 
 def _loads(path: Path) -> bool:
     try:
-        core.load_backend(str(path))
-    except core.Error:
+        native.load_backend(str(path))
+    except native.Error:
         return False
     return True

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from dflash_gguf.convert.errors import ConvertError
 
-from dflash_gguf import core
+from dflash_gguf import native
 
 from .setting import Figures
 
@@ -32,7 +32,7 @@ def report(name: str, lines: Iterator[Figures]) -> None:
     try:
         for figures in lines:
             print(json.dumps({"part": name, **figures}), flush=True)
-    except (core.Error, ConvertError, ValueError, OSError) as error:
+    except (native.Error, ConvertError, ValueError, OSError) as error:
         sys.exit(f"error: {error}")
     except SystemExit as error:  # of the scripts that build
         sys.exit(f"error: {error.code}")

@@ -7,8 +7,8 @@ import time
 from collections import Counter
 from typing import Any
 
-from dflash_gguf import core
-from dflash_gguf.core._ffi import ggml_library
+from dflash_gguf import native
+from dflash_gguf.native._ffi import ggml_library
 
 GRAPH_LINES = {
     "CUDA graph warmup complete": "captured",
@@ -63,13 +63,13 @@ def copied_gb_per_s(device: str, n_bytes: int, n_runs: int = 9) -> float:
     buffer = pointer(lib.ggml_backend_alloc_ctx_tensors(context, backend))
     try:
         if not buffer:
-            raise core.Error(f"{device}: no memory for a copy of {n_bytes} bytes")
+            raise native.Error(f"{device}: no memory for a copy of {n_bytes} bytes")
         lib.ggml_backend_buffer_clear(buffer, 0)
         seconds = []
         for _ in range(n_runs + 2):
             started = time.perf_counter()
             if lib.ggml_backend_graph_compute(backend, graph) != 0:
-                raise core.Error(f"{device}: a copy of {n_bytes} bytes failed")
+                raise native.Error(f"{device}: a copy of {n_bytes} bytes failed")
             seconds.append(time.perf_counter() - started)
     finally:
         lib.ggml_backend_buffer_free(buffer)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dflash_gguf.convert.gguf_header import read_header
 
-from dflash_gguf import core
+from dflash_gguf import native
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Moved:
     draft: int
 
     @classmethod
-    def of(cls, sequence: core.Sequence) -> Moved:
+    def of(cls, sequence: native.Sequence) -> Moved:
         """Counts the bytes at the sequence's position, without activations, with all experts."""
         engine = sequence.engine
         model, drafter = engine.model, engine.drafter

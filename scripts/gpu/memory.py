@@ -10,7 +10,7 @@ from time import perf_counter
 
 from plan import anonymous_bytes
 
-from dflash_gguf import core
+from dflash_gguf import native
 from dflash_gguf.memory.plan import Planner, plan_of
 from gpu.facts import used_bytes
 from gpu.files import OUTTYPE, write_pair
@@ -88,14 +88,14 @@ def _load_kernels(setting: Setting) -> None:
 class _Held:
     """Memory of the device, or of this process where it is the CPU, from now on."""
 
-    def __init__(self, device: core.Device) -> None:
+    def __init__(self, device: native.Device) -> None:
         self._device = device
         self._at_first = self._held()
 
     def _held(self) -> int:
         if self._device.type == "cpu":
             return anonymous_bytes()
-        return -next(x.free_bytes for x in core.devices() if x.name == self._device.name)
+        return -next(x.free_bytes for x in native.devices() if x.name == self._device.name)
 
     def more(self) -> int:
         """Bytes that are held beyond those at first."""
@@ -106,7 +106,7 @@ def _items(items: object) -> dict[str, int]:
     return {f"{x.name} ({x.where})": x.bytes for x in items}  # type: ignore[attr-defined]
 
 
-def _fill(sequence: core.Sequence, n: int) -> Iterator[Figures]:
+def _fill(sequence: native.Sequence, n: int) -> Iterator[Figures]:
     """A real prefill in pieces, and how fast each was."""
     tokens = random_tokens(sequence, n, seed=1)
     piece = -(-n // N_PIECES)

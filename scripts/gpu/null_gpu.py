@@ -14,7 +14,7 @@ import subprocess
 from pathlib import Path
 
 from dflash_gguf import Error
-from dflash_gguf.backend.build import cuda_homes, first_of
+from dflash_gguf.backend_build.build import cuda_homes, first_of
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 DRIVER = "libcuda.so.1"

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dflash_gguf import core
-from dflash_gguf.backend.build import KINDS
-from dflash_gguf.backend.sources import DEFAULT_CACHE
+from dflash_gguf import native
+from dflash_gguf.backend_build.build import KINDS
+from dflash_gguf.backend_build.sources import DEFAULT_CACHE
 from dflash_gguf.config import LoadConfig
 
 Figures = dict[str, Any]
@@ -137,21 +137,21 @@ class Setting:
         module = None if self.on_cpu else self.module
         return LoadConfig(backend_module=module, n_threads=self.threads, **place, **fields)
 
-    def found_device(self) -> core.Device:
+    def found_device(self) -> native.Device:
         """The device as ggml lists it. Raises Error if it is not there."""
         if self.module is not None and not self.on_cpu:
-            core.load_backend(self.module)
-        devices = core.devices()
+            native.load_backend(self.module)
+        devices = native.devices()
         for device in devices:
             wanted = device.type == "gpu" if self.device is None else _same(self.device, device)
             if wanted:
                 return device
         names = ", ".join(device.name for device in devices)
         what = "no GPU" if self.device is None else f"no device {self.device}"
-        raise core.Error(f"{what} among {names}: is the backend module of its kind given?")
+        raise native.Error(f"{what} among {names}: is the backend module of its kind given?")
 
 
-def _same(name: str, device: core.Device) -> bool:
+def _same(name: str, device: native.Device) -> bool:
     return name.lower() == device.name.lower()
 
 

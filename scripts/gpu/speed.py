@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from rounds import forced_round
 
-from dflash_gguf import core
-from dflash_gguf.account import Phase
-from dflash_gguf.draft.dflash import N_RANKED
+from dflash_gguf import native
+from dflash_gguf.engine.account import Phase
+from dflash_gguf.speculative.proposers.dflash import N_RANKED
 from gpu import acceptance, null_gpu
 from gpu.ggml_device import GraphCounter
 from gpu.limits import Moved, share_of_limit
@@ -26,21 +26,23 @@ N_WATCHED = 4
 Milliseconds = NDArray[np.float64]
 
 
-def open_pair(setting: Setting, n_ctx: int, cache_type: str = "f16") -> core.Sequence:
+def open_pair(setting: Setting, n_ctx: int, cache_type: str = "f16") -> native.Sequence:
     """A sequence that drafts, everything on the device."""
     config = setting.load_config(n_ctx=n_ctx, cache_type_k=cache_type, cache_type_v=cache_type)
-    model = core.Model(str(setting.target), config)
-    return core.Sequence(core.Engine(model, drafter=core.Drafter(str(setting.drafter), model)))
+    model = native.Model(str(setting.target), config)
+    return native.Sequence(
+        native.Engine(model, drafter=native.Drafter(str(setting.drafter), model))
+    )
 
 
-def close_pair(sequence: core.Sequence) -> None:
+def close_pair(sequence: native.Sequence) -> None:
     """Frees all that `open_pair` took."""
     sequence.close()
     sequence.engine.close()
     sequence.engine.model.close()
 
 
-def random_tokens(sequence: core.Sequence, n: int, seed: int) -> list[int]:
+def random_tokens(sequence: native.Sequence, n: int, seed: int) -> list[int]:
     """Ids without a meaning of their own."""
     ids = np.random.default_rng(seed).integers(
         acceptance.FIRST_ID, sequence.engine.model.n_vocab, n
@@ -51,7 +53,7 @@ def random_tokens(sequence: core.Sequence, n: int, seed: int) -> list[int]:
 class Driver:
     """Drives a sequence through rounds of one kind."""
 
-    def __init__(self, sequence: core.Sequence, kind: str, size: int = 0) -> None:
+    def __init__(self, sequence: native.Sequence, kind: str, size: int = 0) -> None:
         """kind: "plain", "chain" or "tree"; size: candidates."""
         self.sequence, self.kind, self.size = sequence, kind, size
         self._random = np.random.default_rng(2)

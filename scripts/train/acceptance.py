@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from dflash_gguf.draft.tree import Tree
+from dflash_gguf.speculative.tree import Tree
 
 # Drafts for several answers: (answer, place of the last known token) pairs to lists of tokens.
 Draft = Callable[[Sequence[tuple[int, int]]], Sequence[Sequence[int]]]

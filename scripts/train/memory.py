@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dflash_gguf.core import devices
+from dflash_gguf.native import devices
 
 SHARE = 0.3  # of the free memory, for what is counted below
 LOGIT_COPIES = 4  # logits, their float32 form, softmax and gradient

@@ -1,5 +1,5 @@
 // Attention over cells against sums in double precision, and the same bits in every company.
-#include "cpu/cell_attention.h"
+#include "cpu/attention/cell_attention.h"
 
 #include "check.h"
 

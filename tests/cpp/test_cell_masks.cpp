@@ -1,9 +1,9 @@
 // Kept masks, and what takes their place on the CPU, against what rows see, over random passes; and
 // what keeping masks saves.
 #include "cache/cell_masks.h"
-#include "cache/seen_cells.h"
+#include "cache/visible_cells.h"
 #include "check.h"
-#include "cpu/cell_views.h"
+#include "cpu/attention/cell_views.h"
 
 #include <algorithm>
 #include <cmath>

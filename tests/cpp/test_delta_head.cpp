@@ -1,6 +1,6 @@
 // A head of Gated DeltaNet against its recurrence in double precision, and the same bits on a
 // tree's paths, in chains cut anywhere, and where only the state is wanted.
-#include "cpu/delta_head.h"
+#include "cpu/delta_net/delta_head.h"
 
 #include "check.h"
 

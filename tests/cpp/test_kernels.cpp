@@ -1,7 +1,7 @@
 // Which kernels each architecture's weights take: every matrix is multiplied with once, by a node
 // of our own, and nothing else in a CPU's graph is a node of ggml but what is named here.
 #include "arch/model.h"
-#include "cpu/row_kernel.h"
+#include "cpu/rows/row_kernel.h"
 #include "draft/drafter.h"
 #include "graph/graph.h"
 

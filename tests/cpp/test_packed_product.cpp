@@ -1,6 +1,6 @@
 // Products of weights: against ggml's own or a sum in float64, and against themselves by other rows
 // and tiles.
-#include "cpu/packed_product.h"
+#include "cpu/matmul/packed_product.h"
 
 #include "check.h"
 #include "device/backend.h"

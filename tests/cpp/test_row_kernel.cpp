@@ -1,5 +1,5 @@
 // What is done with rows of floats, against double precision.
-#include "cpu/row_kernel.h"
+#include "cpu/rows/row_kernel.h"
 
 #include "check.h"
 #include "ggml.h"

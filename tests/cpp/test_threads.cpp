@@ -2,7 +2,7 @@
 // wait, and how many there should be.
 #include "check.h"
 #include "device/thread_count.h"
-#include "layers/host/cpu_node.h"
+#include "layers/cpu_ops/cpu_node.h"
 
 #include <array>
 #include <chrono>

@@ -1,6 +1,6 @@
 // Trees from the inside: every size, and every form of recurrent layers.
 #include "engine/sequence.h"
-#include "layers/host/walked_delta_net.h"
+#include "layers/cpu_ops/scan_delta_net.h"
 
 #include "check.h"
 #include "tiny_model.h"

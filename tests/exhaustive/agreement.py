@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_gguf import core
+from dflash_gguf import native
 from dflash_gguf.config import DecodeConfig, LoadConfig
 from dflash_gguf.decoder import Decoder
 
@@ -62,10 +62,12 @@ class Pair:
     target: Path
     drafter: Path
 
-    def open(self, config: LoadConfig) -> core.Sequence:
+    def open(self, config: LoadConfig) -> native.Sequence:
         """A sequence that drafts."""
-        model = core.Model(str(self.target), config)
-        return core.Sequence(core.Engine(model, drafter=core.Drafter(str(self.drafter), model)))
+        model = native.Model(str(self.target), config)
+        return native.Sequence(
+            native.Engine(model, drafter=native.Drafter(str(self.drafter), model))
+        )
 
 
 def measure(setting: Setting) -> Iterator[Figures]:
@@ -77,7 +79,7 @@ def measure(setting: Setting) -> Iterator[Figures]:
             figures: Figures = {"architecture": name.removeprefix("tiny-")}
             try:
                 figures |= _compare(pair, setting)
-            except core.Error as error:
+            except native.Error as error:
                 figures["error"] = str(error)
             yield figures
             for path in (pair.target, pair.drafter):
@@ -87,7 +89,7 @@ def measure(setting: Setting) -> Iterator[Figures]:
 def _compare(pair: Pair, setting: Setting) -> Figures:
     cpu = pair.open(LoadConfig(n_gpu_layers=0, n_threads=N_THREADS, **_sizes("f32")))
     device, type_name = _on_device(pair, setting)
-    serial = core.Sequence(core.Engine(device.engine.model))
+    serial = native.Sequence(native.Engine(device.engine.model))
     tokens = np.random.default_rng(3).integers(0, cpu.engine.model.n_vocab, N_PROMPT).tolist()
     figures: Figures = {"cache_type": type_name}
     expected = cpu.logits(tokens)
@@ -109,11 +111,11 @@ def _sizes(type_name: str) -> dict[str, Any]:
     return {"n_ctx": N_CTX, "n_ubatch": N_UBATCH, **cache}
 
 
-def _on_device(pair: Pair, setting: Setting) -> tuple[core.Sequence, str]:
+def _on_device(pair: Pair, setting: Setting) -> tuple[native.Sequence, str]:
     for type_name in CACHE_TYPES[:-1]:
         try:
             return pair.open(setting.load_config(**_sizes(type_name))), type_name
-        except core.Error:  # the next type may work
+        except native.Error:  # the next type may work
             continue
     return pair.open(setting.load_config(**_sizes(CACHE_TYPES[-1]))), CACHE_TYPES[-1]
 
@@ -123,7 +125,7 @@ def _off(found: Rows, expected: Rows, scale: float) -> float:
 
 
 def _trees(
-    cpu: core.Sequence, device: core.Sequence, serial: core.Sequence, scale: float
+    cpu: native.Sequence, device: native.Sequence, serial: native.Sequence, scale: float
 ) -> Figures:
     """Trees after one timeline, which goes on along a path of each; the first is a chain."""
     random = np.random.default_rng(4)
@@ -164,7 +166,7 @@ def _trees(
     }
 
 
-def _drafts(cpu: core.Sequence, device: core.Sequence) -> Figures:
+def _drafts(cpu: native.Sequence, device: native.Sequence) -> Figures:
     """A draft after the same timeline: candidates and their logits."""
     n = cpu.max_draft
     expected, found = cpu.draft(7, n, 8), device.draft(7, n, 8)
@@ -177,7 +179,7 @@ def _drafts(cpu: core.Sequence, device: core.Sequence) -> Figures:
     }
 
 
-def _law(device: core.Sequence) -> Figures:
+def _law(device: native.Sequence) -> Figures:
     """How clearly the plain token had won wherever a drafted answer differs, in logits."""
     figures: Figures = {}
     prompt = np.random.default_rng(8).integers(0, device.engine.model.n_vocab, 30).tolist()

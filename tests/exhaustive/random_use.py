@@ -37,11 +37,11 @@ from typing import Any
 
 import numpy as np
 
-from dflash_gguf import pair
+from dflash_gguf import bundled
 from dflash_gguf.config import DecodeConfig
-from dflash_gguf.core import CACHE_TYPES, Drafter, Engine, LoadConfig, Model, Sequence
 from dflash_gguf.decoder import Decoder
-from dflash_gguf.results import Result
+from dflash_gguf.native import CACHE_TYPES, Drafter, Engine, LoadConfig, Model, Sequence
+from dflash_gguf.outputs import Result
 from dflash_gguf.text.tokenizer import Tokenizer
 
 sys.path += [
@@ -117,7 +117,7 @@ class Files:
         path = self._folder / f"{setting.kind}-{setting.weights}.gguf"
         if not path.exists():
             if setting.kind == TRAINED:
-                retyped(pair.TARGET, path, setting.weights)
+                retyped(bundled.TARGET, path, setting.weights)
             else:
                 write_small(path, setting.kind, setting.weights)
         return path
@@ -125,7 +125,7 @@ class Files:
     def drafter(self, setting: Setting) -> Path:
         """Its drafter: the trained one, or random weights."""
         if setting.kind == TRAINED:
-            return pair.DRAFTER
+            return bundled.DRAFTER
         kind, weights, own = setting.kind, setting.weights, setting.drafter
         path = self._folder / f"{kind}-{weights}-{own}-drafter.gguf"
         if not path.exists():

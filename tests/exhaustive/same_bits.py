@@ -41,7 +41,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_gguf.core import (
+from dflash_gguf.native import (
     CACHE_TYPES,
     Checkpoint,
     Engine,

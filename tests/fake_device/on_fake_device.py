@@ -24,9 +24,9 @@ from synthetic_shapes import PRESETS
 
 from dflash_gguf.cli.command import main
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.core import Drafter, DraftRequest, Engine, Error, Item, Model, Sequence
 from dflash_gguf.decoder import Decoder
 from dflash_gguf.memory.plan import Planner, plan_of
+from dflash_gguf.native import Drafter, DraftRequest, Engine, Error, Item, Model, Sequence
 
 KINDS = ("llama", "qwen3moe", "qwen35")
 N_TOKENS = 30

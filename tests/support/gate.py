@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import dflash_gguf
-from dflash_gguf.drawing import Drawer
+from dflash_gguf.sampling.sampler import Drawer
 
 
 def margins_at_differences(

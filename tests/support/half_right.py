@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from dflash_gguf.draft.marginals import Candidates, chain, grow
-from dflash_gguf.draft.proposer import BRIEF, CHAIN, SPINE, Request
-from dflash_gguf.draft.tree import Tree
-from dflash_gguf.sampling import Sampler
+from dflash_gguf.sampling.noise import Sampler
+from dflash_gguf.speculative.ddtree import Candidates, chain, grow
+from dflash_gguf.speculative.proposers.proposer import BRIEF, CHAIN, SPINE, Request
+from dflash_gguf.speculative.tree import Tree
 
 
 class HalfRight:

@@ -22,7 +22,7 @@ from synthetic_shapes import HAVE_SECTIONS, Experts, Shape, Sliding, metadata, t
 from synthetic_vocabulary import copied_vocabulary, invented_vocabulary
 from synthetic_weights import NEAR_ONE, rope_divisors
 
-from dflash_gguf.core import quantize
+from dflash_gguf.native import quantize
 
 N_VOCAB = 301
 _SHARED = {"n_vocab": N_VOCAB, "n_ctx": 40960, "rope_base": 1e4, "eps": 1e-5, "tied": False}

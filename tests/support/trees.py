@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_gguf.core import Checkpoint, Sequence
+from dflash_gguf.native import Checkpoint, Sequence
 
 N_CHOICES = 5
 """Tokens a tree draws from, so that cousins often agree: only their ancestors tell them apart."""

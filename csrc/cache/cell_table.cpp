@@ -1,0 +1,389 @@
+#include "cache/cell_table.h"
+
+#include "error.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace dfl {
+
+CellTable::CellTable(int64_t n_cells, int32_t n_sequences, bool packs)
+    : packs_(packs), sequence_(n_cells, FREE), position_(n_cells, FREE),
+      used_((n_cells + PAGE - 1) / PAGE, 0), holders_(used_.size(), 0),
+      is_claimed_(used_.size(), false), timelines_(n_sequences), n_unclaimed_(n_cells) {}
+
+void CellTable::reserve_last() {
+    n_reserved_ = 1;
+    --n_unclaimed_;
+}
+
+int64_t CellTable::page_size(int64_t page) const { return std::min(PAGE, size() - page * PAGE); }
+
+int64_t CellTable::wanted(int32_t sequence, int64_t n) const {
+    const Timeline & line = timelines_[sequence];
+    for (int64_t at = line.next; n > 0 && at < static_cast<int64_t>(line.pages.size()) * PAGE;
+         ++at) {
+        const int64_t page = line.pages[at / PAGE];
+        n -= at % PAGE < page_size(page) && sequence_[page * PAGE + at % PAGE] == FREE;
+    }
+    return (n + PAGE - 1) / PAGE * PAGE;
+}
+
+bool CellTable::may_claim(int64_t page) const {
+    return page < n_pages() && !is_claimed_[page] && page_size(page) > 0;
+}
+
+int64_t CellTable::claim_lowest() {
+    while (is_claimed_[first_unclaimed_]) {
+        ++first_unclaimed_;
+    }
+    is_claimed_[first_unclaimed_] = true;
+    n_unclaimed_ -= page_size(first_unclaimed_);
+    return first_unclaimed_;
+}
+
+// The page after its last one, if that is free, else the lowest.
+void CellTable::claim_page(Timeline & line) {
+    const std::vector<int64_t> & last = line.pages.empty() ? line.shared : line.pages;
+    const int64_t next = last.empty() || packs_ ? n_pages() : last.back() + 1;
+    if (!may_claim(next)) {
+        line.pages.push_back(claim_lowest());
+        return;
+    }
+    is_claimed_[next] = true;
+    n_unclaimed_ -= page_size(next);
+    line.pages.push_back(next);
+}
+
+void CellTable::free_page(int64_t page) {
+    is_claimed_[page] = false;
+    n_unclaimed_ += page_size(page);
+    first_unclaimed_ = std::min(first_unclaimed_, page);
+}
+
+void CellTable::lower_high() {
+    while (high_ > 0 && sequence_[high_ - 1] == FREE) {
+        --high_;
+    }
+}
+
+std::vector<int64_t> CellTable::take(int32_t sequence, int64_t n) {
+    Timeline & line = timelines_[sequence];
+    std::vector<int64_t> cells;
+    cells.reserve(n);
+    int64_t at = line.next;
+    for (; static_cast<int64_t>(cells.size()) < n; ++at) {
+        if (at >= static_cast<int64_t>(line.pages.size()) * PAGE) {
+            if (n_unclaimed_ <= 0) {
+                const auto n_found = static_cast<int64_t>(cells.size());
+                std::for_each(cells.rbegin(), cells.rend(), [&](int64_t cell) { release(cell); });
+                throw Error(DFL_STATUS_ARGUMENT,
+                            format("%lld rows do not fit: %lld of %lld cells are free",
+                                   (long long)n, (long long)n_found, (long long)size()));
+            }
+            claim_page(line);
+        }
+        const int64_t page = line.pages[at / PAGE], cell = page * PAGE + at % PAGE;
+        if (at % PAGE >= page_size(page) || sequence_[cell] != FREE) {
+            continue;
+        }
+        sequence_[cell] = sequence;
+        ++used_[page];
+        ++n_used_;
+        high_ = std::max(high_, cell + 1);
+        n_touched_ = std::max(n_touched_, cell + 1);
+        note_change(cell);
+        cells.push_back(cell);
+    }
+    line.next = at;
+    return cells;
+}
+
+void CellTable::add_to_spans(Timeline & line, int64_t cell, int64_t position) {
+    if (!line.knows_spans) {
+        return;
+    }
+    if (line.spans.empty()) {
+        line.spans.push_back({position, cell, 1});
+        return;
+    }
+    cpu::CellSpan & last = line.spans.back();
+    const int64_t end = last.position + last.n;
+    if (position == end && cell == last.cell + last.n) {
+        ++last.n;
+    } else if (position >= end) {
+        line.spans.push_back({position, cell, 1});
+    } else {
+        line.knows_spans = false;
+    }
+}
+
+void CellTable::drop_from_spans(Timeline & line, int64_t cell, int64_t position) {
+    if (!line.knows_spans) {
+        return;
+    }
+    cpu::CellSpan & first = line.spans.front();
+    cpu::CellSpan & last = line.spans.back();
+    if (last.cell + last.n - 1 == cell && last.position + last.n - 1 == position) {
+        if (--last.n == 0) {
+            line.spans.pop_back();
+        }
+    } else if (first.cell == cell && first.position == position) {
+        ++first.cell;
+        ++first.position;
+        if (--first.n == 0) {
+            line.spans.erase(line.spans.begin());
+        }
+    } else {
+        line.knows_spans = false;
+    }
+}
+
+const std::vector<cpu::CellSpan> & CellTable::spans(int32_t sequence) const {
+    const Timeline & line = timelines_[sequence];
+    if (line.knows_spans) {
+        return line.spans;
+    }
+    line.spans.clear();
+    const auto add = [&](int64_t position, int64_t cell, int64_t n) {
+        cpu::CellSpan * last = line.spans.empty() ? nullptr : &line.spans.back();
+        if (last != nullptr && last->position + last->n == position &&
+            last->cell + last->n == cell) {
+            last->n += n;
+        } else {
+            line.spans.push_back({position, cell, n});
+        }
+    };
+    for (size_t i = 0; i < line.shared.size(); ++i) {
+        add(static_cast<int64_t>(i) * PAGE, line.shared[i] * PAGE, PAGE);
+    }
+    for (const int64_t page : line.pages) {
+        for (int64_t cell = page * PAGE; cell < page * PAGE + page_size(page); ++cell) {
+            if (sequence_[cell] == sequence && position_[cell] != FREE) {
+                add(position_[cell], cell, 1);
+            }
+        }
+    }
+    std::sort(
+        line.spans.begin(), line.spans.end(),
+        [](const cpu::CellSpan & a, const cpu::CellSpan & b) { return a.position < b.position; });
+    line.knows_spans = true;
+    return line.spans;
+}
+
+void CellTable::place(int64_t cell, int32_t position) {
+    Timeline & line = timelines_[sequence_[cell]];
+    if (position_[cell] != FREE) {
+        drop_from_spans(line, cell, position_[cell]);
+    }
+    position_[cell] = position;
+    add_to_spans(line, cell, position);
+    note_change(cell);
+}
+
+void CellTable::give_cell(int64_t cell, bool may_be_handed_out) {
+    if (sequence_[cell] == FREE) {
+        return;
+    }
+    Timeline & line = timelines_[sequence_[cell]];
+    if (position_[cell] != FREE) {
+        drop_from_spans(line, cell, position_[cell]);
+    }
+    sequence_[cell] = FREE;
+    position_[cell] = FREE;
+    --n_used_;
+    const int64_t page = cell / PAGE;
+    // What is released was mostly taken last.
+    auto at = std::find(line.pages.rbegin(), line.pages.rend(), page);
+    const int64_t index = line.pages.rend() - at - 1;
+    if (--used_[page] == 0) {
+        line.pages.erase(line.pages.begin() + index);
+        free_page(page);
+        const int64_t begin = index * PAGE;
+        line.next = line.next >= begin + PAGE ? line.next - PAGE : std::min(line.next, begin);
+    } else if (may_be_handed_out) {
+        line.next = std::min(line.next, index * PAGE + cell % PAGE);
+    }
+    lower_high();
+    note_change(cell);
+}
+
+void CellTable::release(int64_t cell) { give_cell(cell, true); }
+
+bool CellTable::can_release_from(int32_t sequence, int32_t position) const {
+    const std::vector<int64_t> & pages = timelines_[sequence].shared;
+    const int64_t index = position / PAGE;
+    if (position % PAGE == 0 || index >= static_cast<int64_t>(pages.size())) {
+        return true;
+    }
+    const auto has_one = [&](int64_t page) { return holders_[page] == 1; };
+    return n_unclaimed_ > 0 || std::any_of(pages.begin() + index, pages.end(), has_one) ||
+           !timelines_[sequence].pages.empty();
+}
+
+CellTable::Copy CellTable::release_from(int32_t sequence, int32_t position) {
+    DFL_CHECK(can_release_from(sequence, position), DFL_STATUS_ARGUMENT,
+              "going back to position %d takes a page of cells, and none of %lld is free", position,
+              (long long)n_pages());
+    Timeline & line = timelines_[sequence];
+    const auto own = static_cast<int64_t>(line.shared.size()) * PAGE;
+    const std::vector<cpu::CellSpan> found = spans(sequence);
+    for (auto span = found.rbegin(); span != found.rend(); ++span) {
+        for (int64_t i = span->n - 1;
+             i >= 0 && span->position + i >= std::max<int64_t>(own, position); --i) {
+            give_cell(span->cell + i, true);
+        }
+    }
+    if (position >= own) {
+        return {0, 0, 0};
+    }
+    line.knows_spans = false;
+    while (static_cast<int64_t>(line.shared.size()) * PAGE >= position + PAGE) {
+        drop(line.shared.back());
+        line.shared.pop_back();
+    }
+    const int64_t n = position % PAGE;
+    if (n == 0) {
+        return {0, 0, 0};
+    }
+    DFL_CHECK(line.pages.empty(), DFL_STATUS_INTERNAL,
+              "sequence %d has rows without positions behind position %d", sequence, position);
+    const int64_t from = line.shared.back();
+    line.shared.pop_back();
+    if (holders_[from] == 1) { // its own again
+        holders_[from] = 0;
+        line.pages.push_back(from);
+        line.next = n;
+        for (int64_t i = 0; i < PAGE; ++i) {
+            const int64_t cell = from * PAGE + i;
+            sequence_[cell] = i < n ? sequence : FREE;
+            position_[cell] = i < n ? position_[cell] : FREE;
+            note_change(cell);
+        }
+        used_[from] = static_cast<int32_t>(n);
+        n_used_ -= PAGE - n;
+        lower_high();
+        return {0, 0, 0};
+    }
+    drop(from);
+    const std::vector<int64_t> cells = take(sequence, n);
+    for (int64_t i = 0; i < n; ++i) {
+        place(cells[i], static_cast<int32_t>(position - n + i));
+    }
+    return {from * PAGE, cells[0], n};
+}
+
+void CellTable::share(int32_t sequence, int64_t n) {
+    Timeline & line = timelines_[sequence];
+    const auto first = static_cast<int64_t>(line.shared.size());
+    DFL_CHECK(n - first <= static_cast<int64_t>(line.pages.size()), DFL_STATUS_INTERNAL,
+              "%lld pages to share, there are %zu", (long long)(n - first), line.pages.size());
+    for (int64_t i = first; i < n; ++i) {
+        const int64_t page = line.pages[i - first];
+        DFL_CHECK(page_size(page) == PAGE, DFL_STATUS_INTERNAL, "page %lld is a short one",
+                  (long long)page);
+        for (int64_t at = 0; at < PAGE; ++at) {
+            const int64_t cell = page * PAGE + at;
+            DFL_CHECK(sequence_[cell] == sequence && position_[cell] == i * PAGE + at,
+                      DFL_STATUS_INTERNAL, "cell %lld does not hold position %lld", (long long)cell,
+                      (long long)(i * PAGE + at));
+            sequence_[cell] = SHARED;
+        }
+        holders_[page] = 1;
+        line.shared.push_back(page);
+    }
+    if (n > first) {
+        line.pages.erase(line.pages.begin(), line.pages.begin() + (n - first));
+        line.next = std::max<int64_t>(0, line.next - (n - first) * PAGE);
+    }
+}
+
+void CellTable::begin_with(int32_t sequence, const std::vector<int64_t> & pages) {
+    Timeline & line = timelines_[sequence];
+    DFL_CHECK(line.shared.empty() && line.pages.empty(), DFL_STATUS_INTERNAL,
+              "sequence %d is not empty", sequence);
+    line.shared = pages;
+    line.knows_spans = false;
+    std::for_each(pages.begin(), pages.end(), [&](int64_t page) { hold(page); });
+}
+
+int64_t CellTable::take_page(int32_t position) {
+    if (n_unclaimed_ < PAGE) {
+        throw Error(DFL_STATUS_ARGUMENT, format("no page of %lld is free", (long long)n_pages()));
+    }
+    const int64_t page = claim_lowest();
+    for (int64_t i = 0; i < PAGE; ++i) {
+        sequence_[page * PAGE + i] = SHARED;
+        position_[page * PAGE + i] = position + static_cast<int32_t>(i);
+        note_change(page * PAGE + i);
+    }
+    used_[page] = PAGE;
+    holders_[page] = 1;
+    n_used_ += PAGE;
+    high_ = std::max(high_, (page + 1) * PAGE);
+    n_touched_ = std::max(n_touched_, high_);
+    return page;
+}
+
+void CellTable::drop(int64_t page) {
+    if (--holders_[page] > 0) {
+        return;
+    }
+    for (int64_t cell = page * PAGE; cell < (page + 1) * PAGE; ++cell) {
+        sequence_[cell] = FREE;
+        position_[cell] = FREE;
+        note_change(cell);
+    }
+    used_[page] = 0;
+    n_used_ -= PAGE;
+    free_page(page);
+    lower_high();
+}
+
+// Unless the table packs, they are not handed out before all of their page is free: cells of a
+// sequence that moves on stay in the order of their positions.
+void CellTable::release_before(int32_t sequence, int32_t position) {
+    if (const auto & all = spans(sequence); all.empty() || all.front().position >= position) {
+        return;
+    }
+    const std::vector<cpu::CellSpan> found = spans(sequence);
+    for (const cpu::CellSpan & span : found) {
+        for (int64_t i = 0; i < span.n && span.position + i < position; ++i) {
+            give_cell(span.cell + i, packs_);
+        }
+    }
+}
+
+// A list longer than the table has duplicates.
+void CellTable::note_change(int64_t cell) {
+    if (changes_.size() >= 2 * sequence_.size()) {
+        changes_ = take_changes();
+    }
+    changes_.push_back(cell);
+}
+
+std::vector<int64_t> CellTable::take_changes() {
+    std::vector<int64_t> cells = std::move(changes_);
+    changes_.clear();
+    std::sort(cells.begin(), cells.end());
+    cells.erase(std::unique(cells.begin(), cells.end()), cells.end());
+    return cells;
+}
+
+void CellTable::mask_row(int32_t sequence, int32_t position, int64_t window, bool causal,
+                         int64_t first, int64_t n, ggml_fp16_t * row) const {
+    static const ggml_fp16_t hidden = ggml_fp32_to_fp16(-INFINITY);
+    static const ggml_fp16_t visible = ggml_fp32_to_fp16(0.0f);
+    const int32_t * seq = sequence_.data() + first;
+    const int32_t * pos = position_.data() + first;
+    const int64_t reach = window > 0 ? window - 1 : INT32_MAX;
+    const auto oldest = static_cast<int32_t>(std::max<int64_t>(0, position - reach));
+    const auto newest =
+        causal ? position : static_cast<int32_t>(std::min<int64_t>(INT32_MAX, position + reach));
+    for (int64_t cell = 0; cell < n; ++cell) {
+        const bool sees = seq[cell] == sequence && pos[cell] >= oldest && pos[cell] <= newest;
+        row[cell] = sees ? visible : hidden;
+    }
+}
+
+} // namespace dfl

@@ -1,0 +1,122 @@
+#include "cache/kv_block.h"
+
+#include <algorithm>
+
+namespace dfl {
+
+static constexpr int64_t PAGE = CellTable::PAGE;
+
+KeptRows::KeptRows(KvGroup & group, uint64_t & host_bytes, int64_t page)
+    : group_(group), host_bytes_(host_bytes), position_(group.cells().position(page * PAGE)),
+      n_(PAGE) {
+    group_.cells().hold(page);
+    lie_in(page);
+}
+
+KeptRows::KeptRows(KvGroup & group, uint64_t & host_bytes, int32_t position, int64_t n,
+                   int32_t lender)
+    : group_(group), host_bytes_(host_bytes), position_(position), n_(n), lender_(lender) {
+    allocate();
+    if (lender_ >= 0) {
+        group_.borrow(this);
+    }
+}
+
+KeptRows::~KeptRows() {
+    group_.give_back(this);
+    leave_page();
+    free_bytes();
+}
+
+void KeptRows::lie_in(int64_t page) {
+    page_ = page;
+    group_.keeps(page, this);
+}
+
+void KeptRows::leave_page() {
+    if (page_ >= 0) {
+        group_.keeps_no_longer(page_);
+        group_.cells().drop(page_);
+        page_ = -1;
+    }
+}
+
+void KeptRows::allocate() {
+    const size_t n_bytes = n_ * group_.row_bytes();
+    bytes_.reset(new uint8_t[n_bytes]);
+    n_bytes_ = n_bytes;
+    host_bytes_ += n_bytes_;
+}
+
+void KeptRows::free_bytes() {
+    host_bytes_ -= n_bytes_;
+    n_bytes_ = 0;
+    bytes_.reset();
+}
+
+void KeptRows::settle() {
+    if (lender_ >= 0) {
+        group_.read_rows(lender_, position_, n_, bytes_.get());
+        group_.give_back(this);
+        lender_ = -1;
+    }
+}
+
+void KeptRows::spill() {
+    if (page_ < 0) {
+        return;
+    }
+    allocate();
+    group_.read_cells(page_ * PAGE, PAGE, bytes_.get());
+    leave_page();
+}
+
+void KeptRows::bring_back() {
+    if (page_ >= 0) {
+        return;
+    }
+    lie_in(group_.cells().take_page(position_));
+    group_.write_cells(page_ * PAGE, PAGE, bytes_.get(), 0, PAGE);
+    free_bytes();
+}
+
+void KeptRows::copy_to(const std::vector<int64_t> & cells) {
+    settle();
+    const auto n = static_cast<int64_t>(cells.size());
+    for (int64_t first = 0, end = 0; first < n; first = end) {
+        do {
+            ++end;
+        } while (end < n && cells[end] == cells[end - 1] + 1);
+        if (page_ >= 0) {
+            group_.copy_cells({page_ * PAGE + first, cells[first], end - first});
+        } else {
+            group_.write_cells(cells[first], end - first, bytes_.get(), first, n_);
+        }
+    }
+}
+
+void KeptRows::read(size_t tensor, uint8_t * to) {
+    settle();
+    const std::vector<ggml_tensor *> tensors = group_.tensors();
+    if (page_ >= 0) {
+        const size_t row = tensors[tensor]->nb[1];
+        ggml_backend_tensor_get(tensors[tensor], to, page_ * PAGE * row, n_ * row);
+        return;
+    }
+    size_t at = 0;
+    for (size_t i = 0; i < tensor; ++i) {
+        at += n_ * tensors[i]->nb[1];
+    }
+    std::copy_n(bytes_.get() + at, n_ * tensors[tensor]->nb[1], to);
+}
+
+void KeptRows::write(size_t tensor, const uint8_t * from) {
+    const std::vector<ggml_tensor *> tensors = group_.tensors();
+    size_t at = 0;
+    for (size_t i = 0; i < tensor; ++i) {
+        at += n_ * tensors[i]->nb[1];
+    }
+    std::copy_n(from, n_ * tensors[tensor]->nb[1], bytes_.get() + at);
+}
+
+} // namespace dfl

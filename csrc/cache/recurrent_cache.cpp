@@ -1,0 +1,143 @@
+#include "cache/recurrent_cache.h"
+
+#include <algorithm>
+
+namespace dfl {
+
+RecurrentCache::RecurrentCache(const Hparams & hp, const LayerPlace & place, int64_t n_sequences)
+    : shape_(hp.recurrent), n_sequences_(n_sequences), part_(hp.n_layer(), nullptr),
+      index_(hp.n_layer(), -1) {
+    for (int64_t il = 0; il < hp.n_layer(); ++il) {
+        if (!hp.layers[il].recurrent) {
+            continue;
+        }
+        Backend & backend = place(il);
+        auto found = std::find_if(parts_.begin(), parts_.end(),
+                                  [&](const auto & part) { return part->backend == &backend; });
+        if (found == parts_.end()) {
+            found = parts_.insert(found, std::make_unique<RecurrentPart>());
+            (*found)->backend = &backend;
+        }
+        part_[il] = found->get();
+        index_[il] = (*found)->n_layers++;
+    }
+    for (const auto & part : parts_) {
+        part->ctx.reset(ggml_init({2 * ggml_tensor_overhead(), nullptr, true}));
+        ggml_context * ctx = part->ctx.get();
+        part->state = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, shape_.state_size(), n_sequences,
+                                         part->n_layers);
+        part->conv =
+            ggml_new_tensor_3d(ctx, GGML_TYPE_F32, shape_.conv_channels() * (shape_.d_conv - 1),
+                               n_sequences, part->n_layers);
+        part->memory = part->backend->allocate(ctx, "the recurrent state");
+    }
+}
+
+void RecurrentCache::reserve_trace(int64_t n, bool pads) {
+    std::vector<RecurrentPart> fresh(parts_.size());
+    for (size_t i = 0; i < parts_.size(); ++i) {
+        RecurrentPart & to = fresh[i];
+        to.trace_ctx.reset(ggml_init({2 * ggml_tensor_overhead(), nullptr, true}));
+        ggml_context * ctx = to.trace_ctx.get();
+        const int64_t layers = parts_[i]->n_layers;
+        to.n_trace = n;
+        to.n_conv_trace = n_sequences_ * (shape_.d_conv - 1) + n;
+        to.trace = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, shape_.trace_size(),
+                                      pads ? to.zero_row() + 1 : n, layers);
+        to.conv_trace = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, shape_.conv_channels(),
+                                           to.n_conv_trace + (pads ? 1 : 0), layers);
+        to.trace_memory = parts_[i]->backend->allocate(ctx, "the trace of a verify");
+    }
+    for (size_t i = 0; i < parts_.size(); ++i) {
+        parts_[i]->trace_memory = std::move(fresh[i].trace_memory);
+        parts_[i]->trace_ctx = std::move(fresh[i].trace_ctx);
+        parts_[i]->trace = fresh[i].trace;
+        parts_[i]->conv_trace = fresh[i].conv_trace;
+        parts_[i]->n_trace = fresh[i].n_trace;
+        parts_[i]->n_conv_trace = fresh[i].n_conv_trace;
+    }
+}
+
+uint64_t RecurrentCache::bytes() const {
+    uint64_t sum = 0;
+    for (const auto & part : parts_) {
+        sum += part->memory.bytes;
+    }
+    return sum;
+}
+
+uint64_t RecurrentCache::sequence_bytes() const {
+    uint64_t sum = 0;
+    for (const auto & part : parts_) {
+        sum += part->n_layers * (part->state->nb[1] + part->conv->nb[1]);
+    }
+    return sum;
+}
+
+uint64_t RecurrentCache::trace_bytes() const {
+    uint64_t sum = 0;
+    for (const auto & part : parts_) {
+        sum += part->trace_memory.bytes;
+    }
+    return sum;
+}
+
+uint64_t RecurrentCache::bytes_on(const Backend * backend) const {
+    uint64_t sum = 0;
+    for (const auto & part : parts_) {
+        sum += part->backend == backend ? part->memory.bytes : 0;
+    }
+    return sum;
+}
+
+uint64_t RecurrentCache::trace_bytes_on(const Backend * backend) const {
+    uint64_t sum = 0;
+    for (const auto & part : parts_) {
+        sum += part->backend == backend ? part->trace_memory.bytes : 0;
+    }
+    return sum;
+}
+
+// The sequence's rows of all layers: their tensor, where the first begins, and bytes of one.
+template <typename Visit>
+void RecurrentCache::for_each_part(int32_t sequence, Visit && visit) const {
+    for (const bool is_state : {true, false}) {
+        for (const auto & part : parts_) {
+            ggml_tensor * tensor = is_state ? part->state : part->conv;
+            visit(*part, tensor, sequence * tensor->nb[1], tensor->nb[1]);
+        }
+    }
+}
+
+void RecurrentCache::clear(int32_t sequence) {
+    for_each_part(
+        sequence, [](const RecurrentPart & part, ggml_tensor * tensor, size_t offset, size_t size) {
+            for (int64_t layer = 0; layer < part.n_layers; ++layer) {
+                ggml_backend_tensor_memset(tensor, 0, offset + layer * tensor->nb[2], size);
+            }
+        });
+}
+
+RawBytes RecurrentCache::save(int32_t sequence) const {
+    RawBytes bytes(sequence_bytes());
+    size_t at = 0;
+    for_each_part(sequence, [&](const RecurrentPart & part, ggml_tensor * tensor, size_t offset,
+                                size_t size) {
+        part.backend->read_rows(tensor, bytes.data() + at, offset, size, part.n_layers,
+                                tensor->nb[2]);
+        at += size * part.n_layers;
+    });
+    return bytes;
+}
+
+void RecurrentCache::load(int32_t sequence, const RawBytes & bytes) {
+    size_t at = 0;
+    for_each_part(sequence, [&](const RecurrentPart & part, ggml_tensor * tensor, size_t offset,
+                                size_t size) {
+        ggml_backend_tensor_set_2d(tensor, bytes.data() + at, offset, size, part.n_layers,
+                                   tensor->nb[2], size);
+        at += size * part.n_layers;
+    });
+}
+
+} // namespace dfl

@@ -1,0 +1,106 @@
+// The states and convolution inputs of linear-attention layers, a slot for each sequence.
+#pragma once
+
+#include "device/backend.h"
+#include "device/raw_bytes.h"
+#include "model/hparams.h"
+
+#include <cstdint>
+#include <ggml-cpp.h>
+#include <memory>
+#include <vector>
+
+namespace dfl {
+
+// What the recurrent layers of one device remember.
+struct RecurrentPart {
+    Backend * backend = nullptr;
+    int64_t n_layers = 0;
+    ggml_context_ptr ctx, trace_ctx;
+    Allocation memory, trace_memory;
+    // [state_size, n_sequences, n_layers] and [conv_channels * (d_conv - 1), n_sequences,
+    // n_layers]; the newest convolution input lies last.
+    ggml_tensor * state = nullptr;
+    ggml_tensor * conv = nullptr;
+    // Per node, k (not normed) | v | g, or exp(g) of own code | beta: [trace_size, n_trace,
+    // n_layers]. And of each verify the committed convolution inputs, then its nodes':
+    // [conv_channels, n_conv_trace = n_sequences * (d_conv - 1) + n_trace, n_layers]. NULL until
+    // room was made.
+    ggml_tensor * trace = nullptr;
+    ggml_tensor * conv_trace = nullptr;
+
+    // Rows of the trace for nodes that can be open. Where lanes are padded there are more: padding
+    // is written to the first after them, and read from the second, where all is 0.
+    int64_t n_trace = 0, n_conv_trace = 0;
+    int64_t junk_row() const { return n_trace; }
+    int64_t zero_row() const { return n_trace + 1; }
+    int64_t junk_conv_row() const { return n_conv_trace; }
+};
+
+// Where the nodes of a verify lie in the trace: its first node's row, and that of the first
+// committed convolution input.
+struct TraceRows {
+    int64_t first = 0, first_conv = 0;
+};
+
+// Rows [first, first + n) of a pass, of one sequence, as recurrent layers in our own code take
+// them.
+struct WalkedRows {
+    int32_t sequence;
+    int64_t first, n;
+    bool verifies; // else they advance the state
+    TraceRows trace;
+    std::vector<int32_t> parents; // -1, or an earlier of these rows; empty: each follows the last
+    std::vector<int32_t> taps;    // likewise, [d_conv][n]: rows of (committed ++ new) inputs
+};
+
+// Rows of the trace that a sequence's state moves along, and of the convolution's trace those that
+// become its last inputs.
+struct AcceptedPath {
+    int32_t sequence;
+    std::vector<int32_t> nodes;
+    std::vector<int32_t> conv;
+};
+
+// State and last convolution inputs of every recurrent layer, one slot a sequence; and, for
+// verifying, what each node would do to them.
+class RecurrentCache {
+  public:
+    RecurrentCache(const Hparams & hp, const LayerPlace & place, int64_t n_sequences);
+    // Makes room for verifies of up to n nodes, forgetting any trace. pads: and for padding. Throws
+    // DFL_STATUS_MEMORY and changes nothing.
+    void reserve_trace(int64_t n, bool pads);
+
+    // One for each device that has recurrent layers.
+    const std::vector<std::unique_ptr<RecurrentPart>> & parts() const { return parts_; }
+    const RecurrentPart & part_of(int64_t il) const { return *part_[il]; }
+    // Index of a layer among the recurrent ones of its device.
+    int64_t index(int64_t il) const { return index_[il]; }
+
+    // What graphs of our own code work on when they run next.
+    std::vector<WalkedRows> walked;
+    std::vector<AcceptedPath> accepted;
+
+    void clear(int32_t sequence);
+    // A sequence's state as bytes, of all layers in their order, then its convolution inputs; and
+    // back.
+    RawBytes save(int32_t sequence) const;
+    void load(int32_t sequence, const RawBytes & bytes);
+    uint64_t sequence_bytes() const;
+    uint64_t bytes() const;
+    uint64_t trace_bytes() const;
+    uint64_t bytes_on(const Backend * backend) const;
+    uint64_t trace_bytes_on(const Backend * backend) const;
+
+  private:
+    template <typename Visit>
+    void for_each_part(int32_t sequence, Visit && visit) const;
+
+    RecurrentShape shape_;
+    int64_t n_sequences_;
+    std::vector<std::unique_ptr<RecurrentPart>> parts_;
+    std::vector<const RecurrentPart *> part_; // NULL for other layers
+    std::vector<int64_t> index_;
+};
+
+} // namespace dfl

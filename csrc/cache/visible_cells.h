@@ -1,0 +1,20 @@
+// Which cells the rows of a pass see, as attention in our own code takes it in place of a mask.
+#pragma once
+
+#include "cache/cell_masks.h"
+#include "cpu/attention/cell_attention.h"
+
+#include <vector>
+
+namespace dfl {
+
+// What rows [first, first + n) of a pass see, all of one sequence.
+struct SeenRows {
+    int64_t first, n;
+    cpu::SeenCells cells; // its rows are these
+};
+
+// Sets `seen` to what the rows of each sequence see. Padding sees nothing.
+void find_seen_cells(const CellTable & table, const MaskRows & rows, std::vector<SeenRows> & seen);
+
+} // namespace dfl

@@ -1,8 +1,0 @@
-#include "delta_head_tiles.h"
-#include "floats_portable.h"
-
-namespace dfl::cpu {
-
-const DeltaHeadKernel * delta_head_portable() { return &DeltaHeadTiles<FloatsPortable>::KERNEL; }
-
-} // namespace dfl::cpu

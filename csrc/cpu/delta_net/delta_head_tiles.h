@@ -1,0 +1,145 @@
+// The loops of DeltaHeadKernel over vectors of V::T floats.
+#pragma once
+
+#include "cpu/delta_net/delta_scan_any.h"
+#include "cpu/delta_net/delta_scan_lanes.h"
+#include "cpu/delta_net/delta_scan_rows.h"
+#include "cpu/simd/parts_of_rows.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace dfl::cpu {
+namespace {
+
+template <class V>
+struct DeltaHeadTiles {
+    using F = typename V::F;
+    using Part = PartsOfRows<V>;
+    static constexpr int T = V::T;
+
+    // x * sigmoid(x)
+    static F silu(F x) {
+        const F e = falling(x), one = V::spread(1.0f);
+        return V::divide(V::mul(x, V::where_negative(x, e, one)), V::add(one, e));
+    }
+
+    static void convolve(const DeltaConvolution & work) {
+        const int64_t d = work.d, before = work.d_conv - 1;
+        float kernel[MAX_DELTA_TAPS * MAX_DELTA_HEAD]; // tap by tap
+        for (int64_t c = 0; c < d; ++c) {
+            for (int64_t t = 0; t < work.d_conv; ++t) {
+                kernel[t * d + c] = work.kernel[c * work.d_conv + t];
+            }
+        }
+        for (int64_t i = 0; i < work.n; ++i) {
+            const float * under[MAX_DELTA_TAPS];
+            for (int64_t t = 0; t < work.d_conv; ++t) {
+                const int64_t row = work.taps != nullptr ? work.taps[t * work.n + i] : i + t;
+                under[t] = row < before ? work.past + row * work.past_row
+                                        : work.u + (row - before) * work.u_row;
+            }
+            float * out = work.out + i * work.out_row;
+            for (int64_t c = 0; c < d; c += T) {
+                F sum = V::mul(Part::load(under[0], c, d), Part::load(kernel, c, d));
+                for (int64_t t = 1; t < work.d_conv; ++t) {
+                    sum = V::mul_add(Part::load(under[t], c, d), Part::load(kernel + t * d, c, d),
+                                     sum);
+                }
+                Part::store(out, c, d, silu(sum));
+            }
+        }
+    }
+
+    static float dot(const float * a, const float * b, int64_t d) {
+        F sum[4] = {V::zero(), V::zero(), V::zero(), V::zero()};
+        for (int64_t c = 0; c < d; c += T) {
+            sum[0] = V::mul_add(Part::load(a, c, d), Part::load(b, c, d), sum[0]);
+        }
+        float total[4];
+        V::sums(sum, total);
+        return total[0];
+    }
+
+    static void scale(const float * x, int64_t d, float length, float eps, float * to) {
+        const F by = V::spread(length / std::sqrt(dot(x, x, d) + eps));
+        for (int64_t c = 0; c < d; c += T) {
+            Part::store(to, c, d, V::mul(by, Part::load(x, c, d)));
+        }
+    }
+
+    static void gate(const DeltaGate & work) {
+        const int64_t d = work.d;
+        const float mean = dot(work.out, work.out, d) / static_cast<float>(d);
+        const F by = V::spread(1.0f / std::sqrt(mean + work.eps));
+        for (int64_t c = 0; c < d; c += T) {
+            const F x = Part::load(work.out, c, d), weight = Part::load(work.weight, c, d);
+            const F gate = silu(Part::load(work.gate, c, d));
+            Part::store(work.out, c, d, V::mul(V::mul(V::mul(by, x), weight), gate));
+        }
+    }
+
+    // ln(1 + u) for u in [0, 1], by the series of 2 artanh(u / (2 + u)).
+    static F log_1_plus(F u) {
+        const F s = V::divide(u, V::add(V::spread(2.0f), u)), s2 = V::mul(s, s);
+        F sum = V::spread(1.0f / 15);
+        for (const float c : {1.0f / 13, 1.0f / 11, 1.0f / 9, 1.0f / 7, 1.0f / 5, 1.0f / 3, 1.0f}) {
+            sum = V::mul_add(sum, s2, V::spread(c));
+        }
+        return V::mul(V::add(s, s), sum);
+    }
+
+    // exp(-|x|)
+    static F falling(F x) { return V::exp(V::where_negative(x, x, V::sub(V::zero(), x))); }
+
+    static void gates(const DeltaGates & work) {
+        const F one = V::spread(1.0f);
+        for (int64_t i = 0; i < DELTA_GATES; i += T) {
+            const F x = V::add(V::load(work.x + i), V::spread(work.bias));
+            const F softplus = V::add(V::max(x, V::zero()), log_1_plus(falling(x)));
+            V::store(work.decay + i, V::exp(V::mul(V::spread(work.a), softplus))); // a < 0
+            const F y = V::load(work.y + i), e = falling(y);
+            V::store(work.beta + i, V::divide(V::where_negative(y, e, one), V::add(one, e)));
+        }
+    }
+
+    static int64_t scratch_size(int64_t d, int64_t n) {
+        return T * d * n; // rows of the state, or lanes, of every node
+    }
+
+    template <int N>
+    static void walk_heads(const DeltaWalk & work, float * scratch) {
+        constexpr int64_t worth_turning = 4; // the state, for so many nodes
+        if (work.n < worth_turning) {
+            DeltaWalkRows<V, N>::walk(work, scratch);
+        } else {
+            DeltaWalkLanes<V, N>::walk(work, scratch);
+        }
+    }
+
+    static void walk(const DeltaWalk & work, float * scratch) {
+        if constexpr (V::HAS_REGISTERS) { // which whole rows of a state fit into
+            switch (work.d) {
+            case T:
+                return walk_heads<1>(work, scratch);
+            case 2 * T:
+                return walk_heads<2>(work, scratch);
+            case 4 * T:
+                return walk_heads<4>(work, scratch);
+            case 8 * T:
+                return walk_heads<8>(work, scratch);
+            case 16 * T:
+                return walk_heads<16>(work, scratch);
+            default:
+                break;
+            }
+        }
+        DeltaWalkAny<V>::walk(work, scratch);
+    }
+
+    static constexpr DeltaHeadKernel KERNEL = {convolve, scale, dot,  scratch_size,
+                                               walk,     gate,  gates};
+};
+
+} // namespace
+} // namespace dfl::cpu

@@ -1,0 +1,90 @@
+#include "cpu/matmul/product_lists.h"
+
+#if defined(__AVX2__)
+
+#include "cpu/matmul/iq4_nl.h"
+#include "cpu/matmul/iq4_xs.h"
+#include "cpu/matmul/q2_k.h"
+#include "cpu/matmul/q4_0.h"
+#include "cpu/matmul/q4_k.h"
+#include "cpu/matmul/q6_k.h"
+#include "cpu/matmul/q8_0.h"
+#include "cpu/simd/vector256.h"
+
+namespace dfl::cpu {
+
+namespace {
+
+struct VectorAvx2 : Vector256 {
+    static constexpr int MAX_ROWS = 4;
+    static constexpr int32_t SIGNED_OFFSET = 0; // signed weights are stored as they are
+
+    // As Vector512's. Products of pairs are added in 16 bits for as long as they fit.
+    template <int N, int LARGEST, int R, class Weights>
+    static void dot(I (&sum)[R], Weights weights, const Rows<R> & x, int64_t at) {
+        constexpr int FIT = 32767 / (LARGEST * 254);
+        static_assert(FIT > 0, "two products overflow 16 bits");
+        I pairs[R];
+        for_each<N>([&](auto k) {
+            constexpr int NTH = decltype(k)::value % FIT;
+            const I w = weights(k);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) {
+                const I two = _mm256_maddubs_epi16(w, spread_four(x[r] + at + 4 * k));
+                pairs[r] = NTH == 0 ? two : _mm256_add_epi16(pairs[r], two);
+                if constexpr (NTH == FIT - 1 || k == N - 1) {
+                    const I fours = _mm256_madd_epi16(pairs[r], _mm256_set1_epi16(1));
+                    sum[r] = _mm256_add_epi32(sum[r], fours);
+                }
+            }
+        });
+    }
+
+    // As Vector512's dot_signed. Pairs of products overflow 16 bits unless the unsigned factor is
+    // at most 128, so that is the weight's magnitude, and its sign goes to x.
+    template <int N, int R, class Weights>
+    static void dot_signed(I (&sum)[R], Weights weights, const Rows<R> & x, int64_t at) {
+        for_each<N>([&](auto k) {
+            const I w = weights(k), magnitude = _mm256_abs_epi8(w);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) {
+                const I four = _mm256_sign_epi8(spread_four(x[r] + at + 4 * k), w);
+                const I pairs = _mm256_maddubs_epi16(magnitude, four);
+                const I fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+                sum[r] = _mm256_add_epi32(sum[r], fours);
+            }
+        });
+    }
+};
+
+constexpr PackedProduct LIST[] = {
+    product<Blocks32<VectorAvx2, Q4_0>>("q4_0 avx2"),
+    product<Blocks32<VectorAvx2, Q4_1>>("q4_1 avx2"),
+    product<Blocks32<VectorAvx2, Q5_0>>("q5_0 avx2"),
+    product<Blocks32<VectorAvx2, Q5_1>>("q5_1 avx2"),
+    product<Blocks32<VectorAvx2, Q8_0>>("q8_0 avx2"),
+    product<Blocks32<VectorAvx2, IQ4_NL>>("iq4_nl avx2"),
+    product<Blocks32<VectorAvx2, MXFP4>>("mxfp4 avx2"),
+    product<Q2_K<VectorAvx2>>("q2_k avx2"),
+    product<Q3_K<VectorAvx2>>("q3_k avx2"),
+    product<Q4_K<VectorAvx2>>("q4_k avx2"),
+    product<Q5_K<VectorAvx2>>("q5_k avx2"),
+    product<Q6_K<VectorAvx2>>("q6_k avx2"),
+    product<IQ4_XS<VectorAvx2>>("iq4_xs avx2"),
+};
+
+} // namespace
+
+PackedProducts avx2_products() { return {LIST, sizeof LIST / sizeof LIST[0]}; }
+
+} // namespace dfl::cpu
+
+#else
+
+namespace dfl::cpu {
+
+PackedProducts avx2_products() { return {nullptr, 0}; }
+
+} // namespace dfl::cpu
+
+#endif

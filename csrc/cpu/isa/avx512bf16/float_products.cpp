@@ -1,0 +1,63 @@
+#include "cpu/matmul/product_lists.h"
+
+#if defined(__AVX512BF16__)
+
+#include "cpu/matmul/float_product_tiles.h"
+#include "cpu/simd/floats512.h"
+
+namespace dfl::cpu {
+
+namespace {
+
+// Both factors in bfloat16, as ggml multiplies them here: twice as many products at a time.
+struct BrainWeights {
+    static constexpr ggml_type TYPE = GGML_TYPE_BF16;
+    static constexpr int LANES = 32, MAX_ROWS = Floats512::PRODUCT_ROWS, X_SIZE = 2, SIZE = 2;
+    using F = __m512;
+    using Weights = __m512i;
+    using Inputs = __m512i;
+
+    static F zero() { return Floats512::zero(); }
+    static Weights weights(const uint8_t * p) { return _mm512_loadu_si512(p); }
+    static Inputs inputs(const uint8_t * p) { return _mm512_loadu_si512(p); }
+    static F mul_add(Inputs x, Weights w, F sum) {
+        return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(x), reinterpret_cast<__m512bh>(w));
+    }
+    static void sums(const F (&x)[4], float * to) { Floats512::sums(x, to); }
+
+    static __m256i rounded(const float * x) {
+        return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(_mm512_loadu_ps(x)));
+    }
+    static void take(const float * x, int64_t n, void * to) {
+        auto * values = static_cast<uint16_t *>(to);
+        const int64_t whole = n / 16 * 16;
+        for (int64_t i = 0; i < whole; i += 16) {
+            _mm256_storeu_si256(reinterpret_cast<__m256i *>(values + i), rounded(x + i));
+        }
+        if (whole < n) {
+            float rest[16] = {};
+            uint16_t last[16];
+            std::copy(x + whole, x + n, rest);
+            _mm256_storeu_si256(reinterpret_cast<__m256i *>(last), rounded(rest));
+            std::copy_n(last, n - whole, values + whole);
+        }
+    }
+};
+
+constexpr PackedProduct LIST[] = {float_product<BrainWeights>("bf16 avx512bf16")};
+
+} // namespace
+
+PackedProducts avx512bf16_float_products() { return {LIST, sizeof LIST / sizeof LIST[0]}; }
+
+} // namespace dfl::cpu
+
+#else
+
+namespace dfl::cpu {
+
+PackedProducts avx512bf16_float_products() { return {nullptr, 0}; }
+
+} // namespace dfl::cpu
+
+#endif

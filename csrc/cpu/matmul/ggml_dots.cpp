@@ -1,0 +1,192 @@
+// Products by ggml's own dot products, one row with one output at a time: the order of a sum is
+// then that of the dot product, whatever rows there are. For types without kernels of ours, and for
+// weights that are to stay where they lie.
+#include "cpu/matmul/product_lists.h"
+
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <cstring>
+#include <ggml-backend.h>
+#include <ggml-cpu.h>
+#include <vector>
+
+#if !defined(_WIN32)
+#include <dlfcn.h>
+#endif
+
+namespace dfl::cpu {
+
+namespace {
+
+using TraitsOf = decltype(&ggml_get_type_traits_cpu);
+
+// The function of the CPU backend in this process, which we are not linked with; NULL: not found.
+TraitsOf find_traits() {
+#if !defined(_WIN32)
+    ggml_backend_dev_t device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    if (device == nullptr) {
+        return nullptr;
+    }
+    // Any function of that library tells which it is.
+    void * known = ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device),
+                                                     "ggml_backend_set_n_threads");
+    Dl_info info;
+    if (known == nullptr || dladdr(known, &info) == 0) {
+        return nullptr;
+    }
+    void * library = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+    if (library == nullptr) {
+        return nullptr;
+    }
+    void * found = dlsym(library, "ggml_get_type_traits_cpu");
+    dlclose(library); // the registry keeps it
+    return reinterpret_cast<TraitsOf>(found);
+#else
+    return nullptr;
+#endif
+}
+
+const ggml_type_traits_cpu * traits_of(ggml_type type) {
+    static const TraitsOf traits = find_traits();
+    return traits != nullptr ? traits(type) : nullptr;
+}
+
+bool all_finite(const float * x, int64_t n) {
+    int n_others = 0; // counted, as a loop that may end early uses no vector registers
+    for (int64_t i = 0; i < n; ++i) {
+        n_others += !(std::fabs(x[i]) <= FLT_MAX);
+    }
+    return n_others == 0;
+}
+
+// BLOCK: inputs in a block of the weights, and in whole blocks of x.
+template <ggml_type OF, int BLOCK>
+struct Dots {
+    static constexpr int TILE = 16;
+    // Of x, in bytes: rows that stay in a core's second cache while output after output passes.
+    static constexpr int64_t CHUNK = 256 * 1024;
+
+    static const ggml_type_traits_cpu & traits() {
+        static const ggml_type_traits_cpu * const found = traits_of(OF);
+        return *found;
+    }
+    static bool here() {
+        const ggml_type_traits_cpu * found = traits_of(OF);
+        if (found == nullptr || found->vec_dot == nullptr) {
+            return false;
+        }
+        const ggml_type x = found->vec_dot_type;
+        const bool scale_first = x == GGML_TYPE_Q8_0 || x == GGML_TYPE_Q8_1 || x == GGML_TYPE_Q8_K;
+        return scale_first && traits_of(x)->from_float != nullptr &&
+               BLOCK % ggml_blck_size(OF) == 0 && BLOCK % ggml_blck_size(x) == 0;
+    }
+
+    static size_t packed_size(int64_t n_in, int64_t n_out) {
+        return n_in > 0 && n_out > 0 && n_in % BLOCK == 0 ? ggml_row_size(OF, n_in) * n_out : 0;
+    }
+
+    static void pack(const void * rows, int64_t n_in, int64_t n_out, int64_t first_tile,
+                     int64_t last_tile, void * packed) {
+        const int64_t first = std::min(first_tile * TILE, n_out);
+        const int64_t last = std::min(last_tile * TILE, n_out);
+        const size_t size = ggml_row_size(OF, n_in);
+        std::memcpy(static_cast<char *>(packed) + first * size,
+                    static_cast<const char *>(rows) + first * size, (last - first) * size);
+    }
+
+    static void unpack_row(const void * packed, int64_t n_in, int64_t, int64_t row, void * dst) {
+        const size_t size = ggml_row_size(OF, n_in);
+        std::memcpy(dst, static_cast<const char *>(packed) + row * size, size);
+    }
+
+    static size_t quantized_row_size(int64_t n_in) {
+        return ggml_row_size(traits().vec_dot_type, n_in);
+    }
+    static void quantize_row(const float * x, int64_t n_in, void * dst) {
+        traits_of(traits().vec_dot_type)->from_float(x, dst, n_in);
+        if (!all_finite(x, n_in)) {                // of NaNs ggml makes any numbers
+            std::memset(dst, 0xff, sizeof(float)); // the first block's scale, half or whole: NaN
+        }
+    }
+
+    static void multiply(const void * packed, int64_t n_in, int64_t n_out, const void * x,
+                         int64_t n_rows, int64_t first_tile, int64_t last_tile, float * dst,
+                         int64_t dst_stride) {
+        const auto * weights = static_cast<const char *>(packed);
+        const auto * rows = static_cast<const char *>(x);
+        const auto size = static_cast<int64_t>(ggml_row_size(OF, n_in));
+        const auto x_size = static_cast<int64_t>(quantized_row_size(n_in));
+        const int64_t last_out = std::min(last_tile * TILE, n_out);
+        const int64_t chunk = std::max<int64_t>(CHUNK / x_size, 1);
+        const ggml_vec_dot_t dot = traits().vec_dot;
+        for (int64_t first = 0; first < n_rows; first += chunk) {
+            const int64_t last = std::min(first + chunk, n_rows);
+            for (int64_t o = first_tile * TILE; o < last_out; ++o) {
+                for (int64_t r = first; r < last; ++r) {
+                    dot(static_cast<int>(n_in), dst + r * dst_stride + o, 0, weights + o * size, 0,
+                        rows + r * x_size, 0, 1);
+                }
+            }
+        }
+    }
+};
+
+template <ggml_type OF, int BLOCK>
+constexpr PackedProduct dots(const char * name) {
+    using All = Dots<OF, BLOCK>;
+    return {name,
+            OF,
+            All::TILE,
+            BLOCK,
+            All::packed_size,
+            All::pack,
+            All::unpack_row,
+            All::quantized_row_size,
+            All::quantize_row,
+            All::multiply,
+            /*in_place =*/true};
+}
+
+struct Known {
+    bool (*here)();
+    PackedProduct product;
+};
+
+template <ggml_type OF, int BLOCK>
+constexpr Known known(const char * name) {
+    return {Dots<OF, BLOCK>::here, dots<OF, BLOCK>(name)};
+}
+
+constexpr Known KNOWN[] = {
+    known<GGML_TYPE_Q4_0, 32>("q4_0 ggml"),        known<GGML_TYPE_Q4_1, 32>("q4_1 ggml"),
+    known<GGML_TYPE_Q5_0, 32>("q5_0 ggml"),        known<GGML_TYPE_Q5_1, 32>("q5_1 ggml"),
+    known<GGML_TYPE_Q8_0, 32>("q8_0 ggml"),        known<GGML_TYPE_Q2_K, 256>("q2_k ggml"),
+    known<GGML_TYPE_Q3_K, 256>("q3_k ggml"),       known<GGML_TYPE_Q4_K, 256>("q4_k ggml"),
+    known<GGML_TYPE_Q5_K, 256>("q5_k ggml"),       known<GGML_TYPE_Q6_K, 256>("q6_k ggml"),
+    known<GGML_TYPE_IQ1_S, 256>("iq1_s ggml"),     known<GGML_TYPE_IQ1_M, 256>("iq1_m ggml"),
+    known<GGML_TYPE_IQ2_XXS, 256>("iq2_xxs ggml"), known<GGML_TYPE_IQ2_XS, 256>("iq2_xs ggml"),
+    known<GGML_TYPE_IQ2_S, 256>("iq2_s ggml"),     known<GGML_TYPE_IQ3_XXS, 256>("iq3_xxs ggml"),
+    known<GGML_TYPE_IQ3_S, 256>("iq3_s ggml"),     known<GGML_TYPE_IQ4_NL, 32>("iq4_nl ggml"),
+    known<GGML_TYPE_IQ4_XS, 256>("iq4_xs ggml"),   known<GGML_TYPE_TQ1_0, 256>("tq1_0 ggml"),
+    known<GGML_TYPE_TQ2_0, 256>("tq2_0 ggml"),     known<GGML_TYPE_MXFP4, 32>("mxfp4 ggml"),
+    known<GGML_TYPE_NVFP4, 64>("nvfp4 ggml"),      known<GGML_TYPE_Q1_0, 128>("q1_0 ggml"),
+    known<GGML_TYPE_Q2_0, 64>("q2_0 ggml"),
+};
+
+} // namespace
+
+PackedProducts ggml_dots() {
+    static const std::vector<PackedProduct> found = [] {
+        std::vector<PackedProduct> list;
+        for (const Known & one : KNOWN) {
+            if (one.here()) {
+                list.push_back(one.product);
+            }
+        }
+        return list;
+    }();
+    return {found.data(), static_cast<int>(found.size())};
+}
+
+} // namespace dfl::cpu

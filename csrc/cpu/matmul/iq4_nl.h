@@ -1,0 +1,45 @@
+// IQ4_NL and MXFP4: 32 nibbles as ggml pairs them, [4][T][4], that stand for other numbers.
+#pragma once
+
+#include "cpu/matmul/blocks_32.h"
+#include "cpu/matmul/code_tables.h"
+
+namespace dfl::cpu {
+namespace {
+
+template <class V, ggml_type OF>
+struct Codes32 {
+    static constexpr ggml_type TYPE = OF;
+    static constexpr int FOURS = 4, SCALE = OF == GGML_TYPE_MXFP4 ? 1 : 2;
+    static constexpr int32_t OFFSET = V::SIGNED_OFFSET;
+    static constexpr bool MINIMA = false;
+    static constexpr Codes<V> CODES{OF == GGML_TYPE_MXFP4 ? CODES_FP4 : CODES_NL};
+
+    static void pack(const uint8_t * row, uint8_t * tile) {
+        copy_fours(row, 4, tile, 4 * V::T, FOURS, 0);
+    }
+    static void unpack(const uint8_t * tile, uint8_t * row) {
+        copy_fours(tile, 4 * V::T, row, 4, FOURS, 0);
+    }
+
+    static typename V::F scales(const uint8_t * p) {
+        if constexpr (OF == GGML_TYPE_MXFP4) {
+            return V::half_powers(p);
+        } else {
+            return V::halves(p);
+        }
+    }
+
+    template <int R>
+    static void dot(typename V::I (&sum)[R], const uint8_t * block, const Rows<R> & x) {
+        dot_codes<V>(sum, CODES, block, x, 0);
+    }
+};
+
+template <class V>
+using IQ4_NL = Codes32<V, GGML_TYPE_IQ4_NL>;
+template <class V>
+using MXFP4 = Codes32<V, GGML_TYPE_MXFP4>;
+
+} // namespace
+} // namespace dfl::cpu

@@ -1,0 +1,95 @@
+// Q4_0, Q4_1, Q5_0 and Q5_1: 32 nibbles as ggml pairs them, [4][T][4], after their fifth bits
+// [1][T][4] where they have such.
+#pragma once
+
+#include "cpu/matmul/blocks_32.h"
+
+namespace dfl::cpu {
+namespace {
+
+template <class V, ggml_type OF, bool FIVE, bool MINIMA_TOO>
+struct Nibbles32 {
+    static constexpr ggml_type TYPE = OF;
+    static constexpr int HIGH = FIVE ? 1 : 0, FOURS = HIGH + 4, T = V::T;
+    static constexpr bool MINIMA = MINIMA_TOO;
+    static constexpr int SCALE = 2;
+    static constexpr int32_t OFFSET = MINIMA ? 0 : FIVE ? 16 : 8;
+
+    // ggml's bit i is of input i. Here bit i / 4 of byte i % 4 is, as byte i % 4 of a vector of 4
+    // inputs is what it belongs to.
+    static uint32_t transposed(uint32_t bits) {
+        uint32_t moved = 0;
+        for (int i = 0; i < 32; ++i) {
+            moved |= (bits >> i & 1) << (i % 4 * 8 + i / 4);
+        }
+        return moved;
+    }
+    static uint32_t restored(uint32_t bits) {
+        uint32_t moved = 0;
+        for (int i = 0; i < 32; ++i) {
+            moved |= (bits >> (i % 4 * 8 + i / 4) & 1) << i;
+        }
+        return moved;
+    }
+
+    static void pack(const uint8_t * row, uint8_t * tile) {
+        copy_fours(row, 4, tile, 4 * T, FOURS, 0);
+        if constexpr (FIVE) {
+            const uint32_t bits = transposed(load_four(row));
+            std::memcpy(tile, &bits, 4);
+        }
+    }
+    static void unpack(const uint8_t * tile, uint8_t * row) {
+        copy_fours(tile, 4 * T, row, 4, FOURS, 0);
+        if constexpr (FIVE) {
+            const uint32_t bits = restored(load_four(tile));
+            std::memcpy(row, &bits, 4);
+        }
+    }
+
+    static typename V::F scales(const uint8_t * p) { return V::halves(p); }
+
+    template <int R>
+    static void dot(typename V::I (&sum)[R], const uint8_t * block, const Rows<R> & x) {
+        half<0>(sum, block, x);
+        half<1>(sum, block, x);
+    }
+
+  private:
+    static uint32_t load_four(const uint8_t * p) {
+        uint32_t four;
+        std::memcpy(&four, p, 4);
+        return four;
+    }
+
+    // The lower nibbles are the first 16 inputs, the upper ones the last.
+    template <int SIDE, int R>
+    static void half(typename V::I (&sum)[R], const uint8_t * block, const Rows<R> & x) {
+        typename V::I high{};
+        if constexpr (FIVE) {
+            high = V::load(block);
+        }
+        const auto weights = [&](auto k) {
+            constexpr int K = decltype(k)::value;
+            const auto pair = V::load(block + (HIGH + K) * 4 * T);
+            const auto nibbles = V::template bits<4 * SIDE>(pair, 15);
+            if constexpr (FIVE) {
+                return V::both(nibbles, V::template bits<4 * SIDE + K - 4>(high, 16));
+            }
+            return nibbles;
+        };
+        V::template dot<4, FIVE ? 31 : 15>(sum, weights, x, 16 * SIDE);
+    }
+};
+
+template <class V>
+using Q4_0 = Nibbles32<V, GGML_TYPE_Q4_0, false, false>;
+template <class V>
+using Q4_1 = Nibbles32<V, GGML_TYPE_Q4_1, false, true>;
+template <class V>
+using Q5_0 = Nibbles32<V, GGML_TYPE_Q5_0, true, false>;
+template <class V>
+using Q5_1 = Nibbles32<V, GGML_TYPE_Q5_1, true, true>;
+
+} // namespace
+} // namespace dfl::cpu

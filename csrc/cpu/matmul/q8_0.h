@@ -1,0 +1,34 @@
+// Q8_0: 32 signed bytes, [8][T][4].
+#pragma once
+
+#include "cpu/matmul/blocks_32.h"
+
+namespace dfl::cpu {
+namespace {
+
+template <class V>
+struct Q8_0 {
+    static constexpr ggml_type TYPE = GGML_TYPE_Q8_0;
+    static constexpr int FOURS = 8;
+    static constexpr int32_t OFFSET = V::SIGNED_OFFSET;
+    static constexpr bool MINIMA = false;
+    static constexpr int SCALE = 2;
+    static constexpr uint8_t FLIP = V::SIGNED_OFFSET; // the top bit: adds 128 to a signed byte
+
+    static void pack(const uint8_t * row, uint8_t * tile) {
+        copy_fours(row, 4, tile, 4 * V::T, FOURS, FLIP);
+    }
+    static void unpack(const uint8_t * tile, uint8_t * row) {
+        copy_fours(tile, 4 * V::T, row, 4, FOURS, FLIP);
+    }
+
+    static typename V::F scales(const uint8_t * p) { return V::halves(p); }
+
+    template <int R>
+    static void dot(typename V::I (&sum)[R], const uint8_t * block, const Rows<R> & x) {
+        V::template dot_signed<8>(sum, [&](int k) { return V::load(block + k * 4 * V::T); }, x, 0);
+    }
+};
+
+} // namespace
+} // namespace dfl::cpu

@@ -1,0 +1,150 @@
+// Rows of x quantised for products with quantised weights. Everything in here has internal linkage:
+// each instruction set compiles its own, and none may stand in for another's.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <immintrin.h>
+
+namespace dfl::cpu {
+namespace {
+
+// 32 values of x: value = d * q. bias is what a sum over q starts from, to make up for weights that
+// are stored with an offset.
+struct Block32 {
+    int8_t q[32];
+    float d;
+    int32_t bias;
+};
+
+// The same for weights with minima, which are multiplied with the sum of the values.
+struct Block32Sum {
+    int8_t q[32];
+    float d;
+    float sum;
+};
+
+// 256 values of x: value = d * q. sums: of each 32 q. biases: -32 times the sums of each 16 q, what
+// sums over weights that are stored plus 32 start from.
+struct Block256 {
+    int8_t q[256];
+    float d;
+    int32_t biases[16];
+    int16_t sums[8];
+};
+
+inline float half_to_float(uint16_t half) {
+    return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(half)));
+}
+
+// As ggml keeps it.
+inline float through_half(float x) {
+    const __m128i half = _mm_cvtps_ph(_mm_set_ss(x), _MM_FROUND_TO_NEAREST_INT);
+    return half_to_float(static_cast<uint16_t>(_mm_extract_epi16(half, 0)));
+}
+
+// The magnitude of a value, as bits: these ascend with it, and a NaN's are above infinity's. Floats
+// would not do, as a maximum of floats forgets NaNs.
+inline __m256i magnitudes(const float * x) {
+    return _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(x)),
+                            _mm256_set1_epi32(0x7fffffff));
+}
+
+// Of N values; a NaN among them is the largest.
+template <int N>
+inline float largest_magnitude(const float * x) {
+    __m256i all = magnitudes(x);
+    for (int i = 8; i < N; i += 8) {
+        all = _mm256_max_epi32(all, magnitudes(x + i));
+    }
+    __m128i m = _mm_max_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
+    m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4e));
+    m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1));
+    return _mm_cvtss_f32(_mm_castsi128_ps(m));
+}
+
+// 32 values times scale, to the nearest integers. Returns their sum: small, unless a value is not
+// finite, when it may be any number.
+inline int64_t quantize_32(const float * x, float scale, int8_t * q) {
+    __m256i v[4];
+    for (int i = 0; i < 4; ++i) {
+        const __m256 scaled = _mm256_mul_ps(_mm256_loadu_ps(x + 8 * i), _mm256_set1_ps(scale));
+        v[i] = _mm256_cvtps_epi32(scaled);
+    }
+    const __m256i sum =
+        _mm256_add_epi32(_mm256_add_epi32(v[0], v[1]), _mm256_add_epi32(v[2], v[3]));
+    __m256i bytes =
+        _mm256_packs_epi16(_mm256_packs_epi32(v[0], v[1]), _mm256_packs_epi32(v[2], v[3]));
+    bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    _mm256_storeu_si256(reinterpret_cast<__m256i *>(q), bytes);
+    __m128i s = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
+    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1));
+    return _mm_cvtsi128_si32(s);
+}
+
+// Quantises 32 values; *d is their scale before it is rounded to a half, NaN if a value is. Returns
+// the sum of q.
+inline int64_t quantize_block_32(const float * x, int8_t * q, float * d) {
+    const float top = largest_magnitude<32>(x);
+    *d = top / 127.0f;
+    return quantize_32(x, top != 0.0f ? 127.0f / top : 0.0f, q);
+}
+
+// A row as ggml's Q8_0 has it. offset: of the weights that it will multiply.
+inline void quantize_blocks_32(const float * x, int64_t n_in, int32_t offset, void * dst) {
+    auto * block = static_cast<Block32 *>(dst);
+    for (int64_t i = 0; i < n_in; i += 32, ++block) {
+        float d;
+        block->bias = static_cast<int32_t>(-offset * quantize_block_32(x + i, block->q, &d));
+        block->d = through_half(d);
+    }
+}
+
+// A row as ggml's Q8_1 has it.
+inline void quantize_blocks_32_sum(const float * x, int64_t n_in, void * dst) {
+    auto * block = static_cast<Block32Sum *>(dst);
+    for (int64_t i = 0; i < n_in; i += 32, ++block) {
+        float d;
+        const auto sum = static_cast<float>(quantize_block_32(x + i, block->q, &d));
+        block->sum = through_half(d * sum);
+        block->d = through_half(d);
+    }
+}
+
+// The first value whose magnitude no other of the 256 exceeds; NaN if there is one.
+inline float first_largest_256(const float * x) {
+    const float top = largest_magnitude<256>(x);
+    const __m256i wanted = _mm256_set1_epi32(_mm_cvtsi128_si32(_mm_castps_si128(_mm_set_ss(top))));
+    for (int i = 0; i < 256; i += 8) {
+        const __m256i same = _mm256_cmpeq_epi32(magnitudes(x + i), wanted);
+        const int mask = _mm256_movemask_ps(_mm256_castsi256_ps(same));
+        if (mask != 0) {
+            return x[i + __builtin_ctz(mask)];
+        }
+    }
+    return top;
+}
+
+// A row in blocks of 256 as ggml's Q8_K has them.
+inline void quantize_blocks_256(const float * x, int64_t n_in, void * dst) {
+    auto * block = static_cast<Block256 *>(dst);
+    for (int64_t i = 0; i < n_in; i += 256, ++block) {
+        const float top = first_largest_256(x + i);
+        const float scale = top != 0.0f ? -127.0f / top : 0.0f;
+        for (int j = 0; j < 8; ++j) {
+            const int64_t sum = quantize_32(x + i + 32 * j, scale, block->q + 32 * j);
+            int32_t first = 0;
+            for (int k = 0; k < 16; ++k) {
+                first += block->q[32 * j + k];
+            }
+            block->sums[j] = static_cast<int16_t>(sum);
+            block->biases[2 * j] = -32 * first;
+            block->biases[2 * j + 1] = static_cast<int32_t>(-32 * (sum - first));
+        }
+        block->d = top != 0.0f ? 1.0f / scale : 0.0f;
+    }
+}
+
+} // namespace
+} // namespace dfl::cpu

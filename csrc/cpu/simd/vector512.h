@@ -1,0 +1,99 @@
+// Vectors of 16 outputs in AVX-512 with VNNI.
+#pragma once
+
+#include "cpu/simd/rows.h"
+
+#include <cstring>
+#include <immintrin.h>
+
+namespace dfl::cpu {
+namespace {
+
+struct Vector512 {
+    static constexpr int T = 16;
+    static constexpr int MAX_ROWS = 8;
+    static constexpr int32_t SIGNED_OFFSET = 128; // signed weights are stored plus this
+    using I = __m512i;                            // T int32, or 4 bytes in each place
+    using F = __m512;
+
+    static I load(const void * p) { return _mm512_loadu_si512(p); }
+    static I spread(int32_t v) { return _mm512_set1_epi32(v); }
+    static F to_float(I v) { return _mm512_cvtepi32_ps(v); }
+    static F zero() { return _mm512_setzero_ps(); }
+    static F spread(float v) { return _mm512_set1_ps(v); }
+    static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+    static F mul_add(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+    static F halves(const void * p) {
+        return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i *>(p)));
+    }
+    static void store(float * dst, F v, int n) {
+        _mm512_mask_storeu_ps(dst, static_cast<__mmask16>((1u << n) - 1), v);
+    }
+
+    static F mul_sub(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); } // c - a * b
+    static F unsigned_bytes(const void * p) {
+        return to_float(_mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i *>(p))));
+    }
+    static F signed_bytes(const void * p) {
+        return to_float(_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i *>(p))));
+    }
+
+    // 2 * T bytes to int16, two in each place.
+    static I pairs(const void * p) {
+        return _mm512_cvtepu8_epi16(_mm256_loadu_si256(static_cast<const __m256i *>(p)));
+    }
+    static I dot_pairs(I sum, I pairs, const void * x) {
+        return _mm512_dpwssd_epi32(sum, pairs, spread_four(x));
+    }
+
+    static void store_bytes(void * p, I v) { _mm512_storeu_si512(p, v); }
+    static I both(I a, I b) { return _mm512_or_si512(a, b); }
+    // Bits of every byte, moved right by N or left by -N. mask must not keep a neighbour's bits.
+    template <int N>
+    static I bits(I v, uint8_t mask) {
+        const I moved =
+            N >= 0 ? _mm512_srli_epi16(v, N >= 0 ? N : 0) : _mm512_slli_epi16(v, N >= 0 ? 0 : -N);
+        return _mm512_and_si512(moved, _mm512_set1_epi8(static_cast<char>(mask)));
+    }
+
+    // Of every byte, which is below 16, what the table has there.
+    static I look_up(const uint8_t * table, I v) {
+        const __m128i once = _mm_loadu_si128(reinterpret_cast<const __m128i *>(table));
+        return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(once), v);
+    }
+    // 2^(e - 128) of T bytes e; the two below the normal numbers as ggml has them.
+    static F half_powers(const void * p) {
+        const I e = _mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i *>(p)));
+        const I normal = _mm512_slli_epi32(_mm512_sub_epi32(e, spread(1)), 23);
+        const I small = _mm512_sllv_epi32(spread(0x00200000), e);
+        return _mm512_castsi512_ps(
+            _mm512_mask_mov_epi32(normal, _mm512_cmplt_epi32_mask(e, spread(2)), small));
+    }
+
+    // 4 bytes of x, in every place.
+    static I spread_four(const void * x) {
+        int32_t four;
+        std::memcpy(&four, x, 4);
+        return _mm512_set1_epi32(four);
+    }
+
+    // sum[r] += the products of 4 * N inputs. weights(k): 4 inputs of every output, unsigned and at
+    // most LARGEST. x[r] + at: that row's inputs.
+    template <int N, int LARGEST, int R, class Weights>
+    static void dot(I (&sum)[R], Weights weights, const Rows<R> & x, int64_t at) {
+        for_each<N>([&](auto k) {
+            const I w = weights(k);
+#pragma GCC unroll 16
+            for (int r = 0; r < R; ++r) {
+                sum[r] = _mm512_dpbusd_epi32(sum[r], w, spread_four(x[r] + at + 4 * k));
+            }
+        });
+    }
+    template <int N, int R, class Weights>
+    static void dot_signed(I (&sum)[R], Weights weights, const Rows<R> & x, int64_t at) {
+        dot<N, 255>(sum, weights, x, at);
+    }
+};
+
+} // namespace
+} // namespace dfl::cpu

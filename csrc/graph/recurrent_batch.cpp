@@ -1,0 +1,406 @@
+#include "graph/recurrent_batch.h"
+
+#include "layers/delta_net.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <numeric>
+
+namespace dfl {
+
+// Pieces of prompts up to it share lanes; of longer ones those do that are at most twice as long as
+// others.
+static constexpr int64_t SHORT_PIECE = 32;
+// Up to so many pieces have as many lanes, of the rows of all of them, so that their number and
+// lengths make no shapes. With classes of length and 1, 2 or 4 lanes a third of all graphs of a 27B
+// were such shapes.
+static constexpr int64_t FEW_PIECES = 4;
+
+bool has_fused_delta_rule(const RecurrentCache & cache, const RecurrentShape & shape) {
+    ggml_context_ptr ctx(ggml_init({16 * ggml_tensor_overhead(), nullptr, true}));
+    auto heads = [&](int64_t ne0, int64_t ne1, int64_t ne2) {
+        return ggml_new_tensor_4d(ctx.get(), GGML_TYPE_F32, ne0, ne1, ne2, 1);
+    };
+    const int64_t d = shape.d_state, n_k = shape.n_k_heads, n_v = shape.n_v_heads;
+    ggml_tensor * op =
+        ggml_gated_delta_net(ctx.get(), heads(d, n_k, 2), heads(d, n_k, 2), heads(d, n_v, 2),
+                             heads(1, n_v, 2), heads(1, n_v, 2), heads(d, d, n_v), /*K =*/1);
+    return std::all_of(cache.parts().begin(), cache.parts().end(),
+                       [&](const auto & part) { return part->backend->runs(op); });
+}
+
+// ---- which lanes there are
+
+static int64_t class_of(int64_t n_rows) {
+    int64_t most = SHORT_PIECE;
+    while (most < n_rows) {
+        most *= 2;
+    }
+    return most;
+}
+
+int64_t most_lanes(int64_t n_ubatch) {
+    int64_t n = 3; // rows alone, short pieces, verifies
+    for (int64_t most = SHORT_PIECE; most < n_ubatch; most *= 2) {
+        ++n;
+    }
+    return n;
+}
+
+// Pieces of prompts by the length of their lanes, which all have the longest one's as long as that
+// makes lanes no longer in all than that: fewer operations, and few shapes.
+static void join_classes(std::map<int64_t, std::vector<int32_t>> & pieces, int64_t most) {
+    while (pieces.size() > 1) {
+        auto & [length, longest] = *pieces.rbegin();
+        std::vector<int32_t> & next = std::next(pieces.rbegin())->second;
+        if (length * static_cast<int64_t>(longest.size() + next.size()) > most) {
+            return;
+        }
+        longest.insert(longest.end(), next.begin(), next.end());
+        std::sort(longest.begin(), longest.end());
+        pieces.erase(std::next(pieces.rbegin())->first);
+    }
+}
+
+static Lanes lanes_for(const std::vector<int32_t> & members, bool is_piece,
+                       const std::vector<WalkedRows> & items, const GraphSizes & sizes,
+                       const LaneRules & rules) {
+    Lanes lanes;
+    RecurrentLanes & shape = lanes.shape;
+    int64_t most = 0, all = 0, end = 0;
+    bool is_tree = false;
+    for (const int32_t i : members) {
+        most = std::max(most, items[i].n);
+        all += items[i].n;
+        end = std::max<int64_t>(end, items[i].sequence + 1);
+        is_tree = is_tree || !items[i].parents.empty();
+    }
+    const auto n = static_cast<int64_t>(members.size());
+    shape.verifies = items[members.front()].verifies;
+    shape.by_paths = !rules.fused || is_tree || (shape.verifies && rules.by_paths);
+    const bool has_class = is_piece && sizes.are_shared();
+    const bool is_beside = n < static_cast<int64_t>(items.size());
+    const bool are_few =
+        has_class && n > 1 && n <= FEW_PIECES && FEW_PIECES * class_of(all) <= rules.most_of_pieces;
+    if (has_class) {
+        shape.n_rows = class_of(are_few ? all : most);
+    } else if (shape.verifies || most > 1) {
+        shape.n_rows = is_piece ? sizes.piece_lane_rows(most) : sizes.lane_rows(most);
+    } else {
+        shape.n_rows = 1;
+    }
+    if (is_piece) { // it costs much more than to gather a state
+        shape.in_place = rules.n_slots == 1;
+    } else if (sizes.are_few() && is_beside) { // so do those beside it
+        end = rules.n_slots;
+        shape.in_place = n > 1 || end == 1;
+    } else {
+        // States that are gathered and brought back are moved three times as often.
+        end = sizes.lanes(end);
+        shape.in_place = 3 * n >= end;
+    }
+    shape.n_lanes = shape.in_place ? end : sizes.lanes(are_few ? FEW_PIECES : n);
+    if (is_piece && shape.size() > rules.most_of_pieces) {
+        shape.n_lanes = n;
+    }
+    lanes.items.assign(shape.n_lanes, shape.in_place ? -1 : members.front());
+    for (int64_t i = 0; i < n; ++i) {
+        lanes.items[shape.in_place ? items[members[i]].sequence : i] = members[i];
+    }
+    return lanes;
+}
+
+// Whether lanes have the rows of the pass in their order. A verify that is alone may have padding,
+// those of many have none then: all verify as many rows.
+static bool lie_so(Lanes & lanes, const std::vector<WalkedRows> & items, int64_t n_rows) {
+    RecurrentLanes & shape = lanes.shape;
+    const bool is_alone = shape.n_lanes == 1 && items.size() == 1 && shape.verifies;
+    const int64_t n = is_alone ? n_rows : shape.verifies ? items.front().n : shape.n_rows;
+    bool lie = shape.in_place && n * shape.n_lanes == n_rows;
+    for (int64_t i = 0; i < shape.n_lanes && lie; ++i) {
+        const int32_t item = lanes.items[i];
+        lie = item >= 0 && items[item].first == i * n && (is_alone || items[item].n == n);
+    }
+    shape.n_rows = lie ? n : shape.n_rows;
+    return lie;
+}
+
+std::vector<Lanes> lanes_of(const std::vector<WalkedRows> & items, const GraphSizes & sizes,
+                            const LaneRules & rules) {
+    const bool verifies = items.back().verifies;
+    const bool has_classes = sizes.are_shared();
+    std::vector<int32_t> single, verified; // rows that are appended alone
+    std::map<int64_t, std::vector<int32_t>> pieces;
+    for (size_t i = 0; i < items.size(); ++i) {
+        // Beside verifies only prompts end with one row, and now and then.
+        const bool is_single = items[i].n == 1 && !(verifies && has_classes);
+        auto & group = items[i].verifies ? verified
+                       : is_single       ? single
+                                         : pieces[class_of(items[i].n)];
+        group.push_back(static_cast<int32_t>(i));
+    }
+    if (has_classes) {
+        join_classes(pieces, rules.most_of_pieces);
+    }
+    std::vector<Lanes> all; // in the order in which they are built
+    const auto add = [&](const std::vector<int32_t> & members, bool is_piece) {
+        if (!members.empty()) {
+            all.push_back(lanes_for(members, is_piece, items, sizes, rules));
+        }
+    };
+    add(single, false);
+    for (const auto & [length, members] : pieces) {
+        add(members, true);
+    }
+    add(verified, false);
+    all.front().shape.as_they_lie = all.size() == 1 && lie_so(all.front(), items, rules.n_rows);
+    return all;
+}
+
+// ---- their inputs
+
+static void make_paths(LiveGraph & live, int64_t of, int64_t n, int64_t n_lanes) {
+    ggml_context * ctx = live.ctx.get();
+    std::vector<PathInputs> & paths = live.in.paths;
+    const bool is_there = std::any_of(paths.begin(), paths.end(), [&](const PathInputs & path) {
+        return path.of == of && path.n == n;
+    });
+    if (n == 0 || is_there) {
+        return;
+    }
+    const auto make = [&](const char * name) {
+        ggml_tensor * all = make_input(ctx, GGML_TYPE_F32, n, 2 * n * n_lanes, name);
+        return ggml_reshape_4d(ctx, all, n, 2 * n, 1, n_lanes);
+    };
+    paths.push_back({of, n, make("ancestors"), make("path_bias"),
+                     make_input(ctx, GGML_TYPE_F32, n, n, "identity")});
+}
+
+void make_lane_inputs(LiveGraph & live, const RecurrentShape & recurrent) {
+    ggml_context * ctx = live.ctx.get();
+    GraphInputs & in = live.in;
+    const int64_t before = recurrent.d_conv - 1;
+    const auto make = [&](ggml_type type, int64_t n, const char * name) {
+        return make_input(ctx, type, n, 1, name);
+    };
+    const std::vector<RecurrentLanes> & all = live.shape.recurrent;
+    const bool promotes = live.shape.kind == GraphKind::PROMOTE;
+    bool by_paths = false;
+    for (size_t i = 0; i < all.size(); ++i) {
+        const RecurrentLanes & lanes = all[i];
+        const int64_t n_inputs = (before + lanes.n_rows) * lanes.n_lanes;
+        LaneInputs made;
+        if (!lanes.in_place) {
+            made.slots = make(GGML_TYPE_I32, lanes.n_lanes, "slots");
+            made.to_slots = make(GGML_TYPE_I64, lanes.n_lanes, "to_slots");
+        }
+        if (!lanes.as_they_lie && !promotes) {
+            made.inputs = make(GGML_TYPE_I32, n_inputs, "inputs");
+            made.last_inputs = make(GGML_TYPE_I32, before * lanes.n_lanes, "last_inputs");
+            made.rows = make(GGML_TYPE_I32, lanes.size(), "rows");
+        }
+        if (lanes.verifies) {
+            made.trace = make(GGML_TYPE_I64, lanes.size(), "trace");
+            made.conv_trace = make(GGML_TYPE_I64, n_inputs, "conv_trace");
+        }
+        if (lanes.verifies && lanes.by_paths) {
+            made.conv_taps = make(GGML_TYPE_I32, recurrent.d_conv * lanes.size(), "conv_taps");
+        }
+        in.lanes.push_back(made);
+        by_paths = by_paths || lanes.by_paths;
+        if (lanes.by_paths && lanes.verifies) {
+            make_paths(live, static_cast<int64_t>(i), lanes.n_rows, lanes.n_lanes);
+        } else if (lanes.by_paths && promotes) {
+            make_paths(live, -1, lanes.n_rows, 1);
+        } else if (lanes.by_paths) {
+            make_paths(live, -1, std::min(lanes.n_rows, PATH_CHUNK), 1);
+            make_paths(live, -1, lanes.n_rows % PATH_CHUNK, 1);
+        }
+    }
+    if (!all.empty() && !all.front().as_they_lie && !promotes) {
+        in.lane_rows = make(GGML_TYPE_I32, live.shape.n_rows, "lane_rows");
+    }
+    if (by_paths) {
+        in.unit = make_input(ctx, GGML_TYPE_F32, 1, 2 * recurrent.n_k_heads, "unit");
+    }
+}
+
+std::vector<int32_t> convolution_taps(const std::vector<int32_t> & parents, int64_t d_conv) {
+    const int64_t before = d_conv - 1;
+    const auto n = static_cast<int64_t>(parents.size());
+    std::vector<int32_t> taps(d_conv * n);
+    for (int64_t tap = 0; tap <= before; ++tap) {
+        for (int64_t i = 0; i < n; ++i) {
+            int64_t row = before + i;
+            for (int64_t step = tap; step < before; ++step) {
+                row = row >= before ? before + parents[row - before] : row - 1;
+            }
+            taps[tap * n + i] = static_cast<int32_t>(row);
+        }
+    }
+    return taps;
+}
+
+// Of n rows, those after an item's being nobody's.
+static std::vector<int32_t> parents_of(const WalkedRows * item, int64_t n) {
+    std::vector<int32_t> parents(n, -1);
+    for (int64_t i = 0; item != nullptr && i < item->n; ++i) {
+        parents[i] = item->parents.empty() ? static_cast<int32_t>(i) - 1 : item->parents[i];
+    }
+    return parents;
+}
+
+// NULL where a lane has none.
+static const WalkedRows * item_of(const Lanes & lanes, const std::vector<WalkedRows> & items,
+                                  int64_t lane) {
+    return lanes.items[lane] < 0 ? nullptr : &items[lanes.items[lane]];
+}
+
+// f(lane, its item, row) in the order of an input that has n values a lane.
+template <typename T, typename F>
+static void write_lanes(const LiveGraph & live, ggml_tensor * input, const Lanes & lanes,
+                        const std::vector<WalkedRows> & items, int64_t n, F && f) {
+    if (input == nullptr) {
+        return;
+    }
+    live.write<T>(input, [&](T * data) {
+        for (int64_t lane = 0; lane < lanes.shape.n_lanes; ++lane) {
+            const WalkedRows * item = item_of(lanes, items, lane);
+            for (int64_t i = 0; i < n; ++i) {
+                *data++ = static_cast<T>(f(lane, item, i));
+            }
+        }
+    });
+}
+
+static void write_conv_taps(const LiveGraph & live, ggml_tensor * input, const Lanes & lanes,
+                            const std::vector<WalkedRows> & items, int64_t d_conv) {
+    if (input == nullptr) {
+        return;
+    }
+    const int64_t n = lanes.shape.n_rows, size = lanes.shape.size();
+    live.write<int32_t>(input, [&](int32_t * data) {
+        for (int64_t lane = 0; lane < lanes.shape.n_lanes; ++lane) {
+            const std::vector<int32_t> taps =
+                convolution_taps(parents_of(item_of(lanes, items, lane), n), d_conv);
+            const auto first = static_cast<int32_t>(lane * (d_conv - 1 + n));
+            for (int64_t tap = 0; tap < d_conv; ++tap) {
+                for (int64_t i = 0; i < n; ++i) {
+                    data[tap * size + lane * n + i] = first + taps[tap * n + i];
+                }
+            }
+        }
+    });
+}
+
+void write_lane_inputs(const LiveGraph & live, const RecurrentCache & cache,
+                       const RecurrentShape & recurrent, const std::vector<Lanes> & lanes,
+                       const std::vector<WalkedRows> & items) {
+    const RecurrentPart & part = *cache.parts().front();
+    const int64_t before = recurrent.d_conv - 1, n_slots = part.state->ne[1];
+    // Among the inputs that all slots have committed, then those of the pass.
+    const auto committed = [&](int64_t slot, int64_t i) { return slot * before + i; };
+    const auto input_row = [&](int64_t lane, const WalkedRows * item, int64_t i) {
+        if (item == nullptr) { // its own, so that what it computes has nothing of others
+            return committed(lane, std::min(i, before - 1));
+        }
+        return i < before ? committed(item->sequence, i)
+                          : n_slots * before + item->first + std::min(i - before, item->n - 1);
+    };
+    for (size_t of = 0; of < lanes.size(); ++of) {
+        const LaneInputs & in = live.in.lanes[of];
+        const Lanes & here = lanes[of];
+        const int64_t n = here.shape.n_rows;
+        const auto slot = [](int64_t, const WalkedRows * item, int64_t) { return item->sequence; };
+        write_lanes<int32_t>(live, in.slots, here, items, 1, slot);
+        write_lanes<int64_t>(live, in.to_slots, here, items, 1, slot);
+        write_lanes<int32_t>(live, in.inputs, here, items, before + n, input_row);
+        write_lanes<int32_t>(live, in.last_inputs, here, items, before,
+                             [&](int64_t lane, const WalkedRows * item, int64_t i) {
+                                 return input_row(lane, item, item == nullptr ? i : item->n + i);
+                             });
+        write_lanes<int32_t>(
+            live, in.rows, here, items, n, [&](int64_t, const WalkedRows * item, int64_t i) {
+                return item != nullptr && i < item->n ? item->first + i : live.shape.n_rows;
+            });
+        write_lanes<int64_t>(
+            live, in.trace, here, items, n, [&](int64_t, const WalkedRows * item, int64_t i) {
+                return item != nullptr && i < item->n ? item->trace.first + i : part.junk_row();
+            });
+        write_lanes<int64_t>(live, in.conv_trace, here, items, before + n,
+                             [&](int64_t, const WalkedRows * item, int64_t i) {
+                                 return item != nullptr && i < before + item->n
+                                            ? item->trace.first_conv + i
+                                            : part.junk_conv_row();
+                             });
+        write_conv_taps(live, in.conv_taps, here, items, recurrent.d_conv);
+    }
+    if (live.in.lane_rows != nullptr) {
+        live.write<int32_t>(live.in.lane_rows, [&](int32_t * data) {
+            int64_t first = 0;
+            for (const Lanes & here : lanes) {
+                for (int64_t lane = 0; lane < here.shape.n_lanes; ++lane) {
+                    const WalkedRows * item = item_of(here, items, lane);
+                    const int64_t at = first + lane * here.shape.n_rows;
+                    for (int64_t i = 0; item != nullptr && i < item->n; ++i) {
+                        data[item->first + i] = static_cast<int32_t>(at + i);
+                    }
+                }
+                first += here.shape.size();
+            }
+            const WalkedRows & last = items.back(); // padding is copies of its first row
+            std::fill(data + last.first + last.n, data + live.shape.n_rows, data[last.first]);
+        });
+    }
+    write_path_inputs(live, recurrent, lanes, items);
+}
+
+static void write_ancestors(float * ancestors, float * bias, int64_t n,
+                            const std::vector<int32_t> & parents) {
+    std::fill_n(ancestors, 2 * n * n, 0.0f);
+    std::fill_n(bias, 2 * n * n, -INFINITY);
+    for (int64_t i = 0; i < n; ++i) {
+        for (int64_t j = i; j >= 0; j = parents[j]) {
+            ancestors[i * n + j] = ancestors[(n + i) * n + j] = 1.0f;
+            bias[i * n + j] = 0.0f;
+            bias[(n + i) * n + j] = j < i ? 0.0f : -INFINITY;
+        }
+    }
+}
+
+void write_path_inputs(const LiveGraph & live, const RecurrentShape & recurrent,
+                       const std::vector<Lanes> & lanes, const std::vector<WalkedRows> & items) {
+    for (const PathInputs & path : live.in.paths) {
+        const int64_t n = path.n, n_lanes = path.ancestors->ne[3];
+        std::vector<float> ancestors(2 * n * n * n_lanes), bias(ancestors.size());
+        std::vector<int32_t> chain(n);
+        std::iota(chain.begin(), chain.end(), -1);
+        for (int64_t lane = 0; lane < n_lanes; ++lane) {
+            const size_t at = lane * 2 * n * n;
+            const bool is_chain = path.of < 0;
+            write_ancestors(ancestors.data() + at, bias.data() + at, n,
+                            is_chain ? chain : parents_of(item_of(lanes[path.of], items, lane), n));
+        }
+        const auto write = [&](ggml_tensor * view, const std::vector<float> & values) {
+            live.write<float>(view->view_src,
+                              [&](float * data) { std::copy(values.begin(), values.end(), data); });
+        };
+        write(path.ancestors, ancestors);
+        write(path.bias, bias);
+        live.write<float>(path.identity, [&](float * data) {
+            for (int64_t i = 0; i < n * n; ++i) {
+                data[i] = i % (n + 1) == 0 ? 1.0f : 0.0f;
+            }
+        });
+    }
+    if (live.in.unit != nullptr) {
+        live.write<float>(live.in.unit, [&](float * data) {
+            const auto d = static_cast<float>(recurrent.d_state);
+            std::fill_n(data, recurrent.n_k_heads, 1.0f / d);
+            std::fill_n(data + recurrent.n_k_heads, recurrent.n_k_heads, 1.0f / std::sqrt(d));
+        });
+    }
+}
+
+} // namespace dfl

@@ -1,0 +1,111 @@
+#include "graph/split_graph.h"
+
+#include "error.h"
+
+#include <algorithm>
+#include <unordered_set>
+
+namespace dfl {
+
+ArenaBytes most_of(const ArenaBytes & a, const ArenaBytes & b) {
+    return {std::max(a.main, b.main), std::max(a.beside, b.beside)};
+}
+
+// Whether a node works on a tensor that was placed on the CPU beside the device.
+static bool is_beside(const Backend & backend, const ggml_tensor * node) {
+    auto elsewhere = [&](const ggml_tensor * tensor) {
+        const ggml_tensor * owner = tensor->view_src != nullptr ? tensor->view_src : tensor;
+        return owner->buffer != nullptr &&
+               !ggml_backend_supports_buft(backend.get(),
+                                           ggml_backend_buffer_get_type(owner->buffer));
+    };
+    return elsewhere(node) ||
+           std::any_of(node->src, node->src + GGML_MAX_SRC,
+                       [&](const ggml_tensor * src) { return src != nullptr && elsewhere(src); });
+}
+
+std::set<std::string> lacking_operations(const Backend & backend, ggml_cgraph * graph) {
+    std::set<std::string> lacking;
+    for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
+        const ggml_tensor * node = ggml_graph_node(graph, i);
+        // Nodes of our own multiply with weights that lie on the CPU.
+        if (node->op == GGML_OP_CUSTOM || backend.runs(node) || is_beside(backend, node)) {
+            continue;
+        }
+        const bool writes_cache = node->view_src != nullptr && node->view_src->buffer != nullptr;
+        DFL_CHECK(!writes_cache, DFL_STATUS_UNSUPPORTED,
+                  "device %s cannot write to its caches: it lacks %s", backend.name(),
+                  ggml_op_desc(node));
+        lacking.insert(ggml_op_desc(node));
+    }
+    return lacking;
+}
+
+bool reaches_beside(const Backend & backend, ggml_cgraph * graph) {
+    for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
+        const ggml_tensor * node = ggml_graph_node(graph, i);
+        // The weights of our own nodes are no tensors of the graph.
+        if (node->op == GGML_OP_CUSTOM || is_beside(backend, node)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// Nodes, and what they read that is none.
+static size_t n_tensors(ggml_cgraph * graph) {
+    std::unordered_set<const ggml_tensor *> leaves;
+    for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
+        for (const ggml_tensor * source : ggml_graph_node(graph, i)->src) {
+            if (source != nullptr && source->op == GGML_OP_NONE) {
+                leaves.insert(source);
+            }
+        }
+    }
+    return ggml_graph_n_nodes(graph) + leaves.size();
+}
+
+void number_graph(Devices & devices, ggml_cgraph * graph) {
+    // Only ggml's scheduler numbers graphs, as it splits them; there is no other call for it.
+    ggml_backend_t backends[] = {devices.main().get(), devices.cpu()->get()};
+    const ggml_backend_sched_ptr scheduler(ggml_backend_sched_new(
+        backends, nullptr, 2, n_tensors(graph), /*parallel =*/false, /*op_offload =*/false));
+    ggml_backend_sched_split_graph(scheduler.get(), graph);
+}
+
+Scheduler::Scheduler(Devices & devices, size_t max_nodes) : devices_(devices) {
+    Backend & main = devices.main();
+    Backend & cpu = *devices.cpu();
+    ggml_backend_t backends[] = {main.get(), cpu.get()};
+    ggml_backend_buffer_type_t pinned = ggml_backend_dev_host_buffer_type(main.device());
+    ggml_backend_buffer_type_t types[] = {main.default_buffer_type(),
+                                          pinned != nullptr ? pinned : cpu.default_buffer_type()};
+    scheduler_.reset(ggml_backend_sched_new(backends, types, 2, 2 * max_nodes,
+                                            /*parallel =*/false, /*op_offload =*/true));
+}
+
+ArenaBytes Scheduler::measure(ggml_cgraph * graph) {
+    size_t sizes[2] = {};
+    ggml_backend_sched_reserve_size(scheduler_.get(), graph, sizes);
+    return {sizes[0], sizes[1]};
+}
+
+bool Scheduler::hold(ggml_cgraph * graph) {
+    // Graphs with as many nodes take over each other's plan here. They may: where graphs go over
+    // two devices the number of rows does not change which nodes there are.
+    ggml_backend_sched_reset(scheduler_.get());
+    return ggml_backend_sched_alloc_graph(scheduler_.get(), graph);
+}
+
+void Scheduler::compute(ggml_cgraph * graph) {
+    devices_.main().compute(
+        [&] { return ggml_backend_sched_graph_compute_async(scheduler_.get(), graph); },
+        [&] { ggml_backend_sched_synchronize(scheduler_.get()); });
+}
+
+ArenaBytes Scheduler::bytes() const {
+    return {ggml_backend_sched_get_buffer_size(scheduler_.get(), devices_.main().get()),
+            ggml_backend_sched_get_buffer_size(scheduler_.get(), devices_.cpu()->get())};
+}
+
+} // namespace dfl

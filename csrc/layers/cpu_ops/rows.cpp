@@ -1,0 +1,90 @@
+#include "layers/cpu_ops/rows.h"
+
+#include "cpu/rows/row_kernel.h"
+#include "error.h"
+#include "layers/cpu_ops/build.h"
+#include "layers/cpu_ops/float_rows.h"
+
+namespace dfl {
+
+Rows normed(const Build & b, ggml_tensor * x, ggml_tensor * weight) {
+    Rows rows(x);
+    rows.kind = Rows::Kind::NORMED;
+    rows.with = weight;
+    rows.eps = b.hp.eps;
+    return rows;
+}
+
+Rows gated_heads(ggml_tensor * x, ggml_tensor * gate) {
+    Rows rows(x);
+    rows.kind = Rows::Kind::GATED;
+    rows.with = gate;
+    return rows;
+}
+
+static ggml_tensor * built(Build & b, const Rows & rows) {
+    if (rows.kind == Rows::Kind::NORMED) {
+        return ggml_mul(b.ctx, ggml_rms_norm(b.ctx, rows.x, rows.eps), rows.with);
+    }
+    ggml_tensor * gate = ggml_cont_2d(b.ctx, rows.with, rows.width(), rows.n_rows());
+    return ggml_mul(b.ctx, rows.x, ggml_sigmoid(b.ctx, gate));
+}
+
+ggml_tensor * tensor_of(Build & b, const Rows & rows) {
+    if (rows.kind == Rows::Kind::PLAIN) {
+        return rows.x;
+    }
+    // What is asked for again was made lately.
+    for (auto known = b.made_rows.rbegin(); known != b.made_rows.rend(); ++known) {
+        if (known->rows == rows) {
+            return known->tensor;
+        }
+    }
+    b.made_rows.push_back({rows, built(b, rows)});
+    return b.made_rows.back().tensor;
+}
+
+static bool lies_as_rows(const ggml_tensor * x) {
+    return x->type == GGML_TYPE_F32 && ggml_is_matrix(x) && x->nb[0] == sizeof(float);
+}
+
+// Whether kernels serve these rows. Scratch is counted for graphs of the CPU alone.
+static bool makes(const Build & b, const Rows & rows) {
+    const int64_t lanes = cpu::row_kernel()->lanes;
+    const int64_t part = rows.kind == Rows::Kind::GATED ? rows.with->ne[0] : rows.width();
+    return b.cpu_nodes.n_threads > 0 && lies_as_rows(rows.x) && part % lanes == 0 &&
+           rows.with->type == GGML_TYPE_F32 && rows.with->nb[0] == sizeof(float);
+}
+
+Rows readable(Build & b, const Rows & rows) {
+    if (rows.kind != Rows::Kind::PLAIN && makes(b, rows)) {
+        return rows;
+    }
+    ggml_tensor * x = tensor_of(b, rows);
+    DFL_CHECK(lies_as_rows(x), DFL_STATUS_INTERNAL, "a product of a [%lld, %lld, %lld] of type %s",
+              (long long)x->ne[0], (long long)x->ne[1], (long long)x->ne[2],
+              ggml_type_name(x->type));
+    return x;
+}
+
+const float * make_row(const Rows & rows, const ggml_tensor * x, const ggml_tensor * with,
+                       int64_t row, float * scratch) {
+    const float * from = row_of(x, row);
+    if (rows.kind == Rows::Kind::PLAIN) {
+        return from;
+    }
+    const cpu::RowKernel & kernel = *cpu::row_kernel();
+    if (rows.kind == Rows::Kind::NORMED) {
+        kernel.norm(from, rows.width(), static_cast<const float *>(with->data), rows.eps, scratch);
+        return scratch;
+    }
+    const int64_t d = with->ne[0];
+    for (int64_t head = 0; head < with->ne[1]; ++head) {
+        const auto * gate =
+            static_cast<const char *>(with->data) + head * with->nb[1] + row * with->nb[2];
+        kernel.gated(from + head * d, reinterpret_cast<const float *>(gate), d, scratch + head * d);
+    }
+    return scratch;
+}
+
+} // namespace dfl

@@ -1,0 +1,285 @@
+#include "layers/cpu_ops/scan_delta_net.h"
+
+#include "cpu/delta_net/delta_head.h"
+#include "dflash.h"
+#include "layers/cpu_ops/float_rows.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace dfl {
+
+namespace {
+
+// One layer's cache, weights and sizes.
+struct DeltaLayer {
+    const DeltaNetWeights & w;
+    const RecurrentPart & cache;
+    const std::vector<WalkedRows> & walked; // of the next run
+    RecurrentShape shape;
+    int64_t n_rows;
+    bool may_verify;
+    int64_t index;
+    float eps;
+
+    // The committed convolution inputs of a sequence, [conv_channels] at d_conv - 1 rows.
+    float * past(int32_t sequence) const { return row_of(cache.conv, sequence, index); }
+    float * state(int32_t sequence, int64_t head) const {
+        return row_of(cache.state, sequence, index) + head * shape.d_state * shape.d_state;
+    }
+    // Rows that are not padding.
+    int64_t n_real() const { return walked.back().first + walked.back().n; }
+};
+
+// Rows that are asked for before the first is used.
+constexpr int64_t FETCHED_ROWS = 16;
+
+// The rows of a layer as its rule takes them: unit q, unit k, v, exp(g), beta.
+// src: qkv, beta, alpha.
+class Prepare : public CpuNode {
+  public:
+    Prepare(const cpu::DeltaHeadKernel & kernel, const DeltaLayer & layer)
+        : kernel_(kernel), layer_(layer) {}
+
+    void compute(ggml_tensor * dst, int ith, int nth) override {
+        const RecurrentShape & shape = layer_.shape;
+        const int64_t heads = 2 * shape.n_k_heads + shape.n_v_heads, n = layer_.n_rows;
+        const auto n_sequences = static_cast<int64_t>(layer_.walked.size());
+        const bool is_long = heads * shape.d_state * n >= LONG_ROWS;
+        share_out(heads * n_sequences, is_long, ith, nth, [&](int64_t part) {
+            prepare(dst, layer_.walked[part / heads], head_at(part % heads));
+        });
+    }
+
+  private:
+    static constexpr int64_t LONG_ROWS = 1 << 17; // values
+
+    // In the order in which Walk takes them: a key's query, the key, and its values' heads.
+    int64_t head_at(int64_t i) const {
+        const RecurrentShape & shape = layer_.shape;
+        const int64_t of_key = 2 + shape.values_a_key(), key = i / of_key, place = i % of_key;
+        return place < 2 ? place * shape.n_k_heads + key
+                         : 2 * shape.n_k_heads + shape.value_head(key, place - 2);
+    }
+
+    void prepare(ggml_tensor * dst, const WalkedRows & rows, int64_t head) {
+        const RecurrentShape & shape = layer_.shape;
+        const int64_t d = shape.d_state, n_k = shape.n_k_heads, n = rows.n;
+        const ggml_tensor * qkv = dst->src[0];
+        cpu::DeltaConvolution work;
+        work.d = d;
+        work.n = n;
+        work.d_conv = shape.d_conv;
+        work.past = layer_.past(rows.sequence) + head * d;
+        work.past_row = shape.conv_channels();
+        work.u = row_of(qkv, rows.first) + head * d;
+        work.u_row = stride(qkv);
+        for (int64_t i = 0; i < std::min(n, FETCHED_ROWS); ++i) {
+            fetch_early(work.u + i * work.u_row, d);
+        }
+        work.taps = rows.taps.empty() ? nullptr : rows.taps.data();
+        work.kernel = static_cast<const float *>(layer_.w.conv->data) + head * d * shape.d_conv;
+        work.out = row_of(dst, rows.first) + head * d;
+        work.out_row = stride(dst);
+        kernel_.convolve(work);
+        if (rows.verifies) {
+            trace(work, rows.trace, head);
+        } else {
+            advance(work, layer_.past(rows.sequence) + head * d);
+        }
+        if (head >= 2 * n_k) {
+            set_gates(dst, rows, head - 2 * n_k);
+            return;
+        }
+        const float length = head < n_k ? 1.0f / std::sqrt(static_cast<float>(d)) : 1.0f;
+        for (int64_t i = 0; i < n; ++i) {
+            float * x = work.out + i * work.out_row;
+            kernel_.scale(x, d, length, layer_.eps, x);
+        }
+    }
+
+    // The last inputs become the committed ones; a row never moves up.
+    void advance(const cpu::DeltaConvolution & work, float * past) const {
+        const int64_t before = work.d_conv - 1;
+        for (int64_t row = 0; row < before; ++row) {
+            const int64_t from = work.n + row;
+            std::memcpy(past + row * work.past_row,
+                        from < before ? past + from * work.past_row
+                                      : work.u + (from - before) * work.u_row,
+                        work.d * sizeof(float));
+        }
+    }
+
+    void trace(const cpu::DeltaConvolution & work, const TraceRows & to, int64_t head) const {
+        const int64_t d = work.d, before = work.d_conv - 1, n_k = layer_.shape.n_k_heads;
+        const size_t bytes = d * sizeof(float);
+        for (int64_t row = 0; row < before + work.n; ++row) {
+            std::memcpy(row_of(layer_.cache.conv_trace, to.first_conv + row, layer_.index) +
+                            head * d,
+                        row < before ? work.past + row * work.past_row
+                                     : work.u + (row - before) * work.u_row,
+                        bytes);
+        }
+        for (int64_t i = 0; i < work.n && head >= n_k; ++i) { // no promotion needs the queries
+            std::memcpy(row_of(layer_.cache.trace, to.first + i, layer_.index) + (head - n_k) * d,
+                        work.out + i * work.out_row, bytes);
+        }
+    }
+
+    void set_gates(ggml_tensor * dst, const WalkedRows & rows, int64_t head) const {
+        const RecurrentShape & shape = layer_.shape;
+        const int64_t n = rows.n, n_v = shape.n_v_heads;
+        // Where the products have what becomes its beta and its decay.
+        int64_t y_at = head, x_at = head;
+        if (layer_.w.beta_alpha) {
+            const int64_t of_key = shape.values_a_key();
+            y_at = 2 * of_key * shape.key_of(head) + shape.place_of(head);
+            x_at = y_at + of_key;
+        }
+        constexpr int64_t at_once = cpu::DELTA_GATES;
+        float x[at_once] = {}, y[at_once] = {}, decay[at_once], beta[at_once];
+        const cpu::DeltaGates work = {static_cast<const float *>(layer_.w.a->data)[head],
+                                      static_cast<const float *>(layer_.w.dt_bias->data)[head],
+                                      x,
+                                      y,
+                                      decay,
+                                      beta};
+        for (int64_t first = 0; first < n; first += at_once) {
+            const int64_t count = std::min(at_once, n - first), row = rows.first + first;
+            for (int64_t i = 0; i < count; ++i) {
+                x[i] = row_of(dst->src[2], row + i)[x_at];
+                y[i] = row_of(dst->src[1], row + i)[y_at];
+            }
+            kernel_.gates(work);
+            for (int64_t i = 0; i < count; ++i) {
+                float * gates = row_of(dst, row + i) + shape.conv_channels();
+                gates[head] = decay[i];
+                gates[n_v + head] = beta[i];
+            }
+            for (int64_t i = 0; i < count && rows.verifies; ++i) {
+                float * kept =
+                    row_of(layer_.cache.trace, rows.trace.first + first + i, layer_.index) +
+                    shape.d_state * (shape.n_k_heads + n_v);
+                kept[head] = decay[i];
+                kept[n_v + head] = beta[i];
+            }
+        }
+    }
+
+    const cpu::DeltaHeadKernel & kernel_;
+    DeltaLayer layer_;
+};
+
+// The rule, the norm and the gate. src: rows of Prepare, the gates before their silu. dst: the
+// result, then scratch for each thread.
+class Walk : public CpuNode {
+  public:
+    Walk(const cpu::DeltaHeadKernel & kernel, const DeltaLayer & layer)
+        : kernel_(kernel), layer_(layer) {}
+
+    static int64_t scratch_size(const cpu::DeltaHeadKernel & kernel, const DeltaLayer & layer) {
+        const int64_t n = layer.n_rows, n_nodes = std::min<int64_t>(n, DFL_MAX_VERIFY);
+        return n + (layer.may_verify ? kernel.scratch_size(layer.shape.d_state, n_nodes) : 0);
+    }
+
+    void compute(ggml_tensor * dst, int ith, int nth) override {
+        const RecurrentShape & shape = layer_.shape;
+        const int64_t n_v = shape.n_v_heads, width = shape.d_state * n_v;
+        auto * out = static_cast<float *>(dst->data);
+        float * scratch = out + width * layer_.n_rows + ith * scratch_size(kernel_, layer_);
+        if (ith == 0) { // padding is nobody's
+            const int64_t n = layer_.n_real();
+            std::fill_n(out + n * width, (layer_.n_rows - n) * width, 0.0f);
+        }
+        const auto n_sequences = static_cast<int64_t>(layer_.walked.size());
+        const bool is_long = width * shape.d_state * layer_.n_rows >= LONG_WALK;
+        share_out(n_v * n_sequences, is_long, ith, nth, [&](int64_t part) {
+            walk(dst, layer_.walked[part / n_v], head_at(part % n_v), out, scratch);
+        });
+    }
+
+  private:
+    static constexpr int64_t LONG_WALK = 1 << 21; // changes of a state's value
+
+    // Those that share a key are neighbours, so that a core finds what it has prepared.
+    int64_t head_at(int64_t i) const {
+        const int64_t of_key = layer_.shape.values_a_key();
+        return layer_.shape.value_head(i / of_key, i % of_key);
+    }
+
+    // Rows of an APPEND walked at once: their queries and keys stay in the nearest cache.
+    static constexpr int64_t CHUNK = 32;
+
+    void walk(const ggml_tensor * dst, const WalkedRows & walked, int64_t head, float * out,
+              float * scratch) const {
+        const RecurrentShape & shape = layer_.shape;
+        const int64_t d = shape.d_state, n_k = shape.n_k_heads, n_v = shape.n_v_heads;
+        const int64_t n = walked.n, inner = d * n_v;
+        const ggml_tensor *rows = dst->src[0], *gate = dst->src[1];
+        float * qk = scratch;
+        cpu::DeltaWalk work;
+        work.d = d;
+        work.qk_row = work.v_row = work.gate_row = stride(rows);
+        work.parents = walked.parents.empty() ? nullptr : walked.parents.data();
+        work.out_row = inner;
+        for (int64_t i = 0; i < std::min(n, FETCHED_ROWS); ++i) {
+            fetch_early(row_of(gate, walked.first + i) + head * d, d);
+        }
+        const int64_t chunk = walked.verifies ? n : CHUNK; // a chunk goes on from the kept state
+        for (int64_t first = 0; first < n; first += chunk) {
+            const float * row = row_of(rows, walked.first + first);
+            work.n = std::min(chunk, n - first);
+            work.q = row + shape.key_of(head) * d;
+            work.k = work.q + n_k * d;
+            work.v = row + (2 * n_k + head) * d;
+            work.decay = row + shape.conv_channels() + head;
+            work.beta = work.decay + n_v;
+            for (int64_t i = 0; i < work.n; ++i) {
+                qk[i] = kernel_.dot(work.q + i * work.qk_row, work.k + i * work.qk_row, d);
+            }
+            work.qk = qk;
+            work.state = layer_.state(walked.sequence, head);
+            work.last_state = walked.verifies ? nullptr : layer_.state(walked.sequence, head);
+            work.out = out + (walked.first + first) * inner + head * d;
+            kernel_.walk(work, scratch + layer_.n_rows);
+        }
+        for (int64_t i = walked.first; i < walked.first + n; ++i) {
+            kernel_.gate({d, static_cast<const float *>(layer_.w.norm->data),
+                          row_of(gate, i) + head * d, layer_.eps, out + i * inner + head * d});
+        }
+    }
+
+    const cpu::DeltaHeadKernel & kernel_;
+    DeltaLayer layer_;
+};
+
+} // namespace
+
+bool walks_delta_net(const RecurrentShape & shape) {
+    return shape.d_state <= cpu::MAX_DELTA_HEAD && shape.d_conv <= cpu::MAX_DELTA_TAPS;
+}
+
+ggml_tensor * walked_delta_net(Build & b, int il, const DeltaNetProducts & in) {
+    const cpu::DeltaHeadKernel & kernel = *cpu::delta_head();
+    const RecurrentShape & shape = b.hp.recurrent;
+    const int64_t inner = shape.d_state * shape.n_v_heads, n = b.shape.n_rows;
+    const DeltaLayer layer = {b.weights.layers[il].delta,
+                              b.recurrent.part_of(il),
+                              b.recurrent.walked,
+                              shape,
+                              n,
+                              b.shape.kind == GraphKind::VERIFY,
+                              b.recurrent.index(il),
+                              b.hp.eps};
+    ggml_tensor * rows =
+        add_cpu_node(b, GGML_TYPE_F32, shape.conv_channels() + 2 * shape.n_v_heads, n,
+                     {in.qkv, in.beta, in.alpha}, std::make_unique<Prepare>(kernel, layer));
+    const int64_t scratch = b.cpu_nodes.n_threads * Walk::scratch_size(kernel, layer);
+    ggml_tensor * all = add_cpu_node(b, GGML_TYPE_F32, inner * n + scratch, 1, {rows, in.gate},
+                                     std::make_unique<Walk>(kernel, layer));
+    ggml_build_forward_expand(b.graph, all); // the state moves on even where no row gets logits
+    return ggml_view_2d(b.ctx, all, inner, n, inner * sizeof(float), 0);
+}
+
+} // namespace dfl

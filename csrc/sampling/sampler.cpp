@@ -1,0 +1,314 @@
+#include "sampling/sampler.h"
+
+#include "cpu/rows/row_kernel.h"
+#include "error.h"
+
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <iterator>
+#include <limits>
+
+namespace dfl {
+
+static constexpr uint64_t GOLDEN = 0x9E3779B97F4A7C15u;
+// Best tokens that top-p sorts first where nothing else narrows the row; more if they do not do.
+static constexpr int64_t N_MASS_FIRST = 256;
+
+static uint64_t mix(uint64_t x) {
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+    return x ^ (x >> 31);
+}
+
+// Of the high 52 bits of a token's hash.
+static double gumbel(uint64_t bits) {
+    return -std::log(-std::log((static_cast<double>(bits) + 0.5) * 0x1p-52));
+}
+
+// The best two scores so far.
+struct Race {
+    int32_t token = 0;
+    double best = -std::numeric_limits<double>::infinity(), second = best;
+    int64_t n = 0;
+
+    void enter(int32_t id, double score) {
+        if (n++ == 0 || score > best) {
+            second = best;
+            best = score;
+            token = id;
+        } else if (score > second) {
+            second = score;
+        }
+    }
+    Choice choice(int64_t n_kept) const {
+        return {token, n_kept > 1 ? best - second : std::numeric_limits<double>::infinity()};
+    }
+};
+
+static Sampler::Fault fault_of(const float * row, int64_t n, const Maxima & maxima) {
+    if (!maxima.is_sound) {
+        const bool has_nan = std::any_of(row, row + n, [](float x) { return std::isnan(x); });
+        return has_nan ? "the logits hold NaN" : "the logits hold +inf";
+    }
+    return maxima.largest() == -INFINITY ? "no token is left to draw: every logit is -inf"
+                                         : nullptr;
+}
+
+// A row with biases, bans and penalties for as long as this lives.
+class Sampler::Adjusted {
+  public:
+    Adjusted(float * row, int64_t n, const Sampler & sampler, SeenTokens seen) : row_(row) {
+        const SamplerParams & params = sampler.params_;
+        for (const Candidate & bias : params.biases) {
+            if (bias.token < n) {
+                set(bias.token, row[bias.token] + bias.logit);
+            }
+        }
+        for (const int32_t token : params.banned) {
+            if (token >= 0 && token < n) {
+                set(token, -INFINITY);
+            }
+        }
+        if (!sampler.penalises() || seen.n == 0) {
+            return;
+        }
+        const int64_t n_recent = std::min(seen.n, params.repeat_last_n);
+        std::vector<int32_t> recent(seen.tokens + (seen.n - n_recent), seen.tokens + seen.n);
+        std::sort(recent.begin(), recent.end());
+        const int32_t bad = recent.front() < 0 ? recent.front() : recent.back();
+        if (bad < 0 || bad >= n) {
+            put_back();
+            throw Error(DFL_STATUS_ARGUMENT,
+                        format("token id %d is outside the vocabulary of %lld", bad, (long long)n));
+        }
+        for (auto at = recent.begin(); at != recent.end();) {
+            const auto end = std::find_if(at, recent.end(), [&](int32_t id) { return id != *at; });
+            const auto count = static_cast<float>(end - at);
+            const float value = row[*at];
+            const float scaled = value <= 0 ? value * params.repeat : value / params.repeat;
+            set(*at, scaled - (count * params.frequency + params.presence));
+            at = end;
+        }
+    }
+    Adjusted(const Adjusted &) = delete;
+    Adjusted & operator=(const Adjusted &) = delete;
+    ~Adjusted() { put_back(); }
+
+  private:
+    void set(int32_t token, float value) {
+        before_.push_back({token, row_[token]});
+        row_[token] = value;
+    }
+    void put_back() {
+        for (auto at = before_.rbegin(); at != before_.rend(); ++at) {
+            row_[at->token] = at->logit;
+        }
+    }
+
+    float * row_;
+    std::vector<Candidate> before_;
+};
+
+Sampler::Sampler(SamplerParams params) : params_(std::move(params)) {
+    std::sort(params_.banned.begin(), params_.banned.end());
+}
+
+bool Sampler::bans(int32_t token) const {
+    return std::binary_search(params_.banned.begin(), params_.banned.end(), token);
+}
+
+bool Sampler::penalises() const {
+    return params_.repeat_last_n > 0 &&
+           (params_.repeat != 1.0f || params_.presence != 0.0f || params_.frequency != 0.0f);
+}
+
+int64_t Sampler::n_best() const {
+    if (params_.temperature == 0.0 || changes_logits() || params_.top_k <= 0) {
+        return 0;
+    }
+    return params_.top_k + static_cast<int64_t>(params_.banned.size());
+}
+
+bool Sampler::cuts(int64_t n) const {
+    return (params_.top_k > 0 && params_.top_k < n) || params_.min_p > 0.0 || params_.top_p < 1.0;
+}
+
+uint64_t Sampler::noise_state(int64_t position) const {
+    uint64_t state = 0;
+    for (const uint64_t a : {params_.seed, params_.sequence, static_cast<uint64_t>(position)}) {
+        state = mix((state ^ a) + GOLDEN);
+    }
+    return state;
+}
+
+Sampler::Fault Sampler::choose(float * row, int64_t n, SeenTokens seen, int64_t position,
+                               Choice & choice) const {
+    const Adjusted adjusted(row, n, *this, seen);
+    const Maxima maxima(row, n);
+    if (const Fault fault = fault_of(row, n, maxima)) {
+        return fault;
+    }
+    if (params_.temperature == 0.0) {
+        std::vector<Candidate> best;
+        append_best(row, n, std::min<int64_t>(n, 2), maxima, best);
+        const double infinite = std::numeric_limits<double>::infinity();
+        choice = {best[0].token, n > 1 ? (double)best[0].logit - best[1].logit : infinite};
+    } else if (cuts(n)) {
+        std::vector<Candidate> kept;
+        keep_of(row, n, maxima, kept);
+        choice = draw(kept, position);
+    } else {
+        choice = draw_of_all(row, n, maxima, position);
+    }
+    return nullptr;
+}
+
+Sampler::Fault Sampler::choose_among(const Candidate * best, int64_t n, int64_t position,
+                                     Choice & choice) const {
+    std::vector<Candidate> kept;
+    std::copy_if(best, best + n, std::back_inserter(kept),
+                 [&](const Candidate & one) { return !bans(one.token); });
+    std::vector<float> logits(kept.size() + 1, -INFINITY); // one more, as none may be left
+    std::transform(kept.begin(), kept.end(), logits.begin(), [](auto & one) { return one.logit; });
+    const auto n_logits = static_cast<int64_t>(logits.size());
+    if (const Fault fault = fault_of(logits.data(), n_logits, Maxima(logits.data(), n_logits))) {
+        return fault;
+    }
+    kept.resize(std::min<size_t>(kept.size(), params_.top_k));
+    cut(kept, -1.0);
+    choice = draw(kept, position);
+    return nullptr;
+}
+
+Sampler::Fault Sampler::keep(float * row, int64_t n, SeenTokens seen,
+                             std::vector<Candidate> & kept) const {
+    const Adjusted adjusted(row, n, *this, seen);
+    const Maxima maxima(row, n);
+    if (const Fault fault = fault_of(row, n, maxima)) {
+        return fault;
+    }
+    if (params_.temperature == 0.0) {
+        append_best(row, n, 1, maxima, kept);
+    } else if (cuts(n)) {
+        keep_of(row, n, maxima, kept);
+    } else {
+        for (int64_t i = 0; i < n; ++i) {
+            kept.push_back({static_cast<int32_t>(i), row[i]});
+        }
+    }
+    return nullptr;
+}
+
+// Mass of a sorted candidate against the best.
+static double weight(const Candidate & one, const Candidate & best) {
+    return std::exp(static_cast<double>(one.logit) - best.logit);
+}
+
+void Sampler::keep_of(const float * row, int64_t n, const Maxima & maxima,
+                      std::vector<Candidate> & kept) const {
+    if (params_.top_k > 0 && params_.top_k < n) {
+        append_best(row, n, params_.top_k, maxima, kept);
+        cut(kept, -1.0);
+        return;
+    }
+    const float best = maxima.largest();
+    const double mass = params_.top_p < 1.0 ? cpu::row_kernel()->sum_exp(row, n, best) : -1.0;
+    if (params_.min_p > 0.0) {
+        const float floor = best + std::log(static_cast<float>(params_.min_p));
+        append_from(row, n, std::max(floor, -FLT_MAX), maxima, kept);
+        cut(kept, mass);
+        return;
+    }
+    for (int64_t n_first = N_MASS_FIRST; n_first < n; n_first *= 16) {
+        kept.clear();
+        append_best(row, n, n_first, maxima, kept);
+        double sum = 0.0;
+        for (const Candidate & one : kept) {
+            sum += weight(one, kept.front());
+        }
+        if (sum >= params_.top_p * mass) {
+            cut(kept, mass);
+            return;
+        }
+    }
+    kept.clear();
+    append_from(row, n, -FLT_MAX, maxima, kept);
+    cut(kept, mass);
+}
+
+// What min-p and top-p leave of the best tokens of a row. mass: what top-p is of; negative: the
+// sum over these tokens.
+void Sampler::cut(std::vector<Candidate> & kept, double mass) const {
+    const Candidate best = kept.front();
+    float floor = -FLT_MAX;
+    if (params_.min_p > 0.0) {
+        floor = std::max(floor, best.logit + std::log(static_cast<float>(params_.min_p)));
+    }
+    if (params_.top_p < 1.0) {
+        if (mass < 0.0) {
+            mass = 0.0;
+            for (const Candidate & one : kept) {
+                mass += weight(one, best);
+            }
+        }
+        double sum = 0.0;
+        size_t n = 0;
+        while (n < kept.size()) {
+            sum += weight(kept[n++], best);
+            if (sum >= params_.top_p * mass) {
+                break;
+            }
+        }
+        kept.resize(n);
+    }
+    size_t n = kept.size();
+    while (n > 1 && kept[n - 1].logit < floor) {
+        --n;
+    }
+    kept.resize(n);
+}
+
+Choice Sampler::draw(const std::vector<Candidate> & kept, int64_t position) const {
+    const uint64_t state = noise_state(position);
+    const double best = kept.front().logit;
+    Race race;
+    for (const Candidate & one : kept) {
+        const uint64_t bits = mix(state + (static_cast<uint64_t>(one.token) + 1) * GOLDEN) >> 12;
+        race.enter(one.token, (one.logit - best) / params_.temperature + gumbel(bits));
+    }
+    return race.choice(static_cast<int64_t>(kept.size()));
+}
+
+// Few tokens of a row have noise enough to win, which their hashes tell without a logarithm.
+Choice Sampler::draw_of_all(const float * row, int64_t n, const Maxima & maxima,
+                            int64_t position) const {
+    const uint64_t state = noise_state(position);
+    const double best = maxima.largest();
+    Race race;
+    uint64_t bits[cpu::BLOCK];
+    for (size_t block = 0; block < maxima.of_blocks.size(); ++block) {
+        const int64_t from = static_cast<int64_t>(block) * cpu::BLOCK;
+        const int64_t size = std::min(n - from, cpu::BLOCK);
+        const uint64_t most = cpu::row_kernel()->noise(state, from, size, bits);
+        uint64_t least = 0; // bits that the best of the block needs
+        if (std::isfinite(race.second)) {
+            const double of_best = (maxima.of_blocks[block] - best) / params_.temperature;
+            const double needed = std::min(race.second - of_best, 100.0); // no noise is above 37
+            const double u = std::exp(-std::exp(-(needed - 1e-9 * (1.0 + std::fabs(needed)))));
+            least = static_cast<uint64_t>(std::max(0.0, u * 0x1p52 - 4.0));
+        }
+        if (most < least) {
+            continue;
+        }
+        for (int64_t i = 0; i < size; ++i) {
+            if (bits[i] >= least) {
+                race.enter(static_cast<int32_t>(from + i),
+                           (row[from + i] - best) / params_.temperature + gumbel(bits[i]));
+            }
+        }
+    }
+    return race.choice(n);
+}
+
+} // namespace dfl

@@ -1,0 +1,82 @@
+#include "sampling/top_k.h"
+
+#include "cpu/rows/row_kernel.h"
+
+#include <algorithm>
+#include <functional>
+
+namespace dfl {
+
+bool all_finite(const float * logits, int64_t n) {
+    int n_others = 0; // counted, as a loop that may end early uses no vector registers
+    for (int64_t i = 0; i < n; ++i) {
+        n_others += !(logits[i] < INFINITY);
+    }
+    return n_others == 0;
+}
+
+int64_t first_largest(const float * x, int64_t n) { return cpu::row_kernel()->first_largest(x, n); }
+
+Maxima::Maxima(const float * x, int64_t n)
+    : of_blocks((n + cpu::BLOCK - 1) / cpu::BLOCK),
+      is_sound(cpu::row_kernel()->maxima(x, n, of_blocks.data())) {}
+
+float Maxima::largest() const { return *std::max_element(of_blocks.begin(), of_blocks.end()); }
+
+static void append_unordered(const float * x, int64_t n, float bound, const Maxima & maxima,
+                             std::vector<Candidate> & out) {
+    for (size_t block = 0; block < maxima.of_blocks.size(); ++block) {
+        if (maxima.of_blocks[block] < bound) {
+            continue;
+        }
+        const int64_t from = static_cast<int64_t>(block) * cpu::BLOCK;
+        for (int64_t i = from; i < std::min(n, from + cpu::BLOCK); ++i) {
+            if (x[i] >= bound) {
+                out.push_back({static_cast<int32_t>(i), x[i]});
+            }
+        }
+    }
+}
+
+void append_from(const float * x, int64_t n, float bound, const Maxima & maxima,
+                 std::vector<Candidate> & out) {
+    const auto first = static_cast<std::ptrdiff_t>(out.size());
+    append_unordered(x, n, bound, maxima, out);
+    std::sort(out.begin() + first, out.end(), is_better);
+}
+
+void append_best(const float * x, int64_t n, int64_t k, const Maxima & maxima,
+                 std::vector<Candidate> & out) {
+    // So many blocks reach the k-th largest of their maxima, and so at least so many values.
+    float bound = -INFINITY;
+    if (k < static_cast<int64_t>(maxima.of_blocks.size())) {
+        std::vector<float> most = maxima.of_blocks;
+        std::nth_element(most.begin(), most.begin() + (k - 1), most.end(), std::greater<>());
+        bound = most[k - 1];
+    }
+    const auto first = static_cast<std::ptrdiff_t>(out.size());
+    append_unordered(x, n, bound, maxima, out);
+    std::partial_sort(out.begin() + first, out.begin() + first + k, out.end(), is_better);
+    out.resize(first + k);
+}
+
+void append_best(const float * x, int64_t n, int64_t k, std::vector<Candidate> & out) {
+    if (k == 1) {
+        const int64_t top = std::min(first_largest(x, n), n - 1);
+        out.push_back({static_cast<int32_t>(top), x[top]});
+        return;
+    }
+    const Maxima maxima(x, n);
+    if (maxima.is_sound) {
+        append_best(x, n, k, maxima, out);
+        return;
+    }
+    std::vector<Candidate> all(n);
+    for (int64_t i = 0; i < n; ++i) {
+        all[i] = {static_cast<int32_t>(i), x[i]};
+    }
+    std::partial_sort(all.begin(), all.begin() + k, all.end(), is_better);
+    out.insert(out.end(), all.begin(), all.begin() + k);
+}
+
+} // namespace dfl

@@ -1,0 +1,223 @@
+"""A ggml backend (CUDA, Vulkan) compiled as one module for the installed llama-cpp-python.
+
+Only the module is compiled, from the very sources that llama-cpp-python was built from, and kept in
+the cache folder; an interrupted build goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from ..native import Error
+from .sources import DEFAULT_CACHE, fetch, installed_version
+
+KINDS = ("cuda", "vulkan")
+VULKAN_COMPAT = Path(__file__).parent / "vulkan_compat.h"
+# ggml's folder alone is no project: its own top-level needs files that the sdist leaves out.
+PARENT = """\
+cmake_minimum_required(VERSION 3.18)
+project(ggml_module C CXX)
+add_subdirectory({sources} ggml)
+"""
+# K-V types that attention of one or two rows reads as they are; of others it first makes float16
+# copies, at every step. Those that docs/memory.md weighs: 12 seconds of one core each.
+KV_TYPES = "f16-f16;bf16-bf16;q8_0-q8_0;q8_0-q4_0;q5_1-q5_1;q5_0-q4_0;q4_0-q4_0"
+# What the module takes of the driver. A stub with these names is linked where no driver is.
+DRIVER_FUNCTIONS = [
+    "DeviceGet",
+    "DeviceGetAttribute",
+    "GetErrorString",
+    "MemAddressFree",
+    "MemAddressReserve",
+    "MemCreate",
+    "MemGetAllocationGranularity",
+    "MemMap",
+    "MemRelease",
+    "MemSetAccess",
+    "MemUnmap",
+]
+
+
+def module_path(kind: str, cache: Path = DEFAULT_CACHE, arch: str = "") -> Path:
+    """Where the module is kept, built or not.
+
+    arch: CUDA architectures, "" for those of the GPUs in this machine.
+
+    Raises:
+        Error: there is no GPU whose architecture could be asked.
+    """
+    gpus = f"-{(arch or _architectures()).replace(';', '+')}" if kind == "cuda" else ""
+    return cache / f"backend-{kind}-{installed_version()}{gpus}" / f"libggml-{kind}.so"
+
+
+def built_modules(cache: Path = DEFAULT_CACHE) -> list[Path]:
+    """The modules in the cache that were built for the installed llama-cpp-python."""
+    return sorted(
+        path
+        for kind in KINDS
+        for path in cache.glob(f"backend-{kind}-{installed_version()}*/libggml-{kind}.so")
+    )
+
+
+def build(
+    kind: str,
+    cache: Path = DEFAULT_CACHE,
+    *,
+    jobs: int = 0,
+    arch: str = "",
+    again: bool = False,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Path:
+    """Path of the module, built if it is not there.
+
+    jobs: compilers at once; 0: one a core. arch: as of `module_path`. again: also if it is there,
+    since it does not load. tell: given a sentence before the long part.
+
+    Raises:
+        Error: a tool is missing or failed; the message names it.
+    """
+    module = module_path(kind, cache, arch)
+    if module.is_file() and not again:
+        return module
+    folder = module.parent / "build"
+    folder.mkdir(parents=True, exist_ok=True)
+    sources = fetch(cache) / "ggml"
+    (folder / "CMakeLists.txt").write_text(PARENT.format(sources=sources), encoding="utf-8")
+    configure = [
+        "cmake",
+        "-S",
+        str(folder),
+        "-B",
+        str(folder / "out"),
+        "-DCMAKE_BUILD_TYPE=Release",
+    ]
+    configure += ["-DGGML_BACKEND_DL=ON", "-DGGML_CPU=OFF", "-DGGML_NATIVE=OFF"]
+    configure += ["-DGGML_CCACHE=OFF", f"-DGGML_{kind.upper()}=ON"]
+    if shutil.which("ninja"):
+        configure += ["-G", "Ninja"]
+    if kind == "cuda":
+        configure += cuda_options(folder, arch)
+    else:
+        configure += [f"-DCMAKE_CXX_FLAGS=-include {VULKAN_COMPAT}"]
+    target = ["--target", f"ggml-{kind}", "--parallel", str(jobs or os.cpu_count() or 1)]
+    _run(configure)
+    tell(f"compiling {module} (interrupted, the same command goes on where it stopped)")
+    _run(["cmake", "--build", str(folder / "out"), *target])
+    (built,) = (folder / "out").rglob(module.name)
+    _run(["strip", "--strip-unneeded", str(built)])
+    os.replace(built, module)
+    shutil.rmtree(folder)
+    return module
+
+
+def cuda_options(folder: Path, arch: str) -> list[str]:
+    """CMake's options for CUDA. Error where nvcc or cuBLAS is missing."""
+    nvcc = _nvcc()
+    homes = cuda_homes()
+    headers = first_of(homes, "nvidia-cublas", "include/cublas_v2.h")
+    library = first_of(homes, "nvidia-cublas", "lib64/libcublas.so*", "lib/libcublas.so*")
+    driver = _driver() or _driver_stub(folder)
+    options = [
+        f"-DCMAKE_CUDA_COMPILER={nvcc}",
+        "-DGGML_CUDA_GRAPHS=ON",
+        "-DGGML_CUDA_NCCL=OFF",
+        f"-DGGML_CUDA_FA_QUANTS={KV_TYPES}",
+        f"-DCMAKE_CUDA_FLAGS=-I{headers.parent}",
+        f"-DCUDA_cublas_LIBRARY={library}",
+        f"-DCUDA_cuda_driver_LIBRARY={driver}",
+        "-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON",
+        f"-DCMAKE_INSTALL_RPATH={library.parent}:$ORIGIN",
+    ]
+    return [*options, f"-DCMAKE_CUDA_ARCHITECTURES={arch or _architectures()}"]
+
+
+def _nvcc() -> str:
+    nvcc = os.environ.get("CUDACXX") or shutil.which("nvcc")
+    if nvcc is None:
+        raise Error("nvcc is not on the PATH: install the CUDA toolkit, or set CUDACXX")
+    return nvcc
+
+
+def cuda_homes() -> list[Path]:
+    """Folders with include/ and lib/: nvcc's toolkit, then the packages from an index."""
+    nvcc = _nvcc()
+    dry = subprocess.run(
+        [nvcc, "--dryrun", "-x", "cu", os.devnull], capture_output=True, text=True
+    ).stderr
+    top = re.search(r"^#\$ TOP=(.+)$", dry, re.MULTILINE)
+    homes = [Path(top[1])] if top else [Path(nvcc).resolve().parent.parent]
+    spec = importlib.util.find_spec("nvidia")
+    for folder in spec.submodule_search_locations or [] if spec else []:
+        homes += sorted(Path(folder).glob("cu[0-9]*"))
+        homes += sorted(Path(folder).glob("cublas"))
+    return homes
+
+
+def first_of(homes: list[Path], package: str, *patterns: str) -> Path:
+    """The first file of these names. Error names the package that has it."""
+    for home in homes:
+        for pattern in patterns:
+            found = sorted(home.glob(pattern))
+            if found:
+                return found[0]
+    raise Error(f"no {patterns[0]} under {', '.join(map(str, homes))}: install {package}")
+
+
+def _driver() -> Path | None:
+    """libcuda.so.1 as the loader finds it."""
+    listed = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True).stdout
+    found = re.search(r"libcuda\.so\.1 .*=> (.+)$", listed, re.MULTILINE)
+    return Path(found[1]) if found else None
+
+
+def _driver_stub(folder: Path) -> Path:
+    """A library that satisfies the linker on a machine without a driver; it is never loaded."""
+    stub = folder / "libcuda.so"
+    source = "".join(f"int cu{name}(void) {{ return 100; }}\n" for name in DRIVER_FUNCTIONS)
+    (folder / "stub.c").write_text(source, encoding="utf-8")
+    name = "-Wl,-soname,libcuda.so.1"
+    _run(["cc", "-shared", "-fPIC", name, str(folder / "stub.c"), "-o", str(stub)])
+    return stub
+
+
+def _architectures() -> str:
+    """Compute capabilities of the GPUs here, as CMake wants them: "86-real;90-real"."""
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+        )
+    except FileNotFoundError:
+        raise Error(
+            "no GPU to build for (nvidia-smi is missing): name its architecture, --arch 86"
+        ) from None
+    if done.returncode:
+        raise Error(f"nvidia-smi failed, name the architecture with --arch: {done.stderr}")
+    found = sorted({line.replace(".", "") for line in done.stdout.split()})
+    return ";".join(f"{capability}-real" for capability in found)
+
+
+def _run(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except FileNotFoundError:
+        raise Error(f"{command[0]} is not on the PATH: install it") from None
+    if done.returncode:
+        log = done.stdout + done.stderr
+        raise Error(f"{command[0]} failed: {first_error(log)}\n{' '.join(command)}\n{log[-8000:]}")
+
+
+def first_error(log: str) -> str:
+    """The line of a compiler or of CMake that says what is wrong, else the last line."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        if re.search(r"\berror\b", line, re.IGNORECASE):
+            return f"{line} {following}" if line.endswith(":") else line
+    return lines[-1] if lines else "it said nothing"

@@ -1,0 +1,97 @@
+"""dflash-backend: the devices that models can run on, and backends for more of them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..cli.command import guarded, list_devices
+from ..native import Error, load_backend
+from .build import KINDS, build, built_modules
+from .sources import DEFAULT_CACHE, fetch
+
+EPILOG = """\
+A module is used by `dflash-run --backend-module FILE`, and by every command with
+GGML_BACKEND_PATH=FILE
+in the environment. A llama-cpp-python that was built with the backend needs none.
+
+cuda needs nvcc, and cuBLAS from a toolkit or from the nvidia-cublas package: an hour on two cores,
+under five minutes on sixteen. vulkan needs libvulkan-dev, glslc and spirv-headers (Debian's names):
+three minutes on two cores. Both need cmake.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser."""
+    p = argparse.ArgumentParser(
+        prog="dflash-backend",
+        description="Builds ggml backends as modules for the installed llama-cpp-python.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    commands = p.add_subparsers(dest="command", required=True)
+    cache = argparse.ArgumentParser(add_help=False)
+    cache.add_argument(
+        "--cache", type=Path, default=DEFAULT_CACHE, metavar="FOLDER", help="default: %(default)s"
+    )
+    making = commands.add_parser(
+        "build", parents=[cache], help="compile a module; its path is the last line"
+    )
+    making.add_argument("kind", choices=KINDS)
+    making.add_argument("--jobs", type=int, default=0, metavar="N", help="default: one a core")
+    making.add_argument(
+        "--arch",
+        default="",
+        metavar="A;B",
+        help="CUDA architectures, such as 86-real;89-real (default: of the GPUs in this machine)",
+    )
+    commands.add_parser(
+        "list", parents=[cache], help="the devices here, with those of the modules that were built"
+    )
+    commands.add_parser(
+        "sources", parents=[cache], help="fetch what a module is compiled from; prints the folder"
+    )
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line; returns the exit code."""
+    args = parser().parse_args(argv)
+    return guarded(lambda: _run(args))
+
+
+def _run(args: argparse.Namespace) -> int:
+    if args.command == "list":
+        return _list(args.cache)
+    if args.command == "sources":
+        print(fetch(args.cache))
+        return 0
+    if args.jobs < 0:
+        raise ValueError(f"--jobs is {args.jobs}, must be at least 0")
+    if args.arch and args.kind != "cuda":
+        raise ValueError("--arch is for cuda")
+    module = build(args.kind, args.cache, jobs=args.jobs, arch=args.arch, tell=_tell)
+    print(module)
+    return 0
+
+
+def _tell(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)
+
+
+def _list(cache: Path) -> int:
+    """Prints every device, and every module that was built, or why it does not load."""
+    modules = built_modules(cache)
+    failed = {}
+    for module in modules:
+        try:
+            load_backend(str(module))
+        except Error as error:
+            failed[module] = error
+    list_devices()
+    for module in modules:
+        print(f"error: {failed[module]}" if module in failed else f"module: {module}")
+    return 0

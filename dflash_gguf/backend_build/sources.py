@@ -1,0 +1,84 @@
+"""The llama.cpp sources that the installed llama-cpp-python was built from, ggml's among them.
+
+pip downloads them as the package's sdist; they stay in the cache folder.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import tarfile
+import tempfile
+from pathlib import Path
+
+from .._cache_dir import cache_folder
+from .._run_module import module_command
+from ..native import Error
+
+PACKAGE = "llama-cpp-python"
+DEFAULT_CACHE = cache_folder()
+
+
+def installed_version() -> str:
+    """Version of the installed llama-cpp-python, which this package pins."""
+    try:
+        return importlib.metadata.version(PACKAGE)
+    except importlib.metadata.PackageNotFoundError:
+        raise Error(f"{PACKAGE} is not installed; reinstall dflash-gguf") from None
+
+
+def fetch(cache: Path = DEFAULT_CACHE) -> Path:
+    """Path of llama.cpp's sources under `cache`, downloaded if they are not there.
+
+    Two calls at once both download; the first to finish is kept.
+
+    Raises:
+        Error: there is no package index.
+    """
+    version = installed_version()
+    home = cache / f"llama.cpp-{version}"
+    if home.is_dir():
+        return home
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache, prefix="fetch-") as temporary:
+        sdist = _download(version, Path(temporary), home)
+        sources = _unpack(sdist, Path(temporary))
+        try:
+            sources.rename(home)
+        except OSError:
+            if not home.is_dir():
+                raise
+    return home
+
+
+def _download(version: str, folder: Path, home: Path) -> Path:
+    command = [*module_command("pip"), "--disable-pip-version-check", "download", "--quiet"]
+    command += ["--no-deps", "--no-binary", PACKAGE, "--dest", str(folder), f"{PACKAGE}=={version}"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    found = list(folder.glob("*.tar.gz"))
+    if done.returncode or len(found) != 1:
+        said = done.stderr.strip().splitlines() or [f"pip ended with status {done.returncode}"]
+        raise Error(
+            f"cannot download {PACKAGE} {version} ({said[-1]}): without a package index copy "
+            f"{home.name} into {home.parent} from a machine that has it"
+        )
+    return found[0]
+
+
+def _unpack(sdist: Path, folder: Path) -> Path:
+    """Unpacks only vendor/llama.cpp, without its test vocabularies and media."""
+    with tarfile.open(sdist) as archive:
+        root = f"{sdist.name.removesuffix('.tar.gz')}/vendor/llama.cpp"
+        skipped = tuple(f"{root}/{part}/" for part in ("models", "media", "docs", "app", "tests"))
+        members = [
+            member
+            for member in archive.getmembers()
+            if member.name.startswith(root + "/") and not member.name.startswith(skipped)
+        ]
+        if not members:
+            raise Error(f"{sdist.name} holds no vendor/llama.cpp")
+        if hasattr(tarfile, "data_filter"):
+            archive.extractall(folder, members, filter="data")
+        else:
+            archive.extractall(folder, members)
+    return folder / root

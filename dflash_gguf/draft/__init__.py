@@ -1,1 +1,0 @@
-"""What may follow: proposers, what they learn about their chances, and trees of candidates."""

@@ -1,0 +1,1 @@
+"""Requests, the scheduler that runs them in batches, and what each brings back."""

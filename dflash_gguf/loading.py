@@ -1,0 +1,81 @@
+"""Loads a target and its drafter from GGUF files into a decoder."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import warnings
+from typing import Any
+
+from . import native
+from .config import LoadConfig
+from .convert.schema import Key
+from .decoder import Decoder
+from .memory.fit import most_rows, with_context
+from .memory.plan import Planner, check_fits
+from .native import MAX_VERIFY, Drafter, Engine, Model, library_build
+from .speculative.runtime import CostFile
+from .speculative.speculator import Progress
+from .text.gguf_metadata import Metadata
+from .text.tokenizer import Tokenizer
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    drafter: str | os.PathLike[str] | None = None,
+    config: LoadConfig | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Decoder:
+    """Loads a target from a GGUF file: `load("model.gguf", drafter="drafter.gguf", n_ctx=8192)`.
+
+    Warns of a context longer than the model was trained for, and of a drafter that seems to be made
+    for another variant of the model.
+    drafter: GGUF file of a DFlash drafter made for this target.
+    config, options: a LoadConfig, and fields of it that are to differ; `help(LoadConfig)`.
+    progress: called with (bytes loaded, bytes in all); what it raises ends the load.
+    Errors: ValueError for a bad argument or tokenizer, OSError, and Error from the core.
+    """
+    config = dataclasses.replace(config or LoadConfig(), **options)
+    planner = Planner(path, drafter, config)
+    n_ctx_train = planner.model.n_ctx_train
+    config = with_context(planner.plan, config, n_ctx_train)
+    check_fits(planner.plan(config))
+    if config.n_ctx is not None and config.n_ctx > n_ctx_train:
+        warnings.warn(
+            f"n_ctx is {config.n_ctx}, the model was trained for {n_ctx_train} tokens: "
+            "what it says beyond them may make no sense",
+            stacklevel=2,
+        )
+    n_most = most_rows(planner.plan, config, MAX_VERIFY)
+    tokenizer = Tokenizer.from_file(path)
+    model = Model(os.fspath(path), config, progress)
+    loaded = None
+    if drafter is not None:
+        _warn_of_another_end(os.fspath(path), os.fspath(drafter))
+        loaded = Drafter(os.fspath(drafter), model, progress)
+    engine = Engine(model, drafter=loaded)
+    files, kernels = [model.path], sorted(model.kernels)
+    if loaded is not None:
+        files, kernels = [*files, loaded.path], [*kernels, *sorted(loaded.kernels)]
+    # Another build may have other kernels: what rounds cost before says nothing of it.
+    place = (library_build(), model.backend, str(config.n_gpu_layers), str(config.n_cpu_moe))
+    settings = (*place, engine.n_threads, config.cache_type_k, config.cache_type_v)
+    costs = CostFile(files, *settings, *kernels)
+    prefix_bytes = planner.plan(config).prefix_bytes
+    decoder = Decoder(native.Sequence(engine), tokenizer, costs, n_most, prefix_bytes)
+    decoder.measure()
+    return decoder
+
+
+def _warn_of_another_end(path: str, drafter: str) -> None:
+    """Base and instruct models differ in the token that ends an answer; a drafter has its own's."""
+    with Metadata(path) as target_file, Metadata(drafter) as drafter_file:
+        ends = [file.integer(Key.TOKENIZER_EOS_ID) for file in (drafter_file, target_file)]
+    if None not in ends and ends[0] != ends[1]:
+        warnings.warn(
+            f"{drafter}: was made for a model that ends with token {ends[0]}, {path} ends with "
+            f"{ends[1]}: of a base model's drafter an instruct model takes little, and the reverse",
+            stacklevel=3,
+        )

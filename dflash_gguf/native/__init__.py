@@ -1,0 +1,68 @@
+"""The compiled core in Python terms: numpy in, numpy out. No other module sees a C pointer."""
+
+from ._ffi import Error, library_build
+from .calibration import NewtonRules
+from .engines import Engine, Memory
+from .ggml import Device, devices, ggml_version, load_backend, probe_buffer_type, quantize
+from .limits import MAX_PARALLEL, MAX_TOP, MAX_VERIFY
+from .load_config import (
+    CACHE_TYPES,
+    DEFAULT_N_CTX,
+    DEFAULTS,
+    MAX_LAYERS,
+    MAX_N_CTX,
+    OPTIONS,
+    LoadConfig,
+    Option,
+)
+from .models import Drafter, Model
+from .node_selection import ANYTHING, Picked, Worth, pick
+from .passes import Draft, DraftRequest, Item, Rows
+from .prefixes import Part, Prefix
+from .samplers import CoreSampler, SamplerOptions, Walk
+from .sequences import Checkpoint, Sequence
+from .suffix_index import Copies, Proposals
+
+__all__ = [
+    "ANYTHING",
+    "CACHE_TYPES",
+    "DEFAULTS",
+    "DEFAULT_N_CTX",
+    "MAX_LAYERS",
+    "MAX_N_CTX",
+    "MAX_PARALLEL",
+    "MAX_TOP",
+    "MAX_VERIFY",
+    "OPTIONS",
+    "Checkpoint",
+    "Copies",
+    "CoreSampler",
+    "Device",
+    "Draft",
+    "DraftRequest",
+    "Drafter",
+    "Engine",
+    "Error",
+    "Item",
+    "LoadConfig",
+    "Memory",
+    "Model",
+    "NewtonRules",
+    "Option",
+    "Part",
+    "Picked",
+    "Prefix",
+    "Proposals",
+    "Rows",
+    "SamplerOptions",
+    "Sequence",
+    "Walk",
+    "Worth",
+    "devices",
+    "ggml_version",
+    "library_build",
+    "load_backend",
+    "pick",
+    "probe_buffer_type",
+    "quantize",
+]

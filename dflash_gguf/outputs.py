@@ -1,0 +1,168 @@
+"""What comes out: one step of a stream, and the account of a finished answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from .sampling.noise import Chances
+
+
+class Step(NamedTuple):
+    """What one round added.
+
+    tokens: the ids drawn, in order; a stop token is among them.
+    text: the text that became certain. It may lag behind the tokens, while a character is
+        incomplete or a stop text may have begun.
+    reasoning: the thoughts that became certain; see Result.
+    chances: of each of the tokens, if n_probs asked for them.
+    n_drafted, n_accepted: candidates proposed, and those that were the target's own choice.
+    """
+
+    tokens: tuple[int, ...]
+    text: str
+    n_drafted: int = 0
+    n_accepted: int = 0
+    reasoning: str = ""
+    chances: tuple[Chances, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One answer. Counts and seconds are stored; rates are properties, None where undefined.
+
+    tokens: every id drawn, with the stop token or those that completed a stop text.
+    text: the answer without stop token and stop text.
+    reasoning: what the model thought before it answered a conversation, which is then no part of
+        the text; None where the chat template marks no thoughts, or there was no conversation.
+    n_prompt: tokens of the prompt. n_prefilled: those computed now; the others, n_cached, were
+        known of earlier answers. n_draft_context: the last of these, that the drafter remembers.
+    n_decoded: tokens drawn by rounds; the first token comes from the prefill.
+    rounds: target passes after the prefill.
+    draft: how candidates were proposed; "none" also where a drafter was wanted but not loaded.
+    n_drafted: candidates proposed in all rounds.
+    accept_histogram: at index i the rounds that accepted i candidates, rounds without a draft
+        among those at 0; None for plain decoding.
+    rounds_by_draft: rounds by what they verified, "none", "chain N" or "tree N" with N candidates;
+        None for plain decoding.
+    by_proposer: by the name of each that had candidates verified ("dflash", "copy") how many, and
+        how many of them were accepted; those that several proposed count for each of them.
+    phase_s: seconds by phase: prefill; decode, the target's pass in rounds without candidates;
+        choose, the decision whether to draft; draft; tree, the choice of candidates; verify and
+        commit; sample, the choice of tokens, and host, all else.
+    stop_reason: "token", "text", "length", "context" or "cancelled".
+    stop_text: the stop text that ended it.
+    kernels, drafter_kernels: bytes of weights by the kernels that multiply with them.
+    """
+
+    tokens: tuple[int, ...]
+    text: str
+    n_prompt: int
+    n_prefilled: int
+    n_decoded: int
+    rounds: int
+    prefill_s: float
+    decode_s: float
+    stop_reason: str
+    draft: str
+    seed: int
+    n_drafted: int = 0
+    accept_histogram: tuple[int, ...] | None = None
+    rounds_by_draft: Mapping[str, int] | None = None
+    by_proposer: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    phase_s: Mapping[str, float] = field(default_factory=dict)
+    model: str | None = None
+    drafter: str | None = None
+    backend: str | None = None
+    kernels: Mapping[str, int] | None = None
+    drafter_kernels: Mapping[str, int] | None = None
+    threads: int | None = None
+    reasoning: str | None = None
+    stop_text: str | None = None
+    n_draft_context: int = 0
+
+    @property
+    def n_cached(self) -> int:
+        """Tokens of the prompt that were not computed."""
+        return self.n_prompt - self.n_prefilled
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens drawn."""
+        return len(self.tokens)
+
+    @property
+    def prefill_tokens_per_s(self) -> float | None:
+        """Prompt tokens computed per second of prefill."""
+        return _rate(self.n_prefilled, self.prefill_s)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens drawn by rounds per second of rounds."""
+        return _rate(self.n_decoded, self.decode_s)
+
+    @property
+    def n_accepted(self) -> int:
+        """Candidates that were the target's own choice, in all rounds."""
+        return sum(i * rounds for i, rounds in enumerate(self.accept_histogram or ()))
+
+    @property
+    def tau(self) -> float | None:
+        """Tokens per round, the target's own included; None without a draft or a round."""
+        if self.accept_histogram is None or not self.rounds:
+            return None
+        return self.n_decoded / self.rounds
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain values; None for what does not apply."""
+        return {
+            "text": self.text,
+            "reasoning": self.reasoning,
+            "tokens": list(self.tokens),
+            "n_prompt": self.n_prompt,
+            "n_cached": self.n_cached,
+            "n_draft_context": self.n_draft_context,
+            "n_tokens": self.n_tokens,
+            "prefill_tokens_per_s": _rounded(self.prefill_tokens_per_s),
+            "tokens_per_s": _rounded(self.tokens_per_s),
+            "rounds": self.rounds,
+            "tau": _rounded(self.tau),
+            "accept_histogram": (
+                None if self.accept_histogram is None else list(self.accept_histogram)
+            ),
+            "rounds_by_draft": (
+                None if self.rounds_by_draft is None else dict(self.rounds_by_draft)
+            ),
+            "by_proposer": {
+                name: {"n_drafted": drafted, "n_accepted": accepted}
+                for name, (drafted, accepted) in self.by_proposer.items()
+            },
+            "phase_ms": {name: _rounded(1e3 * s) for name, s in self.phase_s.items()},
+            "draft": self.draft,
+            "n_drafted": self.n_drafted,
+            "n_accepted": self.n_accepted,
+            "seed": self.seed,
+            "model": self.model,
+            "drafter": self.drafter,
+            "backend": self.backend,
+            "kernels": None if self.kernels is None else dict(self.kernels),
+            "drafter_kernels": (
+                None if self.drafter_kernels is None else dict(self.drafter_kernels)
+            ),
+            "threads": self.threads,
+            "stop_reason": self.stop_reason,
+        }
+
+    def to_json(self) -> str:
+        """The report as one JSON object on one line."""
+        return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False)
+
+
+def _rate(count: int, seconds: float) -> float | None:
+    return count / seconds if count > 0 and seconds > 0 else None
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)

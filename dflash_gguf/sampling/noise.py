@@ -1,0 +1,213 @@
+"""What a draw does that speculation cannot change, and what proposers know of it beforehand.
+
+Order of the steps, equal to llama.cpp's default chain (its other samplers are off by default):
+biases, banned tokens, penalties, top-k, top-p, min-p, temperature. The token drawn is the largest of
+
+    score(token) = (logit - best logit) / temperature + gumbel(seed, sequence, position, token)
+
+over the kept tokens (float32 logits, float64 scores), which draws exactly from their softmax and keeps no generator state: the
+same row at the same position gives the same token, whatever was drafted before it.
+
+The noise, bit for bit (unsigned 64-bit arithmetic, wrapping; seed and sequence modulo 2^64):
+
+    mix(x)  = x ^= x >> 30; x *= 0xBF58476D1CE4E5B9; x ^= x >> 27; x *= 0x94D049BB133111EB; x ^ x >> 31
+    state   = 0; for each a of (seed, sequence, position): state = mix((state ^ a) + G)
+    bits    = mix(state + (token + 1) * G)        with G = 0x9E3779B97F4A7C15
+    u       = ((bits >> 12) + 0.5) * 2^-52        exact in float64, 0 < u < 1
+    gumbel  = -log(-log(u))                       float64
+
+so a token's noise is the (token + 1)-th output of splitmix64 started at `state`. Position is the
+index the drawn token gets in the sequence: the first token after n prompt tokens has position n.
+
+The core draws (csrc/sampling/sampler.h; sampler.py). Here is what ranks candidates by the draw to come: its
+noise, what it does to some logits, what it would cut off.
+
+Source of the chain: llama.cpp, common/sampling.cpp and src/llama-sampler.cpp. Of Gumbel's
+argmax: Maddison et al., arXiv 1411.0030.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..config import DecodeConfig
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+MASK = (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15
+MIX_1, MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+class Chances(NamedTuple):
+    """How likely a drawn token was, and which others were.
+
+    log_prob: of the token, -inf if the draw could not give it. top: the best tokens, best first,
+    with their log-probabilities.
+    """
+
+    log_prob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Sampler:
+    """A DecodeConfig's draws, as proposers know them. Holds no state between rows."""
+
+    def __init__(
+        self, config: DecodeConfig, *, sequence: int = 0, banned: Collection[int] = ()
+    ) -> None:
+        """Resolves the seed; `banned` tokens are never drawn (as a logit of -inf)."""
+        self.config = config
+        self.sequence = sequence
+        self.seed = secrets.randbits(32) if config.seed is None else config.seed
+        self.noise_base = _state(self.seed, sequence)
+        """What the noise of all positions begins with."""
+        self.banned = frozenset(banned)
+        self._banned_ids = np.array(sorted(self.banned), dtype=np.int64)
+        self._biased_ids = np.array(sorted(config.logit_bias), dtype=np.int64)
+        biases = [config.logit_bias[token] for token in self._biased_ids.tolist()]
+        self._biases = np.array(biases, dtype=np.float32)
+
+    @property
+    def is_argmax(self) -> bool:
+        """Whether the best logit of the row is the answer, unless it is a banned token."""
+        return self.config.temperature == 0.0 and not self.config.has_penalties
+
+    @property
+    def n_best(self) -> int:
+        """How many of a row's best tokens it takes to draw as from the whole row; 0: all of it."""
+        config = self.config
+        if config.temperature == 0.0 or config.has_penalties or config.top_k <= 0:
+            return 0
+        return config.top_k + len(self.banned)
+
+    def adjusted_among(self, ids: Ids, logits: Floats, seen: Sequence[int]) -> Floats:
+        """The logits of some tokens after bans and penalties, in the order of `ids`.
+
+        ids: int64 [n], distinct. logits: float32 [n], not changed.
+        """
+        row = logits.copy()
+        if len(self._biased_ids):
+            at = np.minimum(np.searchsorted(self._biased_ids, ids), len(self._biased_ids) - 1)
+            row += np.where(self._biased_ids[at] == ids, self._biases[at], np.float32(0.0))
+        if self.config.penalises_seen and len(seen) > 0:
+            recent, counts = self._recent(seen)
+            at = np.minimum(np.searchsorted(recent, ids), len(recent) - 1)
+            places = np.flatnonzero(recent[at] == ids)
+            with np.errstate(over="ignore"):
+                self._penalise(row, places, counts[at[places]])
+        if self.banned:
+            row[self.is_banned(ids)] = -np.inf
+        return row
+
+    def is_banned(self, ids: Ids) -> NDArray[np.bool_]:
+        """Which of some tokens are never drawn, whatever shape they have."""
+        if not len(self._banned_ids):
+            return np.zeros(ids.shape, dtype=bool)
+        at = np.minimum(np.searchsorted(self._banned_ids, ids), len(self._banned_ids) - 1)
+        found: NDArray[np.bool_] = self._banned_ids[at] == ids
+        return found
+
+    def noise(self, ids: Ids, position: int) -> NDArray[np.float64]:
+        """What `choose` adds to the scores of tokens [n, k] of the n positions from `position`."""
+        return noise_of([self], [len(ids)], position + np.arange(len(ids)), ids)
+
+    def is_cut(self, log_q: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Which of the best tokens of rows top-k, top-p and min-p would take away.
+
+        log_q: [n, k], log-probabilities within their whole rows, in any order. What lies below the
+        k best counts as far as their probabilities say, not token by token.
+        """
+        config = self.config
+        places = np.arange(len(log_q))[:, None], np.argsort(-log_q, axis=1, kind="stable")
+        values = log_q[places]
+        weights = np.exp(values)
+        before = np.cumsum(weights, axis=1) - weights
+        mass = np.ones((len(log_q), 1))
+        cut = np.zeros(log_q.shape, dtype=bool)
+        if 0 < config.top_k < log_q.shape[1]:
+            cut[:, config.top_k :] = True
+            mass = before[:, config.top_k, None]
+        if config.top_p < 1.0:
+            cut |= before >= config.top_p * mass
+        if config.min_p > 0.0:
+            cut |= values < values[:, :1] + np.log(config.min_p)
+        cut[:, 0] = False
+        found = np.empty_like(cut)
+        found[places] = cut
+        return found
+
+    def _recent(self, seen: Sequence[int]) -> tuple[Ids, Ids]:
+        """The tokens among the last repeat_last_n of `seen`, ascending, and how often each."""
+        recent = np.asarray(seen[-self.config.repeat_last_n :], dtype=np.int64)
+        return np.unique(recent, return_counts=True)
+
+    def _penalise(self, row: Floats, places: Ids, counts: Ids) -> None:
+        """Changes the row in place where tokens were seen `counts` times."""
+        config = self.config
+        repeat = np.float32(config.repeat_penalty)
+        values = row[places]
+        values = np.where(values <= 0, values * repeat, values / repeat)
+        row[places] = values - (
+            counts.astype(np.float32) * np.float32(config.frequency_penalty)
+            + np.float32(config.presence_penalty)
+        )
+
+
+def noise_of(
+    samplers: Sequence[Sampler], counts: Sequence[int], positions: Ids, ids: Ids
+) -> NDArray[np.float64]:
+    """What draws of several texts add to scores, for tokens [n, k] of n positions.
+
+    One text's rows come after another's, of each as many as counts says.
+    """
+    states = np.repeat(np.array([x.noise_base for x in samplers], dtype=np.uint64), counts)
+    states ^= positions.astype(np.uint64)
+    states += np.uint64(GOLDEN)
+    return _noise(_mixed(states)[:, None], ids)
+
+
+def gumbel(seed: int, sequence: int, position: int, tokens: Ids) -> NDArray[np.float64]:
+    """The noise of `tokens` [n], float64 [n], as the module's documentation defines it."""
+    return _noise(np.uint64(_state(seed, sequence, position)), tokens)
+
+
+def _state(*values: int) -> int:
+    state = 0
+    for value in values:
+        state = _mix(((state ^ (value & MASK)) + GOLDEN) & MASK)
+    return state
+
+
+def _noise(states: np.uint64 | NDArray[np.uint64], tokens: Ids) -> NDArray[np.float64]:
+    bits = tokens.astype(np.uint64)
+    bits += np.uint64(1)
+    bits *= np.uint64(GOLDEN)
+    bits += states
+    uniform = (_mixed(bits) >> np.uint64(12)).astype(np.float64)
+    uniform += 0.5
+    uniform *= 2.0**-52
+    noise: NDArray[np.float64] = -np.log(-np.log(uniform))
+    return noise
+
+
+def _mixed(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """What `_mix` makes of each, in their place."""
+    bits ^= bits >> np.uint64(30)
+    bits *= np.uint64(MIX_1)
+    bits ^= bits >> np.uint64(27)
+    bits *= np.uint64(MIX_2)
+    bits ^= bits >> np.uint64(31)
+    return bits
+
+
+def _mix(value: int) -> int:
+    value = ((value ^ (value >> 30)) * MIX_1) & MASK
+    value = ((value ^ (value >> 27)) * MIX_2) & MASK
+    return value ^ (value >> 31)

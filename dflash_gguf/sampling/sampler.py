@@ -1,0 +1,145 @@
+"""Draws of tokens by the core, as `sampling` defines them, and how likely they were."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..config import DecodeConfig
+from ..native import CoreSampler, Error, SamplerOptions, Walk
+from ..native import Sequence as Timeline
+from .noise import Chances, Floats, Ids, Sampler
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A drawn token and how clearly it won.
+
+    margin: score of the best minus score of the second, infinite if only one was kept. Scores
+        are logits at temperature 0 and as `sampling` says otherwise. It does not see how near a
+        token is to the cuts of top-k, top-p and min-p.
+    """
+
+    token: int
+    margin: float
+
+
+class Drawer(Sampler):
+    """Draws tokens from rows of logits by a DecodeConfig. Holds no state between rows."""
+
+    def __init__(
+        self, config: DecodeConfig, *, sequence: int = 0, banned: Collection[int] = ()
+    ) -> None:
+        """Resolves the seed; `banned` tokens are never drawn (as a logit of -inf)."""
+        super().__init__(config, sequence=sequence, banned=banned)
+        self._core = CoreSampler(
+            SamplerOptions(
+                config.temperature,
+                config.top_k,
+                config.top_p,
+                config.min_p,
+                config.repeat_penalty,
+                config.presence_penalty,
+                config.frequency_penalty,
+                config.repeat_last_n,
+                self.seed,
+                sequence,
+            ),
+            config.logit_bias,
+            self.banned,
+        )
+
+    def walk(self, timeline: Timeline, seen: Sequence[int], n_rows: int) -> Walk:
+        """What `Engine.choose` is to draw of the rows of a sequence. seen: prompt and answer."""
+        return Walk(timeline, self._core, self._looked_at(seen), len(seen), n_rows)
+
+    def choose(self, logits: Floats, seen: Sequence[int], position: int) -> Choice:
+        """Draws the token for `position`.
+
+        logits: float32 [n_vocab], not changed. seen: prompt and answer so far, ids in order.
+        Errors: ValueError for a row that is not float32 [n_vocab], has NaN or +inf, or nothing
+        finite left to draw.
+        """
+        row = _checked(logits)
+        with _ValueErrors():
+            return Choice(*self._core.choose(row, self._looked_at(seen), position))
+
+    def choose_among(self, ids: NDArray[np.int32], logits: Floats, position: int) -> Choice:
+        """Draws as `choose` does, from the `n_best` tokens of a row or more.
+
+        ids: int32 [n], logits: float32 [n], best first, lower id on ties.
+        """
+        with _ValueErrors():
+            return Choice(*self._core.choose(logits, (), position, ids))
+
+    def distribution(self, logits: Floats, seen: Sequence[int]) -> tuple[Ids, NDArray[np.float64]]:
+        """The tokens that can be drawn, best first, and their probabilities (they sum to 1)."""
+        row = _checked(logits)
+        with _ValueErrors():
+            kept, values = self._core.keep(row, self._looked_at(seen))
+        if self.config.temperature == 0.0:
+            return kept.astype(np.int64), np.ones(1)
+        order = np.argsort(-values, kind="stable")
+        ids, ranked = kept[order].astype(np.int64), values[order].astype(np.float64)
+        with np.errstate(over="ignore"):
+            weights = np.exp((ranked - ranked[0]) / self.config.temperature)
+        chances: NDArray[np.float64] = weights / weights.sum()
+        return ids, chances
+
+    def chances(self, logits: Floats, seen: Sequence[int], token: int) -> Chances:
+        """How likely the token of a row was, and the `n_probs` best, as the config asks.
+
+        The model's own probabilities are those of its logits as they are: no bias, penalty or
+        temperature is in them.
+        """
+        n = self.config.n_probs or 0
+        if self.config.post_sampling_probs:
+            ids, chances = self.distribution(logits, seen)
+            with np.errstate(divide="ignore"):
+                logs = np.log(chances)
+            found = np.flatnonzero(ids == token)
+            log_prob = float(logs[found[0]]) if len(found) else -math.inf
+            n_kept = min(n, int(np.count_nonzero(chances)))
+            return Chances(log_prob, tuple(zip(ids[:n_kept].tolist(), logs.tolist(), strict=False)))
+        values = logits.astype(np.float64)
+        values -= values.max()
+        values -= np.log(np.exp(values).sum())
+        top = ((int(i), float(values[i])) for i in best_ids(logits, n).tolist())
+        return Chances(float(values[token]), tuple(top))
+
+    def _looked_at(self, seen: Sequence[int]) -> Sequence[int]:
+        """What penalties look at."""
+        config = self.config
+        return seen[-config.repeat_last_n :] if config.penalises_seen else ()
+
+
+def best_ids(row: Floats, n: int) -> Ids:
+    """The n best tokens of a row, best first, lower id on ties; all of them if it has fewer."""
+    if n == 0:
+        return np.empty(0, dtype=np.int64)
+    config = DecodeConfig(temperature=1.0, top_k=n, top_p=1.0, min_p=0.0)
+    return (
+        Drawer(config).distribution(row, ())[0] if n < row.size else np.argsort(-row, kind="stable")
+    )
+
+
+def _checked(logits: Floats) -> Floats:
+    row = np.asarray(logits)
+    if row.ndim != 1 or row.dtype != np.float32 or not row.size:
+        raise ValueError(f"logits are {row.dtype}{list(row.shape)}, must be float32 [n_vocab]")
+    return np.ascontiguousarray(row)
+
+
+class _ValueErrors:
+    """What the core refuses of a row is the value's fault."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, Error):
+            raise ValueError(str(error)) from None

@@ -1,0 +1,223 @@
+"""Sends what an engine answers: whole or as server-sent events, until the client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from .completion_choice import Choice
+from .engine_client import BusyError, Engine, Event, Gone, NotReadyError, Quiet, Request
+from .errors import error_body, error_response
+from .messages import Ended, Failed, Prefilled, Started, Stepped
+from .serializers import Form
+
+KEEP_ALIVE = b": keep-alive\n\n"
+DONE = b"data: [DONE]\n\n"
+STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+encode = msgspec.json.Encoder().encode
+
+
+class _FailedError(Exception):
+    """The engine could not answer."""
+
+    def __init__(self, message: Failed) -> None:
+        super().__init__(message.sentence)
+        self.status = message.status
+
+
+class _GoneError(Exception):
+    """The client left."""
+
+
+class Answering(Response):
+    """The answer to a request that generates. What it sends depends on what the engine says."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        form: Form,
+        choices: Sequence[Choice],
+        *,
+        is_stream: bool,
+        wants_progress: bool,
+        timeout_s: float,
+        keep_alive_s: float,
+    ) -> None:
+        """timeout_s: what a client may take to read what is sent to it.
+
+        keep_alive_s: silence after which a stream shows that it lives.
+        """
+        self.background = None
+        self.raw_headers = []
+        self._engine = engine
+        self._form = form
+        self._choices = choices
+        self._is_stream = is_stream
+        self._wants_progress = wants_progress
+        self._timeout_s = timeout_s
+        self._keep_alive_s = keep_alive_s
+        self._heard = self._sending_since = 0.0
+        self._is_begun = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers the request."""
+        try:
+            request = self._engine.submit([choice.run for choice in self._choices])
+        except (BusyError, NotReadyError) as error:
+            await error_response(error)(scope, receive, send)
+            return
+        watch = asyncio.create_task(_watch(receive, request))
+        clock = asyncio.create_task(self._clock(request, asyncio.current_task()))
+        scope["log"] = self._log
+        try:
+            await (self._stream if self._is_stream else self._whole)(request, scope, receive, send)
+        except _GoneError:
+            scope["outcome"] = "client left"
+        except asyncio.CancelledError:
+            scope["outcome"] = "ended by the server"
+            if not self._is_slow():
+                raise
+            scope["outcome"] = "client does not read"
+        finally:
+            request.cancel()
+            for task in (watch, clock):
+                task.cancel()
+
+    def _log(self) -> str:
+        """What was answered, for the log."""
+        accounts = [choice.account for choice in self._choices if choice.account is not None]
+        n_prompt = sum(account.n_prompt for account in accounts)
+        n_cached = n_prompt - sum(account.n_prefilled for account in accounts)
+        n_tokens = sum(account.n_tokens for account in accounts)
+        return f"prompt {n_prompt} ({n_cached} cached), answer {n_tokens}"
+
+    async def _whole(self, request: Request, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            while request.open or not request.events.empty():
+                self._take(request, await request.events.get())
+        except _FailedError as error:
+            await error_response(error, error.status)(scope, receive, send)
+            return
+        data = encode(self._form.whole(self._choices))
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(data)).encode()),
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send(send, data, is_last=True)
+
+    async def _stream(self, request: Request, scope: Scope, receive: Receive, send: Send) -> None:
+        """An error before the first event has a status of its own, a later one is an event."""
+        seen: set[int] = set()
+        try:
+            while request.open or not request.events.empty():
+                events = [await request.events.get()]
+                while not request.events.empty():
+                    events.append(request.events.get_nowait())
+                data = b"".join(self._written(request, event, seen) for event in events)
+                if data:
+                    await self._begin(send)
+                    await self._send(send, data)
+        except _FailedError as error:
+            if not self._is_begun:
+                await error_response(error, error.status)(scope, receive, send)
+                return
+            body = error_body(error.status, str(error))
+            await self._send(send, b"data: " + encode(body) + b"\n\n", is_last=True)
+            return
+        await self._begin(send)
+        data = b"".join(map(_event, self._form.finish(self._choices)))
+        await self._send(send, data + (DONE if self._form.is_openai else b""), is_last=True)
+
+    def _written(self, request: Request, event: Event, seen: set[int]) -> bytes:
+        """The bytes of what the engine says."""
+        if isinstance(event, Quiet):
+            return KEEP_ALIVE
+        choice = self._take(request, event)
+        if choice is None:
+            return b""
+        form, found = self._form, b""
+        if isinstance(event, Prefilled):
+            progress = choice.progress(event) if self._wants_progress else None
+            found = b"" if progress is None else _event(form.progress(choice, progress))
+        elif isinstance(event, Stepped):
+            events = form.step(choice, event, is_first=choice.index not in seen)
+            seen.add(choice.index)
+            found = b"".join(map(_event, events))
+        elif isinstance(event, Ended):
+            found = b"".join(map(_event, form.end(choice)))
+        return found
+
+    def _take(self, request: Request, event: Event) -> Choice | None:
+        """Keeps what the engine says of a choice; that choice.
+
+        Raises:
+            _GoneError, _FailedError.
+        """
+        if isinstance(event, Gone):
+            raise _GoneError
+        if isinstance(event, Failed):
+            raise _FailedError(event)
+        if not isinstance(event, (Started, Prefilled, Stepped, Ended)):
+            return None
+        choice = self._choices[request.runs[event.id]]
+        if isinstance(event, Started):
+            choice.slot, choice.began = event.slot, time.monotonic()
+        elif isinstance(event, Stepped):
+            choice.add(event)
+        elif isinstance(event, Ended):
+            choice.account = event.account
+        return choice
+
+    async def _begin(self, send: Send) -> None:
+        if not self._is_begun:
+            self._is_begun = True
+            start = {"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS}
+            await send(start)
+
+    async def _send(self, send: Send, data: bytes, *, is_last: bool = False) -> None:
+        self._sending_since = time.monotonic()
+        await send({"type": "http.response.body", "body": data, "more_body": not is_last})
+        self._sending_since = 0.0
+        self._heard = time.monotonic()  # by the client: not all that the engine says is sent
+
+    def _is_slow(self) -> bool:
+        since = self._sending_since
+        return since > 0.0 and time.monotonic() - since >= self._timeout_s
+
+    async def _clock(self, request: Request, sender: asyncio.Task[Any] | None) -> None:
+        """Has a sign of life sent when it is quiet, and gives up a client that does not read."""
+        self._heard = time.monotonic()
+        while True:
+            await asyncio.sleep(min(self._keep_alive_s, self._timeout_s) / 2)
+            now = time.monotonic()
+            if self._is_slow() and sender is not None:
+                sender.cancel()
+            elif now - self._heard >= self._keep_alive_s and request.events.empty():
+                self._heard = now
+                if self._is_stream:
+                    request.events.put_nowait(Quiet())
+
+
+async def _watch(receive: Receive, request: Request) -> None:
+    """Ends the answers as soon as the client is gone, even while nothing is sent to it."""
+    with contextlib.suppress(asyncio.CancelledError):
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        request.cancel()
+        request.events.put_nowait(Gone())
+
+
+def _event(value: Any) -> bytes:
+    return b"data: " + encode(value) + b"\n\n"

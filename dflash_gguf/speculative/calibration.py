@@ -1,0 +1,304 @@
+"""The chance that the target takes a drafter's candidate, learned from what it took.
+
+Drafters trust their late positions too much, a greedy target is surer than any draw, and how much
+noise shared with the target tells depends on how alike the two are. So the chance of candidate i of
+a position is
+
+    softmax_i (a log q_i + b + c g_i - d h_i + e f_i)   and of none of them   softmax (a log q_rest)
+
+over the candidates and the rest, with q the drafter's probability, g the noise of the target's draw
+and h whether the sampler would cut the candidate off if the row were the drafter's (both 0 where
+the target is greedy), f whether it is the drafter's best. a to e are of the depth. At a = 1 and
+b = c = d = e = 0 this is q itself; at c = a its largest is a draw from q with the target's noise.
+They follow the maximum of the log-likelihood, which is concave, by Newton steps as outcomes come
+in; old ones fade.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..config import DecodeConfig
+from ..native import NewtonRules
+
+Floats = NDArray[np.float64]
+
+MEMORY = 256
+"""Outcomes of a depth after which one weighs 1/e."""
+PRIOR = (1.0, 0.0, 0.0, 0.0, 0.0)
+PRIOR_SAMPLED = (1.0, 0.0, 0.5, 1.0, 0.0)
+"""a to e at depth 1 before anything is seen; a deeper depth starts from the one before it."""
+PRIOR_WEIGHTS = (6.0, 2.0, 6.0, 2.0, 2.0)
+"""How strongly they are held to that: the information of about ten outcomes."""
+PULL = 0.2
+"""How much weaker the pull back to them is than the first resistance to leaving them."""
+LOWEST = np.array([0.02, -6.0, 0.0, 0.0, -6.0])
+HIGHEST = np.array([4.0, 6.0, 4.0, 8.0, 6.0])
+SPINE_MEMORY = 64
+"""Outcomes of a depth of best candidates after which one weighs 1/e."""
+SPINE_PRIOR, SPINE_WEIGHT = 0.6, 2.0
+"""Of such a candidate being taken, and the outcomes this counts as."""
+LEAST = 1e-300
+"""Chance that a path has at least: beyond two hundred positions their product may be rounded to 0.
+"""
+LEAST_LOG = -30.0
+"""Log-probabilities below are taken for this one: a single surprise shall not outweigh the rest."""
+
+
+class Outcome(NamedTuple):
+    """What the target took at some positions of a draft, one after the other.
+
+    first: the first of these rows of the features. places: of each token among the candidates; k if
+    it is none of them.
+    """
+
+    features: Features
+    first: int
+    places: Sequence[int]
+
+
+class Calibration:
+    """What was learned about one drafter, target and way to draw."""
+
+    def __init__(self, is_sampled: bool = False) -> None:
+        self._prior = np.array(PRIOR_SAMPLED if is_sampled else PRIOR)
+        self._weights = np.empty((0, 5))
+        self._information = np.empty((0, 5, 5))
+        self._rules = self._rules_of(self._prior)
+
+    def weights(self, n: int) -> Floats:
+        """The numbers of depths 1 to n, float64 [n, 5]; unseen depths are like the last seen."""
+        return self._of_depths(np.arange(n))
+
+    def log_chances(self, features: Features) -> Floats:
+        """Of every candidate that the target takes it, given its path; float64 [n, k]."""
+        features.log_chances = self._log_chances(features)
+        found: Floats = features.log_chances[:, :-1]
+        return found
+
+    def _log_chances(self, features: Features) -> Floats:
+        scores: Floats = np.matmul(features.values, self._of_depths(features.depths)[:, :, None])[
+            :, :, 0
+        ]
+        scores -= scores.max(axis=1, keepdims=True)
+        scores -= np.log(np.exp(scores).sum(axis=1, keepdims=True))
+        return scores
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Learns from drafts, one after the other; each from its first position on."""
+        slopes, spreads = self._moments(outcomes)
+        counts = [len(outcome.places) for outcome in outcomes]
+        while counts:
+            self._extend(counts[0])  # as what was learned before it has left the last depth
+            known = len(self._weights)
+            n = next((i for i, count in enumerate(counts) if count > known), len(counts))
+            rows = sum(counts[:n])
+            learned = self._weights, self._information
+            self._rules.step(*learned, slopes[:rows], spreads[:rows], counts[:n])
+            slopes, spreads, counts = slopes[rows:], spreads[rows:], counts[n:]
+
+    def _moments(self, outcomes: Sequence[Outcome]) -> tuple[Floats, Floats]:
+        """Slope and curvature of the log-likelihood at all positions of outcomes, in their order.
+
+        float64 [n, 5] and [n, 5, 5].
+        """
+        by_features: dict[int, tuple[Features, list[int], list[int], list[int]]] = {}
+        n = 0
+        for features, first, places in outcomes:
+            _, rows, taken, at = by_features.setdefault(id(features), (features, [], [], []))
+            rows += range(first, first + len(places))
+            taken += places
+            at += range(n, n + len(places))
+            n += len(places)
+        slopes, spreads = np.empty((n, 5)), np.empty((n, 5, 5))
+        for features, rows, taken, at in by_features.values():
+            log_chances = features.log_chances
+            if log_chances is None:
+                log_chances = self._log_chances(features)
+            values, chances = features.values[rows], np.exp(log_chances[rows])
+            weighted = chances[:, :, None] * values
+            mean = weighted.sum(axis=1)
+            slopes[at] = values[np.arange(len(rows)), taken] - mean
+            spreads[at] = np.matmul(weighted.transpose(0, 2, 1), values)
+            spreads[at] -= mean[:, :, None] * mean[:, None]
+        return slopes, spreads
+
+    @staticmethod
+    def _rules_of(prior: Floats) -> NewtonRules:
+        held = np.array(PRIOR_WEIGHTS)
+        return NewtonRules(prior, held, PULL * held, LOWEST, HIGHEST, 1.0 / MEMORY)
+
+    def _of_depths(self, depths: NDArray[np.intp]) -> Floats:
+        """The numbers of depths, from 0 on."""
+        if not len(self._weights):
+            return np.tile(self._prior, (len(depths), 1))
+        found: Floats = self._weights[np.minimum(depths, len(self._weights) - 1)]
+        return found
+
+    def _extend(self, n: int) -> None:
+        for _ in range(len(self._weights), n):
+            last = self._weights[-1] if len(self._weights) else self._prior
+            self._weights = np.vstack([self._weights, last])
+            self._information = np.concatenate([self._information, [np.diag(PRIOR_WEIGHTS)]])
+
+    def to_dict(self) -> dict[str, Any]:
+        """What was learned, as plain values."""
+        return {
+            "prior": self._prior.tolist(),
+            "weights": self._weights.tolist(),
+            "information": self._information.tolist(),
+        }
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> Calibration:
+        """What `to_dict` gave; KeyError, TypeError or ValueError for anything else."""
+        found = cls()
+        found._prior = np.array(stored["prior"], dtype=np.float64).reshape(5)
+        found._rules = cls._rules_of(found._prior)
+        found._weights = np.array(stored["weights"], dtype=np.float64).reshape(-1, 5)
+        found._information = np.array(stored["information"], dtype=np.float64).reshape(-1, 5, 5)
+        if len(found._weights) != len(found._information):
+            raise ValueError("a calibration of unequal parts")
+        parts = found._prior, found._weights, found._information
+        if not all(np.isfinite(part).all() for part in parts):
+            raise ValueError("a calibration that is not finite")
+        return found
+
+
+class Spine:
+    """How often the target took best candidates, by depth, where it took those before as well.
+
+    What was long ago counts less.
+    """
+
+    def __init__(self) -> None:
+        self._tried: list[float] = []
+        self._taken: list[float] = []
+        self._paths: list[float] = []
+
+    def observe(self, candidates: Sequence[int], chosen: Sequence[int]) -> None:
+        """Learns from a chain of candidates and what the target chose in their places."""
+        self._extend(len(candidates))
+        self._paths.clear()
+        keep = 1.0 - 1.0 / SPINE_MEMORY
+        for depth, (candidate, token) in enumerate(zip(candidates, chosen, strict=False)):
+            self._tried[depth] = keep * self._tried[depth] + 1.0
+            self._taken[depth] = keep * self._taken[depth] + (candidate == token)
+            if candidate != token:
+                return
+
+    def paths(self, n: int) -> list[float]:
+        """Chances that all of the first candidates are taken, for 1 to n of them.
+
+        A depth that was seldom reached is taken to be like the one before it.
+        """
+        if len(self._paths) < n:
+            self._extend(n)
+            path, chance = 1.0, SPINE_PRIOR
+            self._paths = []
+            for taken, tried in zip(self._taken, self._tried, strict=True):
+                chance = (taken + SPINE_WEIGHT * chance) / (tried + SPINE_WEIGHT)
+                path *= chance
+                self._paths.append(path)
+        return self._paths[:n]
+
+    def log_paths(self, n: int) -> list[float]:
+        """Their logarithms."""
+        return [math.log(max(path, LEAST)) for path in self.paths(n)]
+
+    def to_dict(self) -> list[list[float]]:
+        """Tried and taken, by depth."""
+        return [list(self._tried), list(self._taken)]
+
+    @classmethod
+    def from_dict(cls, stored: Sequence[Sequence[float]]) -> Spine:
+        """What `to_dict` gave. ValueError or TypeError for anything else."""
+        spine = cls()
+        for tried, taken in zip(*stored, strict=True):
+            if not 0.0 <= float(taken) <= float(tried) < 1e6:
+                raise ValueError(f"{taken} candidates of {tried}")
+            spine._tried.append(float(tried))
+            spine._taken.append(float(taken))
+        return spine
+
+    def _extend(self, n: int) -> None:
+        more = n - len(self._tried)
+        self._tried += [0.0] * more
+        self._taken += [0.0] * more
+
+
+class Calibrations:
+    """One calibration for every way to draw that was met: what fits one misleads another."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Calibration] = {}
+        self._spines: dict[str, Spine] = {}
+
+    def of(self, config: DecodeConfig) -> Calibration:
+        """The calibration of a way to draw."""
+        way = way_to_draw(config)
+        if way not in self._known:
+            self._known[way] = Calibration(is_sampled=config.temperature > 0.0)
+        return self._known[way]
+
+    def spine(self, config: DecodeConfig) -> Spine:
+        """How often best candidates are taken in a way to draw."""
+        way = way_to_draw(config)
+        if way not in self._spines:
+            self._spines[way] = Spine()
+        return self._spines[way]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All that was learned, as plain values."""
+        return {
+            "ranked": {way: known.to_dict() for way, known in self._known.items()},
+            "spines": {way: spine.to_dict() for way, spine in self._spines.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> Calibrations:
+        """What `to_dict` gave; KeyError, TypeError or ValueError for anything else."""
+        found = cls()
+        found._known = {way: Calibration.from_dict(x) for way, x in stored["ranked"].items()}
+        found._spines = {way: Spine.from_dict(x) for way, x in stored["spines"].items()}
+        return found
+
+
+def way_to_draw(config: DecodeConfig) -> str:
+    """What of a config decides how often candidates are taken, as a key."""
+    return f"{config.temperature:g}{' penalised' if config.has_penalties else ''}"
+
+
+class Features:
+    """What the chances of drafts depend on: float64 [n, k + 1, 5], the last row of k the rest."""
+
+    def __init__(
+        self,
+        log_q: Floats,
+        noise: Floats | None = None,
+        is_cut: NDArray[np.bool_] | None = None,
+        depths: NDArray[np.intp] | None = None,
+    ) -> None:
+        """log_q: [n, k], the drafter's log-probabilities; -inf for what cannot be taken.
+
+        noise: [n, k], of the target's draw. is_cut: [n, k]. None if it is greedy. depths: [n], of
+        the positions, from 0 on; None: one draft's, from the first.
+        """
+        n, k = log_q.shape
+        self.depths: NDArray[np.intp] = np.arange(n) if depths is None else depths
+        self.log_chances: Floats | None = None  # what these were last taken to mean, [n, k + 1]
+        self.values = np.zeros((n, k + 1, 5))
+        rest = 1.0 - np.exp(log_q).sum(axis=1)
+        self.values[:, :k, 0] = np.maximum(log_q, LEAST_LOG)
+        self.values[:, k, 0] = np.log(np.maximum(rest, 1e-6))
+        self.values[:, :k, 1] = 1.0
+        self.values[np.arange(n), log_q.argmax(axis=1), 4] = 1.0
+        if noise is not None:
+            self.values[:, :k, 2] = noise
+        if is_cut is not None:
+            self.values[:, :k, 3] = np.where(is_cut, -1.0, 0.0)

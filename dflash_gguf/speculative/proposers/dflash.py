@@ -1,0 +1,281 @@
+"""The DFlash drafter of a sequence: candidates for every position of a block, in one pass."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...native import Draft
+from ...sampling.noise import Sampler, noise_of
+from ..calibration import Calibration, Calibrations, Features, Outcome
+from ..ddtree import Candidates, chain, grow
+from ..tree import Tree
+from .proposer import BRIEF, CHAIN, SPINE, Request, draft_all
+
+N_RANKED = 32
+"""Candidates of a position that compete for its place where the best logit does not decide."""
+
+
+class _Batch:
+    """Drafts whose candidates were ranked together, row after row."""
+
+    def __init__(
+        self, calibration: Calibration, features: Features, tokens: NDArray[np.int64]
+    ) -> None:
+        """tokens: [n, k], as the drafter gave them."""
+        self.calibration, self.features, self.tokens = calibration, features, tokens
+        self.best: list[int] = tokens[:, 0].tolist()
+
+    def places(self, rows: Sequence[int], wanted: Sequence[int]) -> list[int]:
+        """Of a token for each of some rows its place among the candidates; k if it is none."""
+        is_it = self.tokens[rows] == np.array(wanted)[:, None]
+        found: list[int] = np.where(
+            is_it.any(axis=1), is_it.argmax(axis=1), is_it.shape[1]
+        ).tolist()
+        return found
+
+
+class _Ranked(NamedTuple):
+    """Rows of a batch that are one request's: what is compared with what the target takes."""
+
+    batch: _Batch
+    first: int
+    n: int
+
+
+class DFlash:
+    """Chances are learned from what the target took.
+
+    A brief proposal takes the best logits as they are; its chances are how often the target took
+    such candidates lately. Others rank the candidates by all that is known: bans and penalties, and
+    the target's noise, which is known before it draws, as much as that was found to tell.
+    """
+
+    name = "dflash"
+    is_free = False
+    state = None
+    """The core keeps it with the sequence."""
+
+    def __init__(self, max_draft: int, *, n_ranked: int = N_RANKED) -> None:
+        """max_draft: one less than the drafter's block."""
+        self.max_draft = max_draft
+        self._calibrations = Calibrations()
+        self._outcomes: list[tuple[_Ranked, Sequence[int]]] = []  # to be learned from, all at once
+        self._n_ranked = n_ranked
+
+    @property
+    def calibrations(self) -> Calibrations:
+        """What was learned so far."""
+        self._learn_outcomes()
+        return self._calibrations
+
+    @calibrations.setter
+    def calibrations(self, calibrations: Calibrations) -> None:
+        self._calibrations = calibrations
+
+    def begin(self, request: Request) -> None:
+        """The core has seen the prompt."""
+
+    def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
+        """Drafts for all; none, with a warning, where the drafter's scores are not finite."""
+        self._learn_outcomes()
+        drafts = draft_all(requests, [self._width(request) for request in requests])
+        trees: dict[Request, Tree] = {}
+        groups: dict[object, list[tuple[Request, Draft]]] = {}  # None: brief ones
+        for request, draft in zip(requests, drafts, strict=True):
+            way = None if request.shape == BRIEF else _way_to_rank(request.sampler)
+            groups.setdefault(way, []).append((request, draft))
+        for way, group in groups.items():
+            finite = _finite(group, with_logits=way is not None)
+            if way is None:
+                for request, draft in finite:
+                    trees[request] = self._brief(request, draft)
+            elif finite:
+                for (request, _), candidates in zip(finite, self._ranked(finite), strict=True):
+                    trees[request] = _tree(request, candidates)
+        return [trees.get(request) for request in requests]
+
+    def observe(self, request: Request, tokens: Sequence[int]) -> None:
+        """Learns at which place the target's choices stood."""
+        note = request.notes.pop(self.name, None)
+        if note is None:
+            return
+        spine = self._calibrations.spine(request.sampler.config)
+        if not isinstance(note, _Ranked):
+            spine.observe(note, tokens)
+            return
+        spine.observe(note.batch.best[note.first : note.first + note.n], tokens)
+        self._outcomes.append((note, tokens[: note.n]))
+
+    def outlook(self, sampler: Sampler) -> Sequence[float]:
+        """How often the target took chains of such candidates lately."""
+        return self._calibrations.spine(sampler.config).paths(self.max_draft)
+
+    def forget(self, sequence: Any) -> None:
+        """Keeps nothing."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """All calibrations."""
+        return self.calibrations.to_dict()
+
+    def learn(self, stored: Mapping[str, Any]) -> None:
+        """Goes on from those of an earlier process."""
+        self.calibrations = Calibrations.from_dict(stored)
+
+    def _width(self, request: Request) -> int:
+        if request.shape == CHAIN and request.sampler.is_argmax:
+            request.shape = BRIEF
+        if request.shape != BRIEF:
+            return self._n_ranked
+        return min(1 + len(request.sampler.banned), self._n_ranked)
+
+    def _brief(self, request: Request, draft: Draft) -> Tree:
+        """The best candidate of every position that may be drawn at all."""
+        if draft.tokens.shape[1] == 1:
+            tokens = draft.tokens[:, 0].tolist()
+        else:
+            banned = request.sampler.banned
+            rows = draft.tokens.tolist()
+            tokens = [next((t for t in row if t not in banned), row[0]) for row in rows]
+        tokens = tokens[: request.n_nodes]
+        request.notes[self.name] = tokens
+        chances = self._calibrations.spine(request.sampler.config).log_paths(len(tokens))
+        return Tree.chain([request.seen[-1], *tokens], [0.0, *chances])
+
+    def _ranked(self, drafts: Sequence[tuple[Request, Draft]]) -> list[Candidates]:
+        """The candidates of drafts that are ranked alike: all in as few steps as one's."""
+        samplers = [request.sampler for request, _ in drafts]
+        sampler, counts = samplers[0], [len(draft.tokens) for _, draft in drafts]
+        ends = list(itertools.accumulate(counts, initial=0))
+        tokens = _joined([draft.tokens for _, draft in drafts]).astype(np.int64)
+        depths = np.arange(ends[-1]) - np.repeat(ends[:-1], counts)
+        noise = None
+        if sampler.config.temperature > 0.0:
+            starts = np.repeat([len(request.seen) for request, _ in drafts], counts)
+            noise = noise_of(samplers, counts, starts + depths, tokens)
+        calibration = self._calibrations.of(sampler.config)
+        logits = _joined([draft.logits for _, draft in drafts]).astype(np.float64)
+        if sampler.config.has_penalties:  # whatever others' paths are
+            weights = calibration.weights(max(counts))
+            for (request, draft), a, b in zip(drafts, ends, ends[1:], strict=False):
+                own = None if noise is None else noise[a:b]
+                logits[a:b] = _adjusted(request, draft, own, weights)
+        elif sampler.banned:
+            _ban(sampler, tokens, logits)
+        log_q = logits - _joined([draft.log_sum_exp for _, draft in drafts])[:, None]
+        # The sums know nothing of biases and penalties, which may lift a token above all.
+        log_q -= np.maximum(log_q.max(axis=1, keepdims=True), 0.0)
+        is_cut = None if noise is None else sampler.is_cut(log_q)
+        features = Features(log_q, noise, is_cut, depths)
+        chances = calibration.log_chances(features)
+        if sampler.banned or sampler.config.has_penalties:
+            chances[np.isneginf(logits)] = -np.inf
+        batch = _Batch(calibration, features, tokens)
+        for (request, _), first, n in zip(drafts, ends, counts, strict=False):
+            request.notes[self.name] = _Ranked(batch, first, n)
+        places = _best_first(chances, only_best=all(x.shape == CHAIN for x, _ in drafts))
+        rows = np.arange(len(tokens))[:, None]
+        tokens, chances = tokens[rows, places], chances[rows, places]
+        return [Candidates(tokens[a:b], chances[a:b]) for a, b in itertools.pairwise(ends)]
+
+    def _learn_outcomes(self) -> None:
+        """Looks all tokens that the target took up among their candidates, and learns from that."""
+        if not self._outcomes:
+            return
+        outcomes, self._outcomes = self._outcomes, []
+        by_batch: dict[_Batch, tuple[list[int], list[int]]] = {}
+        for note, taken in outcomes:
+            rows, tokens = by_batch.setdefault(note.batch, ([], []))
+            rows += range(note.first, note.first + len(taken))
+            tokens += taken
+        places = {batch: iter(batch.places(*found)) for batch, found in by_batch.items()}
+        by_calibration: dict[Calibration, list[Outcome]] = {}
+        for (batch, first, _), taken in outcomes:
+            theirs = list(itertools.islice(places[batch], len(taken)))
+            outcome = Outcome(batch.features, first, theirs)
+            by_calibration.setdefault(batch.calibration, []).append(outcome)
+        for calibration, found in by_calibration.items():
+            calibration.observe(found)
+
+
+def _way_to_rank(sampler: Sampler) -> object:
+    """What drafts have in common that are ranked together."""
+    config = sampler.config
+    cuts = config.top_k, config.top_p, config.min_p
+    return config.temperature, config.has_penalties, cuts, sampler.banned
+
+
+def _finite(
+    drafts: Sequence[tuple[Request, Draft]], *, with_logits: bool
+) -> Sequence[tuple[Request, Draft]]:
+    """Those whose scores are finite numbers, with a warning if some are not."""
+    if _sums_are_finite([draft for _, draft in drafts], with_logits=with_logits):
+        return drafts
+    sentence = "the drafter's scores are not finite numbers: decoding goes on without it"
+    warnings.warn(sentence, RuntimeWarning, stacklevel=3)
+    return [x for x in drafts if _sums_are_finite([x[1]], with_logits=with_logits)]
+
+
+def _sums_are_finite(drafts: Sequence[Draft], *, with_logits: bool) -> bool:
+    # A sum over a whole row is not finite where its best logit is not.
+    sums = sum(_joined([draft.log_sum_exp for draft in drafts]).tolist())
+    if with_logits:
+        sums += float(_joined([draft.logits for draft in drafts]).sum())
+    return math.isfinite(sums)
+
+
+def _tree(request: Request, candidates: Candidates) -> Tree:
+    root, n = request.seen[-1], request.n_nodes
+    if request.shape == CHAIN:
+        return chain(root, candidates, n)
+    return grow(root, candidates, n, spine=request.shape == SPINE)
+
+
+def _joined(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    return rows[0] if len(rows) == 1 else np.concatenate(rows)
+
+
+def _best_first(chances: NDArray[np.float64], *, only_best: bool) -> NDArray[np.intp]:
+    """Places in the order of chances, the first of equal ones first; of each row one if asked."""
+    places: NDArray[np.intp] = (
+        chances.argmax(axis=1)[:, None]
+        if only_best
+        else np.argsort(-chances, axis=1, kind="stable")
+    )
+    return places
+
+
+def _ban(sampler: Sampler, tokens: NDArray[np.int64], logits: NDArray[np.float64]) -> None:
+    """Takes banned tokens out; a position whose candidates are all banned keeps its own."""
+    banned = sampler.is_banned(tokens)
+    banned &= ~banned.all(axis=1, keepdims=True)
+    logits[banned] = -np.inf
+
+
+def _adjusted(
+    request: Request,
+    draft: Draft,
+    noise: NDArray[np.float64] | None,
+    weights: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """Logits after bans and penalties; these see the likeliest path, whatever branch they are on.
+
+    A position whose candidates are all banned keeps its own.
+    """
+    sampler, path = request.sampler, list(request.seen)
+    rows = np.empty(draft.logits.shape)
+    for depth, (ids, row) in enumerate(zip(draft.tokens, draft.logits, strict=True)):
+        rows[depth] = sampler.adjusted_among(ids, row, path)
+        if np.isneginf(rows[depth]).all():
+            rows[depth] = row
+        scores = weights[depth, 0] * rows[depth]
+        if noise is not None:
+            scores += weights[depth, 2] * noise[depth]
+        path.append(int(ids[np.argmax(scores)]))
+    return rows

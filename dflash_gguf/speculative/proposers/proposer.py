@@ -1,0 +1,211 @@
+"""What drafters answer to: for several sequences at once a tree each, with a log-chance a node.
+
+A proposer may be a model of its own, heads of the target that run step by step, or copies of the
+text so far. The loop verifies its candidates whatever they are: it can only cost time.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ...native import ANYTHING, Draft, DraftRequest, Worth
+from ...sampling.noise import Sampler
+from ..tree import Tree, merged
+
+BRIEF, CHAIN, TREE, SPINE = "brief", "chain", "tree", "spine"
+"""Shapes of a proposal: the best continuation as quickly as it is had; the best one by all that is
+known; the likeliest nodes; all of the chain of best candidates, and the likeliest nodes beside."""
+
+
+class Drafts(Protocol):
+    """What proposers ask of a sequence."""
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens that its context holds."""
+
+    @property
+    def max_draft(self) -> int:
+        """Tokens of one draft of its drafter at most; 0 without one."""
+
+    def draft(self, last_token: int, n_draft: int, k: int = 1) -> Draft:
+        """What may follow `last_token`, the k best of each of n_draft positions."""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One answer, as proposers see it round after round.
+
+    sequence: whose it is, `Drafts` where there is a drafter. seen: prompt and answer; its last
+    token is chosen, but not in the caches yet. sampler: what the target's rows will be given to.
+    n_left: tokens the answer may still take. n_room: rows of the pass at most.
+    n_positions, n_nodes, shape: what is asked for in this round: positions, and nodes below the
+    root, at most. worth: what nodes of all requests together must promise; no others are wanted.
+    notes: what proposers keep until they are asked again, by their names.
+    failed: names of proposers that have failed for this answer.
+    proposed: candidates of this round by proposer. tree: what is verified, if anything is.
+    """
+
+    sequence: Any
+    seen: Sequence[int]
+    sampler: Sampler
+    n_left: int = 0
+    n_room: int = 0
+    n_positions: int = 0
+    n_nodes: int = 0
+    shape: str = TREE
+    worth: Worth = ANYTHING
+    notes: dict[str, Any] = field(default_factory=dict)
+    failed: set[str] = field(default_factory=set)
+    proposed: dict[str, Tree] = field(default_factory=dict)
+    tree: Tree | None = None
+
+    @property
+    def limit(self) -> int:
+        """Candidates of a chain that may be verified: what ends the answer need not be drafted."""
+        return min(self.n_left, self.n_room) - 1
+
+    def merged(self) -> Tree:
+        """All that was proposed, as one tree; something was."""
+        return merged(list(self.proposed.values()))
+
+    def credits(self, tokens: Sequence[int]) -> Iterator[tuple[str, int, int]]:
+        """Of each proposer its candidates that were verified, and those of them in the answer.
+
+        What several proposed counts for each of them. tokens: what the target chose.
+        """
+        if self.tree is None:
+            return
+        path = self.tree.accepted(tokens)[1:]
+        for name, proposed in self.proposed.items():
+            if len(self.proposed) == 1:
+                yield name, self.tree.n_drafted, len(path)
+                return
+            place: list[int | None] = [0]
+            for parent, token in zip(self.tree.parents[1:], self.tree.tokens[1:], strict=True):
+                above = place[parent]
+                place.append(None if above is None else proposed.child(above, token))
+            n_drafted = sum(at is not None for at in place) - 1
+            yield name, n_drafted, sum(place[node] is not None for node in path)
+
+
+class Proposer(Protocol):
+    """A source of candidates for the tokens to come."""
+
+    @property
+    def name(self) -> str:
+        """How it is called: `draft_type`, and in reports."""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether asking it costs no pass: it is then asked every round, before others are."""
+
+    @property
+    def max_draft(self) -> int:
+        """Positions of one proposal at most."""
+
+    @property
+    def state(self) -> State | None:
+        """What it keeps of every sequence, where that is its own affair."""
+
+    def begin(self, request: Request) -> None:
+        """An answer begins; its prompt is in `seen`.
+
+        What is kept of the sequence goes where it does not agree: others may have used it.
+        """
+
+    def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
+        """A tree for each; None if it has failed for this answer, a bare root if it has no idea.
+
+        It may take several passes; each serves all requests.
+        """
+
+    def observe(self, request: Request, tokens: Sequence[int]) -> None:
+        """Learns what the target chose in the round that followed, whatever its kind."""
+
+    def outlook(self, sampler: Sampler) -> Sequence[float]:
+        """Chances of the paths of its best chain, by depth, before it is asked."""
+
+    def forget(self, sequence: Any) -> None:
+        """Drops what it keeps of the texts of a sequence, if it keeps any."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """What was learned, as plain values."""
+
+    def learn(self, stored: Mapping[str, Any]) -> None:
+        """Takes up what `to_dict` gave in an earlier process.
+
+        Errors: KeyError, TypeError or ValueError for anything else; nothing is changed then.
+        """
+
+
+class State(Protocol):
+    """What a proposer keeps of sequences beside the target's caches, such as K/V of its own.
+
+    A state of every position (K/V of full length) can be saved and loaded by ranges, so that it
+    comes back with a found prefix; one of a window may give less than was asked.
+    """
+
+    @property
+    def bytes_a_position(self) -> int:
+        """Bytes that each position of a sequence takes."""
+
+    @property
+    def bytes_a_sequence(self) -> int:
+        """Bytes that a sequence takes besides, whatever its length."""
+
+    def position(self, sequence: Drafts) -> int:
+        """Tokens of the sequence that it holds the state of."""
+
+    def save(self, sequence: Drafts, first: int, last: int) -> bytes:
+        """The state of positions [first, last)."""
+
+    def load(self, sequence: Drafts, first: int, saved: bytes) -> None:
+        """Puts back what `save` gave; positions before `first` must be there, later ones go."""
+
+    def truncate(self, sequence: Drafts, position: int) -> None:
+        """Forgets the positions from this one on."""
+
+
+def draft_all(requests: Sequence[Request], widths: Sequence[int]) -> list[Draft]:
+    """The drafter's candidates for all requests, so many a position for each.
+
+    In as few passes as there may be.
+    """
+    if len(requests) == 1:
+        (request,), (width,) = requests, widths
+        return [request.sequence.draft(request.seen[-1], request.n_positions, width)]
+    engine = requests[0].sequence.engine
+    drafts: list[Draft] = []
+    waiting = list(requests)
+    while waiting:
+        n_rows = list(itertools.accumulate(request.n_positions + 1 for request in waiting))
+        n = max(1, sum(rows <= engine.max_draft_rows for rows in n_rows))
+        asked = [DraftRequest(x.sequence, x.seen[-1], x.n_positions) for x in waiting[:n]]
+        drafts += engine.draft(asked, max(widths[len(drafts) : len(drafts) + n]))
+        del waiting[:n]
+    return [
+        draft
+        if draft.tokens.shape[1] == width
+        else Draft(draft.tokens[:, :width], draft.logits[:, :width], draft.log_sum_exp)
+        for draft, width in zip(drafts, widths, strict=True)
+    ]
+
+
+def named(proposers: Sequence[Proposer], names: Iterable[str] | None) -> list[Proposer]:
+    """Those of these names, all without any.
+
+    Errors: ValueError for a name that none of them has.
+    """
+    if names is None:
+        return list(proposers)
+    known = {proposer.name: proposer for proposer in proposers}
+    names = list(names)
+    for name in names:
+        if name not in known:
+            there = ", ".join(known) or "none"
+            raise ValueError(f"draft_type {name!r} is not there; this decoder has: {there}")
+    return [known[name] for name in known if name in names]

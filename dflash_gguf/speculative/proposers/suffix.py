@@ -1,0 +1,129 @@
+"""Copies of the text so far as candidates: no weights, no pass, any target.
+
+A timeline's prompts and answers are remembered as they are given; where the end of the text stood
+before, what came after it there is proposed. The search is the core's
+(csrc/speculative/suffix_index.h), and so are the chances: by the length of what agrees, how often
+such copies came true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from ...native import MAX_VERIFY, Copies, Error, Proposals
+from ...sampling.noise import Sampler
+from ..calibration import way_to_draw
+from ..tree import Tree
+from .proposer import Request
+
+N_MOST = 1 << 17
+"""Tokens remembered of a timeline at most, which take some 100 bytes each."""
+
+_NOTHING = Tree.of([-1])
+
+
+class _Memory:
+    """What is remembered of a timeline.
+
+    seen: the text of its last answer, with the prompt; n: how many tokens of it were taken up.
+    """
+
+    def __init__(self, n_most: int) -> None:
+        self.copies = Copies(n_most)
+        self.seen: Sequence[int] = []
+        self.n = 0
+        self.way = ""
+
+
+class Copy:
+    """Copies for all sequences of an engine; each has its own texts."""
+
+    name = "copy"
+    is_free = True
+    max_draft = MAX_VERIFY - 1
+    state = None
+    """Tokens, which nobody need save: texts that come back bring theirs."""
+
+    def __init__(self, n_most: int = N_MOST) -> None:
+        """n_most: tokens remembered of a timeline; the older half is forgotten beyond."""
+        self._n_most = n_most
+        self._proposals = Proposals()
+        self._memories: WeakKeyDictionary[Any, _Memory] = WeakKeyDictionary()
+        self._outcomes: dict[str, list[list[float]]] = {}
+
+    def begin(self, request: Request) -> None:
+        """Takes up the prompt: what it has in common with the text before is there already."""
+        memory = self._memories.get(request.sequence)
+        if memory is None:
+            memory = self._memories[request.sequence] = _Memory(self._n_most)
+        before, now = list(memory.seen[: memory.n]), list(request.seen)
+        n = _n_common(before, now)
+        if n < len(before):
+            memory.copies.separate()
+        memory.copies.append(now[n:])
+        memory.seen, memory.n = request.seen, len(now)
+        way = way_to_draw(request.sampler.config)
+        if memory.way != way:
+            if memory.way:
+                self._outcomes[memory.way] = memory.copies.outcomes.tolist()
+            if way in self._outcomes:
+                memory.copies.outcomes = np.array(self._outcomes[way])
+            memory.way = way
+        request.notes[self.name] = memory
+
+    def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
+        """What came after the end of each text where it stood before."""
+        texts, chosen, n_positions, n_nodes = [], [], [], []
+        for request in requests:
+            memory: _Memory = request.notes[self.name]
+            texts.append(memory.copies)
+            chosen.append(request.seen[memory.n :])
+            memory.n = len(request.seen)
+            n_positions.append(request.n_positions)
+            n_nodes.append(request.n_nodes)
+        found = self._proposals.propose(texts, chosen, n_positions, n_nodes, requests[0].worth)
+        if found is None:
+            return [_NOTHING] * len(requests)
+        return [Tree(*tree) if tree else _NOTHING for tree in found]
+
+    def observe(self, request: Request, tokens: Sequence[int]) -> None:
+        """The text tells, when it goes on."""
+
+    def outlook(self, sampler: Sampler) -> Sequence[float]:  # noqa: ARG002
+        """Nothing is promised beforehand."""
+        return ()
+
+    def forget(self, sequence: Any) -> None:
+        """Drops its texts, not how often copies came true."""
+        memory = self._memories.pop(sequence, None)
+        if memory is not None:
+            self._outcomes[memory.way] = memory.copies.outcomes.tolist()
+
+    def to_dict(self) -> dict[str, Any]:
+        """How often copies came true, by way to draw."""
+        for memory in self._memories.values():
+            self._outcomes[memory.way] = memory.copies.outcomes.tolist()
+        return {"outcomes": self._outcomes}
+
+    def learn(self, stored: Mapping[str, Any]) -> None:
+        """Goes on from an earlier process."""
+        probe, found = Copies(2), {}
+        for way, outcomes in stored["outcomes"].items():
+            try:
+                probe.outcomes = np.array(outcomes, dtype=np.float64)
+            except Error as error:
+                raise ValueError(str(error)) from None
+            found[way] = outcomes
+        self._outcomes = found
+
+
+def _n_common(a: list[int], b: list[int]) -> int:
+    """Tokens that two texts begin with alike."""
+    n = min(len(a), len(b))
+    if a[:n] == b[:n]:
+        return n
+    return next(i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)

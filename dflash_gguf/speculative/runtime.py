@@ -1,0 +1,273 @@
+"""What an engine drafts with: its proposers, rules of answers, and what was learned of both.
+
+What passes cost is measured while a model is loaded, and is kept in a file between processes, so
+that no answer begins cold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from .. import _cache_dir
+from ..config import AUTO_TREE_BUDGET, TREE_BUDGET, DecodeConfig
+from ..native import MAX_VERIFY, Error, Sequence
+from ..sampling.noise import Sampler
+from ..text.gguf_metadata import files_of
+from .calibration import way_to_draw
+from .controller import Auto, Fixed, Rule
+from .controller_state import Known
+from .cost_model import Costs, Round
+from .proposers.proposer import BRIEF, CHAIN, SPINE, TREE, Proposer, Request, named
+from .proposers.registry import proposers_of
+
+ROOM = 32
+"""Rows that a verify is given room for from the start, where there is memory."""
+MEASURE_S, N_PROMPT = 0.2, 8
+"""What measuring may take while a model is loaded, and the tokens before the rounds it runs."""
+N_PLAIN = 3
+"""Plain rounds that are measured then; of others one."""
+N_ROUNDS_KEPT = 16
+"""New rounds for which it is worth to write down what was learned."""
+N_HEADER = 1 << 16
+"""Bytes at a file's start that tell it from another of the same size and time."""
+
+
+class CostFile:
+    """Where what was learned of a pair is kept, by its files and all that costs follow from."""
+
+    def __init__(self, paths: Iterable[str], *settings: str | int) -> None:
+        """paths: target and drafter. settings: whatever else changes what a pass costs.
+
+        Errors: OSError for a file that cannot be read.
+        """
+        files = [_file_identity(part) for path in paths for part in files_of(path)]
+        self._identity = [*files, *map(str, settings), _cache_dir.cpu_name()]
+        name = hashlib.sha256("\n".join(self._identity).encode()).hexdigest()[:16]
+        self._name = f"costs-{name}.json"
+
+    def load(self, n_first: int = 1) -> tuple[Costs, dict[str, Any]]:
+        """What was measured before, and what proposers have learned, by their names.
+
+        Empty if nothing was, or if it makes no sense. n_first: as of `Costs`.
+        """
+        stored = _cache_dir.read(self._name, self._identity)
+        if stored is not None:
+            with contextlib.suppress(*_cache_dir.SENSELESS):
+                return Costs.from_dict(stored["costs"], n_first), dict(stored["learned"])
+        return Costs(n_first), {}
+
+    def store(self, costs: Costs, learned: Mapping[str, Any]) -> None:
+        """Keeps both."""
+        value = {"costs": costs.to_dict(), "learned": dict(learned)}
+        _cache_dir.write(self._name, self._identity, value)
+
+
+class Drafting:
+    """The proposers of an engine; what is learned outlives answers, and the process in a file."""
+
+    def __init__(
+        self,
+        sequence: Sequence,
+        cost_file: CostFile | None = None,
+        most_rows: int = MAX_VERIFY,
+    ) -> None:
+        """cost_file: where this pair's costs are kept. most_rows: of a verify by default."""
+        # ggml's CUDA backend captures a graph as it runs for the second time.
+        engine = sequence.engine
+        n_first = 2 if engine.model.backend.startswith("CUDA") else 1
+        self.proposers = proposers_of(sequence)
+        costs, learned = cost_file.load(n_first) if cost_file else (Costs(n_first), {})
+        self.known = Known(costs)
+        for proposer in self.proposers:
+            with contextlib.suppress(*_cache_dir.SENSELESS):
+                proposer.learn(learned[proposer.name])
+        with contextlib.suppress(*_cache_dir.SENSELESS):
+            self.known.promise.learn(learned["promise"])
+        self._sequence, self._engine = sequence, engine
+        self._cost_file = cost_file
+        self._most_rows = most_rows
+        self._n_stored = costs.n_observed
+        self._last: tuple[Any, Auto] = (None, Auto(self.known, 0, 1))
+
+    def rule(self, config: DecodeConfig) -> tuple[list[Proposer], Rule | None]:
+        """Who drafts in an answer, and how much; no rule for plain decoding.
+
+        Errors: ValueError if what was asked for cannot be.
+        """
+        if config.draft == "none":
+            return [], None
+        proposers = named(self.proposers, config.draft_type)
+        paid = next((proposer for proposer in proposers if not proposer.is_free), None)
+        if config.draft != "auto" and config.draft_type is None and paid is not None:
+            proposers = [paid]  # what is fixed is the drafter's, unless others are asked for
+        if not proposers:
+            if config.draft == "auto":
+                return [], None
+            raise ValueError(f"draft is {config.draft!r}, which needs a drafter")
+        longest = paid.max_draft if paid is not None else proposers[0].max_draft
+        for name, value in (("draft_max", config.draft_max), ("draft_min", config.draft_min)):
+            if value is not None and value > longest:
+                raise ValueError(f"{name} is {value}, this drafter drafts at most {longest}")
+        longest = config.draft_max or longest
+        if config.draft == "chain":
+            return proposers, Fixed(CHAIN, longest, longest, config.draft_min)
+        if config.draft == "tree":
+            most = config.tree_budget or TREE_BUDGET
+            shape = SPINE if config.tree_spine else TREE
+            return proposers, Fixed(shape, most, longest, config.draft_min)
+        most = config.tree_budget or AUTO_TREE_BUDGET
+        self.make_room(min(most + 1, ROOM), is_needed=False)
+        drafted, deepest = longest if paid is not None else 0, config.draft_max or most
+        sizes = drafted, most, config.draft_min, deepest
+        names = tuple(proposer.name for proposer in proposers)
+        key = sizes, names, way_to_draw(config)
+        if key != self._last[0]:
+            rule = Auto(self.known, drafted, most, config.draft_min, deepest=deepest)
+            self._last = key, rule
+        self._last[1].begin()
+        return proposers, self._last[1]
+
+    def measure(self) -> None:
+        """Runs some rounds, unless it is known what they cost; for MEASURE_S if passes are short.
+
+        The sequence is empty afterwards.
+        """
+        sequence = self._sequence
+        n_rows = min(ROOM, self._most_rows, sequence.n_ctx - 2 * N_PROMPT)
+        if self.known.costs.knows_plain or n_rows < 2:
+            return
+        self.make_room(n_rows, is_needed=False)
+        prompt = [token % self._engine.model.n_vocab for token in range(N_PROMPT)]
+        paid = next((proposer for proposer in self.proposers if not proposer.is_free), None)
+
+        request = Request(sequence, prompt, Sampler(DecodeConfig()))
+
+        n_vocab = self._engine.model.n_vocab
+
+        def run(done: Round, *, are_alike: bool = False) -> None:
+            started = drafted = time.perf_counter()
+            if done.n_positions and paid is not None:
+                request.n_positions = request.n_nodes = done.n_positions
+                request.shape = BRIEF if done.is_brief else TREE
+                paid.propose([request])
+                request.notes.clear()
+                drafted = time.perf_counter()
+            if done.n_drafted:
+                # A text's tokens differ, and so do the experts they touch.
+                step = 0 if are_alike else 1 + n_vocab // 97
+                tokens = [(prompt[-1] + step * row) % n_vocab for row in range(done.n_rows)]
+                if done.is_tree:
+                    parents = [(node + 1) // 2 - 1 for node in range(done.n_rows)]
+                    sequence.verify_tree(tokens, parents).argmax()
+                else:
+                    sequence.verify(tokens).argmax()
+                sequence.commit(0)
+            else:
+                sequence.decode(prompt[-1]).argmax()
+            done.draft_s, done.pass_s = drafted - started, time.perf_counter() - drafted
+            done.n_experts = self._engine.n_experts
+
+        run_alike = partial(run, are_alike=True)
+        try:
+            for proposer in self.proposers:  # whose first calls take longer as well
+                proposer.begin(request)
+                if proposer.is_free:
+                    proposer.propose([request])
+                proposer.forget(sequence)
+            sequence.prefill(prompt).argmax()
+            longest = paid.max_draft if paid is not None else 0
+            measure(
+                self.known, min(n_rows, self._engine.max_verify), longest, run, MEASURE_S, run_alike
+            )
+        except Error:  # who answers will be told
+            self.known.costs = Costs(self.known.costs.n_first)
+        finally:
+            sequence.reset()
+
+    def make_room(self, n_rows: int, *, is_needed: bool) -> None:
+        """Lets a round verify so many rows; where it can do with fewer, as many as there may be."""
+        if not is_needed:
+            n_rows = min(n_rows, self._most_rows)
+        if n_rows > self._engine.max_verify:
+            try:
+                self._engine.reserve_verify(n_rows)
+            except Error:
+                if is_needed:
+                    raise
+                self._most_rows = self._engine.max_verify  # others took what was free
+
+    def forget(self, sequences: Iterable[Sequence]) -> None:
+        """Forgets the texts of sequences."""
+        for sequence in sequences:
+            for proposer in self.proposers:
+                proposer.forget(sequence)
+
+    def keep(self) -> None:
+        """Lets the next process begin with what this one has learned."""
+        n_observed = self.known.costs.n_observed
+        if self._cost_file is not None and n_observed >= self._n_stored + N_ROUNDS_KEPT:
+            learned = {proposer.name: proposer.to_dict() for proposer in self.proposers}
+            learned["promise"] = self.known.promise.to_dict()
+            self._cost_file.store(self.known.costs, learned)
+            self._n_stored = n_observed
+
+
+def measure(
+    known: Known,
+    n_rows: int,
+    longest: int,
+    run: Callable[[Round], None],
+    most_s: float,
+    run_alike: Callable[[Round], None] | None = None,
+) -> None:
+    """Runs some rounds that accept nothing, so that the first answers do not begin with guesses.
+
+    Passes of up to n_rows and drafts of up to `longest` positions, as long as the next ones are
+    likely to end before most_s have gone by. run: fills in what a round took. run_alike: one of
+    rows that are alike, which touch few experts.
+    """
+    costs, spent_s, plain_s = known.costs, 0.0, 0.0
+    shapes = [(0, True), (7, True), (3, True), (7, False), (1, True), (3, False), (15, True)]
+    shapes += [(8, True), (16, True)]  # kernels begin another part of their rows there
+    for n, is_brief in shapes:
+        # A pass of many rows may take as long as several plain ones.
+        likely_s = (costs.n_first + 1) * plain_s * (1.0 + n / 4.0)
+        if n >= n_rows or (not is_brief and n > longest) or spent_s + likely_s > most_s:
+            continue
+        runs = [run] * (costs.n_first + (1 if n else N_PLAIN))
+        if n and run_alike and costs.experts.are_there and not costs.experts.are_costed:
+            runs.append(run_alike)
+        for fill in runs:
+            done = Round(0, n_positions=min(n, longest), is_brief=is_brief, n_drafted=n, n_tokens=1)
+            done.is_tree = not is_brief
+            fill(done)
+            costs.observe(done)
+            spent_s += done.seconds
+        plain_s = plain_s or costs.plain_s(0)
+    # Chains once more: what disturbs a single time would mislead until such a pass is run again.
+    for n, is_brief in shapes:
+        likely_s = plain_s * (1.0 + n / 4.0)
+        if n and is_brief and costs.knows_pass(n + 1) and spent_s + likely_s <= most_s:
+            run(done := Round(0, n_drafted=n, n_tokens=1))
+            costs.observe(done)
+            spent_s += done.seconds
+    # Plain rounds anew: the first of all passes are slow, as the weights have just been read.
+    if spent_s + N_PLAIN * plain_s <= most_s:
+        costs.give_way("plain")
+        for _ in range(N_PLAIN):
+            run(done := Round(0, n_tokens=1))
+            costs.observe(done)
+    costs.begin()
+
+
+def _file_identity(path: str) -> str:
+    stat = os.stat(path)
+    with open(path, "rb") as file:
+        digest = hashlib.sha256(file.read(N_HEADER)).hexdigest()
+    return f"{os.path.abspath(path)} {stat.st_size} {stat.st_mtime_ns} {digest}"
