@@ -57,13 +57,14 @@ from turns import Figures, in_script, rotated
 import dflash_gguf
 from dflash_gguf import bundled
 from dflash_gguf.bench.summary import ratio_interval
-from dflash_gguf.decoder import Decoder, Stream
+from dflash_gguf.decoder import Decoder
 from dflash_gguf.native import MAX_VERIFY, Copies, Draft
 from dflash_gguf.outputs import Result
 from dflash_gguf.speculative.cost_model import Costs
 from dflash_gguf.speculative.proposers.dflash import DFlash
 from dflash_gguf.speculative.proposers.proposer import Request
 from dflash_gguf.speculative.tree import Tree
+from dflash_gguf.stream import Stream
 
 PAIRS = ("smollm2", "python-tiny", "random", "none")
 KINDS = ("code", "chat", "prose", "edit")

@@ -1,7 +1,7 @@
 """Our engine and llama.cpp's library in one process, for comparisons of speed and of logits.
 
 Both sit on one ggml, with the same threads and flash attention. llama.cpp is driven by its C
-functions alone; ours goes through `core.Sequence` as the decode loop does, so it also pays for
+functions alone; ours goes through `native.Sequence` as the decode loop does, so it also pays for
 Python's checks and the argmax.
 """
 
@@ -99,7 +99,7 @@ class Theirs:
         cache_types: tuple[str, str] = ("f16", "f16"),
         repack: bool = True,
     ) -> None:
-        """Raises core.Error if llama.cpp refuses the file or the cache types.
+        """Raises native.Error if llama.cpp refuses the file or the cache types.
 
         n_gpu_layers: on whatever devices this process has, -1 for all. repack: rearranges weights
         where this CPU allows it; kernels of plain buffers run on every machine.

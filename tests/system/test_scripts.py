@@ -74,19 +74,10 @@ def test_the_shipped_pair_drafts_in_llama_cpp_what_it_drafts_here(tmp_path: Path
     lister = start("pair.py", "--list", str(file), "--prompts", "6")
     _, errors = lister.communicate(timeout=600)
     assert lister.returncode == 0, errors
-    flags = [
-        "--part",
-        "accepted",
-        "-f",
-        str(file),
-        "--draft-max",
-        "7",
-        "--max-tokens",
-        "64",
-        "-t",
-        "1",
-    ]
-    found = last_line("draft.py", str(bundled.TARGET), str(bundled.DRAFTER), *flags)["results"]
+    flags = ["--part", "accepted", "-f", str(file), "--draft-max", "7"]
+    flags += ["--max-tokens", "64", "-t", "1"]
+    pair = str(bundled.TARGET), str(bundled.DRAFTER)
+    found = last_line("draft.py", *pair, *flags)["results"]
     assert isinstance(found, dict)
     ours, theirs, compared = (found[name] for name in ("our_tau", "their_tau", "compared"))
     assert isinstance(ours, float)
