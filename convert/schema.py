@@ -2,8 +2,8 @@
 
 Standard library only: `scripts/render_schema.py` renders this file to the C++ header of the core.
 In architecture keys `{arch}` stands for `general.architecture`; in block tensors `{bid}` stands for
-the block index. Names equal those of the `gguf` package where it has them (tests/convert/
-test_schema.py) and llama.cpp's loader where it does not.
+the block index. Names equal those of the `gguf` package where it has them
+(tests/unit/test_schema.py) and llama.cpp's loader where it does not.
 """
 
 from __future__ import annotations

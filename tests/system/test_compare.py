@@ -13,7 +13,7 @@ from gguf_files import convert
 from smollm2 import GGUF, make_smollm2
 
 pytestmark = pytest.mark.model
-SCRIPTS = Path(__file__).resolve().parent.parent / "scripts" / "bench"
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "bench"
 
 
 def run(name: str, *arguments: str) -> dict[str, Any]:

@@ -14,20 +14,20 @@ from unittest.mock import ANY
 import agreement
 import numpy as np
 import pytest
+from fake_backend import compiled_device
 from gpu import acceptance
 from gpu.child import Child
 from gpu.files import write_pair
 from gpu.ggml_device import copied_gb_per_s
 from gpu.limits import Moved, head_bytes
 from gpu.setting import QUICK, Setting
-from test_devices import compiled_device
 
 from dflash_gguf import native
 from dflash_gguf.backend_build.build import module_path
 from dflash_gguf.backend_build.sources import installed_version
 from dflash_gguf.config import LoadConfig
 
-SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "bench_gpu.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "bench_gpu.py"
 
 
 def start(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

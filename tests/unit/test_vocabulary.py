@@ -126,7 +126,7 @@ def test_ids_that_text_does_not_need_are_left_out(tmp_path: Path) -> None:
 
 def test_fuzzed_vocabularies_never_abort(tmp_path: Path) -> None:
     """600 damaged files, 150 per child: a child that dies names the seed it died of."""
-    script = Path(__file__).with_name("fuzz_vocabulary.py")
+    script = Path(__file__).parents[1] / "exhaustive" / "fuzz_vocabulary.py"
     for first in range(0, 600, 150):
         child = subprocess.run(
             [sys.executable, str(script), str(tmp_path), str(first), "150"],

@@ -1,7 +1,7 @@
 """Where the tests of models run: on the CPU, or on the device that DFLASH_TEST_DEVICE names.
 
 GGML_BACKEND_PATH=$(dflash-backend build vulkan) GGML_VK_VISIBLE_DEVICES=0 \
-        DFLASH_TEST_DEVICE=Vulkan0 pytest tests/test_arch.py tests/test_lossless.py ...
+        DFLASH_TEST_DEVICE=Vulkan0 pytest tests/model/test_arch.py tests/model/test_lossless.py ...
 """
 
 from __future__ import annotations

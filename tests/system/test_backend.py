@@ -10,7 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from test_devices import compiled_device
+from fake_backend import compiled_device
 
 from dflash_gguf.backend_build.build import first_error, module_path
 from dflash_gguf.backend_build.command import main

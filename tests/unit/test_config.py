@@ -103,7 +103,7 @@ def test_the_core_has_a_place_for_every_option() -> None:
 
 
 def test_limits_are_those_of_the_header() -> None:
-    header = (Path(__file__).parent.parent / "csrc" / "dflash.h").read_text(encoding="utf-8")
+    header = (Path(__file__).parents[2] / "csrc" / "dflash.h").read_text(encoding="utf-8")
     limits = {name: int(n) for name, n in re.findall(r"DFL_(MAX_\w+) = (\d+)", header)}
     assert limits == {
         "MAX_TOP": MAX_TOP,

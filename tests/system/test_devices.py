@@ -11,19 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from peer import llama_cpp_sources
-
-FOLDER = Path(__file__).parent / "fake_device"
-
-
-def compiled_device(path: Path) -> Path:
-    """The backend module."""
-    ggml = llama_cpp_sources() / "ggml"
-    compiler = [os.environ.get("CXX", "c++"), "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror"]
-    include = ["-isystem", ggml / "include", "-isystem", ggml / "src"]  # not warned about
-    source = str(FOLDER / "fake_device.cpp")
-    subprocess.run([*compiler, *include, "-shared", "-fPIC", source, "-o", path], check=True)
-    return path
+from fake_backend import FOLDER, compiled_device
 
 
 def test_a_device_whose_memory_is_out_of_reach(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dflash_gguf.backend_build.sources import fetch
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ import pytest
 from dflash_gguf import native
 from dflash_gguf.native._ffi import ABI_VERSION
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(*command: str | Path, cwd: Path) -> str:

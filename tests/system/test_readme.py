@@ -21,7 +21,7 @@ from dflash_gguf.bench import command as bench
 from dflash_gguf.cli import arguments as cli_arguments
 from dflash_gguf.serve import arguments as serve_arguments
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 PAGES = [README, *sorted(ROOT.glob("docs/**/*.md")), ROOT / "dflash_gguf" / "bundled" / "README.md"]
 COMMANDS: dict[str, Callable[[], argparse.ArgumentParser]] = {
@@ -111,8 +111,8 @@ def test_commands_have_the_flags_that_are_shown(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_flags_that_are_named_exist(page: Path) -> None:
     known = {flag for make in COMMANDS.values() for flag in option_strings(make())} | OF_OTHERS
-    files = [*ROOT.glob("scripts/**/*.py"), *ROOT.glob("tests/exhaustive/*.py")]
-    scripts = "".join(text_of(x) for x in files)
+    programs = (*ROOT.glob("scripts/**/*.py"), *ROOT.glob("tests/exhaustive/*.py"))
+    scripts = "".join(text_of(x) for x in programs)
     known |= set(re.findall(r'"(-[-\w]+)"', scripts))
     for span in spans(page):
         flag = re.match(r"--?[a-z][-\w]*(?=$| )", span)

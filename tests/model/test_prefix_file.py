@@ -7,13 +7,13 @@ import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from checkpoints import KINDS
 from device import DEVICE
 from dflash_gguf.convert.gguf_header import read_header
 from pairs import Pair, make_pair, open_decoder, random_tokens
-from test_prefixes import SETTINGS
 
 from dflash_gguf import cli
 from dflash_gguf.decoder import Decoder
@@ -21,6 +21,7 @@ from dflash_gguf.kv_cache import prefix_file
 
 pytestmark = pytest.mark.skipif(DEVICE is not None, reason="the same bits are the CPU's")
 
+SETTINGS: dict[str, Any] = {"max_tokens": 9, "ignore_eos": True, "temperature": 0.8, "seed": 5}
 PROMPT = random_tokens(150, seed=4)
 
 

@@ -15,7 +15,7 @@ from serving import Served, tiny
 
 from dflash_gguf.bench import command as bench
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")

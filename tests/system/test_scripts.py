@@ -13,7 +13,7 @@ from vocabularies import smollm2_file
 from dflash_gguf import bundled
 from dflash_gguf.backend_build import sources
 
-SCRIPTS = Path(__file__).resolve().parent.parent / "scripts" / "bench"
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "bench"
 
 
 def start(name: str, *arguments: str) -> subprocess.Popen[str]:

@@ -19,7 +19,7 @@ from dflash_gguf._run_module import module_command
 from dflash_gguf.bundled import TARGET
 from dflash_gguf.native.ggml import extra_buffer_types
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 MODEL = ["-m", "python-tiny", "-t", "1", "-c", "256"]
 MINE = "import argparse, json, sys; print(json.dumps([__name__, *sys.argv]))"
 
