@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from engines import Engine, Logits, Ours, Theirs
 from logits import divergence
+from turns import facts
 
 from dflash_gguf import load, native
 from dflash_gguf.config import CACHE_TYPES, LoadConfig
@@ -147,7 +148,7 @@ def main() -> None:
         figures = measure(args.model, args)
     except (native.Error, ValueError, OSError) as error:
         sys.exit(f"error: {error}")
-    print(json.dumps({"model": args.model.name, "ggml": native.ggml_version(), **figures}))
+    print(json.dumps({**facts(), "model": args.model.name, **figures}))
 
 
 if __name__ == "__main__":
