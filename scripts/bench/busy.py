@@ -1,4 +1,4 @@
-"""Decoding while other processes want the cores: ours and llama.cpp's, idle and beside busy loops.
+"""Measures decoding while other processes want the cores, beside llama.cpp's.
 
     scripts/bench/busy.py MODEL.gguf [--threads 2] [--seconds 4] [--rounds 3] [--check]
 
@@ -24,12 +24,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from plain import Engine, Ours, Theirs, commit, cpu_name
+from engines import Engine, Ours, Theirs
+from turns import commit, cpu_name, in_turns
 
 from dflash_gguf import native
 from dflash_gguf.config import LoadConfig
@@ -52,7 +54,7 @@ class Decoding:
         self.at = N_TOKENS
 
     def run(self, seconds: float) -> list[float]:
-        """When each token was done, in seconds from the call."""
+        """Decodes and returns when each token was done, in seconds from the call."""
         began = time.perf_counter()
         done: list[float] = []
         while not done or done[-1] < seconds:
@@ -66,7 +68,7 @@ class Decoding:
 
 
 def serve(pipe: Connection, name: str, path: Path, n_threads: int) -> None:
-    """The process of one engine."""
+    """Runs one engine in its process."""
     if name == "ours":
         ours = Ours(path, LoadConfig(n_ctx=N_CTX, n_threads=n_threads, n_gpu_layers=0))
         decoding = Decoding(ours, ours.model.n_vocab)
@@ -90,7 +92,7 @@ class Worker:
         self.pipe.recv()
 
     def run(self, seconds: float) -> list[float]:
-        """When each token was done."""
+        """Decodes and returns when each token was done."""
         self.pipe.send(seconds)
         return list(self.pipe.recv())
 
@@ -99,7 +101,7 @@ class Worker:
         self.pipe.send(seconds)
 
     def finish(self) -> list[float]:
-        """What `start` began."""
+        """Returns the result of `start`."""
         return list(self.pipe.recv())
 
     def close(self) -> None:
@@ -110,7 +112,7 @@ class Worker:
 
 @contextmanager
 def busy_loops(n: int) -> Iterator[None]:
-    """So many processes that never rest, each in a session of its own."""
+    """Starts n processes that never rest, each in a session of its own."""
     loops = [
         subprocess.Popen([sys.executable, "-c", LOOP], start_new_session=True) for _ in range(n)
     ]
@@ -129,7 +131,7 @@ def rate(done: list[float]) -> float:
 
 
 def seconds_until_back(worker: Worker, idle: float) -> float:
-    """From the end of one busy loop until a bucket of tokens runs at BACK_AT of the idle rate."""
+    """Returns seconds from the end of a busy loop until tokens come at BACK_AT of the idle rate."""
     with ExitStack() as stack:
         stack.enter_context(busy_loops(1))
         worker.run(1.0)
@@ -146,16 +148,17 @@ def seconds_until_back(worker: Worker, idle: float) -> float:
 
 
 def bench(path: Path, n_threads: int, seconds: float, n_rounds: int) -> dict[str, Any]:
-    """Figures of both engines."""
+    """Measures both engines."""
     workers = {name: Worker(name, path, n_threads) for name in ("ours", "llama.cpp")}
     found: dict[str, Any] = {name: {} for name in workers}
     for n_loops in (0, *BARS):
-        rates: dict[str, list[float]] = {name: [] for name in workers}
-        for _ in range(n_rounds):
-            for name, worker in workers.items():
-                with busy_loops(n_loops):
-                    rates[name].append(rate(worker.run(seconds)))
-        for name, values in rates.items():
+
+        def run(worker: Worker, n_loops: int = n_loops) -> float:
+            with busy_loops(n_loops):
+                return rate(worker.run(seconds))
+
+        sides = {name: partial(run, worker) for name, worker in workers.items()}
+        for name, values in in_turns(sides, n_rounds).items():
             found[name][n_loops] = statistics.median(values)
     idle = found["ours"][0]
     back = [seconds_until_back(workers["ours"], idle) for _ in range(n_rounds)]
@@ -166,7 +169,7 @@ def bench(path: Path, n_threads: int, seconds: float, n_rounds: int) -> dict[str
 
 
 def main() -> None:
-    """Command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description="Decoding beside busy processes")
     parser.add_argument("model", type=Path, metavar="MODEL.gguf")
     parser.add_argument("-t", "--threads", type=int, default=2)

@@ -17,7 +17,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
+
+from turns import facts, in_turns
 
 from dflash_gguf import Error
 from dflash_gguf.backend_build.sources import DEFAULT_CACHE, fetch, installed_version
@@ -83,7 +86,7 @@ def make_checkpoint(directory: Path) -> None:
 
 
 def write_tokenizer(directory: Path) -> None:
-    """A vocabulary of the full size: bytes, pairs of bytes as merges, two special tokens."""
+    """Writes a vocabulary of the full size: bytes, pairs of bytes as merges, two special tokens."""
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -99,7 +102,7 @@ def write_tokenizer(directory: Path) -> None:
 
 
 def run(command: list[str]) -> tuple[float, float]:
-    """Wall seconds and peak resident MB of a process."""
+    """Runs a process; returns its wall seconds and peak resident MB."""
     start = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     errors = process.stderr.read() if process.stderr else b""
@@ -112,7 +115,7 @@ def run(command: list[str]) -> tuple[float, float]:
 
 
 def main() -> int:
-    """Command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=5, help="of each; default: %(default)s")
     parser.add_argument("--outtype", default="q8_0", choices=("f32", "f16", "bf16", "q8_0"))
@@ -122,8 +125,6 @@ def main() -> int:
         sources = fetch(arguments.cache)
     except Error as error:
         raise SystemExit(str(error)) from None
-    seconds: dict[str, list[float]] = {"ours": [], "llama.cpp": []}
-    peak_mb: dict[str, list[float]] = {"ours": [], "llama.cpp": []}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "checkpoint"
         folder.mkdir()
@@ -138,25 +139,29 @@ def main() -> int:
             "ours": [sys.executable, "-m", "dflash_gguf.convert", "--pre", "qwen2", *shared],
             "llama.cpp": [sys.executable, "-c", PEER, str(sources), *shared],
         }
-        for index in range(arguments.runs + 1):
-            for name, command in commands.items():
-                wall, peak = run([*command, str(Path(temporary) / f"{name}.gguf")])
-                if index == 0:
-                    continue  # the first round fills the page cache
-                print(f"{name:>10}: {wall:6.2f} s  {peak:6.0f} MB")
-                seconds[name].append(wall)
-                peak_mb[name].append(peak)
-    print(json.dumps(summary(arguments, seconds, peak_mb)))
+        sides = {
+            name: partial(run, [*command, str(Path(temporary) / f"{name}.gguf")])
+            for name, command in commands.items()
+        }
+        in_turns(sides, 1)  # fills the page cache
+        runs = in_turns(sides, arguments.runs)
+    for name, values in runs.items():
+        for wall, peak in values:
+            print(f"{name:>10}: {wall:6.2f} s  {peak:6.0f} MB")
+    print(json.dumps(summary(arguments, runs)))
     return 0
 
 
 def summary(
-    arguments: argparse.Namespace, seconds: dict[str, list[float]], peak_mb: dict[str, list[float]]
+    arguments: argparse.Namespace, runs: dict[str, list[tuple[float, float]]]
 ) -> dict[str, object]:
-    """Medians and ratios."""
-    wall = {name: statistics.median(values) for name, values in seconds.items()}
-    peak = {name: statistics.median(values) for name, values in peak_mb.items()}
+    """Returns medians and ratios."""
+    wall, peak = (
+        {name: statistics.median(value[i] for value in values) for name, values in runs.items()}
+        for i in range(2)
+    )
     return {
+        **facts(),
         "outtype": arguments.outtype,
         "runs": arguments.runs,
         "seconds": {name: round(value, 3) for name, value in wall.items()},

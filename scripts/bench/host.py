@@ -1,27 +1,48 @@
-"""What the host takes of a round beside the model: choices, trees, sampling, text.
+"""Measures what the host takes of a round beside the model: choices, trees, sampling, text.
 
-    python scripts/bench/host.py [--settings none,chain,tree,auto] [--tokens 2000]
-                                 [--temperature T] [--parallel N] [--vocabulary 4096]
+    scripts/bench/host.py [--settings none,chain,tree,auto] [--tokens 2000] [--temperature T]
+        [-n 1] [--vocabulary 4096]
+    scripts/bench/host.py MODEL.gguf [--drafter DRAFTER.gguf] [-n 16] [--rounds 60]
+    scripts/bench/synthetic_gguf.py qwen35-27b TARGET.gguf --outtype q4_k_m --header-only
+    scripts/bench/host.py TARGET.gguf --backend-module libggml-cuda.so --null-gpu 86
 
-The model is simulated: its calls wait for as long as a small model on a CPU takes, and its drafter
-is right as often as --chance says. What a round takes beyond these waits is the host's. With
---parallel so many answers are in the making at once. Prints the median of a round in milliseconds,
-with the first and last tenth; the last line is one JSON object.
+Without a model it is simulated: its calls wait for as long as a small model on a CPU takes, and its
+drafter is right as often as --chance says. A round's time beyond these waits is the host's: the
+median in milliseconds, with the first and last tenth.
+
+With a model: its answers at temperature 1, n at once, draws included; a round's time outside of the
+core is the host's.
+
+With --null-gpu on a GPU that computes nothing: answers of random lengths join as others end, so
+that prompts come in among them; their tokens mean nothing, and each pass waits as long as a GPU
+would compute. Of the rounds without prompts: how long they take beside that, which is the host's
+time, and how much of it is spent outside of the core. Of all rounds: how many verified drafts, in
+how many a graph was built, or captured anew; and how many nodes the largest graph has, which
+follows from the model's layers: neither sequences nor their lengths add any.
+
+The last line is one JSON object.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from turns import Figures, facts
 
+import dflash_gguf
+from dflash_gguf import native
 from dflash_gguf.config import DecodeConfig
 from dflash_gguf.engine.scheduler import Scheduler
 from dflash_gguf.engine.writing import Writing
@@ -33,13 +54,19 @@ from dflash_gguf.speculative.proposers import proposer
 from dflash_gguf.speculative.proposers.dflash import DFlash
 from dflash_gguf.speculative.tree import Tree
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from gpu import null_gpu
+
 BLOCK = 7
 TREE = 15
 MS = {"pass": 0.7, "row": 0.05, "draft": 0.4}
+MOST_PROMPT, MOST_ANSWER = 600, 200
+MORE_A_ROW = 0.01
+"""Of a pass's time, what a row of it adds: else `auto` would verify as much as it can."""
 
 
 class Rows:
-    """What the target says after some nodes: always the script, whatever it was fed."""
+    """Rows of the simulated target: always the script's tokens, whatever it was fed."""
 
     def __init__(self, tokens: list[int], noise: NDArray[np.float32]) -> None:
         self._tokens, self._noise = tokens, noise
@@ -48,18 +75,18 @@ class Rows:
         return len(self._tokens)
 
     def argmax(self, index: int = -1) -> int:
-        """The script's token."""
+        """Returns the script's token."""
         return self._tokens[index]
 
     def logits(self, index: int = -1) -> NDArray[np.float32]:
-        """Noise, and the script's token far above it."""
+        """Returns noise, with the script's token far above it."""
         row = self._noise.copy()
         row[self._tokens[index]] += 8.0
         return row
 
 
-class Engine:
-    """Waits as long as passes take; what its drafter knows of a script is a matter of chance."""
+class SimulatedEngine:
+    """A simulated engine: it waits as long as passes take, and its drafter is right by chance."""
 
     max_verify = 256
     max_draft_rows = 1 << 20
@@ -81,11 +108,11 @@ class Engine:
         self._chance = chance
 
     def keep_top(self, k: int) -> bool:  # noqa: ARG002
-        """As on a CPU."""
+        """Returns False, as an engine on a CPU does."""
         return False
 
     def run(self, items: Sequence[Item]) -> list[Rows]:
-        """One pass of the target."""
+        """Runs one pass of the target."""
         n_rows = sum(len(item.tokens) for item in items)
         self._wait(MS["pass"] + MS["row"] * (n_rows - 1))
         rows = [self._rows_of(item) for item in items]
@@ -95,7 +122,7 @@ class Engine:
         return rows
 
     def choose(self, walks: Sequence[Walk]) -> list[list[int]]:
-        """Draws, down the trees."""
+        """Draws tokens, down the trees."""
         return [self._walk(walk) for walk in walks]
 
     def _walk(self, walk: Walk) -> list[int]:
@@ -115,12 +142,12 @@ class Engine:
         return drawn
 
     def draft(self, requests: Sequence[DraftRequest], k: int = 1) -> list[Draft]:
-        """One pass of the drafter: the script's token first where it is known, else second."""
+        """Runs one pass of the drafter: the script's token first where it is known, else second."""
         self._wait(MS["draft"])
         return [self._draft(x.sequence.position, x.n_draft, k) for x in requests]
 
     def commit(self, paths: Sequence[tuple[Any, Sequence[int] | int]]) -> None:
-        """Moves on."""
+        """Moves sequences on."""
         for sequence, nodes in paths:
             sequence.position += nodes if isinstance(nodes, int) else len(nodes)
 
@@ -145,15 +172,15 @@ class Engine:
         return Draft(tokens, logits, np.full(n, 0.5, np.float32))
 
     def _wait(self, ms: float) -> None:
-        """Busy, as a call into the core is."""
+        """Waits busily, as a call into the core does."""
         end = time.perf_counter() + ms / 1e3
         while time.perf_counter() < end:
             pass
         self.waited_s += ms / 1e3
 
 
-class Simulated:
-    """A sequence of it."""
+class SimulatedSequence:
+    """A sequence of the simulated engine."""
 
     max_draft = BLOCK
 
@@ -164,19 +191,19 @@ class Simulated:
 
     @property
     def tokens(self) -> list[int]:
-        """Nothing that anybody would begin with."""
+        """Returns no tokens: nobody begins with a prefix."""
         return []
 
     def wanted_cells(self, n: int) -> int:  # noqa: ARG002
-        """There are always enough."""
+        """Returns 0: there are always enough cells."""
         return 0
 
     def draft(self, last_token: int, n_draft: int, k: int = 1) -> Draft:
-        """A draft of its own."""
+        """Returns a draft of this sequence alone."""
         return self.engine.draft([DraftRequest(self, last_token, n_draft)], k)[0]  # type: ignore[no-any-return]
 
     def reset(self) -> None:
-        """Begins anew."""
+        """Resets the sequence."""
         self.position = 0
 
 
@@ -191,15 +218,12 @@ class Letters:
         return bytes([97 + token % 26])
 
 
-def measure(setting: str, args: argparse.Namespace) -> dict[str, float]:
-    """What the host takes: milliseconds a round (median, first and last tenth) and its part of all.
-
-    And tokens a round.
-    """
+def simulated(setting: str, n: int, args: argparse.Namespace) -> Figures:
+    """Measures rounds beside a simulated model: milliseconds, their share, tokens a round."""
     n_tokens = args.tokens
-    engine: Any = Engine(args.parallel, n_tokens, args.vocabulary, args.chance)
-    first: Any = Simulated(engine)
-    another: Any = Simulated
+    engine: Any = SimulatedEngine(n, n_tokens, args.vocabulary, args.chance)
+    first: Any = SimulatedSequence(engine)
+    another: Any = SimulatedSequence
     scheduler = Scheduler(first, Prefixes(engine, 0), another)
     rules: dict[str, Rule | None] = {
         "none": None,
@@ -208,7 +232,7 @@ def measure(setting: str, args: argparse.Namespace) -> dict[str, float]:
         "auto": Auto(Known(), BLOCK, TREE),
     }
     jobs = []
-    for i in range(args.parallel):
+    for i in range(n):
         config = DecodeConfig(
             max_tokens=n_tokens, temperature=args.temperature, seed=i, draft=setting
         )
@@ -228,38 +252,266 @@ def measure(setting: str, args: argparse.Namespace) -> dict[str, float]:
         rounds.append(time.perf_counter() - started - waits[-1])
     result = jobs[0].writing.result()
     low, median, high = np.percentile(rounds, (10, 50, 90)) * 1e3
-    return {
+    row = {
         "host_ms": round(median, 3),
         "host_ms_10": round(low, 3),
         "host_ms_90": round(high, 3),
         "tokens_a_round": round(result.n_decoded / result.rounds, 3),
         "host_share": round(sum(rounds) / (sum(rounds) + sum(waits)), 3),
     }
+    print(
+        f"{setting:6} {row['host_ms']:7.3f} ms a round ({row['host_ms_10']:.3f} to "
+        f"{row['host_ms_90']:.3f})   {row['tokens_a_round']:.2f} tokens a round   "
+        f"{100 * row['host_share']:.0f} % of the time"
+    )
+    return row
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Runs one command line; returns the exit code."""
+class CoreClock:
+    """Seconds of an engine's calls into the core."""
+
+    def __init__(self, engine: Any, *names: str) -> None:
+        self.seconds = 0.0
+        for name in names:
+            setattr(engine, name, self._timed(name, getattr(engine, name)))
+
+    def _timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*values: Any) -> Any:
+            started = time.perf_counter()
+            result = call(*values)
+            self.seconds += time.perf_counter() - started
+            return self.after(name, values[0], result)
+
+        return run
+
+    def after(self, name: str, values: Any, result: Any) -> Any:  # noqa: ARG002
+        """Returns a call's result; a place to wait or to change it."""
+        return result
+
+
+def real(n: int, args: argparse.Namespace) -> Figures:
+    """Measures rounds of n answers of a model: the share of their time outside of the core."""
+    options = {"n_ctx": args.ctx, "n_parallel": n, "n_threads": args.threads}
+    with dflash_gguf.load(args.model, drafter=args.drafter, **options) as decoder:
+        clock = CoreClock(decoder.engine, "run", "draft", "commit")
+        streams = [
+            decoder.stream(
+                f"Write a story about {i} birds.",
+                max_tokens=1000,
+                ignore_eos=True,
+                temperature=1.0,
+                seed=i,
+                draft="none" if args.drafter is None else "auto",
+            )
+            for i in range(n)
+        ]
+        for stream in streams * 2:  # prompts, and the first graphs
+            next(stream)
+        shares, seconds = [], []
+        for _ in range(args.rounds or 60):
+            clock.seconds, started = 0.0, time.perf_counter()
+            for stream in streams:
+                next(stream)
+            seconds.append(time.perf_counter() - started)
+            shares.append(1.0 - clock.seconds / seconds[-1])
+        n_vocab = decoder.model.n_vocab
+    row = {"n": n, "host": statistics.median(shares), "round_s": statistics.median(seconds)}
+    print(
+        f"{n:3} answers at temperature 1, {n_vocab} tokens: the host takes "
+        f"{100 * row['host']:.1f} % of a round of {1e3 * row['round_s']:.1f} ms",
+        flush=True,
+    )
+    return row
+
+
+class NullClock(CoreClock):
+    """A core clock for a GPU that computes nothing: passes wait, and candidates are accepted."""
+
+    def __init__(self, engine: Any, pass_s: float, draft_s: float, accepted: float) -> None:
+        """pass_s, draft_s: what a pass of either model takes beside the host, without its rows.
+
+        accepted: the chance with which a candidate is what the target draws. What the GPU that
+        computes nothing gives is never one, and nobody would draft for long.
+        """
+        super().__init__(engine, "run", "draft", "choose", "commit")
+        self.pass_s, self.draft_s, self.accepted = pass_s, draft_s, accepted
+        self._random = np.random.default_rng(1)
+        self._verified: dict[Any, Any] = {}
+        self.waited = 0.0
+        self.n_passes, self.n_filled, self.n_items, self.n_verifies = 0, 0, 0, 0
+
+    def after(self, name: str, values: Any, result: Any) -> Any:
+        """Waits after a pass, and accepts candidates."""
+        if name in ("run", "draft"):  # else prompts would be all that rounds take, and wait
+            started = time.perf_counter()
+            time.sleep(self._waits(name, values))
+            self.waited += time.perf_counter() - started
+        if name == "choose":
+            return [self._drawn(*pair) for pair in zip(values, result, strict=True)]
+        if name == "run":
+            self._verified = {x.sequence: x for x in values if x.verifies}
+            self.n_passes += 1
+            self.n_verifies += bool(self._verified)
+            self.n_items += len(values)
+            self.n_filled += any(len(x.tokens) > 1 and not x.verifies for x in values)
+        return result
+
+    def _waits(self, name: str, items: Any) -> float:
+        if name == "draft":
+            return self.draft_s * (1.0 + MORE_A_ROW * sum(1 + item.n_draft for item in items))
+        return self.pass_s * (1.0 + MORE_A_ROW * sum(len(item.tokens) for item in items))
+
+    def _drawn(self, walk: Any, drawn: list[int]) -> list[int]:
+        """Returns as many first children as are accepted, and then the core's token."""
+        item = self._verified.get(walk.sequence)
+        if item is None or self.accepted == 0.0 or not drawn:
+            return drawn
+        tokens = list(item.tokens)
+        parents = list(range(-1, len(tokens) - 1)) if item.parents is None else list(item.parents)
+        path, node = [], 0
+        while node in parents and self._random.random() < self.accepted:
+            node = parents.index(node)
+            path.append(tokens[node])
+        return [*path, drawn[0]]
+
+
+def on_null_gpu(n: int, args: argparse.Namespace) -> Figures:
+    """Measures rounds of n answers that come and go on a GPU that computes nothing."""
+    n_rounds = args.rounds or 2000
+    random = np.random.default_rng(0)
+    options = {"n_ctx": args.ctx, "n_parallel": n, "cache_type_k": "q8_0"}
+    options["cache_type_v"] = "q8_0"
+    rows: list[tuple[bool, float, float, int, int]] = []
+    with dflash_gguf.load(args.model, drafter=args.drafter, **options) as decoder:
+        engine: Any = decoder.engine
+        pass_s = args.pass_ms / 1e3
+        share = args.drafter.stat().st_size / args.model.stat().st_size if args.drafter else 0.0
+        clock = NullClock(engine, pass_s, share * pass_s, args.accepted)
+        streams: list[Any] = []
+        n_vocab, seed = decoder.model.n_vocab, 0
+        while len(rows) < n_rounds:
+            joined = len(streams) < n
+            while len(streams) < n:
+                seed += 1
+                prompt = random.integers(0, n_vocab, int(random.integers(8, MOST_PROMPT))).tolist()
+                streams.append(
+                    decoder.stream(
+                        prompt,
+                        max_tokens=int(random.integers(8, MOST_ANSWER)),
+                        temperature=args.temperature,
+                        ignore_eos=True,
+                        seed=seed,
+                        draft=args.draft,
+                    )
+                )
+            counts, info = null_gpu.counts(), engine.info()
+            clock.seconds, clock.waited, passes, filled = 0.0, 0.0, clock.n_passes, clock.n_filled
+            started = time.perf_counter()
+            left, ran = [], False
+            for stream in streams:
+                try:
+                    while stream.poll(run=not ran) is not None:
+                        ran = ran or clock.n_passes > passes
+                    ran = ran or clock.n_passes > passes
+                    left.append(stream)
+                except (StopIteration, native.Error):  # what nobody computed may be no number
+                    joined = True
+            took = time.perf_counter() - started - clock.waited
+            streams = left
+            if clock.n_passes == passes:
+                continue
+            n_built = int(engine.info().n_graphs_built - info.n_graphs_built)
+            captured = null_gpu.counts()["captures"] - counts["captures"] if counts else 0
+            is_steady = not joined and clock.n_filled == filled and clock.n_passes == passes + 1
+            rows.append((is_steady, took, took - clock.seconds, n_built, captured))
+        backend, n_items = decoder.model.backend, clock.n_items / clock.n_passes
+        n_verifies = clock.n_verifies / clock.n_passes
+        n_nodes = int(engine.info().n_graph_nodes)
+    steady = [row for row in rows if row[0]]
+    found = {
+        "backend": backend,
+        "n": n,
+        "in_a_pass": n_items,
+        "verified": n_verifies,
+        "rounds": len(rows),
+        "steady": len(steady),
+        "steady_ms": statistics.median(row[1] for row in steady) * 1e3,
+        "outside_ms": statistics.median(row[2] for row in steady) * 1e3,
+        "built": sum(row[3] > 0 for row in rows) / len(rows),
+        "captured": sum(row[4] > 0 for row in rows) / len(rows),
+        "anew": sum(row[3] > 0 or row[4] > 0 for row in rows) / len(rows),
+        "nodes": n_nodes,
+        "captured_late": sum(row[4] > 0 for row in rows[len(rows) // 2 :]) / (len(rows) / 2),
+        "built_late": sum(row[3] > 0 for row in rows[len(rows) // 2 :]) / (len(rows) / 2),
+    }
+    print(
+        f"{n} answers on {backend}: {found['steady_ms']:.2f} ms of the host a round, "
+        f"{found['outside_ms']:.2f} of them outside of the core; of {len(rows)} rounds "
+        f"{100 * n_verifies:.0f} % verified drafts and {100 * found['anew']:.1f} % built "
+        f"({100 * found['built']:.1f} %) or captured ({100 * found['captured']:.1f} %) a graph, "
+        f"the largest of which has {n_nodes} nodes"
+    )
+    return found
+
+
+def restart_on_null_gpu(args: argparse.Namespace) -> None:
+    """Starts this script anew where its libraries are not found: that happens only at a start."""
+    folder = str(null_gpu.build(args.cache.resolve(), args.null_gpu))
+    paths = os.environ.get("LD_LIBRARY_PATH", "")
+    if folder not in paths:
+        again = {**os.environ, "LD_LIBRARY_PATH": f"{folder}{os.pathsep}{paths}"}
+        again["GGML_BACKEND_PATH"] = str(args.backend_module.resolve())
+        sys.exit(subprocess.run([sys.executable, *sys.argv], env=again, check=False).returncode)
+
+
+def main() -> None:
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--settings", default="none,chain,tree,auto")
-    parser.add_argument("--tokens", type=int, default=2000, help="of each answer")
-    parser.add_argument("--chance", type=float, default=0.8, help="that a guess is right")
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--parallel", type=int, default=1, help="answers at once")
-    parser.add_argument("--vocabulary", type=int, default=4096, help="tokens of the model")
-    args = parser.parse_args(arguments)
-    found = {}
-    for setting in args.settings.split(","):
-        found[setting] = measure(setting, args)
-        row = found[setting]
-        print(
-            f"{setting:6} {row['host_ms']:7.3f} ms a round ({row['host_ms_10']:.3f} to "
-            f"{row['host_ms_90']:.3f})   {row['tokens_a_round']:.2f} tokens a round   "
-            f"{100 * row['host_share']:.0f} % of the time"
-        )
-    facts = {key: x for key, x in vars(args).items() if key != "settings"}
-    print(json.dumps({**facts, "settings": found}))
-    return 0
+    parser.add_argument("model", nargs="?", type=Path, metavar="MODEL.gguf", help="default: none")
+    parser.add_argument("--drafter", type=Path)
+    parser.add_argument(
+        "-n", "--parallel", dest="n", type=int, nargs="+", help="answers at once; default: 1, or 16"
+    )
+    parser.add_argument("--rounds", type=int, help="of a model; default: 60, or 2000 on a null GPU")
+    parser.add_argument("-c", "--ctx", type=int, help="default: 8192, or 32768 on a null GPU")
+    parser.add_argument("-t", "--threads", type=int, help="default: one per physical core")
+    parser.add_argument("--temperature", type=float, help="default: 0 if simulated, else 1")
+    simulation = parser.add_argument_group("a simulated model")
+    simulation.add_argument("--settings", default="none,chain,tree,auto")
+    simulation.add_argument("--tokens", type=int, default=2000, help="of each answer")
+    simulation.add_argument("--chance", type=float, default=0.8, help="that a guess is right")
+    simulation.add_argument("--vocabulary", type=int, default=4096, help="tokens of the model")
+    null = parser.add_argument_group("a GPU that computes nothing")
+    null.add_argument("--null-gpu", metavar="CAPABILITY", help="such as 86")
+    null.add_argument("--backend-module", type=Path)
+    null.add_argument("--cache", type=Path, default=Path("build"), help="where its library goes")
+    null.add_argument("--pass-ms", type=float, default=15.0, help="of a GPU that computes")
+    null.add_argument("--accepted", type=float, default=0.0, help="chance of a candidate")
+    null.add_argument("--draft", default="none", choices=("none", "chain", "tree", "auto"))
+    args = parser.parse_args()
+    if args.null_gpu and (args.model is None or args.backend_module is None):
+        parser.error("--null-gpu: give MODEL.gguf and --backend-module")
+    if args.model is None and len(args.n or [1]) > 1:
+        parser.error("-n: one number where the model is simulated")
+    if args.temperature is None:
+        args.temperature = 0.0 if args.model is None else 1.0
+    args.ctx = args.ctx or (32768 if args.null_gpu else 8192)
+    args.n = args.n or [1 if args.model is None else 16]
+    try:
+        if args.model is None:
+            (n,) = args.n
+            found = {setting: simulated(setting, n, args) for setting in args.settings.split(",")}
+            options = {name: getattr(args, name) for name in ("tokens", "chance", "temperature")}
+            options |= {"parallel": n, "vocabulary": args.vocabulary}
+            print(json.dumps({**facts(), **options, "settings": found}))
+            return
+        if args.null_gpu:
+            restart_on_null_gpu(args)
+        rows = [(on_null_gpu if args.null_gpu else real)(n, args) for n in args.n]
+    except (native.Error, ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+    print(json.dumps({**facts(), "model": args.model.name, "host": rows}))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

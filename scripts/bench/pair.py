@@ -15,8 +15,11 @@ import argparse
 import json
 import sys
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from turns import facts, in_turns
 
 import dflash_gguf
 from dflash_gguf import bundled
@@ -30,7 +33,7 @@ KINDS = ("none", "chain", "tree", "auto")
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-m", "--model", default=bundled.DEFAULT, help="a file or a name")
     parser.add_argument("-md", "--model-draft", type=Path, help="default: the name's own")
@@ -56,7 +59,7 @@ def parse() -> argparse.Namespace:
 
 @dataclass(slots=True)
 class Total:
-    """What all answers of one kind come to."""
+    """Sums over all answers of one kind."""
 
     seconds: float = 0.0
     tokens: int = 0
@@ -65,7 +68,7 @@ class Total:
     phase_s: dict[str, float] = field(default_factory=dict)
 
     def add(self, result: dflash_gguf.Result, plain: dflash_gguf.Result) -> None:
-        """One answer, and the plain answer to the same prompt."""
+        """Adds one answer, given the plain answer to the same prompt."""
         self.seconds += sum(s for name, s in result.phase_s.items() if name != "prefill")
         self.tokens += result.n_decoded
         self.rounds += result.rounds
@@ -74,7 +77,7 @@ class Total:
             self.phase_s[name] = self.phase_s.get(name, 0.0) + seconds
 
     def summary(self) -> dict[str, Any]:
-        """Rates; milliseconds by phase are per round."""
+        """Returns rates; milliseconds by phase are per round."""
         phases = {name: s for name, s in self.phase_s.items() if name != "prefill"}
         return {
             "tokens_per_s": round(self.tokens / self.seconds, 1),
@@ -87,18 +90,19 @@ class Total:
 def compare(
     decoder: dflash_gguf.Decoder, prompts: list[list[int]], config: dflash_gguf.DecodeConfig
 ) -> tuple[dict[str, Any], list[dflash_gguf.Result]]:
-    """Totals of every kind, measured alternately, and the plain answers."""
+    """Returns totals of every kind, measured in turns, and the plain answers."""
     totals = {kind: Total() for kind in KINDS}
-    plain = []
-    for number, prompt in enumerate(prompts):
-        results = {}
-        for turn in range(len(KINDS)):
-            kind = KINDS[(number + turn) % len(KINDS)]
-            decoder.reset()
-            results[kind] = decoder.generate(prompt, config, draft=kind)
-        plain.append(results["none"])
-        for kind, result in results.items():
-            totals[kind].add(result, results["none"])
+    coming = {kind: iter(prompts) for kind in KINDS}
+
+    def answer(kind: str) -> dflash_gguf.Result:
+        decoder.reset()
+        return decoder.generate(next(coming[kind]), config, draft=kind)
+
+    results = in_turns({kind: partial(answer, kind) for kind in KINDS}, len(prompts))
+    plain = results["none"]
+    for kind, total in totals.items():
+        for result, other in zip(results[kind], plain, strict=True):
+            total.add(result, other)
     found: dict[str, Any] = {kind: total.summary() for kind, total in totals.items()}
     for kind in KINDS[1:]:
         ratio = found[kind]["tokens_per_s"] / found["none"]["tokens_per_s"]
@@ -133,6 +137,7 @@ def main() -> None:
         lambda places: [prompt_lookup(answers[i][0][: p + 1], n_draft) for i, p in places],
     )
     report = {
+        **facts(),
         "model": Path(args.model).name,
         "drafter": args.model_draft.name,
         "prompts": len(prompts),

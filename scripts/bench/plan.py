@@ -1,27 +1,56 @@
-"""The memory plan compared with what a real load takes: by its buffers, and by the process.
+"""Compares memory plans with what real loads take: by their buffers, and by the process or the GPU.
 
     scripts/bench/plan.py MODEL.gguf [-md DRAFTER.gguf] [-c 8192] [-ctk q8_0 -ctv q8_0]
     scripts/bench/plan.py MODEL.gguf --backend-module libggml-cuda.so [-ngl 40] [--n-cpu-moe 8]
+    scripts/bench/plan.py --null-gpu 90 --backend-module $(dflash-backend build cuda --arch 90-real)
+        [--cases SHAPE:CONTEXT:KV...] [--limit 0.01]
 
 Plans, loads, fills the context and verifies as many rows as there is room for, so that every page
 of every buffer is touched; then prints each item of the plan, what was allocated for it, and by how
 much the process's anonymous memory grew (Linux; the interpreter's own growth is in it), on a GPU
-by how much less of it is free. The last line is one JSON object.
+by how much less of it is free.
+
+With --null-gpu: plans for a GPU that is not there, beside what ggml's CUDA backend takes for true
+sizes. Writes files of published shapes with their drafters, with holes in place of their tensors,
+and loads each on a CUDA driver that computes nothing (gpu/null_gpu.py; it needs CUDA's headers),
+with verifies of 64 rows. Beside it are the plan that `dflash-run --plan --vram` makes without any
+GPU, and the one that the backend itself is asked for; both less the half GiB for a real driver.
+Fails where a plan is off by more than the limit.
+
+The last line is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 from dflash_gguf import LoadConfig, native
-from dflash_gguf.memory.plan import Planner, plan_of
+from dflash_gguf.memory.plan import CONTEXT_BYTES, Planner, plan_of
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from gpu import null_gpu
+
+SCRIPTS = Path(__file__).resolve().parent
+N_ROWS = 64
+VRAM = 80 << 30
+OUTTYPES = {"gpt-oss-20b": "q8_0"}
+"""Of targets other than q4_0; experts of gpt-oss stay in MXFP4."""
+CASES = (
+    *(f"gpt-oss-20b:{n}:q8_0" for n in (32768, 131072)),
+    *("gemma-4-31b:32768:q8_0", "gemma-4-31b:32768:f16", "gemma-4-31b:131072:q4_0"),
+    *(f"gemma-4-{x}:{n}:q8_0" for x in ("26b-a4b", "e2b", "e4b") for n in (32768, 131072)),
+)
 
 
 def anonymous_bytes() -> int:
-    """Anonymous memory of this process that is in use."""
+    """Returns this process's anonymous memory in use."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) << 10
@@ -29,7 +58,7 @@ def anonymous_bytes() -> int:
 
 
 def held_bytes() -> int:
-    """Memory of all GPUs that is in use."""
+    """Returns the memory of all GPUs in use."""
     return sum(x.total_bytes - x.free_bytes for x in native.devices() if x.type != "cpu")
 
 
@@ -44,20 +73,56 @@ def fill(sequence: native.Sequence, drafts: bool) -> None:
         sequence.commit(1)
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description="Plan beside allocation")
-    parser.add_argument("model", metavar="MODEL.gguf")
-    parser.add_argument("-md", "--model-draft", metavar="DRAFTER.gguf")
-    parser.add_argument("-c", "--ctx-size", type=int, default=2048)
-    parser.add_argument("-ctk", "--cache-type-k", default="f16")
-    parser.add_argument("-ctv", "--cache-type-v", default="f16")
-    parser.add_argument("--rows", type=int, default=24, help="of a verify")
-    parser.add_argument("--backend-module", metavar="FILE", help="of the GPU")
-    parser.add_argument("-ngl", "--n-gpu-layers", type=int, help="default: all on the GPU")
-    parser.add_argument("--n-cpu-moe", type=int, default=0)
-    parser.add_argument("--load-only", action="store_true", help="allocates, and computes nothing")
-    args = parser.parse_args()
+def write(shape: str, folder: Path) -> tuple[Path, Path]:
+    """Writes headers of a target and its drafter, once."""
+    target, drafter = folder / f"{shape}.gguf", folder / f"{shape}-dflash.gguf"
+    outtype = OUTTYPES.get(shape, "q4_0")
+    for path, more in ((target, ["--outtype", outtype]), (drafter, ["--target", str(target)])):
+        if not path.exists():
+            more = [*more, "--header-only"] + (["--outtype", "q8_0"] if path == drafter else [])
+            run(["synthetic_gguf.py", path.stem, str(path), *more])
+    return target, drafter
+
+
+def run(command: list[str], **environment: str) -> str:
+    """Returns the output of a script; SystemExit with its last words if it fails."""
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS / command[0]), *command[1:]],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise SystemExit(f"error: {command[0]}: {done.stderr.strip()[-2000:]}")
+    return done.stdout
+
+
+def check(case: str, module: str, libraries: Path, folder: Path) -> dict[str, Any]:
+    """Returns the bytes that were planned and taken."""
+    try:
+        shape, context, kv = case.split(":")
+        n_ctx = int(context)
+    except ValueError:
+        raise SystemExit(f"error: {case!r} is not SHAPE:CONTEXT:KV") from None
+    target, drafter = write(shape, folder)
+    config = LoadConfig(n_ctx=n_ctx, cache_type_k=kv, cache_type_v=kv)
+    plan = Planner(target, str(drafter), config, VRAM).plan(verify_rows=N_ROWS)
+    command = ["plan.py", str(target), "-md", str(drafter), "-c", context]
+    command += ["-ctk", kv, "-ctv", kv, "--rows", str(N_ROWS), "--backend-module", module]
+    found = json.loads(run(command, LD_LIBRARY_PATH=str(libraries)).splitlines()[-1])
+    held = found["held_bytes"]
+    without_gpu = plan.needed_bytes - CONTEXT_BYTES
+    return {
+        "case": case,
+        "held_gib": round(held / (1 << 30), 3),
+        "held_over_planned": round(held / without_gpu, 4),
+        "held_over_backends_plan": round(found["held_over_planned"], 4),
+    }
+
+
+def compare(args: argparse.Namespace) -> None:
+    """Plans and loads one model, and prints both."""
     on_gpu = args.backend_module is not None
     config = LoadConfig(
         n_ctx=args.ctx_size,
@@ -105,6 +170,57 @@ def main() -> None:
     if on_gpu:
         figures |= {"held_bytes": held, "held_over_planned": held / needed}
     print(json.dumps(figures))
+
+
+def compare_without_gpu(args: argparse.Namespace) -> None:
+    """Plans and loads every case on a GPU that computes nothing."""
+    if not Path(args.backend_module).is_file():
+        raise SystemExit(f"error: {args.backend_module}: no such file")
+    found = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        try:
+            libraries = null_gpu.build(folder, args.null_gpu)
+            for case in args.cases:
+                figures = check(case, args.backend_module, libraries, folder)
+                found.append(figures)
+                print(
+                    f"{case:28} {figures['held_gib']:7.3f} GiB, of the plan "
+                    f"{figures['held_over_planned']:.4f}, of the backend's own "
+                    f"{figures['held_over_backends_plan']:.4f}",
+                    flush=True,
+                )
+        except (native.Error, OSError, ValueError) as error:
+            raise SystemExit(f"error: {error}") from None
+    off = [x["case"] for x in found if abs(x["held_over_planned"] - 1.0) > args.limit]
+    print(json.dumps(found))
+    if off:
+        raise SystemExit(f"error: plans are off by more than {args.limit:.1%}: {', '.join(off)}")
+
+
+def main() -> None:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description="Plan beside allocation")
+    parser.add_argument("model", nargs="?", metavar="MODEL.gguf")
+    parser.add_argument("-md", "--model-draft", metavar="DRAFTER.gguf")
+    parser.add_argument("-c", "--ctx-size", type=int, default=2048)
+    parser.add_argument("-ctk", "--cache-type-k", default="f16")
+    parser.add_argument("-ctv", "--cache-type-v", default="f16")
+    parser.add_argument("--rows", type=int, default=24, help="of a verify")
+    parser.add_argument("--backend-module", metavar="FILE", help="of the GPU")
+    parser.add_argument("-ngl", "--n-gpu-layers", type=int, help="default: all on the GPU")
+    parser.add_argument("--n-cpu-moe", type=int, default=0)
+    parser.add_argument("--load-only", action="store_true", help="allocates, and computes nothing")
+    parser.add_argument("--null-gpu", metavar="CAPABILITY", help="of the module: without a GPU")
+    parser.add_argument("--cases", nargs="+", metavar="SHAPE:CONTEXT:KV", default=list(CASES))
+    parser.add_argument("--limit", type=float, default=0.01, help="that a case may be off by")
+    args = parser.parse_args()
+    if args.null_gpu is not None and args.backend_module is not None:
+        compare_without_gpu(args)
+    elif args.model is not None:
+        compare(args)
+    else:
+        parser.error("give MODEL.gguf, or --null-gpu with --backend-module")
 
 
 if __name__ == "__main__":

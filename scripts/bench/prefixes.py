@@ -1,4 +1,4 @@
-"""What a found prefix costs beside computing it, turns of a chat, and files of prefixes.
+"""Measures a found prefix beside computing it, turns of a chat, and files of prefixes.
 
     python scripts/bench/prefixes.py MODEL [-md DRAFTER] [--tokens 8192] [--turns 10]
 
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def found_prefix(decoder: dflash_gguf.Decoder, tokens: list[int]) -> dict[str, float]:
-    """Seconds of a prompt that is computed and of one that is found; the latter has one token."""
+    """Times a prompt that is computed and one that is found, which computes one token."""
     settings: dict[str, Any] = {"max_tokens": 2, "ignore_eos": True, "draft": "none"}
     computed = decoder.generate(tokens, **settings)
     hits = [decoder.generate(tokens, **settings) for _ in range(5)]
@@ -59,7 +59,7 @@ def found_prefix(decoder: dflash_gguf.Decoder, tokens: list[int]) -> dict[str, f
 
 
 def files(decoder: dflash_gguf.Decoder, tokens: list[int]) -> dict[str, float]:
-    """Speed of saving and loading, beside that of plain writing and reading."""
+    """Measures saving and loading, beside plain writing and reading."""
     with tempfile.TemporaryDirectory(dir=".") as folder:
         path, plain = Path(folder) / "p.dfl", Path(folder) / "plain"
         seconds = {"save": 1e9, "write": 1e9, "load": 1e9, "read": 1e9}
@@ -82,7 +82,7 @@ def files(decoder: dflash_gguf.Decoder, tokens: list[int]) -> dict[str, float]:
 
 
 def write(path: Path, data: bytes) -> None:
-    """As a prefix is written: to the disk."""
+    """Writes to the disk, as a prefix is written."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()
@@ -90,7 +90,7 @@ def write(path: Path, data: bytes) -> None:
 
 
 def turns(decoder: dflash_gguf.Decoder, n: int, rng: np.random.Generator) -> list[dict[str, float]]:
-    """A chat: tokens that each turn computes, and seconds until its first token."""
+    """Measures a chat: tokens that each turn computes, and seconds until its first token."""
     text: list[int] = []
     found = []
     for turn in range(n):

@@ -1,4 +1,4 @@
-"""dflash-serve beside the same decoder without HTTP, and beside llama.cpp's server.
+"""Measures dflash-serve beside the same decoder without HTTP, and beside llama.cpp's server.
 
     scripts/bench/serve.py MODEL.gguf [--drafter DRAFTER.gguf] [--at-once 1 8 16] [--turns 10]
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -24,12 +25,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
 from build_peer import build, can_repack
+from turns import facts, in_turns
 
 import dflash_gguf
 from dflash_gguf.bench.prompts import Prompt
@@ -45,7 +48,7 @@ WORDS = tuple(SENTENCE.split())
 
 
 def free_port() -> int:
-    """One that nobody listens at."""
+    """Returns a port that nobody listens at."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
@@ -63,7 +66,7 @@ class Running(Server):
 
 @contextlib.contextmanager
 def served(command: Sequence[str], port: int) -> Iterator[Running]:
-    """A server as long as the with block runs, loaded."""
+    """Runs a loaded server as long as the with block runs."""
     process = subprocess.Popen(
         [*command, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -90,19 +93,19 @@ def served(command: Sequence[str], port: int) -> Iterator[Running]:
 
 
 def cpu_s(pid: int) -> float:
-    """Seconds of CPU that a process has used."""
+    """Returns the seconds of CPU that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def prompt(number: int, n_words: int = 40) -> str:
-    """Words in an order of its own."""
+    """Returns words in an order of its own."""
     shuffled = [WORDS[(number * 7 + i * (number + 3)) % len(WORDS)] for i in range(n_words)]
     return f"Story {number}: " + " ".join(shuffled)
 
 
 def rate(server: Running, prompts: list[str], n: int, n_tokens: int, seed: int) -> float:
-    """Tokens a second of all answers together, by requests."""
+    """Returns tokens a second of all answers together, by requests."""
     requests = bodies(
         [Prompt(str(i), text) for i, text in enumerate(prompts)], None, n_tokens, 0.0, seed
     )
@@ -116,7 +119,7 @@ def rate(server: Running, prompts: list[str], n: int, n_tokens: int, seed: int) 
 
 
 def batch_rate(decoder: dflash_gguf.Decoder, prompts: list[str], n: int, n_tokens: int) -> float:
-    """The same without HTTP; at most n are running, as there."""
+    """Returns tokens a second without HTTP; at most n answers are running, as with it."""
     began = time.perf_counter()
     n_done = 0
     todo = list(prompts)
@@ -130,18 +133,19 @@ def batch_rate(decoder: dflash_gguf.Decoder, prompts: list[str], n: int, n_token
 def throughput(
     sources: dict[str, Any], args: argparse.Namespace, n: int
 ) -> dict[str, dict[str, float]]:
-    """Tokens a second and, of the others, ours by theirs."""
-    found: dict[str, list[float]] = {name: [] for name in sources}
-    for run in range(args.runs + 1):
+    """Measures tokens a second and, of the others, ours by theirs."""
+    runs = {name: itertools.count() for name in sources}
+
+    def speed(name: str) -> float:
+        run, source = next(runs[name]), sources[name]
         prompts = [prompt(1000 * n + 100 * run + i) for i in range(2 * n)]
-        for name in list(sources)[:: 1 if run % 2 == 0 else -1]:
-            source = sources[name]
-            if name == BATCH:
-                value = batch_rate(source, prompts, n, args.tokens)
-            else:
-                value = rate(source, prompts, n, args.tokens, run)
-            if run:  # the first builds graphs
-                found[name].append(value)
+        if name == BATCH:
+            return batch_rate(source, prompts, n, args.tokens)
+        return rate(source, prompts, n, args.tokens, run)
+
+    sides = {name: partial(speed, name) for name in sources}
+    in_turns(sides, 1)  # builds graphs
+    found = in_turns(sides, args.runs, 1)
     return {
         name: {
             "tokens_per_s": round(statistics.median(values), 1),
@@ -154,9 +158,9 @@ def throughput(
 
 
 def chat(server: Server, n_turns: int, n_words: int, n_tokens: int) -> list[dict[str, float]]:
-    """Each turn's milliseconds to its first token, and tokens of its prompt computed and found.
+    """Returns each turn's milliseconds to its first token, and its tokens computed and found.
 
-    What was answered becomes part of the next.
+    The answer of a turn becomes part of the next prompt.
     """
     text, found = "", []
     for turn in range(n_turns):
@@ -177,7 +181,7 @@ def chat(server: Server, n_turns: int, n_words: int, n_tokens: int) -> list[dict
 
 
 def main() -> None:
-    """Command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description="dflash-serve beside others")
     parser.add_argument("model", type=Path, metavar="MODEL.gguf")
     parser.add_argument("--drafter", type=Path, metavar="DRAFTER.gguf", help="of ours")
@@ -197,7 +201,7 @@ def main() -> None:
     ours = [sys.executable, "-c", SERVE, *common]
     if args.drafter is not None:
         ours += ["-md", str(args.drafter)]
-    report: dict[str, Any] = {"model": args.model.name, "slots": args.parallel}
+    report: dict[str, Any] = {**facts(), "model": args.model.name, "slots": args.parallel}
     with contextlib.ExitStack() as stack:
         sources: dict[str, Any] = {OURS: stack.enter_context(served(ours, free_port()))}
         if not args.no_batch:

@@ -115,7 +115,7 @@ def _fill(descriptor: int, pieces: Iterator[Piece]) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description="Write a GGUF of random weights")
     parser.add_argument("preset", choices=PRESETS)
     parser.add_argument("outfile", type=Path, metavar="OUT.gguf")

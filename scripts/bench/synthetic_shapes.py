@@ -15,7 +15,7 @@ HAVE_SECTIONS = (Arch.QWEN35, Arch.QWEN35MOE)
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture: n_ff of one expert; n_ff_shared of the one that is always asked, 0 for none.
+    """A mixture: n_ff of one expert; n_ff_shared of the shared expert, 0 for none.
 
     in_blocks: published in blocks of MXFP4, whatever type the other matrices have.
     """
@@ -77,7 +77,7 @@ class Shape:
     wide: bool = False
 
     def slides(self, block: int) -> bool:
-        """Whether a layer has a window."""
+        """True if a layer has a window."""
         return self.sliding is not None and (block + 1) % self.sliding.period != 0
 
     def kv_heads(self, block: int) -> tuple[int, int]:
@@ -87,7 +87,7 @@ class Shape:
         return self.sliding.n_head_kv or self.n_head_kv, self.sliding.head_dim or self.head_dim
 
     def shares(self, block: int) -> bool:
-        """Whether a layer reads the keys and values of another."""
+        """True if a layer reads the keys and values of another."""
         return block >= self.n_layer - self.n_shared
 
     def ff(self, block: int) -> int:

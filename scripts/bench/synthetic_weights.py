@@ -55,7 +55,7 @@ def rope_divisors(n: int) -> NDArray[np.float32]:
 
 
 def is_small(name: str, sizes: tuple[int, ...]) -> bool:
-    """Whether a float32 tensor has values of its own: vectors, convolution kernels, routers."""
+    """True if a float32 tensor has values of its own: vectors, convolution kernels, routers."""
     return len(sizes) == 1 or name.endswith(("ssm_conv1d.weight", "ffn_gate_inp.weight"))
 
 

@@ -1,11 +1,20 @@
-"""What a verify of n rows costs, as a chain and as a tree, against a plain step.
+"""Measures what a verify of n rows costs, as a chain and as a tree, in plain steps.
 
     scripts/bench/verify.py MODEL.gguf... [--rows 1 2 3 4 8 16 24 32 64] [--rounds 9]
+    scripts/bench/verify.py MODEL.gguf... --expected [--passes 1200]
 
 A round is a plain step and, for each n, the verify and the commit of a chain and of a tree of n
 nodes, in an order of its own, each from the same 256 tokens on. Both commit five nodes, or as many
 as they have. Verifies need no drafter, so none is loaded. The table shows medians: milliseconds,
-plain steps, and tree / chain as the median of the rounds' ratios. The last line is one JSON object.
+plain steps, and tree / chain as the median of the rounds' ratios.
+
+With --expected, for a mixture of experts: verifies of 1 to 16 rows of texts that touch few or many
+experts, in random order, and how far their times are from those that the costs of `auto` expected
+before each of them, after the first hundred: by rows alone, and with the experts that passes
+touched.
+
+The last line is one JSON object. Rounds with their drafts, on any device: bench_gpu.py --parts
+sweep, by the same `forced_round`.
 """
 
 from __future__ import annotations
@@ -13,71 +22,82 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from plain import commit, cpu_name
+from numpy.typing import NDArray
+from rounds import forced_round
+from turns import Figures, facts, seconds_of
 
 from dflash_gguf import native
-from dflash_gguf.bench.measure import verify
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.speculative.speculator import Rows
+from dflash_gguf.speculative.cost_model import Costs, Round
 from dflash_gguf.speculative.tree import Tree
 
+N_CTX = 1024
 N_PROMPT = 256
 N_ACCEPTED = 5
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
+"""Rows of the verifies with --expected."""
+N_TEXT_PROMPT, N_PASSES, N_LEARNING = 50, 60, 100
+"""With --expected: tokens before the passes of a text, passes of a text, and the first ones, which
+do not count."""
 
 Step = tuple[str, int]  # "plain", "chain" or "tree", and its rows
+Tokens = NDArray[np.int64]
 
 
 def tree_parents(n: int) -> list[int]:
-    """A spine of two thirds of the nodes, the others siblings of its first nodes."""
+    """Returns a chain of two thirds of the nodes, the others siblings of its first nodes."""
     n_spine = n - n // 3
     return [*range(-1, n_spine - 1), *range(n - n_spine)]
 
 
 def run(sequence: native.Sequence, step: Step, tokens: list[int]) -> float:
-    """Seconds of one step, after which the sequence stands where it stood."""
+    """Times one step, after which the sequence stands where it stood."""
     kind, n = step
     start = sequence.take()
-    began = time.perf_counter()
     if kind == "plain":
-        sequence.decode(tokens[0]).argmax()
+        seconds = seconds_of(lambda: sequence.decode(tokens[0]).argmax())
     else:
-        tree = Tree.of(tokens[:n], tree_parents(n) if kind == "tree" else None)
         n_path = min(n - n // 3, N_ACCEPTED)
+        chosen = [*tokens[1:n_path], -1]
 
-        def choose(rows: Rows, node: int) -> int:
-            rows.argmax(node)
-            return tokens[node + 1] if node + 1 < n_path else -1
+        def verify() -> None:
+            tree = Tree.of(tokens[:n], tree_parents(n) if kind == "tree" else None)
+            forced_round(sequence, tree, chosen)
 
-        verify(sequence, tree, choose, lambda _: False)
-    seconds = time.perf_counter() - began
+        seconds = seconds_of(verify)
     sequence.restore(start)
     return seconds
 
 
-def bench(path: Path, rows: list[int], n_rounds: int, n_threads: int | None) -> dict[str, Any]:
-    """Medians of every step on one model."""
-    config = LoadConfig(n_ctx=1024, n_threads=n_threads, n_gpu_layers=0)
+def open_sequence(path: Path, n_threads: int | None, most_rows: int) -> native.Sequence:
+    """Loads a model without a drafter, with room for verifies."""
+    config = LoadConfig(n_ctx=N_CTX, n_threads=n_threads, n_gpu_layers=0)
     sequence = native.Sequence(native.Engine(native.Model(str(path), config)))
-    sequence.engine.reserve_verify(max(rows))
+    sequence.engine.reserve_verify(most_rows)
+    return sequence
+
+
+def bench(path: Path, args: argparse.Namespace) -> Figures:
+    """Returns medians of every step on one model, printed as a table."""
+    rows = args.rows
+    sequence = open_sequence(path, args.threads, max(rows))
     random = np.random.default_rng(1)
     tokens = random.integers(0, sequence.engine.model.n_vocab, N_PROMPT + max(rows)).tolist()
     sequence.prefill(tokens[:N_PROMPT])
     steps: list[Step] = [("plain", 1), *((kind, n) for n in rows for kind in ("chain", "tree"))]
     seconds: dict[Step, list[float]] = defaultdict(list)
-    for i in range(n_rounds + 1):
+    for i in range(args.rounds + 1):
         for j in random.permutation(len(steps)):
             spent = run(sequence, steps[j], tokens[N_PROMPT:])
             if i > 0:  # the first round builds the graphs
                 seconds[steps[j]].append(spent)
     each = {step: np.array(values) for step, values in seconds.items()}
     plain = float(np.median(each["plain", 1]))
-    return {
+    result = {
         "model": path.name,
         "n_threads": sequence.engine.n_threads,
         "n_recurrent": sequence.engine.model.n_recurrent,
@@ -93,10 +113,12 @@ def bench(path: Path, rows: list[int], n_rounds: int, n_threads: int | None) -> 
             for n in rows
         ],
     }
+    print_table(result)
+    return result
 
 
-def print_table(result: dict[str, Any]) -> None:
-    """One model's rows."""
+def print_table(result: Figures) -> None:
+    """Prints one model's rows."""
     print(f"{result['model']}: plain step {result['plain_ms']:.2f} ms")
     print("  rows   chain ms   in steps    tree ms   tree/chain")
     for row in result["rows"]:
@@ -107,29 +129,70 @@ def print_table(result: dict[str, Any]) -> None:
         )
 
 
+def texts(n_vocab: int, rng: np.random.Generator) -> dict[str, Tokens]:
+    """Returns texts whose neighbours are alike, of few tokens, of some frequent ones, of all."""
+    length = N_TEXT_PROMPT + N_PASSES + SIZES[-1]
+    rare = rng.integers(0, n_vocab, length)
+    return {
+        "one": np.full(length, rare[0]),
+        "few": rng.choice(rare[:6], length),
+        "frequent": rng.zipf(1.3, length) * 37 % n_vocab,
+        "all": rare,
+    }
+
+
+def expected(path: Path, args: argparse.Namespace) -> Figures:
+    """Returns the mean and median error of expected times, as parts of the measured ones."""
+    sequence, rng = open_sequence(path, args.threads, SIZES[-1]), np.random.default_rng(0)
+    engine = sequence.engine
+    known = {"rows": Costs(), "experts": Costs()}
+    errors: dict[str, list[float]] = {name: [] for name in known}
+    touched: dict[str, dict[int, list[int]]] = {}
+    for number in range(-(-args.passes // N_PASSES)):
+        named = list(texts(engine.model.n_vocab, rng).items())
+        name, text = named[number % len(named)]
+        sequence.reset()
+        sequence.prefill(text[:N_TEXT_PROMPT].tolist())
+        for at in range(N_TEXT_PROMPT, N_TEXT_PROMPT + N_PASSES):
+            n_rows = int(rng.choice(SIZES))
+            done = Round(at, n_drafted=n_rows - 1, n_tokens=1)
+            rows = text[at : at + n_rows].tolist()
+            done.pass_s = seconds_of(lambda rows=rows: sequence.verify(rows).argmax())  # type: ignore[misc]
+            sequence.commit(1)
+            touched.setdefault(name, {}).setdefault(n_rows, []).append(engine.n_experts)
+            for kind, costs in known.items():
+                if costs.n_observed >= N_LEARNING:
+                    errors[kind].append(abs(costs.pass_s(at, n_rows) / done.pass_s - 1.0))
+                done.n_experts = engine.n_experts if kind == "experts" else 0
+                costs.observe(done)
+    for name, by_rows in touched.items():
+        means = "  ".join(f"{n}: {np.mean(by_rows[n]):.0f}" for n in sorted(by_rows))
+        print(f"{name:10} experts touched by rows  {means}")
+    error = {
+        kind: {"mean": round(float(np.mean(x)), 4), "median": round(float(np.median(x)), 4)}
+        for kind, x in errors.items()
+    }
+    for kind, x in error.items():
+        print(f"by {kind:8} mean error {x['mean']:.4f}, median {x['median']:.4f}")
+    cost_ms = 1000.0 * known["experts"].experts.cost_s
+    return {"model": path.name, "error": error, "expert_ms": round(cost_ms, 4)}
+
+
 def main() -> None:
-    """Command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description="Cost of verifying n rows, chain and tree")
     parser.add_argument("models", nargs="+", type=Path, metavar="MODEL.gguf")
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 2, 3, 4, 8, 16, 24, 32, 64])
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--expected", action="store_true", help="errors of expected times instead")
+    parser.add_argument("--passes", type=int, default=1200, help="with --expected")
     parser.add_argument("-t", "--threads", type=int, help="default: one per physical core")
     args = parser.parse_args()
-    results = []
-    for path in args.models:
-        try:
-            results.append(bench(path, args.rows, args.rounds, args.threads))
-        except (native.Error, ValueError) as error:
-            sys.exit(f"error: {error}")
-        print_table(results[-1])
-    facts = {
-        "commit": commit(),
-        "ggml": native.ggml_version(),
-        "cpu": cpu_name(),
-        "rounds": args.rounds,
-        "results": results,
-    }
-    print(json.dumps(facts))
+    try:
+        results = [(expected if args.expected else bench)(path, args) for path in args.models]
+    except (native.Error, ValueError) as error:
+        sys.exit(f"error: {error}")
+    print(json.dumps({**facts(), "rounds": args.rounds, "results": results}))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ N_DRAWS = 600
 
 
 def draw(random: np.random.Generator, n_vocab: int) -> Candidates:
-    """What it proposes in one round."""
+    """Draws the proposal of one round."""
     unsure = random.random(N_POSITIONS) < UNSURE
     ratio = np.where(unsure, RIVAL, CERTAIN)[:, None]
     first = random.integers(FIRST_ID, n_vocab - N_RANKS, N_POSITIONS)[:, None]

@@ -1,4 +1,4 @@
-"""Our engine beside llama.cpp on the same device and kernels, one after the other.
+"""Measures our engine beside llama.cpp on the same device and kernels, one after the other.
 
 One after the other, since a GPU that just holds the weights once has no room for them twice. What
 ours took is told before llama.cpp is begun, in a line without a ratio.
@@ -13,12 +13,12 @@ from statistics import median
 from time import perf_counter
 
 import numpy as np
-from draft_rounds import Forced, Milliseconds, Ours, Theirs, equal_work, medians
-from peer_rounds import Peer
-from plain import Engine, Tokens, median_interval
-from plain import Ours as OurEngine
-from plain import Theirs as TheirEngine
-from prefill import rates
+from engines import N_UBATCH, Engine, Tokens
+from engines import Ours as OurEngine
+from engines import Theirs as TheirEngine
+from plain import prefill_seconds
+from rounds import Forced, Milliseconds, Ours, Peer, Theirs, equal_work, medians
+from turns import ratio
 
 from dflash_gguf.text.gguf_metadata import Metadata
 from gpu import null_gpu
@@ -29,13 +29,12 @@ from gpu.speed import close_pair, open_pair
 ACCEPTED = (2, 4, 8)
 N_DRAFT = 15
 N_RUNS = 5
-N_UBATCH = 512
 MOST_PROMPT_TOKENS = 16384
 """Of one length, computed by each engine."""
 
 
 def plain(setting: Setting) -> Iterator[Figures]:
-    """Tokens one by one, as many a second as the median run has."""
+    """Measures tokens one by one: as many a second as the median run has."""
     sizes = setting.sizes
     prompt, answer = _random(setting, sizes.n_prompt, 1), _random(setting, sizes.n_decode, 2)
 
@@ -60,12 +59,11 @@ def plain(setting: Setting) -> Iterator[Figures]:
             found.append(speeds(engine))
         rates = _rates([median(runs) for runs in found])
         yield {"n_prompt": sizes.n_prompt, **rates, **kernels}
-    middle, low, high = median_interval(np.divide(*found))
-    yield {"ratio": round(middle, 4), "interval": [round(low, 4), round(high, 4)]}
+    yield ratio(*found)
 
 
 def prefill(setting: Setting) -> Iterator[Figures]:
-    """Prompts of several lengths; long ones fewer times, as their noise is small."""
+    """Measures prompts of several lengths; long ones fewer times, as their noise is small."""
     lengths = setting.sizes.prompts
     found: dict[int, list[float]] = {n: [] for n in lengths}
     for open_ in _engines(setting, max(lengths)):
@@ -73,12 +71,16 @@ def prefill(setting: Setting) -> Iterator[Figures]:
             engine.prefill(_random(setting, min(lengths), 1))  # warms up
             for n in lengths:
                 n_runs = max(1, min(3, MOST_PROMPT_TOKENS // n))
-                found[n].append(rates({"": engine}, _random(setting, n, 1), n_runs)[""])
+                seconds = [
+                    prefill_seconds({"": engine}, _random(setting, n, 1), 1)[""]
+                    for _ in range(n_runs)
+                ]
+                found[n].append(n / median(seconds))
                 yield {"tokens": n, "n_ubatch": N_UBATCH, **_rates(found[n])}
 
 
 def chain(setting: Setting) -> Iterator[Figures]:
-    """Rounds of equal work: 15 drafted, 16 verified, so many accepted by force."""
+    """Measures rounds of equal work: 15 drafted, 16 verified, so many accepted by force."""
     sizes = setting.sizes
     device = setting.found_device()
     n_ctx = sizes.n_prompt + 64 + sizes.n_rounds * (max(ACCEPTED) + 1)
@@ -115,18 +117,18 @@ def chain(setting: Setting) -> Iterator[Figures]:
 
 
 def _engines(setting: Setting, n_ctx: int) -> tuple[Callable[[], Engine], Callable[[], Engine]]:
-    """Ours and llama.cpp's, to be opened."""
+    """Returns ours and llama.cpp's engine, to be opened."""
     n_layers = 0 if setting.found_device().type == "cpu" else -1
     n_threads = setting.threads or _n_cpus()
     config = setting.load_config(n_ctx=n_ctx, n_ubatch=N_UBATCH)
     return (
         lambda: OurEngine(setting.target, config),
-        lambda: TheirEngine(setting.target, n_ctx, n_threads, N_UBATCH, n_layers),
+        lambda: TheirEngine(setting.target, n_ctx, n_threads, n_gpu_layers=n_layers),
     )
 
 
 def _rates(tokens_per_s: Sequence[float]) -> Figures:
-    """Of ours, or of both and their ratio."""
+    """Describes the speed of ours, or of both with their ratio."""
     names = ("ours_tokens_per_s", "llama.cpp_tokens_per_s")
     figures: Figures = {x: round(y, 2) for x, y in zip(names, tokens_per_s, strict=False)}
     if len(tokens_per_s) == len(names):

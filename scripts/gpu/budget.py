@@ -1,4 +1,4 @@
-"""How the seconds of a run are shared among its parts."""
+"""Shares the seconds of a run among its parts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LEAST_S = 5.0
 
 
 def share(left_s: float, weights: Sequence[float]) -> float:
-    """Seconds of the first of the parts that are still to come, whose weights these are.
+    """Returns the seconds of the first of the remaining parts, by their weights.
 
     What a part leaves is shared again. Parts without a weight come last and get what is left then.
     """

@@ -1,4 +1,4 @@
-"""What a run needs compiled: the device's backend module, and llama.cpp's drafting loop."""
+"""Compiles what a run needs: the device's backend module, and llama.cpp's drafting loop."""
 
 from __future__ import annotations
 

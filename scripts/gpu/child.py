@@ -69,7 +69,7 @@ class Child:
         self._lines.put(None)
 
     def lines(self) -> Iterator[str]:
-        """What it prints, until it ends or is ended; then `error` and `seconds` are known."""
+        """Yields its lines until it ends or is ended; then `error` and `seconds` are known."""
         is_late = False
         try:
             while True:
@@ -104,7 +104,7 @@ class Child:
         self._stderr.close()
 
     def _end(self) -> None:
-        """With what it started; what ends others of its own when it is asked to end may do so."""
+        """Ends it and its children, which may first end their own."""
         for how, patience_s in ((signal.SIGTERM, PATIENCE_S), (signal.SIGKILL, 0.0)):
             until = time.monotonic() + patience_s
             with contextlib.suppress(ProcessLookupError):

@@ -6,9 +6,8 @@ import re
 import subprocess
 from collections.abc import Iterator
 
-from plain import commit, cpu_name
+from turns import facts
 
-from dflash_gguf import native
 from gpu.ggml_device import copied_gb_per_s
 from gpu.setting import Figures, Setting
 
@@ -16,7 +15,7 @@ QUERY = ("name", "driver_version", "memory.used", "memory.total", "clocks.sm", "
 
 
 def nvidia(device: str) -> dict[str, str]:
-    """What nvidia-smi says of a CUDA device; nothing of another, or without the program."""
+    """Asks nvidia-smi about a CUDA device; {} for another device, or without the program."""
     found = re.fullmatch(r"CUDA(\d+)", device, re.IGNORECASE)
     if found is None:
         return {}
@@ -52,7 +51,5 @@ def measure(setting: Setting) -> Iterator[Figures]:
         "context_bytes": after - before if known else None,
         "copied_gb_per_s": round(bandwidth, 1),
         "nvidia_smi": nvidia(device.name),
-        "cpu": cpu_name(),
-        "ggml": native.ggml_version(),
-        "commit": commit(),
+        **facts(),
     }

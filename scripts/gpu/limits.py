@@ -26,7 +26,7 @@ class Moved:
 
     @classmethod
     def of(cls, sequence: native.Sequence) -> Moved:
-        """For a round at the sequence's position. Activations are left out; experts are all in."""
+        """Counts the bytes at the sequence's position, without activations, with all experts."""
         engine = sequence.engine
         model, drafter = engine.model, engine.drafter
         draft = 0
@@ -47,11 +47,11 @@ class Moved:
 
     @property
     def plain(self) -> int:
-        """Of a plain step: the state is read and written."""
+        """Returns the bytes of a plain step: the state is read and written."""
         return self.weights + self.cache + 2 * self.state
 
     def drafted(self, n_rows: int) -> int:
-        """Of a round that verifies so many rows: the commit reads the state again and writes it."""
+        """Returns the bytes of a round of n rows; its commit reads and writes the state again."""
         return self.draft + self.weights + self.cache + 3 * self.state + 2 * self.trace * n_rows
 
 

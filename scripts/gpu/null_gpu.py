@@ -92,7 +92,7 @@ def build(cache: Path, capability: str) -> Path:
 
 
 def counts() -> dict[str, int] | None:
-    """What the process has asked of the GPU so far; None on a real GPU or without any."""
+    """Returns the process's calls to the GPU so far; None on a real GPU or without any."""
     try:
         driver = ctypes.CDLL(DRIVER, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         found = driver.null_gpu_counts
@@ -114,7 +114,7 @@ def calls_a_round(
 def kernels_a_graph(
     before: dict[str, int] | None, after: dict[str, int] | None
 ) -> dict[str, float]:
-    """Likewise: the kernels of the graphs that were captured, in the mean."""
+    """The field with the mean number of kernels of the captured graphs, on this GPU only."""
     if before is None or after is None or after["captures"] == before["captures"]:
         return {}
     n_graphs = after["captures"] - before["captures"]

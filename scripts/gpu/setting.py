@@ -1,4 +1,4 @@
-"""What every part of a measurement is given."""
+"""The setting that every part of a measurement is given."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Figures = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured. preset: the shape of the pair.
+    """Amounts to measure. preset: the shape of the pair.
 
     n_prompt: tokens before what is timed. n_warm: rounds before those that are timed, since graphs
     are built and captured meanwhile. n_long: of the long context. budgets: candidates of trees.
@@ -89,7 +89,7 @@ class Setting:
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Setting:
-        """As `add_arguments` has them."""
+        """Builds a setting from the arguments of `add_arguments`."""
         return cls(
             args.device,
             args.backend_module,
@@ -121,12 +121,12 @@ class Setting:
 
     @property
     def _name(self) -> str:
-        """Of the files that are written: those of a null GPU are without weights."""
+        """Name of the files to write: those of a null GPU are without weights."""
         return f"{self.sizes.preset}-empty" if self.null_gpu else self.sizes.preset
 
     @property
     def on_cpu(self) -> bool:
-        """Whether the processor is what is measured."""
+        """True if the CPU is measured."""
         return (self.device or "").upper() == "CPU"
 
     def load_config(self, **fields: Any) -> LoadConfig:

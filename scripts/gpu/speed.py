@@ -8,12 +8,11 @@ from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
+from rounds import forced_round
 
 from dflash_gguf import native
-from dflash_gguf.bench.measure import verify
 from dflash_gguf.engine.account import Phase
 from dflash_gguf.speculative.proposers.dflash import N_RANKED
-from dflash_gguf.speculative.speculator import Rows
 from gpu import acceptance, null_gpu
 from gpu.ggml_device import GraphCounter
 from gpu.limits import Moved, share_of_limit
@@ -82,19 +81,12 @@ class Driver:
         chosen = list(acceptance.chosen(candidates, self._random))
         seconds = dict.fromkeys(PHASES, 0.0)
         clock = partial(Phase, seconds)
-
-        def choose(rows: Rows, node: int) -> int:
-            with clock("choose"):
-                self._last = rows.argmax(node)
-            depth = tree.depths[node]
-            return chosen[depth] if depth < len(chosen) else self._last
-
         with clock("round"):
             with clock("draft"):
                 sequence.draft(self._last, length, N_RANKED if is_tree else 1)
             with clock("tree"):
                 tree = acceptance.shape(candidates, self.kind, self.size, self._last)
-            verify(sequence, tree, choose, lambda _: False, clock)
+            self._last = forced_round(sequence, tree, chosen, clock)
         return [seconds[name] for name in PHASES]
 
 

@@ -19,12 +19,14 @@ one another follows the clock, so --only shows a fault again by chance.
 
 Prints each difference with the line that shows it again. The last line is one JSON object; the exit
 status is 1 if any answer differs. `auto` follows the clock, so its rounds are others each time; the
-text must not be.
+text must not be. Without --many the JSON object has the SHA-256 of all tokens, so that two versions
+of the program can be compared.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import sys
 import tempfile
@@ -192,8 +194,10 @@ class Use:
         self.proposers = self.drafted._drafting.proposers
         self.prompts: list[list[int]] = []
         is_trained = setting.kind == TRAINED
-        self.text = tokenizer.tokenize(Path(__file__).read_text()) if is_trained else None
+        self.text = tokenizer.tokenize(Path(argparse.__file__).read_text()) if is_trained else None
         self.counts: Counter[str] = Counter()
+        self.digest = hashlib.sha256()
+        """Of the tokens of all answers that were read to their end, in order."""
 
     def close(self) -> None:
         """Frees both."""
@@ -217,6 +221,7 @@ class Use:
                     continue  # the next prompt meets a timeline that was left
             found = self.drafted.generate(prompt, config)
             self._count(found, config)
+            self.digest.update(np.asarray(found.tokens, np.int32).tobytes() + b"|")
             if _facts(found) != _facts(expected):
                 yield f"answer {number}: {_parted(found, expected)}; {config}"
             self.prompts = [*self.prompts, [*prompt, *found.tokens]][-5:]
@@ -394,7 +399,13 @@ def _parted(found: Result, expected: Result) -> str:
 
 
 def use(
-    seed: int, numbers: range, files: Files, counts: Counter[str], *, many: bool = False
+    seed: int,
+    numbers: range,
+    files: Files,
+    counts: Counter[str],
+    digest: hashlib._Hash | None = None,
+    *,
+    many: bool = False,
 ) -> Iterator[str]:
     """Decoders of so many numbers; yields a sentence for each difference."""
     for number in numbers:
@@ -406,6 +417,8 @@ def use(
             yield f"tests/exhaustive/random_use.py {how}: {setting}: {sentence}"
         used.close()
         counts.update(used.counts)
+        if digest is not None:
+            digest.update(used.digest.digest())
         if number % 25 == 24:
             print(f"{counts['answers']} answers", file=sys.stderr, flush=True)
 
@@ -422,12 +435,18 @@ def main() -> None:
     if args.only is not None:
         numbers = range(args.only, args.only + 1)
     counts: Counter[str] = Counter()
+    digest = hashlib.sha256()
     n_different = 0
     with tempfile.TemporaryDirectory() as folder:
-        for sentence in use(args.seed, numbers, Files(Path(folder)), counts, many=args.many):
+        for sentence in use(
+            args.seed, numbers, Files(Path(folder)), counts, digest, many=args.many
+        ):
             n_different += 1
             print(sentence, flush=True)
-    print(json.dumps({"seed": args.seed, "differing": n_different, **counts}))
+    facts = {"seed": args.seed, "differing": n_different, **counts}
+    if not args.many:
+        facts["tokens_sha256"] = digest.hexdigest()
+    print(json.dumps(facts))
     sys.exit(n_different > 0)
 
 

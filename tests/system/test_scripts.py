@@ -55,9 +55,9 @@ def test_a_random_drafter_runs_in_both_engines(tmp_path: Path) -> None:
     _, errors = writer.communicate(timeout=600)
     assert writer.returncode == 0, errors
     short = ["-t", "1", "--draft-max", "3"]
-    rounds = last_line(
-        "compare_rounds.py", target, drafter, *short, "--prompts", "1", "--max-tokens", "8"
-    )
+    few = ["--part", "accepted", *short, "--prompts", "1", "--max-tokens", "8"]
+    rounds = last_line("draft.py", target, drafter, *few)["results"]
+    assert isinstance(rounds, dict)
     assert rounds["compared"] == rounds["equal"]
     assert rounds["compared"] != 0
     bench = [target, drafter, "--part", "a", *short, "--pairs", "1", "--rounds", "1"]
@@ -74,8 +74,11 @@ def test_the_shipped_pair_drafts_in_llama_cpp_what_it_drafts_here(tmp_path: Path
     lister = start("pair.py", "--list", str(file), "--prompts", "6")
     _, errors = lister.communicate(timeout=600)
     assert lister.returncode == 0, errors
-    flags = ["-f", str(file), "--draft-max", "7", "--max-tokens", "64", "-t", "1"]
-    found = last_line("compare_rounds.py", str(bundled.TARGET), str(bundled.DRAFTER), *flags)
+    flags = ["--part", "accepted", "-f", str(file), "--draft-max", "7"]
+    flags += ["--max-tokens", "64", "-t", "1"]
+    pair = str(bundled.TARGET), str(bundled.DRAFTER)
+    found = last_line("draft.py", *pair, *flags)["results"]
+    assert isinstance(found, dict)
     ours, theirs, compared = (found[name] for name in ("our_tau", "their_tau", "compared"))
     assert isinstance(ours, float)
     assert isinstance(compared, int)

@@ -347,7 +347,7 @@ TOUCHED = {
     "frequent": {1: 32, 2: 51, 4: 76, 8: 104, 16: 132},
     "rare": {1: 32, 2: 55, 4: 87, 8: 126, 16: 179},
 }
-"""By rows, of four layers of 128 experts (scripts/bench/moe.py)."""
+"""By rows, of four layers of 128 experts (scripts/bench/verify.py --expected)."""
 
 
 def of_experts(n_rows: int, text: str, *, counted: bool = True) -> Round:

@@ -1,0 +1,261 @@
+"""Runs rounds of a fixed amount of work in both engines: drafts, verifies, forced tokens.
+
+llama.cpp's draft-dflash is a process that answers prompts of token ids: peer/rounds.cpp.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Protocol
+
+import numpy as np
+from build_peer import OURS, build, can_repack
+from numpy.typing import NDArray
+from turns import ratio
+
+from dflash_gguf import native
+from dflash_gguf.bench.measure import verify
+from dflash_gguf.engine.account import Phase
+from dflash_gguf.speculative.speculator import Clock, Rows, untimed
+from dflash_gguf.speculative.tree import Tree
+
+GREEDY = ("--samplers", "top_k", "--top-k", "1")
+"""The cheapest of llama.cpp's ways to take the best token."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAnswer:
+    """An answer. rounds: (tokens before it, drafted, accepted). us: microseconds by phase."""
+
+    tokens: list[int]
+    rounds: list[tuple[int, int, int]]
+    us: Mapping[str, list[int]]
+
+
+class Peer:
+    """A pair loaded in llama.cpp."""
+
+    def __init__(
+        self,
+        target: Path,
+        drafter: Path,
+        *,
+        n_draft: int,
+        n_ctx: int,
+        options: Sequence[str] = (),
+        tools: Path | None = None,
+        device: str | None = None,
+        module: str | None = None,
+    ) -> None:
+        """n_draft: tokens drafted each round. options: more arguments of llama.cpp.
+
+        tools: folder of the program, None to build it. device: ggml's name of where all layers go;
+        None is the CPU. module: the backend that brings the device.
+        """
+        place = ["-ngl", "0", "-ngld", "0"]
+        if device is not None:
+            # the program looks for modules only where a device is named
+            place = ["--device", device, "-devd", device, "-ngl", "99", "-ngld", "99"]
+            place += ["--fit", "off"]
+        program = (tools or build([OURS])) / OURS
+        command = [str(program), "-m", str(target), "-md", str(drafter)]
+        command += ["--spec-type", "draft-dflash", "--spec-draft-n-max", str(n_draft)]
+        command += ["-c", str(n_ctx), "-b", "512", "-fa", "on", *place]
+        command += [*GREEDY, "--log-disable", *([] if can_repack() else ["--no-repack"]), *options]
+        environment = os.environ | ({"GGML_BACKEND_PATH": module} if module else {})
+        self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            text=True,
+            env=environment,
+        )
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the process."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.wait()
+        self._stderr.close()
+
+    def answer(
+        self,
+        prompt: Sequence[int],
+        n_predict: int,
+        *,
+        text: Sequence[int] | None = None,
+        accept: int | None = None,
+    ) -> PeerAnswer:
+        """Answers a prompt; text and accept force its choices, as rounds.cpp explains."""
+        job: dict[str, Any] = {"prompt": list(prompt), "n_predict": n_predict}
+        if text is not None:
+            job["text"] = list(text)
+        if accept is not None:
+            job["accept"] = accept
+        if self._process.stdin is None or self._process.stdout is None:
+            raise RuntimeError("the peer has no pipes")
+        self._process.stdin.write(json.dumps(job) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            self._process.wait()
+            self._stderr.seek(0)
+            raise SystemExit(f"{OURS} ended: {self._stderr.read()[-2000:]}")
+        found = json.loads(line)
+        rounds = [(before, drafted, accepted) for before, drafted, accepted in found["rounds"]]
+        return PeerAnswer(found["tokens"], rounds, found["us"])
+
+
+PHASES = ("draft", "inject", "verify", "commit", "host", "round")
+"""inject: the drafter takes up rows of the round before, which with us is part of the draft; host:
+choices and all else."""
+
+Milliseconds = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Forced:
+    """Work for both engines. text: tokens to choose by force; accept: in each round."""
+
+    prompt: list[int]
+    text: list[int]
+    n_draft: int
+    accept: int
+
+    @classmethod
+    def random(
+        cls, n_vocab: int, n_prompt: int, n_rounds: int, n_draft: int, accept: int, seed: int
+    ) -> Forced:
+        """Draws tokens for so many full rounds."""
+        n_text = 1 + n_rounds * (accept + 1) + n_draft
+        # the lowest and highest ids may have a meaning of their own
+        ids = np.random.default_rng(seed).integers(300, min(n_vocab, 40000), n_prompt + n_text)
+        return cls(ids[:n_prompt].tolist(), ids[n_prompt:].tolist(), n_draft, accept)
+
+    def candidates(self, n_chosen: int) -> list[int]:
+        """Returns the candidates to verify after n_chosen tokens of the text."""
+        wanted = self.text[n_chosen : n_chosen + self.n_draft]
+        return [w if i < self.accept else (w + 1) % 8 for i, w in enumerate(wanted)]
+
+
+class Engine(Protocol):
+    """An engine that runs forced rounds."""
+
+    def rounds(self, work: Forced) -> Milliseconds:
+        """Returns times of full rounds, [n_rounds, len(PHASES)]."""
+
+
+class Theirs:
+    """llama.cpp's draft-dflash."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+
+    def rounds(self, work: Forced) -> Milliseconds:
+        """Runs the work; the first token is given, as ours comes from the prefill."""
+        prompt, text = [*work.prompt, work.text[0]], work.text[1:]
+        answer = self._peer.answer(prompt, len(text), text=text, accept=work.accept)
+        us = {name: np.array(values, dtype=np.float64) for name, values in answer.us.items()}
+        full = [i for i, (_, n_drafted, _) in enumerate(answer.rounds) if n_drafted == work.n_draft]
+        return _table(us, us["total"])[full] / 1e3
+
+
+def _table(phases: Mapping[str, NDArray[np.float64]], total: NDArray[np.float64]) -> Milliseconds:
+    """Makes a table of times [n_rounds]; the host has what the other phases leave."""
+    known = [phases[name] for name in PHASES[:4]]
+    return np.stack([*known, total - sum(known), total], axis=1)
+
+
+def medians(runs: Sequence[Milliseconds]) -> dict[str, float]:
+    """Returns the median milliseconds of a round of all runs by phase."""
+    row = np.median(np.concatenate(runs), axis=0)
+    return dict(zip(PHASES, np.round(row, 3).tolist(), strict=True))
+
+
+def equal_work(tables: Sequence[Sequence[Milliseconds]]) -> dict[str, Any]:
+    """Returns median milliseconds of ours and theirs by phase, and the ratio of their rounds.
+
+    tables: a list of runs for each engine, run i of one beside run i of the other.
+    """
+    by_pair = [[np.median(run[:, -1]) for run in side] for side in tables]
+    return {"ours": medians(tables[0]), "llama.cpp": medians(tables[1]), **ratio(*by_pair)}
+
+
+def forced_round(
+    sequence: native.Sequence, tree: Tree, chosen: Sequence[int], clock: Clock = untimed
+) -> int:
+    """Verifies a tree and commits the path of given tokens, whatever the target's are.
+
+    chosen: tokens by depth; deeper ones are the target's own. clock: of "verify", "choose" and
+    "commit". Returns the target's token after the last node of the path.
+    """
+    last = tree.tokens[0]
+
+    def choose(rows: Rows, node: int) -> int:
+        nonlocal last
+        with clock("choose"):
+            last = rows.argmax(node)
+        depth = tree.depths[node]
+        return chosen[depth] if depth < len(chosen) else last
+
+    verify(sequence, tree, choose, lambda _: False, clock)
+    return last
+
+
+class Ours:
+    """This project's core, called as the decode loop calls it."""
+
+    def __init__(self, sequence: native.Sequence) -> None:
+        self.sequence = sequence
+
+    def rounds(self, work: Forced) -> Milliseconds:
+        """Runs the work."""
+        sequence, n_chosen = self.sequence, 1
+        sequence.reset()
+        sequence.prefill(work.prompt).argmax()
+        rows = []
+        while n_chosen + work.n_draft <= len(work.text):
+            root = work.text[n_chosen - 1]
+            coming = [*work.text[n_chosen : n_chosen + work.n_draft], -1]
+            seconds = dict.fromkeys(PHASES, 0.0)
+            clock = partial(Phase, seconds)
+            with clock("round"):
+                with clock("draft"):
+                    sequence.draft(root, work.n_draft)
+                tree = Tree.of([root, *work.candidates(n_chosen)])
+                forced_round(sequence, tree, coming, clock)
+            known = seconds["draft"] + seconds["verify"] + seconds["commit"]
+            seconds["host"] = seconds["round"] - known
+            rows.append([seconds[name] for name in PHASES])
+            n_chosen += work.accept + 1
+        return 1e3 * np.array(rows)
+
+    def bare_draft_ms(self, last_token: int, n_draft: int, n_runs: int = 25) -> float:
+        """Times a draft that takes up nothing new, each after a verify as in a round; the median.
+
+        Drafts in a row would find the drafter's weights in the cache.
+        """
+        times = []
+        for _ in range(n_runs):
+            self.sequence.verify([last_token] * (n_draft + 1))
+            self.sequence.commit(0)
+            started = perf_counter()
+            self.sequence.draft(last_token, n_draft)
+            times.append(perf_counter() - started)
+        return 1e3 * float(np.median(times))

@@ -1,0 +1,117 @@
+"""Takes turns between the sides of a comparison and summarises them: the harness of all benchmarks.
+
+Whatever else slows the machine down falls on all sides alike, so that a busy machine widens the
+interval of a ratio in place of moving it.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from dflash_gguf import native
+
+T = TypeVar("T")
+Figures = dict[str, Any]
+
+
+def rotated(names: Sequence[str], turn: int) -> Iterator[str]:
+    """Yields all names, another one first in each turn."""
+    for i in range(len(names)):
+        yield names[(turn + i) % len(names)]
+
+
+def in_turns(
+    sides: Mapping[str, Callable[[], T]], n_rounds: int, first: int = 0
+) -> dict[str, list[T]]:
+    """Calls every side once a round and returns the results of each; `first` shifts the order."""
+    results: dict[str, list[T]] = {name: [] for name in sides}
+    for turn in range(n_rounds):
+        for name in rotated(list(sides), first + turn):
+            results[name].append(sides[name]())
+    return results
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """Returns how long a call takes."""
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def median_interval(values: Any) -> tuple[float, float, float]:
+    """Returns the median and its 95 % bootstrap interval."""
+    values = np.asarray(values, np.float64)
+    random = np.random.default_rng(1)
+    draws = np.median(random.choice(values, (10_000, len(values))), axis=1)
+    low, high = np.percentile(draws, (2.5, 97.5))
+    return float(np.median(values)), float(low), float(high)
+
+
+def ratio(ours: Any, theirs: Any) -> Figures:
+    """Returns the median ratio of pairs with its 95 % interval."""
+    median, low, high = median_interval(np.divide(ours, theirs))
+    return {"ratio": round(median, 4), "interval": [round(low, 4), round(high, 4)]}
+
+
+def in_process(function: Callable[..., T], *arguments: Any) -> T:
+    """Calls a function in a fresh process: where weights lie moves a whole process's speed."""
+    # spawn: a forked child would inherit a dead OpenMP pool
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as child:
+        return child.submit(function, *arguments).result()
+
+
+def in_script(command: Sequence[str], n_runs: int = 1) -> Any:
+    """Returns the JSON of a script's last line, from a process that finds nothing measured before.
+
+    n_runs: processes one after the other that share what they measure; the last one's line counts.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "XDG_CACHE_HOME": folder}
+        for _ in range(n_runs):
+            done = subprocess.run(
+                [sys.executable, *command],
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if done.returncode:
+                raise SystemExit(done.stderr)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def facts() -> Figures:
+    """Describes the code and the machine of a measurement."""
+    return {"commit": commit(), "ggml": native.ggml_version(), "cpu": cpu_name()}
+
+
+def cpu_name() -> str:
+    """Returns the processor's name as the operating system gives it."""
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor()
+
+
+def commit() -> str | None:
+    """Returns the checked-out commit, with a + if files differ from it; None outside a checkout."""
+    folder = Path(__file__).resolve().parent
+    run = subprocess.run(
+        ["git", "describe", "--always", "--dirty=+"], cwd=folder, capture_output=True, text=True
+    )
+    return run.stdout.strip() or None
