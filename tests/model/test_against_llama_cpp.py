@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from checkpoints import make_drafter, make_target
 from dflash_gguf.convert.arch import Options
 from dflash_gguf.convert.conversion import prepare
@@ -66,7 +65,7 @@ CASES = [
 
 
 def make_folders(base: Path) -> None:
-    bf16 = {"dtype": torch.bfloat16}
+    bf16 = {"dtype": "bfloat16"}
     make_smollm2(base / "smollm2")
     make_target(base / "qwen35", "qwen35", wrapped=True, mtp=True, linear_num_value_heads=6, **bf16)
     rope = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0,

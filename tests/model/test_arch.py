@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checkpoints import KINDS, VOCAB_SIZE, unpack_experts
+from checkpoints import KINDS, VOCAB_SIZE
 from device import DEVICE, placement
-from gguf_files import Parts, edited, make_gguf, reference_logits
+from gguf_files import Parts, edited, make_gguf
+from hf_models import unpack_experts
 from numpy.typing import NDArray
+from reference import reference_logits
 from transformers import AutoModelForCausalLM
 
 from dflash_gguf.config import LoadConfig

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checkpoints import make_target, mxfp4_values
+from checkpoints import make_target
 from conversions import converted, edit_config, edit_tensors, metadata, metadata_only, stored
 from dflash_gguf.convert.arch.common import llama3_rope_factors
 from dflash_gguf.convert.checkpoint import Config
@@ -20,6 +20,7 @@ from dflash_gguf.convert.write import write_gguf
 from gguf import GGUFReader
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
+from hf_models import mxfp4_values
 from safetensors.torch import load_file
 
 # --- llama ---------------------------------------------------------------------------------------
@@ -247,7 +248,7 @@ def test_qwen3next_whose_weights_are_not_renormalised_is_refused(tmp_path: Path)
 
 def test_matrices_that_were_trained_for_q4_0_lose_nothing(tmp_path: Path) -> None:
     """QAT checkpoints hold, in bf16, what blocks of q4_0 stand for."""
-    make_target(tmp_path, "gemma4", dtype=torch.bfloat16, tie_word_embeddings=True)
+    make_target(tmp_path, "gemma4", dtype="bfloat16", tie_word_embeddings=True)
     random = np.random.default_rng(0)
     trained = {}
     for name, values in load_file(tmp_path / "model.safetensors").items():
@@ -313,11 +314,11 @@ def test_rope_sections_and_partial_rotation(tmp_path: Path) -> None:
 
 def test_auto_takes_the_type_of_the_first_matrix(tmp_path: Path) -> None:
     for dtype, expected in (
-        (torch.bfloat16, "bf16"),
-        (torch.float16, "f16"),
-        (torch.float32, "f16"),
+        ("bfloat16", "bf16"),
+        ("float16", "f16"),
+        ("float32", "f16"),
     ):
-        directory = make_target(tmp_path / str(dtype), "qwen3", dtype=dtype)
+        directory = make_target(tmp_path / dtype, "qwen3", dtype=dtype)
         conversion = prepare(directory, "auto", pre="qwen2")
         assert conversion.outtype == expected
         assert stored_type(conversion.checkpoint) == expected

@@ -14,16 +14,8 @@ import torch
 from device import DEVICE
 from gguf_files import Parts, edited
 from numpy.typing import NDArray
-from pairs import (
-    N_UBATCH,
-    Pair,
-    Reference,
-    draft_logits,
-    load_target,
-    make_pair,
-    open_pair,
-    random_tokens,
-)
+from pairs import N_UBATCH, Pair, draft_logits, load_target, make_pair, open_pair, random_tokens
+from reference import Reference
 
 from dflash_gguf.native import Drafter, Engine, Error, Sequence
 

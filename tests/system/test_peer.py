@@ -7,7 +7,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import torch
 from checkpoints import make_drafter
 from dflash_gguf.convert.arch import Options
 from dflash_gguf.convert.conversion import prepare
@@ -24,7 +23,7 @@ def test_draft_dflash_accepts_our_drafter(tmp_path: Path) -> None:
     drafter = make_drafter(
         tmp_path / "drafter",
         target,
-        dtype=torch.bfloat16,
+        dtype="bfloat16",
         num_attention_heads=9,
         num_key_value_heads=3,
         head_dim=64,

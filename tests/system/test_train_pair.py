@@ -15,7 +15,8 @@ import torch
 from checkpoints import make_target
 from dflash.model import DFlashDraftModel, dflash_generate
 from gguf_files import make_gguf
-from pairs import Pair, Reference, convert_drafter, draft_logits, open_pair
+from pairs import Pair, convert_drafter, draft_logits, open_pair
+from reference import Reference
 from train import engine, train_drafter, train_tiny_target
 from train.answers import Answer, load_answers
 from train.gguf_tokenizer import read_tokenizer
