@@ -1,6 +1,7 @@
 """Does a pair draft in llama.cpp what it drafts here? Greedy rounds compared, one by one.
 
     scripts/compare_rounds.py TARGET.gguf DRAFTER.gguf [-f PROMPTS.jsonl [--chat INSTRUCTION]]
+                              [--kv f32]
 
 Both engines answer HumanEval prompts, or those of a file as dflash-bench takes them, with the same
 draft length and take the same first token.
@@ -108,13 +109,20 @@ def compare(args: argparse.Namespace) -> Tally:
         instruction = INSTRUCTION.strip()
     else:
         prompts, instruction = read_prompts([args.file], args.prompts), args.chat
-    threads = [] if args.threads is None else ["-t", str(args.threads)]
+    options = [] if args.threads is None else ["-t", str(args.threads)]
+    for flag in ("-ctk", "-ctv", "-ctkd", "-ctvd"):
+        options += [flag, args.kv]
     with (
         dflash_gguf.load(
-            args.target, drafter=args.drafter, n_ctx=args.ctx, n_threads=args.threads
+            args.target,
+            drafter=args.drafter,
+            n_ctx=args.ctx,
+            n_threads=args.threads,
+            cache_type_k=args.kv,
+            cache_type_v=args.kv,
         ) as decoder,
         Peer(
-            args.target, args.drafter, n_draft=args.draft_max, n_ctx=args.ctx, options=threads
+            args.target, args.drafter, n_draft=args.draft_max, n_ctx=args.ctx, options=options
         ) as peer,
     ):
         for source in prompts:
@@ -137,6 +145,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--draft-max", type=int, default=15)
     parser.add_argument("-c", "--ctx", type=int, default=1024)
+    parser.add_argument("--kv", default="f16", metavar="TYPE", help="of keys and values in both")
     parser.add_argument("-t", "--threads", type=int)
     args = parser.parse_args()
     try:
