@@ -253,16 +253,16 @@ dfl_status dfl_sequence_get_tokens(const dfl_sequence * sequence, int32_t * toke
 /* Tokens of one sequence that a pass is to run. */
 typedef struct {
     dfl_sequence * sequence;
-    int32_t verify; /* 0: append them; 1: they are candidates, see dfl_engine_run */
+    int32_t is_verify; /* 0: append them; 1: they are candidates, see dfl_engine_run */
     const int32_t * tokens;
     int64_t n;
     const int32_t * parents; /* of a verify: NULL for a chain, else [n]: -1 for the root, which is
                                 chosen and not appended yet, and 0 <= parents[i] < i */
-    int64_t n_to_come;       /* of an append: tokens that will follow it; if there are some, no row
-                                is read */
+    int64_t n_remaining;     /* of an append: tokens that will follow it; if there are some, no row
+                              is read */
     float * all_logits;      /* of an append: NULL, or out, [n][n_vocab] float32, checked as
                                 dfl_sequence_logits does */
-} dfl_item;
+} dfl_batch_entry;
 
 /* Runs items of different sequences in one pass. Each row has the bits that it has alone.
  *
@@ -279,7 +279,7 @@ typedef struct {
  * Errors: ARGUMENT (token ids, parents, context, cells that other sequences hold, room for
  * verifies; nothing has run then), MEMORY, COMPUTE (timelines are as before, but on a model with
  * recurrent layers those that were to be appended to are empty), CANCELLED. */
-dfl_status dfl_engine_run(dfl_engine * engine, const dfl_item * items, int64_t n_items,
+dfl_status dfl_engine_run(dfl_engine * engine, const dfl_batch_entry * entries, int64_t n_entries,
                           dfl_progress progress, void * user, dfl_error * err);
 /* Experts that the last run multiplied with, of all layers together; 0 where our own code does not
  * do that, -1 for NULL. */

@@ -5,10 +5,10 @@
 
 #include <algorithm>
 
+using dfl::CallGuard;
 using dfl::copy_text;
 using dfl::guard;
 using dfl::need;
-using dfl::Turn;
 
 dfl_status dfl_engine_create(const dfl_model * model, const dfl_engine_params * params,
                              dfl_engine ** engine, dfl_error * err) {
@@ -82,7 +82,7 @@ dfl_status dfl_engine_get_memory(const dfl_engine * engine, int32_t index, dfl_m
 dfl_status dfl_engine_keep_top(dfl_engine * engine, int32_t k, int32_t * kept, dfl_error * err) {
     return guard(err, [&] {
         need(engine, kept);
-        const Turn turn(*engine->is_busy);
+        const CallGuard guard_of_call(*engine->is_busy);
         *kept = engine->engine->keep_top(k) ? k : 0;
     });
 }
@@ -90,7 +90,7 @@ dfl_status dfl_engine_keep_top(dfl_engine * engine, int32_t k, int32_t * kept, d
 dfl_status dfl_engine_reserve_verify(dfl_engine * engine, int64_t n, dfl_error * err) {
     return guard(err, [&] {
         need(engine);
-        const Turn turn(*engine->is_busy);
+        const CallGuard guard_of_call(*engine->is_busy);
         engine->engine->reserve_verify(n);
     });
 }
@@ -99,22 +99,23 @@ int64_t dfl_engine_n_experts(const dfl_engine * engine) {
     return engine != nullptr ? engine->engine->n_experts() : -1;
 }
 
-dfl_status dfl_engine_run(dfl_engine * engine, const dfl_item * items, int64_t n_items,
+dfl_status dfl_engine_run(dfl_engine * engine, const dfl_batch_entry * entries, int64_t n_entries,
                           dfl_progress progress, void * user, dfl_error * err) {
     return guard(err, [&] {
-        need(engine, items);
-        std::vector<dfl::Item> asked;
-        for (int64_t i = 0; i < n_items; ++i) {
-            const dfl_item & item = items[i];
-            need(item.sequence, item.tokens);
-            asked.push_back({&item.sequence->sequence, item.verify != 0, item.tokens, item.n,
-                             item.parents, item.n_to_come, item.n_to_come == 0, item.all_logits});
+        need(engine, entries);
+        std::vector<dfl::BatchEntry> asked;
+        for (int64_t i = 0; i < n_entries; ++i) {
+            const dfl_batch_entry & entry = entries[i];
+            need(entry.sequence, entry.tokens);
+            asked.push_back({&entry.sequence->sequence, entry.is_verify != 0, entry.tokens, entry.n,
+                             entry.parents, entry.n_remaining, entry.n_remaining == 0,
+                             entry.all_logits});
         }
         dfl::PrefillProgress watch;
         if (progress != nullptr) {
             watch = [=](int64_t done, int64_t total) { return progress(user, done, total) != 0; };
         }
-        const Turn turn(*engine->is_busy);
+        const CallGuard guard_of_call(*engine->is_busy);
         engine->engine->run(asked, watch);
     });
 }
@@ -130,7 +131,7 @@ dfl_status dfl_engine_draft(dfl_engine * engine, const dfl_draft_request * reque
             asked.push_back(
                 {&requests[i].sequence->sequence, requests[i].last_token, requests[i].n_draft});
         }
-        const Turn turn(*engine->is_busy);
+        const CallGuard guard_of_call(*engine->is_busy);
         for (const dfl::Draft & draft : engine->engine->draft(asked, k, log_sum_exp != nullptr)) {
             for (const dfl::Candidate & candidate : draft.best) {
                 *tokens++ = candidate.token;
@@ -153,7 +154,7 @@ dfl_status dfl_engine_commit(dfl_engine * engine, const dfl_path * paths, int64_
             need(paths[i].sequence);
             asked.push_back({&paths[i].sequence->sequence, paths[i].nodes, paths[i].n});
         }
-        const Turn turn(*engine->is_busy);
+        const CallGuard guard_of_call(*engine->is_busy);
         engine->engine->commit(asked);
     });
 }

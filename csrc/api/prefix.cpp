@@ -3,10 +3,10 @@
 
 #include <algorithm>
 
+using dfl::CallGuard;
 using dfl::copy_text;
 using dfl::guard;
 using dfl::need;
-using dfl::Turn;
 
 dfl_status dfl_prefix_cost(const dfl_sequence * sequence, uint64_t * bytes, dfl_error * err) {
     return guard(err, [&] {
@@ -18,7 +18,7 @@ dfl_status dfl_prefix_cost(const dfl_sequence * sequence, uint64_t * bytes, dfl_
 dfl_status dfl_prefix_keep(dfl_sequence * sequence, dfl_prefix ** prefix, dfl_error * err) {
     return guard(err, [&] {
         need(sequence, prefix);
-        const Turn turn(*sequence->is_busy);
+        const CallGuard guard_of_call(*sequence->is_busy);
         *prefix = new dfl_prefix{sequence->sequence.keep(), sequence->is_busy};
     });
 }
@@ -50,7 +50,7 @@ dfl_status dfl_prefix_adopt(dfl_sequence * sequence, const dfl_prefix * prefix, 
                             dfl_error * err) {
     return guard(err, [&] {
         need(sequence, prefix);
-        const Turn turn(*sequence->is_busy);
+        const CallGuard guard_of_call(*sequence->is_busy);
         sequence->sequence.adopt(*prefix->prefix, n);
     });
 }
@@ -59,7 +59,7 @@ dfl_status dfl_prefix_spill(dfl_engine * engine, int64_t n, uint64_t bytes,
                             const dfl_prefix * spared, int32_t * is_done, dfl_error * err) {
     return guard(err, [&] {
         need(engine, is_done);
-        const Turn turn(*engine->is_busy);
+        const CallGuard guard_of_call(*engine->is_busy);
         *is_done =
             engine->engine->spill(n, bytes, spared == nullptr ? nullptr : spared->prefix.get());
     });
@@ -98,7 +98,7 @@ dfl_status dfl_prefix_read(const dfl_prefix * prefix, int32_t part, void * data,
     return guard(err, [&] {
         need(prefix, data);
         check_part(*prefix, part);
-        const Turn turn(*prefix->is_busy);
+        const CallGuard guard_of_call(*prefix->is_busy);
         prefix->prefix->read(part, static_cast<uint8_t *>(data));
     });
 }
@@ -108,7 +108,7 @@ dfl_status dfl_prefix_create(dfl_engine * engine, const int32_t * tokens, int64_
                              dfl_error * err) {
     return guard(err, [&] {
         need(engine, tokens, n_rows, prefix);
-        const Turn turn(*engine->is_busy);
+        const CallGuard guard_of_call(*engine->is_busy);
         engine->engine->check_ids(tokens, n, 0);
         const std::vector<int64_t> rows(n_rows, n_rows + std::max(0, n_caches));
         *prefix =
@@ -122,7 +122,7 @@ dfl_status dfl_prefix_write(dfl_prefix * prefix, int32_t part, const void * data
     return guard(err, [&] {
         need(prefix, data);
         check_part(*prefix, part);
-        const Turn turn(*prefix->is_busy);
+        const CallGuard guard_of_call(*prefix->is_busy);
         prefix->prefix->write(part, static_cast<const uint8_t *>(data));
     });
 }

@@ -3,11 +3,11 @@
 
 #include <algorithm>
 
+using dfl::CallGuard;
 using dfl::Candidate;
 using dfl::guard;
 using dfl::need;
 using dfl::SeenTokens;
-using dfl::Turn;
 
 static void check(dfl::Sampler::Fault fault) {
     DFL_CHECK(fault == nullptr, DFL_STATUS_ARGUMENT, "%s", fault);
@@ -98,7 +98,7 @@ dfl_status dfl_engine_choose(dfl_engine * engine, dfl_walk * walks, int64_t n_wa
                              walk.position,
                              {}});
         }
-        const Turn turn(*engine->is_busy);
+        const CallGuard guard_of_call(*engine->is_busy);
         engine->engine->choose(asked);
         for (int64_t i = 0; i < n_walks; ++i) {
             std::copy(asked[i].drawn.begin(), asked[i].drawn.end(), walks[i].drawn);

@@ -48,7 +48,7 @@ struct TraceRows {
 struct WalkedRows {
     int32_t sequence;
     int64_t first, n;
-    bool verifies; // else they advance the state
+    bool is_verify; // else they advance the state
     TraceRows trace;
     std::vector<int32_t> parents; // -1, or an earlier of these rows; empty: each follows the last
     std::vector<int32_t> taps;    // likewise, [d_conv][n]: rows of (committed ++ new) inputs

@@ -102,7 +102,7 @@ class Engine {
     // An append alone may have any number of tokens, which are run in micro-batches: on an error
     // the timeline ends where the last finished one put it. Arguments are looked at before anything
     // runs.
-    void run(std::vector<Item> & items, const PrefillProgress & progress);
+    void run(std::vector<BatchEntry> & entries, const PrefillProgress & progress);
     // Draws of the rows of the last pass, for each sequence a token or, of its open verify, one
     // after another: from the root down while they are candidates. Ends before a row that nothing
     // can be drawn from, which whoever reads it is told of.
@@ -203,13 +203,13 @@ class Engine {
     // Makes a target's pass pick the k best of its rows.
     void pick_top(BatchShape & shape, int64_t k) const;
     void build_forward(LiveGraph & live);
-    void check(const std::vector<Item> & items) const;
-    void check_verifies(const std::vector<Item> & items) const;
-    void append_in_steps(Item & item, const PrefillProgress & progress);
+    void check(const std::vector<BatchEntry> & entries) const;
+    void check_verifies(const std::vector<BatchEntry> & entries) const;
+    void append_in_microbatches(BatchEntry & entry, const PrefillProgress & progress);
     // Runs so many tokens of each item; from: of these the first.
-    void run_pass(const std::vector<Item> & items, const std::vector<int64_t> & from,
+    void run_pass(const std::vector<BatchEntry> & entries, const std::vector<int64_t> & from,
                   const std::vector<int64_t> & n_rows);
-    Pass plan(const std::vector<Item> & items, const std::vector<int64_t> & from,
+    Pass plan(const std::vector<BatchEntry> & entries, const std::vector<int64_t> & from,
               const std::vector<int64_t> & n_rows) const;
     int64_t n_padded(const Pass & pass) const;
     int64_t most_appended() const;
@@ -239,7 +239,7 @@ class Engine {
     // Along the nodes [first, first + MOST_STEPS) of accepted paths, those before them being done.
     void promote_steps(const std::vector<AcceptedPath> & paths, int64_t first);
     // Rows of the convolution's trace that become the last inputs after n nodes of a path.
-    std::vector<int32_t> last_inputs(const PassItem & open, const std::vector<int32_t> & path,
+    std::vector<int32_t> last_inputs(const PassEntry & open, const std::vector<int32_t> & path,
                                      int64_t n) const;
 
     std::shared_ptr<const Model> model_;

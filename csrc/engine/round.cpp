@@ -108,7 +108,7 @@ void Engine::commit(const std::vector<Path> & paths) {
     bool promotes = false;
     for (size_t i = 0; i < paths.size(); ++i) {
         const auto & [sequence, nodes, n] = paths[i];
-        const PassItem & open = sequence->open();
+        const PassEntry & open = sequence->open();
         DFL_CHECK(&sequence->engine() == this, DFL_STATUS_ARGUMENT,
                   "path %zu is of a sequence of another engine", i);
         for (size_t j = 0; j < i; ++j) {
@@ -147,7 +147,7 @@ void Engine::promote_paths(const std::vector<Path> & paths) {
         if (path.n == 0) {
             continue;
         }
-        const PassItem & open = path.sequence->open();
+        const PassEntry & open = path.sequence->open();
         const std::vector<int32_t> nodes = nodes_of(path);
         AcceptedPath accepted = {path.sequence->slot(), nodes, last_inputs(open, nodes, path.n)};
         for (int32_t & node : accepted.nodes) {
@@ -165,7 +165,7 @@ void Engine::promote_paths(const std::vector<Path> & paths) {
     }
 }
 
-std::vector<int32_t> Engine::last_inputs(const PassItem & open, const std::vector<int32_t> & path,
+std::vector<int32_t> Engine::last_inputs(const PassEntry & open, const std::vector<int32_t> & path,
                                          int64_t n) const {
     const int64_t before = model_->hparams().recurrent.d_conv - 1;
     std::vector<int32_t> rows;

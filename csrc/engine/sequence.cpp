@@ -54,24 +54,24 @@ void Sequence::check_tokens(const int32_t * tokens, int64_t n) const {
 
 void Sequence::prefill(const int32_t * tokens, int64_t n, float * all_logits,
                        const PrefillProgress & progress) {
-    Item item;
-    item.sequence = this;
-    item.tokens = tokens;
-    item.n = n;
-    item.all_logits = all_logits;
-    std::vector<Item> items = {item};
-    engine_->run(items, progress);
+    BatchEntry entry;
+    entry.sequence = this;
+    entry.tokens = tokens;
+    entry.n = n;
+    entry.all_logits = all_logits;
+    std::vector<BatchEntry> entries = {entry};
+    engine_->run(entries, progress);
 }
 
 void Sequence::verify(const int32_t * tokens, const int32_t * parents, int64_t n) {
-    Item item;
-    item.sequence = this;
-    item.verifies = true;
-    item.tokens = tokens;
-    item.n = n;
-    item.parents = parents;
-    std::vector<Item> items = {item};
-    engine_->run(items, nullptr);
+    BatchEntry entry;
+    entry.sequence = this;
+    entry.is_verify = true;
+    entry.tokens = tokens;
+    entry.n = n;
+    entry.parents = parents;
+    std::vector<BatchEntry> entries = {entry};
+    engine_->run(entries, nullptr);
 }
 
 void Sequence::commit(int64_t n) { engine_->commit({{this, nullptr, n}}); }
@@ -86,30 +86,30 @@ Draft Sequence::draft(int32_t last_token, int64_t n_draft, int64_t k, bool log_s
 
 void Sequence::move_on() { kv_.move_on(slot_, position(), n_proven_); }
 
-void Sequence::appended(const PassItem & item, const int32_t * tokens, LiveGraph & live) {
-    if (draft_ && item.n == 1) {
-        draft_->keep(slot_, item.feature_rows, static_cast<int32_t>(position()));
+void Sequence::appended(const PassEntry & entry, const int32_t * tokens, LiveGraph & live) {
+    if (draft_ && entry.n == 1) {
+        draft_->keep(slot_, entry.feature_rows, static_cast<int32_t>(position()));
     }
     while (!passes_.empty() && (n_proven_ == position() || passes_.back() >= position())) {
         passes_.pop_back();
     }
     passes_.push_back(position());
-    tokens_.insert(tokens_.end(), tokens, tokens + item.n);
-    last_ = item.n_out > 0 ? &live : nullptr;
-    first_out_ = item.first_out + std::max<int64_t>(0, item.n_out - 1);
+    tokens_.insert(tokens_.end(), tokens, tokens + entry.n);
+    last_ = entry.n_out > 0 ? &live : nullptr;
+    first_out_ = entry.first_out + std::max<int64_t>(0, entry.n_out - 1);
     n_out_rows_ = 1;
     move_on();
 }
 
-void Sequence::verified(PassItem item, LiveGraph & live) {
+void Sequence::verified(PassEntry entry, LiveGraph & live) {
     last_ = &live;
-    first_out_ = item.first_out;
-    n_out_rows_ = item.n;
-    open_ = std::move(item);
+    first_out_ = entry.first_out;
+    n_out_rows_ = entry.n;
+    open_ = std::move(entry);
 }
 
-void Sequence::failed(const PassItem & item, bool may_have_moved) {
-    if (may_have_moved && !item.verifies && engine_->recurs()) {
+void Sequence::failed(const PassEntry & entry, bool may_have_moved) {
+    if (may_have_moved && !entry.is_verify && engine_->recurs()) {
         reset(); // a pass that died half way has advanced some layers' states
     } else if (draft_) {
         draft_->truncate(slot_, static_cast<int32_t>(position()));
@@ -401,13 +401,13 @@ void Sequence::truncate(int64_t position) {
     const std::vector<int32_t> again(tokens_.begin() + from, tokens_.begin() + position);
     forget_from(from);
     if (!again.empty()) {
-        Item item;
-        item.sequence = this;
-        item.tokens = again.data();
-        item.n = static_cast<int64_t>(again.size());
-        item.wants_row = false;
-        std::vector<Item> items = {item};
-        engine_->run(items, nullptr);
+        BatchEntry entry;
+        entry.sequence = this;
+        entry.tokens = again.data();
+        entry.n = static_cast<int64_t>(again.size());
+        entry.needs_logits = false;
+        std::vector<BatchEntry> entries = {entry};
+        engine_->run(entries, nullptr);
     }
 }
 

@@ -96,11 +96,11 @@ class Sequence {
     void check_tokens(const int32_t * tokens, int64_t n) const;
     void forget_rows() { last_ = nullptr; }
     // A pass has run its rows: they join the timeline, or wait for a commit.
-    void appended(const PassItem & item, const int32_t * tokens, LiveGraph & live);
-    void verified(PassItem item, LiveGraph & live);
+    void appended(const PassEntry & entry, const int32_t * tokens, LiveGraph & live);
+    void verified(PassEntry entry, LiveGraph & live);
     // A pass with its rows has failed. may_have_moved: recurrent states.
-    void failed(const PassItem & item, bool may_have_moved);
-    const PassItem & open() const { return open_; }
+    void failed(const PassEntry & entry, bool may_have_moved);
+    const PassEntry & open() const { return open_; }
     // Takes the nodes of a path of the open verify into the timeline; recurrent layers have.
     void accept(const int32_t * nodes, int64_t n);
     // A row that is about to be read, or was. Throws DFL_STATUS_COMPUTE, and starts anew, if it is
@@ -148,7 +148,7 @@ class Sequence {
     LiveGraph * last_ = nullptr;  // graph whose logits are readable
     int64_t first_out_ = 0;       // its first readable row
     int64_t n_out_rows_ = 0;
-    PassItem open_; // rows of a verify that waits for its commit
+    PassEntry open_; // rows of a verify that waits for its commit
 };
 
 } // namespace dfl

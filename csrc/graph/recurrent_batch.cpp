@@ -64,28 +64,28 @@ static void join_classes(std::map<int64_t, std::vector<int32_t>> & pieces, int64
 }
 
 static Lanes lanes_for(const std::vector<int32_t> & members, bool is_piece,
-                       const std::vector<WalkedRows> & items, const GraphSizes & sizes,
+                       const std::vector<WalkedRows> & entries, const GraphSizes & sizes,
                        const LaneRules & rules) {
     Lanes lanes;
     RecurrentLanes & shape = lanes.shape;
     int64_t most = 0, all = 0, end = 0;
     bool is_tree = false;
     for (const int32_t i : members) {
-        most = std::max(most, items[i].n);
-        all += items[i].n;
-        end = std::max<int64_t>(end, items[i].sequence + 1);
-        is_tree = is_tree || !items[i].parents.empty();
+        most = std::max(most, entries[i].n);
+        all += entries[i].n;
+        end = std::max<int64_t>(end, entries[i].sequence + 1);
+        is_tree = is_tree || !entries[i].parents.empty();
     }
     const auto n = static_cast<int64_t>(members.size());
-    shape.verifies = items[members.front()].verifies;
-    shape.by_paths = !rules.fused || is_tree || (shape.verifies && rules.by_paths);
+    shape.is_verify = entries[members.front()].is_verify;
+    shape.by_paths = !rules.fused || is_tree || (shape.is_verify && rules.by_paths);
     const bool has_class = is_piece && sizes.are_shared();
-    const bool is_beside = n < static_cast<int64_t>(items.size());
+    const bool is_beside = n < static_cast<int64_t>(entries.size());
     const bool are_few =
         has_class && n > 1 && n <= FEW_PIECES && FEW_PIECES * class_of(all) <= rules.most_of_pieces;
     if (has_class) {
         shape.n_rows = class_of(are_few ? all : most);
-    } else if (shape.verifies || most > 1) {
+    } else if (shape.is_verify || most > 1) {
         shape.n_rows = is_piece ? sizes.piece_lane_rows(most) : sizes.lane_rows(most);
     } else {
         shape.n_rows = 1;
@@ -104,40 +104,40 @@ static Lanes lanes_for(const std::vector<int32_t> & members, bool is_piece,
     if (is_piece && shape.size() > rules.most_of_pieces) {
         shape.n_lanes = n;
     }
-    lanes.items.assign(shape.n_lanes, shape.in_place ? -1 : members.front());
+    lanes.entries.assign(shape.n_lanes, shape.in_place ? -1 : members.front());
     for (int64_t i = 0; i < n; ++i) {
-        lanes.items[shape.in_place ? items[members[i]].sequence : i] = members[i];
+        lanes.entries[shape.in_place ? entries[members[i]].sequence : i] = members[i];
     }
     return lanes;
 }
 
 // Whether lanes have the rows of the pass in their order. A verify that is alone may have padding,
 // those of many have none then: all verify as many rows.
-static bool lie_so(Lanes & lanes, const std::vector<WalkedRows> & items, int64_t n_rows) {
+static bool lie_so(Lanes & lanes, const std::vector<WalkedRows> & entries, int64_t n_rows) {
     RecurrentLanes & shape = lanes.shape;
-    const bool is_alone = shape.n_lanes == 1 && items.size() == 1 && shape.verifies;
-    const int64_t n = is_alone ? n_rows : shape.verifies ? items.front().n : shape.n_rows;
+    const bool is_alone = shape.n_lanes == 1 && entries.size() == 1 && shape.is_verify;
+    const int64_t n = is_alone ? n_rows : shape.is_verify ? entries.front().n : shape.n_rows;
     bool lie = shape.in_place && n * shape.n_lanes == n_rows;
     for (int64_t i = 0; i < shape.n_lanes && lie; ++i) {
-        const int32_t item = lanes.items[i];
-        lie = item >= 0 && items[item].first == i * n && (is_alone || items[item].n == n);
+        const int32_t entry = lanes.entries[i];
+        lie = entry >= 0 && entries[entry].first == i * n && (is_alone || entries[entry].n == n);
     }
     shape.n_rows = lie ? n : shape.n_rows;
     return lie;
 }
 
-std::vector<Lanes> lanes_of(const std::vector<WalkedRows> & items, const GraphSizes & sizes,
+std::vector<Lanes> lanes_of(const std::vector<WalkedRows> & entries, const GraphSizes & sizes,
                             const LaneRules & rules) {
-    const bool verifies = items.back().verifies;
+    const bool has_verifies = entries.back().is_verify;
     const bool has_classes = sizes.are_shared();
     std::vector<int32_t> single, verified; // rows that are appended alone
     std::map<int64_t, std::vector<int32_t>> pieces;
-    for (size_t i = 0; i < items.size(); ++i) {
+    for (size_t i = 0; i < entries.size(); ++i) {
         // Beside verifies only prompts end with one row, and now and then.
-        const bool is_single = items[i].n == 1 && !(verifies && has_classes);
-        auto & group = items[i].verifies ? verified
-                       : is_single       ? single
-                                         : pieces[class_of(items[i].n)];
+        const bool is_single = entries[i].n == 1 && !(has_verifies && has_classes);
+        auto & group = entries[i].is_verify ? verified
+                       : is_single          ? single
+                                            : pieces[class_of(entries[i].n)];
         group.push_back(static_cast<int32_t>(i));
     }
     if (has_classes) {
@@ -146,7 +146,7 @@ std::vector<Lanes> lanes_of(const std::vector<WalkedRows> & items, const GraphSi
     std::vector<Lanes> all; // in the order in which they are built
     const auto add = [&](const std::vector<int32_t> & members, bool is_piece) {
         if (!members.empty()) {
-            all.push_back(lanes_for(members, is_piece, items, sizes, rules));
+            all.push_back(lanes_for(members, is_piece, entries, sizes, rules));
         }
     };
     add(single, false);
@@ -154,7 +154,7 @@ std::vector<Lanes> lanes_of(const std::vector<WalkedRows> & items, const GraphSi
         add(members, true);
     }
     add(verified, false);
-    all.front().shape.as_they_lie = all.size() == 1 && lie_so(all.front(), items, rules.n_rows);
+    all.front().shape.as_they_lie = all.size() == 1 && lie_so(all.front(), entries, rules.n_rows);
     return all;
 }
 
@@ -200,16 +200,16 @@ void make_lane_inputs(LiveGraph & live, const RecurrentShape & recurrent) {
             made.last_inputs = make(GGML_TYPE_I32, before * lanes.n_lanes, "last_inputs");
             made.rows = make(GGML_TYPE_I32, lanes.size(), "rows");
         }
-        if (lanes.verifies) {
+        if (lanes.is_verify) {
             made.trace = make(GGML_TYPE_I64, lanes.size(), "trace");
             made.conv_trace = make(GGML_TYPE_I64, n_inputs, "conv_trace");
         }
-        if (lanes.verifies && lanes.by_paths) {
+        if (lanes.is_verify && lanes.by_paths) {
             made.conv_taps = make(GGML_TYPE_I32, recurrent.d_conv * lanes.size(), "conv_taps");
         }
         in.lanes.push_back(made);
         by_paths = by_paths || lanes.by_paths;
-        if (lanes.by_paths && lanes.verifies) {
+        if (lanes.by_paths && lanes.is_verify) {
             make_paths(live, static_cast<int64_t>(i), lanes.n_rows, lanes.n_lanes);
         } else if (lanes.by_paths && promotes) {
             make_paths(live, -1, lanes.n_rows, 1);
@@ -243,39 +243,39 @@ std::vector<int32_t> convolution_taps(const std::vector<int32_t> & parents, int6
 }
 
 // Of n rows, those after an item's being nobody's.
-static std::vector<int32_t> parents_of(const WalkedRows * item, int64_t n) {
+static std::vector<int32_t> parents_of(const WalkedRows * entry, int64_t n) {
     std::vector<int32_t> parents(n, -1);
-    for (int64_t i = 0; item != nullptr && i < item->n; ++i) {
-        parents[i] = item->parents.empty() ? static_cast<int32_t>(i) - 1 : item->parents[i];
+    for (int64_t i = 0; entry != nullptr && i < entry->n; ++i) {
+        parents[i] = entry->parents.empty() ? static_cast<int32_t>(i) - 1 : entry->parents[i];
     }
     return parents;
 }
 
 // NULL where a lane has none.
-static const WalkedRows * item_of(const Lanes & lanes, const std::vector<WalkedRows> & items,
-                                  int64_t lane) {
-    return lanes.items[lane] < 0 ? nullptr : &items[lanes.items[lane]];
+static const WalkedRows * entry_of(const Lanes & lanes, const std::vector<WalkedRows> & entries,
+                                   int64_t lane) {
+    return lanes.entries[lane] < 0 ? nullptr : &entries[lanes.entries[lane]];
 }
 
 // f(lane, its item, row) in the order of an input that has n values a lane.
 template <typename T, typename F>
 static void write_lanes(const LiveGraph & live, ggml_tensor * input, const Lanes & lanes,
-                        const std::vector<WalkedRows> & items, int64_t n, F && f) {
+                        const std::vector<WalkedRows> & entries, int64_t n, F && f) {
     if (input == nullptr) {
         return;
     }
     live.write<T>(input, [&](T * data) {
         for (int64_t lane = 0; lane < lanes.shape.n_lanes; ++lane) {
-            const WalkedRows * item = item_of(lanes, items, lane);
+            const WalkedRows * entry = entry_of(lanes, entries, lane);
             for (int64_t i = 0; i < n; ++i) {
-                *data++ = static_cast<T>(f(lane, item, i));
+                *data++ = static_cast<T>(f(lane, entry, i));
             }
         }
     });
 }
 
 static void write_conv_taps(const LiveGraph & live, ggml_tensor * input, const Lanes & lanes,
-                            const std::vector<WalkedRows> & items, int64_t d_conv) {
+                            const std::vector<WalkedRows> & entries, int64_t d_conv) {
     if (input == nullptr) {
         return;
     }
@@ -283,7 +283,7 @@ static void write_conv_taps(const LiveGraph & live, ggml_tensor * input, const L
     live.write<int32_t>(input, [&](int32_t * data) {
         for (int64_t lane = 0; lane < lanes.shape.n_lanes; ++lane) {
             const std::vector<int32_t> taps =
-                convolution_taps(parents_of(item_of(lanes, items, lane), n), d_conv);
+                convolution_taps(parents_of(entry_of(lanes, entries, lane), n), d_conv);
             const auto first = static_cast<int32_t>(lane * (d_conv - 1 + n));
             for (int64_t tap = 0; tap < d_conv; ++tap) {
                 for (int64_t i = 0; i < n; ++i) {
@@ -296,64 +296,66 @@ static void write_conv_taps(const LiveGraph & live, ggml_tensor * input, const L
 
 void write_lane_inputs(const LiveGraph & live, const RecurrentCache & cache,
                        const RecurrentShape & recurrent, const std::vector<Lanes> & lanes,
-                       const std::vector<WalkedRows> & items) {
+                       const std::vector<WalkedRows> & entries) {
     const RecurrentPart & part = *cache.parts().front();
     const int64_t before = recurrent.d_conv - 1, n_slots = part.state->ne[1];
     // Among the inputs that all slots have committed, then those of the pass.
     const auto committed = [&](int64_t slot, int64_t i) { return slot * before + i; };
-    const auto input_row = [&](int64_t lane, const WalkedRows * item, int64_t i) {
-        if (item == nullptr) { // its own, so that what it computes has nothing of others
+    const auto input_row = [&](int64_t lane, const WalkedRows * entry, int64_t i) {
+        if (entry == nullptr) { // its own, so that what it computes has nothing of others
             return committed(lane, std::min(i, before - 1));
         }
-        return i < before ? committed(item->sequence, i)
-                          : n_slots * before + item->first + std::min(i - before, item->n - 1);
+        return i < before ? committed(entry->sequence, i)
+                          : n_slots * before + entry->first + std::min(i - before, entry->n - 1);
     };
     for (size_t of = 0; of < lanes.size(); ++of) {
         const LaneInputs & in = live.in.lanes[of];
         const Lanes & here = lanes[of];
         const int64_t n = here.shape.n_rows;
-        const auto slot = [](int64_t, const WalkedRows * item, int64_t) { return item->sequence; };
-        write_lanes<int32_t>(live, in.slots, here, items, 1, slot);
-        write_lanes<int64_t>(live, in.to_slots, here, items, 1, slot);
-        write_lanes<int32_t>(live, in.inputs, here, items, before + n, input_row);
-        write_lanes<int32_t>(live, in.last_inputs, here, items, before,
-                             [&](int64_t lane, const WalkedRows * item, int64_t i) {
-                                 return input_row(lane, item, item == nullptr ? i : item->n + i);
+        const auto slot = [](int64_t, const WalkedRows * entry, int64_t) {
+            return entry->sequence;
+        };
+        write_lanes<int32_t>(live, in.slots, here, entries, 1, slot);
+        write_lanes<int64_t>(live, in.to_slots, here, entries, 1, slot);
+        write_lanes<int32_t>(live, in.inputs, here, entries, before + n, input_row);
+        write_lanes<int32_t>(live, in.last_inputs, here, entries, before,
+                             [&](int64_t lane, const WalkedRows * entry, int64_t i) {
+                                 return input_row(lane, entry, entry == nullptr ? i : entry->n + i);
                              });
         write_lanes<int32_t>(
-            live, in.rows, here, items, n, [&](int64_t, const WalkedRows * item, int64_t i) {
-                return item != nullptr && i < item->n ? item->first + i : live.shape.n_rows;
+            live, in.rows, here, entries, n, [&](int64_t, const WalkedRows * entry, int64_t i) {
+                return entry != nullptr && i < entry->n ? entry->first + i : live.shape.n_rows;
             });
         write_lanes<int64_t>(
-            live, in.trace, here, items, n, [&](int64_t, const WalkedRows * item, int64_t i) {
-                return item != nullptr && i < item->n ? item->trace.first + i : part.junk_row();
+            live, in.trace, here, entries, n, [&](int64_t, const WalkedRows * entry, int64_t i) {
+                return entry != nullptr && i < entry->n ? entry->trace.first + i : part.junk_row();
             });
-        write_lanes<int64_t>(live, in.conv_trace, here, items, before + n,
-                             [&](int64_t, const WalkedRows * item, int64_t i) {
-                                 return item != nullptr && i < before + item->n
-                                            ? item->trace.first_conv + i
+        write_lanes<int64_t>(live, in.conv_trace, here, entries, before + n,
+                             [&](int64_t, const WalkedRows * entry, int64_t i) {
+                                 return entry != nullptr && i < before + entry->n
+                                            ? entry->trace.first_conv + i
                                             : part.junk_conv_row();
                              });
-        write_conv_taps(live, in.conv_taps, here, items, recurrent.d_conv);
+        write_conv_taps(live, in.conv_taps, here, entries, recurrent.d_conv);
     }
     if (live.in.lane_rows != nullptr) {
         live.write<int32_t>(live.in.lane_rows, [&](int32_t * data) {
             int64_t first = 0;
             for (const Lanes & here : lanes) {
                 for (int64_t lane = 0; lane < here.shape.n_lanes; ++lane) {
-                    const WalkedRows * item = item_of(here, items, lane);
+                    const WalkedRows * entry = entry_of(here, entries, lane);
                     const int64_t at = first + lane * here.shape.n_rows;
-                    for (int64_t i = 0; item != nullptr && i < item->n; ++i) {
-                        data[item->first + i] = static_cast<int32_t>(at + i);
+                    for (int64_t i = 0; entry != nullptr && i < entry->n; ++i) {
+                        data[entry->first + i] = static_cast<int32_t>(at + i);
                     }
                 }
                 first += here.shape.size();
             }
-            const WalkedRows & last = items.back(); // padding is copies of its first row
+            const WalkedRows & last = entries.back(); // padding is copies of its first row
             std::fill(data + last.first + last.n, data + live.shape.n_rows, data[last.first]);
         });
     }
-    write_path_inputs(live, recurrent, lanes, items);
+    write_path_inputs(live, recurrent, lanes, entries);
 }
 
 static void write_ancestors(float * ancestors, float * bias, int64_t n,
@@ -370,7 +372,7 @@ static void write_ancestors(float * ancestors, float * bias, int64_t n,
 }
 
 void write_path_inputs(const LiveGraph & live, const RecurrentShape & recurrent,
-                       const std::vector<Lanes> & lanes, const std::vector<WalkedRows> & items) {
+                       const std::vector<Lanes> & lanes, const std::vector<WalkedRows> & entries) {
     for (const PathInputs & path : live.in.paths) {
         const int64_t n = path.n, n_lanes = path.ancestors->ne[3];
         std::vector<float> ancestors(2 * n * n * n_lanes), bias(ancestors.size());
@@ -380,7 +382,8 @@ void write_path_inputs(const LiveGraph & live, const RecurrentShape & recurrent,
             const size_t at = lane * 2 * n * n;
             const bool is_chain = path.of < 0;
             write_ancestors(ancestors.data() + at, bias.data() + at, n,
-                            is_chain ? chain : parents_of(item_of(lanes[path.of], items, lane), n));
+                            is_chain ? chain
+                                     : parents_of(entry_of(lanes[path.of], entries, lane), n));
         }
         const auto write = [&](ggml_tensor * view, const std::vector<float> & values) {
             live.write<float>(view->view_src,

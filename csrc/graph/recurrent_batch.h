@@ -17,7 +17,7 @@ bool has_fused_delta_rule(const RecurrentCache & cache, const RecurrentShape & s
 // another one, to the same effect.
 struct Lanes {
     RecurrentLanes shape;
-    std::vector<int32_t> items;
+    std::vector<int32_t> entries;
 };
 
 // What lanes_of() goes by.
@@ -31,7 +31,7 @@ struct LaneRules {
 
 // Sequences that append a row have lanes side by side; pieces of prompts share lanes of about their
 // length; verifies, which may be trees, those of the longest.
-std::vector<Lanes> lanes_of(const std::vector<WalkedRows> & items, const GraphSizes & sizes,
+std::vector<Lanes> lanes_of(const std::vector<WalkedRows> & entries, const GraphSizes & sizes,
                             const LaneRules & rules);
 // Most of a pass: graphs are bounded by it.
 int64_t most_lanes(int64_t n_ubatch);
@@ -41,9 +41,9 @@ void make_lane_inputs(LiveGraph & live, const RecurrentShape & recurrent);
 // What they are for a pass; of those of a promotion, what follows from its shape.
 void write_lane_inputs(const LiveGraph & live, const RecurrentCache & cache,
                        const RecurrentShape & recurrent, const std::vector<Lanes> & lanes,
-                       const std::vector<WalkedRows> & items);
+                       const std::vector<WalkedRows> & entries);
 void write_path_inputs(const LiveGraph & live, const RecurrentShape & recurrent,
-                       const std::vector<Lanes> & lanes, const std::vector<WalkedRows> & items);
+                       const std::vector<Lanes> & lanes, const std::vector<WalkedRows> & entries);
 
 // The rows of (committed ++ new) convolution inputs under each tap, [d_conv][n]; parents: of the
 // new ones, -1 or earlier.

@@ -88,7 +88,7 @@ static ggml_tensor * convolve(Build & b, int il, const ConvolutionInputs & in) {
         inputs = ggml_get_rows(b.ctx, in.all, lane_inputs(b).inputs);
         inputs = ggml_reshape_3d(b.ctx, inputs, channels, before + of.n_rows, of.n_lanes);
     }
-    if (of.verifies) {
+    if (of.is_verify) {
         ggml_tensor * rows =
             ggml_reshape_2d(b.ctx, inputs, channels, (before + of.n_rows) * of.n_lanes);
         write_traced(b, part.conv_trace, index, 0, rows, lane_inputs(b).conv_trace);
@@ -159,7 +159,7 @@ static ggml_tensor * fused_rule(Build & b, int il, const RuleRows & in) {
     // The op's result is the outputs [d, n_v, rows, lanes], then the final states [d, d, n_v,
     // lanes].
     const int64_t n_out = d * n_v * rows * n_lanes;
-    if (!lanes(b).verifies) {
+    if (!lanes(b).is_verify) {
         bring_back(
             b, ggml_view_2d(b.ctx, out, size, n_lanes, size * sizeof(float), n_out * sizeof(float)),
             b.recurrent.part_of(il).state, b.recurrent.index(il));
@@ -172,7 +172,7 @@ static ggml_tensor * path_rule(Build & b, int il, const RuleRows & in) {
     const RecurrentShape & shape = b.hp.recurrent;
     const int64_t d = shape.d_state, n_k = shape.n_k_heads, n_v = shape.n_v_heads;
     const int64_t rows = lanes(b).n_rows, n_lanes = lanes(b).n_lanes;
-    const bool verifies = lanes(b).verifies;
+    const bool verifies = lanes(b).is_verify;
     ggml_tensor * states = of_lanes(b, b.recurrent.part_of(il).state, b.recurrent.index(il));
     DeltaRule done = {nullptr, ggml_reshape_4d(b.ctx, states, d, d, n_v, n_lanes)};
     ggml_tensor * unit = unit_queries_keys(b, heads_of(b, in.heads, 0, 2 * n_k));
@@ -297,7 +297,7 @@ ggml_tensor * delta_net(Build & b, int il, const Rows & x, ggml_tensor * add) {
         };
         ggml_tensor * heads = tiled_values(b, convolve(b, il, inputs));
         RuleRows rows = {heads, rows_of(g), rows_of(beta)};
-        if (lanes(b).verifies) {
+        if (lanes(b).is_verify) {
             write_trace(b, il, rows);
         }
         ggml_tensor * part = lanes(b).by_paths ? path_rule(b, il, rows) : fused_rule(b, il, rows);

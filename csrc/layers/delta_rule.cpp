@@ -6,7 +6,7 @@ namespace dfl {
 
 // The masks of n nodes of some lanes, made once a graph.
 static PathMasks & masks_of(Build & b, int64_t n, int64_t n_lanes) {
-    const bool is_tree = !b.shape.recurrent.empty() && b.shape.recurrent[b.of].verifies;
+    const bool is_tree = !b.shape.recurrent.empty() && b.shape.recurrent[b.of].is_verify;
     const auto fits = [&](const PathInputs & in) {
         return in.n == n && (is_tree ? in.of == b.of : in.of < 0);
     };

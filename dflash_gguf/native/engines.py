@@ -198,16 +198,16 @@ class Engine:
             What progress raises; the timeline then ends after the last finished micro-batch.
         """
         n_vocab = self.model.n_vocab
-        params = new("dfl_item[]", len(items))
+        params = new("dfl_batch_entry[]", len(items))
         keep: list[Any] = []
         for item, to in zip(items, params, strict=True):
             ids = ids_of(item.tokens, n_vocab)
             keep.append(ids)
             to.sequence, to.tokens, to.n = item.sequence.handle, ids, len(ids)
             if item.verifies:
-                to.verify = True
+                to.is_verify = True
             if item.n_to_come:
-                to.n_to_come = item.n_to_come
+                to.n_remaining = item.n_to_come
             if item.parents is not None:
                 if len(item.parents) != len(ids):
                     raise ValueError(

@@ -31,14 +31,14 @@ enum class GraphKind {
 struct RecurrentLanes {
     int64_t n_rows = 0; // of a lane
     int64_t n_lanes = 0;
-    bool verifies = false;    // else they advance the states
+    bool is_verify = false;   // else they advance the states
     bool by_paths = false;    // in the form for trees
     bool in_place = false;    // lane i is of slot i; else states are gathered, and brought back
     bool as_they_lie = false; // in place, and the rows are the pass's, in its order
 
     int64_t size() const { return n_rows * n_lanes; }
     bool operator==(const RecurrentLanes & o) const {
-        return n_rows == o.n_rows && n_lanes == o.n_lanes && verifies == o.verifies &&
+        return n_rows == o.n_rows && n_lanes == o.n_lanes && is_verify == o.is_verify &&
                by_paths == o.by_paths && in_place == o.in_place && as_they_lie == o.as_they_lie;
     }
 };

@@ -83,7 +83,7 @@ class Prepare : public CpuNode {
         work.out = row_of(dst, rows.first) + head * d;
         work.out_row = stride(dst);
         kernel_.convolve(work);
-        if (rows.verifies) {
+        if (rows.is_verify) {
             trace(work, rows.trace, head);
         } else {
             advance(work, layer_.past(rows.sequence) + head * d);
@@ -157,7 +157,7 @@ class Prepare : public CpuNode {
                 gates[head] = decay[i];
                 gates[n_v + head] = beta[i];
             }
-            for (int64_t i = 0; i < count && rows.verifies; ++i) {
+            for (int64_t i = 0; i < count && rows.is_verify; ++i) {
                 float * kept =
                     row_of(layer_.cache.trace, rows.trace.first + first + i, layer_.index) +
                     shape.d_state * (shape.n_k_heads + n_v);
@@ -226,7 +226,7 @@ class Walk : public CpuNode {
         for (int64_t i = 0; i < std::min(n, FETCHED_ROWS); ++i) {
             fetch_early(row_of(gate, walked.first + i) + head * d, d);
         }
-        const int64_t chunk = walked.verifies ? n : CHUNK; // a chunk goes on from the kept state
+        const int64_t chunk = walked.is_verify ? n : CHUNK; // a chunk goes on from the kept state
         for (int64_t first = 0; first < n; first += chunk) {
             const float * row = row_of(rows, walked.first + first);
             work.n = std::min(chunk, n - first);
@@ -240,7 +240,7 @@ class Walk : public CpuNode {
             }
             work.qk = qk;
             work.state = layer_.state(walked.sequence, head);
-            work.last_state = walked.verifies ? nullptr : layer_.state(walked.sequence, head);
+            work.last_state = walked.is_verify ? nullptr : layer_.state(walked.sequence, head);
             work.out = out + (walked.first + first) * inner + head * d;
             kernel_.walk(work, scratch + layer_.n_rows);
         }
