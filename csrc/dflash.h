@@ -225,7 +225,7 @@ dfl_status dfl_engine_get_memory(const dfl_engine * engine, int32_t index, dfl_m
                                  dfl_error * err);
 /* Has the device pick the k best (0 to DFL_MAX_TOP) of every row in the passes to come; kept: out,
  * k, or 0 where it cannot: a CPU has the rows at hand. k of 0 ends it. Errors: ARGUMENT. */
-dfl_status dfl_engine_keep_top(dfl_engine * engine, int32_t k, int32_t * kept, dfl_error * err);
+dfl_status dfl_engine_set_top_k(dfl_engine * engine, int32_t k, int32_t * active, dfl_error * err);
 /* Makes room to verify up to n rows at a time (1 to DFL_MAX_VERIFY); never less than there is.
  * Costs trace and feature rows and compute memory, no state. Errors: ARGUMENT (also while a verify
  * waits for its commit), MEMORY (names the bytes; the room is as before). */
@@ -325,8 +325,8 @@ dfl_status dfl_engine_commit(dfl_engine * engine, const dfl_path * paths, int64_
 dfl_status dfl_sequence_argmax(dfl_sequence * sequence, int64_t row, int32_t * token,
                                dfl_error * err);
 /* The k best of a row of the last pass, best first, the lowest id on ties: out, [k] each. k is what
- * dfl_engine_keep_top gave before that pass. Errors: ARGUMENT (a row that is not there, another k),
- * COMPUTE as for argmax. */
+ * dfl_engine_set_top_k gave before that pass. Errors: ARGUMENT (a row that is not there, another
+ * k), COMPUTE as for argmax. */
 dfl_status dfl_sequence_top(dfl_sequence * sequence, int64_t row, int32_t k, int32_t * tokens,
                             float * logits, dfl_error * err);
 /* logits: out, [n_vocab] float32; single tokens may have -inf. Errors: as for argmax. */
@@ -355,34 +355,35 @@ dfl_status dfl_sampler_create(const dfl_sampler_params * params, dfl_sampler ** 
 void dfl_sampler_free(dfl_sampler * sampler);
 /* The token for a position from a row that the caller has. logits: [n], not changed. tokens: NULL,
  * or [n], those of the row's best logits in place of all, best first: as many as top_k and the
- * banned ones. seen: [n_seen], prompt and answer so far; NULL if n_seen is 0. margin: out, the best
- * score less the second, infinite if one token was left; scores are logits at temperature 0.
- * Errors: ARGUMENT (no values; NaN or +inf; nothing left to draw; seen tokens that are none). */
-dfl_status dfl_sampler_choose(const dfl_sampler * sampler, const float * logits,
-                              const int32_t * tokens, int64_t n, const int32_t * seen,
-                              int64_t n_seen, int64_t position, int32_t * token, double * margin,
+ * banned ones. seen: [n_history], prompt and answer so far; NULL if n_history is 0. margin: out,
+ * the best score less the second, infinite if one token was left; scores are logits at temperature
+ * 0. Errors: ARGUMENT (no values; NaN or +inf; nothing left to draw; seen tokens that are none). */
+dfl_status dfl_sampler_sample(const dfl_sampler * sampler, const float * logits,
+                              const int32_t * tokens, int64_t n, const int32_t * history,
+                              int64_t n_history, int64_t position, int32_t * token, double * margin,
                               dfl_error * err);
 /* What can be drawn from it: tokens, values: out, [n] each, of which n_kept are written, best
- * first; all in their own order where nothing is cut off. Errors: as dfl_sampler_choose. */
-dfl_status dfl_sampler_keep(const dfl_sampler * sampler, const float * logits, int64_t n,
-                            const int32_t * seen, int64_t n_seen, int32_t * tokens, float * values,
-                            int64_t * n_kept, dfl_error * err);
+ * first; all in their own order where nothing is cut off. Errors: as dfl_sampler_sample. */
+dfl_status dfl_sampler_filter(const dfl_sampler * sampler, const float * logits, int64_t n,
+                              const int32_t * history, int64_t n_history, int32_t * tokens,
+                              float * values, int64_t * n_kept, dfl_error * err);
 
 /* Draws of a sequence's rows of the last pass: after an append of the last token's, of an open
  * verify from the root down while the tokens drawn are candidates. */
 typedef struct {
     dfl_sequence * sequence;
     const dfl_sampler * sampler;
-    const int32_t * seen; /* [n_seen], prompt and answer so far, where penalties look at them */
-    int64_t n_seen;
-    int64_t position; /* of the first token drawn: how long prompt and answer are */
-    int32_t * drawn;  /* out, [rows of the verify, 1 after an append] */
-    int64_t n_drawn;  /* out: fewer than a path's where nothing can be drawn from a row, or it is
-                         not finite: dfl_sequence_logits of it says what is wrong */
-} dfl_walk;
+    const int32_t *
+        history; /* [n_history], prompt and answer so far, where penalties look at them */
+    int64_t n_history;
+    int64_t position;  /* of the first token drawn: how long prompt and answer are */
+    int32_t * sampled; /* out, [rows of the verify, 1 after an append] */
+    int64_t n_sampled; /* out: fewer than a path's where nothing can be drawn from a row, or it is
+                        not finite: dfl_sequence_logits of it says what is wrong */
+} dfl_sample_request;
 
 /* Errors: ARGUMENT (a sequence without rows, seen tokens that are none). */
-dfl_status dfl_engine_choose(dfl_engine * engine, dfl_walk * walks, int64_t n_walks,
+dfl_status dfl_engine_sample(dfl_engine * engine, dfl_sample_request * requests, int64_t n_requests,
                              dfl_error * err);
 
 /* Back to position 0. */

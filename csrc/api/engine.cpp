@@ -79,11 +79,11 @@ dfl_status dfl_engine_get_memory(const dfl_engine * engine, int32_t index, dfl_m
     });
 }
 
-dfl_status dfl_engine_keep_top(dfl_engine * engine, int32_t k, int32_t * kept, dfl_error * err) {
+dfl_status dfl_engine_set_top_k(dfl_engine * engine, int32_t k, int32_t * active, dfl_error * err) {
     return guard(err, [&] {
-        need(engine, kept);
+        need(engine, active);
         const CallGuard guard_of_call(*engine->is_busy);
-        *kept = engine->engine->keep_top(k) ? k : 0;
+        *active = engine->engine->set_top_k(k) ? k : 0;
     });
 }
 

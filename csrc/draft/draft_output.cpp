@@ -124,7 +124,7 @@ Draft read_draft(const LiveGraph & live, int64_t k, const Backend & backend) {
 
 bool selects_by_blocks(const Backend & backend) { return backend.is_cuda(); }
 
-bool selects_on_device(const Backend & backend, int64_t n, int64_t k) {
+bool can_select_on_device(const Backend & backend, int64_t n, int64_t k) {
     if (backend.is_host()) {
         return false;
     }

@@ -23,7 +23,7 @@ void add_draft_output(LiveGraph & live, ggml_tensor * logits);
 Draft read_draft(const LiveGraph & live, int64_t k, const Backend & backend);
 
 // Whether the device picks the k best of n itself.
-bool selects_on_device(const Backend & backend, int64_t n, int64_t k);
+bool can_select_on_device(const Backend & backend, int64_t n, int64_t k);
 // Whether it does so by blocks, sorting whole rows slowly.
 bool selects_by_blocks(const Backend & backend);
 

@@ -318,7 +318,7 @@ void DraftState::reserve(GraphPool & graphs) {
     largest.log_sum_exp = true;
     const int64_t n_choices = drafter_->head(target_).n_out();
     const int64_t n_top = std::min<int64_t>(n_choices, DFL_MAX_TOP);
-    largest.n_top = selects_on_device(backend_, n_choices, n_top) ? n_top : 0;
+    largest.n_top = can_select_on_device(backend_, n_choices, n_top) ? n_top : 0;
     largest.top_by_blocks = selects_by_blocks(backend_);
     graphs.get(largest, [&](LiveGraph & fresh) { build_draft(fresh); });
 }
@@ -433,7 +433,7 @@ std::vector<Draft> DraftState::run_blocks(GraphPool & graphs,
         shape.n_kv = {cells_read()};
         shape.n_inject = sizes_.injected(features.size());
         const int64_t n_choices = drafter_->head(target_).n_out();
-        shape.n_top = selects_on_device(backend_, n_choices, k) ? k : 0;
+        shape.n_top = can_select_on_device(backend_, n_choices, k) ? k : 0;
         shape.top_by_blocks = selects_by_blocks(backend_);
         shape.log_sum_exp = log_sum_exp;
         LiveGraph & live = graphs.get(shape, [&](LiveGraph & fresh) { build_draft(fresh); });

@@ -162,7 +162,7 @@ void Engine::reserve_graphs() {
     if (has_lanes) {
         largest.recurrent = {as_they_lie(largest.n_rows)};
     }
-    pick_top(largest, selects_top(MAX_TOP) ? MAX_TOP : 0);
+    select_top(largest, can_select_top(MAX_TOP) ? MAX_TOP : 0);
     graphs_.get(largest, [&](LiveGraph & live) { build_forward(live); });
     if (params_.n_parallel > 1) { // prompts and single rows together
         largest.n_rows = most_rows();
@@ -194,7 +194,7 @@ void Engine::reserve_verify_graphs(int64_t n) {
                                  ? RecurrentLanes{largest.n_rows, 1, true, true, true, true}
                                  : RecurrentLanes{longest, n_lanes, true, true, true, false}};
     }
-    pick_top(largest, selects_top(MAX_TOP) ? MAX_TOP : 0);
+    select_top(largest, can_select_top(MAX_TOP) ? MAX_TOP : 0);
     graphs_.get(largest, [&](LiveGraph & live) { build_forward(live); });
     if (params_.n_parallel > 1) { // and prompts beside
         largest.n_rows = most_masked_rows(n);
@@ -241,21 +241,22 @@ void Engine::reserve_verify(int64_t n) {
     verify_rows_ = n;
 }
 
-bool Engine::keep_top(int64_t k) {
+bool Engine::set_top_k(int64_t k) {
     DFL_CHECK(k >= 0 && k <= MAX_TOP && k <= model_->hparams().n_vocab, DFL_STATUS_ARGUMENT,
               "the %lld best of a row, expected 0 to %lld", (long long)k, (long long)MAX_TOP);
-    n_top_ = k > 0 && selects_top(k) ? k : 0;
+    n_top_ = k > 0 && can_select_top(k) ? k : 0;
     return n_top_ == k;
 }
 
-bool Engine::selects_top(int64_t k) const {
+bool Engine::can_select_top(int64_t k) const {
     const Backend & backend = devices_.main();
     ggml_context_ptr ctx(ggml_init({2 * ggml_tensor_overhead(), nullptr, true}));
     ggml_tensor * row = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, model_->hparams().n_vocab);
-    return selects_on_device(backend, row->ne[0], k) && backend.runs(ggml_sum_rows(ctx.get(), row));
+    return can_select_on_device(backend, row->ne[0], k) &&
+           backend.runs(ggml_sum_rows(ctx.get(), row));
 }
 
-void Engine::pick_top(BatchShape & shape, int64_t k) const {
+void Engine::select_top(BatchShape & shape, int64_t k) const {
     shape.n_top = std::min(k, model_->hparams().n_vocab);
     shape.top_by_blocks = shape.n_top > 0 && selects_by_blocks(devices_.main());
 }

@@ -65,12 +65,12 @@ struct DraftRequest {
 };
 
 // A row of a sequence's last pass to draw from or, of an open verify, its tree to walk down.
-struct Walk {
+struct SampleRequest {
     Sequence * sequence;
     const Sampler * sampler;
-    std::vector<int32_t> seen;  // prompt and answer, as far as penalties look
-    int64_t position;           // of the first token drawn
-    std::vector<int32_t> drawn; // out
+    std::vector<int32_t> history; // prompt and answer, as far as penalties look
+    int64_t position;             // of the first token drawn
+    std::vector<int32_t> sampled; // out
 };
 
 class Engine {
@@ -86,7 +86,7 @@ class Engine {
     // The model has recurrent layers.
     bool recurs() const { return recurs_; }
 
-    // Most tokens of a row that keep_top() may be asked for.
+    // Most tokens of a row that set_top_k() may be asked for.
     static constexpr int64_t MAX_TOP = DFL_MAX_TOP;
     // Most rows a verify may be asked to have room for.
     static constexpr int64_t MAX_VERIFY = DFL_MAX_VERIFY;
@@ -106,7 +106,7 @@ class Engine {
     // Draws of the rows of the last pass, for each sequence a token or, of its open verify, one
     // after another: from the root down while they are candidates. Ends before a row that nothing
     // can be drawn from, which whoever reads it is told of.
-    void choose(std::vector<Walk> & walks);
+    void sample(std::vector<SampleRequest> & requests);
     // Appends paths of open verifies to their timelines and forgets the rest. A path of no nodes
     // forgets all, and does nothing where no verify is open.
     void commit(const std::vector<Path> & paths);
@@ -120,7 +120,7 @@ class Engine {
 
     // Has the device pick the k best of every row in the passes to come, so that these few are all
     // that is copied: whether it can. 0: no longer.
-    bool keep_top(int64_t k);
+    bool set_top_k(int64_t k);
     // Makes room for verifies of up to n rows.
     void reserve_verify(int64_t n);
     // Most rows of a verify now.
@@ -199,9 +199,9 @@ class Engine {
     int64_t most_masked_rows(int64_t n_verify) const;
     void reserve_graphs();
     void reserve_verify_graphs(int64_t n);
-    bool selects_top(int64_t k) const;
+    bool can_select_top(int64_t k) const;
     // Makes a target's pass pick the k best of its rows.
-    void pick_top(BatchShape & shape, int64_t k) const;
+    void select_top(BatchShape & shape, int64_t k) const;
     void build_forward(LiveGraph & live);
     void check(const std::vector<BatchEntry> & entries) const;
     void check_verifies(const std::vector<BatchEntry> & entries) const;
@@ -257,7 +257,7 @@ class Engine {
     std::vector<int64_t> n_kv_;         // cells that the next pass attends, of each group
     std::vector<RecentMost> recent_cells_;
     RecentMost recent_trees_;
-    int64_t n_top_ = 0; // of keep_top()
+    int64_t n_top_ = 0; // of set_top_k()
     int64_t verify_rows_ = 0;
     int64_t n_passes_ = 0;
     int64_t n_experts_ = 0;

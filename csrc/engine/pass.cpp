@@ -356,7 +356,7 @@ BatchShape Engine::shape_of(const Pass & pass) const {
     for (const Lanes & lanes : pass.lanes) {
         shape.recurrent.push_back(lanes.shape);
     }
-    pick_top(shape, shape.n_out > 0 && !reads_all_logits ? n_top_ : 0);
+    select_top(shape, shape.n_out > 0 && !reads_all_logits ? n_top_ : 0);
     return shape;
 }
 

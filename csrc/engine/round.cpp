@@ -64,32 +64,33 @@ std::vector<Draft> Engine::draft(const std::vector<DraftRequest> & requests, int
     return drafts;
 }
 
-static void walk_down(Walk & walk) {
-    const Tree & tree = walk.sequence->open().tree;
+static void sample_path(SampleRequest & request) {
+    const Tree & tree = request.sequence->open().tree;
     int64_t node = 0;
     while (node >= 0) {
         int32_t token = 0;
-        const SeenTokens seen = {walk.seen.data(), static_cast<int64_t>(walk.seen.size())};
-        if (!walk.sequence->choose(node, *walk.sampler, seen, walk.position, token)) {
+        const TokenHistory history = {request.history.data(),
+                                      static_cast<int64_t>(request.history.size())};
+        if (!request.sequence->sample(node, *request.sampler, history, request.position, token)) {
             return;
         }
-        walk.drawn.push_back(token);
-        walk.seen.push_back(token);
-        ++walk.position;
+        request.sampled.push_back(token);
+        request.history.push_back(token);
+        ++request.position;
         node = tree.child(node, token);
     }
 }
 
-void Engine::choose(std::vector<Walk> & walks) {
-    for (size_t i = 0; i < walks.size(); ++i) {
-        const Walk & walk = walks[i];
-        DFL_CHECK(&walk.sequence->engine() == this, DFL_STATUS_ARGUMENT,
+void Engine::sample(std::vector<SampleRequest> & requests) {
+    for (size_t i = 0; i < requests.size(); ++i) {
+        const SampleRequest & request = requests[i];
+        DFL_CHECK(&request.sequence->engine() == this, DFL_STATUS_ARGUMENT,
                   "draw %zu is of a sequence of another engine", i);
-        DFL_CHECK(walk.sequence->n_out_rows() > 0, DFL_STATUS_ARGUMENT,
+        DFL_CHECK(request.sequence->n_out_rows() > 0, DFL_STATUS_ARGUMENT,
                   "draw %zu: the last pass has no row of its sequence", i);
     }
-    for (Walk & walk : walks) {
-        walk_down(walk);
+    for (SampleRequest & request : requests) {
+        sample_path(request);
     }
 }
 

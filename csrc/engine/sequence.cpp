@@ -220,23 +220,23 @@ const Candidate * Sequence::top(int64_t row, int64_t k) {
     return best;
 }
 
-bool Sequence::choose(int64_t row, const Sampler & sampler, SeenTokens seen, int64_t position,
+bool Sequence::sample(int64_t row, const Sampler & sampler, TokenHistory history, int64_t position,
                       int32_t & token) {
     check_row(row);
     if (sampler.is_argmax()) {
         if (!find_argmax(row, token)) {
             return false;
         }
-        if (!sampler.bans(token)) {
+        if (!sampler.is_banned(token)) {
             note_row(row, true);
             return true;
         }
     }
-    Choice choice = {};
+    SampledToken sampled = {};
     const int64_t n_best = sampler.n_best(), n_top = last_->shape.n_top;
     if (n_best > 0 && n_best <= n_top) {
         const Candidate * best = nullptr;
-        if (!find_top(row, best) || sampler.choose_among(best, n_top, position, choice)) {
+        if (!find_top(row, best) || sampler.sample_from(best, n_top, position, sampled)) {
             return false;
         }
     } else {
@@ -251,12 +251,12 @@ bool Sequence::choose(int64_t row, const Sampler & sampler, SeenTokens seen, int
             const size_t size = n_vocab * sizeof(float);
             engine_->main().read(last_->logits, logits, at * size, size);
         }
-        if (sampler.choose(logits, n_vocab, seen, position, choice)) {
+        if (sampler.sample(logits, n_vocab, history, position, sampled)) {
             return false;
         }
     }
     note_row(row, true);
-    token = choice.token;
+    token = sampled.token;
     return true;
 }
 

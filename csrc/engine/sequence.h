@@ -48,14 +48,14 @@ class Sequence {
     // throws DFL_STATUS_COMPUTE for a row with a NaN or +inf: what the caches hold is then no
     // better, so it forgets all and zeroes its caches, and no checkpoint of it is valid any more.
     int32_t argmax(int64_t row);
-    // The k best of a row that Engine::keep_top() had the device pick, best first, lower id on
+    // The k best of a row that Engine::set_top_k() had the device pick, best first, lower id on
     // ties.
     const Candidate * top(int64_t row, int64_t k);
     // A row's logits: dst [n_vocab].
     void logits(int64_t row, float * dst);
     // Draws the token for a position from a row; false, and nothing is forgotten, where none can be
     // drawn or the row is not finite: whoever reads it is told why.
-    bool choose(int64_t row, const Sampler & sampler, SeenTokens seen, int64_t position,
+    bool sample(int64_t row, const Sampler & sampler, TokenHistory history, int64_t position,
                 int32_t & token);
 
     // Engine::draft() of one request.

@@ -140,7 +140,7 @@ class Engine:
         CPU, or where the device cannot; 0 ends it.
         """
         kept = new("int32_t *")
-        call("engine_keep_top", self.handle, k, kept)
+        call("engine_set_top_k", self.handle, k, kept)
         self.n_top = int(kept[0])
         return self.n_top > 0
 
@@ -275,17 +275,17 @@ class Engine:
         Raises:
             Error: a sequence without rows, seen tokens that are none.
         """
-        params = new("dfl_walk[]", len(walks))
+        params = new("dfl_sample_request[]", len(walks))
         drawn = [ffi.new("int32_t[]", walk.n_rows) for walk in walks]
         keep: list[Any] = []
         for walk, tokens, to in zip(walks, drawn, params, strict=True):
             to.sequence, to.sampler = walk.sequence.handle, walk.sampler.handle
-            to.position, to.drawn = walk.position, tokens
+            to.position, to.sampled = walk.position, tokens
             if walk.seen:
                 keep.append(ffi.new("int32_t[]", walk.seen))
-                to.seen, to.n_seen = keep[-1], len(walk.seen)
-        call("engine_choose", self._handle, params, len(walks))
-        return [ffi.unpack(tokens, to.n_drawn) for tokens, to in zip(drawn, params, strict=True)]
+                to.history, to.n_history = keep[-1], len(walk.seen)
+        call("engine_sample", self._handle, params, len(walks))
+        return [ffi.unpack(tokens, to.n_sampled) for tokens, to in zip(drawn, params, strict=True)]
 
     def commit(self, paths: Sequence[tuple[Timeline, Sequence[int] | int]]) -> None:
         """Appends a path of each sequence's open verify; what else was verified leaves no trace.

@@ -13,7 +13,7 @@ namespace dfl {
 namespace {
 
 // One of a row's experts.
-struct Choice {
+struct SampledToken {
     int32_t expert;
     float weight;
 };
@@ -29,7 +29,7 @@ class Route : public CpuNode {
 
     void compute(ggml_tensor * dst, int ith, int nth) override {
         const ggml_tensor * logits = dst->src[0];
-        auto * to = static_cast<Choice *>(dst->data);
+        auto * to = static_cast<SampledToken *>(dst->data);
         for (int64_t row = ith; row < logits->ne[1]; row += nth) {
             choose(row_of(logits, row), logits->ne[0], to + row * n_used_);
         }
@@ -37,7 +37,7 @@ class Route : public CpuNode {
 
   private:
     // The best first; of equal ones the first.
-    void choose(const float * logits, int64_t n_expert, Choice * best) const {
+    void choose(const float * logits, int64_t n_expert, SampledToken * best) const {
         for (int64_t expert = 0; expert < n_expert; ++expert) {
             const float logit = logits[expert];
             int64_t at = std::min(expert, n_used_);
@@ -86,7 +86,7 @@ class Groups {
         int64_t n_of(int64_t expert) const { return first[expert + 1] - first[expert]; }
     };
 
-    Sorted sort(const Choice * choices, char * scratch) const {
+    Sorted sort(const SampledToken * choices, char * scratch) const {
         auto * first = reinterpret_cast<int32_t *>(scratch);
         int32_t *active = first + n_expert_ + 1, *pairs = active + n_expert_;
         std::fill(first, first + n_expert_ + 1, 0);
@@ -141,7 +141,7 @@ class GatedExperts : public CpuNode {
         Scratch at;
         char * scratch = to + bytes() + ith * scratch_size();
         const ggml_tensor * choices = dst->src[input_.sources().size()];
-        at.sorted = groups_.sort(static_cast<const Choice *>(choices->data), scratch);
+        at.sorted = groups_.sort(static_cast<const SampledToken *>(choices->data), scratch);
         if (ith == 0) {
             n_experts_ = at.sorted.n_active;
         }
@@ -225,7 +225,7 @@ class SumExperts : public CpuNode {
     void compute(ggml_tensor * dst, int ith, int nth) override {
         auto * to = static_cast<float *>(dst->data);
         char * scratch = static_cast<char *>(dst->data) + bytes() + ith * scratch_size();
-        const auto * choices = static_cast<const Choice *>(dst->src[1]->data);
+        const auto * choices = static_cast<const SampledToken *>(dst->src[1]->data);
         const Groups::Sorted sorted = groups_.sort(choices, scratch);
         auto * values = reinterpret_cast<float *>(scratch + groups_.scratch_size());
         const int64_t tiles = down_.n_tiles(), tile = down_.product->tile;
@@ -277,7 +277,7 @@ class SumExperts : public CpuNode {
              int64_t last, float * values, float * to) const {
         const cpu::PackedProduct & product = *down_.product;
         const auto x_size = static_cast<int64_t>(product.quantized_row_size(down_.n_in));
-        const auto * choices = static_cast<const Choice *>(dst->src[1]->data);
+        const auto * choices = static_cast<const SampledToken *>(dst->src[1]->data);
         const int64_t column = first * product.tile;
         const int64_t n_columns = std::min(last * product.tile, down_.n_out) - column;
         const int64_t begin = sorted.first[expert], end = sorted.first[expert + 1];
@@ -307,7 +307,7 @@ class SumExperts : public CpuNode {
 } // namespace
 
 ggml_tensor * route(Build & b, ggml_tensor * logits, int64_t n_used) {
-    const int64_t bytes = n_used * logits->ne[1] * static_cast<int64_t>(sizeof(Choice));
+    const int64_t bytes = n_used * logits->ne[1] * static_cast<int64_t>(sizeof(SampledToken));
     return add_cpu_node(b, GGML_TYPE_I8, bytes, 1, {logits}, std::make_unique<Route>(n_used));
 }
 
