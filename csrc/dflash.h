@@ -180,19 +180,19 @@ typedef struct {
     int64_t n_ctx;
     int32_t n_parallel;
     int32_t n_threads;
-    int32_t n_memory;       /* records of dfl_engine_get_memory */
-    int64_t n_free_cells;   /* K/V rows that no sequence has; sequences take them by pages */
-    int64_t verify_rows;    /* most rows that are verified at a time, of all sequences: a drafter's
-                               block and some, or what was reserved */
-    int64_t draft_rows;     /* most rows of one draft: of each sequence its last token and those
-                               drafted; 0 without a drafter */
-    uint64_t prefix_bytes;  /* of prefixes, on the host */
-    uint64_t cell_bytes;    /* of a K/V row of all layers that keep every row */
-    int32_t divides;        /* 1: a sequence may begin with any part of a prefix */
-    int64_t n_graphs_built; /* this and what follows: so far */
-    int64_t n_graph_nodes;  /* of the largest graph, views included */
-    int64_t n_passes;       /* forward passes of the target */
-    uint64_t bytes_read;    /* copied from device tensors to the caller */
+    int32_t n_memory;      /* records of dfl_engine_get_memory */
+    int64_t n_free_cells;  /* K/V rows that no sequence has; sequences take them by pages */
+    int64_t verify_rows;   /* most rows that are verified at a time, of all sequences: a drafter's
+                              block and some, or what was reserved */
+    int64_t draft_rows;    /* most rows of one draft: of each sequence its last token and those
+                              drafted; 0 without a drafter */
+    uint64_t prefix_bytes; /* of prefixes, on the host */
+    uint64_t cell_bytes;   /* of a K/V row of all layers that keep every row */
+    int32_t partial_prefix_ok;   /* 1: a sequence may begin with any part of a prefix */
+    int64_t n_graphs_built;      /* this and what follows: so far */
+    int64_t n_graph_nodes;       /* of the largest graph, views included */
+    int64_t n_passes;            /* forward passes of the target */
+    uint64_t bytes_read;         /* copied from device tensors to the caller */
     uint64_t mask_bytes_written; /* of attention masks, the drafter's too */
     uint64_t submit_ns;          /* spent handing graphs to the device; a CPU computes meanwhile */
     uint64_t wait_ns;            /* spent waiting until the device was done with them */
@@ -244,7 +244,7 @@ void dfl_sequence_free(dfl_sequence * sequence); /* not from within a callback *
 int64_t dfl_sequence_position(const dfl_sequence * sequence);
 /* Cells that n more tokens take of the engine's n_free_cells; 0 where its own pages have room; -1
  * for NULL. */
-int64_t dfl_sequence_wanted_cells(const dfl_sequence * sequence, int64_t n);
+int64_t dfl_sequence_cells_needed(const dfl_sequence * sequence, int64_t n);
 
 /* Those tokens: out, [dfl_sequence_position]. Errors: ARGUMENT. */
 dfl_status dfl_sequence_get_tokens(const dfl_sequence * sequence, int32_t * tokens,
@@ -416,12 +416,12 @@ typedef struct dfl_prefix dfl_prefix;
 
 typedef struct {
     int64_t n_tokens;
-    int64_t n_proven;    /* of them, those that a finite row of logits was read after */
-    int64_t n_draft;     /* last positions that the drafter remembers */
-    int32_t n_caches;    /* groups of attention layers, and the drafter's */
-    int32_t n_parts;     /* of a file */
-    uint64_t host_bytes; /* of this prefix alone: what dropping it frees */
-    int64_t own_cells;   /* likewise, of the engine's */
+    int64_t n_verified_finite; /* of them, those that a finite row of logits was read after */
+    int64_t n_draft;           /* last positions that the drafter remembers */
+    int32_t n_caches;          /* groups of attention layers, and the drafter's */
+    int32_t n_parts;           /* of a file */
+    uint64_t host_bytes;       /* of this prefix alone: what dropping it frees */
+    int64_t own_cells;         /* likewise, of the engine's */
 } dfl_prefix_info;
 
 /* A tensor of a file; rows of a cache are those of the last ne[1] tokens. */
@@ -432,28 +432,30 @@ typedef struct {
     uint64_t bytes;
 } dfl_prefix_part;
 
-/* Bytes that dfl_prefix_keep takes on the host: attention rows are moved there when the sequence
- * gives up the cells that they lie in. */
-dfl_status dfl_prefix_cost(const dfl_sequence * sequence, uint64_t * bytes, dfl_error * err);
+/* Bytes that dfl_sequence_snapshot takes on the host: attention rows are moved there when the
+ * sequence gives up the cells that they lie in. */
+dfl_status dfl_sequence_snapshot_bytes(const dfl_sequence * sequence, uint64_t * bytes,
+                                       dfl_error * err);
 /* Keeps all tokens of a sequence, which goes on as it was; rows of its last pass may be gone. What
  * is kept counts in dfl_engine_info.prefix_bytes until dfl_prefix_free. Errors: ARGUMENT (no
  * tokens, a verify that waits for its commit), MEMORY. */
-dfl_status dfl_prefix_keep(dfl_sequence * sequence, dfl_prefix ** prefix, dfl_error * err);
+dfl_status dfl_sequence_snapshot(dfl_sequence * sequence, dfl_prefix ** prefix, dfl_error * err);
 void dfl_prefix_free(dfl_prefix * prefix); /* not from within a callback */
 dfl_status dfl_prefix_get_info(const dfl_prefix * prefix, dfl_prefix_info * info, dfl_error * err);
 /* Of dfl_engine_info.n_free_cells, those that a sequence takes to begin with n tokens of it. */
-int64_t dfl_prefix_wanted_cells(const dfl_prefix * prefix, int64_t n);
+int64_t dfl_prefix_cells_needed(const dfl_prefix * prefix, int64_t n);
 /* A sequence that is empty, or begins with them, has the first n tokens then: all of them on a
  * model with recurrent layers or windows. What it holds of their attention rows stays where it is.
  * Errors: ARGUMENT (it holds others, another engine's, n, cells that are not free), UNSUPPORTED (a
  * part where only all will do), MEMORY. */
-dfl_status dfl_prefix_adopt(dfl_sequence * sequence, const dfl_prefix * prefix, int64_t n,
-                            dfl_error * err);
+dfl_status dfl_sequence_restore(dfl_sequence * sequence, const dfl_prefix * prefix, int64_t n,
+                                dfl_error * err);
 /* Moves rows of prefixes to the host from cells that no sequence uses, the longest unused first,
  * until n are free or no more can be. bytes: that this may take. spared: NULL, or a prefix whose
  * rows stay. is_done: out, 0 where bytes were too few. Errors: MEMORY. */
-dfl_status dfl_prefix_spill(dfl_engine * engine, int64_t n, uint64_t bytes,
-                            const dfl_prefix * spared, int32_t * is_done, dfl_error * err);
+dfl_status dfl_engine_offload_prefixes(dfl_engine * engine, int64_t n, uint64_t bytes,
+                                       const dfl_prefix * pinned, int32_t * is_done,
+                                       dfl_error * err);
 
 /* index: 0 to n_parts - 1. Errors: ARGUMENT. */
 dfl_status dfl_prefix_get_part(const dfl_prefix * prefix, int32_t index, dfl_prefix_part * part,

@@ -45,9 +45,9 @@ dfl_status dfl_engine_get_info(const dfl_engine * engine, dfl_engine_info * info
         info->n_threads = e.n_threads();
         info->n_memory = static_cast<int32_t>(e.memory().size());
         info->verify_rows = e.verify_rows();
-        info->prefix_bytes = e.kept_bytes();
+        info->prefix_bytes = e.prefix_bytes();
         info->cell_bytes = e.kv().groups().front().row_bytes();
-        info->divides = e.goes_anywhere();
+        info->partial_prefix_ok = e.partial_prefix_ok();
         info->n_graphs_built = e.n_graphs_built();
         info->n_graph_nodes = e.n_graph_nodes();
         info->n_passes = e.n_passes();

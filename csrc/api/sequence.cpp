@@ -21,8 +21,8 @@ int64_t dfl_sequence_position(const dfl_sequence * sequence) {
     return sequence != nullptr ? sequence->sequence.position() : -1;
 }
 
-int64_t dfl_sequence_wanted_cells(const dfl_sequence * sequence, int64_t n) {
-    return sequence != nullptr ? sequence->sequence.wanted_cells(n) : -1;
+int64_t dfl_sequence_cells_needed(const dfl_sequence * sequence, int64_t n) {
+    return sequence != nullptr ? sequence->sequence.cells_needed(n) : -1;
 }
 
 dfl_status dfl_sequence_get_tokens(const dfl_sequence * sequence, int32_t * tokens,
@@ -86,7 +86,7 @@ dfl_status dfl_checkpoint_take(dfl_sequence * sequence, dfl_checkpoint ** checkp
     return guard(err, [&] {
         need(sequence, checkpoint);
         const CallGuard guard_of_call(*sequence->is_busy);
-        *checkpoint = new dfl_checkpoint{sequence->sequence.take()};
+        *checkpoint = new dfl_checkpoint{sequence->sequence.take_checkpoint()};
     });
 }
 
@@ -101,7 +101,7 @@ dfl_status dfl_checkpoint_restore(dfl_sequence * sequence, const dfl_checkpoint 
 
 int32_t dfl_checkpoint_is_valid(const dfl_sequence * sequence, const dfl_checkpoint * checkpoint) {
     return sequence != nullptr && checkpoint != nullptr &&
-           sequence->sequence.holds(checkpoint->checkpoint);
+           sequence->sequence.can_restore(checkpoint->checkpoint);
 }
 
 int64_t dfl_checkpoint_position(const dfl_checkpoint * checkpoint) {

@@ -19,7 +19,7 @@ void CellTable::reserve_last() {
 
 int64_t CellTable::page_size(int64_t page) const { return std::min(PAGE, size() - page * PAGE); }
 
-int64_t CellTable::wanted(int32_t sequence, int64_t n) const {
+int64_t CellTable::cells_needed(int32_t sequence, int64_t n) const {
     const Timeline & line = timelines_[sequence];
     for (int64_t at = line.next; n > 0 && at < static_cast<int64_t>(line.pages.size()) * PAGE;
          ++at) {
@@ -298,7 +298,7 @@ void CellTable::share(int32_t sequence, int64_t n) {
     }
 }
 
-void CellTable::begin_with(int32_t sequence, const std::vector<int64_t> & pages) {
+void CellTable::attach_pages(int32_t sequence, const std::vector<int64_t> & pages) {
     Timeline & line = timelines_[sequence];
     DFL_CHECK(line.shared.empty() && line.pages.empty(), DFL_STATUS_INTERNAL,
               "sequence %d is not empty", sequence);

@@ -51,7 +51,7 @@ class CellTable {
 
     // Cells of unclaimed pages that n more rows of a sequence take: whole pages, the last one
     // shorter.
-    int64_t wanted(int32_t sequence, int64_t n) const;
+    int64_t cells_needed(int32_t sequence, int64_t n) const;
     // Takes n cells for rows of a sequence, the lowest free ones of its own pages first. Throws
     // DFL_STATUS_ARGUMENT if there are fewer.
     std::vector<int64_t> take(int32_t sequence, int64_t n);
@@ -80,7 +80,7 @@ class CellTable {
         return timelines_[sequence].shared;
     }
     // An empty sequence begins with shared pages.
-    void begin_with(int32_t sequence, const std::vector<int64_t> & pages);
+    void attach_pages(int32_t sequence, const std::vector<int64_t> & pages);
     // A free page becomes a shared one with rows from a position on; who asks for it holds it.
     // Throws DFL_STATUS_ARGUMENT if there is none.
     int64_t take_page(int32_t position);

@@ -90,7 +90,7 @@ static std::vector<int64_t> cells_of(const Hparams & hp, const LayerPlace & plac
         for (int64_t il = 0; il < hp.n_layer(); ++il) {
             is_host = is_host && (windows[il] != window || place(il).is_host());
         }
-        const int64_t n = KvGroup::cells_wanted(window, sizes.n_sequences, sizes.open, is_host);
+        const int64_t n = KvGroup::cells_needed(window, sizes.n_sequences, sizes.open, is_host);
         const bool is_apart = window > 0 && sizes.open.of_all > 0;
         // CUDA's flash attention is at its best over multiples of 256.
         cells.push_back(is_apart ? std::min((n + 255) / 256 * 256, sizes.n_cells) : sizes.n_cells);
@@ -279,9 +279,9 @@ void KvCache::clear_from(int32_t sequence, int32_t position) {
     }
 }
 
-void KvCache::move_on(int32_t sequence, int64_t position, int64_t n_proven) {
+void KvCache::move_on(int32_t sequence, int64_t position, int64_t n_verified_finite) {
     for (KvGroup & group : groups_) {
-        group.move_on(sequence, position, n_proven);
+        group.move_on(sequence, position, n_verified_finite);
     }
 }
 

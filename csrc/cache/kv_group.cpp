@@ -68,25 +68,24 @@ void KvGroup::clear(int32_t sequence) {
     zero(cells_.size(), cells_.n_cells() - cells_.size());
 }
 
-void KvGroup::give_back(KeptRows * rows) {
-    borrowed_.erase(std::remove(borrowed_.begin(), borrowed_.end(), rows), borrowed_.end());
+void KvGroup::end_loan(KvBlock * block) {
+    lent_.erase(std::remove(lent_.begin(), lent_.end(), block), lent_.end());
 }
 
-void KvGroup::settle(int32_t sequence, int64_t first, int64_t end) {
+void KvGroup::copy_out_lent(int32_t sequence, int64_t first, int64_t end) {
     if (first >= end) {
         return;
     }
-    std::vector<KeptRows *> found; // they give themselves back
-    std::copy_if(borrowed_.begin(), borrowed_.end(), std::back_inserter(found),
-                 [&](const KeptRows * rows) {
-                     return rows->lender() == sequence && rows->position() < end &&
-                            rows->position() + rows->n() > first;
-                 });
-    std::for_each(found.begin(), found.end(), [](KeptRows * rows) { rows->settle(); });
+    std::vector<KvBlock *> found; // they give themselves back
+    std::copy_if(lent_.begin(), lent_.end(), std::back_inserter(found), [&](const KvBlock * block) {
+        return block->owner() == sequence && block->position() < end &&
+               block->position() + block->n() > first;
+    });
+    std::for_each(found.begin(), found.end(), [](KvBlock * block) { block->copy_out(); });
 }
 
 void KvGroup::clear_range(int32_t sequence, int64_t first, int64_t end) {
-    settle(sequence, first, end);
+    copy_out_lent(sequence, first, end);
     // Shared rows are others' too, and read by our own code alone.
     const auto own = static_cast<int64_t>(cells_.shared(sequence).size()) * CellTable::PAGE;
     for (const cpu::CellSpan & span : cells_.spans(sequence)) {
@@ -97,12 +96,12 @@ void KvGroup::clear_range(int32_t sequence, int64_t first, int64_t end) {
 }
 
 void KvGroup::release_from(int32_t sequence, int32_t position) {
-    settle(sequence, position, INT64_MAX);
+    copy_out_lent(sequence, position, INT64_MAX);
     copy_cells(cells_.release_from(sequence, position));
 }
 
 void KvGroup::release_before(int32_t sequence, int32_t position) {
-    settle(sequence, 0, position);
+    copy_out_lent(sequence, 0, position);
     cells_.release_before(sequence, position);
 }
 
@@ -181,10 +180,10 @@ int64_t KvGroup::first_kept(int64_t position) const {
     return window_ > 0 ? page_of(first_seen(position) - REACH) : 0;
 }
 
-void KvGroup::move_on(int32_t sequence, int64_t position, int64_t n_proven) {
+void KvGroup::move_on(int32_t sequence, int64_t position, int64_t n_verified_finite) {
     const int64_t first = first_kept(position);
     if (!masks_.empty()) { // some kernels multiply what a mask hides by 0
-        clear_range(sequence, n_proven, first);
+        clear_range(sequence, n_verified_finite, first);
     }
     release_before(sequence, static_cast<int32_t>(first));
 }

@@ -15,7 +15,7 @@ static int64_t pad(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 // The window of each sequence, but all together no more than the context has tokens, see
 // make_room(); one pass or block beside it, pages that are not full, and one cell that padding
 // writes to.
-static int64_t cells_wanted(const DraftSizes & sizes) {
+static int64_t cells_needed(const DraftSizes & sizes) {
     const int64_t beside = std::max(sizes.n_ubatch, sizes.max_block) + CellTable::PAGE;
     const int64_t windows = sizes.n_parallel * sizes.window;
     const int64_t more = (sizes.n_parallel - 1) * (sizes.max_block + 2 * CellTable::PAGE);
@@ -31,7 +31,7 @@ DraftState::DraftState(std::shared_ptr<const Drafter> drafter, const Model & tar
     : drafter_(std::move(drafter)), target_(target), backend_(devices.main()),
       sizes_(devices, sizes.n_parallel), sizes_of_(sizes),
       kv_(drafter_->hparams(), on(backend_), sizes.cache_type, sizes.cache_type,
-          {cells_wanted(sizes), sizes_.draft_rows(std::max(sizes.max_block, sizes.n_verify)),
+          {cells_needed(sizes), sizes_.draft_rows(std::max(sizes.max_block, sizes.n_verify)),
            static_cast<int32_t>(sizes.n_parallel)}),
       no_recurrent_(drafter_->hparams(), on(backend_), 1), junk_cell_(kv_.cells().size() - 1) {
     kv_.cells().reserve_last();
@@ -134,7 +134,8 @@ std::vector<int64_t> DraftState::prefill_rows(int64_t first, int64_t n) const {
     return rows;
 }
 
-void DraftState::keep(int32_t sequence, const std::vector<int64_t> & rows, int32_t position) {
+void DraftState::add_pending(int32_t sequence, const std::vector<int64_t> & rows,
+                             int32_t position) {
     for (const int64_t row : rows) {
         is_taken_[row] = true;
         pending_.push_back({sequence, row, position++});
@@ -176,7 +177,7 @@ void DraftState::make_room(const std::map<int32_t, int64_t> & n_rows) {
     const auto is_short = [&] {
         int64_t n = group.cells().n_unclaimed();
         for (const auto & [sequence, rows] : n_rows) {
-            n -= group.cells().wanted(sequence, rows);
+            n -= group.cells().cells_needed(sequence, rows);
         }
         return n < 0;
     };

@@ -81,7 +81,7 @@ class DraftState {
     // Where the features of rows go that nobody reads.
     int64_t junk_row() const { return features_->ne[1] - 1; }
     // These rows of the ring belong to a timeline now, from a position on, and wait for injection.
-    void keep(int32_t sequence, const std::vector<int64_t> & rows, int32_t position);
+    void add_pending(int32_t sequence, const std::vector<int64_t> & rows, int32_t position);
     // Takes cells for a prefill's rows, and fills the graph's inputs.
     void set_prefill_injection(LiveGraph & live, const std::vector<InjectedRows> & injected);
 

@@ -160,24 +160,24 @@ class Engine {
     // a cache: whether it is the drafter's, whether prefixes hold pages of it, and how many of the
     // rows before position n a prefix keeps at most, and at least.
     std::vector<KvGroup *> caches();
-    bool is_drafters(size_t cache) const;
-    bool shares(size_t cache) const;
-    int64_t most_kept(size_t cache, int64_t n) const;
-    int64_t least_kept(size_t cache, int64_t n) const;
+    bool is_draft_cache(size_t cache) const;
+    bool shares_pages(size_t cache) const;
+    int64_t max_snapshot_rows(size_t cache, int64_t n) const;
+    int64_t min_snapshot_rows(size_t cache, int64_t n) const;
     // Whether a sequence can begin with any part of a prefix: no layers recur or have a window.
-    bool goes_anywhere() const;
+    bool partial_prefix_ok() const;
     // Moves rows that prefixes keep from cells that no sequence uses to the host, the longest
     // unused first, of equally long those of later positions, until so many cells are free or
     // nothing is left to move. Whether it could: false where more than so many bytes would be
     // taken. spared: NULL, or a prefix that stays where it is.
-    bool spill(int64_t n_cells, uint64_t n_bytes, const Prefix * spared);
+    bool offload(int64_t n_cells, uint64_t n_bytes, const Prefix * pinned);
     // Later than all before.
     uint64_t next_use() { return ++n_uses_; }
     // On the host, of all prefixes.
-    uint64_t & kept_bytes() { return kept_bytes_; }
-    uint64_t kept_bytes() const { return kept_bytes_; }
+    uint64_t & prefix_bytes() { return prefix_bytes_; }
+    uint64_t prefix_bytes() const { return prefix_bytes_; }
     // Has the drafter take in what it has yet to of a sequence; rows are gone then.
-    void settle_features(int32_t slot);
+    void flush_features(int32_t slot);
 
     Backend & main() { return devices_.main(); }
     const Backend & main() const { return devices_.main(); }
@@ -261,7 +261,7 @@ class Engine {
     int64_t verify_rows_ = 0;
     int64_t n_passes_ = 0;
     int64_t n_experts_ = 0;
-    uint64_t kept_bytes_ = 0;
+    uint64_t prefix_bytes_ = 0;
     uint64_t n_uses_ = 0; // of prefixes
 };
 

@@ -24,7 +24,7 @@ void Engine::check_verifies(const std::vector<BatchEntry> & entries) const {
 
 void Engine::check(const std::vector<BatchEntry> & entries) const {
     DFL_CHECK(!entries.empty(), DFL_STATUS_ARGUMENT, "there is nothing to run");
-    int64_t n_appended = 0, n_wanted = 0;
+    int64_t n_appended = 0, n_needed = 0;
     for (size_t i = 0; i < entries.size(); ++i) {
         const BatchEntry & entry = entries[i];
         DFL_CHECK(&entry.sequence->engine() == this, DFL_STATUS_ARGUMENT,
@@ -36,16 +36,16 @@ void Engine::check(const std::vector<BatchEntry> & entries) const {
         entry.sequence->check_no_open_verify();
         entry.sequence->check_tokens(entry.tokens, entry.n);
         n_appended += entry.is_verify ? 0 : entry.n;
-        n_wanted += entry.sequence->wanted_cells(entry.n);
+        n_needed += entry.sequence->cells_needed(entry.n);
     }
     check_verifies(entries);
     DFL_CHECK(entries.size() == 1 || n_appended <= most_appended(), DFL_STATUS_ARGUMENT,
               "%lld tokens to append in one pass, which takes %lld (n_ubatch)",
               (long long)n_appended, (long long)most_appended());
-    DFL_CHECK(n_wanted <= kv_.cells().n_unclaimed(), DFL_STATUS_ARGUMENT,
+    DFL_CHECK(n_needed <= kv_.cells().n_unclaimed(), DFL_STATUS_ARGUMENT,
               "the pass needs %lld more cells, and %lld of %lld are free: other sequences hold the "
               "rest",
-              (long long)n_wanted, (long long)kv_.cells().n_unclaimed(),
+              (long long)n_needed, (long long)kv_.cells().n_unclaimed(),
               (long long)kv_.cells().size());
 }
 
@@ -146,12 +146,12 @@ int64_t Engine::n_padded(const Pass & pass) const {
         const int64_t n_single = static_cast<int64_t>(pass.entries.size() - pieces.size());
         return std::min(most_appended(), sizes_.append_rows(n_single, pieces));
     }
-    int64_t n_wanted = 0;
+    int64_t n_needed = 0;
     for (const PassEntry & entry : pass.entries) {
         const bool is_last = &entry == &pass.entries.back(); // padding needs a cell to write to
-        n_wanted += entry.sequence->wanted_cells(entry.n + is_last);
+        n_needed += entry.sequence->cells_needed(entry.n + is_last);
     }
-    if (n_wanted > kv_.cells().n_unclaimed()) {
+    if (n_needed > kv_.cells().n_unclaimed()) {
         return pass.n_real;
     }
     if (!sizes_.are_few()) {

@@ -9,14 +9,14 @@
 
 namespace dfl {
 
-static uint64_t next_name() {
+static uint64_t next_id() {
     static std::atomic<uint64_t> n_given = 0;
     return ++n_given;
 }
 
 Sequence::Sequence(std::shared_ptr<Engine> engine)
     : engine_(std::move(engine)), kv_(engine_->kv()), recurrent_(engine_->recurrent()),
-      draft_(engine_->draft()), slot_(-1), caches_(next_name()), known_(engine_->caches().size()) {
+      draft_(engine_->draft()), slot_(-1), cache_id_(next_id()), blocks_(engine_->caches().size()) {
     tokens_.reserve(engine_->n_ctx());
     slot_ = engine_->enter(this); // last: what throws after it would leave its place taken
 }
@@ -84,13 +84,13 @@ Draft Sequence::draft(int32_t last_token, int64_t n_draft, int64_t k, bool log_s
     return std::move(engine_->draft({{this, last_token, n_draft}}, k, log_sum_exp)[0]);
 }
 
-void Sequence::move_on() { kv_.move_on(slot_, position(), n_proven_); }
+void Sequence::move_on() { kv_.move_on(slot_, position(), n_verified_finite_); }
 
 void Sequence::appended(const PassEntry & entry, const int32_t * tokens, LiveGraph & live) {
     if (draft_ && entry.n == 1) {
-        draft_->keep(slot_, entry.feature_rows, static_cast<int32_t>(position()));
+        draft_->add_pending(slot_, entry.feature_rows, static_cast<int32_t>(position()));
     }
-    while (!passes_.empty() && (n_proven_ == position() || passes_.back() >= position())) {
+    while (!passes_.empty() && (n_verified_finite_ == position() || passes_.back() >= position())) {
         passes_.pop_back();
     }
     passes_.push_back(position());
@@ -145,11 +145,11 @@ void Sequence::accept(const int32_t * nodes, int64_t n) {
         }
     }
     if (n > 0 && open_.finite[nodes[n - 1]]) {
-        n_proven_ = position();
+        n_verified_finite_ = position();
     }
     close_verify();
     if (draft_) {
-        draft_->keep(slot_, feature_rows, first);
+        draft_->add_pending(slot_, feature_rows, first);
     }
     move_on();
 }
@@ -161,14 +161,14 @@ void Sequence::check_row(int64_t row) const {
 
 void Sequence::note_row(int64_t row, bool is_finite) {
     if (!is_finite) {
-        start_anew();
+        reset_and_zero();
         throw Error(DFL_STATUS_COMPUTE,
                     format("the logits of row %lld are not finite numbers; the sequence forgot all "
                            "it held",
                            (long long)row));
     }
     if (open_.n == 0) {
-        n_proven_ = position();
+        n_verified_finite_ = position();
     }
 }
 
@@ -268,33 +268,34 @@ void Sequence::logits(int64_t row, float * dst) {
     note_row(row, all_finite(dst, n_vocab));
 }
 
-void Sequence::start_anew() {
-    n_proven_ = position(); // reset() need not clear what is cleared here
+void Sequence::reset_and_zero() {
+    n_verified_finite_ = position(); // reset() need not clear what is cleared here
     reset();
     kv_.clear(slot_);
     if (draft_) {
         draft_->clear(slot_);
     }
-    caches_ = next_name();
+    cache_id_ = next_id();
 }
 
-void Sequence::prove() {
+void Sequence::verify_finite() {
     const bool ends_here = open_.n == 0 && last_ != nullptr; // the row that can be read
-    if (ends_here && n_proven_ < position() && engine_->finite_rows(*last_, first_out_, 1)[0]) {
-        n_proven_ = position();
+    if (ends_here && n_verified_finite_ < position() &&
+        engine_->finite_rows(*last_, first_out_, 1)[0]) {
+        n_verified_finite_ = position();
     }
 }
 
-void Sequence::clear_unproven(int64_t position) {
-    prove();
-    const int64_t first = std::max(position, n_proven_);
+void Sequence::clear_unverified(int64_t position) {
+    verify_finite();
+    const int64_t first = std::max(position, n_verified_finite_);
     if (first < this->position()) {
         kv_.clear_from(slot_, static_cast<int32_t>(first));
         if (draft_) {
             draft_->clear_from(slot_, static_cast<int32_t>(first));
         }
     }
-    n_proven_ = std::min(n_proven_, position);
+    n_verified_finite_ = std::min(n_verified_finite_, position);
 }
 
 void Sequence::close_verify() {
@@ -317,16 +318,16 @@ void Sequence::close_verify() {
     open_ = {};
 }
 
-int64_t Sequence::sound(int64_t position) const {
-    if (position <= n_proven_ || position == this->position()) {
+int64_t Sequence::max_clean_position(int64_t position) const {
+    if (position <= n_verified_finite_ || position == this->position()) {
         return position;
     }
     const auto after = std::upper_bound(passes_.begin(), passes_.end(), position);
-    return after == passes_.begin() ? n_proven_ : std::max(n_proven_, after[-1]);
+    return after == passes_.begin() ? n_verified_finite_ : std::max(n_verified_finite_, after[-1]);
 }
 
 void Sequence::forget_from(int64_t position) {
-    clear_unproven(position);
+    clear_unverified(position);
     close_verify();
     for (KvGroup & group : kv_.groups()) {
         group.release_from(slot_, static_cast<int32_t>(position));
@@ -334,19 +335,19 @@ void Sequence::forget_from(int64_t position) {
     if (draft_) {
         draft_->truncate(slot_, static_cast<int32_t>(position));
     }
-    forget_known(position);
+    forget_blocks(position);
     tokens_.resize(position);
     last_ = nullptr;
 }
 
 void Sequence::reset() {
-    clear_unproven(0);
+    clear_unverified(0);
     close_verify();
     for (KvGroup & group : kv_.groups()) {
         group.release_from(slot_, 0);
     }
     recurrent_.clear(slot_);
-    forget_known(0);
+    forget_blocks(0);
     tokens_.clear();
     last_ = nullptr;
     if (draft_) {
@@ -354,22 +355,22 @@ void Sequence::reset() {
     }
 }
 
-Checkpoint Sequence::take() const {
-    return {caches_, tokens_, recurrent_.save(slot_), kv_.save_windows(slot_, position())};
+Checkpoint Sequence::take_checkpoint() const {
+    return {cache_id_, tokens_, recurrent_.save(slot_), kv_.save_windows(slot_, position())};
 }
 
-bool Sequence::holds(const Checkpoint & checkpoint) const {
-    return checkpoint.caches == caches_ && checkpoint.tokens.size() <= tokens_.size() &&
+bool Sequence::can_restore(const Checkpoint & checkpoint) const {
+    return checkpoint.cache_id == cache_id_ && checkpoint.tokens.size() <= tokens_.size() &&
            std::equal(checkpoint.tokens.begin(), checkpoint.tokens.end(), tokens_.begin());
 }
 
 void Sequence::restore(const Checkpoint & checkpoint) {
     DFL_CHECK(
-        checkpoint.caches == caches_, DFL_STATUS_ARGUMENT,
+        checkpoint.cache_id == cache_id_, DFL_STATUS_ARGUMENT,
         "the checkpoint of %zu tokens was taken of another sequence, or before this one forgot "
         "all it held",
         checkpoint.tokens.size());
-    DFL_CHECK(holds(checkpoint), DFL_STATUS_ARGUMENT,
+    DFL_CHECK(can_restore(checkpoint), DFL_STATUS_ARGUMENT,
               "the checkpoint of %zu tokens is not a beginning of this sequence's %lld tokens",
               checkpoint.tokens.size(), (long long)position());
     const auto position = static_cast<int64_t>(checkpoint.tokens.size());
@@ -392,8 +393,8 @@ void Sequence::truncate(int64_t position) {
               DFL_STATUS_UNSUPPORTED,
               "a model with recurrent layers goes back only to a checkpoint, not to position %lld",
               (long long)position);
-    prove();
-    const int64_t from = sound(position);
+    verify_finite();
+    const int64_t from = max_clean_position(position);
     DFL_CHECK(from == 0 || kv_.holds_before(slot_, from), DFL_STATUS_UNSUPPORTED,
               "a model with windows goes back from %lld tokens to %lld at the earliest, or to a "
               "checkpoint, not to position %lld",

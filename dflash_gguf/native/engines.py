@@ -65,7 +65,7 @@ class Engine:
         self.n_ctx = int(info.n_ctx)
         self.n_parallel = int(info.n_parallel)
         self.cell_bytes = int(info.cell_bytes)
-        self.divides_prefixes = bool(info.divides)
+        self.divides_prefixes = bool(info.partial_prefix_ok)
         self.n_passes = 0
         self.n_threads = int(info.n_threads)
 
@@ -162,7 +162,7 @@ class Engine:
         """
         is_done = new("int32_t *")
         stays = ffi.NULL if spared is None else spared.handle
-        call("prefix_spill", self.handle, n_cells, n_bytes, stays, is_done)
+        call("engine_offload_prefixes", self.handle, n_cells, n_bytes, stays, is_done)
         return bool(is_done[0])
 
     def create_prefix(self, tokens: Sequence[int], n_rows: Sequence[int]) -> Prefix:

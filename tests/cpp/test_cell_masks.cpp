@@ -51,7 +51,9 @@ class Timelines {
 
     int below(int n) { return static_cast<int>(random_() % n); }
     int32_t position() const { return positions_[line]; }
-    bool has_room() const { return table_.wanted(line, MOST_ROWS + 1) <= table_.n_unclaimed(); }
+    bool has_room() const {
+        return table_.cells_needed(line, MOST_ROWS + 1) <= table_.n_unclaimed();
+    }
     uint64_t bytes_written() const { return masks_.bytes_written(); }
 
     int32_t line = 0;
@@ -79,7 +81,7 @@ class Timelines {
         const int32_t chosen = line;
         for (line = 0; line < N_SEQUENCES; ++line) {
             const int64_t n = line == chosen ? 1 : 1 + below(4);
-            if (table_.wanted(line, n) > table_.n_unclaimed()) {
+            if (table_.cells_needed(line, n) > table_.n_unclaimed()) {
                 continue;
             }
             const std::vector<int32_t> here = following(n);

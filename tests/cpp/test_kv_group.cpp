@@ -21,7 +21,7 @@ struct Sizes {
 int64_t cells_of(const Sizes & sizes) {
     const KvGroup::OpenRows open = {std::max(sizes.n_appended, sizes.n_verified + 1),
                                     sizes.n_appended + sizes.n_verified + sizes.n_sequences};
-    return KvGroup::cells_wanted(sizes.window, sizes.n_sequences, open, sizes.is_host) /
+    return KvGroup::cells_needed(sizes.window, sizes.n_sequences, open, sizes.is_host) /
            CellTable::PAGE * CellTable::PAGE;
 }
 

@@ -153,7 +153,7 @@ void forms_do_the_same(const std::shared_ptr<const Model> & model, DeltaForm for
 }
 
 std::vector<float> state_of(const Sequence & sequence) {
-    const RawBytes bytes = sequence.take().recurrent;
+    const RawBytes bytes = sequence.take_checkpoint().recurrent;
     std::vector<float> values(bytes.size() / sizeof(float));
     std::memcpy(values.data(), bytes.data(), bytes.size());
     return values;
