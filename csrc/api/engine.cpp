@@ -41,7 +41,7 @@ dfl_status dfl_engine_get_info(const dfl_engine * engine, dfl_engine_info * info
         info->n_ctx = e.n_ctx();
         info->n_parallel = e.n_parallel();
         info->n_free_cells = e.kv().cells().n_unclaimed();
-        info->draft_rows = e.draft() != nullptr ? e.draft()->most_rows() : 0;
+        info->draft_rows = e.draft() != nullptr ? e.draft()->max_rows() : 0;
         info->n_threads = e.n_threads();
         info->n_memory = static_cast<int32_t>(e.memory().size());
         info->verify_rows = e.verify_rows();

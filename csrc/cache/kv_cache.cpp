@@ -90,8 +90,9 @@ static std::vector<int64_t> cells_of(const Hparams & hp, const LayerPlace & plac
         for (int64_t il = 0; il < hp.n_layer(); ++il) {
             is_host = is_host && (windows[il] != window || place(il).is_host());
         }
-        const int64_t n = KvGroup::cells_needed(window, sizes.n_sequences, sizes.open, is_host);
-        const bool is_apart = window > 0 && sizes.open.of_all > 0;
+        const int64_t n =
+            KvGroup::cells_needed(window, sizes.n_sequences, sizes.uncommitted, is_host);
+        const bool is_apart = window > 0 && sizes.uncommitted.total > 0;
         // CUDA's flash attention is at its best over multiples of 256.
         cells.push_back(is_apart ? std::min((n + 255) / 256 * 256, sizes.n_cells) : sizes.n_cells);
     }
@@ -279,22 +280,22 @@ void KvCache::clear_from(int32_t sequence, int32_t position) {
     }
 }
 
-void KvCache::move_on(int32_t sequence, int64_t position, int64_t n_verified_finite) {
+void KvCache::slide_window(int32_t sequence, int64_t position, int64_t n_verified_finite) {
     for (KvGroup & group : groups_) {
-        group.move_on(sequence, position, n_verified_finite);
+        group.slide_window(sequence, position, n_verified_finite);
     }
 }
 
-bool KvCache::holds_before(int32_t sequence, int64_t position) const {
+bool KvCache::has_window_before(int32_t sequence, int64_t position) const {
     return std::all_of(groups_.begin(), groups_.end(), [&](const KvGroup & group) {
-        return group.holds_before(sequence, position);
+        return group.has_window_before(sequence, position);
     });
 }
 
-int64_t KvCache::earliest(int32_t sequence) const {
+int64_t KvCache::earliest_rewind(int32_t sequence) const {
     int64_t position = 0;
     for (const KvGroup & group : groups_) {
-        position = std::max(position, group.earliest(sequence));
+        position = std::max(position, group.earliest_rewind(sequence));
     }
     return position;
 }

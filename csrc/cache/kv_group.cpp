@@ -25,7 +25,7 @@ void KvGroup::set_rows(const MaskRows & rows, int64_t n_kv) {
         masks_.update(cells_, rows, n_kv);
     }
     if (attends_on_host_) {
-        find_seen_cells(cells_, rows, seen_);
+        find_visible_cells(cells_, rows, visible_);
     }
 }
 
@@ -170,31 +170,31 @@ static int64_t page_of(int64_t position) {
     return std::max<int64_t>(0, position) / CellTable::PAGE * CellTable::PAGE;
 }
 
-int64_t KvGroup::first_seen(int64_t position) const {
+int64_t KvGroup::first_visible(int64_t position) const {
     return window_ > 0 ? std::max<int64_t>(0, position - window_ + 1) : 0;
 }
 
-int64_t KvGroup::first_saved(int64_t position) const { return page_of(first_seen(position)); }
+int64_t KvGroup::first_saved(int64_t position) const { return page_of(first_visible(position)); }
 
-int64_t KvGroup::first_kept(int64_t position) const {
-    return window_ > 0 ? page_of(first_seen(position) - REACH) : 0;
+int64_t KvGroup::first_retained(int64_t position) const {
+    return window_ > 0 ? page_of(first_visible(position) - REACH) : 0;
 }
 
-void KvGroup::move_on(int32_t sequence, int64_t position, int64_t n_verified_finite) {
-    const int64_t first = first_kept(position);
+void KvGroup::slide_window(int32_t sequence, int64_t position, int64_t n_verified_finite) {
+    const int64_t first = first_retained(position);
     if (!masks_.empty()) { // some kernels multiply what a mask hides by 0
         clear_range(sequence, n_verified_finite, first);
     }
     release_before(sequence, static_cast<int32_t>(first));
 }
 
-bool KvGroup::holds_before(int32_t sequence, int64_t position) const {
-    const int64_t first = first_seen(position);
+bool KvGroup::has_window_before(int32_t sequence, int64_t position) const {
+    const int64_t first = first_visible(position);
     const std::vector<cpu::CellSpan> & spans = cells_.spans(sequence);
     return first >= position || (!spans.empty() && spans.front().position <= first);
 }
 
-int64_t KvGroup::earliest(int32_t sequence) const {
+int64_t KvGroup::earliest_rewind(int32_t sequence) const {
     const std::vector<cpu::CellSpan> & spans = cells_.spans(sequence);
     const int64_t first = spans.empty() ? 0 : spans.front().position;
     return first > 0 ? first + window_ - 1 : 0;

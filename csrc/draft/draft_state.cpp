@@ -29,22 +29,22 @@ static LayerPlace on(Backend & backend) {
 DraftState::DraftState(std::shared_ptr<const Drafter> drafter, const Model & target,
                        Devices & devices, const DraftSizes & sizes)
     : drafter_(std::move(drafter)), target_(target), backend_(devices.main()),
-      sizes_(devices, sizes.n_parallel), sizes_of_(sizes),
+      sizes_(devices, sizes.n_parallel), draft_sizes_(sizes),
       kv_(drafter_->hparams(), on(backend_), sizes.cache_type, sizes.cache_type,
           {cells_needed(sizes), sizes_.draft_rows(std::max(sizes.max_block, sizes.n_verify)),
            static_cast<int32_t>(sizes.n_parallel)}),
-      no_recurrent_(drafter_->hparams(), on(backend_), 1), junk_cell_(kv_.cells().size() - 1) {
+      no_recurrent_(drafter_->hparams(), on(backend_), 1), padding_cell_(kv_.cells().size() - 1) {
     kv_.cells().reserve_last();
     allocate_features(sizes.n_verify);
 }
 
 void DraftState::allocate_features(int64_t n_verify) {
-    const int64_t n_prefill = std::max(sizes_of_.n_ubatch, sizes_of_.n_parallel);
-    const int64_t ring = MAX_PENDING + 4 * (sizes_of_.n_parallel - 1) + n_verify;
+    const int64_t n_prefill = std::max(draft_sizes_.n_ubatch, draft_sizes_.n_parallel);
+    const int64_t ring = MAX_PENDING + 4 * (draft_sizes_.n_parallel - 1) + n_verify;
     ggml_context_ptr ctx(ggml_init({ggml_tensor_overhead(), nullptr, true}));
     ggml_tensor * features =
         ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, drafter_->draft().n_features(),
-                           ring + n_prefill + 1); // the last is junk_row()
+                           ring + n_prefill + 1); // the last is padding_row()
     Allocation memory = backend_.allocate(ctx.get(), "the drafter's features");
     ctx_ = std::move(ctx);
     memory_ = std::move(memory);
@@ -53,11 +53,11 @@ void DraftState::allocate_features(int64_t n_verify) {
     is_taken_.assign(ring_, false);
 }
 
-void DraftState::grow(int64_t n_verify, GraphPool & graphs) {
+void DraftState::reserve_verify(int64_t n_verify, GraphPool & graphs) {
     flush(graphs); // what waits lies in the old rows
-    kv_.reserve_masks(sizes_.draft_rows(std::max(sizes_of_.max_block, n_verify)));
+    kv_.reserve_masks(sizes_.draft_rows(std::max(draft_sizes_.max_block, n_verify)));
     allocate_features(n_verify);
-    sizes_of_.n_verify = n_verify;
+    draft_sizes_.n_verify = n_verify;
 }
 
 void DraftState::add_taps(LiveGraph & live, Build & b) {
@@ -120,7 +120,7 @@ std::vector<int64_t> DraftState::take_ring_rows(int64_t n) {
     return rows;
 }
 
-void DraftState::give_ring_rows(const std::vector<int64_t> & rows) {
+void DraftState::free_ring_rows(const std::vector<int64_t> & rows) {
     for (const int64_t row : rows) {
         if (row < ring_) {
             is_taken_[row] = false;
@@ -164,8 +164,8 @@ void DraftState::write_positions(const LiveGraph & live, ggml_tensor * tensor,
     });
 }
 
-void DraftState::forget_unseen(int32_t sequence, int32_t position) {
-    const auto oldest = static_cast<int32_t>(std::max<int64_t>(0, position - sizes_of_.window));
+void DraftState::slide_window(int32_t sequence, int32_t position) {
+    const auto oldest = static_cast<int32_t>(std::max<int64_t>(0, position - draft_sizes_.window));
     kv_.groups().front().release_before(sequence, oldest);
     drop_pending([&](const Pending & feature) {
         return feature.sequence == sequence && feature.position < oldest;
@@ -184,7 +184,7 @@ void DraftState::make_room(const std::map<int32_t, int64_t> & n_rows) {
     while (is_short()) {
         int32_t longest = -1;
         int64_t n_most = 0;
-        for (int32_t sequence = 0; sequence < sizes_of_.n_parallel; ++sequence) {
+        for (int32_t sequence = 0; sequence < draft_sizes_.n_parallel; ++sequence) {
             int64_t n = 0;
             for (const cpu::CellSpan & span : group.cells().spans(sequence)) {
                 n += span.n;
@@ -226,7 +226,7 @@ void DraftState::set_prefill_injection(LiveGraph & live,
     std::vector<Pending> features;
     std::vector<int32_t> positions;
     for (const InjectedRows & rows : injected) {
-        forget_unseen(rows.sequence, rows.position);
+        slide_window(rows.sequence, rows.position);
         for (int64_t i = 0; i < rows.n; ++i) {
             const auto row = ring_ + static_cast<int64_t>(features.size());
             features.push_back({rows.sequence, row, rows.position + static_cast<int32_t>(i)});
@@ -236,7 +236,7 @@ void DraftState::set_prefill_injection(LiveGraph & live,
     std::vector<int64_t> cells = take_cells(features);
     // Padding is what earlier prompts left, and is written where nobody looks.
     positions.resize(live.shape.n_inject);
-    cells.resize(live.shape.n_inject, junk_cell_);
+    cells.resize(live.shape.n_inject, padding_cell_);
     write_positions(live, live.draft.inject_positions, positions);
     live.write<int64_t>(live.draft.inject_cells,
                         [&](int64_t * data) { std::copy(cells.begin(), cells.end(), data); });
@@ -262,7 +262,7 @@ void DraftState::set_injection(LiveGraph & live, const std::vector<Pending> & fe
     });
     live.write<int64_t>(live.draft.inject_cells, [&](int64_t * data) {
         for (int64_t i = 0; i < n; ++i) {
-            data[i] = i < used ? cells[i] : junk_cell_;
+            data[i] = i < used ? cells[i] : padding_cell_;
         }
     });
 }
@@ -273,7 +273,7 @@ void DraftState::flush(GraphPool & graphs) {
         ends[feature.sequence] = feature.position + 1;
     }
     for (const auto & [sequence, end] : ends) {
-        forget_unseen(sequence, end);
+        slide_window(sequence, end);
     }
     if (pending_.empty()) {
         return;
@@ -312,7 +312,7 @@ void DraftState::build_draft(LiveGraph & live) const {
 void DraftState::reserve(GraphPool & graphs) {
     BatchShape largest;
     largest.kind = GraphKind::DRAFT;
-    largest.n_rows = sizes_.draft_rows(most_rows());
+    largest.n_rows = sizes_.draft_rows(max_rows());
     largest.n_kv = {kv_.cells().n_cells()};
     largest.n_out = largest.n_rows - 1;
     largest.n_inject = sizes_.injected(ring_);
@@ -324,7 +324,7 @@ void DraftState::reserve(GraphPool & graphs) {
     graphs.get(largest, [&](LiveGraph & fresh) { build_draft(fresh); });
 }
 
-// As many as Engine::note_cells() has it.
+// As many as Engine::update_attended_cells() has it.
 int64_t DraftState::cells_read() {
     const CellTable & table = kv_.cells();
     const bool has_masks = !kv_.groups().front().masks().empty();
@@ -333,8 +333,8 @@ int64_t DraftState::cells_read() {
     return comes_and_goes ? std::min(sizes_.shared_cells(recent_cells_(n)), table.n_cells()) : n;
 }
 
-void DraftState::set_blocks(LiveGraph & live, const std::vector<DraftBlock> & blocks,
-                            const std::vector<int64_t> & cells) {
+void DraftState::set_block_inputs(LiveGraph & live, const std::vector<DraftBlock> & blocks,
+                                  const std::vector<int64_t> & cells) {
     std::vector<int32_t> tokens, positions, drafted;
     std::vector<SequenceRows> sequences;
     std::vector<int64_t> to = cells;
@@ -403,7 +403,7 @@ std::vector<Draft> DraftState::run_blocks(GraphPool & graphs,
     BatchShape shape;
     shape.kind = GraphKind::DRAFT;
     for (const DraftBlock & block : blocks) {
-        forget_unseen(block.sequence, block.position);
+        slide_window(block.sequence, block.position);
         shape.n_rows += block.n_draft + 1;
         shape.n_out += block.n_draft;
     }
@@ -441,7 +441,7 @@ std::vector<Draft> DraftState::run_blocks(GraphPool & graphs,
         if (shape.n_inject > 0) {
             set_injection(live, features, injected_cells);
         }
-        set_blocks(live, blocks, cells);
+        set_block_inputs(live, blocks, cells);
         graphs.compute(live);
         drop_pending([&](const Pending & one) {
             return std::any_of(blocks.begin(), blocks.end(), [&](const DraftBlock & block) {

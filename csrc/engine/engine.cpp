@@ -56,7 +56,7 @@ static ggml_type draft_cache_type(const EngineParams & params) {
 }
 
 // One sequence appends or verifies; of many each verify may have a row of padding.
-static KvGroup::OpenRows most_open(const EngineParams & params) {
+static KvGroup::UncommittedRows max_uncommitted(const EngineParams & params) {
     const int64_t of_one = std::max(params.n_ubatch, Engine::MAX_VERIFY + 1);
     const int64_t n = params.n_parallel;
     return {of_one, n == 1 ? of_one : std::max(params.n_ubatch, n) + Engine::MAX_VERIFY + n};
@@ -65,18 +65,18 @@ static KvGroup::OpenRows most_open(const EngineParams & params) {
 Engine::Engine(std::shared_ptr<const Model> model, const EngineParams & params)
     : model_(std::move(model)), params_(checked(params)),
       devices_(model_->device(), model_->split(), params_.n_threads, {}, model_->measure()),
-      recurs_(model_->hparams().n_recurrent() > 0),
+      is_recurrent_(model_->hparams().n_recurrent() > 0),
       kv_(model_->hparams(), layer_place(), params_.type_k, params_.type_v,
           {pad(params_.n_ctx, 256), std::max<int64_t>(params_.n_ubatch, params_.n_parallel),
-           params_.n_parallel, most_open(params_)}),
+           params_.n_parallel, max_uncommitted(params_)}),
       recurrent_(model_->hparams(), layer_place(), params_.n_parallel),
-      walks_(recurs_ && params_.delta_form == DeltaForm::OWN && devices_.main().runs_cpu_nodes() &&
-             walks_delta_net(model_->hparams().recurrent)),
-      fused_(walks_ || (recurs_ && params_.delta_form != DeltaForm::STOCK &&
+      walks_(is_recurrent_ && params_.delta_form == DeltaForm::OWN &&
+             devices_.main().runs_cpu_nodes() && walks_delta_net(model_->hparams().recurrent)),
+      fused_(walks_ || (is_recurrent_ && params_.delta_form != DeltaForm::STOCK &&
                         has_fused_delta_rule(recurrent_, model_->hparams().recurrent))),
       sizes_(devices_, params_.n_parallel),
       graphs_(devices_, max_nodes(*model_, params_.drafter.get(),
-                                  recurs_ && !walks_ ? params_.n_ubatch : 0, fused_)),
+                                  is_recurrent_ && !walks_ ? params_.n_ubatch : 0, fused_)),
       sequences_(params_.n_parallel, nullptr), n_kv_(kv_.groups().size(), 0),
       recent_cells_(kv_.groups().size()) {
     if (params_.drafter) {
@@ -90,7 +90,7 @@ Engine::Engine(std::shared_ptr<const Model> model, const EngineParams & params)
             std::min(max_block + more_rows * (params_.n_parallel - 1), MAX_VERIFY),
             model_->weights());
         recurrent_.reserve_trace(verify_rows_, !walks_);
-        kv_.reserve_masks(most_masked_rows(verify_rows_));
+        kv_.reserve_masks(max_masked_rows(verify_rows_));
         draft_ = std::make_unique<DraftState>(
             params_.drafter, *model_, devices_,
             DraftSizes{draft_cache_type(params_), params_.draft_window, params_.n_ctx,
@@ -99,7 +99,7 @@ Engine::Engine(std::shared_ptr<const Model> model, const EngineParams & params)
     reserve_graphs();
 }
 
-int32_t Engine::enter(Sequence * sequence) {
+int32_t Engine::register_sequence(Sequence * sequence) {
     DFL_CHECK(model_->measure() == DFL_MEASURE_NOTHING, DFL_STATUS_ARGUMENT,
               "the engine was only measured: it has no memory for a sequence");
     const auto place = std::find(sequences_.begin(), sequences_.end(), nullptr);
@@ -110,7 +110,7 @@ int32_t Engine::enter(Sequence * sequence) {
     return static_cast<int32_t>(place - sequences_.begin());
 }
 
-void Engine::leave(const Sequence * sequence) {
+void Engine::unregister_sequence(const Sequence * sequence) {
     std::replace(sequences_.begin(), sequences_.end(), const_cast<Sequence *>(sequence),
                  static_cast<Sequence *>(nullptr));
 }
@@ -123,22 +123,22 @@ void Engine::forget_rows() {
     }
 }
 
-int64_t Engine::most_masked_rows(int64_t n_verify) const {
+int64_t Engine::max_masked_rows(int64_t n_verify) const {
     if (params_.n_parallel == 1) { // it appends or verifies
         return sizes_.verify_rows(n_verify, model_->weights());
     }
     if (!sizes_.are_few()) {
-        return sizes_.verify_rows(most_appended() + n_verify, model_->weights());
+        return sizes_.verify_rows(max_appended() + n_verify, model_->weights());
     }
-    return most_appended() + sizes_.beside_rows(n_verify);
+    return max_appended() + sizes_.beside_rows(n_verify);
 }
 
-int64_t Engine::most_rows() const {
+int64_t Engine::max_rows() const {
     return std::max<int64_t>({params_.n_ubatch, params_.n_parallel, verify_rows_});
 }
 
 // Of each group of layers.
-std::vector<int64_t> Engine::most_cells() const {
+std::vector<int64_t> Engine::max_cells() const {
     std::vector<int64_t> cells;
     for (const KvGroup & group : kv_.groups()) {
         cells.push_back(group.has_layers() ? group.cells().size() : 0);
@@ -150,12 +150,12 @@ std::vector<int64_t> Engine::most_cells() const {
 void Engine::reserve_graphs() {
     BatchShape largest;
     largest.n_rows = params_.n_ubatch;
-    largest.n_kv = most_cells();
+    largest.n_kv = max_cells();
     largest.n_out = 1;
     largest.n_inject = draft_ && params_.n_ubatch > 1 ? params_.n_ubatch : 0;
     largest.walks = walks_;
     largest.taps = largest.n_inject > 0;
-    const bool has_lanes = recurs_ && !walks_;
+    const bool has_lanes = is_recurrent_ && !walks_;
     const auto as_they_lie = [&](int64_t n_rows) {
         return RecurrentLanes{n_rows, 1, false, !fused_, true, true};
     };
@@ -165,7 +165,7 @@ void Engine::reserve_graphs() {
     select_top(largest, can_select_top(MAX_TOP) ? MAX_TOP : 0);
     graphs_.get(largest, [&](LiveGraph & live) { build_forward(live); });
     if (params_.n_parallel > 1) { // prompts and single rows together
-        largest.n_rows = most_rows();
+        largest.n_rows = max_rows();
         largest.n_out = params_.n_parallel;
         if (has_lanes) { // at worst pieces of which each is half as long as its lane
             const int64_t n = params_.n_parallel, rows = 2 * largest.n_rows / n;
@@ -184,10 +184,10 @@ void Engine::reserve_verify_graphs(int64_t n) {
     BatchShape largest;
     largest.kind = GraphKind::VERIFY;
     largest.n_rows = largest.n_out = sizes_.verify_rows(n, model_->weights());
-    largest.n_kv = most_cells();
+    largest.n_kv = max_cells();
     largest.walks = walks_;
     largest.taps = draft_ != nullptr;
-    if (recurs_ && !walks_) {
+    if (is_recurrent_ && !walks_) {
         const int64_t n_lanes = params_.n_parallel;
         const int64_t longest = sizes_.lane_rows(std::max<int64_t>(n - n_lanes + 1, 1));
         largest.recurrent = {n_lanes == 1
@@ -197,9 +197,9 @@ void Engine::reserve_verify_graphs(int64_t n) {
     select_top(largest, can_select_top(MAX_TOP) ? MAX_TOP : 0);
     graphs_.get(largest, [&](LiveGraph & live) { build_forward(live); });
     if (params_.n_parallel > 1) { // and prompts beside
-        largest.n_rows = most_masked_rows(n);
+        largest.n_rows = max_masked_rows(n);
         largest.n_out = std::min(largest.n_rows - 1, sizes_.beside_rows(n + params_.n_parallel));
-        largest.n_inject = draft_ ? most_appended() : 0;
+        largest.n_inject = draft_ ? max_appended() : 0;
         if (!largest.recurrent.empty()) {
             const int64_t n_lanes = params_.n_parallel, rows = 2 * largest.n_rows / n_lanes;
             largest.recurrent.insert(largest.recurrent.begin(),
@@ -209,7 +209,7 @@ void Engine::reserve_verify_graphs(int64_t n) {
     }
     if (walks_) {
         walked_promote_graph();
-    } else if (recurs_) {
+    } else if (is_recurrent_) {
         promote_graph(sizes_.path(std::min(n, MOST_STEPS)), params_.n_parallel, true);
     }
 }
@@ -217,7 +217,7 @@ void Engine::reserve_verify_graphs(int64_t n) {
 void Engine::reserve_verify(int64_t n) {
     for (const Sequence * sequence : sequences_) {
         if (sequence != nullptr) {
-            sequence->check_no_open_verify();
+            sequence->check_no_pending_verify();
         }
     }
     DFL_CHECK(n >= 1 && n <= MAX_VERIFY, DFL_STATUS_ARGUMENT,
@@ -228,12 +228,12 @@ void Engine::reserve_verify(int64_t n) {
     }
     forget_rows();
     if (draft_) {
-        draft_->grow(n, graphs_);
+        draft_->reserve_verify(n, graphs_);
     }
     graphs_.clear(); // they use what is replaced here
     const int64_t n_rows = sizes_.verify_rows(n, model_->weights());
     recurrent_.reserve_trace(n_rows, !walks_);
-    kv_.reserve_masks(most_masked_rows(n));
+    kv_.reserve_masks(max_masked_rows(n));
     reserve_verify_graphs(n);
     if (draft_) {
         draft_->reserve(graphs_);

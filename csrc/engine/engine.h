@@ -84,7 +84,7 @@ class Engine {
     int64_t n_ubatch() const { return params_.n_ubatch; }
     int n_threads() const { return devices_.main().n_threads(); }
     // The model has recurrent layers.
-    bool recurs() const { return recurs_; }
+    bool is_recurrent() const { return is_recurrent_; }
 
     // Most tokens of a row that set_top_k() may be asked for.
     static constexpr int64_t MAX_TOP = DFL_MAX_TOP;
@@ -116,7 +116,7 @@ class Engine {
                              bool log_sum_exp);
     int32_t n_parallel() const { return params_.n_parallel; }
     // Most rows of a pass.
-    int64_t most_rows() const;
+    int64_t max_rows() const;
 
     // Has the device pick the k best of every row in the passes to come, so that these few are all
     // that is copied: whether it can. 0: no longer.
@@ -150,8 +150,8 @@ class Engine {
     // A sequence takes a place before it is used and gives it back in the end. Throws
     // DFL_STATUS_UNSUPPORTED if others have all, DFL_STATUS_ARGUMENT if there is no memory to run
     // in.
-    int32_t enter(Sequence * sequence);
-    void leave(const Sequence * sequence);
+    int32_t register_sequence(Sequence * sequence);
+    void unregister_sequence(const Sequence * sequence);
 
     // Token ids that are no tokens, or more of them than the context holds after some.
     void check_ids(const int32_t * tokens, int64_t n, int64_t after) const;
@@ -194,9 +194,9 @@ class Engine {
 
   private:
     LayerPlace layer_place();
-    std::vector<int64_t> most_cells() const;
+    std::vector<int64_t> max_cells() const;
     // Of a pass, padding included, where verifies have up to so many.
-    int64_t most_masked_rows(int64_t n_verify) const;
+    int64_t max_masked_rows(int64_t n_verify) const;
     void reserve_graphs();
     void reserve_verify_graphs(int64_t n);
     bool can_select_top(int64_t k) const;
@@ -212,17 +212,17 @@ class Engine {
     Pass plan(const std::vector<BatchEntry> & entries, const std::vector<int64_t> & from,
               const std::vector<int64_t> & n_rows) const;
     int64_t n_padded(const Pass & pass) const;
-    int64_t most_appended() const;
+    int64_t max_appended() const;
     // Rows of the lanes that pieces of prompts share, for which memory is reserved.
-    int64_t most_lane_rows() const { return 2 * most_appended(); }
+    int64_t most_lane_rows() const { return 2 * max_appended(); }
     std::vector<int64_t> pieces_of(const Pass & pass) const;
     int64_t n_beside(const std::vector<int64_t> & pieces) const;
     void take_cells(Pass & pass);
     void take_feature_rows(Pass & pass);
     void take_trace(Pass & pass) const;
-    void give_back(Pass & pass);
+    void release(Pass & pass);
     void lay_out(Pass & pass);
-    void note_cells();
+    void update_attended_cells();
     BatchShape shape_of(const Pass & pass) const;
     LiveGraph & compute(Pass & pass);
     void set_inputs(LiveGraph & live, const Pass & pass);
@@ -239,13 +239,13 @@ class Engine {
     // Along the nodes [first, first + MOST_STEPS) of accepted paths, those before them being done.
     void promote_steps(const std::vector<AcceptedPath> & paths, int64_t first);
     // Rows of the convolution's trace that become the last inputs after n nodes of a path.
-    std::vector<int32_t> last_inputs(const PassEntry & open, const std::vector<int32_t> & path,
+    std::vector<int32_t> last_inputs(const PassEntry & pending, const std::vector<int32_t> & path,
                                      int64_t n) const;
 
     std::shared_ptr<const Model> model_;
     EngineParams params_;
     Devices devices_;
-    bool recurs_;
+    bool is_recurrent_;
     KvCache kv_;
     RecurrentCache recurrent_;
     bool walks_; // our own code runs recurrent layers
@@ -255,8 +255,8 @@ class Engine {
     std::unique_ptr<DraftState> draft_;
     std::vector<Sequence *> sequences_; // by their places; NULL: free
     std::vector<int64_t> n_kv_;         // cells that the next pass attends, of each group
-    std::vector<RecentMost> recent_cells_;
-    RecentMost recent_trees_;
+    std::vector<RecentMax> recent_cells_;
+    RecentMax recent_trees_;
     int64_t n_top_ = 0; // of set_top_k()
     int64_t verify_rows_ = 0;
     int64_t n_passes_ = 0;

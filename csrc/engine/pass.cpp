@@ -10,16 +10,16 @@
 namespace dfl {
 
 void Engine::check_verifies(const std::vector<BatchEntry> & entries) const {
-    int64_t n = 0, n_open = 0;
+    int64_t n = 0, n_pending = 0;
     for (const BatchEntry & entry : entries) {
         n += entry.is_verify ? entry.n : 0;
     }
     for (const Sequence * sequence : sequences_) {
-        n_open += sequence != nullptr ? sequence->open().n : 0;
+        n_pending += sequence != nullptr ? sequence->pending_verify().n : 0;
     }
-    DFL_CHECK(n + n_open <= verify_rows_ || n == 0, DFL_STATUS_ARGUMENT,
+    DFL_CHECK(n + n_pending <= verify_rows_ || n == 0, DFL_STATUS_ARGUMENT,
               "%lld rows to verify, there is room for %lld: reserve more, up to %lld", (long long)n,
-              (long long)(verify_rows_ - n_open), (long long)MAX_VERIFY);
+              (long long)(verify_rows_ - n_pending), (long long)MAX_VERIFY);
 }
 
 void Engine::check(const std::vector<BatchEntry> & entries) const {
@@ -33,15 +33,15 @@ void Engine::check(const std::vector<BatchEntry> & entries) const {
             DFL_CHECK(entries[j].sequence != entry.sequence, DFL_STATUS_ARGUMENT,
                       "items %zu and %zu are of one sequence", j, i);
         }
-        entry.sequence->check_no_open_verify();
+        entry.sequence->check_no_pending_verify();
         entry.sequence->check_tokens(entry.tokens, entry.n);
         n_appended += entry.is_verify ? 0 : entry.n;
         n_needed += entry.sequence->cells_needed(entry.n);
     }
     check_verifies(entries);
-    DFL_CHECK(entries.size() == 1 || n_appended <= most_appended(), DFL_STATUS_ARGUMENT,
+    DFL_CHECK(entries.size() == 1 || n_appended <= max_appended(), DFL_STATUS_ARGUMENT,
               "%lld tokens to append in one pass, which takes %lld (n_ubatch)",
-              (long long)n_appended, (long long)most_appended());
+              (long long)n_appended, (long long)max_appended());
     DFL_CHECK(n_needed <= kv_.cells().n_unclaimed(), DFL_STATUS_ARGUMENT,
               "the pass needs %lld more cells, and %lld of %lld are free: other sequences hold the "
               "rest",
@@ -144,7 +144,7 @@ int64_t Engine::n_padded(const Pass & pass) const {
             return pass.n_real; // a row of logits is large
         }
         const int64_t n_single = static_cast<int64_t>(pass.entries.size() - pieces.size());
-        return std::min(most_appended(), sizes_.append_rows(n_single, pieces));
+        return std::min(max_appended(), sizes_.append_rows(n_single, pieces));
     }
     int64_t n_needed = 0;
     for (const PassEntry & entry : pass.entries) {
@@ -165,7 +165,7 @@ int64_t Engine::n_padded(const Pass & pass) const {
     return n_beside(pieces) + sizes_.beside_rows(pass.n_real - n);
 }
 
-int64_t Engine::most_appended() const {
+int64_t Engine::max_appended() const {
     return std::max<int64_t>(params_.n_ubatch, params_.n_parallel);
 }
 
@@ -183,7 +183,7 @@ std::vector<int64_t> Engine::pieces_of(const Pass & pass) const {
 
 // Rows of a verify's graph that are there for pieces of prompts beside it.
 int64_t Engine::n_beside(const std::vector<int64_t> & pieces) const {
-    return std::min(most_appended(), sizes_.piece_rows(pieces));
+    return std::min(max_appended(), sizes_.piece_rows(pieces));
 }
 
 void Engine::take_cells(Pass & pass) {
@@ -247,7 +247,7 @@ static int64_t first_gap(std::vector<std::pair<int64_t, int64_t>> taken, int64_t
 }
 
 void Engine::take_trace(Pass & pass) const {
-    if (!recurs_) {
+    if (!is_recurrent_) {
         return;
     }
     const int64_t before = model_->hparams().recurrent.d_conv - 1;
@@ -257,8 +257,8 @@ void Engine::take_trace(Pass & pass) const {
         taken_conv.push_back({entry.trace.first_conv, n + before});
     };
     for (const Sequence * sequence : sequences_) {
-        if (sequence != nullptr && sequence->open().n > 0) {
-            take(sequence->open(), sequence->open().n);
+        if (sequence != nullptr && sequence->pending_verify().n > 0) {
+            take(sequence->pending_verify(), sequence->pending_verify().n);
         }
     }
     const RecurrentPart & part = *recurrent_.parts().front();
@@ -271,20 +271,20 @@ void Engine::take_trace(Pass & pass) const {
     }
 }
 
-void Engine::give_back(Pass & pass) {
+void Engine::release(Pass & pass) {
     for (PassEntry & entry : pass.entries) {
         for (size_t i = 0; i < entry.cells.size(); ++i) {
             std::for_each(entry.cells[i].rbegin(), entry.cells[i].rend(),
                           [&](int64_t cell) { kv_.groups()[i].cells().release(cell); });
         }
         if (draft_) {
-            draft_->give_ring_rows(entry.feature_rows);
+            draft_->free_ring_rows(entry.feature_rows);
         }
     }
 }
 
 // Most cells that one of the last passes attended, of those that are in use.
-void Engine::note_cells() {
+void Engine::update_attended_cells() {
     for (size_t i = 0; i < kv_.groups().size(); ++i) {
         const KvGroup & group = kv_.groups()[i];
         const bool has_masks = !group.masks().empty();
@@ -298,7 +298,7 @@ void Engine::note_cells() {
 }
 
 void Engine::lay_out(Pass & pass) {
-    if (!recurs_) {
+    if (!is_recurrent_) {
         return;
     }
     bool has_tree = false;
@@ -400,14 +400,14 @@ void Engine::set_inputs(LiveGraph & live, const Pass & pass) {
     }
     if (live.draft.feature_rows != nullptr) {
         live.write<int64_t>(live.draft.feature_rows, [&](int64_t * data) {
-            std::fill_n(data, n, draft_->junk_row());
+            std::fill_n(data, n, draft_->padding_row());
             for (const PassEntry & entry : pass.entries) {
                 std::copy(entry.feature_rows.begin(), entry.feature_rows.end(), data + entry.first);
             }
         });
     }
     recurrent_.walked = pass.walked;
-    if (recurs_ && !walks_) {
+    if (is_recurrent_ && !walks_) {
         write_lane_inputs(live, recurrent_, model_->hparams().recurrent, pass.lanes, pass.walked);
     }
     if (live.shape.n_inject > 0) {
@@ -428,7 +428,7 @@ LiveGraph & Engine::compute(Pass & pass) {
         take_cells(pass);
         take_trace(pass);
         lay_out(pass);
-        note_cells();
+        update_attended_cells();
         const BatchShape shape = shape_of(pass);
         LiveGraph & live = graphs_.get(shape, [&](LiveGraph & fresh) { build_forward(fresh); });
         set_inputs(live, pass);
@@ -438,7 +438,7 @@ LiveGraph & Engine::compute(Pass & pass) {
         n_experts_ += live.cpu_nodes.n_experts();
         return live;
     } catch (...) {
-        give_back(pass);
+        release(pass);
         throw;
     }
 }
@@ -477,7 +477,7 @@ void Engine::run_pass(const std::vector<BatchEntry> & entries, const std::vector
         const size_t row_size = n_vocab * sizeof(float);
         devices_.main().read(live->logits, to, entry.first_out * row_size, entry.n * row_size);
         for (int64_t row = 0; row < entry.n; ++row) {
-            entry.sequence->note_row(done + row, all_finite(to + row * n_vocab, n_vocab));
+            entry.sequence->record_row(done + row, all_finite(to + row * n_vocab, n_vocab));
         }
     }
 }

@@ -43,7 +43,7 @@ Prefix::Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
             at += n;
         }
     }
-    if (engine_->recurs()) {
+    if (engine_->is_recurrent()) {
         RawBytes zeros(engine_->recurrent().sequence_bytes(), 0);
         state_ = std::make_shared<PrefixState>(std::move(zeros), engine_->prefix_bytes());
     }
@@ -178,7 +178,7 @@ bool Engine::shares_pages(size_t cache) const {
     return cache == 0 && kv_.groups().front().shares_pages();
 }
 
-bool Engine::partial_prefix_ok() const { return !recurs_ && !kv_.forgets(); }
+bool Engine::partial_prefix_ok() const { return !is_recurrent_ && !kv_.has_windows(); }
 
 int64_t Engine::max_snapshot_rows(size_t cache, int64_t n) const {
     return is_draft_cache(cache) ? std::min(n, draft_->window())
@@ -274,7 +274,7 @@ std::vector<Sequence::BlockSource> Sequence::block_sources(size_t cache) const {
 }
 
 uint64_t Sequence::snapshot_bytes() const {
-    uint64_t sum = engine_->recurs() ? recurrent_.sequence_bytes() : 0;
+    uint64_t sum = engine_->is_recurrent() ? recurrent_.sequence_bytes() : 0;
     for (size_t i = 0; i < blocks_.size(); ++i) {
         for (const BlockSource & one : block_sources(i)) {
             const bool is_copied = one.block == nullptr && one.page == COPIED;
@@ -291,7 +291,7 @@ void Sequence::forget_blocks(int64_t position) {
 }
 
 std::shared_ptr<Prefix> Sequence::snapshot() {
-    check_no_open_verify();
+    check_no_pending_verify();
     DFL_CHECK(position() > 0, DFL_STATUS_ARGUMENT, "the sequence holds no tokens to keep");
     verify_finite();
     if (n_verified_finite_ < position() && position() > 1 && engine_->partial_prefix_ok()) {
@@ -324,7 +324,7 @@ std::shared_ptr<Prefix> Sequence::snapshot() {
         }
     }
     std::shared_ptr<PrefixState> state;
-    if (engine_->recurs()) {
+    if (engine_->is_recurrent()) {
         state = std::make_shared<PrefixState>(recurrent_.save(slot_), engine_->prefix_bytes());
     }
     auto prefix =
@@ -340,7 +340,7 @@ void Sequence::restore(const Prefix & prefix, int64_t n) {
               (long long)n, (long long)prefix.size());
     const bool holds = position() >= n &&
                        std::equal(tokens_.begin(), tokens_.begin() + n, prefix.tokens().begin());
-    DFL_CHECK((position() == 0 || holds) && open_.n == 0, DFL_STATUS_ARGUMENT,
+    DFL_CHECK((position() == 0 || holds) && pending_verify_.n == 0, DFL_STATUS_ARGUMENT,
               "the sequence holds %lld tokens, it must be empty or begin with those of the prefix",
               (long long)position());
     DFL_CHECK(n == prefix.size() || engine_->partial_prefix_ok(), DFL_STATUS_UNSUPPORTED,
@@ -361,7 +361,7 @@ void Sequence::restore(const Prefix & prefix, int64_t n) {
         for (size_t i = 0; i < blocks_.size(); ++i) {
             attach_blocks(i, prefix.blocks()[i], n);
         }
-        if (engine_->recurs()) {
+        if (engine_->is_recurrent()) {
             recurrent_.load(slot_, prefix.state()->bytes());
         }
     } catch (...) {
@@ -403,7 +403,7 @@ bool Sequence::rewind_to(const Prefix & prefix, int64_t n) {
                 attach_blocks(i, blocks, n);
             }
         }
-        if (engine_->recurs()) {
+        if (engine_->is_recurrent()) {
             recurrent_.load(slot_, prefix.state()->bytes());
         }
     } catch (...) {

@@ -27,7 +27,7 @@ std::vector<Draft> Engine::draft(const std::vector<DraftRequest> & requests, int
             DFL_CHECK(requests[j].sequence != sequence, DFL_STATUS_ARGUMENT,
                       "requests %zu and %zu are of one sequence", j, i);
         }
-        sequence->check_no_open_verify();
+        sequence->check_no_pending_verify();
         const int64_t most = draft_->max_block() - 1, position = sequence->position();
         DFL_CHECK(n_draft >= 1 && n_draft <= most, DFL_STATUS_ARGUMENT,
                   "%lld drafted tokens: the drafter gives 1 to %lld", (long long)n_draft,
@@ -44,9 +44,9 @@ std::vector<Draft> Engine::draft(const std::vector<DraftRequest> & requests, int
         n_rows += n_draft + 1;
         blocks.push_back({sequence->slot(), last_token, static_cast<int32_t>(position), n_draft});
     }
-    DFL_CHECK(n_rows <= draft_->most_rows(), DFL_STATUS_ARGUMENT,
+    DFL_CHECK(n_rows <= draft_->max_rows(), DFL_STATUS_ARGUMENT,
               "%lld rows to draft in one pass, which takes %lld", (long long)n_rows,
-              (long long)draft_->most_rows());
+              (long long)draft_->max_rows());
     forget_rows();
     std::vector<Draft> drafts = draft_->run_blocks(graphs_, blocks, k, log_sum_exp);
     for (size_t i = 0; i < drafts.size(); ++i) {
@@ -65,7 +65,7 @@ std::vector<Draft> Engine::draft(const std::vector<DraftRequest> & requests, int
 }
 
 static void sample_path(SampleRequest & request) {
-    const Tree & tree = request.sequence->open().tree;
+    const Tree & tree = request.sequence->pending_verify().tree;
     int64_t node = 0;
     while (node >= 0) {
         int32_t token = 0;
@@ -109,19 +109,19 @@ void Engine::commit(const std::vector<Path> & paths) {
     bool promotes = false;
     for (size_t i = 0; i < paths.size(); ++i) {
         const auto & [sequence, nodes, n] = paths[i];
-        const PassEntry & open = sequence->open();
+        const PassEntry & pending = sequence->pending_verify();
         DFL_CHECK(&sequence->engine() == this, DFL_STATUS_ARGUMENT,
                   "path %zu is of a sequence of another engine", i);
         for (size_t j = 0; j < i; ++j) {
             DFL_CHECK(paths[j].sequence != sequence, DFL_STATUS_ARGUMENT,
                       "paths %zu and %zu are of one sequence", j, i);
         }
-        DFL_CHECK(n >= 0 && n <= open.n, DFL_STATUS_ARGUMENT,
+        DFL_CHECK(n >= 0 && n <= pending.n, DFL_STATUS_ARGUMENT,
                   nodes == nullptr ? "%lld rows to commit, the open verify has %lld"
                                    : "a path of %lld nodes, the open verify has %lld",
-                  (long long)n, (long long)open.n);
-        open.tree.check_path(nodes_of(paths[i]).data(), n);
-        promotes = promotes || (n > 0 && recurs_);
+                  (long long)n, (long long)pending.n);
+        pending.tree.check_path(nodes_of(paths[i]).data(), n);
+        promotes = promotes || (n > 0 && is_recurrent_);
     }
     if (promotes) {
         forget_rows(); // the promotion reuses the arena their logits lie in
@@ -148,11 +148,11 @@ void Engine::promote_paths(const std::vector<Path> & paths) {
         if (path.n == 0) {
             continue;
         }
-        const PassEntry & open = path.sequence->open();
+        const PassEntry & pending = path.sequence->pending_verify();
         const std::vector<int32_t> nodes = nodes_of(path);
-        AcceptedPath accepted = {path.sequence->slot(), nodes, last_inputs(open, nodes, path.n)};
+        AcceptedPath accepted = {path.sequence->slot(), nodes, last_inputs(pending, nodes, path.n)};
         for (int32_t & node : accepted.nodes) {
-            node += static_cast<int32_t>(open.trace.first);
+            node += static_cast<int32_t>(pending.trace.first);
         }
         n_most = std::max(n_most, path.n);
         recurrent_.accepted.push_back(std::move(accepted));
@@ -166,14 +166,14 @@ void Engine::promote_paths(const std::vector<Path> & paths) {
     }
 }
 
-std::vector<int32_t> Engine::last_inputs(const PassEntry & open, const std::vector<int32_t> & path,
-                                         int64_t n) const {
+std::vector<int32_t> Engine::last_inputs(const PassEntry & pending,
+                                         const std::vector<int32_t> & path, int64_t n) const {
     const int64_t before = model_->hparams().recurrent.d_conv - 1;
     std::vector<int32_t> rows;
     for (int64_t at = n; at < n + before; ++at) {
         // Of the inputs committed before the verify, then the path's, the last.
         const int64_t row = at < before ? at : before + path[at - before];
-        rows.push_back(static_cast<int32_t>(open.trace.first_conv + row));
+        rows.push_back(static_cast<int32_t>(pending.trace.first_conv + row));
     }
     return rows;
 }

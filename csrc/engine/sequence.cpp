@@ -18,22 +18,23 @@ Sequence::Sequence(std::shared_ptr<Engine> engine)
     : engine_(std::move(engine)), kv_(engine_->kv()), recurrent_(engine_->recurrent()),
       draft_(engine_->draft()), slot_(-1), cache_id_(next_id()), blocks_(engine_->caches().size()) {
     tokens_.reserve(engine_->n_ctx());
-    slot_ = engine_->enter(this); // last: what throws after it would leave its place taken
+    slot_ =
+        engine_->register_sequence(this); // last: what throws after it would leave its place taken
 }
 
 Sequence::~Sequence() {
     try {
-        if (position() > 0 || open_.n > 0) {
+        if (position() > 0 || pending_verify_.n > 0) {
             reset(); // what the next one finds is as if this one had not been
         }
     } catch (...) { // of a device that fails: the next pass will say so
     }
-    engine_->leave(this);
+    engine_->unregister_sequence(this);
 }
 
-void Sequence::check_no_open_verify() const {
-    DFL_CHECK(open_.n == 0, DFL_STATUS_ARGUMENT, "a verify of %lld rows waits for its commit",
-              (long long)open_.n);
+void Sequence::check_no_pending_verify() const {
+    DFL_CHECK(pending_verify_.n == 0, DFL_STATUS_ARGUMENT,
+              "a verify of %lld rows waits for its commit", (long long)pending_verify_.n);
 }
 
 void Engine::check_ids(const int32_t * tokens, int64_t n, int64_t after) const {
@@ -84,7 +85,7 @@ Draft Sequence::draft(int32_t last_token, int64_t n_draft, int64_t k, bool log_s
     return std::move(engine_->draft({{this, last_token, n_draft}}, k, log_sum_exp)[0]);
 }
 
-void Sequence::move_on() { kv_.move_on(slot_, position(), n_verified_finite_); }
+void Sequence::slide_window() { kv_.slide_window(slot_, position(), n_verified_finite_); }
 
 void Sequence::appended(const PassEntry & entry, const int32_t * tokens, LiveGraph & live) {
     if (draft_ && entry.n == 1) {
@@ -98,18 +99,18 @@ void Sequence::appended(const PassEntry & entry, const int32_t * tokens, LiveGra
     last_ = entry.n_out > 0 ? &live : nullptr;
     first_out_ = entry.first_out + std::max<int64_t>(0, entry.n_out - 1);
     n_out_rows_ = 1;
-    move_on();
+    slide_window();
 }
 
 void Sequence::verified(PassEntry entry, LiveGraph & live) {
     last_ = &live;
     first_out_ = entry.first_out;
     n_out_rows_ = entry.n;
-    open_ = std::move(entry);
+    pending_verify_ = std::move(entry);
 }
 
 void Sequence::failed(const PassEntry & entry, bool may_have_moved) {
-    if (may_have_moved && !entry.is_verify && engine_->recurs()) {
+    if (may_have_moved && !entry.is_verify && engine_->is_recurrent()) {
         reset(); // a pass that died half way has advanced some layers' states
     } else if (draft_) {
         draft_->truncate(slot_, static_cast<int32_t>(position()));
@@ -117,15 +118,15 @@ void Sequence::failed(const PassEntry & entry, bool may_have_moved) {
 }
 
 void Sequence::accept(const int32_t * nodes, int64_t n) {
-    if (open_.n == 0) {
+    if (pending_verify_.n == 0) {
         return; // after an interruption callers cannot know whether their verify still waits
     }
     last_ = nullptr;
     std::vector<int64_t> feature_rows;
     const auto first = static_cast<int32_t>(position());
-    for (size_t g = 0; g < open_.cells.size(); ++g) {
+    for (size_t g = 0; g < pending_verify_.cells.size(); ++g) {
         KvGroup & group = kv_.groups()[g];
-        const std::vector<int64_t> & cells = open_.cells[g];
+        const std::vector<int64_t> & cells = pending_verify_.cells[g];
         // CPU kernels sum over cells as they lie: in the order of plain decoding the sums are its
         // own. Cells of a verify ascend and a node comes after its parent, so rows only move down,
         // into cells whose rows have moved or are dropped.
@@ -135,23 +136,23 @@ void Sequence::accept(const int32_t * nodes, int64_t n) {
             if (moves) {
                 group.copy_row(cells[nodes[i]], cell);
             }
-            group.cells().place(cell, first + open_.tree.depth(nodes[i]));
+            group.cells().place(cell, first + pending_verify_.tree.depth(nodes[i]));
         }
     }
     for (int64_t i = 0; i < n; ++i) {
-        tokens_.push_back(open_.tree.token(nodes[i]));
+        tokens_.push_back(pending_verify_.tree.token(nodes[i]));
         if (draft_) {
-            feature_rows.push_back(open_.feature_rows[nodes[i]]);
+            feature_rows.push_back(pending_verify_.feature_rows[nodes[i]]);
         }
     }
-    if (n > 0 && open_.finite[nodes[n - 1]]) {
+    if (n > 0 && pending_verify_.finite[nodes[n - 1]]) {
         n_verified_finite_ = position();
     }
     close_verify();
     if (draft_) {
         draft_->add_pending(slot_, feature_rows, first);
     }
-    move_on();
+    slide_window();
 }
 
 void Sequence::check_row(int64_t row) const {
@@ -159,7 +160,7 @@ void Sequence::check_row(int64_t row) const {
               "row %lld: the last pass has %lld rows", (long long)row, (long long)n_out_rows());
 }
 
-void Sequence::note_row(int64_t row, bool is_finite) {
+void Sequence::record_row(int64_t row, bool is_finite) {
     if (!is_finite) {
         reset_and_zero();
         throw Error(DFL_STATUS_COMPUTE,
@@ -167,7 +168,7 @@ void Sequence::note_row(int64_t row, bool is_finite) {
                            "it held",
                            (long long)row));
     }
-    if (open_.n == 0) {
+    if (pending_verify_.n == 0) {
         n_verified_finite_ = position();
     }
 }
@@ -192,7 +193,7 @@ bool Sequence::find_argmax(int64_t row, int32_t & token) {
 int32_t Sequence::argmax(int64_t row) {
     check_row(row);
     int32_t token = 0;
-    note_row(row, find_argmax(row, token));
+    record_row(row, find_argmax(row, token));
     return token;
 }
 
@@ -216,7 +217,7 @@ const Candidate * Sequence::top(int64_t row, int64_t k) {
               "the %lld best of row %lld: its pass was told to pick %lld", (long long)k,
               (long long)row, (long long)last_->shape.n_top);
     const Candidate * best = nullptr;
-    note_row(row, find_top(row, best));
+    record_row(row, find_top(row, best));
     return best;
 }
 
@@ -228,7 +229,7 @@ bool Sequence::sample(int64_t row, const Sampler & sampler, TokenHistory history
             return false;
         }
         if (!sampler.is_banned(token)) {
-            note_row(row, true);
+            record_row(row, true);
             return true;
         }
     }
@@ -255,7 +256,7 @@ bool Sequence::sample(int64_t row, const Sampler & sampler, TokenHistory history
             return false;
         }
     }
-    note_row(row, true);
+    record_row(row, true);
     token = sampled.token;
     return true;
 }
@@ -265,7 +266,7 @@ void Sequence::logits(int64_t row, float * dst) {
     const int64_t n_vocab = engine_->model().hparams().n_vocab;
     const size_t size = n_vocab * sizeof(float);
     engine_->main().read(last_->logits, dst, (first_out_ + row) * size, size);
-    note_row(row, all_finite(dst, n_vocab));
+    record_row(row, all_finite(dst, n_vocab));
 }
 
 void Sequence::reset_and_zero() {
@@ -279,7 +280,7 @@ void Sequence::reset_and_zero() {
 }
 
 void Sequence::verify_finite() {
-    const bool ends_here = open_.n == 0 && last_ != nullptr; // the row that can be read
+    const bool ends_here = pending_verify_.n == 0 && last_ != nullptr; // the row that can be read
     if (ends_here && n_verified_finite_ < position() &&
         engine_->finite_rows(*last_, first_out_, 1)[0]) {
         n_verified_finite_ = position();
@@ -299,23 +300,25 @@ void Sequence::clear_unverified(int64_t position) {
 }
 
 void Sequence::close_verify() {
-    for (size_t g = 0; g < open_.cells.size(); ++g) {
+    for (size_t g = 0; g < pending_verify_.cells.size(); ++g) {
         KvGroup & group = kv_.groups()[g];
-        for (size_t i = open_.cells[g].size(); i-- > 0;) {
-            const int64_t cell = open_.cells[g][i];
+        for (size_t i = pending_verify_.cells[g].size(); i-- > 0;) {
+            const int64_t cell = pending_verify_.cells[g][i];
             if (group.cells().position(cell) != CellTable::FREE) {
                 continue; // it was accepted
             }
-            if (!open_.finite[static_cast<int64_t>(i) < open_.n ? i : 0]) { // padding: its root
+            if (!pending_verify_.finite[static_cast<int64_t>(i) < pending_verify_.n
+                                            ? i
+                                            : 0]) { // padding: its root
                 group.clear_cell(cell);
             }
             group.cells().release(cell);
         }
     }
     if (draft_) {
-        draft_->give_ring_rows(open_.feature_rows);
+        draft_->free_ring_rows(pending_verify_.feature_rows);
     }
-    open_ = {};
+    pending_verify_ = {};
 }
 
 int64_t Sequence::max_clean_position(int64_t position) const {
@@ -375,7 +378,7 @@ void Sequence::restore(const Checkpoint & checkpoint) {
               checkpoint.tokens.size(), (long long)position());
     const auto position = static_cast<int64_t>(checkpoint.tokens.size());
     recurrent_.load(slot_, checkpoint.recurrent);
-    if (!kv_.holds_before(slot_, position)) {
+    if (!kv_.has_window_before(slot_, position)) {
         kv_.load_windows(slot_, position, checkpoint.windows);
     }
     forget_from(position);
@@ -395,10 +398,11 @@ void Sequence::truncate(int64_t position) {
               (long long)position);
     verify_finite();
     const int64_t from = max_clean_position(position);
-    DFL_CHECK(from == 0 || kv_.holds_before(slot_, from), DFL_STATUS_UNSUPPORTED,
+    DFL_CHECK(from == 0 || kv_.has_window_before(slot_, from), DFL_STATUS_UNSUPPORTED,
               "a model with windows goes back from %lld tokens to %lld at the earliest, or to a "
               "checkpoint, not to position %lld",
-              (long long)this->position(), (long long)kv_.earliest(slot_), (long long)position);
+              (long long)this->position(), (long long)kv_.earliest_rewind(slot_),
+              (long long)position);
     const std::vector<int32_t> again(tokens_.begin() + from, tokens_.begin() + position);
     forget_from(from);
     if (!again.empty()) {

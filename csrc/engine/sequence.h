@@ -91,7 +91,7 @@ class Sequence {
     // What follows is for the engine.
 
     int32_t slot() const { return slot_; }
-    void check_no_open_verify() const;
+    void check_no_pending_verify() const;
     // Whether n tokens can stand after its own.
     void check_tokens(const int32_t * tokens, int64_t n) const;
     void forget_rows() { last_ = nullptr; }
@@ -100,12 +100,12 @@ class Sequence {
     void verified(PassEntry entry, LiveGraph & live);
     // A pass with its rows has failed. may_have_moved: recurrent states.
     void failed(const PassEntry & entry, bool may_have_moved);
-    const PassEntry & open() const { return open_; }
+    const PassEntry & pending_verify() const { return pending_verify_; }
     // Takes the nodes of a path of the open verify into the timeline; recurrent layers have.
     void accept(const int32_t * nodes, int64_t n);
     // A row that is about to be read, or was. Throws DFL_STATUS_COMPUTE, and starts anew, if it is
     // not finite.
-    void note_row(int64_t row, bool is_finite);
+    void record_row(int64_t row, bool is_finite);
 
   private:
     void check_row(int64_t row) const;
@@ -124,7 +124,7 @@ class Sequence {
     // in a pass that no finite row was read after, one that is not finite may have spoiled all.
     int64_t max_clean_position(int64_t position) const;
     // Drops the rows that layers with a window no longer need.
-    void move_on();
+    void slide_window();
     void forget_from(int64_t position);
     struct BlockSource;
     std::vector<BlockSource> block_sources(size_t cache) const;
@@ -148,7 +148,7 @@ class Sequence {
     LiveGraph * last_ = nullptr;    // graph whose logits are readable
     int64_t first_out_ = 0;         // its first readable row
     int64_t n_out_rows_ = 0;
-    PassEntry open_; // rows of a verify that waits for its commit
+    PassEntry pending_verify_; // rows of a verify that waits for its commit
 };
 
 } // namespace dfl

@@ -69,12 +69,12 @@ class GraphSizes {
 
 // The most of the last requests: where sequences come and go, what passes attend rises and falls
 // all the time, and each size is a graph.
-class RecentMost {
+class RecentMax {
   public:
     int64_t operator()(int64_t n) {
-        if (++n_asked_ > REMEMBERED) {
+        if (++n_calls_ > REMEMBERED) {
             before_ = now_;
-            now_ = n_asked_ = 0;
+            now_ = n_calls_ = 0;
         }
         now_ = std::max(now_, n);
         return std::max(now_, before_);
@@ -82,7 +82,7 @@ class RecentMost {
 
   private:
     static constexpr int64_t REMEMBERED = 512; // passes, and as many before these
-    int64_t now_ = 0, before_ = 0, n_asked_ = 0;
+    int64_t now_ = 0, before_ = 0, n_calls_ = 0;
 };
 
 } // namespace dfl

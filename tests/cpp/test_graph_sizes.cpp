@@ -85,7 +85,7 @@ int main() {
     CHECK(GraphSizes(gpu, 12).append_rows(9, {}) == 12);
     CHECK(close.append_rows(9, {}) == 9);
     CHECK(n_sizes(N_CELLS, 8192.0, [&](int64_t n) { return few.shared_cells(n); }) <= 8);
-    RecentMost most;
+    RecentMax most;
     CHECK(most(5) == 5);
     CHECK(most(3) == 5);
     int64_t n_kept = 0;
