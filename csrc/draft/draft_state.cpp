@@ -280,7 +280,7 @@ void DraftState::flush(GraphPool & graphs) {
     }
     BatchShape shape;
     shape.kind = GraphKind::INJECT;
-    shape.n_inject = sizes_.injected(pending_.size());
+    shape.n_inject = sizes_.inject_rows(pending_.size());
     LiveGraph & live = graphs.get(shape, [&](LiveGraph & fresh) {
         make_injection_inputs(fresh);
         Build b = make_build(fresh);
@@ -315,7 +315,7 @@ void DraftState::reserve(GraphPool & graphs) {
     largest.n_rows = sizes_.draft_rows(max_rows());
     largest.n_kv = {kv_.cells().n_cells()};
     largest.n_out = largest.n_rows - 1;
-    largest.n_inject = sizes_.injected(ring_);
+    largest.n_inject = sizes_.inject_rows(ring_);
     largest.log_sum_exp = true;
     const int64_t n_choices = drafter_->head(target_).n_out();
     const int64_t n_top = std::min<int64_t>(n_choices, DFL_MAX_TOP);
@@ -329,7 +329,7 @@ int64_t DraftState::cells_read() {
     const CellTable & table = kv_.cells();
     const bool has_masks = !kv_.groups().front().masks().empty();
     const int64_t n = sizes_.cells(table.high(), table.n_cells(), has_masks);
-    const bool comes_and_goes = has_masks && sizes_.are_shared();
+    const bool comes_and_goes = has_masks && sizes_.serves_many();
     return comes_and_goes ? std::min(sizes_.shared_cells(recent_cells_(n)), table.n_cells()) : n;
 }
 
@@ -408,7 +408,7 @@ std::vector<Draft> DraftState::run_blocks(GraphPool & graphs,
         shape.n_out += block.n_draft;
     }
     shape.n_rows = sizes_.draft_rows(shape.n_rows);
-    if (sizes_.are_shared()) {
+    if (sizes_.serves_many()) {
         shape.n_out = shape.n_rows - 1;
     } else if (const int64_t n = sizes_.draft_rows(shape.n_out); n > shape.n_out) {
         shape.n_out = std::min(n, shape.n_rows - 1);
@@ -432,7 +432,7 @@ std::vector<Draft> DraftState::run_blocks(GraphPool & graphs,
         // The cell that padding writes to is read too: CUDA's flash attention is at its best over
         // multiples of 256 cells.
         shape.n_kv = {cells_read()};
-        shape.n_inject = sizes_.injected(features.size());
+        shape.n_inject = sizes_.inject_rows(features.size());
         const int64_t n_choices = drafter_->head(target_).n_out();
         shape.n_top = can_select_on_device(backend_, n_choices, k) ? k : 0;
         shape.top_by_blocks = selects_by_blocks(backend_);

@@ -37,9 +37,10 @@ static size_t max_nodes(const Model & model, const Drafter * drafter, int64_t n_
                         bool is_fused) {
     const Hparams & hp = model.hparams();
     size_t n = 512 + hp.n_layer() * (96 + 4 * hp.experts.n_used);
-    n += hp.n_recurrent() * std::max(path_nodes(Engine::MAX_VERIFY, Engine::MAX_VERIFY),
-                                     is_fused ? 0 : 2 * path_nodes(n_ubatch, PATH_CHUNK));
-    n += n_ubatch > 0 ? hp.n_recurrent() * most_lanes(n_ubatch) * LANE_NODES : 0;
+    n += hp.n_recurrent() * std::max(tree_form_nodes(Engine::MAX_VERIFY, Engine::MAX_VERIFY),
+                                     is_fused ? 0 : 2 * tree_form_nodes(n_ubatch, TREE_FORM_CHUNK));
+    n += n_ubatch > 0 ? hp.n_recurrent() * max_recurrent_batches(n_ubatch) * RECURRENT_BATCH_NODES
+                      : 0;
     if (drafter != nullptr) {
         n += drafter->hparams().n_layer() * 128;
     }
@@ -70,13 +71,13 @@ Engine::Engine(std::shared_ptr<const Model> model, const EngineParams & params)
           {pad(params_.n_ctx, 256), std::max<int64_t>(params_.n_ubatch, params_.n_parallel),
            params_.n_parallel, max_uncommitted(params_)}),
       recurrent_(model_->hparams(), layer_place(), params_.n_parallel),
-      walks_(is_recurrent_ && params_.delta_form == DeltaForm::OWN &&
-             devices_.main().runs_cpu_nodes() && walks_delta_net(model_->hparams().recurrent)),
-      fused_(walks_ || (is_recurrent_ && params_.delta_form != DeltaForm::STOCK &&
+      scans_(is_recurrent_ && params_.delta_form == DeltaForm::OWN &&
+             devices_.main().runs_cpu_nodes() && can_scan_delta_net(model_->hparams().recurrent)),
+      fused_(scans_ || (is_recurrent_ && params_.delta_form != DeltaForm::STOCK &&
                         has_fused_delta_rule(recurrent_, model_->hparams().recurrent))),
       sizes_(devices_, params_.n_parallel),
       graphs_(devices_, max_nodes(*model_, params_.drafter.get(),
-                                  is_recurrent_ && !walks_ ? params_.n_ubatch : 0, fused_)),
+                                  is_recurrent_ && !scans_ ? params_.n_ubatch : 0, fused_)),
       sequences_(params_.n_parallel, nullptr), n_kv_(kv_.groups().size(), 0),
       recent_cells_(kv_.groups().size()) {
     if (params_.drafter) {
@@ -89,7 +90,7 @@ Engine::Engine(std::shared_ptr<const Model> model, const EngineParams & params)
         verify_rows_ = sizes_.verify_rows(
             std::min(max_block + more_rows * (params_.n_parallel - 1), MAX_VERIFY),
             model_->weights());
-        recurrent_.reserve_trace(verify_rows_, !walks_);
+        recurrent_.reserve_updates(verify_rows_, !scans_);
         kv_.reserve_masks(max_masked_rows(verify_rows_));
         draft_ = std::make_unique<DraftState>(
             params_.drafter, *model_, devices_,
@@ -127,10 +128,10 @@ int64_t Engine::max_masked_rows(int64_t n_verify) const {
     if (params_.n_parallel == 1) { // it appends or verifies
         return sizes_.verify_rows(n_verify, model_->weights());
     }
-    if (!sizes_.are_few()) {
+    if (!sizes_.uses_few_sizes()) {
         return sizes_.verify_rows(max_appended() + n_verify, model_->weights());
     }
-    return max_appended() + sizes_.beside_rows(n_verify);
+    return max_appended() + sizes_.mixed_verify_rows(n_verify);
 }
 
 int64_t Engine::max_rows() const {
@@ -153,14 +154,14 @@ void Engine::reserve_graphs() {
     largest.n_kv = max_cells();
     largest.n_out = 1;
     largest.n_inject = draft_ && params_.n_ubatch > 1 ? params_.n_ubatch : 0;
-    largest.walks = walks_;
+    largest.scans = scans_;
     largest.taps = largest.n_inject > 0;
-    const bool has_lanes = is_recurrent_ && !walks_;
-    const auto as_they_lie = [&](int64_t n_rows) {
-        return RecurrentLanes{n_rows, 1, false, !fused_, true, true};
+    const bool has_lanes = is_recurrent_ && !scans_;
+    const auto identity_layout = [&](int64_t n_rows) {
+        return RecurrentBatchShape{n_rows, 1, false, !fused_, true, true};
     };
     if (has_lanes) {
-        largest.recurrent = {as_they_lie(largest.n_rows)};
+        largest.recurrent = {identity_layout(largest.n_rows)};
     }
     select_top(largest, can_select_top(MAX_TOP) ? MAX_TOP : 0);
     graphs_.get(largest, [&](LiveGraph & live) { build_forward(live); });
@@ -185,20 +186,21 @@ void Engine::reserve_verify_graphs(int64_t n) {
     largest.kind = GraphKind::VERIFY;
     largest.n_rows = largest.n_out = sizes_.verify_rows(n, model_->weights());
     largest.n_kv = max_cells();
-    largest.walks = walks_;
+    largest.scans = scans_;
     largest.taps = draft_ != nullptr;
-    if (is_recurrent_ && !walks_) {
+    if (is_recurrent_ && !scans_) {
         const int64_t n_lanes = params_.n_parallel;
         const int64_t longest = sizes_.lane_rows(std::max<int64_t>(n - n_lanes + 1, 1));
         largest.recurrent = {n_lanes == 1
-                                 ? RecurrentLanes{largest.n_rows, 1, true, true, true, true}
-                                 : RecurrentLanes{longest, n_lanes, true, true, true, false}};
+                                 ? RecurrentBatchShape{largest.n_rows, 1, true, true, true, true}
+                                 : RecurrentBatchShape{longest, n_lanes, true, true, true, false}};
     }
     select_top(largest, can_select_top(MAX_TOP) ? MAX_TOP : 0);
     graphs_.get(largest, [&](LiveGraph & live) { build_forward(live); });
     if (params_.n_parallel > 1) { // and prompts beside
         largest.n_rows = max_masked_rows(n);
-        largest.n_out = std::min(largest.n_rows - 1, sizes_.beside_rows(n + params_.n_parallel));
+        largest.n_out =
+            std::min(largest.n_rows - 1, sizes_.mixed_verify_rows(n + params_.n_parallel));
         largest.n_inject = draft_ ? max_appended() : 0;
         if (!largest.recurrent.empty()) {
             const int64_t n_lanes = params_.n_parallel, rows = 2 * largest.n_rows / n_lanes;
@@ -207,10 +209,10 @@ void Engine::reserve_verify_graphs(int64_t n) {
         }
         graphs_.get(largest, [&](LiveGraph & live) { build_forward(live); });
     }
-    if (walks_) {
-        walked_promote_graph();
+    if (scans_) {
+        scan_promote_graph();
     } else if (is_recurrent_) {
-        promote_graph(sizes_.path(std::min(n, MOST_STEPS)), params_.n_parallel, true);
+        promote_graph(sizes_.promote_steps(std::min(n, MAX_STEPS)), params_.n_parallel, true);
     }
 }
 
@@ -232,7 +234,7 @@ void Engine::reserve_verify(int64_t n) {
     }
     graphs_.clear(); // they use what is replaced here
     const int64_t n_rows = sizes_.verify_rows(n, model_->weights());
-    recurrent_.reserve_trace(n_rows, !walks_);
+    recurrent_.reserve_updates(n_rows, !scans_);
     kv_.reserve_masks(max_masked_rows(n));
     reserve_verify_graphs(n);
     if (draft_) {
@@ -263,7 +265,7 @@ void Engine::select_top(BatchShape & shape, int64_t k) const {
 
 void Engine::build_forward(LiveGraph & live) {
     live.in = make_inputs(live.ctx.get(), model_->hparams(), kv_, live.shape);
-    make_lane_inputs(live, model_->hparams().recurrent);
+    make_recurrent_inputs(live, model_->hparams().recurrent);
     Build b = {live.ctx.get(),    live.graph,        live.cpu_nodes,
                model_->hparams(), model_->weights(), kv_,
                recurrent_,        live.shape,        live.in};
@@ -291,7 +293,7 @@ std::vector<MemoryUse> Engine::memory() const {
     };
     add("kv", kv_.bytes(), kv_.bytes_on(cpu));
     add("recurrent", recurrent_.bytes(), recurrent_.bytes_on(cpu));
-    add("trace", recurrent_.trace_bytes(), recurrent_.trace_bytes_on(cpu));
+    add("trace", recurrent_.update_bytes(), recurrent_.update_bytes_on(cpu));
     const uint64_t draft_masks = draft_ ? draft_->mask_bytes() : 0;
     add("mask", kv_.mask_bytes() + draft_masks, kv_.mask_bytes_on(cpu));
     add("draft", draft_ ? draft_->bytes() : 0, 0);

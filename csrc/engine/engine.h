@@ -214,14 +214,14 @@ class Engine {
     int64_t n_padded(const Pass & pass) const;
     int64_t max_appended() const;
     // Rows of the lanes that pieces of prompts share, for which memory is reserved.
-    int64_t most_lane_rows() const { return 2 * max_appended(); }
-    std::vector<int64_t> pieces_of(const Pass & pass) const;
-    int64_t n_beside(const std::vector<int64_t> & pieces) const;
+    int64_t max_chunk_lane_rows() const { return 2 * max_appended(); }
+    std::vector<int64_t> chunks_of(const Pass & pass) const;
+    int64_t n_chunk_rows(const std::vector<int64_t> & chunks) const;
     void take_cells(Pass & pass);
     void take_feature_rows(Pass & pass);
-    void take_trace(Pass & pass) const;
+    void take_update_rows(Pass & pass) const;
     void release(Pass & pass);
-    void lay_out(Pass & pass);
+    void plan_recurrent_rows(Pass & pass);
     void update_attended_cells();
     BatchShape shape_of(const Pass & pass) const;
     LiveGraph & compute(Pass & pass);
@@ -231,9 +231,9 @@ class Engine {
     void promote_paths(const std::vector<Path> & paths);
     // Most accepted nodes that recurrent states move along in one graph: they are gathered from the
     // trace first, at 3.5 MiB a node of a 27B.
-    static constexpr int64_t MOST_STEPS = 16;
+    static constexpr int64_t MAX_STEPS = 16;
     // The graph of our own code that moves recurrent states.
-    LiveGraph & walked_promote_graph();
+    LiveGraph & scan_promote_graph();
     // ggml's, of so many lanes, along so many accepted nodes each.
     LiveGraph & promote_graph(int64_t n_steps, int64_t n_lanes, bool in_place);
     // Along the nodes [first, first + MOST_STEPS) of accepted paths, those before them being done.
@@ -248,7 +248,7 @@ class Engine {
     bool is_recurrent_;
     KvCache kv_;
     RecurrentCache recurrent_;
-    bool walks_; // our own code runs recurrent layers
+    bool scans_; // our own code runs recurrent layers
     bool fused_; // a chain of them is one operation
     GraphSizes sizes_;
     GraphPool graphs_;

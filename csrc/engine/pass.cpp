@@ -137,14 +137,14 @@ Pass Engine::plan(const std::vector<BatchEntry> & entries, const std::vector<int
 // Rows of the graph. Padding of a pass that appends writes what the row that it copies writes,
 // where that one writes it; of a pass that verifies to a cell of its own.
 int64_t Engine::n_padded(const Pass & pass) const {
-    const std::vector<int64_t> pieces = pieces_of(pass);
+    const std::vector<int64_t> chunks = chunks_of(pass);
     if (!pass.entries.back().is_verify) {
         if (std::any_of(pass.entries.begin(), pass.entries.end(),
                         [](const PassEntry & entry) { return entry.reads_all_logits; })) {
             return pass.n_real; // a row of logits is large
         }
-        const int64_t n_single = static_cast<int64_t>(pass.entries.size() - pieces.size());
-        return std::min(max_appended(), sizes_.append_rows(n_single, pieces));
+        const int64_t n_single = static_cast<int64_t>(pass.entries.size() - chunks.size());
+        return std::min(max_appended(), sizes_.append_rows(n_single, chunks));
     }
     int64_t n_needed = 0;
     for (const PassEntry & entry : pass.entries) {
@@ -154,15 +154,15 @@ int64_t Engine::n_padded(const Pass & pass) const {
     if (n_needed > kv_.cells().n_unclaimed()) {
         return pass.n_real;
     }
-    if (!sizes_.are_few()) {
+    if (!sizes_.uses_few_sizes()) {
         return std::max(pass.n_real, sizes_.verify_rows(pass.n_real, model_->weights()));
     }
-    if (pieces.empty()) {
+    if (chunks.empty()) {
         return sizes_.verify_rows(pass.n_real, model_->weights());
     }
     // Each for itself, as what is verified is of the same size most of the time.
-    const int64_t n = std::accumulate(pieces.begin(), pieces.end(), int64_t(0));
-    return n_beside(pieces) + sizes_.beside_rows(pass.n_real - n);
+    const int64_t n = std::accumulate(chunks.begin(), chunks.end(), int64_t(0));
+    return n_chunk_rows(chunks) + sizes_.mixed_verify_rows(pass.n_real - n);
 }
 
 int64_t Engine::max_appended() const {
@@ -170,20 +170,20 @@ int64_t Engine::max_appended() const {
 }
 
 // Beside verifies one row that is appended is one, too: the last of a prompt.
-std::vector<int64_t> Engine::pieces_of(const Pass & pass) const {
-    const int64_t least = pass.entries.back().is_verify && sizes_.are_few() ? 1 : 2;
-    std::vector<int64_t> pieces;
+std::vector<int64_t> Engine::chunks_of(const Pass & pass) const {
+    const int64_t least = pass.entries.back().is_verify && sizes_.uses_few_sizes() ? 1 : 2;
+    std::vector<int64_t> chunks;
     for (const PassEntry & entry : pass.entries) {
         if (!entry.is_verify && entry.n >= least) {
-            pieces.push_back(entry.n);
+            chunks.push_back(entry.n);
         }
     }
-    return pieces;
+    return chunks;
 }
 
 // Rows of a verify's graph that are there for pieces of prompts beside it.
-int64_t Engine::n_beside(const std::vector<int64_t> & pieces) const {
-    return std::min(max_appended(), sizes_.piece_rows(pieces));
+int64_t Engine::n_chunk_rows(const std::vector<int64_t> & chunks) const {
+    return std::min(max_appended(), sizes_.chunk_rows(chunks));
 }
 
 void Engine::take_cells(Pass & pass) {
@@ -246,15 +246,15 @@ static int64_t first_gap(std::vector<std::pair<int64_t, int64_t>> taken, int64_t
     return at;
 }
 
-void Engine::take_trace(Pass & pass) const {
+void Engine::take_update_rows(Pass & pass) const {
     if (!is_recurrent_) {
         return;
     }
     const int64_t before = model_->hparams().recurrent.d_conv - 1;
     std::vector<std::pair<int64_t, int64_t>> taken, taken_conv;
     const auto take = [&](const PassEntry & entry, int64_t n) {
-        taken.push_back({entry.trace.first, n});
-        taken_conv.push_back({entry.trace.first_conv, n + before});
+        taken.push_back({entry.updates.first, n});
+        taken_conv.push_back({entry.updates.first_conv, n + before});
     };
     for (const Sequence * sequence : sequences_) {
         if (sequence != nullptr && sequence->pending_verify().n > 0) {
@@ -264,8 +264,8 @@ void Engine::take_trace(Pass & pass) const {
     const RecurrentPart & part = *recurrent_.parts().front();
     for (PassEntry & entry : pass.entries) {
         if (entry.is_verify) {
-            entry.trace = {first_gap(taken, entry.n, part.n_trace),
-                           first_gap(taken_conv, entry.n + before, part.n_conv_trace)};
+            entry.updates = {first_gap(taken, entry.n, part.n_update_rows),
+                             first_gap(taken_conv, entry.n + before, part.n_conv_update_rows)};
             take(entry, entry.n);
         }
     }
@@ -289,7 +289,7 @@ void Engine::update_attended_cells() {
         const KvGroup & group = kv_.groups()[i];
         const bool has_masks = !group.masks().empty();
         const int64_t n = sizes_.cells(group.cells().high(), group.cells().size(), has_masks);
-        const bool comes_and_goes = has_masks && sizes_.are_shared();
+        const bool comes_and_goes = has_masks && sizes_.serves_many();
         n_kv_[i] = !group.has_layers() ? 0
                    : comes_and_goes
                        ? std::min(sizes_.shared_cells(recent_cells_[i](n)), group.cells().size())
@@ -297,32 +297,33 @@ void Engine::update_attended_cells() {
     }
 }
 
-void Engine::lay_out(Pass & pass) {
+void Engine::plan_recurrent_rows(Pass & pass) {
     if (!is_recurrent_) {
         return;
     }
     bool has_tree = false;
     for (const PassEntry & entry : pass.entries) {
-        WalkedRows rows = {
-            entry.sequence->slot(), entry.first, entry.n, entry.is_verify, entry.trace, {}, {}};
+        RecurrentRows rows = {entry.sequence->slot(), entry.first, entry.n, entry.is_verify,
+                              entry.updates,          {},          {}};
         if (entry.is_verify && !entry.tree.is_chain()) {
             has_tree = true;
             for (int64_t i = 0; i < entry.n; ++i) {
                 rows.parents.push_back(entry.tree.parent(i));
             }
-            if (walks_) {
+            if (scans_) {
                 rows.taps = convolution_taps(rows.parents, model_->hparams().recurrent.d_conv);
             }
         }
-        pass.walked.push_back(std::move(rows));
+        pass.recurrent_rows.push_back(std::move(rows));
     }
-    if (!walks_) {
+    if (!scans_) {
         // Where both come, chains are verified as trees are, else each is a graph.
-        const bool by_paths = recent_trees_(has_tree) > 0 && sizes_.are_shared();
+        const bool tree_form = recent_trees_(has_tree) > 0 && sizes_.serves_many();
         // Lanes run side by side, so that padding costs little of a short pass.
-        const int64_t most = std::min(4 * pass.n_rows(), most_lane_rows());
-        pass.lanes = lanes_of(pass.walked, sizes_,
-                              {pass.n_rows(), most, params_.n_parallel, fused_, by_paths});
+        const int64_t most = std::min(4 * pass.n_rows(), max_chunk_lane_rows());
+        pass.recurrent_batches =
+            make_recurrent_batches(pass.recurrent_rows, sizes_,
+                                   {pass.n_rows(), most, params_.n_parallel, fused_, tree_form});
     }
 }
 
@@ -332,28 +333,28 @@ BatchShape Engine::shape_of(const Pass & pass) const {
     shape.kind = has_verifies ? GraphKind::VERIFY : GraphKind::APPEND;
     shape.n_rows = pass.n_rows();
     shape.n_kv = n_kv_;
-    shape.walks = walks_;
+    shape.scans = scans_;
     bool reads_all_logits = false;
     for (const PassEntry & entry : pass.entries) {
         shape.taps = shape.taps || !entry.feature_rows.empty();
         shape.n_inject += entry.injects ? entry.n : 0;
         reads_all_logits = reads_all_logits || entry.reads_all_logits;
     }
-    const std::vector<int64_t> pieces = pieces_of(pass);
-    if (draft_ && sizes_.are_few() && (shape.n_inject > 0 || has_verifies)) {
-        shape.n_inject = n_beside(pieces);
+    const std::vector<int64_t> chunks = chunks_of(pass);
+    if (draft_ && sizes_.uses_few_sizes() && (shape.n_inject > 0 || has_verifies)) {
+        shape.n_inject = n_chunk_rows(chunks);
     }
     // Rows that are padding have logits, too, where all have: then none need be picked.
     shape.n_out = pass.n_out();
-    if (has_verifies && sizes_.are_few() && !pieces.empty()) {
-        const int64_t n = std::min(sizes_.beside_rows(shape.n_out), shape.n_rows - 1);
+    if (has_verifies && sizes_.uses_few_sizes() && !chunks.empty()) {
+        const int64_t n = std::min(sizes_.mixed_verify_rows(shape.n_out), shape.n_rows - 1);
         shape.n_out = std::max(n, shape.n_out);
     } else if (shape.n_out == pass.n_real) {
         shape.n_out = pass.n_rows();
     } else if (!reads_all_logits && !has_verifies) {
         shape.n_out = std::min(sizes_.out_rows(shape.n_out), shape.n_rows - 1);
     }
-    for (const Lanes & lanes : pass.lanes) {
+    for (const RecurrentBatch & lanes : pass.recurrent_batches) {
         shape.recurrent.push_back(lanes.shape);
     }
     select_top(shape, shape.n_out > 0 && !reads_all_logits ? n_top_ : 0);
@@ -406,9 +407,10 @@ void Engine::set_inputs(LiveGraph & live, const Pass & pass) {
             }
         });
     }
-    recurrent_.walked = pass.walked;
-    if (is_recurrent_ && !walks_) {
-        write_lane_inputs(live, recurrent_, model_->hparams().recurrent, pass.lanes, pass.walked);
+    recurrent_.pass_rows = pass.recurrent_rows;
+    if (is_recurrent_ && !scans_) {
+        write_recurrent_inputs(live, recurrent_, model_->hparams().recurrent,
+                               pass.recurrent_batches, pass.recurrent_rows);
     }
     if (live.shape.n_inject > 0) {
         std::vector<InjectedRows> injected;
@@ -426,8 +428,8 @@ LiveGraph & Engine::compute(Pass & pass) {
     try {
         take_feature_rows(pass);
         take_cells(pass);
-        take_trace(pass);
-        lay_out(pass);
+        take_update_rows(pass);
+        plan_recurrent_rows(pass);
         update_attended_cells();
         const BatchShape shape = shape_of(pass);
         LiveGraph & live = graphs_.get(shape, [&](LiveGraph & fresh) { build_forward(fresh); });

@@ -39,7 +39,7 @@ struct PassEntry {
     bool injects = false;              // into the drafter's K/V, of an append
     int64_t first_out = 0, n_out = 0;  // rows whose logits can be read, among those of the pass
     bool reads_all_logits = false;     // all of them at once
-    TraceRows trace;                   // of a verify
+    UpdateRows updates;                // of a verify
     std::vector<bool> finite;          // of a verify: whether a row's logits are
 };
 
@@ -49,8 +49,8 @@ struct Pass {
     std::vector<int32_t> tokens, positions;
     std::vector<std::vector<int64_t>> cells; // of each group of layers
     // Of recurrent layers: the rows of each item, and, where ggml computes them, their lanes.
-    std::vector<WalkedRows> walked;
-    std::vector<Lanes> lanes;
+    std::vector<RecurrentRows> recurrent_rows;
+    std::vector<RecurrentBatch> recurrent_batches;
     int64_t n_real = 0;
     bool has_started = false; // computing: recurrent states may have moved
 

@@ -152,16 +152,16 @@ void Engine::promote_paths(const std::vector<Path> & paths) {
         const std::vector<int32_t> nodes = nodes_of(path);
         AcceptedPath accepted = {path.sequence->slot(), nodes, last_inputs(pending, nodes, path.n)};
         for (int32_t & node : accepted.nodes) {
-            node += static_cast<int32_t>(pending.trace.first);
+            node += static_cast<int32_t>(pending.updates.first);
         }
         n_most = std::max(n_most, path.n);
         recurrent_.accepted.push_back(std::move(accepted));
     }
-    if (walks_) {
-        graphs_.compute(walked_promote_graph());
+    if (scans_) {
+        graphs_.compute(scan_promote_graph());
         return;
     }
-    for (int64_t first = 0; first < n_most; first += MOST_STEPS) {
+    for (int64_t first = 0; first < n_most; first += MAX_STEPS) {
         promote_steps(recurrent_.accepted, first);
     }
 }
@@ -173,21 +173,21 @@ std::vector<int32_t> Engine::last_inputs(const PassEntry & pending,
     for (int64_t at = n; at < n + before; ++at) {
         // Of the inputs committed before the verify, then the path's, the last.
         const int64_t row = at < before ? at : before + path[at - before];
-        rows.push_back(static_cast<int32_t>(pending.trace.first_conv + row));
+        rows.push_back(static_cast<int32_t>(pending.updates.first_conv + row));
     }
     return rows;
 }
 
-LiveGraph & Engine::walked_promote_graph() {
+LiveGraph & Engine::scan_promote_graph() {
     BatchShape shape;
     shape.kind = GraphKind::PROMOTE;
-    shape.walks = true;
+    shape.scans = true;
     return graphs_.get(shape, [&](LiveGraph & fresh) {
         Build b = {fresh.ctx.get(),   fresh.graph, fresh.cpu_nodes, model_->hparams(),
                    model_->weights(), kv_,         recurrent_,      shape,
                    fresh.in};
         for (const auto & part : recurrent_.parts()) {
-            walked_promote(b, *part);
+            scan_promote(b, *part);
         }
     });
 }
@@ -206,7 +206,7 @@ LiveGraph & Engine::promote_graph(int64_t n_steps, int64_t n_lanes, bool in_plac
         in.path = make_input(ctx, GGML_TYPE_I32, n_steps * n_lanes, n_layers, "path");
         in.conv_rows = make_input(ctx, GGML_TYPE_I32, before * n_lanes, n_layers, "conv_rows");
         in.to_slots = is_alone ? nullptr : make_input(ctx, GGML_TYPE_I64, n_lanes, 1, "to_slots");
-        make_lane_inputs(fresh, model_->hparams().recurrent);
+        make_recurrent_inputs(fresh, model_->hparams().recurrent);
         Build b = {ctx, fresh.graph, fresh.cpu_nodes, model_->hparams(), model_->weights(),
                    kv_, recurrent_,  shape,           fresh.in};
         for (const auto & part : recurrent_.parts()) {
@@ -219,7 +219,7 @@ void Engine::promote_steps(const std::vector<AcceptedPath> & paths, int64_t firs
     std::vector<const AcceptedPath *> active;
     int64_t n_most = 0, end = 0;
     for (const AcceptedPath & path : paths) {
-        const int64_t n = std::min(static_cast<int64_t>(path.nodes.size()) - first, MOST_STEPS);
+        const int64_t n = std::min(static_cast<int64_t>(path.nodes.size()) - first, MAX_STEPS);
         if (n > 0) {
             active.push_back(&path);
             n_most = std::max(n_most, n);
@@ -228,9 +228,9 @@ void Engine::promote_steps(const std::vector<AcceptedPath> & paths, int64_t firs
     }
     const auto n = static_cast<int64_t>(active.size());
     end = sizes_.lanes(end);
-    const bool in_place = 3 * n >= end; // as lanes_of() has it
+    const bool in_place = 3 * n >= end; // as make_recurrent_batches() has it
     const int64_t n_lanes = in_place ? end : sizes_.lanes(n);
-    LiveGraph & live = promote_graph(sizes_.path(n_most), n_lanes, in_place);
+    LiveGraph & live = promote_graph(sizes_.promote_steps(n_most), n_lanes, in_place);
     // NULL: a slot whose state stays as it is.
     std::vector<const AcceptedPath *> lanes(n_lanes, in_place ? nullptr : active.front());
     for (int64_t i = 0; i < n; ++i) {
@@ -265,9 +265,9 @@ void Engine::promote_steps(const std::vector<AcceptedPath> & paths, int64_t firs
         }
     };
     write_slots(live.promote.to_slots, static_cast<int64_t *>(nullptr));
-    write_slots(live.in.lanes[0].slots, static_cast<int32_t *>(nullptr));
-    write_slots(live.in.lanes[0].to_slots, static_cast<int64_t *>(nullptr));
-    write_path_inputs(live, model_->hparams().recurrent, {}, {});
+    write_slots(live.in.recurrent[0].slots, static_cast<int32_t *>(nullptr));
+    write_slots(live.in.recurrent[0].to_slots, static_cast<int64_t *>(nullptr));
+    write_tree_inputs(live, model_->hparams().recurrent, {}, {});
     graphs_.compute(live);
 }
 

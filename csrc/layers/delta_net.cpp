@@ -9,8 +9,12 @@
 
 namespace dfl {
 
-static const RecurrentLanes & lanes(const Build & b) { return b.shape.recurrent[b.of]; }
-static const LaneInputs & lane_inputs(const Build & b) { return b.in.lanes[b.of]; }
+static const RecurrentBatchShape & lanes(const Build & b) {
+    return b.shape.recurrent[b.batch_index];
+}
+static const RecurrentInputs & lane_inputs(const Build & b) {
+    return b.in.recurrent[b.batch_index];
+}
 
 static void copy(Build & b, ggml_tensor * from, ggml_tensor * to) {
     ggml_build_forward_expand(b.graph, ggml_cpy(b.ctx, from, to));
@@ -73,13 +77,13 @@ struct ConvolutionInputs {
 // Depthwise convolution and silu -> [channels, rows, n_lanes]. Advances the cache, or when
 // verifying leaves it alone and traces its inputs.
 static ggml_tensor * convolve(Build & b, int il, const ConvolutionInputs & in) {
-    const RecurrentLanes & of = lanes(b);
+    const RecurrentBatchShape & of = lanes(b);
     const RecurrentPart & part = b.recurrent.part_of(il);
     const int64_t index = b.recurrent.index(il);
     const int64_t channels = in.u->ne[0], before = b.hp.recurrent.d_conv - 1;
     ggml_tensor * kernel = b.weights.layers[il].delta.conv;
     ggml_tensor * inputs = nullptr; // [channels, before + n_rows, n_lanes]
-    if (of.as_they_lie) {
+    if (of.identity_layout) {
         ggml_tensor * past =
             ggml_reshape_3d(b.ctx, of_lanes(b, part.conv, index), channels, before, of.n_lanes);
         ggml_tensor * u = ggml_reshape_3d(b.ctx, in.u, channels, of.n_rows, of.n_lanes);
@@ -91,11 +95,11 @@ static ggml_tensor * convolve(Build & b, int il, const ConvolutionInputs & in) {
     if (of.is_verify) {
         ggml_tensor * rows =
             ggml_reshape_2d(b.ctx, inputs, channels, (before + of.n_rows) * of.n_lanes);
-        write_traced(b, part.conv_trace, index, 0, rows, lane_inputs(b).conv_trace);
-        if (of.by_paths) {
+        write_traced(b, part.conv_updates, index, 0, rows, lane_inputs(b).conv_update_rows);
+        if (of.tree_form) {
             return ggml_silu(b.ctx, convolve_tree(b, inputs, kernel));
         }
-    } else if (of.as_they_lie) {
+    } else if (of.identity_layout) {
         ggml_tensor * last = ggml_view_3d(b.ctx, inputs, channels, before, of.n_lanes,
                                           inputs->nb[1], inputs->nb[2], of.n_rows * inputs->nb[1]);
         bring_back(b, last, part.conv, index);
@@ -129,8 +133,8 @@ static void write_trace(Build & b, int il, const RuleRows & in) {
     const int64_t d = shape.d_state, n_k = shape.n_k_heads, n_v = shape.n_v_heads;
     const int64_t key_values = d * (n_k + n_v);
     const auto write = [&](int64_t at, ggml_tensor * values) {
-        write_traced(b, b.recurrent.part_of(il).trace, b.recurrent.index(il), at, values,
-                     lane_inputs(b).trace);
+        write_traced(b, b.recurrent.part_of(il).node_updates, b.recurrent.index(il), at, values,
+                     lane_inputs(b).update_rows);
     };
     write(0, ggml_view_2d(b.ctx, in.heads, key_values, lanes(b).size(), in.heads->nb[1],
                           d * n_k * in.heads->nb[0]));
@@ -178,7 +182,7 @@ static ggml_tensor * path_rule(Build & b, int il, const RuleRows & in) {
     ggml_tensor * unit = unit_queries_keys(b, heads_of(b, in.heads, 0, 2 * n_k));
     ggml_tensor * v = heads_of(b, in.heads, 2 * n_k, n_v);
     ggml_tensor * out = nullptr;
-    const int64_t chunk = verifies ? rows : PATH_CHUNK;
+    const int64_t chunk = verifies ? rows : TREE_FORM_CHUNK;
     for (int64_t first = 0; first < rows; first += chunk) {
         const int64_t n = std::min(chunk, rows - first);
         auto gate = [&](ggml_tensor * x) { // [n_v, rows * lanes] -> [n, 1, n_v, lanes]
@@ -266,11 +270,11 @@ ggml_tensor * delta_net(Build & b, int il, const Rows & x, ggml_tensor * add) {
     const DeltaNetWeights & w = b.weights.layers[il].delta;
     const int64_t inner = shape.d_state * shape.n_v_heads;
 
-    if (b.shape.walks) {
+    if (b.shape.scans) {
         const std::vector<const Linear *> joint = {&w.qkv, &w.gate, &w.beta_alpha};
         const std::vector<const Linear *> apart = {&w.qkv, &w.gate, &w.beta, &w.alpha};
         const auto in = linears(b, w.beta_alpha ? joint : apart, x);
-        return linear(b, w.output, walked_delta_net(b, il, {in[0], in[1], in[2], in.back()}), add);
+        return linear(b, w.output, scan_delta_net(b, il, {in[0], in[1], in[2], in.back()}), add);
     }
     ggml_tensor * qkv = linear(b, w.qkv, x);
     ggml_tensor * z = linear(b, w.gate, x); // [inner, n_rows]
@@ -279,7 +283,7 @@ ggml_tensor * delta_net(Build & b, int il, const Rows & x, ggml_tensor * add) {
     ggml_tensor * g = ggml_softplus(b.ctx, ggml_add(b.ctx, made.alpha, w.dt_bias));
     g = tiled(b, ggml_mul(b.ctx, g, w.a));
     ConvolutionInputs inputs = {qkv, nullptr};
-    const bool picks = !b.shape.recurrent.front().as_they_lie;
+    const bool picks = !b.shape.recurrent.front().identity_layout;
     if (picks) {
         ggml_tensor * conv = b.recurrent.part_of(il).conv;
         const int64_t n_before = (shape.d_conv - 1) * conv->ne[1];
@@ -291,7 +295,8 @@ ggml_tensor * delta_net(Build & b, int il, const Rows & x, ggml_tensor * add) {
     }
     // States in place are written first: those of other lanes among them as they were.
     ggml_tensor * o = nullptr; // [d, n_v * rows of all lanes]
-    for (b.of = 0; b.of < static_cast<int64_t>(b.shape.recurrent.size()); ++b.of) {
+    for (b.batch_index = 0; b.batch_index < static_cast<int64_t>(b.shape.recurrent.size());
+         ++b.batch_index) {
         const auto rows_of = [&](ggml_tensor * values) {
             return picks ? ggml_get_rows(b.ctx, values, lane_inputs(b).rows) : values;
         };
@@ -300,14 +305,14 @@ ggml_tensor * delta_net(Build & b, int il, const Rows & x, ggml_tensor * add) {
         if (lanes(b).is_verify) {
             write_trace(b, il, rows);
         }
-        ggml_tensor * part = lanes(b).by_paths ? path_rule(b, il, rows) : fused_rule(b, il, rows);
+        ggml_tensor * part = lanes(b).tree_form ? path_rule(b, il, rows) : fused_rule(b, il, rows);
         o = o == nullptr ? part : ggml_concat(b.ctx, o, part, 1);
     }
     if (picks) {
         o = ggml_reshape_2d(b.ctx, o, inner, o->ne[1] / shape.n_v_heads);
         o = ggml_get_rows(b.ctx, o, b.in.lane_rows);
     }
-    b.of = 0;
+    b.batch_index = 0;
     o = as_in_file(b, ggml_reshape_2d(b.ctx, o, inner, b.shape.n_rows));
     o = rms_norm(b, ggml_reshape_2d(b.ctx, o, shape.d_state, shape.n_v_heads * b.shape.n_rows),
                  w.norm);

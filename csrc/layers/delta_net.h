@@ -17,8 +17,8 @@ void promote(Build & b, const RecurrentPart & part, const PromoteInputs & in);
 
 // At least the graph nodes, views included, of a layer's lanes by the fused operation (observed:
 // 40).
-constexpr size_t LANE_NODES = 64;
+constexpr size_t RECURRENT_BATCH_NODES = 64;
 // Rows of one chunk where an APPEND takes the form for trees.
-constexpr int64_t PATH_CHUNK = 64;
+constexpr int64_t TREE_FORM_CHUNK = 64;
 
 } // namespace dfl

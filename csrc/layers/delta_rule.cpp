@@ -5,26 +5,26 @@
 namespace dfl {
 
 // The masks of n nodes of some lanes, made once a graph.
-static PathMasks & masks_of(Build & b, int64_t n, int64_t n_lanes) {
-    const bool is_tree = !b.shape.recurrent.empty() && b.shape.recurrent[b.of].is_verify;
-    const auto fits = [&](const PathInputs & in) {
-        return in.n == n && (is_tree ? in.of == b.of : in.of < 0);
+static TreeMasks & masks_of(Build & b, int64_t n, int64_t n_lanes) {
+    const bool is_tree = !b.shape.recurrent.empty() && b.shape.recurrent[b.batch_index].is_verify;
+    const auto fits = [&](const TreeInputs & in) {
+        return in.n == n && (is_tree ? in.batch == b.batch_index : in.batch < 0);
     };
-    for (PathMasks & masks : b.path_masks) {
+    for (TreeMasks & masks : b.tree_masks) {
         if (fits(masks.in) && masks.n_lanes == n_lanes) {
             return masks;
         }
     }
-    for (const PathInputs & in : b.in.paths) {
+    for (const TreeInputs & in : b.in.trees) {
         if (fits(in)) {
             const int64_t heads = b.hp.recurrent.n_v_heads;
             auto each_head = [&](ggml_tensor * x) {
                 return ggml_repeat_4d(b.ctx, x, x->ne[0], x->ne[1], heads, n_lanes);
             };
-            b.path_masks.push_back({in, n_lanes, each_head(in.ancestors), each_head(in.bias), {}});
+            b.tree_masks.push_back({in, n_lanes, each_head(in.ancestors), each_head(in.bias), {}});
         }
     }
-    return b.path_masks.back();
+    return b.tree_masks.back();
 }
 
 // A part of x [n0, n1, n2, n3]: n of its first dimension, or of its second.
@@ -57,7 +57,7 @@ ggml_tensor * queries_keys(Build & b, ggml_tensor * unit, int64_t first, int64_t
 
 // exp(G_i - G_j) beta_j for the pairs of a path, else 0: [n (j), 2n (i), n_v, lanes]. The queries'
 // half has the diagonal, the keys' half is strict. growth: exp(G_i), [2n, 1, n_v, lanes].
-static ggml_tensor * decays(Build & b, const DeltaRuleInputs & in, const PathMasks & masks,
+static ggml_tensor * decays(Build & b, const DeltaRuleInputs & in, const TreeMasks & masks,
                             ggml_tensor ** growth) {
     ggml_context * c = b.ctx;
     const int64_t n = masks.in.n, n_v = in.g->ne[2], lanes = in.g->ne[3];
@@ -73,7 +73,7 @@ static ggml_tensor * decays(Build & b, const DeltaRuleInputs & in, const PathMas
 }
 
 // [n, n, n_v, lanes]
-static ggml_tensor * identity(Build & b, PathMasks & masks, int64_t n) {
+static ggml_tensor * identity(Build & b, TreeMasks & masks, int64_t n) {
     for (ggml_tensor * known : masks.identities) {
         if (known->ne[0] == n) {
             return known;
@@ -88,7 +88,7 @@ static ggml_tensor * identity(Build & b, PathMasks & masks, int64_t n) {
 // w of (I + a) w = r, with a strictly lower triangular: [n (j), n (i), n_v, lanes], r: [n, d, n_v,
 // lanes] -> same. Solving takes time by the cube of n, so larger systems go block by block: a
 // block's inverse, times what is left of r after the blocks above.
-static ggml_tensor * solve(Build & b, ggml_tensor * a, ggml_tensor * r, PathMasks & masks) {
+static ggml_tensor * solve(Build & b, ggml_tensor * a, ggml_tensor * r, TreeMasks & masks) {
     ggml_context * c = b.ctx;
     ggml_tensor * w = nullptr;
     for (int64_t first = 0; first < a->ne[0]; first += SOLVE_BLOCK) {
@@ -114,7 +114,7 @@ static ggml_tensor * solve(Build & b, ggml_tensor * a, ggml_tensor * r, PathMask
 DeltaRule delta_rule(Build & b, const DeltaRuleInputs & in) {
     ggml_context * c = b.ctx;
     const int64_t n = in.qk->ne[1] / 2, n_v = in.state->ne[2], lanes = in.state->ne[3];
-    PathMasks & masks = masks_of(b, n, lanes);
+    TreeMasks & masks = masks_of(b, n, lanes);
 
     ggml_tensor * growth = nullptr;
     ggml_tensor * decay = decays(b, in, masks, &growth);

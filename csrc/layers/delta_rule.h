@@ -30,7 +30,7 @@ constexpr int64_t SOLVE_BLOCK = 32;
 
 // At least the graph nodes, views included, of n rows of a layer in chunks (observed: 60 a chunk
 // and 10 a further block, and 25 of a layer).
-constexpr size_t path_nodes(int64_t n, int64_t chunk) {
+constexpr size_t tree_form_nodes(int64_t n, int64_t chunk) {
     return 64 + (n + chunk - 1) / chunk * (96 + 16 * (chunk / SOLVE_BLOCK));
 }
 

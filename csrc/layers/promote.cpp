@@ -13,7 +13,7 @@ namespace {
 struct States {
     int64_t n_lanes;
     ggml_tensor * values; // [state_size, n_lanes]
-    ggml_tensor * nodes;  // of the trace, [trace_size, n_steps, n_lanes]
+    ggml_tensor * nodes;  // of the trace, [node_update_size, n_steps, n_lanes]
 };
 
 // Of a node's n_v values from one on: [n_v, n_steps, n_lanes], contiguous.
@@ -42,7 +42,7 @@ ggml_tensor * advanced(Build & b, const States & states) {
     ggml_tensor * beta = gate(b, states, d * (n_k + n_v) + n_v);
     ggml_tensor * v = heads(b, states, n_k, n_v);
     ggml_tensor * from = ggml_reshape_4d(b.ctx, states.values, d, d, n_v, lanes);
-    if (!b.shape.recurrent[0].by_paths) {
+    if (!b.shape.recurrent[0].tree_form) {
         ggml_tensor * k = ggml_rms_norm(b.ctx, heads(b, states, 0, n_k), b.hp.eps / d);
         k = ggml_scale(b.ctx, k, 1.0f / std::sqrt((float)d));
         ggml_tensor * out =
@@ -75,19 +75,20 @@ ggml_tensor * of_layers(Build & b, ggml_tensor * rows, int64_t n) {
 // A sequence alone: its layers lie side by side.
 void promote_layers(Build & b, const RecurrentPart & part, const PromoteInputs & in) {
     const int64_t layers = part.n_layers, channels = b.hp.recurrent.conv_channels();
-    ggml_tensor * nodes = ggml_get_rows(b.ctx, part.trace, of_layers(b, in.path, layers));
+    ggml_tensor * nodes = ggml_get_rows(b.ctx, part.node_updates, of_layers(b, in.path, layers));
     ggml_tensor * all =
         ggml_view_2d(b.ctx, part.state, part.state->ne[0], layers, part.state->nb[2], 0);
     add(b, ggml_cpy(b.ctx, advanced(b, {layers, all, nodes}), all));
-    ggml_tensor * last = ggml_get_rows(b.ctx, part.conv_trace, of_layers(b, in.conv_rows, layers));
+    ggml_tensor * last =
+        ggml_get_rows(b.ctx, part.conv_updates, of_layers(b, in.conv_rows, layers));
     add(b, ggml_cpy(b.ctx, last, ggml_reshape_3d(b.ctx, part.conv, channels, last->ne[1], layers)));
 }
 
 void promote_layer(Build & b, const RecurrentPart & part, const PromoteInputs & in, int64_t layer) {
-    const RecurrentLanes & lanes = b.shape.recurrent[0];
-    const LaneInputs & slots = b.in.lanes[0];
-    ggml_tensor * nodes =
-        ggml_get_rows(b.ctx, layer_of(b, part.trace, layer, part.trace->ne[1]), in.path);
+    const RecurrentBatchShape & lanes = b.shape.recurrent[0];
+    const RecurrentInputs & slots = b.in.recurrent[0];
+    ggml_tensor * nodes = ggml_get_rows(
+        b.ctx, layer_of(b, part.node_updates, layer, part.node_updates->ne[1]), in.path);
     nodes = ggml_reshape_3d(b.ctx, nodes, nodes->ne[0], lanes.n_rows, lanes.n_lanes);
     const int64_t n_slots = part.state->ne[1];
     ggml_tensor * all = layer_of(b, part.state, layer, lanes.in_place ? lanes.n_lanes : n_slots);
@@ -96,7 +97,7 @@ void promote_layer(Build & b, const RecurrentPart & part, const PromoteInputs & 
     add(b,
         lanes.in_place ? ggml_cpy(b.ctx, to, all) : ggml_set_rows(b.ctx, all, to, slots.to_slots));
     ggml_tensor * last = ggml_get_rows(
-        b.ctx, layer_of(b, part.conv_trace, layer, part.conv_trace->ne[1]), in.conv_rows);
+        b.ctx, layer_of(b, part.conv_updates, layer, part.conv_updates->ne[1]), in.conv_rows);
     last = ggml_reshape_2d(b.ctx, last, part.conv->ne[0], lanes.n_lanes);
     add(b, ggml_set_rows(b.ctx, layer_of(b, part.conv, layer, n_slots), last, in.to_slots));
 }

@@ -67,12 +67,12 @@ struct Graphs {
           place([this](int64_t) -> Backend & { return devices.main(); }),
           kv(hp, place, GGML_TYPE_F16, GGML_TYPE_F16, {N_CELLS, MOST_ROWS, 1}),
           recurrent(hp, place, 1), pool(devices, 4096) {
-        recurrent.reserve_trace(MOST_ROWS, false);
+        recurrent.reserve_updates(MOST_ROWS, false);
     }
 
     Contents contents(BatchShape shape, const std::function<void(Build & b)> & build) {
         shape.n_kv = {N_CELLS};
-        shape.walks = hp.n_recurrent() > 0;
+        shape.scans = hp.n_recurrent() > 0;
         return contents_of(pool.get(shape, [&](LiveGraph & live) {
             live.in = make_inputs(live.ctx.get(), hp, kv, live.shape);
             Build b = {live.ctx.get(), live.graph, live.cpu_nodes, hp, weights, kv,
