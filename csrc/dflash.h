@@ -82,10 +82,10 @@ typedef int32_t (*dfl_progress)(void * user, uint64_t done, uint64_t total);
 /* A model, its drafter and its engines can be measured: weights are placed and not read, memory is
  * counted and not allocated, and only infos can be asked for. */
 typedef enum {
-    DFL_MEASURE_NOTHING = 0,
-    DFL_MEASURE_DEVICE = 1, /* where it would be loaded */
-    DFL_MEASURE_CUDA = 2    /* on a CUDA GPU that is not there */
-} dfl_measure;
+    DFL_DRY_RUN_NONE = 0,
+    DFL_DRY_RUN_DEVICE = 1, /* where it would be loaded */
+    DFL_DRY_RUN_CUDA = 2    /* on a CUDA GPU that is not there */
+} dfl_dry_run;
 
 typedef struct {
     const char * device;                /* name of a device; NULL: the first GPU, else the CPU */
@@ -98,7 +98,7 @@ typedef struct {
     const char * excluded_buffer_types; /* separated by commas; may be NULL */
     dfl_progress progress;              /* bytes; may be NULL */
     void * user;
-    int32_t measure; /* dfl_measure; a drafter's is its target's */
+    int32_t dry_run; /* dfl_dry_run; a drafter's is its target's */
 } dfl_model_params;
 
 typedef struct {
@@ -112,7 +112,7 @@ typedef struct {
     int64_t n_ctx_train;
     uint64_t mapped_bytes;    /* weights used where they lie in the file */
     uint64_t copied_bytes;    /* weights in buffers of their own */
-    uint64_t beside_bytes;    /* of copied_bytes, on the CPU beside another device */
+    uint64_t cpu_split_bytes; /* of copied_bytes, on the CPU beside another device */
     uint64_t embedding_bytes; /* token embeddings read from the file, if not mapped as the head */
     int32_t on_gpu;
     int32_t n_placements;

@@ -104,7 +104,7 @@ static bool attends_in_own_code(const Hparams & hp, const LayerPlace & place, in
     const LayerShape & layer = hp.layers[il];
     const bool on_host = place(il).runs_cpu_nodes() &&
                          (layer.kv_layer < 0 || place(layer.kv_layer).runs_cpu_nodes());
-    return !layer.recurrent && on_host && layer.head_dim <= cpu::MAX_TURNED_HEAD;
+    return !layer.recurrent && on_host && layer.head_dim <= cpu::MAX_ROTATED_HEAD;
 }
 
 // How far back rows of each layer are seen, by itself and by layers that read what it stores, and
@@ -215,7 +215,7 @@ KvCache::KvCache(const Hparams & hp, const LayerPlace & place, ggml_type type_k,
         part.memory = backend->allocate(
             part.ctx.get(), format("a K/V cache of %lld cells", (long long)sizes.n_cells).c_str());
         for (ggml_tensor * matrix : {part.rotation_k, part.rotation_v}) {
-            if (matrix != nullptr && !backend->measures()) {
+            if (matrix != nullptr && !backend->is_dry_run()) {
                 set_hadamard(matrix);
             }
         }

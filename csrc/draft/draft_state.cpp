@@ -60,49 +60,49 @@ void DraftState::reserve_verify(int64_t n_verify, GraphPool & graphs) {
     draft_sizes_.n_verify = n_verify;
 }
 
-void DraftState::add_taps(LiveGraph & live, Build & b) {
-    live.draft.feature_rows =
-        make_input(live.ctx.get(), GGML_TYPE_I64, live.shape.n_rows, 1, "feature_rows");
-    ggml_tensor * rows = live.draft.feature_rows;
-    b.tap = [this, rows, &b](int il, ggml_tensor * x) {
+void DraftState::add_taps(CachedGraph & cached, GraphContext & g) {
+    cached.draft.feature_rows =
+        make_input(cached.ctx.get(), GGML_TYPE_I64, cached.shape.n_rows, 1, "feature_rows");
+    ggml_tensor * rows = cached.draft.feature_rows;
+    g.tap = [this, rows, &g](int il, ggml_tensor * x) {
         const auto & layers = drafter_->draft().target_layers;
         for (size_t i = 0; i < layers.size(); ++i) {
             if (layers[i] == il) {
-                ggml_tensor * part = ggml_view_2d(b.ctx, features_, x->ne[0], features_->ne[1],
+                ggml_tensor * part = ggml_view_2d(g.ctx, features_, x->ne[0], features_->ne[1],
                                                   features_->nb[1], i * x->ne[0] * sizeof(float));
-                put_rows(b, part, x, rows);
+                scatter_rows(g, part, x, rows);
             }
         }
     };
 }
 
-Build DraftState::make_build(LiveGraph & live) const {
-    return {live.ctx.get(),      live.graph,          live.cpu_nodes,
+GraphContext DraftState::make_build(CachedGraph & cached) const {
+    return {cached.ctx.get(),    cached.graph,        cached.cpu_nodes,
             drafter_->hparams(), drafter_->weights(), kv_,
-            no_recurrent_,       live.shape,          live.in};
+            no_recurrent_,       cached.shape,        cached.in};
 }
 
-void DraftState::make_injection_inputs(LiveGraph & live) const {
-    const int64_t n = live.shape.n_inject;
+void DraftState::make_injection_inputs(CachedGraph & cached) const {
+    const int64_t n = cached.shape.n_inject;
     const int64_t ids = drafter_->hparams().layers[0].rope.n_position_ids();
-    ggml_context * ctx = live.ctx.get();
-    live.draft.inject_positions = make_input(ctx, GGML_TYPE_I32, ids * n, 1, "inject_positions");
-    live.draft.inject_cells = make_input(ctx, GGML_TYPE_I64, n, 1, "inject_cells");
+    ggml_context * ctx = cached.ctx.get();
+    cached.draft.inject_positions = make_input(ctx, GGML_TYPE_I32, ids * n, 1, "inject_positions");
+    cached.draft.inject_cells = make_input(ctx, GGML_TYPE_I64, n, 1, "inject_cells");
 }
 
-static void add_picked_injection(LiveGraph & live, Build & b, ggml_tensor * features) {
-    live.draft.inject_rows =
-        make_input(live.ctx.get(), GGML_TYPE_I32, live.shape.n_inject, 1, "inject_rows");
-    build_injection(b, pick_rows(b, features, live.draft.inject_rows), live.draft.inject_positions,
-                    live.draft.inject_cells);
+static void add_picked_injection(CachedGraph & cached, GraphContext & g, ggml_tensor * features) {
+    cached.draft.inject_rows =
+        make_input(cached.ctx.get(), GGML_TYPE_I32, cached.shape.n_inject, 1, "inject_rows");
+    build_injection(g, gather_rows(g, features, cached.draft.inject_rows),
+                    cached.draft.inject_positions, cached.draft.inject_cells);
 }
 
-void DraftState::add_prefill_injection(LiveGraph & live) {
-    make_injection_inputs(live);
-    Build b = make_build(live);
-    ggml_tensor * features = ggml_view_2d(b.ctx, features_, features_->ne[0], live.shape.n_inject,
+void DraftState::add_prefill_injection(CachedGraph & cached) {
+    make_injection_inputs(cached);
+    GraphContext g = make_build(cached);
+    ggml_tensor * features = ggml_view_2d(g.ctx, features_, features_->ne[0], cached.shape.n_inject,
                                           features_->nb[1], ring_ * features_->nb[1]);
-    build_injection(b, features, live.draft.inject_positions, live.draft.inject_cells);
+    build_injection(g, features, cached.draft.inject_positions, cached.draft.inject_cells);
 }
 
 bool DraftState::ring_has_room(int64_t n) const {
@@ -154,10 +154,10 @@ void DraftState::drop_pending(Is && is) {
     pending_.erase(kept, pending_.end());
 }
 
-void DraftState::write_positions(const LiveGraph & live, ggml_tensor * tensor,
+void DraftState::write_positions(const CachedGraph & cached, ggml_tensor * tensor,
                                  const std::vector<int32_t> & positions) const {
     const int64_t n = positions.size();
-    live.write<int32_t>(tensor, [&](int32_t * data) {
+    cached.write<int32_t>(tensor, [&](int32_t * data) {
         for (int64_t i = 0; i < ggml_nelements(tensor); ++i) {
             data[i] = i < 3 * n ? positions[i % n] : 0;
         }
@@ -221,7 +221,7 @@ std::vector<int64_t> DraftState::take_cells(const std::vector<Pending> & feature
     return cells;
 }
 
-void DraftState::set_prefill_injection(LiveGraph & live,
+void DraftState::set_prefill_injection(CachedGraph & cached,
                                        const std::vector<InjectedRows> & injected) {
     std::vector<Pending> features;
     std::vector<int32_t> positions;
@@ -235,16 +235,16 @@ void DraftState::set_prefill_injection(LiveGraph & live,
     }
     std::vector<int64_t> cells = take_cells(features);
     // Padding is what earlier prompts left, and is written where nobody looks.
-    positions.resize(live.shape.n_inject);
-    cells.resize(live.shape.n_inject, padding_cell_);
-    write_positions(live, live.draft.inject_positions, positions);
-    live.write<int64_t>(live.draft.inject_cells,
-                        [&](int64_t * data) { std::copy(cells.begin(), cells.end(), data); });
+    positions.resize(cached.shape.n_inject);
+    cells.resize(cached.shape.n_inject, padding_cell_);
+    write_positions(cached, cached.draft.inject_positions, positions);
+    cached.write<int64_t>(cached.draft.inject_cells,
+                          [&](int64_t * data) { std::copy(cells.begin(), cells.end(), data); });
 }
 
-void DraftState::set_injection(LiveGraph & live, const std::vector<Pending> & features,
+void DraftState::set_injection(CachedGraph & cached, const std::vector<Pending> & features,
                                const std::vector<int64_t> & cells) {
-    const int64_t n = live.shape.n_inject;
+    const int64_t n = cached.shape.n_inject;
     const int64_t used = features.size();
     // Padding repeats a real row, if there is one, and writes where nobody looks.
     const auto source = [&](int64_t i) {
@@ -254,13 +254,13 @@ void DraftState::set_injection(LiveGraph & live, const std::vector<Pending> & fe
     for (int64_t i = 0; i < n; ++i) {
         positions[i] = source(i).position;
     }
-    write_positions(live, live.draft.inject_positions, positions);
-    live.write<int32_t>(live.draft.inject_rows, [&](int32_t * data) {
+    write_positions(cached, cached.draft.inject_positions, positions);
+    cached.write<int32_t>(cached.draft.inject_rows, [&](int32_t * data) {
         for (int64_t i = 0; i < n; ++i) {
             data[i] = static_cast<int32_t>(source(i).row);
         }
     });
-    live.write<int64_t>(live.draft.inject_cells, [&](int64_t * data) {
+    cached.write<int64_t>(cached.draft.inject_cells, [&](int64_t * data) {
         for (int64_t i = 0; i < n; ++i) {
             data[i] = i < used ? cells[i] : padding_cell_;
         }
@@ -281,15 +281,15 @@ void DraftState::flush(GraphPool & graphs) {
     BatchShape shape;
     shape.kind = GraphKind::INJECT;
     shape.n_inject = sizes_.inject_rows(pending_.size());
-    LiveGraph & live = graphs.get(shape, [&](LiveGraph & fresh) {
+    CachedGraph & cached = graphs.get(shape, [&](CachedGraph & fresh) {
         make_injection_inputs(fresh);
-        Build b = make_build(fresh);
-        add_picked_injection(fresh, b, features_);
+        GraphContext g = make_build(fresh);
+        add_picked_injection(fresh, g, features_);
     });
     const std::vector<int64_t> cells = take_cells(pending_);
     try {
-        set_injection(live, pending_, cells);
-        graphs.compute(live);
+        set_injection(cached, pending_, cells);
+        graphs.compute(cached);
     } catch (...) {
         release(cells);
         throw;
@@ -297,16 +297,16 @@ void DraftState::flush(GraphPool & graphs) {
     drop_pending([](const Pending &) { return true; });
 }
 
-void DraftState::build_draft(LiveGraph & live) const {
-    live.in = make_inputs(live.ctx.get(), drafter_->hparams(), kv_, live.shape);
-    if (live.shape.n_inject > 0) {
-        make_injection_inputs(live);
+void DraftState::build_draft(CachedGraph & cached) const {
+    cached.in = make_inputs(cached.ctx.get(), drafter_->hparams(), kv_, cached.shape);
+    if (cached.shape.n_inject > 0) {
+        make_injection_inputs(cached);
     }
-    Build b = make_build(live);
-    if (live.shape.n_inject > 0) {
-        add_picked_injection(live, b, features_);
+    GraphContext g = make_build(cached);
+    if (cached.shape.n_inject > 0) {
+        add_picked_injection(cached, g, features_);
     }
-    add_draft_output(live, build_block(b, drafter_->head(target_)));
+    add_draft_output(cached, build_block(g, drafter_->head(target_)));
 }
 
 void DraftState::reserve(GraphPool & graphs) {
@@ -321,7 +321,7 @@ void DraftState::reserve(GraphPool & graphs) {
     const int64_t n_top = std::min<int64_t>(n_choices, DFL_MAX_TOP);
     largest.n_top = can_select_on_device(backend_, n_choices, n_top) ? n_top : 0;
     largest.top_by_blocks = selects_by_blocks(backend_);
-    graphs.get(largest, [&](LiveGraph & fresh) { build_draft(fresh); });
+    graphs.get(largest, [&](CachedGraph & fresh) { build_draft(fresh); });
 }
 
 // As many as Engine::update_attended_cells() has it.
@@ -333,7 +333,7 @@ int64_t DraftState::cells_read() {
     return comes_and_goes ? std::min(sizes_.shared_cells(recent_cells_(n)), table.n_cells()) : n;
 }
 
-void DraftState::set_block_inputs(LiveGraph & live, const std::vector<DraftBlock> & blocks,
+void DraftState::set_block_inputs(CachedGraph & cached, const std::vector<DraftBlock> & blocks,
                                   const std::vector<int64_t> & cells) {
     std::vector<int32_t> tokens, positions, drafted;
     std::vector<SequenceRows> sequences;
@@ -353,19 +353,19 @@ void DraftState::set_block_inputs(LiveGraph & live, const std::vector<DraftBlock
     // Padding is copies of the last block's first row, and writes what that one writes; nobody
     // reads what it drafts.
     const int64_t last = sequences.back().first;
-    tokens.resize(live.shape.n_rows, tokens[last]);
-    positions.resize(live.shape.n_rows, positions[last]);
-    to.resize(live.shape.n_rows, to[last]);
-    drafted.resize(live.shape.n_out, static_cast<int32_t>(last));
-    live.write<float>(live.in.embd, [&](float * data) {
+    tokens.resize(cached.shape.n_rows, tokens[last]);
+    positions.resize(cached.shape.n_rows, positions[last]);
+    to.resize(cached.shape.n_rows, to[last]);
+    drafted.resize(cached.shape.n_out, static_cast<int32_t>(last));
+    cached.write<float>(cached.in.embd, [&](float * data) {
         drafter_->embed(target_, tokens.data(), static_cast<int64_t>(tokens.size()), data);
     });
-    write_positions(live, live.in.positions, positions);
-    live.write<int64_t>(live.in.cells.front(),
-                        [&](int64_t * data) { std::copy(to.begin(), to.end(), data); });
-    live.write<int32_t>(live.in.out_rows,
-                        [&](int32_t * data) { std::copy(drafted.begin(), drafted.end(), data); });
-    kv_.groups().front().set_rows({positions, to, sequences}, live.shape.n_kv.front());
+    write_positions(cached, cached.in.positions, positions);
+    cached.write<int64_t>(cached.in.cells.front(),
+                          [&](int64_t * data) { std::copy(to.begin(), to.end(), data); });
+    cached.write<int32_t>(cached.in.out_rows,
+                          [&](int32_t * data) { std::copy(drafted.begin(), drafted.end(), data); });
+    kv_.groups().front().set_rows({positions, to, sequences}, cached.shape.n_kv.front());
 }
 
 std::vector<DraftState::Pending>
@@ -437,19 +437,19 @@ std::vector<Draft> DraftState::run_blocks(GraphPool & graphs,
         shape.n_top = can_select_on_device(backend_, n_choices, k) ? k : 0;
         shape.top_by_blocks = selects_by_blocks(backend_);
         shape.log_sum_exp = log_sum_exp;
-        LiveGraph & live = graphs.get(shape, [&](LiveGraph & fresh) { build_draft(fresh); });
+        CachedGraph & cached = graphs.get(shape, [&](CachedGraph & fresh) { build_draft(fresh); });
         if (shape.n_inject > 0) {
-            set_injection(live, features, injected_cells);
+            set_injection(cached, features, injected_cells);
         }
-        set_block_inputs(live, blocks, cells);
-        graphs.compute(live);
+        set_block_inputs(cached, blocks, cells);
+        graphs.compute(cached);
         drop_pending([&](const Pending & one) {
             return std::any_of(blocks.begin(), blocks.end(), [&](const DraftBlock & block) {
                 return block.sequence == one.sequence;
             });
         });
         release(cells); // the blocks' K/V are temporary: the target's features replace them
-        return split_draft(read_draft(live, k, backend_), blocks, k);
+        return split_draft(read_draft(cached, k, backend_), blocks, k);
     } catch (...) {
         release(cells);
         release(injected_cells);

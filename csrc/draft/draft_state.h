@@ -68,9 +68,9 @@ class DraftState {
     uint64_t mask_bytes_written() const { return kv_.mask_bytes_written(); }
 
     // Makes b write the taps of its rows into the feature rows given by live.draft.feature_rows.
-    void add_taps(LiveGraph & live, Build & b);
+    void add_taps(CachedGraph & cached, GraphContext & g);
     // Adds to a prefill graph the injection of its own rows (those of the prefill region).
-    void add_prefill_injection(LiveGraph & live);
+    void add_prefill_injection(CachedGraph & cached);
 
     // Feature rows for the next pass: of the ring, which are taken until they are given back or
     // were injected; or of the prefill region.
@@ -83,7 +83,7 @@ class DraftState {
     // These rows of the ring belong to a timeline now, from a position on, and wait for injection.
     void add_pending(int32_t sequence, const std::vector<int64_t> & rows, int32_t position);
     // Takes cells for a prefill's rows, and fills the graph's inputs.
-    void set_prefill_injection(LiveGraph & live, const std::vector<InjectedRows> & injected);
+    void set_prefill_injection(CachedGraph & cached, const std::vector<InjectedRows> & injected);
 
     // Builds the largest draft, so that memory runs out before anything is drafted.
     void reserve(GraphPool & graphs);
@@ -114,14 +114,14 @@ class DraftState {
     void allocate_features(int64_t n_verify);
     // What a prompt left there pads the next one's injection.
     void clear_prefill_rows();
-    Build make_build(LiveGraph & live) const;
-    void make_injection_inputs(LiveGraph & live) const;
-    void build_draft(LiveGraph & live) const;
-    void set_block_inputs(LiveGraph & live, const std::vector<DraftBlock> & blocks,
+    GraphContext make_build(CachedGraph & cached) const;
+    void make_injection_inputs(CachedGraph & cached) const;
+    void build_draft(CachedGraph & cached) const;
+    void set_block_inputs(CachedGraph & cached, const std::vector<DraftBlock> & blocks,
                           const std::vector<int64_t> & cells);
     int64_t cells_read();
     // Features as inputs of a graph that injects.
-    void set_injection(LiveGraph & live, const std::vector<Pending> & features,
+    void set_injection(CachedGraph & cached, const std::vector<Pending> & features,
                        const std::vector<int64_t> & cells);
     // Forgets what a draft after `position` committed tokens does not see.
     void slide_window(int32_t sequence, int32_t position);
@@ -132,7 +132,7 @@ class DraftState {
     void drop_pending(Is && is);
     std::vector<int64_t> take_cells(const std::vector<Pending> & features);
     void release(const std::vector<int64_t> & cells);
-    void write_positions(const LiveGraph & live, ggml_tensor * tensor,
+    void write_positions(const CachedGraph & cached, ggml_tensor * tensor,
                          const std::vector<int32_t> & positions) const;
 
     std::shared_ptr<const Drafter> drafter_;

@@ -65,7 +65,7 @@ static KvGroup::UncommittedRows max_uncommitted(const EngineParams & params) {
 
 Engine::Engine(std::shared_ptr<const Model> model, const EngineParams & params)
     : model_(std::move(model)), params_(checked(params)),
-      devices_(model_->device(), model_->split(), params_.n_threads, {}, model_->measure()),
+      devices_(model_->device(), model_->split(), params_.n_threads, {}, model_->dry_run()),
       is_recurrent_(model_->hparams().n_recurrent() > 0),
       kv_(model_->hparams(), layer_place(), params_.type_k, params_.type_v,
           {pad(params_.n_ctx, 256), std::max<int64_t>(params_.n_ubatch, params_.n_parallel),
@@ -101,7 +101,7 @@ Engine::Engine(std::shared_ptr<const Model> model, const EngineParams & params)
 }
 
 int32_t Engine::register_sequence(Sequence * sequence) {
-    DFL_CHECK(model_->measure() == DFL_MEASURE_NOTHING, DFL_STATUS_ARGUMENT,
+    DFL_CHECK(model_->dry_run() == DFL_DRY_RUN_NONE, DFL_STATUS_ARGUMENT,
               "the engine was only measured: it has no memory for a sequence");
     const auto place = std::find(sequences_.begin(), sequences_.end(), nullptr);
     DFL_CHECK(place != sequences_.end(), DFL_STATUS_UNSUPPORTED,
@@ -164,7 +164,7 @@ void Engine::reserve_graphs() {
         largest.recurrent = {identity_layout(largest.n_rows)};
     }
     select_top(largest, can_select_top(MAX_TOP) ? MAX_TOP : 0);
-    graphs_.get(largest, [&](LiveGraph & live) { build_forward(live); });
+    graphs_.get(largest, [&](CachedGraph & cached) { build_forward(cached); });
     if (params_.n_parallel > 1) { // prompts and single rows together
         largest.n_rows = max_rows();
         largest.n_out = params_.n_parallel;
@@ -173,7 +173,7 @@ void Engine::reserve_graphs() {
             largest.recurrent = {{1, n, false, !fused_, true, false},
                                  {std::max<int64_t>(rows, 2), n, false, !fused_, false, false}};
         }
-        graphs_.get(largest, [&](LiveGraph & live) { build_forward(live); });
+        graphs_.get(largest, [&](CachedGraph & cached) { build_forward(cached); });
     }
     if (draft_) {
         reserve_verify_graphs(verify_rows_);
@@ -196,7 +196,7 @@ void Engine::reserve_verify_graphs(int64_t n) {
                                  : RecurrentBatchShape{longest, n_lanes, true, true, true, false}};
     }
     select_top(largest, can_select_top(MAX_TOP) ? MAX_TOP : 0);
-    graphs_.get(largest, [&](LiveGraph & live) { build_forward(live); });
+    graphs_.get(largest, [&](CachedGraph & cached) { build_forward(cached); });
     if (params_.n_parallel > 1) { // and prompts beside
         largest.n_rows = max_masked_rows(n);
         largest.n_out =
@@ -207,7 +207,7 @@ void Engine::reserve_verify_graphs(int64_t n) {
             largest.recurrent.insert(largest.recurrent.begin(),
                                      {rows, n_lanes, false, !fused_, false, false});
         }
-        graphs_.get(largest, [&](LiveGraph & live) { build_forward(live); });
+        graphs_.get(largest, [&](CachedGraph & cached) { build_forward(cached); });
     }
     if (scans_) {
         scan_promote_graph();
@@ -263,18 +263,18 @@ void Engine::select_top(BatchShape & shape, int64_t k) const {
     shape.top_by_blocks = shape.n_top > 0 && selects_by_blocks(devices_.main());
 }
 
-void Engine::build_forward(LiveGraph & live) {
-    live.in = make_inputs(live.ctx.get(), model_->hparams(), kv_, live.shape);
-    make_recurrent_inputs(live, model_->hparams().recurrent);
-    Build b = {live.ctx.get(),    live.graph,        live.cpu_nodes,
-               model_->hparams(), model_->weights(), kv_,
-               recurrent_,        live.shape,        live.in};
-    if (live.shape.taps) {
-        draft_->add_taps(live, b);
+void Engine::build_forward(CachedGraph & cached) {
+    cached.in = make_inputs(cached.ctx.get(), model_->hparams(), kv_, cached.shape);
+    make_recurrent_inputs(cached, model_->hparams().recurrent);
+    GraphContext g = {cached.ctx.get(),  cached.graph,      cached.cpu_nodes,
+                      model_->hparams(), model_->weights(), kv_,
+                      recurrent_,        cached.shape,      cached.in};
+    if (cached.shape.taps) {
+        draft_->add_taps(cached, g);
     }
-    finish_logits(live, model_->arch().build(b), devices_.main());
-    if (live.shape.n_inject > 0) {
-        draft_->add_prefill_injection(live);
+    finish_logits(cached, model_->arch().build(g), devices_.main());
+    if (cached.shape.n_inject > 0) {
+        draft_->add_prefill_injection(cached);
     }
 }
 
@@ -297,7 +297,7 @@ std::vector<MemoryUse> Engine::memory() const {
     const uint64_t draft_masks = draft_ ? draft_->mask_bytes() : 0;
     add("mask", kv_.mask_bytes() + draft_masks, kv_.mask_bytes_on(cpu));
     add("draft", draft_ ? draft_->bytes() : 0, 0);
-    add("arena", arena.main + arena.beside, arena.beside);
+    add("arena", arena.main + arena.cpu_split, arena.cpu_split);
     add("pool", graphs_.pool_bytes(), 0);
     return uses;
 }

@@ -131,7 +131,7 @@ class Engine {
     // The kind of graph that decides the size of the arena: "prefill", "verify" or "draft".
     const char * largest_graph() const;
     int64_t n_graphs_built() const { return graphs_.n_built(); }
-    int64_t n_graph_nodes() const { return graphs_.most_nodes(); }
+    int64_t n_graph_nodes() const { return graphs_.largest_n_nodes(); }
     // Forward passes of the target so far.
     int64_t n_passes() const { return n_passes_; }
     // Experts that those of the last run multiplied with, of all layers where our own code does.
@@ -190,7 +190,7 @@ class Engine {
     // Of the rows of a graph that ran: whether their logits are finite. What is not finite in a
     // pass's input, or in a cell that a row sees, makes all logits of the row NaN, so one of each
     // tells.
-    std::vector<bool> finite_rows(LiveGraph & live, int64_t first, int64_t n) const;
+    std::vector<bool> finite_rows(CachedGraph & cached, int64_t first, int64_t n) const;
 
   private:
     LayerPlace layer_place();
@@ -202,7 +202,7 @@ class Engine {
     bool can_select_top(int64_t k) const;
     // Makes a target's pass pick the k best of its rows.
     void select_top(BatchShape & shape, int64_t k) const;
-    void build_forward(LiveGraph & live);
+    void build_forward(CachedGraph & cached);
     void check(const std::vector<BatchEntry> & entries) const;
     void check_verifies(const std::vector<BatchEntry> & entries) const;
     void append_in_microbatches(BatchEntry & entry, const PrefillProgress & progress);
@@ -224,8 +224,8 @@ class Engine {
     void plan_recurrent_rows(Pass & pass);
     void update_attended_cells();
     BatchShape shape_of(const Pass & pass) const;
-    LiveGraph & compute(Pass & pass);
-    void set_inputs(LiveGraph & live, const Pass & pass);
+    CachedGraph & compute(Pass & pass);
+    void set_inputs(CachedGraph & cached, const Pass & pass);
     void forget_rows();
     // Moves recurrent states along accepted paths. On an error some layers' may have moved.
     void promote_paths(const std::vector<Path> & paths);
@@ -233,9 +233,9 @@ class Engine {
     // trace first, at 3.5 MiB a node of a 27B.
     static constexpr int64_t MAX_STEPS = 16;
     // The graph of our own code that moves recurrent states.
-    LiveGraph & scan_promote_graph();
+    CachedGraph & scan_promote_graph();
     // ggml's, of so many lanes, along so many accepted nodes each.
-    LiveGraph & promote_graph(int64_t n_steps, int64_t n_lanes, bool in_place);
+    CachedGraph & promote_graph(int64_t n_steps, int64_t n_lanes, bool in_place);
     // Along the nodes [first, first + MOST_STEPS) of accepted paths, those before them being done.
     void promote_steps(const std::vector<AcceptedPath> & paths, int64_t first);
     // Rows of the convolution's trace that become the last inputs after n nodes of a path.

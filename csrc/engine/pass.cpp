@@ -361,17 +361,17 @@ BatchShape Engine::shape_of(const Pass & pass) const {
     return shape;
 }
 
-void Engine::set_inputs(LiveGraph & live, const Pass & pass) {
-    const int64_t n = live.shape.n_rows;
-    const GraphInputs & in = live.in;
-    live.write<float>(in.embd, [&](float * data) { model_->embed(pass.tokens.data(), n, data); });
+void Engine::set_inputs(CachedGraph & cached, const Pass & pass) {
+    const int64_t n = cached.shape.n_rows;
+    const GraphInputs & in = cached.in;
+    cached.write<float>(in.embd, [&](float * data) { model_->embed(pass.tokens.data(), n, data); });
     if (in.per_layer != nullptr) {
-        live.write<float>(in.per_layer, [&](float * data) {
+        cached.write<float>(in.per_layer, [&](float * data) {
             model_->embed_per_layer(pass.tokens.data(), n, data);
         });
     }
     if (in.positions != nullptr) {
-        live.write<int32_t>(in.positions, [&](int32_t * data) {
+        cached.write<int32_t>(in.positions, [&](int32_t * data) {
             // M-RoPE: time, height and width are the position for text, the fourth is 0.
             for (int64_t i = 0; i < ggml_nelements(in.positions); ++i) {
                 data[i] = i < 3 * n ? pass.positions[i % n] : 0;
@@ -384,23 +384,23 @@ void Engine::set_inputs(LiveGraph & live, const Pass & pass) {
                              entry.is_verify ? &entry.tree : nullptr});
     }
     for (size_t i = 0; i < kv_.groups().size(); ++i) {
-        live.write<int64_t>(in.cells[i], [&](int64_t * data) {
+        cached.write<int64_t>(in.cells[i], [&](int64_t * data) {
             std::copy(pass.cells[i].begin(), pass.cells[i].end(), data);
         });
-        kv_.groups()[i].set_rows({pass.positions, pass.cells[i], sequences}, live.shape.n_kv[i]);
+        kv_.groups()[i].set_rows({pass.positions, pass.cells[i], sequences}, cached.shape.n_kv[i]);
     }
     if (in.out_rows != nullptr) {
-        live.write<int32_t>(in.out_rows, [&](int32_t * data) {
+        cached.write<int32_t>(in.out_rows, [&](int32_t * data) {
             for (const PassEntry & entry : pass.entries) {
                 for (int64_t i = entry.n - entry.n_out; i < entry.n; ++i) {
                     *data++ = static_cast<int32_t>(entry.first + i);
                 }
             }
-            std::fill_n(data, live.shape.n_out - pass.n_out(), 0); // nobody reads these
+            std::fill_n(data, cached.shape.n_out - pass.n_out(), 0); // nobody reads these
         });
     }
-    if (live.draft.feature_rows != nullptr) {
-        live.write<int64_t>(live.draft.feature_rows, [&](int64_t * data) {
+    if (cached.draft.feature_rows != nullptr) {
+        cached.write<int64_t>(cached.draft.feature_rows, [&](int64_t * data) {
             std::fill_n(data, n, draft_->padding_row());
             for (const PassEntry & entry : pass.entries) {
                 std::copy(entry.feature_rows.begin(), entry.feature_rows.end(), data + entry.first);
@@ -409,21 +409,21 @@ void Engine::set_inputs(LiveGraph & live, const Pass & pass) {
     }
     recurrent_.pass_rows = pass.recurrent_rows;
     if (is_recurrent_ && !scans_) {
-        write_recurrent_inputs(live, recurrent_, model_->hparams().recurrent,
+        write_recurrent_inputs(cached, recurrent_, model_->hparams().recurrent,
                                pass.recurrent_batches, pass.recurrent_rows);
     }
-    if (live.shape.n_inject > 0) {
+    if (cached.shape.n_inject > 0) {
         std::vector<InjectedRows> injected;
         for (const PassEntry & entry : pass.entries) {
             if (entry.injects) {
                 injected.push_back({entry.sequence->slot(), pass.positions[entry.first], entry.n});
             }
         }
-        draft_->set_prefill_injection(live, injected);
+        draft_->set_prefill_injection(cached, injected);
     }
 }
 
-LiveGraph & Engine::compute(Pass & pass) {
+CachedGraph & Engine::compute(Pass & pass) {
     forget_rows();
     try {
         take_feature_rows(pass);
@@ -432,13 +432,14 @@ LiveGraph & Engine::compute(Pass & pass) {
         plan_recurrent_rows(pass);
         update_attended_cells();
         const BatchShape shape = shape_of(pass);
-        LiveGraph & live = graphs_.get(shape, [&](LiveGraph & fresh) { build_forward(fresh); });
-        set_inputs(live, pass);
+        CachedGraph & cached =
+            graphs_.get(shape, [&](CachedGraph & fresh) { build_forward(fresh); });
+        set_inputs(cached, pass);
         pass.has_started = true;
         ++n_passes_;
-        graphs_.compute(live);
-        n_experts_ += live.cpu_nodes.n_experts();
-        return live;
+        graphs_.compute(cached);
+        n_experts_ += cached.cpu_nodes.n_experts();
+        return cached;
     } catch (...) {
         release(pass);
         throw;
@@ -448,9 +449,9 @@ LiveGraph & Engine::compute(Pass & pass) {
 void Engine::run_pass(const std::vector<BatchEntry> & entries, const std::vector<int64_t> & from,
                       const std::vector<int64_t> & n_rows) {
     Pass pass = plan(entries, from, n_rows);
-    LiveGraph * live = nullptr;
+    CachedGraph * cached = nullptr;
     try {
-        live = &compute(pass);
+        cached = &compute(pass);
     } catch (...) {
         for (const PassEntry & entry : pass.entries) {
             entry.sequence->failed(entry, pass.has_started);
@@ -459,11 +460,11 @@ void Engine::run_pass(const std::vector<BatchEntry> & entries, const std::vector
     }
     for (PassEntry & entry : pass.entries) {
         if (entry.is_verify) {
-            entry.finite = finite_rows(*live, entry.first_out, entry.n);
+            entry.finite = finite_rows(*cached, entry.first_out, entry.n);
             Sequence & sequence = *entry.sequence;
-            sequence.verified(std::move(entry), *live);
+            sequence.verified(std::move(entry), *cached);
         } else {
-            entry.sequence->appended(entry, pass.tokens.data() + entry.first, *live);
+            entry.sequence->appended(entry, pass.tokens.data() + entry.first, *cached);
         }
     }
     const int64_t n_vocab = model_->hparams().n_vocab;
@@ -477,25 +478,25 @@ void Engine::run_pass(const std::vector<BatchEntry> & entries, const std::vector
         const int64_t done = from[of - entries.begin()];
         float * to = of->all_logits + done * n_vocab;
         const size_t row_size = n_vocab * sizeof(float);
-        devices_.main().read(live->logits, to, entry.first_out * row_size, entry.n * row_size);
+        devices_.main().read(cached->logits, to, entry.first_out * row_size, entry.n * row_size);
         for (int64_t row = 0; row < entry.n; ++row) {
             entry.sequence->record_row(done + row, all_finite(to + row * n_vocab, n_vocab));
         }
     }
 }
 
-std::vector<bool> Engine::finite_rows(LiveGraph & live, int64_t first, int64_t n) const {
+std::vector<bool> Engine::finite_rows(CachedGraph & cached, int64_t first, int64_t n) const {
     const int64_t n_vocab = model_->hparams().n_vocab;
-    const bool is_host = live.argmax == nullptr;
-    if (!is_host && live.firsts.empty()) {
-        live.firsts.resize(live.logits->ne[1]);
-        ggml_backend_tensor_get_2d(live.logits, live.firsts.data(), 0, sizeof(float),
-                                   live.firsts.size(), live.logits->nb[1], sizeof(float));
+    const bool is_host = cached.argmax == nullptr;
+    if (!is_host && cached.firsts.empty()) {
+        cached.firsts.resize(cached.logits->ne[1]);
+        ggml_backend_tensor_get_2d(cached.logits, cached.firsts.data(), 0, sizeof(float),
+                                   cached.firsts.size(), cached.logits->nb[1], sizeof(float));
     }
     std::vector<bool> finite;
     for (int64_t row = first; row < first + n; ++row) {
-        const float value = is_host ? static_cast<const float *>(live.logits->data)[row * n_vocab]
-                                    : live.firsts[row];
+        const float value = is_host ? static_cast<const float *>(cached.logits->data)[row * n_vocab]
+                                    : cached.firsts[row];
         finite.push_back(value < INFINITY);
     }
     return finite;

@@ -178,21 +178,21 @@ std::vector<int32_t> Engine::last_inputs(const PassEntry & pending,
     return rows;
 }
 
-LiveGraph & Engine::scan_promote_graph() {
+CachedGraph & Engine::scan_promote_graph() {
     BatchShape shape;
     shape.kind = GraphKind::PROMOTE;
     shape.scans = true;
-    return graphs_.get(shape, [&](LiveGraph & fresh) {
-        Build b = {fresh.ctx.get(),   fresh.graph, fresh.cpu_nodes, model_->hparams(),
-                   model_->weights(), kv_,         recurrent_,      shape,
-                   fresh.in};
+    return graphs_.get(shape, [&](CachedGraph & fresh) {
+        GraphContext g = {fresh.ctx.get(),   fresh.graph, fresh.cpu_nodes, model_->hparams(),
+                          model_->weights(), kv_,         recurrent_,      shape,
+                          fresh.in};
         for (const auto & part : recurrent_.parts()) {
-            scan_promote(b, *part);
+            scan_promote(g, *part);
         }
     });
 }
 
-LiveGraph & Engine::promote_graph(int64_t n_steps, int64_t n_lanes, bool in_place) {
+CachedGraph & Engine::promote_graph(int64_t n_steps, int64_t n_lanes, bool in_place) {
     const int64_t before = model_->hparams().recurrent.d_conv - 1;
     const bool is_alone = params_.n_parallel == 1 && fused_; // then all layers are one operation's
     const int64_t n_layers = is_alone ? model_->hparams().n_recurrent() : 1;
@@ -200,17 +200,17 @@ LiveGraph & Engine::promote_graph(int64_t n_steps, int64_t n_lanes, bool in_plac
     shape.kind = GraphKind::PROMOTE;
     shape.n_rows = n_steps;
     shape.recurrent = {{n_steps, n_lanes, false, !fused_, in_place, false}};
-    return graphs_.get(shape, [&](LiveGraph & fresh) {
+    return graphs_.get(shape, [&](CachedGraph & fresh) {
         ggml_context * ctx = fresh.ctx.get();
         PromoteInputs & in = fresh.promote;
         in.path = make_input(ctx, GGML_TYPE_I32, n_steps * n_lanes, n_layers, "path");
         in.conv_rows = make_input(ctx, GGML_TYPE_I32, before * n_lanes, n_layers, "conv_rows");
         in.to_slots = is_alone ? nullptr : make_input(ctx, GGML_TYPE_I64, n_lanes, 1, "to_slots");
         make_recurrent_inputs(fresh, model_->hparams().recurrent);
-        Build b = {ctx, fresh.graph, fresh.cpu_nodes, model_->hparams(), model_->weights(),
-                   kv_, recurrent_,  shape,           fresh.in};
+        GraphContext g = {ctx, fresh.graph, fresh.cpu_nodes, model_->hparams(), model_->weights(),
+                          kv_, recurrent_,  shape,           fresh.in};
         for (const auto & part : recurrent_.parts()) {
-            promote(b, *part, in);
+            promote(g, *part, in);
         }
     });
 }
@@ -230,17 +230,17 @@ void Engine::promote_steps(const std::vector<AcceptedPath> & paths, int64_t firs
     end = sizes_.lanes(end);
     const bool in_place = 3 * n >= end; // as make_recurrent_batches() has it
     const int64_t n_lanes = in_place ? end : sizes_.lanes(n);
-    LiveGraph & live = promote_graph(sizes_.promote_steps(n_most), n_lanes, in_place);
+    CachedGraph & cached = promote_graph(sizes_.promote_steps(n_most), n_lanes, in_place);
     // NULL: a slot whose state stays as it is.
     std::vector<const AcceptedPath *> lanes(n_lanes, in_place ? nullptr : active.front());
     for (int64_t i = 0; i < n; ++i) {
         lanes[in_place ? active[i]->sequence : i] = active[i];
     }
     const auto zero_row = static_cast<int32_t>(recurrent_.parts().front()->zero_row());
-    live.write<int32_t>(live.promote.path, [&](int32_t * data) {
-        for (int64_t i = 0; i < ggml_nelements(live.promote.path); ++i) {
-            const AcceptedPath * path = lanes[i / live.shape.n_rows % n_lanes];
-            const auto step = static_cast<size_t>(first + i % live.shape.n_rows);
+    cached.write<int32_t>(cached.promote.path, [&](int32_t * data) {
+        for (int64_t i = 0; i < ggml_nelements(cached.promote.path); ++i) {
+            const AcceptedPath * path = lanes[i / cached.shape.n_rows % n_lanes];
+            const auto step = static_cast<size_t>(first + i % cached.shape.n_rows);
             data[i] = path != nullptr && step < path->nodes.size() ? path->nodes[step] : zero_row;
         }
     });
@@ -248,27 +248,27 @@ void Engine::promote_steps(const std::vector<AcceptedPath> & paths, int64_t firs
     const auto source = [&](int64_t lane) -> const AcceptedPath & {
         return lanes[lane] != nullptr ? *lanes[lane] : *active.front();
     };
-    live.write<int32_t>(live.promote.conv_rows, [&](int32_t * data) {
+    cached.write<int32_t>(cached.promote.conv_rows, [&](int32_t * data) {
         const auto before = static_cast<int64_t>(active.front()->conv.size());
-        for (int64_t i = 0; i < ggml_nelements(live.promote.conv_rows); ++i) {
+        for (int64_t i = 0; i < ggml_nelements(cached.promote.conv_rows); ++i) {
             data[i] = source(i / before % n_lanes).conv[i % before];
         }
     });
     const auto write_slots = [&](ggml_tensor * input, auto * type) {
         using T = std::remove_pointer_t<decltype(type)>;
         if (input != nullptr) {
-            live.write<T>(input, [&](T * data) {
+            cached.write<T>(input, [&](T * data) {
                 for (int64_t lane = 0; lane < n_lanes; ++lane) {
                     data[lane] = source(lane).sequence;
                 }
             });
         }
     };
-    write_slots(live.promote.to_slots, static_cast<int64_t *>(nullptr));
-    write_slots(live.in.recurrent[0].slots, static_cast<int32_t *>(nullptr));
-    write_slots(live.in.recurrent[0].to_slots, static_cast<int64_t *>(nullptr));
-    write_tree_inputs(live, model_->hparams().recurrent, {}, {});
-    graphs_.compute(live);
+    write_slots(cached.promote.to_slots, static_cast<int64_t *>(nullptr));
+    write_slots(cached.in.recurrent[0].slots, static_cast<int32_t *>(nullptr));
+    write_slots(cached.in.recurrent[0].to_slots, static_cast<int64_t *>(nullptr));
+    write_tree_inputs(cached, model_->hparams().recurrent, {}, {});
+    graphs_.compute(cached);
 }
 
 } // namespace dfl

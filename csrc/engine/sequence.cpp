@@ -87,7 +87,7 @@ Draft Sequence::draft(int32_t last_token, int64_t n_draft, int64_t k, bool log_s
 
 void Sequence::slide_window() { kv_.slide_window(slot_, position(), n_verified_finite_); }
 
-void Sequence::appended(const PassEntry & entry, const int32_t * tokens, LiveGraph & live) {
+void Sequence::appended(const PassEntry & entry, const int32_t * tokens, CachedGraph & cached) {
     if (draft_ && entry.n == 1) {
         draft_->add_pending(slot_, entry.feature_rows, static_cast<int32_t>(position()));
     }
@@ -96,14 +96,14 @@ void Sequence::appended(const PassEntry & entry, const int32_t * tokens, LiveGra
     }
     passes_.push_back(position());
     tokens_.insert(tokens_.end(), tokens, tokens + entry.n);
-    last_ = entry.n_out > 0 ? &live : nullptr;
+    last_ = entry.n_out > 0 ? &cached : nullptr;
     first_out_ = entry.first_out + std::max<int64_t>(0, entry.n_out - 1);
     n_out_rows_ = 1;
     slide_window();
 }
 
-void Sequence::verified(PassEntry entry, LiveGraph & live) {
-    last_ = &live;
+void Sequence::verified(PassEntry entry, CachedGraph & cached) {
+    last_ = &cached;
     first_out_ = entry.first_out;
     n_out_rows_ = entry.n;
     pending_verify_ = std::move(entry);

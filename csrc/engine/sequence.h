@@ -96,8 +96,8 @@ class Sequence {
     void check_tokens(const int32_t * tokens, int64_t n) const;
     void forget_rows() { last_ = nullptr; }
     // A pass has run its rows: they join the timeline, or wait for a commit.
-    void appended(const PassEntry & entry, const int32_t * tokens, LiveGraph & live);
-    void verified(PassEntry entry, LiveGraph & live);
+    void appended(const PassEntry & entry, const int32_t * tokens, CachedGraph & cached);
+    void verified(PassEntry entry, CachedGraph & cached);
     // A pass with its rows has failed. may_have_moved: recurrent states.
     void failed(const PassEntry & entry, bool may_have_moved);
     const PassEntry & pending_verify() const { return pending_verify_; }
@@ -145,7 +145,7 @@ class Sequence {
     std::vector<std::map<int64_t, std::weak_ptr<KvBlock>>> blocks_;
     int64_t n_verified_finite_ = 0; // of them, those that a finite row was read after
     std::vector<int64_t> passes_;   // where those begin that appended the others
-    LiveGraph * last_ = nullptr;    // graph whose logits are readable
+    CachedGraph * last_ = nullptr;  // graph whose logits are readable
     int64_t first_out_ = 0;         // its first readable row
     int64_t n_out_rows_ = 0;
     PassEntry pending_verify_; // rows of a verify that waits for its commit

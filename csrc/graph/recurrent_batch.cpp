@@ -163,9 +163,9 @@ std::vector<RecurrentBatch> make_recurrent_batches(const std::vector<RecurrentRo
 
 // ---- their inputs
 
-static void make_tree_inputs(LiveGraph & live, int64_t of, int64_t n, int64_t n_lanes) {
-    ggml_context * ctx = live.ctx.get();
-    std::vector<TreeInputs> & trees = live.in.trees;
+static void make_tree_inputs(CachedGraph & cached, int64_t of, int64_t n, int64_t n_lanes) {
+    ggml_context * ctx = cached.ctx.get();
+    std::vector<TreeInputs> & trees = cached.in.trees;
     const bool is_there = std::any_of(trees.begin(), trees.end(), [&](const TreeInputs & tree) {
         return tree.batch == of && tree.n == n;
     });
@@ -180,15 +180,15 @@ static void make_tree_inputs(LiveGraph & live, int64_t of, int64_t n, int64_t n_
                      make_input(ctx, GGML_TYPE_F32, n, n, "identity")});
 }
 
-void make_recurrent_inputs(LiveGraph & live, const RecurrentShape & recurrent) {
-    ggml_context * ctx = live.ctx.get();
-    GraphInputs & in = live.in;
+void make_recurrent_inputs(CachedGraph & cached, const RecurrentShape & recurrent) {
+    ggml_context * ctx = cached.ctx.get();
+    GraphInputs & in = cached.in;
     const int64_t before = recurrent.d_conv - 1;
     const auto make = [&](ggml_type type, int64_t n, const char * name) {
         return make_input(ctx, type, n, 1, name);
     };
-    const std::vector<RecurrentBatchShape> & all = live.shape.recurrent;
-    const bool promotes = live.shape.kind == GraphKind::PROMOTE;
+    const std::vector<RecurrentBatchShape> & all = cached.shape.recurrent;
+    const bool promotes = cached.shape.kind == GraphKind::PROMOTE;
     bool tree_form = false;
     for (size_t i = 0; i < all.size(); ++i) {
         const RecurrentBatchShape & batch = all[i];
@@ -213,16 +213,16 @@ void make_recurrent_inputs(LiveGraph & live, const RecurrentShape & recurrent) {
         in.recurrent.push_back(made);
         tree_form = tree_form || batch.tree_form;
         if (batch.tree_form && batch.is_verify) {
-            make_tree_inputs(live, static_cast<int64_t>(i), batch.n_rows, batch.n_lanes);
+            make_tree_inputs(cached, static_cast<int64_t>(i), batch.n_rows, batch.n_lanes);
         } else if (batch.tree_form && promotes) {
-            make_tree_inputs(live, -1, batch.n_rows, 1);
+            make_tree_inputs(cached, -1, batch.n_rows, 1);
         } else if (batch.tree_form) {
-            make_tree_inputs(live, -1, std::min(batch.n_rows, TREE_FORM_CHUNK), 1);
-            make_tree_inputs(live, -1, batch.n_rows % TREE_FORM_CHUNK, 1);
+            make_tree_inputs(cached, -1, std::min(batch.n_rows, TREE_FORM_CHUNK), 1);
+            make_tree_inputs(cached, -1, batch.n_rows % TREE_FORM_CHUNK, 1);
         }
     }
     if (!all.empty() && !all.front().identity_layout && !promotes) {
-        in.lane_rows = make(GGML_TYPE_I32, live.shape.n_rows, "lane_rows");
+        in.lane_rows = make(GGML_TYPE_I32, cached.shape.n_rows, "lane_rows");
     }
     if (tree_form) {
         in.unit = make_input(ctx, GGML_TYPE_F32, 1, 2 * recurrent.n_k_heads, "unit");
@@ -262,12 +262,13 @@ static const RecurrentRows * entry_of(const RecurrentBatch & batch,
 
 // f(lane, its item, row) in the order of an input that has n values a lane.
 template <typename T, typename F>
-static void write_lanes(const LiveGraph & live, ggml_tensor * input, const RecurrentBatch & batch,
-                        const std::vector<RecurrentRows> & entries, int64_t n, F && f) {
+static void write_lanes(const CachedGraph & cached, ggml_tensor * input,
+                        const RecurrentBatch & batch, const std::vector<RecurrentRows> & entries,
+                        int64_t n, F && f) {
     if (input == nullptr) {
         return;
     }
-    live.write<T>(input, [&](T * data) {
+    cached.write<T>(input, [&](T * data) {
         for (int64_t lane = 0; lane < batch.shape.n_lanes; ++lane) {
             const RecurrentRows * entry = entry_of(batch, entries, lane);
             for (int64_t i = 0; i < n; ++i) {
@@ -277,14 +278,14 @@ static void write_lanes(const LiveGraph & live, ggml_tensor * input, const Recur
     });
 }
 
-static void write_conv_taps(const LiveGraph & live, ggml_tensor * input,
+static void write_conv_taps(const CachedGraph & cached, ggml_tensor * input,
                             const RecurrentBatch & batch,
                             const std::vector<RecurrentRows> & entries, int64_t d_conv) {
     if (input == nullptr) {
         return;
     }
     const int64_t n = batch.shape.n_rows, size = batch.shape.size();
-    live.write<int32_t>(input, [&](int32_t * data) {
+    cached.write<int32_t>(input, [&](int32_t * data) {
         for (int64_t lane = 0; lane < batch.shape.n_lanes; ++lane) {
             const std::vector<int32_t> taps =
                 convolution_taps(parents_of(entry_of(batch, entries, lane), n), d_conv);
@@ -298,7 +299,7 @@ static void write_conv_taps(const LiveGraph & live, ggml_tensor * input,
     });
 }
 
-void write_recurrent_inputs(const LiveGraph & live, const RecurrentCache & cache,
+void write_recurrent_inputs(const CachedGraph & cached, const RecurrentCache & cache,
                             const RecurrentShape & recurrent,
                             const std::vector<RecurrentBatch> & batches,
                             const std::vector<RecurrentRows> & entries) {
@@ -314,38 +315,39 @@ void write_recurrent_inputs(const LiveGraph & live, const RecurrentCache & cache
                           : n_slots * before + entry->first + std::min(i - before, entry->n - 1);
     };
     for (size_t of = 0; of < batches.size(); ++of) {
-        const RecurrentInputs & in = live.in.recurrent[of];
+        const RecurrentInputs & in = cached.in.recurrent[of];
         const RecurrentBatch & batch = batches[of];
         const int64_t n = batch.shape.n_rows;
         const auto slot = [](int64_t, const RecurrentRows * entry, int64_t) {
             return entry->sequence;
         };
-        write_lanes<int32_t>(live, in.slots, batch, entries, 1, slot);
-        write_lanes<int64_t>(live, in.to_slots, batch, entries, 1, slot);
-        write_lanes<int32_t>(live, in.inputs, batch, entries, before + n, input_row);
-        write_lanes<int32_t>(live, in.last_inputs, batch, entries, before,
+        write_lanes<int32_t>(cached, in.slots, batch, entries, 1, slot);
+        write_lanes<int64_t>(cached, in.to_slots, batch, entries, 1, slot);
+        write_lanes<int32_t>(cached, in.inputs, batch, entries, before + n, input_row);
+        write_lanes<int32_t>(cached, in.last_inputs, batch, entries, before,
                              [&](int64_t lane, const RecurrentRows * entry, int64_t i) {
                                  return input_row(lane, entry, entry == nullptr ? i : entry->n + i);
                              });
-        write_lanes<int32_t>(
-            live, in.rows, batch, entries, n, [&](int64_t, const RecurrentRows * entry, int64_t i) {
-                return entry != nullptr && i < entry->n ? entry->first + i : live.shape.n_rows;
-            });
-        write_lanes<int64_t>(live, in.update_rows, batch, entries, n,
+        write_lanes<int32_t>(cached, in.rows, batch, entries, n,
+                             [&](int64_t, const RecurrentRows * entry, int64_t i) {
+                                 return entry != nullptr && i < entry->n ? entry->first + i
+                                                                         : cached.shape.n_rows;
+                             });
+        write_lanes<int64_t>(cached, in.update_rows, batch, entries, n,
                              [&](int64_t, const RecurrentRows * entry, int64_t i) {
                                  return entry != nullptr && i < entry->n ? entry->updates.first + i
                                                                          : part.padding_row();
                              });
-        write_lanes<int64_t>(live, in.conv_update_rows, batch, entries, before + n,
+        write_lanes<int64_t>(cached, in.conv_update_rows, batch, entries, before + n,
                              [&](int64_t, const RecurrentRows * entry, int64_t i) {
                                  return entry != nullptr && i < before + entry->n
                                             ? entry->updates.first_conv + i
                                             : part.padding_conv_row();
                              });
-        write_conv_taps(live, in.conv_taps, batch, entries, recurrent.d_conv);
+        write_conv_taps(cached, in.conv_taps, batch, entries, recurrent.d_conv);
     }
-    if (live.in.lane_rows != nullptr) {
-        live.write<int32_t>(live.in.lane_rows, [&](int32_t * data) {
+    if (cached.in.lane_rows != nullptr) {
+        cached.write<int32_t>(cached.in.lane_rows, [&](int32_t * data) {
             int64_t first = 0;
             for (const RecurrentBatch & batch : batches) {
                 for (int64_t lane = 0; lane < batch.shape.n_lanes; ++lane) {
@@ -358,10 +360,10 @@ void write_recurrent_inputs(const LiveGraph & live, const RecurrentCache & cache
                 first += batch.shape.size();
             }
             const RecurrentRows & last = entries.back(); // padding is copies of its first row
-            std::fill(data + last.first + last.n, data + live.shape.n_rows, data[last.first]);
+            std::fill(data + last.first + last.n, data + cached.shape.n_rows, data[last.first]);
         });
     }
-    write_tree_inputs(live, recurrent, batches, entries);
+    write_tree_inputs(cached, recurrent, batches, entries);
 }
 
 static void write_ancestors(float * ancestors, float * bias, int64_t n,
@@ -377,10 +379,10 @@ static void write_ancestors(float * ancestors, float * bias, int64_t n,
     }
 }
 
-void write_tree_inputs(const LiveGraph & live, const RecurrentShape & recurrent,
+void write_tree_inputs(const CachedGraph & cached, const RecurrentShape & recurrent,
                        const std::vector<RecurrentBatch> & batches,
                        const std::vector<RecurrentRows> & entries) {
-    for (const TreeInputs & tree : live.in.trees) {
+    for (const TreeInputs & tree : cached.in.trees) {
         const int64_t n = tree.n, n_lanes = tree.ancestors->ne[3];
         std::vector<float> ancestors(2 * n * n * n_lanes), bias(ancestors.size());
         std::vector<int32_t> chain(n);
@@ -393,19 +395,20 @@ void write_tree_inputs(const LiveGraph & live, const RecurrentShape & recurrent,
                                      : parents_of(entry_of(batches[tree.batch], entries, lane), n));
         }
         const auto write = [&](ggml_tensor * view, const std::vector<float> & values) {
-            live.write<float>(view->view_src,
-                              [&](float * data) { std::copy(values.begin(), values.end(), data); });
+            cached.write<float>(view->view_src, [&](float * data) {
+                std::copy(values.begin(), values.end(), data);
+            });
         };
         write(tree.ancestors, ancestors);
         write(tree.bias, bias);
-        live.write<float>(tree.identity, [&](float * data) {
+        cached.write<float>(tree.identity, [&](float * data) {
             for (int64_t i = 0; i < n * n; ++i) {
                 data[i] = i % (n + 1) == 0 ? 1.0f : 0.0f;
             }
         });
     }
-    if (live.in.unit != nullptr) {
-        live.write<float>(live.in.unit, [&](float * data) {
+    if (cached.in.unit != nullptr) {
+        cached.write<float>(cached.in.unit, [&](float * data) {
             const auto d = static_cast<float>(recurrent.d_state);
             std::fill_n(data, recurrent.n_k_heads, 1.0f / d);
             std::fill_n(data + recurrent.n_k_heads, recurrent.n_k_heads, 1.0f / std::sqrt(d));

@@ -38,13 +38,13 @@ std::vector<RecurrentBatch> make_recurrent_batches(const std::vector<RecurrentRo
 int64_t max_recurrent_batches(int64_t n_ubatch);
 
 // Inputs for live.shape.recurrent.
-void make_recurrent_inputs(LiveGraph & live, const RecurrentShape & recurrent);
+void make_recurrent_inputs(CachedGraph & cached, const RecurrentShape & recurrent);
 // What they are for a pass; of those of a promotion, what follows from its shape.
-void write_recurrent_inputs(const LiveGraph & live, const RecurrentCache & cache,
+void write_recurrent_inputs(const CachedGraph & cached, const RecurrentCache & cache,
                             const RecurrentShape & recurrent,
                             const std::vector<RecurrentBatch> & batches,
                             const std::vector<RecurrentRows> & entries);
-void write_tree_inputs(const LiveGraph & live, const RecurrentShape & recurrent,
+void write_tree_inputs(const CachedGraph & cached, const RecurrentShape & recurrent,
                        const std::vector<RecurrentBatch> & batches,
                        const std::vector<RecurrentRows> & entries);
 

@@ -34,8 +34,8 @@ int64_t n_sizes(int64_t n, double most, const std::function<int64_t(int64_t)> & 
 int main() {
     const Weights weights;
     Devices cpu(cpu_device(), {}, 1, {});
-    Devices gpu(cpu_device(), {}, 1, {}, DFL_MEASURE_CUDA);
-    Devices split(cpu_device(), {/*first =*/2, 0}, 1, {}, DFL_MEASURE_CUDA);
+    Devices gpu(cpu_device(), {}, 1, {}, DFL_DRY_RUN_CUDA);
+    Devices split(cpu_device(), {/*first =*/2, 0}, 1, {}, DFL_DRY_RUN_CUDA);
     const GraphSizes close(cpu, 16), beside(split, 16), alone(gpu, 1), few(gpu, 16);
 
     CHECK(close.inject_rows(0) == 0);

@@ -63,7 +63,7 @@ struct DeltaHeadKernel {
     void (*convolve)(const DeltaConvolution & work);
     // to <- x * length / sqrt(sum(x^2) + eps)
     void (*scale)(const float * x, int64_t d, float length, float eps, float * to);
-    float (*dot)(const float * a, const float * b, int64_t d);
+    float (*dot)(const float * a, const float * g, int64_t d);
     // Floats of scratch for a scan along parents.
     int64_t (*scratch_size)(int64_t d, int64_t n);
     void (*scan)(const DeltaScan & work, float * scratch);

@@ -14,16 +14,16 @@ namespace {
 // of queries where there is room for that.
 class Attend : public CpuNode {
   public:
-    Attend(const Build & b, int il, const std::vector<VisibleRows> & visible)
-        : shape_(b.hp.layers[il]), sinks_(b.weights.layers[il].attn.sinks), seen_(visible),
-          rotation_(b.kv.rotation_v(il) != nullptr ? b.kv.rotation_v(il)->ne[0] : 0),
-          n_threads_(b.cpu_nodes.most_threads), n_rows_(b.shape.n_rows),
-          merged_(shape_.n_head_kv * b.kv.n_sequences()), plans_(n_threads_) {
+    Attend(const GraphContext & g, int il, const std::vector<VisibleRows> & visible)
+        : shape_(g.hp.layers[il]), sinks_(g.weights.layers[il].attn.sinks), seen_(visible),
+          rotation_(g.kv.rotation_v(il) != nullptr ? g.kv.rotation_v(il)->ne[0] : 0),
+          n_threads_(g.cpu_nodes.max_threads), n_rows_(g.shape.n_rows),
+          merged_(shape_.n_head_kv * g.kv.n_sequences()), plans_(n_threads_) {
         // Rows of a verify may be the nodes of a tree.
         const int64_t n_pending =
-            b.shape.kind == GraphKind::VERIFY ? std::min<int64_t>(n_rows_, DFL_MAX_VERIFY) : 0;
+            g.shape.kind == GraphKind::VERIFY ? std::min<int64_t>(n_rows_, DFL_MAX_VERIFY) : 0;
         scratch_ = kernel_.scratch_size(shape_.head_dim, n_pending);
-        const int64_t n_kv = b.shape.n_kv[b.kv.group_index(il)];
+        const int64_t n_kv = g.shape.n_kv[g.kv.group_index(il)];
         if (n_kv > cpu::CELL_SEGMENT) {
             const int64_t n_segments = n_kv / cpu::CELL_SEGMENT + 2; // begun ones, too
             n_parts_ = n_segments * std::min<int64_t>(n_group() * n_rows_, cpu::MAX_QUERIES);
@@ -231,12 +231,12 @@ class Attend : public CpuNode {
 
 } // namespace
 
-ggml_tensor * cell_attention(Build & b, int il, ggml_tensor * q) {
-    auto work = std::make_unique<Attend>(b, il, b.kv.group(il).visible());
+ggml_tensor * cell_attention(GraphContext & g, int il, ggml_tensor * q) {
+    auto work = std::make_unique<Attend>(g, il, g.kv.group(il).visible());
     const int64_t size = work->size();
     ggml_tensor * all =
-        add_cpu_node(b, GGML_TYPE_F32, size, 1, {q, b.kv.k(il), b.kv.v(il)}, std::move(work));
-    return ggml_view_3d(b.ctx, all, q->ne[0], q->ne[1], q->ne[2], q->ne[0] * sizeof(float),
+        add_cpu_node(g, GGML_TYPE_F32, size, 1, {q, g.kv.k(il), g.kv.v(il)}, std::move(work));
+    return ggml_view_3d(g.ctx, all, q->ne[0], q->ne[1], q->ne[2], q->ne[0] * sizeof(float),
                         q->ne[0] * q->ne[1] * sizeof(float), 0);
 }
 

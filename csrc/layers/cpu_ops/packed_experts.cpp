@@ -208,9 +208,9 @@ class GatedExperts : public CpuNode {
 // then scratch for each thread.
 class SumExperts : public CpuNode {
   public:
-    SumExperts(const ExpertWeights & w, Groups groups, const BesideExperts & beside)
+    SumExperts(const ExpertWeights & w, Groups groups, const ExpertSumTerms & terms)
         : weights_(w.down), down_(*w.down.packed), groups_(groups),
-          shared_(beside.shared != nullptr), adds_(beside.add != nullptr) {}
+          shared_(terms.shared != nullptr), adds_(terms.add != nullptr) {}
 
     std::vector<const PackedMatrix *> weights() const override { return {&down_}; }
     int64_t n_rows() const { return groups_.n_pairs() / groups_.n_used(); }
@@ -306,34 +306,34 @@ class SumExperts : public CpuNode {
 
 } // namespace
 
-ggml_tensor * route(Build & b, ggml_tensor * logits, int64_t n_used) {
+ggml_tensor * route(GraphContext & g, ggml_tensor * logits, int64_t n_used) {
     const int64_t bytes = n_used * logits->ne[1] * static_cast<int64_t>(sizeof(SampledToken));
-    return add_cpu_node(b, GGML_TYPE_I8, bytes, 1, {logits}, std::make_unique<Route>(n_used));
+    return add_cpu_node(g, GGML_TYPE_I8, bytes, 1, {logits}, std::make_unique<Route>(n_used));
 }
 
-ggml_tensor * packed_experts(Build & b, const ExpertWeights & w, const Rows & x,
-                             ggml_tensor * routed, const BesideExperts & beside) {
-    const int64_t n_threads = b.cpu_nodes.most_threads, n_embd = w.down.packed->n_out;
-    const Groups groups(w.gate.packed->n_experts, b.hp.experts.n_used, x.n_rows());
-    const PackedInput input(b, *w.gate.packed->product, x);
+ggml_tensor * packed_experts(GraphContext & g, const ExpertWeights & w, const Rows & x,
+                             ggml_tensor * routed, const ExpertSumTerms & terms) {
+    const int64_t n_threads = g.cpu_nodes.max_threads, n_embd = w.down.packed->n_out;
+    const Groups groups(w.gate.packed->n_experts, g.hp.experts.n_used, x.n_rows());
+    const PackedInput input(g, *w.gate.packed->product, x);
 
     std::vector<ggml_tensor *> src = input.sources();
     src.push_back(routed);
-    auto gates = std::make_unique<GatedExperts>(w, b.hp.experts.activation, groups, input);
+    auto gates = std::make_unique<GatedExperts>(w, g.hp.experts.activation, groups, input);
     const int64_t gated_bytes = gates->bytes() + n_threads * gates->scratch_size();
-    ggml_tensor * gated = add_cpu_node(b, GGML_TYPE_I8, gated_bytes, 1, src, std::move(gates));
+    ggml_tensor * gated = add_cpu_node(g, GGML_TYPE_I8, gated_bytes, 1, src, std::move(gates));
 
     src = {gated, routed};
-    for (ggml_tensor * more : {beside.shared, beside.score, beside.add}) {
+    for (ggml_tensor * more : {terms.shared, terms.score, terms.add}) {
         if (more != nullptr) {
             src.push_back(more);
         }
     }
-    auto sums = std::make_unique<SumExperts>(w, groups, beside);
+    auto sums = std::make_unique<SumExperts>(w, groups, terms);
     const int64_t bytes = sums->bytes() + n_threads * sums->scratch_size();
-    ggml_tensor * all = add_cpu_node(b, GGML_TYPE_F32, bytes / static_cast<int64_t>(sizeof(float)),
+    ggml_tensor * all = add_cpu_node(g, GGML_TYPE_F32, bytes / static_cast<int64_t>(sizeof(float)),
                                      1, src, std::move(sums));
-    return ggml_view_2d(b.ctx, all, n_embd, x.n_rows(), n_embd * sizeof(float), 0);
+    return ggml_view_2d(g.ctx, all, n_embd, x.n_rows(), n_embd * sizeof(float), 0);
 }
 
 } // namespace dfl

@@ -264,26 +264,26 @@ bool can_scan_delta_net(const RecurrentShape & shape) {
     return shape.d_state <= cpu::MAX_DELTA_HEAD && shape.d_conv <= cpu::MAX_DELTA_TAPS;
 }
 
-ggml_tensor * scan_delta_net(Build & b, int il, const DeltaNetProducts & in) {
+ggml_tensor * scan_delta_net(GraphContext & g, int il, const DeltaNetProducts & in) {
     const cpu::DeltaHeadKernel & kernel = *cpu::delta_head();
-    const RecurrentShape & shape = b.hp.recurrent;
-    const int64_t inner = shape.d_state * shape.n_v_heads, n = b.shape.n_rows;
-    const DeltaLayer layer = {b.weights.layers[il].delta,
-                              b.recurrent.part_of(il),
-                              b.recurrent.pass_rows,
+    const RecurrentShape & shape = g.hp.recurrent;
+    const int64_t inner = shape.d_state * shape.n_v_heads, n = g.shape.n_rows;
+    const DeltaLayer layer = {g.weights.layers[il].delta,
+                              g.recurrent.part_of(il),
+                              g.recurrent.pass_rows,
                               shape,
                               n,
-                              b.shape.kind == GraphKind::VERIFY,
-                              b.recurrent.index(il),
-                              b.hp.eps};
+                              g.shape.kind == GraphKind::VERIFY,
+                              g.recurrent.index(il),
+                              g.hp.eps};
     ggml_tensor * rows =
-        add_cpu_node(b, GGML_TYPE_F32, shape.conv_channels() + 2 * shape.n_v_heads, n,
+        add_cpu_node(g, GGML_TYPE_F32, shape.conv_channels() + 2 * shape.n_v_heads, n,
                      {in.qkv, in.beta, in.alpha}, std::make_unique<Prepare>(kernel, layer));
-    const int64_t scratch = b.cpu_nodes.n_threads * Scan::scratch_size(kernel, layer);
-    ggml_tensor * all = add_cpu_node(b, GGML_TYPE_F32, inner * n + scratch, 1, {rows, in.gate},
+    const int64_t scratch = g.cpu_nodes.n_threads * Scan::scratch_size(kernel, layer);
+    ggml_tensor * all = add_cpu_node(g, GGML_TYPE_F32, inner * n + scratch, 1, {rows, in.gate},
                                      std::make_unique<Scan>(kernel, layer));
-    ggml_build_forward_expand(b.graph, all); // the state moves on even where no row gets logits
-    return ggml_view_2d(b.ctx, all, inner, n, inner * sizeof(float), 0);
+    ggml_build_forward_expand(g.graph, all); // the state moves on even where no row gets logits
+    return ggml_view_2d(g.ctx, all, inner, n, inner * sizeof(float), 0);
 }
 
 } // namespace dfl

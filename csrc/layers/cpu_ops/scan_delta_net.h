@@ -2,7 +2,7 @@
 // and a tree are scanned alike, so that a node of a tree has the bits of plain decoding.
 #pragma once
 
-#include "layers/cpu_ops/build.h"
+#include "layers/cpu_ops/graph_context.h"
 
 namespace dfl {
 
@@ -19,9 +19,9 @@ struct DeltaNetProducts {
 
 // What the output matrix takes, [d_state * n_v_heads, n_rows], of RecurrentCache::scanned;
 // otherwise as delta_net().
-ggml_tensor * scan_delta_net(Build & b, int il, const DeltaNetProducts & in);
+ggml_tensor * scan_delta_net(GraphContext & g, int il, const DeltaNetProducts & in);
 
 // Advances the states of a device's recurrent layers along RecurrentCache::accepted.
-void scan_promote(Build & b, const RecurrentPart & part);
+void scan_promote(GraphContext & g, const RecurrentPart & part);
 
 } // namespace dfl

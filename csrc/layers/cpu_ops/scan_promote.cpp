@@ -15,9 +15,10 @@ constexpr int64_t CHUNK = 32;
 // All layers' states of a device along the accepted paths. dst: scratch for each thread.
 class Promote : public CpuNode {
   public:
-    Promote(const cpu::DeltaHeadKernel & kernel, const RecurrentPart & cache, const Build & b)
-        : kernel_(kernel), cache_(cache), accepted_(b.recurrent.accepted), shape_(b.hp.recurrent),
-          eps_(b.hp.eps) {}
+    Promote(const cpu::DeltaHeadKernel & kernel, const RecurrentPart & cache,
+            const GraphContext & g)
+        : kernel_(kernel), cache_(cache), accepted_(g.recurrent.accepted), shape_(g.hp.recurrent),
+          eps_(g.hp.eps) {}
 
     // Keys, values, exp(g) and beta.
     static int64_t scratch_size(const RecurrentShape & shape) {
@@ -93,11 +94,11 @@ class Promote : public CpuNode {
 
 } // namespace
 
-void scan_promote(Build & b, const RecurrentPart & part) {
-    const int64_t scratch = b.cpu_nodes.n_threads * Promote::scratch_size(b.hp.recurrent);
-    ggml_build_forward_expand(b.graph,
-                              add_cpu_node(b, GGML_TYPE_F32, scratch, 1, {part.state},
-                                           std::make_unique<Promote>(*cpu::delta_head(), part, b)));
+void scan_promote(GraphContext & g, const RecurrentPart & part) {
+    const int64_t scratch = g.cpu_nodes.n_threads * Promote::scratch_size(g.hp.recurrent);
+    ggml_build_forward_expand(g.graph,
+                              add_cpu_node(g, GGML_TYPE_F32, scratch, 1, {part.state},
+                                           std::make_unique<Promote>(*cpu::delta_head(), part, g)));
 }
 
 } // namespace dfl

@@ -141,15 +141,15 @@ struct MadeRows {
     ggml_tensor * tensor;
 };
 
-// Pairs (1, 0) turned by rope at some positions; see head_rows.h.
-struct TurnedUnits {
+// Pairs (1, 0) rotated by rope at some positions; see head_rows.h.
+struct RotatedUnits {
     RopeShape rope;
     const ggml_tensor * positions;
     ggml_tensor * units;
 };
 
 // A builder only adds nodes to ctx and graph: it computes nothing and moves no cursor.
-struct Build {
+struct GraphContext {
     ggml_context * ctx;
     ggml_cgraph * graph;
     CpuNodes & cpu_nodes;
@@ -163,7 +163,7 @@ struct Build {
     std::vector<TreeMasks> tree_masks = {};
     std::vector<QuantizedRows> quantized_rows = {};
     std::vector<MadeRows> made_rows = {};
-    std::vector<TurnedUnits> turned_units = {};
+    std::vector<RotatedUnits> rotated_units = {};
     // Called with the residual stream [n_embd, n_rows] that enters layer il; may be empty.
     std::function<void(int il, ggml_tensor * x)> tap = {};
 };
