@@ -14,7 +14,7 @@ extern "C" {
 
 #pragma GCC visibility push(default)
 
-enum { DFL_ABI_VERSION = 18 };
+enum { DFL_ABI_VERSION = 19 };
 
 typedef enum {
     DFL_STATUS_OK = 0,
@@ -469,85 +469,92 @@ dfl_status dfl_prefix_create(dfl_engine * engine, const int32_t * tokens, int64_
                              dfl_error * err);
 dfl_status dfl_prefix_write(dfl_prefix * prefix, int32_t part, const void * data, dfl_error * err);
 
-/* ---- what of candidates is verified ---- */
+/* ---- selection of the nodes to verify ---- */
 
-/* Tokens that a pass must bring for each of n sizes: the number of its candidates, rising from 1
- * on, where these are chains and where they are more. n is 0: whatever there is is wanted. */
-typedef struct dfl_worth {
+/* Minimum expected accepted tokens for a pass to break even, by its number of verified nodes:
+ * [n] sizes, rising from 1 on, and the tokens where the nodes are chains and where they are trees.
+ * n is 0: there is no threshold. */
+typedef struct dfl_break_even {
     const int32_t * sizes;
     const double * chains;
     const double * trees;
     int32_t n;
-} dfl_worth;
+} dfl_break_even;
 
-/* Of n trees so many nodes that all together bring most beyond what they must, the likeliest first;
- * or nodes of their likeliest chains. counts: [n] nodes of each tree, with the root, and [n] that
- * may be verified below it. parents and log_chances (of paths): of one tree after the other,
- * children after their parents and likeliest first, the root's parent -1. trust: what comes true of
- * chances. least: what they must bring beyond that. Out: n_nodes: [n], the first so many below the
- * root; is_tree: 0, of the chain that follows the first child of every node; value: the tokens,
- * `least` where nothing brings more. Errors: ARGUMENT, MEMORY. */
-dfl_status dfl_pick(int32_t n, const int32_t * counts, const int32_t * parents,
-                    const double * log_chances, const dfl_worth * worth, double trust, double least,
-                    int32_t * n_nodes, int32_t * is_tree, double * value, dfl_error * err);
+/* Selects the nodes to verify of n candidate trees together: as many of the likeliest as gain the
+ * most expected tokens beyond break_even, either of the trees or of the chains that follow the
+ * first child of every node. counts: [n] nodes of each tree with its root, and [n] nodes below the
+ * root that may be verified. parents and log_probs (of paths): tree after tree, children after
+ * their parents and likeliest first, the root's parent -1. calibration_ratio: accepted tokens per
+ * expected one. min_value: the gain must exceed it. Out: n_nodes: [n], the number of nodes selected
+ * below each root; is_tree: 0 for the chains; value: the gain, or min_value where none exceeds it.
+ * Errors: ARGUMENT, MEMORY. */
+dfl_status dfl_select_nodes(int32_t n, const int32_t * counts, const int32_t * parents,
+                            const double * log_probs, const dfl_break_even * break_even,
+                            double calibration_ratio, double min_value, int32_t * n_nodes,
+                            int32_t * is_tree, double * value, dfl_error * err);
 
-/* ---- copies: what came after the end of a text where it stood before ---- */
+/* ---- suffix index: what followed earlier occurrences of the end of a text ---- */
 
-typedef struct dfl_copies dfl_copies;
+typedef struct dfl_suffix_index dfl_suffix_index;
 
-enum { DFL_COPY_OUTCOMES = 84 }; /* classes of copies that outcomes are counted for */
+enum { DFL_SUFFIX_OUTCOMES = 84 }; /* classes of guesses that outcomes are counted for */
 
-/* Remembers the last n_most tokens at most, n_most / 2 at least. Errors: ARGUMENT (n_most below 2).
- */
-dfl_status dfl_copies_create(int64_t n_most, dfl_copies ** copies, dfl_error * err);
-void dfl_copies_free(dfl_copies * copies);
-/* The text goes on by n tokens, none below 0. is_chosen: by the target, so that they tell how often
- * copies come true. length: out, of the longest end of the text that stands in it before; may be
- * NULL. Errors: ARGUMENT, MEMORY. */
-dfl_status dfl_copies_append(dfl_copies * copies, const int32_t * tokens, int64_t n,
-                             int32_t is_chosen, int64_t * length, dfl_error * err);
-/* The next tokens are another text: no copy goes across. */
-dfl_status dfl_copies_separate(dfl_copies * copies, dfl_error * err);
-/* A round of n texts: each goes on by counts[i] tokens that the target chose (`tokens`, one text's
- * after the other's), and gives its likeliest copies as a tree, the likeliest first: of all texts
- * together as many as dfl_pick would take. counts: [n] tokens, [n] positions of a tree and [n]
- * nodes of it at most. Out: n_nodes: [n], 0 where there are none, or with the root, the text's last
- * token; and these trees one after the other: tokens, parents (of the root -1), depths and
- * log-chances of paths, with room for all nodes asked for and roots. Errors: ARGUMENT, with nothing
- * done; MEMORY. */
-dfl_status dfl_copies_propose(dfl_copies * const * copies, int32_t n, const int32_t * tokens,
-                              const int32_t * counts, const dfl_worth * worth, int32_t * out_tokens,
-                              int32_t * out_parents, int32_t * out_depths, double * out_log_chances,
-                              int32_t * n_nodes, dfl_error * err);
-/* How often copies were looked at and came true, by class: [DFL_COPY_OUTCOMES][2]. Errors: ARGUMENT
- * (to set: 0 < taken <= tried everywhere). */
-dfl_status dfl_copies_get_outcomes(const dfl_copies * copies, double * outcomes, dfl_error * err);
-dfl_status dfl_copies_set_outcomes(dfl_copies * copies, const double * outcomes, dfl_error * err);
-/* Tokens and bytes that are remembered. */
-int64_t dfl_copies_size(const dfl_copies * copies);
-uint64_t dfl_copies_bytes(const dfl_copies * copies);
+/* Keeps at most the last max_tokens tokens and at least half of them. Errors: ARGUMENT (max_tokens
+ * below 2). */
+dfl_status dfl_suffix_index_create(int64_t max_tokens, dfl_suffix_index ** index, dfl_error * err);
+void dfl_suffix_index_free(dfl_suffix_index * index);
+/* Appends n tokens to the text, none below 0. is_generated: by the target, so that the outcomes of
+ * guesses are updated. length: out, of the longest suffix of the text that occurs in it before; may
+ * be NULL. Errors: ARGUMENT, MEMORY. */
+dfl_status dfl_suffix_index_append(dfl_suffix_index * index, const int32_t * tokens, int64_t n,
+                                   int32_t is_generated, int64_t * length, dfl_error * err);
+/* Ends the text: no match crosses its end. */
+dfl_status dfl_suffix_index_separate(dfl_suffix_index * index, dfl_error * err);
+/* Runs a round of n texts: appends counts[i] generated tokens to each (`tokens`, text after text)
+ * and proposes a tree for each, of all texts together the nodes that dfl_select_nodes would take.
+ * counts: [n] tokens, [n] largest depths of a tree and [n] largest numbers of its nodes. Out:
+ * n_nodes: [n], 0 or a tree's nodes with the root, which is the text's last token; and the trees
+ * one after the other: tokens, parents (of the root -1), depths and log-probabilities of paths,
+ * with room for all roots and nodes asked for. Errors: ARGUMENT, with nothing done; MEMORY. */
+dfl_status dfl_suffix_index_propose(dfl_suffix_index * const * index, int32_t n,
+                                    const int32_t * tokens, const int32_t * counts,
+                                    const dfl_break_even * break_even, int32_t * out_tokens,
+                                    int32_t * out_parents, int32_t * out_depths,
+                                    double * out_log_probs, int32_t * n_nodes, dfl_error * err);
+/* Reads or sets how many guesses of each class were tried and accepted: [DFL_SUFFIX_OUTCOMES][2].
+ * Errors: ARGUMENT (to set: 0 < accepted <= tried everywhere). */
+dfl_status dfl_suffix_index_get_outcomes(const dfl_suffix_index * index, double * outcomes,
+                                         dfl_error * err);
+dfl_status dfl_suffix_index_set_outcomes(dfl_suffix_index * index, const double * outcomes,
+                                         dfl_error * err);
+/* Number of tokens, and bytes, that the index holds. */
+int64_t dfl_suffix_index_size(const dfl_suffix_index * index);
+uint64_t dfl_suffix_index_bytes(const dfl_suffix_index * index);
 
-/* ---- calibration: what is learned of a drafter's chances ---- */
+/* ---- calibration: online learning of a drafter's probabilities ---- */
 
-enum { DFL_NEWTON_SIZE = 5 }; /* numbers of a depth */
+enum { DFL_CALIBRATION_SIZE = 5 }; /* weights of a depth */
 
-/* Each [DFL_NEWTON_SIZE]. */
-typedef struct dfl_newton_rules {
-    const double * prior; /* of the first depth; a later one is drawn to the one before it */
-    const double * held;  /* diagonal of the information that they begin with, and fade to */
-    const double * back;  /* how strongly they are drawn */
-    const double * low;
-    const double * high;
-    double fade; /* a part of what was before that goes with each outcome */
-} dfl_newton_rules;
+/* Each [DFL_CALIBRATION_SIZE]. */
+typedef struct dfl_calibration_params {
+    const double * prior;     /* weights of the first depth; each later depth's prior is the depth
+                                 before it */
+    const double * precision; /* diagonal of the initial information matrix, and its limit */
+    const double * pull;      /* strength of the pull to the prior */
+    const double * lower;     /* bounds of the weights */
+    const double * upper;
+    double forgetting; /* share of the earlier information that each outcome replaces */
+} dfl_calibration_params;
 
-/* One Newton step for each of n outcomes, at depths 1 to counts[i]. weights: [n_depths][SIZE],
- * information: [n_depths][SIZE][SIZE], in and out. slopes: [SIZE] and spreads: [SIZE][SIZE] of the
- * log-likelihood at each depth of each outcome, one outcome's after another's. Errors: ARGUMENT
- * (counts beyond n_depths), with nothing done. */
-dfl_status dfl_newton_steps(const dfl_newton_rules * rules, double * weights, double * information,
-                            int64_t n_depths, const double * slopes, const double * spreads,
-                            const int64_t * counts, int64_t n, dfl_error * err);
+/* Takes one Newton step for each of n outcomes, at depths 1 to counts[i]. weights:
+ * [n_depths][SIZE], information: [n_depths][SIZE][SIZE], in and out. gradients: [SIZE] and
+ * curvatures: [SIZE][SIZE] of the log-likelihood at each depth of each outcome, outcome after
+ * outcome. Errors: ARGUMENT (counts beyond n_depths), with nothing done. */
+dfl_status dfl_calibration_update(const dfl_calibration_params * params, double * weights,
+                                  double * information, int64_t n_depths, const double * gradients,
+                                  const double * curvatures, const int64_t * counts, int64_t n,
+                                  dfl_error * err);
 
 /* ---- quantisation ---- */
 

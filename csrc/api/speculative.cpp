@@ -1,4 +1,4 @@
-// extern "C" bodies only: copies, what of candidates is verified, what calibrations learn by.
+// extern "C" bodies only: selection of nodes, suffix index, calibration.
 #include "api/handles.h"
 #include "speculative/calibration.h"
 #include "speculative/node_selection.h"
@@ -8,15 +8,15 @@
 #include <limits>
 #include <vector>
 
-using dfl::Copies;
+using dfl::SuffixIndex;
 using dfl::guard;
 using dfl::need;
-using dfl::NewtonRules;
+using dfl::CalibrationParams;
 
-struct dfl_copies {
-    explicit dfl_copies(size_t n_most) : copies(n_most) {}
+struct dfl_suffix_index {
+    explicit dfl_suffix_index(size_t max_tokens) : index(max_tokens) {}
 
-    Copies copies;
+    SuffixIndex index;
 };
 
 static void need_tokens(const int32_t * tokens, int64_t n) {
@@ -25,64 +25,66 @@ static void need_tokens(const int32_t * tokens, int64_t n) {
     }
 }
 
-static_assert(DFL_COPY_OUTCOMES == Copies::n_lengths * Copies::n_kinds);
+static_assert(DFL_SUFFIX_OUTCOMES == SuffixIndex::N_LENGTHS * SuffixIndex::N_KINDS);
 
-dfl_status dfl_copies_create(int64_t n_most, dfl_copies ** copies, dfl_error * err) {
+dfl_status dfl_suffix_index_create(int64_t max_tokens, dfl_suffix_index ** index, dfl_error * err) {
     return guard(err, [&] {
-        need(copies);
-        constexpr int64_t most = std::numeric_limits<int32_t>::max() / 4; // states and edges count
-        DFL_CHECK(n_most >= 2 && n_most <= most, DFL_STATUS_ARGUMENT,
-                  "n_most is %lld, must be 2 to %lld", static_cast<long long>(n_most),
-                  static_cast<long long>(most));
-        *copies = new dfl_copies(static_cast<size_t>(n_most));
+        need(index);
+        constexpr int64_t limit = std::numeric_limits<int32_t>::max() / 4; // states and edges count
+        DFL_CHECK(max_tokens >= 2 && max_tokens <= limit, DFL_STATUS_ARGUMENT,
+                  "max_tokens is %lld, must be 2 to %lld", static_cast<long long>(max_tokens),
+                  static_cast<long long>(limit));
+        *index = new dfl_suffix_index(static_cast<size_t>(max_tokens));
     });
 }
 
-void dfl_copies_free(dfl_copies * copies) { delete copies; }
+void dfl_suffix_index_free(dfl_suffix_index * index) { delete index; }
 
-dfl_status dfl_copies_append(dfl_copies * copies, const int32_t * tokens, int64_t n,
-                             int32_t is_chosen, int64_t * length, dfl_error * err) {
+dfl_status dfl_suffix_index_append(dfl_suffix_index * index, const int32_t * tokens, int64_t n,
+                                   int32_t is_generated, int64_t * length, dfl_error * err) {
     return guard(err, [&] {
-        need(copies, tokens);
+        need(index, tokens);
         need_tokens(tokens, n);
-        copies->copies.append(tokens, static_cast<size_t>(std::max<int64_t>(n, 0)), is_chosen != 0);
+        index->index.append(tokens, static_cast<size_t>(std::max<int64_t>(n, 0)),
+                            is_generated != 0);
         if (length != nullptr) {
-            *length = copies->copies.match_length();
+            *length = index->index.match_length();
         }
     });
 }
 
-dfl_status dfl_copies_separate(dfl_copies * copies, dfl_error * err) {
+dfl_status dfl_suffix_index_separate(dfl_suffix_index * index, dfl_error * err) {
     return guard(err, [&] {
-        need(copies);
-        copies->copies.separate();
+        need(index);
+        index->index.separate();
     });
 }
 
-static dfl::Worth worth_of(const dfl_worth & worth) {
-    DFL_CHECK(worth.n >= 0, DFL_STATUS_ARGUMENT, "%d sizes, must be 0 at least", worth.n);
-    if (worth.n > 0) {
-        need(worth.sizes, worth.chains, worth.trees);
+static dfl::BreakEven break_even_of(const dfl_break_even & break_even) {
+    DFL_CHECK(break_even.n >= 0, DFL_STATUS_ARGUMENT, "%d sizes, must be 0 at least", break_even.n);
+    if (break_even.n > 0) {
+        need(break_even.sizes, break_even.chains, break_even.trees);
     }
     int32_t before = 0;
-    for (int32_t i = 0; i < worth.n; before = worth.sizes[i++]) {
-        DFL_CHECK(worth.sizes[i] > before, DFL_STATUS_ARGUMENT,
-                  "size %d after size %d, sizes must rise from 1 on", worth.sizes[i], before);
+    for (int32_t i = 0; i < break_even.n; before = break_even.sizes[i++]) {
+        DFL_CHECK(break_even.sizes[i] > before, DFL_STATUS_ARGUMENT,
+                  "size %d after size %d, sizes must rise from 1 on", break_even.sizes[i], before);
     }
-    return {worth.sizes, worth.chains, worth.trees, size_t(worth.n)};
+    return {break_even.sizes, break_even.chains, break_even.trees, size_t(break_even.n)};
 }
 
-dfl_status dfl_copies_propose(dfl_copies * const * copies, int32_t n, const int32_t * tokens,
-                              const int32_t * counts, const dfl_worth * worth, int32_t * out_tokens,
-                              int32_t * out_parents, int32_t * out_depths, double * out_log_chances,
-                              int32_t * n_nodes, dfl_error * err) {
+dfl_status dfl_suffix_index_propose(dfl_suffix_index * const * index, int32_t n,
+                                    const int32_t * tokens, const int32_t * counts,
+                                    const dfl_break_even * break_even, int32_t * out_tokens,
+                                    int32_t * out_parents, int32_t * out_depths,
+                                    double * out_log_probs, int32_t * n_nodes, dfl_error * err) {
     return guard(err, [&] {
-        need(copies, tokens, counts, worth);
+        need(index, tokens, counts, break_even);
         need(out_tokens, out_parents, out_depths);
-        need(out_log_chances, n_nodes);
+        need(out_log_probs, n_nodes);
         int64_t n_tokens = 0;
         for (int32_t i = 0; i < n; ++i) {
-            need(copies[i]);
+            need(index[i]);
             for (int32_t k = 0; k < 3; ++k) {
                 DFL_CHECK(counts[k * n + i] >= 0, DFL_STATUS_ARGUMENT,
                           "text %d with a count of %d, none must be below 0", i, counts[k * n + i]);
@@ -90,98 +92,105 @@ dfl_status dfl_copies_propose(dfl_copies * const * copies, int32_t n, const int3
             n_tokens += counts[i];
         }
         need_tokens(tokens, n_tokens);
-        const dfl::Worth least = worth_of(*worth);
-        std::vector<Copies::Asked> asked;
+        const dfl::BreakEven thresholds = break_even_of(*break_even);
+        std::vector<SuffixIndex::Query> queries;
         for (int32_t i = 0; i < n; ++i) {
-            copies[i]->copies.append(tokens, size_t(counts[i]), true);
+            index[i]->index.append(tokens, size_t(counts[i]), true);
             tokens += counts[i];
-            asked.push_back({&copies[i]->copies, size_t(counts[n + i]), size_t(counts[2 * n + i])});
+            queries.push_back({&index[i]->index, size_t(counts[n + i]), size_t(counts[2 * n + i])});
         }
-        for (const std::vector<Copies::Node> & tree : Copies::propose(asked, least)) {
+        for (const std::vector<SuffixIndex::Node> & tree :
+             SuffixIndex::propose(queries, thresholds)) {
             *n_nodes++ = int32_t(tree.size());
-            for (const Copies::Node & node : tree) {
+            for (const SuffixIndex::Node & node : tree) {
                 *out_tokens++ = node.token;
                 *out_parents++ = node.parent;
                 *out_depths++ = node.depth;
-                *out_log_chances++ = node.log_chance;
+                *out_log_probs++ = node.log_prob;
             }
         }
     });
 }
 
-dfl_status dfl_pick(int32_t n, const int32_t * counts, const int32_t * parents,
-                    const double * log_chances, const dfl_worth * worth, double trust, double least,
-                    int32_t * n_nodes, int32_t * is_tree, double * value, dfl_error * err) {
+dfl_status dfl_select_nodes(int32_t n, const int32_t * counts, const int32_t * parents,
+                            const double * log_probs, const dfl_break_even * break_even,
+                            double calibration_ratio, double min_value, int32_t * n_nodes,
+                            int32_t * is_tree, double * value, dfl_error * err) {
     return guard(err, [&] {
-        need(counts, parents, log_chances, worth);
+        need(counts, parents, log_probs, break_even);
         need(n_nodes, is_tree, value);
-        std::vector<dfl::PickTree> trees;
+        std::vector<dfl::CandidateTree> trees;
         for (int32_t i = 0; i < n; ++i) {
-            const int32_t n_all = counts[i], most = counts[n + i];
-            DFL_CHECK(n_all >= 1 && most >= 0, DFL_STATUS_ARGUMENT,
-                      "tree %d of %d nodes, %d at most, must be 1 and 0 at least", i, n_all, most);
-            trees.push_back({parents, log_chances, size_t(n_all), size_t(most)});
+            const int32_t n_all = counts[i], limit = counts[n + i];
+            DFL_CHECK(n_all >= 1 && limit >= 0, DFL_STATUS_ARGUMENT,
+                      "tree %d of %d nodes, %d at most, must be 1 and 0 at least", i, n_all, limit);
+            trees.push_back({parents, log_probs, size_t(n_all), size_t(limit)});
             parents += n_all;
-            log_chances += n_all;
+            log_probs += n_all;
         }
-        const dfl::Picked picked = dfl::pick(trees, worth_of(*worth), trust, least);
-        std::copy(picked.n_nodes.begin(), picked.n_nodes.end(), n_nodes);
-        *is_tree = picked.is_tree;
-        *value = picked.value;
+        const dfl::Selection selection =
+            dfl::select_nodes(trees, break_even_of(*break_even), calibration_ratio, min_value);
+        std::copy(selection.n_nodes.begin(), selection.n_nodes.end(), n_nodes);
+        *is_tree = selection.is_tree;
+        *value = selection.value;
     });
 }
 
-dfl_status dfl_copies_get_outcomes(const dfl_copies * copies, double * outcomes, dfl_error * err) {
+dfl_status dfl_suffix_index_get_outcomes(const dfl_suffix_index * index, double * outcomes,
+                                         dfl_error * err) {
     return guard(err, [&] {
-        need(copies, outcomes);
-        for (const Copies::Outcome & outcome : copies->copies.outcomes()) {
+        need(index, outcomes);
+        for (const SuffixIndex::Outcome & outcome : index->index.outcomes()) {
             *outcomes++ = outcome.tried;
-            *outcomes++ = outcome.taken;
+            *outcomes++ = outcome.accepted;
         }
     });
 }
 
-dfl_status dfl_copies_set_outcomes(dfl_copies * copies, const double * outcomes, dfl_error * err) {
+dfl_status dfl_suffix_index_set_outcomes(dfl_suffix_index * index, const double * outcomes,
+                                         dfl_error * err) {
     return guard(err, [&] {
-        need(copies, outcomes);
-        Copies::Outcomes found;
-        for (size_t i = 0; i < found.size(); ++i) {
-            found[i] = {outcomes[2 * i], outcomes[2 * i + 1]};
-            DFL_CHECK(found[i].taken > 0.0 && found[i].taken <= found[i].tried &&
-                          found[i].tried < 1e9,
-                      DFL_STATUS_ARGUMENT, "%g copies of %g came true: need 0 < taken <= tried",
-                      found[i].taken, found[i].tried);
+        need(index, outcomes);
+        SuffixIndex::Outcomes parsed;
+        for (size_t i = 0; i < parsed.size(); ++i) {
+            parsed[i] = {outcomes[2 * i], outcomes[2 * i + 1]};
+            DFL_CHECK(parsed[i].accepted > 0.0 && parsed[i].accepted <= parsed[i].tried &&
+                          parsed[i].tried < 1e9,
+                      DFL_STATUS_ARGUMENT,
+                      "%g guesses of %g were accepted: need 0 < accepted <= tried",
+                      parsed[i].accepted, parsed[i].tried);
         }
-        copies->copies.set_outcomes(found);
+        index->index.set_outcomes(parsed);
     });
 }
 
-int64_t dfl_copies_size(const dfl_copies * copies) {
-    return copies != nullptr ? static_cast<int64_t>(copies->copies.size()) : -1;
+int64_t dfl_suffix_index_size(const dfl_suffix_index * index) {
+    return index != nullptr ? static_cast<int64_t>(index->index.size()) : -1;
 }
 
-uint64_t dfl_copies_bytes(const dfl_copies * copies) {
-    return copies != nullptr ? copies->copies.bytes() : 0;
+uint64_t dfl_suffix_index_bytes(const dfl_suffix_index * index) {
+    return index != nullptr ? index->index.bytes() : 0;
 }
 
-static_assert(DFL_NEWTON_SIZE == NewtonRules::N);
+static_assert(DFL_CALIBRATION_SIZE == CalibrationParams::N);
 
-dfl_status dfl_newton_steps(const dfl_newton_rules * rules, double * weights, double * information,
-                            int64_t n_depths, const double * slopes, const double * spreads,
-                            const int64_t * counts, int64_t n, dfl_error * err) {
+dfl_status dfl_calibration_update(const dfl_calibration_params * params, double * weights,
+                                  double * information, int64_t n_depths, const double * gradients,
+                                  const double * curvatures, const int64_t * counts, int64_t n,
+                                  dfl_error * err) {
     return guard(err, [&] {
-        need(rules, weights, information, slopes, spreads, counts);
+        need(params, weights, information, gradients, curvatures, counts);
         for (int64_t i = 0; i < n; ++i) {
             DFL_CHECK(counts[i] >= 0 && counts[i] <= n_depths, DFL_STATUS_ARGUMENT,
                       "outcomes at %lld depths, there are %lld", static_cast<long long>(counts[i]),
                       static_cast<long long>(n_depths));
         }
-        const NewtonRules of = {rules->prior, rules->held, rules->back,
-                                rules->low,   rules->high, rules->fade};
+        const CalibrationParams checked = {params->prior, params->precision, params->pull,
+                                           params->lower, params->upper,     params->forgetting};
         for (int64_t i = 0; i < n; ++i) {
-            dfl::newton_step(of, counts[i], weights, information, slopes, spreads);
-            slopes += counts[i] * NewtonRules::N;
-            spreads += counts[i] * NewtonRules::N * NewtonRules::N;
+            dfl::calibration_step(checked, counts[i], weights, information, gradients, curvatures);
+            gradients += counts[i] * CalibrationParams::N;
+            curvatures += counts[i] * CalibrationParams::N * CalibrationParams::N;
         }
     });
 }

@@ -19,13 +19,13 @@ void add_attention_copies(ggml_cgraph * graph) {
         if (node->op != GGML_OP_FLASH_ATTN_EXT || node->src[0]->ne[1] <= 1) {
             continue;
         }
-        uint64_t copies = 0;
+        uint64_t index = 0;
         for (const ggml_tensor * x : {node->src[1], node->src[2]}) {
-            copies += x->type == GGML_TYPE_F16 ? 0 : ggml_nelements(x) * sizeof(ggml_fp16_t);
+            index += x->type == GGML_TYPE_F16 ? 0 : ggml_nelements(x) * sizeof(ggml_fp16_t);
         }
-        if (copies > 0) { // no node reads this dimension
+        if (index > 0) { // no node reads this dimension
             node->ne[3] = 2;
-            node->nb[3] = copies;
+            node->nb[3] = index;
         }
     }
 }

@@ -25,6 +25,8 @@ class ThreadCount {
     int most() const { return most_; }
     // For the next run.
     int now() const { return now_; }
+    // True if probes run, whose answers a later note() takes.
+    bool is_probing() const { return !probes_.empty(); }
 
     // After a run that ended at `end` and took `elapsed_ns`, of which its threads spent lost_ns
     // waiting for n_late of them that came late.

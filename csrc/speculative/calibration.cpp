@@ -6,7 +6,7 @@
 
 namespace dfl {
 
-static constexpr int64_t N = NewtonRules::N;
+static constexpr int64_t N = CalibrationParams::N;
 
 // Solves a x = b by elimination with the largest pivots; b becomes x.
 static void solve(double (&a)[N][N], double * b) {
@@ -33,28 +33,29 @@ static void solve(double (&a)[N][N], double * b) {
     }
 }
 
-void newton_step(const NewtonRules & rules, int64_t n, double * weights, double * information,
-                 const double * slopes, const double * spreads) {
+void calibration_step(const CalibrationParams & params, int64_t n, double * weights,
+                      double * information, const double * gradients, const double * curvatures) {
     double before[N]; // of the depth before, as they were
-    std::copy_n(rules.prior, N, before);
+    std::copy_n(params.prior, N, before);
     for (int64_t depth = 0; depth < n; ++depth) {
         double * w = weights + depth * N;
         double * info = information + depth * N * N;
         double a[N][N], step[N];
         for (int64_t i = 0; i < N; ++i) {
             for (int64_t j = 0; j < N; ++j) {
-                const double held = i == j ? rules.held[i] : 0.0;
+                const double precision = i == j ? params.precision[i] : 0.0;
                 double & value = info[i * N + j];
-                value += spreads[(depth * N + i) * N + j] + rules.fade * (held - value);
+                value +=
+                    curvatures[(depth * N + i) * N + j] + params.forgetting * (precision - value);
                 a[i][j] = value;
             }
-            const double drawn = rules.fade * (before[i] - w[i]) * rules.back[i];
-            step[i] = slopes[depth * N + i] + drawn;
+            const double drawn = params.forgetting * (before[i] - w[i]) * params.pull[i];
+            step[i] = gradients[depth * N + i] + drawn;
         }
         solve(a, step);
         std::copy_n(w, N, before);
         for (int64_t i = 0; i < N; ++i) {
-            w[i] = std::min(std::max(w[i] + step[i], rules.low[i]), rules.high[i]);
+            w[i] = std::min(std::max(w[i] + step[i], params.lower[i]), params.upper[i]);
         }
     }
 }

@@ -1,24 +1,24 @@
-// Newton steps towards the maximum of a concave likelihood whose outcomes come in one after the
-// other: what calibrations learn by (dflash_gguf/speculative/calibration.py says what the numbers are).
+// Online calibration of candidate probabilities: Newton steps towards the maximum of a concave
+// likelihood, one for each outcome (dflash_gguf/speculative/calibration.py defines the weights).
 #pragma once
 
 #include <cstdint>
 
 namespace dfl {
 
-struct NewtonRules {
-    static constexpr int64_t N = 5; // numbers of a depth
+struct CalibrationParams {
+    static constexpr int64_t N = 5; // weights of a depth
 
-    const double * prior;     // [N] of the first depth; a later one is drawn to the one before it
-    const double * held;      // [N]: information that they begin with and fade to
-    const double * back;      // [N]: how strongly they are drawn
-    const double *low, *high; // [N]
-    double fade;              // a part of what was before that goes with each outcome
+    const double * prior; // [N] of the first depth; each later depth's prior is the depth before it
+    const double * precision;    // [N]: diagonal of the initial information matrix, and its limit
+    const double * pull;         // [N]: strength of the pull to the prior
+    const double *lower, *upper; // [N]: bounds of the weights
+    double forgetting;           // share of the earlier information that each outcome replaces
 };
 
-// One step for depths 1 to n after outcomes at them. weights [n][N] and information [n][N][N] are
-// changed; slopes [n][N] and spreads [n][N][N] are the outcomes'.
-void newton_step(const NewtonRules & rules, int64_t n, double * weights, double * information,
-                 const double * slopes, const double * spreads);
+// Updates weights [n][N] and information [n][N][N] of depths 1 to n by one outcome, given its
+// gradients [n][N] and curvatures [n][N][N] of the log-likelihood.
+void calibration_step(const CalibrationParams & params, int64_t n, double * weights,
+                      double * information, const double * gradients, const double * curvatures);
 
 } // namespace dfl

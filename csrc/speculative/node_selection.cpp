@@ -5,11 +5,11 @@
 
 namespace dfl {
 
-void BestSize::add(double chance, bool counts) {
+void BestSize::add(double prob, bool counts) {
     ++n_;
-    tokens_ += chance;
+    tokens_ += prob;
     if (at_ < n_sizes_ && n_ == size_t(sizes_[at_])) {
-        const double value = tokens_ - prices_[at_++];
+        const double value = tokens_ - costs_[at_++];
         if (counts && value > value_) {
             value_ = value;
             best_ = n_;
@@ -17,49 +17,50 @@ void BestSize::add(double chance, bool counts) {
     }
 }
 
-bool BestSize::can_bring(double tokens, double chance) const {
+bool BestSize::can_exceed(double tokens, double prob) const {
     for (size_t at = at_; at < n_sizes_; ++at) {
-        const double more = chance * double(size_t(sizes_[at]) - n_);
-        if (tokens_ + more - prices_[at] > tokens) {
+        const double gain = prob * double(size_t(sizes_[at]) - n_);
+        if (tokens_ + gain - costs_[at] > tokens) {
             return true;
         }
     }
     return false;
 }
 
-void Pick::add(double chance, bool is_chain, bool is_tree) {
+void NodeSelector::add(double prob, bool is_chain, bool is_tree) {
     if (is_chain) {
-        chains_.add(chance);
+        chains_.add(prob);
     }
     if (is_tree) {
-        n_beside_ += is_chain ? 0 : 1;
-        trees_.add(chance, n_beside_ > 0);
+        n_off_chain_ += is_chain ? 0 : 1;
+        trees_.add(prob, n_off_chain_ > 0);
     }
 }
 
-bool Pick::is_open(double chance) const {
+bool NodeSelector::can_improve(double prob) const {
     const double value = std::max(chains_.value(), trees_.value());
-    return all_ || chains_.can_bring(value, chance) || trees_.can_bring(value, chance);
+    return takes_all_ || chains_.can_exceed(value, prob) || trees_.can_exceed(value, prob);
 }
 
-bool Pick::is_tree() const {
-    return all_ ? n_beside_ > 0 : trees_.best() > 0 && trees_.value() > chains_.value();
+bool NodeSelector::is_tree() const {
+    return takes_all_ ? n_off_chain_ > 0 : trees_.best() > 0 && trees_.value() > chains_.value();
 }
 
-size_t Pick::n() const {
+size_t NodeSelector::n() const {
     const BestSize & chosen = is_tree() ? trees_ : chains_;
-    return all_ ? chosen.n() : chosen.best();
+    return takes_all_ ? chosen.n() : chosen.best();
 }
 
-Picked pick(const std::vector<PickTree> & trees, const Worth & worth, double trust, double least) {
+Selection select_nodes(const std::vector<CandidateTree> & trees, const BreakEven & break_even,
+                       double calibration_ratio, double min_value) {
     struct Candidate {
-        double log_chance;
+        double log_prob;
         size_t tree;
         bool is_chain, is_tree;
     };
     std::vector<Candidate> candidates;
     for (size_t t = 0; t < trees.size(); ++t) {
-        const PickTree & tree = trees[t];
+        const CandidateTree & tree = trees[t];
         size_t end = 0, n_chain = 0;
         for (size_t node = 1; node < tree.n; ++node) {
             const bool is_next = size_t(tree.parents[node]) == end;
@@ -67,29 +68,31 @@ Picked pick(const std::vector<PickTree> & trees, const Worth & worth, double tru
                 end = node;
                 ++n_chain;
             }
-            const bool is_chain = is_next && n_chain <= tree.most, is_tree = node <= tree.most;
+            const bool is_chain = is_next && n_chain <= tree.max_nodes,
+                       is_tree = node <= tree.max_nodes;
             if (is_chain || is_tree) {
-                candidates.push_back({tree.log_chances[node], t, is_chain, is_tree});
+                candidates.push_back({tree.log_probs[node], t, is_chain, is_tree});
             }
         }
     }
     // An earlier tree's first on ties.
     std::stable_sort(
         candidates.begin(), candidates.end(),
-        [](const Candidate & a, const Candidate & b) { return a.log_chance > b.log_chance; });
-    Pick best(worth, least);
+        [](const Candidate & a, const Candidate & b) { return a.log_prob > b.log_prob; });
+    NodeSelector best(break_even, min_value);
     for (const Candidate & candidate : candidates) {
-        best.add(trust * std::exp(candidate.log_chance), candidate.is_chain, candidate.is_tree);
+        best.add(calibration_ratio * std::exp(candidate.log_prob), candidate.is_chain,
+                 candidate.is_tree);
     }
-    Picked picked{std::vector<int32_t>(trees.size(), 0), best.is_tree(), best.value()};
+    Selection selection{std::vector<int32_t>(trees.size(), 0), best.is_tree(), best.value()};
     size_t left = best.n();
     for (const Candidate & candidate : candidates) {
-        if (left > 0 && (picked.is_tree ? candidate.is_tree : candidate.is_chain)) {
-            ++picked.n_nodes[candidate.tree];
+        if (left > 0 && (selection.is_tree ? candidate.is_tree : candidate.is_chain)) {
+            ++selection.n_nodes[candidate.tree];
             --left;
         }
     }
-    return picked;
+    return selection;
 }
 
 } // namespace dfl

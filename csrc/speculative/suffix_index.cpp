@@ -9,33 +9,34 @@ namespace dfl {
 
 namespace {
 
-// Places of shorter ends than so many links away are not updated: a text of one token over and over
-// would have a link for each.
-constexpr int most_links = 16;
-// An ambiguous state looks at so many of its edges for other continuations.
-constexpr int most_edges = 8;
-// Outcomes of a class after which one weighs 1/e, and how many its first guess counts as.
-constexpr double memory = 64.0, prior_weight = 4.0;
-// A copy begins where so many tokens agree, at another place than the last one where many do, and
-// goes on near where it was left where a few do; by its length matches tell no less than it does.
-constexpr int32_t least_copy = 4, least_elsewhere = 16, least_resumed = 2, most_resumed = 16;
-// How far before and behind that place it may go on.
-constexpr int32_t most_back = 16, most_ahead = 64;
+// Positions of shorter suffixes than so many links away are not updated: a text that repeats one
+// token would have a link for each.
+constexpr int MAX_LINKS = 16;
+// Edges of an ambiguous state that are searched for alternatives.
+constexpr int MAX_EDGES = 8;
+// Outcomes of a class after which one weighs 1/e, and outcomes that its prior counts as.
+constexpr double MEMORY = 64.0, PRIOR_WEIGHT = 4.0;
+// Tokens that must agree for a match to be followed, more of them at another position than that of
+// the last match, fewer to resume one near where it was left; from MAX_RESUMED on the match of the
+// whole text is evidence enough.
+constexpr int32_t MIN_MATCH = 4, MIN_MATCH_ELSEWHERE = 16, MIN_RESUMED = 2, MAX_RESUMED = 16;
+// Distance before and behind the position where a match was left that it may resume at.
+constexpr int32_t MAX_BACK = 16, MAX_AHEAD = 64;
 
 size_t slot_of(int32_t state, int32_t token) {
     const uint64_t key = (uint64_t(uint32_t(state)) << 32) | uint32_t(token);
     return size_t((key * 0x9E3779B97F4A7C15ull) >> 20);
 }
 
-// A place of a text, by the three tokens from it on.
-uint64_t place_of(const std::vector<int32_t> & stream, size_t at) {
-    uint64_t place = 0;
+// Hash of the three tokens from a position on.
+uint64_t context_of(const std::vector<int32_t> & stream, size_t at) {
+    uint64_t context = 0;
     for (size_t i = at; i < at + 3; ++i) {
         const int32_t token = i < stream.size() ? stream[i] : -1;
-        place = (place ^ uint32_t(token)) * 0x9E3779B97F4A7C15ull;
-        place ^= place >> 29;
+        context = (context ^ uint32_t(token)) * 0x9E3779B97F4A7C15ull;
+        context ^= context >> 29;
     }
-    return place;
+    return context;
 }
 
 // Classes of match lengths: 1, 2, 3, 4, to 6, 8, 12, 16, 24, 32, 48, more.
@@ -99,11 +100,11 @@ int32_t SuffixAutomaton::follow(int32_t state, int32_t token) const {
 }
 
 void SuffixAutomaton::append(int32_t token) {
-    // The present end becomes an earlier one.
-    const int32_t place = int32_t(stream_.size()) - 1;
+    // The present end becomes an earlier occurrence.
+    const int32_t end = int32_t(stream_.size()) - 1;
     int32_t at = last_;
-    for (int n = 0; n < most_links && at > 0; ++n, at = states_[at].link) {
-        states_[at].newest = place;
+    for (int n = 0; n < MAX_LINKS && at > 0; ++n, at = states_[at].link) {
+        states_[at].newest = end;
     }
     stream_.push_back(token);
 
@@ -119,7 +120,7 @@ void SuffixAutomaton::append(int32_t token) {
             states_[added].link = next;
             break;
         }
-        // The strings of `next` that also end here become a state of their own.
+        // The substrings of `next` that also end here become a state of their own.
         const int32_t split =
             add_state(states_[at].length + 1, states_[next].link, states_[next].newest);
         for (int32_t e = states_[next].first; e >= 0; e = edges_[e].next) {
@@ -144,32 +145,31 @@ size_t SuffixAutomaton::bytes() const {
            (slots_.capacity() + stream_.capacity() + prefixes_.capacity()) * sizeof(int32_t);
 }
 
-Copies::Outcomes Copies::initial() {
-    constexpr double same[n_lengths] = {0.1, 0.3,  0.4, 0.5, 0.6,  0.7,
-                                        0.8, 0.85, 0.9, 0.9, 0.93, 0.95};
-    constexpr double share[n_kinds] = {1.0, 0.7, 0.2, 0.6, 0.3, 1.0, 0.9};
-    Outcomes found;
-    for (int kind = 0; kind < n_kinds; ++kind) {
-        for (int length = 0; length < n_lengths; ++length) {
-            const double chance = same[length] * share[kind];
-            found[kind * n_lengths + length] = {prior_weight, prior_weight * chance};
+SuffixIndex::Outcomes SuffixIndex::initial_outcomes() {
+    constexpr double unique_probs[N_LENGTHS] = {0.1, 0.3,  0.4, 0.5, 0.6,  0.7,
+                                                0.8, 0.85, 0.9, 0.9, 0.93, 0.95};
+    constexpr double kind_factors[N_KINDS] = {1.0, 0.7, 0.2, 0.6, 0.3, 1.0, 0.9};
+    Outcomes outcomes;
+    for (int kind = 0; kind < N_KINDS; ++kind) {
+        for (int length = 0; length < N_LENGTHS; ++length) {
+            const double prob = unique_probs[length] * kind_factors[kind];
+            outcomes[kind * N_LENGTHS + length] = {PRIOR_WEIGHT, PRIOR_WEIGHT * prob};
         }
     }
-    return found;
+    return outcomes;
 }
 
-double Copies::log_chance(const Guess & guess) const {
-    const Outcome & outcome = outcomes_[guess.kind * n_lengths + length_class(guess.match)];
-    return std::log(outcome.taken / outcome.tried);
+double SuffixIndex::log_prob(const Guess & guess) const {
+    const Outcome & outcome = outcomes_[guess.kind * N_LENGTHS + length_class(guess.match_length)];
+    return std::log(outcome.accepted / outcome.tried);
 }
 
-// What followed a state last, and in place of it what the target took for it before; other tokens
-// that followed. Where nothing did, since its text ended there or goes on at the end of all, a
-// shorter end of it may tell. length: of what agrees, which is longer than the state's where a path
-// has been added to it.
-Copies::Guesses Copies::guesses(int32_t state, int32_t length) const {
+// Guesses from the token that followed a state last, the target's substitution for it, and other
+// tokens that followed. Where nothing did, because a text ended there, a shorter suffix is used.
+// length: of the match, which is longer than the state's where a path has been added to it.
+SuffixIndex::Guesses SuffixIndex::guesses(int32_t state, int32_t length) const {
     const std::vector<int32_t> & stream = automaton_.stream();
-    Guesses found;
+    Guesses result;
     for (int32_t at = state; at > 0; at = automaton_.state(at).link) {
         const SuffixAutomaton::State & here = automaton_.state(at);
         const size_t next = size_t(here.newest + 1);
@@ -177,182 +177,189 @@ Copies::Guesses Copies::guesses(int32_t state, int32_t length) const {
             continue;
         }
         const int32_t match = at == state ? length : here.length;
-        found.token = stream[next];
-        found.place = place_of(stream, next);
-        const auto replacing = replacing_.find(found.place);
-        const bool is_replaced = replacing != replacing_.end() && replacing->second != found.token;
-        if (is_replaced) {
+        result.token = stream[next];
+        result.context = context_of(stream, next);
+        const auto substitution = substitutions_.find(result.context);
+        const bool is_overridden =
+            substitution != substitutions_.end() && substitution->second != result.token;
+        if (is_overridden) {
             int32_t to = at;
-            while (to > 0 && automaton_.follow(to, replacing->second) < 0) {
+            while (to > 0 && automaton_.follow(to, substitution->second) < 0) {
                 to = automaton_.state(to).link;
             }
-            const int32_t after = automaton_.follow(to, replacing->second);
+            const int32_t after = automaton_.follow(to, substitution->second);
             const int32_t agrees = to == at ? match : automaton_.state(to).length;
-            found.all[found.n++] = {replacing->second, match, std::max(after, 0),
-                                    after < 0 ? 0 : agrees + 1, Kind::replacing};
+            result.all[result.n++] = {substitution->second, match, std::max(after, 0),
+                                      after < 0 ? 0 : agrees + 1, Kind::SUBSTITUTION};
         }
-        Guess & last = found.all[found.n++];
+        Guess & last = result.all[result.n++];
         int n_edges = 0;
-        for (int32_t e = here.first; e >= 0 && n_edges < most_edges; e = automaton_.edge(e).next) {
+        for (int32_t e = here.first; e >= 0 && n_edges < MAX_EDGES; e = automaton_.edge(e).next) {
             const SuffixAutomaton::Edge & edge = automaton_.edge(e);
             ++n_edges;
-            const bool is_there = is_replaced && edge.token == replacing->second;
-            if (edge.token != found.token && edge.token >= 0 && !is_there &&
-                found.n < most_of_end) {
-                found.all[found.n++] = {edge.token, match, edge.to, match + 1, Kind::other};
+            const bool is_there = is_overridden && edge.token == substitution->second;
+            if (edge.token != result.token && edge.token >= 0 && !is_there &&
+                result.n < MAX_PER_STATE) {
+                result.all[result.n++] = {edge.token, match, edge.to, match + 1, Kind::ALTERNATIVE};
             }
         }
-        const Kind kind = is_replaced            ? Kind::replaced
-                          : here.newest < begin_ ? Kind::older
-                          : n_edges > 1          ? Kind::newest
-                                                 : Kind::same;
-        last = {found.token, match, automaton_.follow(at, found.token), match + 1, kind};
+        const Kind kind = is_overridden               ? Kind::OVERRIDDEN
+                          : here.newest < text_begin_ ? Kind::EARLIER_TEXT
+                          : n_edges > 1               ? Kind::LATEST
+                                                      : Kind::UNIQUE;
+        last = {result.token, match, automaton_.follow(at, result.token), match + 1, kind};
         break;
     }
-    return found;
+    return result;
 }
 
-// Of two guesses of one token the likelier one stays.
-void Copies::add(const Guess & guess, Guesses & found) const {
-    const auto end = found.all.begin() + found.n;
-    const auto same = std::find_if(found.all.begin(), end,
+// Adds a guess; of two guesses of one token the likelier stays.
+void SuffixIndex::add(const Guess & guess, Guesses & list) const {
+    const auto end = list.all.begin() + list.n;
+    const auto same = std::find_if(list.all.begin(), end,
                                    [&](const Guess & other) { return other.token == guess.token; });
     if (same != end) {
-        *same = log_chance(guess) > log_chance(*same) ? guess : *same;
-    } else if (found.n < most_guesses) {
-        found.all[size_t(found.n++)] = guess;
+        *same = log_prob(guess) > log_prob(*same) ? guess : *same;
+    } else if (list.n < MAX_GUESSES) {
+        list.all[size_t(list.n++)] = guess;
     }
 }
 
-int32_t Copies::match_here() const {
+int32_t SuffixIndex::match_in_text() const {
     int32_t at = automaton_.match();
-    while (at > 0 && automaton_.state(at).newest < begin_) {
+    while (at > 0 && automaton_.state(at).newest < text_begin_) {
         at = automaton_.state(at).link;
     }
     return at;
 }
 
-// After the target has left a copy: the place near that where most of what came since agrees, and
-// how many tokens do. Nothing need agree where only one token has come: it stands for another.
-Copies::Place Copies::resumption() const {
+// Finds where a match that the target has left goes on: the position near it where most of the
+// tokens generated since agree, and how many do. After one token none need agree, as it stands for
+// another.
+SuffixIndex::Match SuffixIndex::find_resumption() const {
     const std::vector<int32_t> & stream = automaton_.stream();
     const int32_t size = int32_t(stream.size()), n_since = size - since_;
-    Place best{n_since == 1 ? left_ + 1 : 0, 0};
-    const auto look_at = [&](int32_t next) {
+    Match best{n_since == 1 ? left_ + 1 : 0, 0};
+    const auto consider = [&](int32_t next) {
         int32_t n = 0;
         while (n < std::min(n_since, next) &&
                stream[size_t(next - 1 - n)] == stream[size_t(size - 1 - n)]) {
             ++n;
         }
-        if (n > best.n) {
+        if (n > best.length) {
             best = {next, n};
         }
     };
-    for (int32_t next = left_; next < std::min(left_ + most_ahead, since_); ++next) {
-        look_at(next);
+    for (int32_t next = left_; next < std::min(left_ + MAX_AHEAD, since_); ++next) {
+        consider(next);
     }
-    for (int32_t next = left_ - 1; next > std::max(left_ - most_back, 0); --next) {
-        look_at(next);
+    for (int32_t next = left_ - 1; next > std::max(left_ - MAX_BACK, 0); --next) {
+        consider(next);
     }
     return best;
 }
 
-// What followed the longest end of all and the longest one that stands in this text, and how a copy
-// that was left goes on.
-Copies::Guesses Copies::guesses() const {
+// Guesses after the longest match in all texts, the longest one in this text, and the continuation
+// of a match that was left.
+SuffixIndex::Guesses SuffixIndex::guesses() const {
     const std::vector<int32_t> & stream = automaton_.stream();
-    const int32_t match = automaton_.match(), here = match_here();
-    Guesses found = guesses(match, automaton_.state(match).length);
+    const int32_t match = automaton_.match(), here = match_in_text();
+    Guesses result = guesses(match, automaton_.state(match).length);
     if (here != match && here > 0) {
         const Guesses present = guesses(here, automaton_.state(here).length);
-        if (present.n > 0) { // what is replaced are places of this text
-            found.token = present.token, found.place = present.place;
+        if (present.n > 0) { // substitutions are those of this text
+            result.token = present.token, result.context = present.context;
         }
         for (int i = 0; i < present.n; ++i) {
-            if (present.all[size_t(i)].kind != Kind::other) {
-                add(present.all[size_t(i)], found);
+            if (present.all[size_t(i)].kind != Kind::ALTERNATIVE) {
+                add(present.all[size_t(i)], result);
             }
         }
     }
-    const Place copy = left_ < 0 ? copy_ : resumption();
-    const size_t next = size_t(copy.next);
-    if (copy.next > 0 && copy.n < most_resumed && next < stream.size() && stream[next] >= 0) {
-        add({stream[next], copy.n, automaton_.prefix(next), copy.n + 1, Kind::resumed}, found);
+    const Match resumed = left_ < 0 ? match_ : find_resumption();
+    const size_t next = size_t(resumed.next);
+    if (resumed.next > 0 && resumed.length < MAX_RESUMED && next < stream.size() &&
+        stream[next] >= 0) {
+        add({stream[next], resumed.length, automaton_.prefix(next), resumed.length + 1,
+             Kind::RESUMED},
+            result);
     }
-    return found;
+    return result;
 }
 
-// The copy goes on, is left, or begins.
-void Copies::follow(int32_t token) {
+// Advances the match that is followed, leaves it, or begins another.
+void SuffixIndex::follow(int32_t token) {
     const std::vector<int32_t> & stream = automaton_.stream();
     const auto is_next = [&](int32_t next) {
         return size_t(next) < stream.size() && stream[size_t(next)] == token;
     };
-    if (copy_.next > 0 && left_ < 0) {
-        if (is_next(copy_.next)) {
-            ++copy_.next, ++copy_.n;
+    if (match_.next > 0 && left_ < 0) {
+        if (is_next(match_.next)) {
+            ++match_.next, ++match_.length;
             return;
         }
-        left_ = copy_.next, since_ = int32_t(stream.size());
+        left_ = match_.next, since_ = int32_t(stream.size());
     }
-    const SuffixAutomaton::State & match = automaton_.state(match_here());
-    const int32_t least = copy_.next > 0 ? least_elsewhere : least_copy;
-    if (match.length + 1 >= least && is_next(match.newest + 1)) {
-        copy_ = {match.newest + 2, match.length + 1};
+    const SuffixAutomaton::State & match = automaton_.state(match_in_text());
+    const int32_t min_length = match_.next > 0 ? MIN_MATCH_ELSEWHERE : MIN_MATCH;
+    if (match.length + 1 >= min_length && is_next(match.newest + 1)) {
+        match_ = {match.newest + 2, match.length + 1};
         left_ = -1;
     }
 }
 
-// Takes up a copy that was left where some tokens agree, or gives it up.
-void Copies::resume() {
-    const Place found = resumption();
-    if (found.n >= least_resumed) {
-        copy_ = found;
+// Resumes a match that was left where some tokens agree, or gives it up.
+void SuffixIndex::resume() {
+    const Match match = find_resumption();
+    if (match.length >= MIN_RESUMED) {
+        match_ = match;
         left_ = -1;
-    } else if (int32_t(size()) - since_ > most_ahead) {
-        copy_ = {};
+    } else if (int32_t(size()) - since_ > MAX_AHEAD) {
+        match_ = {};
         left_ = -1;
     }
 }
 
-void Copies::learn(int32_t token) {
-    const Guesses found = guesses();
+void SuffixIndex::learn(int32_t token) {
+    const Guesses predictions = guesses();
     follow(token);
-    if (found.n == 0) {
+    if (predictions.n == 0) {
         return;
     }
-    const double keep = 1.0 - 1.0 / memory;
-    static const Outcomes first = initial();
-    for (int i = 0; i < found.n; ++i) {
-        const Guess & guess = found.all[size_t(i)];
-        const size_t place = size_t(guess.kind * n_lengths + length_class(guess.match));
-        Outcome & outcome = outcomes_[place];
-        outcome.tried = keep * outcome.tried + (1.0 - keep) * first[place].tried + 1.0;
-        outcome.taken = keep * outcome.taken + (1.0 - keep) * first[place].taken +
-                        (guess.token == token ? 1.0 : 0.0);
+    const double decay = 1.0 - 1.0 / MEMORY;
+    static const Outcomes priors = initial_outcomes();
+    for (int i = 0; i < predictions.n; ++i) {
+        const Guess & guess = predictions.all[size_t(i)];
+        const size_t outcome_class =
+            size_t(guess.kind * N_LENGTHS + length_class(guess.match_length));
+        Outcome & outcome = outcomes_[outcome_class];
+        outcome.tried = decay * outcome.tried + (1.0 - decay) * priors[outcome_class].tried + 1.0;
+        outcome.accepted = decay * outcome.accepted +
+                           (1.0 - decay) * priors[outcome_class].accepted +
+                           (guess.token == token ? 1.0 : 0.0);
     }
-    if (found.token == token) {
-        replacing_.erase(found.place);
+    if (predictions.token == token) {
+        substitutions_.erase(predictions.context);
     } else {
-        replacing_[found.place] = token;
+        substitutions_[predictions.context] = token;
     }
 }
 
-size_t Copies::bytes() const {
-    return automaton_.bytes() + replacing_.size() * sizeof(*replacing_.begin());
+size_t SuffixIndex::bytes() const {
+    return automaton_.bytes() + substitutions_.size() * sizeof(*substitutions_.begin());
 }
 
-void Copies::append(const int32_t * tokens, size_t n, bool is_chosen) {
+void SuffixIndex::append(const int32_t * tokens, size_t n, bool is_generated) {
     for (size_t i = 0; i < n; ++i) {
-        if (size() >= n_most_) {
+        if (size() >= max_tokens_) {
             forget();
         }
-        if (is_chosen) {
+        if (is_generated) {
             learn(tokens[i]);
         }
         automaton_.append(tokens[i]);
-        if (!is_chosen) {
-            copy_ = {};
+        if (!is_generated) {
+            match_ = {};
             left_ = -1;
         } else if (left_ >= 0) {
             resume();
@@ -360,72 +367,72 @@ void Copies::append(const int32_t * tokens, size_t n, bool is_chosen) {
     }
 }
 
-void Copies::separate() {
+void SuffixIndex::separate() {
     if (size() > 0) {
         const int32_t separator = -1 - n_separators_++; // none is like another: no match has one
         append(&separator, 1, false);
     }
-    begin_ = int32_t(size());
+    text_begin_ = int32_t(size());
 }
 
-void Copies::forget() {
+void SuffixIndex::forget() {
     const std::vector<int32_t> & stream = automaton_.stream();
-    const std::vector<int32_t> kept(stream.end() - std::ptrdiff_t(stream.size() / 2), stream.end());
-    begin_ = std::max(begin_ - int32_t(stream.size() - kept.size()), 0);
+    const std::vector<int32_t> tail(stream.end() - std::ptrdiff_t(stream.size() / 2), stream.end());
+    text_begin_ = std::max(text_begin_ - int32_t(stream.size() - tail.size()), 0);
     automaton_.clear();
-    replacing_.clear();
-    copy_ = {};
+    substitutions_.clear();
+    match_ = {};
     left_ = -1;
-    for (const int32_t token : kept) {
+    for (const int32_t token : tail) {
         automaton_.append(token);
     }
 }
 
-std::vector<std::vector<Copies::Node>> Copies::propose(const std::vector<Asked> & asked,
-                                                       const Worth & worth) {
-    struct Open {
-        double log_chance;
+std::vector<std::vector<SuffixIndex::Node>> SuffixIndex::propose(const std::vector<Query> & queries,
+                                                                 const BreakEven & break_even) {
+    struct OpenNode {
+        double log_prob;
         int32_t text, parent, token, state, length, depth;
-        bool operator<(const Open & other) const {
-            if (log_chance != other.log_chance) {
-                return log_chance < other.log_chance;
+        bool operator<(const OpenNode & other) const {
+            if (log_prob != other.log_prob) {
+                return log_prob < other.log_prob;
             }
             return text != other.text ? text > other.text : parent > other.parent;
         }
     };
-    Pick pick(worth, 0.0);
-    std::priority_queue<Open> open;
-    const auto expand = [&](const Guesses & found, double log_path, int32_t text, int32_t parent,
+    NodeSelector selector(break_even, 0.0);
+    std::priority_queue<OpenNode> frontier;
+    const auto expand = [&](const Guesses & guesses, double log_path, int32_t text, int32_t parent,
                             int32_t depth) {
-        for (int i = 0; i < found.n; ++i) {
-            const Guess & guess = found.all[size_t(i)];
-            const double log_chance = log_path + asked[size_t(text)].text->log_chance(guess);
-            open.push(
-                {log_chance, text, parent, guess.token, guess.state, guess.length, depth + 1});
+        for (int i = 0; i < guesses.n; ++i) {
+            const Guess & guess = guesses.all[size_t(i)];
+            const double log_prob = log_path + queries[size_t(text)].index->log_prob(guess);
+            frontier.push(
+                {log_prob, text, parent, guess.token, guess.state, guess.length, depth + 1});
         }
     };
-    for (size_t i = 0; i < asked.size(); ++i) {
-        const Asked & of = asked[i];
-        if (of.text->automaton_.match() != 0 && of.n_positions > 0 && of.n_nodes > 0) {
-            expand(of.text->guesses(), 0.0, int32_t(i), 0, 0);
+    for (size_t i = 0; i < queries.size(); ++i) {
+        const Query & of = queries[i];
+        if (of.index->automaton_.match() != 0 && of.max_depth > 0 && of.max_nodes > 0) {
+            expand(of.index->guesses(), 0.0, int32_t(i), 0, 0);
         }
     }
-    struct Found {
+    struct ProposedNode {
         Node node;
         int32_t text;
         bool is_chain;
     };
-    std::vector<Found> found;
-    std::vector<int32_t> counts(asked.size(), 0), ends(asked.size(), 0);
-    while (!open.empty()) {
-        const Open node = open.top();
-        open.pop();
-        const double chance = std::exp(node.log_chance);
-        if (!pick.is_open(chance)) {
+    std::vector<ProposedNode> nodes;
+    std::vector<int32_t> counts(queries.size(), 0), ends(queries.size(), 0);
+    while (!frontier.empty()) {
+        const OpenNode node = frontier.top();
+        frontier.pop();
+        const double prob = std::exp(node.log_prob);
+        if (!selector.can_improve(prob)) {
             break;
         }
         const size_t text = size_t(node.text);
-        if (size_t(counts[text]) == asked[text].n_nodes) {
+        if (size_t(counts[text]) == queries[text].max_nodes) {
             continue;
         }
         const int32_t number = ++counts[text];
@@ -433,29 +440,30 @@ std::vector<std::vector<Copies::Node>> Copies::propose(const std::vector<Asked> 
         if (is_chain) {
             ends[text] = number;
         }
-        found.push_back(
-            {{node.token, node.parent, node.depth, node.log_chance}, node.text, is_chain});
-        pick.add(chance, is_chain);
-        if (size_t(node.depth) < asked[text].n_positions) {
-            expand(asked[text].text->guesses(node.state, node.length), node.log_chance, node.text,
+        nodes.push_back(
+            {{node.token, node.parent, node.depth, node.log_prob}, node.text, is_chain});
+        selector.add(prob, is_chain);
+        if (size_t(node.depth) < queries[text].max_depth) {
+            expand(queries[text].index->guesses(node.state, node.length), node.log_prob, node.text,
                    number, node.depth);
         }
     }
-    std::vector<std::vector<Node>> trees(asked.size());
-    size_t left = pick.n();
-    for (const Found & one : found) {
+    std::vector<std::vector<Node>> trees(queries.size());
+    size_t left = selector.n();
+    for (const ProposedNode & one : nodes) {
         if (left == 0) {
             break;
         }
-        if (!pick.is_tree() && !one.is_chain) {
+        if (!selector.is_tree() && !one.is_chain) {
             continue;
         }
         std::vector<Node> & tree = trees[size_t(one.text)];
         if (tree.empty()) {
-            tree.push_back({asked[size_t(one.text)].text->automaton_.stream().back(), -1, 0, 0.0});
+            tree.push_back(
+                {queries[size_t(one.text)].index->automaton_.stream().back(), -1, 0, 0.0});
         }
         tree.push_back(one.node);
-        if (!pick.is_tree()) {
+        if (!selector.is_tree()) {
             tree.back().parent = int32_t(tree.size()) - 2;
         }
         --left;

@@ -1,4 +1,4 @@
-// Copies of a text so far as a draft: where its end stood before, what came next may come again.
+// Drafts from the text itself: what followed earlier occurrences of its longest repeated suffix.
 #pragma once
 
 #include "speculative/node_selection.h"
@@ -11,15 +11,16 @@
 
 namespace dfl {
 
-// The suffix automaton of a stream of tokens (Blumer et al., 1985): a state for every set of places
-// that some strings of it end at, so that the longest end of the stream that also stands earlier is
-// always known. Appending is amortised constant time; 2 states and 3 edges a token at most.
+// The suffix automaton of a stream of tokens (Blumer et al., 1985): a state for every set of
+// positions that some of its substrings end at, so that the longest suffix of the stream that
+// occurs earlier is always known. Appending is amortised constant time; 2 states and 3 edges a
+// token at most.
 class SuffixAutomaton {
   public:
     struct State {
-        int32_t length; // of its longest string
-        int32_t link;   // the state of that string's longest end that stands in more places
-        int32_t newest; // the last place that it is known to end at, the present one left out
+        int32_t length; // of its longest substring
+        int32_t link; // the state of that substring's longest suffix that occurs at more positions
+        int32_t newest; // the last known position that it ends at, the end of the stream excluded
         int32_t first;  // edge, -1 for none; the others follow by Edge::next
     };
     struct Edge {
@@ -35,14 +36,14 @@ class SuffixAutomaton {
     // The state after a state and a token, -1 if they never followed.
     int32_t follow(int32_t state, int32_t token) const;
 
-    // The longest end of the stream that ends earlier as well; the empty string's is 0.
+    // The state of the longest suffix of the stream that occurs earlier; 0: the empty one.
     int32_t match() const { return states_[last_].link < 0 ? 0 : states_[last_].link; }
 
     const State & state(int32_t at) const { return states_[at]; }
     const Edge & edge(int32_t at) const { return edges_[at]; }
     const std::vector<int32_t> & stream() const { return stream_; }
-    // The state of the stream up to a place.
-    int32_t prefix(size_t place) const { return prefixes_[place]; }
+    // The state of the stream up to a position.
+    int32_t prefix(size_t position) const { return prefixes_[position]; }
     size_t bytes() const;
 
   private:
@@ -55,31 +56,33 @@ class SuffixAutomaton {
     std::vector<Edge> edges_;
     std::vector<int32_t> slots_; // edges by the hash of (state, token), open addressing
     std::vector<int32_t> stream_;
-    std::vector<int32_t> prefixes_; // states of the stream's beginnings
+    std::vector<int32_t> prefixes_; // states of the stream's prefixes
     int32_t last_ = 0;              // the state of the whole stream
 };
 
-// Copies of one timeline's texts, with chances learned from how often such copies came true.
-class Copies {
+// Proposes continuations of one sequence's texts, with probabilities learned from how often such
+// guesses were accepted.
+class SuffixIndex {
   public:
-    // Chances depend on how long the match is and what kind of a guess it is.
-    static constexpr int n_lengths = 12; // classes of match lengths
-    static constexpr int n_kinds = 7;    // of Kind
-    // What followed the match: always the same, the newest of several, or another of them. Where
-    // the target last took something else in place of that: this, or all the same what is there.
-    // What followed in an older text. How a copy goes on where the target has left it lately.
-    enum Kind { same, newest, other, replacing, replaced, older, resumed };
+    // The probability of a guess depends on the length of its match and on its kind.
+    static constexpr int N_LENGTHS = 12; // classes of match lengths
+    static constexpr int N_KINDS = 7;    // of Kind
+    // Evidence for a guess: the only token that ever followed the match; the latest of several; one
+    // of the others; the token that the target generated instead at the same context before; the
+    // token that was so replaced; a token that followed in an earlier text; the continuation of a
+    // match that the target has left lately.
+    enum Kind { UNIQUE, LATEST, ALTERNATIVE, SUBSTITUTION, OVERRIDDEN, EARLIER_TEXT, RESUMED };
     struct Outcome {
-        double tried, taken;
+        double tried, accepted;
     };
-    using Outcomes = std::array<Outcome, n_lengths * n_kinds>;
+    using Outcomes = std::array<Outcome, N_LENGTHS * N_KINDS>;
 
-    // n_most: tokens remembered; older ones are forgotten, half of it at a time.
-    explicit Copies(size_t n_most) : n_most_(n_most) {}
+    // Keeps at most max_tokens tokens; the older half is dropped when they are full.
+    explicit SuffixIndex(size_t max_tokens) : max_tokens_(max_tokens) {}
 
-    // The stream goes on. is_chosen: by the target, so that they tell how good copies are.
-    void append(const int32_t * tokens, size_t n, bool is_chosen);
-    // What follows has nothing to do with what came before: no copy goes across.
+    // Appends tokens. is_generated: by the target, so that the outcomes of guesses are updated.
+    void append(const int32_t * tokens, size_t n, bool is_generated);
+    // Ends the text: no match crosses its end.
     void separate();
 
     size_t size() const { return automaton_.stream().size(); }
@@ -88,60 +91,61 @@ class Copies {
     const Outcomes & outcomes() const { return outcomes_; }
     void set_outcomes(const Outcomes & outcomes) { outcomes_ = outcomes; }
 
-    // One text's part in a round: copies no deeper than n_positions, and so many of them at most.
-    struct Asked {
-        const Copies * text;
-        size_t n_positions, n_nodes;
+    // One text's part in a round, and the limits of its tree.
+    struct Query {
+        const SuffixIndex * index;
+        size_t max_depth, max_nodes;
     };
     struct Node {
         int32_t token, parent, depth;
-        double log_chance; // of the path
+        double log_prob; // of the path
     };
-    // The likeliest copies of each text, parents first; of all together as many as are worth a
-    // pass. A tree has its root, the text's last token with the parent -1, where it has any other
-    // node.
-    static std::vector<std::vector<Node>> propose(const std::vector<Asked> & asked,
-                                                  const Worth & worth);
+    // Returns a tree of the likeliest guesses for each text, parents first; of all together as many
+    // nodes as NodeSelector takes. The root is the text's last token with the parent -1; a tree
+    // without guesses is empty.
+    static std::vector<std::vector<Node>> propose(const std::vector<Query> & queries,
+                                                  const BreakEven & break_even);
 
   private:
-    // token: after a match of so many tokens. state, length: of what agrees after it.
+    // A token that may follow a match, and the state and length of the match that it extends.
     struct Guess {
-        int32_t token, match, state, length;
+        int32_t token, match_length, state, length;
         Kind kind;
     };
-    static constexpr int most_guesses = 6, most_of_end = 4;
+    static constexpr int MAX_GUESSES = 6, MAX_PER_STATE = 4;
     struct Guesses {
-        std::array<Guess, most_guesses> all;
+        std::array<Guess, MAX_GUESSES> all;
         int n = 0;
-        uint64_t place = 0; // of what followed the match last
-        int32_t token = -1; // what that was
+        int32_t token = -1;   // that followed the match last
+        uint64_t context = 0; // hash of that token and those after it
     };
-    // Of a copy: the place of what comes next, none at 0, and how many tokens have agreed.
-    struct Place {
-        int32_t next = 0, n = 0;
+    // A match that is followed: the position of its next token, 0 for none, and its length.
+    struct Match {
+        int32_t next = 0, length = 0;
     };
     Guesses guesses(int32_t state, int32_t length) const;
     Guesses guesses() const;
-    void add(const Guess & guess, Guesses & found) const;
-    int32_t match_here() const; // the longest end that stands in this text as well
-    Place resumption() const;
+    void add(const Guess & guess, Guesses & list) const;
+    int32_t match_in_text() const; // longest match within this text
+    Match find_resumption() const;
     void follow(int32_t token);
     void resume();
-    double log_chance(const Guess & guess) const;
+    double log_prob(const Guess & guess) const;
     void learn(int32_t token);
     void forget();
 
     SuffixAutomaton automaton_;
-    Outcomes outcomes_ = initial();
-    // Where a copy last was wrong, what was right: names are changed in more places than one.
-    std::unordered_map<uint64_t, int32_t> replacing_;
-    size_t n_most_;
+    Outcomes outcomes_ = initial_outcomes();
+    // Tokens generated in place of guesses, by their contexts: names are changed more than once.
+    std::unordered_map<uint64_t, int32_t> substitutions_;
+    size_t max_tokens_;
     int32_t n_separators_ = 0;
-    int32_t begin_ = 0; // place of this text's beginning, after older ones
-    Place copy_;        // that goes on, or was left at a place (-1: it was not) for other tokens
-    int32_t left_ = -1, since_ = 0;
+    int32_t text_begin_ = 0; // position where this text begins, after earlier ones
+    Match match_;            // that is followed
+    int32_t left_ = -1;      // position where the target left it; -1: it did not
+    int32_t since_ = 0;      // position of the text at that time
 
-    static Outcomes initial();
+    static Outcomes initial_outcomes();
 };
 
 } // namespace dfl

@@ -16,7 +16,7 @@ from ..speculative.tree import Tree
 
 
 class Timeline(Protocol):
-    """A `core.Sequence`, as far as one round of it goes."""
+    """A `native.Sequence`, as far as one round of it goes."""
 
     def verify(self, tokens: Sequence[int]) -> Rows:
         """Runs tokens after the timeline and returns a row for each; appends nothing."""

@@ -34,7 +34,7 @@ Tokens = NDArray[np.int32]
 
 
 class Engine(Protocol):
-    """What prefixes lie in: a `core.Engine`."""
+    """What prefixes lie in: a `native.Engine`."""
 
     divides_prefixes: bool
 
@@ -51,7 +51,7 @@ class Engine(Protocol):
 
 
 class Timeline(Protocol):
-    """A `core.Sequence`."""
+    """A `native.Sequence`."""
 
     @property
     def position(self) -> int:

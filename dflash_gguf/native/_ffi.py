@@ -16,7 +16,7 @@ from typing import Any
 
 from cffi import FFI
 
-ABI_VERSION = 18
+ABI_VERSION = 19
 
 ffi: Any = FFI()
 
@@ -117,7 +117,7 @@ _MET_IN_ANSWERS = (
     *("int32_t[]", "int64_t[]", "float[]", "double[]", "uint8_t[]", "dfl_item[]", "dfl_path[]"),
     *("dfl_draft_request[]", "int32_t *", "int64_t *", "dfl_error *", "dfl_engine_info *"),
     *("dfl_walk[]", "dfl_sampler **", "dfl_sampler_params *", "double *"),
-    *("dfl_copies *[]", "dfl_newton_rules *", "dfl_worth *"),
+    *("dfl_suffix_index *[]", "dfl_calibration_params *", "dfl_break_even *"),
 )
 """cffi parses the name of a type when it first meets it, a millisecond each: 10 ms of an answer."""
 

@@ -13,14 +13,14 @@ Floats = NDArray[np.float64]
 
 
 class NewtonRules:
-    """What steps have in common; numbers [5]. `dfl_newton_rules` in dflash.h says what they are."""
+    """Parameters of the calibration, numbers [5]; see `dfl_calibration_params` in dflash.h."""
 
     def __init__(
         self, prior: Floats, held: Floats, back: Floats, low: Floats, high: Floats, fade: float
     ) -> None:
-        parts = {"prior": prior, "held": held, "back": back, "low": low, "high": high}
+        parts = {"prior": prior, "precision": held, "pull": back, "lower": low, "upper": high}
         self._keep = {name: ffi.new("double[]", part.tolist()) for name, part in parts.items()}
-        self.handle = new("dfl_newton_rules *", {**self._keep, "fade": fade})
+        self.handle = new("dfl_calibration_params *", {**self._keep, "forgetting": fade})
 
     def step(
         self,
@@ -44,4 +44,4 @@ class NewtonRules:
         )
         of = ffi.from_buffer("double[]", slopes), ffi.from_buffer("double[]", spreads)
         n = ffi.new("int64_t[]", counts)
-        call("newton_steps", self.handle, *into, len(weights), *of, n, len(counts))
+        call("calibration_update", self.handle, *into, len(weights), *of, n, len(counts))

@@ -25,7 +25,7 @@ class Worth:
     @cached_property
     def handle(self) -> Any:
         """For the core, as long as this lives."""
-        return new("dfl_worth *", (*self._arrays, len(self.sizes)))
+        return new("dfl_break_even *", (*self._arrays, len(self.sizes)))
 
     @cached_property
     def _arrays(self) -> tuple[Any, Any, Any]:
@@ -71,6 +71,6 @@ def pick(
     counts, out = ffi.new("int32_t[]", [*map(len, parents), *limits]), ffi.new("int32_t[]", n + 1)
     value = ffi.new("double *")
     ids, logs = ffi.new("int32_t[]", all_parents), ffi.new("double[]", all_logs)
-    call("pick", n, counts, ids, logs, worth.handle, trust, least, out, out + n, value)
+    call("select_nodes", n, counts, ids, logs, worth.handle, trust, least, out, out + n, value)
     *found, is_tree = ffi.unpack(out, n + 1)
     return Picked(found, bool(is_tree), value[0])

@@ -20,15 +20,15 @@ class Copies:
 
     def __init__(self, n_most: int) -> None:
         """n_most: tokens remembered; beyond, the older half is forgotten."""
-        self.handle = create("copies", "copies_create", n_most)
+        self.handle = create("suffix_index", "suffix_index_create", n_most)
 
     def __len__(self) -> int:
-        return int(lib().dfl_copies_size(self.handle))
+        return int(lib().dfl_suffix_index_size(self.handle))
 
     @property
     def bytes(self) -> int:
         """Memory that it takes."""
-        return int(lib().dfl_copies_bytes(self.handle))
+        return int(lib().dfl_suffix_index_bytes(self.handle))
 
     def append(self, tokens: abc.Sequence[int], *, is_chosen: bool = False) -> int:
         """The text goes on; how long an end of it stands in it before.
@@ -37,12 +37,12 @@ class Copies:
         Errors: Error for a token id below 0.
         """
         ids, length = ffi.new("int32_t[]", tokens), new("int64_t *")
-        call("copies_append", self.handle, ids, len(tokens), is_chosen, length)
+        call("suffix_index_append", self.handle, ids, len(tokens), is_chosen, length)
         return int(length[0])
 
     def separate(self) -> None:
         """What comes next is another text: no copy goes across."""
-        call("copies_separate", self.handle)
+        call("suffix_index_separate", self.handle)
 
     def propose(self, n_positions: int, n_nodes: int) -> Proposal:
         """The likeliest copies as a tree, no deeper than n_positions, the likeliest first.
@@ -55,17 +55,17 @@ class Copies:
     @property
     def outcomes(self) -> NDArray[np.float64]:
         """How often copies were looked at and came true, by class: [n, 2]."""
-        found = np.empty((lib().DFL_COPY_OUTCOMES, 2))
-        call("copies_get_outcomes", self.handle, ffi.from_buffer("double[]", found))
+        found = np.empty((lib().DFL_SUFFIX_OUTCOMES, 2))
+        call("suffix_index_get_outcomes", self.handle, ffi.from_buffer("double[]", found))
         return found
 
     @outcomes.setter
     def outcomes(self, values: NDArray[np.float64]) -> None:
         """Error unless 0 < taken <= tried everywhere; ValueError for another shape."""
         values = np.ascontiguousarray(values, dtype=np.float64)
-        if values.shape != (lib().DFL_COPY_OUTCOMES, 2):
+        if values.shape != (lib().DFL_SUFFIX_OUTCOMES, 2):
             raise ValueError(f"outcomes are {list(values.shape)}, need one pair a class")
-        call("copies_set_outcomes", self.handle, ffi.from_buffer("double[]", values))
+        call("suffix_index_set_outcomes", self.handle, ffi.from_buffer("double[]", values))
 
 
 class Proposals:
@@ -94,7 +94,7 @@ class Proposals:
         n = len(texts)
         if n > self._n_texts:
             self._n_texts, room = n, n * (MAX_VERIFY + 1)
-            self._handles = ffi.new("dfl_copies *[]", n)
+            self._handles = ffi.new("dfl_suffix_index *[]", n)
             self._counts, self._found = ffi.new("int32_t[]", 3 * n), ffi.new("int32_t[]", n)
             self._out = (*(ffi.new("int32_t[]", room) for _ in range(3)), ffi.new("double[]", room))
         self._handles[0:n] = [text.handle for text in texts]
@@ -107,7 +107,7 @@ class Proposals:
         self._counts[0 : 3 * n] = [*map(len, chosen), *n_positions, *sizes]
         found = self._found
         call(
-            "copies_propose",
+            "suffix_index_propose",
             self._handles,
             n,
             self._tokens,

@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 from engines import Engine, Ours, Theirs
-from turns import commit, cpu_name, in_turns
+from turns import facts, in_turns
 
 from dflash_gguf import native
 from dflash_gguf.config import LoadConfig
@@ -187,14 +187,13 @@ def main() -> None:
         )
         print(f"{name:10} idle: {x[0]:7.1f} tok/s   {shares}")
     print(f"back at {BACK_AT} of the idle speed {found['ours']['back_s']:.2f} s after the loop")
-    facts = {
-        "commit": commit(),
-        "cpu": cpu_name(),
+    report = {
+        **facts(),
         "model": args.model.name,
         "threads": args.threads,
         "tokens_per_s": found,
     }
-    print(json.dumps(facts))
+    print(json.dumps(report))
     ours = found["ours"]
     kept = all(ours[n] / ours[0] >= bar for n, bar in BARS.items())
     if args.check and not (kept and ours["back_s"] <= BACK_WITHIN_S):

@@ -1,7 +1,8 @@
 """Measures drafting beside plain decoding and beside llama.cpp's draft-dflash, on the same files.
 
     scripts/bench/draft.py TARGET.gguf DRAFTER.gguf --part a|b
-    scripts/bench/draft.py TARGET.gguf DRAFTER.gguf --part accepted [-f PROMPTS.jsonl [--chat TEXT]]
+    scripts/bench/draft.py TARGET.gguf DRAFTER.gguf --part accepted [-f PROMPTS.jsonl]
+                           [--chat TEXT] [--kv TYPE]
 
 a         Equal work: 15 tokens drafted and 16 rows verified in both engines, the number accepted
           forced to 2, 4 and 8. Milliseconds of a round by phase, and the ratio of rounds. `beyond`
@@ -228,13 +229,21 @@ def _prompts(decoder: dflash_gguf.Decoder, n: int) -> list[list[int]]:
 
 def _decoder(args: argparse.Namespace) -> dflash_gguf.Decoder:
     return dflash_gguf.load(
-        args.target, drafter=args.drafter, n_ctx=args.ctx, n_threads=args.threads, n_gpu_layers=0
+        args.target,
+        drafter=args.drafter,
+        n_ctx=args.ctx,
+        n_threads=args.threads,
+        n_gpu_layers=0,
+        cache_type_k=args.kv,
+        cache_type_v=args.kv,
     )
 
 
 def _peer(args: argparse.Namespace, n_draft: int) -> Peer:
     threads = args.threads or len(os.sched_getaffinity(0))
     options = ["-t", str(threads)]
+    for flag in ("-ctk", "-ctv", "-ctkd", "-ctvd"):
+        options += [flag, args.kv]
     return Peer(args.target, args.drafter, n_draft=n_draft, n_ctx=args.ctx, options=options)
 
 
@@ -316,13 +325,7 @@ def part_accepted(args: argparse.Namespace) -> Figures:
         instruction = INSTRUCTION.strip()
     else:
         prompts, instruction = read_prompts([args.file], args.prompts), args.chat
-    threads = [] if args.threads is None else ["-t", str(args.threads)]
-    with (
-        _decoder(args) as decoder,
-        Peer(
-            args.target, args.drafter, n_draft=args.draft_max, n_ctx=args.ctx, options=threads
-        ) as peer,
-    ):
+    with _decoder(args) as decoder, _peer(args, args.draft_max) as peer:
         for source in prompts:
             prompt = source.ids(decoder, instruction)
             ours = our_answer(decoder, prompt, args.max_tokens, args.draft_max)
@@ -356,6 +359,7 @@ def main() -> None:
     parser.add_argument("-f", "--file", metavar="FILE", help='JSON lines with "prompt" or "tokens"')
     parser.add_argument("--chat", metavar="TEXT", help="make turns of the file's, after this line")
     parser.add_argument("-c", "--ctx", type=int, default=1024)
+    parser.add_argument("--kv", default="f16", metavar="TYPE", help="parts b and accepted")
     parser.add_argument("-t", "--threads", type=int, help="default: one per physical core")
     args = parser.parse_args()
     args.prompts = args.prompts or {"b": 30}.get(args.part, 40)

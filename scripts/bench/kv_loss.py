@@ -5,10 +5,11 @@
 The text (HumanEval's prompts and solutions, or a file) is cut into chunks of 512 tokens; the second
 half of each is scored. For every pair of K and V types: the mean Kullback-Leibler divergence from
 the same engine with f16 K/V, and how often both put the same token first. Both engines rotate what
-they quantise by a Hadamard transform, so their losses should agree; LLAMA_ATTN_ROT_DISABLE=1 in the
-environment takes it from llama.cpp, which shows what it is worth. With a drafter: tokens a round of
-the text's first chunks continued by 64 tokens, greedily, a whole block drafted each time. The last
-line is one JSON object.
+they quantise by a Hadamard transform, so their losses should agree: kl_difference is the mean of
+ours less theirs over all positions, and its standard error. LLAMA_ATTN_ROT_DISABLE=1 in the
+environment takes the transform from llama.cpp, which shows what it is worth. With a drafter: tokens
+a round of the text's first chunks continued by 64 tokens, greedily, a whole block drafted each
+time. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from typing import Any
 import numpy as np
 from engines import Engine, Logits, Ours, Theirs
 from logits import divergence
+from numpy.typing import NDArray
+from turns import facts
 
 from dflash_gguf import load, native
 from dflash_gguf.config import CACHE_TYPES, LoadConfig
@@ -60,14 +63,24 @@ def scored_rows(engine: Engine, chunks: list[list[int]]) -> list[Logits]:
     return [engine.rows(chunk, CHUNK // 2) for chunk in chunks]
 
 
-def losses(expected: list[Logits], found: list[Logits]) -> dict[str, float]:
-    """Returns the mean divergence from f16 K/V, and the share of equal first tokens."""
+def losses(
+    expected: list[Logits], found: list[Logits]
+) -> tuple[dict[str, float], NDArray[np.float64]]:
+    """Compares logits with those that f16 K/V give.
+
+    Returns the mean divergence with the share of positions with the same first token, and the
+    divergence at each position.
+    """
     divergences = [divergence(a, b) for a, b in zip(expected, found, strict=True)]
     same = [a.argmax(-1) == b.argmax(-1) for a, b in zip(expected, found, strict=True)]
-    return {
-        "kl_mean": float(np.concatenate(divergences).mean()),
-        "same_top": float(np.concatenate(same).mean()),
-    }
+    by_position = np.concatenate(divergences)
+    means = {"kl_mean": float(by_position.mean()), "same_top": float(np.concatenate(same).mean())}
+    return means, by_position
+
+
+def mean_and_error(values: NDArray[np.float64]) -> list[float]:
+    """Returns the mean of independent values and its standard error."""
+    return [float(values.mean()), float(values.std(ddof=1)) / len(values) ** 0.5]
 
 
 def tokens_a_round(path: Path, drafter: Path, pair: str, chunks: list[list[int]]) -> float:
@@ -108,13 +121,20 @@ def measure(path: Path, args: argparse.Namespace) -> dict[str, Any]:
             name: losses(expected[name], scored_rows(make(*pair.split("/")), chunks))
             for name, make in engines.items()
         }
-        ours, theirs = found.values()
+        (ours, our_kl), (theirs, their_kl) = found.values()
         print(
             f"{pair:12} {ours['kl_mean']:10.2e} {theirs['kl_mean']:10.2e} "
             f"{100 * ours['same_top']:12.2f} % {100 * theirs['same_top']:8.2f} %",
             flush=True,
         )
-        results.append({"pair": pair, **found})
+        results.append(
+            {
+                "pair": pair,
+                "ours": ours,
+                "llama.cpp": theirs,
+                "kl_difference": mean_and_error(our_kl - their_kl),
+            }
+        )
     if args.model_draft is not None:
         results.insert(0, {"pair": "f16/f16"})
         for row in results:
@@ -147,7 +167,7 @@ def main() -> None:
         figures = measure(args.model, args)
     except (native.Error, ValueError, OSError) as error:
         sys.exit(f"error: {error}")
-    print(json.dumps({"model": args.model.name, "ggml": native.ggml_version(), **figures}))
+    print(json.dumps({**facts(), "model": args.model.name, **figures}))
 
 
 if __name__ == "__main__":

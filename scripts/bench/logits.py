@@ -24,6 +24,7 @@ import gguf
 import numpy as np
 from engines import Engine, Logits, Ours, Theirs
 from numpy.typing import NDArray
+from turns import facts
 
 from dflash_gguf import native
 from dflash_gguf.config import LoadConfig
@@ -148,7 +149,7 @@ def main() -> None:
         except (native.Error, ValueError, OSError) as error:
             sys.exit(f"error: {error}")
         print_row(results[-1])
-    print(json.dumps({"ggml": native.ggml_version(), "results": results}))
+    print(json.dumps({**facts(), "results": results}))
     sys.exit(not all(result["ok"] for result in results))
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from turns import facts
 
 import dflash_gguf
 
@@ -39,7 +40,7 @@ def main() -> None:
         found = found_prefix(decoder, tokens) | files(decoder, tokens)
         decoder.reset()
         found["turns"] = turns(decoder, args.turns, rng)
-    print(json.dumps({"model": os.path.basename(args.model), **found}))
+    print(json.dumps({**facts(), "model": os.path.basename(args.model), **found}))
 
 
 def found_prefix(decoder: dflash_gguf.Decoder, tokens: list[int]) -> dict[str, float]:

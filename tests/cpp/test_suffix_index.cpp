@@ -1,4 +1,4 @@
-// Copies: what the automaton finds in random streams, beside a search of all of them.
+// SuffixIndex: what the automaton finds in random streams, beside a search of all of them.
 #include "speculative/suffix_index.h"
 
 #include "check.h"
@@ -34,19 +34,19 @@ size_t longest_match(const Tokens & text) {
 
 void finds_the_longest_match(int n_kinds) {
     std::mt19937 random(static_cast<unsigned>(n_kinds));
-    Copies copies(4096);
+    SuffixIndex index(4096);
     Tokens text;
     for (int i = 0; i < 400; ++i) {
         text.push_back(static_cast<int32_t>(random() % unsigned(n_kinds)));
-        copies.append(&text.back(), 1, i % 3 == 0);
-        CHECK(size_t(copies.match_length()) == longest_match(text));
-        const auto found = Copies::propose({{&copies, 5, 16}}, dfl::Worth{})[0];
+        index.append(&text.back(), 1, i % 3 == 0);
+        CHECK(size_t(index.match_length()) == longest_match(text));
+        const auto found = SuffixIndex::propose({{&index, 5, 16}}, dfl::BreakEven{})[0];
         const size_t n = found.size();
-        CHECK(n <= 17 && n != 1 && (n > 1) == (copies.match_length() > 0));
+        CHECK(n <= 17 && n != 1 && (n > 1) == (index.match_length() > 0));
         CHECK(n == 0 || (found[0].parent == -1 && found[0].token == text.back()));
         for (size_t node = 1; node < n; ++node) {
             const size_t parent = size_t(found[node].parent);
-            CHECK(parent < node && found[node].token >= 0 && found[node].log_chance <= 0.0);
+            CHECK(parent < node && found[node].token >= 0 && found[node].log_prob <= 0.0);
             CHECK(found[node].depth == found[parent].depth + 1 && found[node].depth <= 5);
         }
     }
@@ -54,14 +54,14 @@ void finds_the_longest_match(int n_kinds) {
 
 void forgets_and_separates() {
     std::mt19937 random(9);
-    Copies copies(64);
+    SuffixIndex index(64);
     for (int i = 0; i < 2000; ++i) {
         const int32_t token = static_cast<int32_t>(random() % 7);
-        copies.append(&token, 1, true);
+        index.append(&token, 1, true);
         if (i % 31 == 0) {
-            copies.separate();
+            index.separate();
         }
-        CHECK(copies.size() <= 64);
+        CHECK(index.size() <= 64);
     }
 }
 
@@ -72,6 +72,6 @@ int main() {
         finds_the_longest_match(n_kinds);
     }
     forgets_and_separates();
-    std::puts("copies: ok");
+    std::puts("index: ok");
     return 0;
 }

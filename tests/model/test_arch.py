@@ -24,8 +24,10 @@ N_UBATCH = 16
 N_TOKENS = 70
 # Below, at and above one micro-batch, and four of them with an odd rest.
 LENGTHS = (1, 5, N_UBATCH - 1, N_UBATCH, N_UBATCH + 1, 3 * N_UBATCH + 7, N_TOKENS)
-# Of the range max - min of the logits. Observed: up to 1.3e-5 with f32 K/V, 1.1e-3 with f16 K/V.
-LIMITS = {"f32": 2e-3, "f16": 1e-2}
+# Of the range max - min of the logits. Observed: up to 5e-5 with f32 K/V, but 1.9e-4 with Gemma's
+# experts, whose gelu ggml looks up in a table of halves; 1.1e-3 with f16 K/V. The best token is not
+# compared: among 421 random logits two as close as that are best in one of some hundred rows.
+LIMITS = {"f32": 5e-4 if DEVICE is None else 2e-3, "f16": 1e-2}
 
 ONE, SEVEN = {"num_hidden_layers": 1}, {"num_hidden_layers": 7}
 LLAMA3_ROPE = {
@@ -197,8 +199,6 @@ def assert_close(
     error = np.abs(found - expected).max() / np.ptp(expected)
     print(f"{cache_type}, {len(found)} rows: {error:.1e}")
     assert error <= LIMITS[cache_type]
-    if cache_type == "f32" and DEVICE is None:
-        np.testing.assert_array_equal(found.argmax(-1), expected.argmax(-1))
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -20,8 +20,8 @@ from reference import Reference
 from dflash_gguf.native import Drafter, Engine, Error, Sequence
 
 N_TOKENS = 240
-# Of the range max - min of the logits.
-LIMIT = 2e-3
+# Of the range max - min of the logits. Observed: up to 4e-6.
+LIMIT = 1e-4 if DEVICE is None else 2e-3
 LENGTHS = (1, N_UBATCH - 1, N_UBATCH, N_UBATCH + 1, 3 * N_UBATCH + 7)
 
 SEVEN = {"num_hidden_layers": 7}
@@ -139,8 +139,6 @@ def assert_close(found: NDArray[np.float32], expected: NDArray[np.float32], what
     error = np.abs(found - expected).max() / np.ptp(expected)
     print(f"{what}: {error:.1e}")
     assert error <= LIMIT, what
-    if DEVICE is None:
-        np.testing.assert_array_equal(found.argmax(-1), expected.argmax(-1), what)
 
 
 class Comparison:

@@ -292,14 +292,14 @@ def test_what_repeats_goes_on_repeating() -> None:
 
 
 def test_bad_arguments_are_one_sentence() -> None:
-    with pytest.raises(Error, match="n_most is 1, must be 2 to"):
+    with pytest.raises(Error, match="max_tokens is 1, must be 2 to"):
         Copies(1)
     copies = Copies(9)
     with pytest.raises(Error, match="token id -4 is below 0"):
         copies.append([1, -4])
     with pytest.raises(ValueError, match="need one pair a class"):
         copies.outcomes = np.ones((2, 2))
-    with pytest.raises(Error, match="0 copies of 1 came true"):
+    with pytest.raises(Error, match="0 guesses of 1 were accepted"):
         copies.outcomes = np.tile([1.0, 0.0], (84, 1))
 
 

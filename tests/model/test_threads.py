@@ -15,8 +15,8 @@ from dflash_gguf import native
 from dflash_gguf.config import LoadConfig
 
 gomp = ctypes.CDLL("libgomp.so.1")
-model = core.Model(sys.argv[1], LoadConfig(n_ctx=64, n_threads=2, n_gpu_layers=0))
-sequence = core.Sequence(core.Engine(model))
+model = native.Model(sys.argv[1], LoadConfig(n_ctx=64, n_threads=2, n_gpu_layers=0))
+sequence = native.Sequence(native.Engine(model))
 
 def answer(n=6):
     sequence.reset()

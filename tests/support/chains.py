@@ -1,4 +1,4 @@
-"""Plain decoding and chain drafting by hand, on core.Sequence alone."""
+"""Plain decoding and chain drafting by hand, on native.Sequence alone."""
 
 from __future__ import annotations
 

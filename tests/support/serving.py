@@ -12,13 +12,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 START_S = 240.0
+"""Seconds after which a server that does not start, end or come to rest is taken to hang."""
 COMMAND = "import sys; from dflash_gguf.serve.command import main; sys.exit(main())"
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'assistant' %}def {{ m.content }}\n"
@@ -108,13 +109,22 @@ class Served:
         """Whether nothing is being answered or waits."""
         return not any(slot["is_processing"] for slot in self.get("/slots").json())
 
-    def wait_idle(self, seconds: float) -> float:
-        """Seconds until nothing is being answered; fails after so many."""
-        began = time.monotonic()
-        while not self.is_idle:
-            assert time.monotonic() - began < seconds, self.log
+    def wait_idle(self) -> None:
+        """Waits until nothing is being answered."""
+        self.wait_until(lambda: self.is_idle)
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Waits until a condition holds."""
+        deadline = time.monotonic() + START_S
+        while not condition():
+            assert time.monotonic() < deadline, self.log
             time.sleep(0.01)
-        return time.monotonic() - began
+
+    def metric(self, name: str) -> int:
+        """Returns a count of /metrics; its totals are of the answers that have ended."""
+        found = re.search(rf"^llamacpp:{name} (\S+)$", self.get("/metrics").text, re.MULTILINE)
+        assert found is not None
+        return int(float(found[1]))
 
     def close(self) -> int:
         """Ends the server; its exit code."""
@@ -122,7 +132,7 @@ class Served:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(15)
+            return self.process.wait(START_S)
         finally:
             self.process.kill()
             self._reader.join(5)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from gguf_files import convert
-from smollm2 import GGUF, make_smollm2
+from smollm2 import make_smollm2
 
 pytestmark = pytest.mark.model
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "bench"
@@ -26,24 +26,31 @@ def run(name: str, *arguments: str) -> dict[str, Any]:
     return facts
 
 
-def test_distributions_and_greedy_text_are_those_of_llama_cpp(tmp_path: Path) -> None:
-    f16 = convert(make_smollm2(tmp_path / "smollm2"), tmp_path / "smollm2.gguf", "f16")
+@pytest.fixture(scope="module")
+def f16(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Converts SmolLM2 to f16, as each engine quantises activations differently."""
+    folder: Path = tmp_path_factory.mktemp("smollm2")
+    return convert(make_smollm2(folder / "hf"), folder / "smollm2.gguf", "f16")
+
+
+def test_distributions_and_greedy_text_are_those_of_llama_cpp(f16: Path) -> None:
     short = ("--prompts", "3", "--greedy", "1", "--tokens", "16", "-t", "1")
-    half, quantised = run("logits.py", str(f16), str(GGUF), *short)["results"]
-    assert (half["float"], quantised["float"]) == (True, False)
-    assert half["positions"] == quantised["positions"] == 96
-    assert half["kl_mean"] <= 1e-4
-    assert quantised["kl_mean"] <= 5e-3
-    assert half["same_top"] > 0.98
+    (found,) = run("logits.py", str(f16), *short)["results"]
+    assert (found["float"], found["positions"]) == (True, 96)
+    assert found["kl_mean"] <= 1e-4  # observed: 4e-6
 
 
-def test_the_loss_of_a_quantised_cache_is_that_of_llama_cpp() -> None:
+def test_a_quantised_cache_loses_no_more_than_in_llama_cpp(f16: Path) -> None:
+    """Bounds our loss by llama.cpp's plus 4 standard errors of the difference over positions.
+
+    The ratio of the losses varies from 0.7 to 1.3 between chunks of the text. Without the rotation
+    llama.cpp's loss is 10 standard errors above ours.
+    """
     short = ("--pairs", "q4_0/q4_0", "--chunks", "1", "-t", "1")
-    (found,) = run("kv_loss.py", str(GGUF), *short)["results"]
-    ours, theirs = found["ours"]["kl_mean"], found["llama.cpp"]["kl_mean"]
-    assert 1e-3 < ours < 0.3
-    # llama.cpp rounds queries too, so it may lose more. Observed: 0.79 of theirs.
-    assert 0.6 * theirs < ours < 1.1 * theirs
+    (found,) = run("kv_loss.py", str(f16), *short)["results"]
+    assert found["ours"]["kl_mean"] > 1e-3
+    difference, error = found["kl_difference"]
+    assert difference < 4 * error
 
 
 def test_bad_arguments_are_one_sentence(tmp_path: Path) -> None:

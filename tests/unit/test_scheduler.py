@@ -505,7 +505,10 @@ def test_auto_learns_beside_answers_of_other_settings(
         other.close()
 
 
-def test_a_decision_ends_while_a_prompt_comes_in(pair: Pair, heard: list[Round]) -> None:
+def test_a_decision_ends_while_a_prompt_comes_in(
+    pair: Pair, heard: list[Round], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pace, "chunk", lambda *_: 16)  # in every round, however long it takes
     with open_decoder(pair, 2, n_ctx=4096, n_ubatch=16) as many:
         many.generate([1, 2], max_tokens=100, **AUTO)
         answer = many.stream([1, 2], max_tokens=400, **AUTO)
@@ -710,6 +713,7 @@ def test_ctrl_c_at_any_moment_damages_nothing(pair: Pair, handler: Any, error: A
                     signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, most_s))
                     many.generate_batch(others, **settings)
                     signal.setitimer(signal.ITIMER_REAL, 0)
+                    most_s *= 0.7  # too late: the machine was slower while it was measured
                 except error:
                     n_came += 1
                 found = many.generate_batch(prompts, **settings)

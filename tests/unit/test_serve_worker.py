@@ -30,6 +30,8 @@ from dflash_gguf.serve.messages import (
 )
 from dflash_gguf.serve.worker import Worker
 
+HANGS_S = 60.0
+
 
 class Pipe:
     """Both ends of a channel."""
@@ -39,9 +41,20 @@ class Pipe:
         self.said: list[Any] = []
         self.n_writes = 0
         self._changed = threading.Condition()
+        self._n_read = 0
 
     def read(self) -> ToEngine | None:
-        return self._to.get(timeout=20)
+        if self._n_read:  # who reads on has dealt with the message before
+            self._to.task_done()
+        self._n_read += 1
+        return self._to.get(timeout=HANGS_S)
+
+    def wait_read(self) -> None:
+        """Waits until the worker has taken all messages."""
+        deadline = time.monotonic() + HANGS_S
+        while self._to.unfinished_tasks:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
 
     def write(self, *messages: Message) -> None:
         with self._changed:
@@ -55,7 +68,7 @@ class Pipe:
 
     def wait(self, condition: Callable[[list[Any]], bool]) -> None:
         with self._changed:
-            assert self._changed.wait_for(lambda: condition(self.said), 20), self.said
+            assert self._changed.wait_for(lambda: condition(self.said), HANGS_S), self.said
 
 
 class Stream:
@@ -104,7 +117,7 @@ class Many:
         self.streams: list[Stream] = []
 
     def round(self) -> None:
-        self.gate.acquire(timeout=20)
+        self.gate.acquire(timeout=HANGS_S)
         for stream in self.streams:
             stream.work()
 
@@ -142,7 +155,7 @@ def test_live_answers_take_turns_and_the_others_wait_in_order(pipe: Pipe) -> Non
     pipe.tell(run(1, 6), run(2, 6), run(3, 2), run(4, 1))
     pipe.wait(lambda said: len(of(said, Ended)) == 4)
     pipe.tell(None)
-    thread.join(5)
+    thread.join(HANGS_S)
     assert not thread.is_alive()
     said = pipe.said
     assert [m.id for m in of(said, Started)] == [1, 2, 3, 4]
@@ -158,8 +171,11 @@ def test_live_answers_take_turns_and_the_others_wait_in_order(pipe: Pipe) -> Non
 
 
 def test_what_a_round_says_comes_at_once(pipe: Pipe) -> None:
-    start(pipe, 8)
+    decoder, _ = start(pipe, 8)
+    decoder.gate = threading.Semaphore(0)
     pipe.tell(*(run(number, 40) for number in range(8)))
+    pipe.wait_read()
+    decoder.gate.release(1000)
     pipe.wait(lambda said: len(of(said, Ended)) == 8)
     assert len(of(pipe.said, Stepped)) == 320
     assert pipe.n_writes < 100  # a beginning each, 40 rounds, an end
@@ -182,7 +198,7 @@ def test_a_cancelled_answer_ends_and_gives_its_place_away(pipe: Pipe) -> None:
     pipe.tell(run(1, 50), run(2, 50), run(3, 2))
     pipe.wait(lambda said: len(of(said, Stepped, 1)) == 3)
     pipe.tell(Cancel(1), Cancel(2), Cancel(77))
-    time.sleep(0.05)
+    pipe.wait_read()
     decoder.gate.release(10)
     pipe.wait(lambda said: len(of(said, Ended)) == 3)
     assert not of(pipe.said, Started, 2)
