@@ -145,7 +145,7 @@ def open_decoder(
     n_ubatch: int = N_UBATCH,
     cache_type: str = "f32",
 ) -> Decoder:
-    """A decoder of token ids, with a drafter, on two threads.
+    """A decoder of token ids, with a drafter, on one thread.
 
     n_ctx: of all answers together. n_bytes: what may be kept of them on the host.
     """
@@ -153,7 +153,7 @@ def open_decoder(
     config = LoadConfig(
         n_ctx=n_ctx,
         n_ubatch=n_ubatch,
-        n_threads=2,
+        n_threads=1,
         cache_type_k=cache_type,
         cache_type_v=cache_type,
         n_parallel=n_parallel,
