@@ -1,0 +1,30 @@
+"""Holds unit tests to their room: they import no torch and start no process.
+
+Both cost seconds on a machine with two cores, and the room is to be run after every edit.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_torch(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    here = Path(__file__).parent
+    if all(here in item.path.parents for item in request.session.items):  # else others import it
+        assert "torch" not in sys.modules, "a unit test imports torch"
+
+
+@pytest.fixture(autouse=True)
+def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a unit test starts a process")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
