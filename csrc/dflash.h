@@ -82,10 +82,10 @@ typedef int32_t (*dfl_progress)(void * user, uint64_t done, uint64_t total);
 /* A model, its drafter and its engines can be measured: weights are placed and not read, memory is
  * counted and not allocated, and only infos can be asked for. */
 typedef enum {
-    DFL_MEASURE_NOTHING = 0,
-    DFL_MEASURE_DEVICE = 1, /* where it would be loaded */
-    DFL_MEASURE_CUDA = 2    /* on a CUDA GPU that is not there */
-} dfl_measure;
+    DFL_DRY_RUN_NONE = 0,
+    DFL_DRY_RUN_DEVICE = 1, /* where it would be loaded */
+    DFL_DRY_RUN_CUDA = 2    /* on a CUDA GPU that is not there */
+} dfl_dry_run;
 
 typedef struct {
     const char * device;                /* name of a device; NULL: the first GPU, else the CPU */
@@ -98,7 +98,7 @@ typedef struct {
     const char * excluded_buffer_types; /* separated by commas; may be NULL */
     dfl_progress progress;              /* bytes; may be NULL */
     void * user;
-    int32_t measure; /* dfl_measure; a drafter's is its target's */
+    int32_t dry_run; /* dfl_dry_run; a drafter's is its target's */
 } dfl_model_params;
 
 typedef struct {
@@ -112,7 +112,7 @@ typedef struct {
     int64_t n_ctx_train;
     uint64_t mapped_bytes;    /* weights used where they lie in the file */
     uint64_t copied_bytes;    /* weights in buffers of their own */
-    uint64_t beside_bytes;    /* of copied_bytes, on the CPU beside another device */
+    uint64_t cpu_split_bytes; /* of copied_bytes, on the CPU beside another device */
     uint64_t embedding_bytes; /* token embeddings read from the file, if not mapped as the head */
     int32_t on_gpu;
     int32_t n_placements;
@@ -180,19 +180,19 @@ typedef struct {
     int64_t n_ctx;
     int32_t n_parallel;
     int32_t n_threads;
-    int32_t n_memory;       /* records of dfl_engine_get_memory */
-    int64_t n_free_cells;   /* K/V rows that no sequence has; sequences take them by pages */
-    int64_t verify_rows;    /* most rows that are verified at a time, of all sequences: a drafter's
-                               block and some, or what was reserved */
-    int64_t draft_rows;     /* most rows of one draft: of each sequence its last token and those
-                               drafted; 0 without a drafter */
-    uint64_t prefix_bytes;  /* of prefixes, on the host */
-    uint64_t cell_bytes;    /* of a K/V row of all layers that keep every row */
-    int32_t divides;        /* 1: a sequence may begin with any part of a prefix */
-    int64_t n_graphs_built; /* this and what follows: so far */
-    int64_t n_graph_nodes;  /* of the largest graph, views included */
-    int64_t n_passes;       /* forward passes of the target */
-    uint64_t bytes_read;    /* copied from device tensors to the caller */
+    int32_t n_memory;      /* records of dfl_engine_get_memory */
+    int64_t n_free_cells;  /* K/V rows that no sequence has; sequences take them by pages */
+    int64_t verify_rows;   /* most rows that are verified at a time, of all sequences: a drafter's
+                              block and some, or what was reserved */
+    int64_t draft_rows;    /* most rows of one draft: of each sequence its last token and those
+                              drafted; 0 without a drafter */
+    uint64_t prefix_bytes; /* of prefixes, on the host */
+    uint64_t cell_bytes;   /* of a K/V row of all layers that keep every row */
+    int32_t partial_prefix_ok;   /* 1: a sequence may begin with any part of a prefix */
+    int64_t n_graphs_built;      /* this and what follows: so far */
+    int64_t n_graph_nodes;       /* of the largest graph, views included */
+    int64_t n_passes;            /* forward passes of the target */
+    uint64_t bytes_read;         /* copied from device tensors to the caller */
     uint64_t mask_bytes_written; /* of attention masks, the drafter's too */
     uint64_t submit_ns;          /* spent handing graphs to the device; a CPU computes meanwhile */
     uint64_t wait_ns;            /* spent waiting until the device was done with them */
@@ -225,7 +225,7 @@ dfl_status dfl_engine_get_memory(const dfl_engine * engine, int32_t index, dfl_m
                                  dfl_error * err);
 /* Has the device pick the k best (0 to DFL_MAX_TOP) of every row in the passes to come; kept: out,
  * k, or 0 where it cannot: a CPU has the rows at hand. k of 0 ends it. Errors: ARGUMENT. */
-dfl_status dfl_engine_keep_top(dfl_engine * engine, int32_t k, int32_t * kept, dfl_error * err);
+dfl_status dfl_engine_set_top_k(dfl_engine * engine, int32_t k, int32_t * active, dfl_error * err);
 /* Makes room to verify up to n rows at a time (1 to DFL_MAX_VERIFY); never less than there is.
  * Costs trace and feature rows and compute memory, no state. Errors: ARGUMENT (also while a verify
  * waits for its commit), MEMORY (names the bytes; the room is as before). */
@@ -244,7 +244,7 @@ void dfl_sequence_free(dfl_sequence * sequence); /* not from within a callback *
 int64_t dfl_sequence_position(const dfl_sequence * sequence);
 /* Cells that n more tokens take of the engine's n_free_cells; 0 where its own pages have room; -1
  * for NULL. */
-int64_t dfl_sequence_wanted_cells(const dfl_sequence * sequence, int64_t n);
+int64_t dfl_sequence_cells_needed(const dfl_sequence * sequence, int64_t n);
 
 /* Those tokens: out, [dfl_sequence_position]. Errors: ARGUMENT. */
 dfl_status dfl_sequence_get_tokens(const dfl_sequence * sequence, int32_t * tokens,
@@ -253,16 +253,16 @@ dfl_status dfl_sequence_get_tokens(const dfl_sequence * sequence, int32_t * toke
 /* Tokens of one sequence that a pass is to run. */
 typedef struct {
     dfl_sequence * sequence;
-    int32_t verify; /* 0: append them; 1: they are candidates, see dfl_engine_run */
+    int32_t is_verify; /* 0: append them; 1: they are candidates, see dfl_engine_run */
     const int32_t * tokens;
     int64_t n;
     const int32_t * parents; /* of a verify: NULL for a chain, else [n]: -1 for the root, which is
                                 chosen and not appended yet, and 0 <= parents[i] < i */
-    int64_t n_to_come;       /* of an append: tokens that will follow it; if there are some, no row
-                                is read */
+    int64_t n_remaining;     /* of an append: tokens that will follow it; if there are some, no row
+                              is read */
     float * all_logits;      /* of an append: NULL, or out, [n][n_vocab] float32, checked as
                                 dfl_sequence_logits does */
-} dfl_item;
+} dfl_batch_entry;
 
 /* Runs items of different sequences in one pass. Each row has the bits that it has alone.
  *
@@ -279,7 +279,7 @@ typedef struct {
  * Errors: ARGUMENT (token ids, parents, context, cells that other sequences hold, room for
  * verifies; nothing has run then), MEMORY, COMPUTE (timelines are as before, but on a model with
  * recurrent layers those that were to be appended to are empty), CANCELLED. */
-dfl_status dfl_engine_run(dfl_engine * engine, const dfl_item * items, int64_t n_items,
+dfl_status dfl_engine_run(dfl_engine * engine, const dfl_batch_entry * entries, int64_t n_entries,
                           dfl_progress progress, void * user, dfl_error * err);
 /* Experts that the last run multiplied with, of all layers together; 0 where our own code does not
  * do that, -1 for NULL. */
@@ -325,8 +325,8 @@ dfl_status dfl_engine_commit(dfl_engine * engine, const dfl_path * paths, int64_
 dfl_status dfl_sequence_argmax(dfl_sequence * sequence, int64_t row, int32_t * token,
                                dfl_error * err);
 /* The k best of a row of the last pass, best first, the lowest id on ties: out, [k] each. k is what
- * dfl_engine_keep_top gave before that pass. Errors: ARGUMENT (a row that is not there, another k),
- * COMPUTE as for argmax. */
+ * dfl_engine_set_top_k gave before that pass. Errors: ARGUMENT (a row that is not there, another
+ * k), COMPUTE as for argmax. */
 dfl_status dfl_sequence_top(dfl_sequence * sequence, int64_t row, int32_t k, int32_t * tokens,
                             float * logits, dfl_error * err);
 /* logits: out, [n_vocab] float32; single tokens may have -inf. Errors: as for argmax. */
@@ -355,34 +355,35 @@ dfl_status dfl_sampler_create(const dfl_sampler_params * params, dfl_sampler ** 
 void dfl_sampler_free(dfl_sampler * sampler);
 /* The token for a position from a row that the caller has. logits: [n], not changed. tokens: NULL,
  * or [n], those of the row's best logits in place of all, best first: as many as top_k and the
- * banned ones. seen: [n_seen], prompt and answer so far; NULL if n_seen is 0. margin: out, the best
- * score less the second, infinite if one token was left; scores are logits at temperature 0.
- * Errors: ARGUMENT (no values; NaN or +inf; nothing left to draw; seen tokens that are none). */
-dfl_status dfl_sampler_choose(const dfl_sampler * sampler, const float * logits,
-                              const int32_t * tokens, int64_t n, const int32_t * seen,
-                              int64_t n_seen, int64_t position, int32_t * token, double * margin,
+ * banned ones. seen: [n_history], prompt and answer so far; NULL if n_history is 0. margin: out,
+ * the best score less the second, infinite if one token was left; scores are logits at temperature
+ * 0. Errors: ARGUMENT (no values; NaN or +inf; nothing left to draw; seen tokens that are none). */
+dfl_status dfl_sampler_sample(const dfl_sampler * sampler, const float * logits,
+                              const int32_t * tokens, int64_t n, const int32_t * history,
+                              int64_t n_history, int64_t position, int32_t * token, double * margin,
                               dfl_error * err);
 /* What can be drawn from it: tokens, values: out, [n] each, of which n_kept are written, best
- * first; all in their own order where nothing is cut off. Errors: as dfl_sampler_choose. */
-dfl_status dfl_sampler_keep(const dfl_sampler * sampler, const float * logits, int64_t n,
-                            const int32_t * seen, int64_t n_seen, int32_t * tokens, float * values,
-                            int64_t * n_kept, dfl_error * err);
+ * first; all in their own order where nothing is cut off. Errors: as dfl_sampler_sample. */
+dfl_status dfl_sampler_filter(const dfl_sampler * sampler, const float * logits, int64_t n,
+                              const int32_t * history, int64_t n_history, int32_t * tokens,
+                              float * values, int64_t * n_kept, dfl_error * err);
 
 /* Draws of a sequence's rows of the last pass: after an append of the last token's, of an open
  * verify from the root down while the tokens drawn are candidates. */
 typedef struct {
     dfl_sequence * sequence;
     const dfl_sampler * sampler;
-    const int32_t * seen; /* [n_seen], prompt and answer so far, where penalties look at them */
-    int64_t n_seen;
-    int64_t position; /* of the first token drawn: how long prompt and answer are */
-    int32_t * drawn;  /* out, [rows of the verify, 1 after an append] */
-    int64_t n_drawn;  /* out: fewer than a path's where nothing can be drawn from a row, or it is
-                         not finite: dfl_sequence_logits of it says what is wrong */
-} dfl_walk;
+    const int32_t *
+        history; /* [n_history], prompt and answer so far, where penalties look at them */
+    int64_t n_history;
+    int64_t position;  /* of the first token drawn: how long prompt and answer are */
+    int32_t * sampled; /* out, [rows of the verify, 1 after an append] */
+    int64_t n_sampled; /* out: fewer than a path's where nothing can be drawn from a row, or it is
+                        not finite: dfl_sequence_logits of it says what is wrong */
+} dfl_sample_request;
 
 /* Errors: ARGUMENT (a sequence without rows, seen tokens that are none). */
-dfl_status dfl_engine_choose(dfl_engine * engine, dfl_walk * walks, int64_t n_walks,
+dfl_status dfl_engine_sample(dfl_engine * engine, dfl_sample_request * requests, int64_t n_requests,
                              dfl_error * err);
 
 /* Back to position 0. */
@@ -415,12 +416,12 @@ typedef struct dfl_prefix dfl_prefix;
 
 typedef struct {
     int64_t n_tokens;
-    int64_t n_proven;    /* of them, those that a finite row of logits was read after */
-    int64_t n_draft;     /* last positions that the drafter remembers */
-    int32_t n_caches;    /* groups of attention layers, and the drafter's */
-    int32_t n_parts;     /* of a file */
-    uint64_t host_bytes; /* of this prefix alone: what dropping it frees */
-    int64_t own_cells;   /* likewise, of the engine's */
+    int64_t n_verified_finite; /* of them, those that a finite row of logits was read after */
+    int64_t n_draft;           /* last positions that the drafter remembers */
+    int32_t n_caches;          /* groups of attention layers, and the drafter's */
+    int32_t n_parts;           /* of a file */
+    uint64_t host_bytes;       /* of this prefix alone: what dropping it frees */
+    int64_t own_cells;         /* likewise, of the engine's */
 } dfl_prefix_info;
 
 /* A tensor of a file; rows of a cache are those of the last ne[1] tokens. */
@@ -431,28 +432,30 @@ typedef struct {
     uint64_t bytes;
 } dfl_prefix_part;
 
-/* Bytes that dfl_prefix_keep takes on the host: attention rows are moved there when the sequence
- * gives up the cells that they lie in. */
-dfl_status dfl_prefix_cost(const dfl_sequence * sequence, uint64_t * bytes, dfl_error * err);
+/* Bytes that dfl_sequence_snapshot takes on the host: attention rows are moved there when the
+ * sequence gives up the cells that they lie in. */
+dfl_status dfl_sequence_snapshot_bytes(const dfl_sequence * sequence, uint64_t * bytes,
+                                       dfl_error * err);
 /* Keeps all tokens of a sequence, which goes on as it was; rows of its last pass may be gone. What
  * is kept counts in dfl_engine_info.prefix_bytes until dfl_prefix_free. Errors: ARGUMENT (no
  * tokens, a verify that waits for its commit), MEMORY. */
-dfl_status dfl_prefix_keep(dfl_sequence * sequence, dfl_prefix ** prefix, dfl_error * err);
+dfl_status dfl_sequence_snapshot(dfl_sequence * sequence, dfl_prefix ** prefix, dfl_error * err);
 void dfl_prefix_free(dfl_prefix * prefix); /* not from within a callback */
 dfl_status dfl_prefix_get_info(const dfl_prefix * prefix, dfl_prefix_info * info, dfl_error * err);
 /* Of dfl_engine_info.n_free_cells, those that a sequence takes to begin with n tokens of it. */
-int64_t dfl_prefix_wanted_cells(const dfl_prefix * prefix, int64_t n);
+int64_t dfl_prefix_cells_needed(const dfl_prefix * prefix, int64_t n);
 /* A sequence that is empty, or begins with them, has the first n tokens then: all of them on a
  * model with recurrent layers or windows. What it holds of their attention rows stays where it is.
  * Errors: ARGUMENT (it holds others, another engine's, n, cells that are not free), UNSUPPORTED (a
  * part where only all will do), MEMORY. */
-dfl_status dfl_prefix_adopt(dfl_sequence * sequence, const dfl_prefix * prefix, int64_t n,
-                            dfl_error * err);
+dfl_status dfl_sequence_restore(dfl_sequence * sequence, const dfl_prefix * prefix, int64_t n,
+                                dfl_error * err);
 /* Moves rows of prefixes to the host from cells that no sequence uses, the longest unused first,
  * until n are free or no more can be. bytes: that this may take. spared: NULL, or a prefix whose
  * rows stay. is_done: out, 0 where bytes were too few. Errors: MEMORY. */
-dfl_status dfl_prefix_spill(dfl_engine * engine, int64_t n, uint64_t bytes,
-                            const dfl_prefix * spared, int32_t * is_done, dfl_error * err);
+dfl_status dfl_engine_offload_prefixes(dfl_engine * engine, int64_t n, uint64_t bytes,
+                                       const dfl_prefix * pinned, int32_t * is_done,
+                                       dfl_error * err);
 
 /* index: 0 to n_parts - 1. Errors: ARGUMENT. */
 dfl_status dfl_prefix_get_part(const dfl_prefix * prefix, int32_t index, dfl_prefix_part * part,

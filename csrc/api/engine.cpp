@@ -5,10 +5,10 @@
 
 #include <algorithm>
 
+using dfl::CallGuard;
 using dfl::copy_text;
 using dfl::guard;
 using dfl::need;
-using dfl::Turn;
 
 dfl_status dfl_engine_create(const dfl_model * model, const dfl_engine_params * params,
                              dfl_engine ** engine, dfl_error * err) {
@@ -41,13 +41,13 @@ dfl_status dfl_engine_get_info(const dfl_engine * engine, dfl_engine_info * info
         info->n_ctx = e.n_ctx();
         info->n_parallel = e.n_parallel();
         info->n_free_cells = e.kv().cells().n_unclaimed();
-        info->draft_rows = e.draft() != nullptr ? e.draft()->most_rows() : 0;
+        info->draft_rows = e.draft() != nullptr ? e.draft()->max_rows() : 0;
         info->n_threads = e.n_threads();
         info->n_memory = static_cast<int32_t>(e.memory().size());
         info->verify_rows = e.verify_rows();
-        info->prefix_bytes = e.kept_bytes();
+        info->prefix_bytes = e.prefix_bytes();
         info->cell_bytes = e.kv().groups().front().row_bytes();
-        info->divides = e.goes_anywhere();
+        info->partial_prefix_ok = e.partial_prefix_ok();
         info->n_graphs_built = e.n_graphs_built();
         info->n_graph_nodes = e.n_graph_nodes();
         info->n_passes = e.n_passes();
@@ -79,18 +79,18 @@ dfl_status dfl_engine_get_memory(const dfl_engine * engine, int32_t index, dfl_m
     });
 }
 
-dfl_status dfl_engine_keep_top(dfl_engine * engine, int32_t k, int32_t * kept, dfl_error * err) {
+dfl_status dfl_engine_set_top_k(dfl_engine * engine, int32_t k, int32_t * active, dfl_error * err) {
     return guard(err, [&] {
-        need(engine, kept);
-        const Turn turn(*engine->is_busy);
-        *kept = engine->engine->keep_top(k) ? k : 0;
+        need(engine, active);
+        const CallGuard guard_of_call(*engine->is_busy);
+        *active = engine->engine->set_top_k(k) ? k : 0;
     });
 }
 
 dfl_status dfl_engine_reserve_verify(dfl_engine * engine, int64_t n, dfl_error * err) {
     return guard(err, [&] {
         need(engine);
-        const Turn turn(*engine->is_busy);
+        const CallGuard guard_of_call(*engine->is_busy);
         engine->engine->reserve_verify(n);
     });
 }
@@ -99,22 +99,23 @@ int64_t dfl_engine_n_experts(const dfl_engine * engine) {
     return engine != nullptr ? engine->engine->n_experts() : -1;
 }
 
-dfl_status dfl_engine_run(dfl_engine * engine, const dfl_item * items, int64_t n_items,
+dfl_status dfl_engine_run(dfl_engine * engine, const dfl_batch_entry * entries, int64_t n_entries,
                           dfl_progress progress, void * user, dfl_error * err) {
     return guard(err, [&] {
-        need(engine, items);
-        std::vector<dfl::Item> asked;
-        for (int64_t i = 0; i < n_items; ++i) {
-            const dfl_item & item = items[i];
-            need(item.sequence, item.tokens);
-            asked.push_back({&item.sequence->sequence, item.verify != 0, item.tokens, item.n,
-                             item.parents, item.n_to_come, item.n_to_come == 0, item.all_logits});
+        need(engine, entries);
+        std::vector<dfl::BatchEntry> asked;
+        for (int64_t i = 0; i < n_entries; ++i) {
+            const dfl_batch_entry & entry = entries[i];
+            need(entry.sequence, entry.tokens);
+            asked.push_back({&entry.sequence->sequence, entry.is_verify != 0, entry.tokens, entry.n,
+                             entry.parents, entry.n_remaining, entry.n_remaining == 0,
+                             entry.all_logits});
         }
         dfl::PrefillProgress watch;
         if (progress != nullptr) {
             watch = [=](int64_t done, int64_t total) { return progress(user, done, total) != 0; };
         }
-        const Turn turn(*engine->is_busy);
+        const CallGuard guard_of_call(*engine->is_busy);
         engine->engine->run(asked, watch);
     });
 }
@@ -130,7 +131,7 @@ dfl_status dfl_engine_draft(dfl_engine * engine, const dfl_draft_request * reque
             asked.push_back(
                 {&requests[i].sequence->sequence, requests[i].last_token, requests[i].n_draft});
         }
-        const Turn turn(*engine->is_busy);
+        const CallGuard guard_of_call(*engine->is_busy);
         for (const dfl::Draft & draft : engine->engine->draft(asked, k, log_sum_exp != nullptr)) {
             for (const dfl::Candidate & candidate : draft.best) {
                 *tokens++ = candidate.token;
@@ -153,7 +154,7 @@ dfl_status dfl_engine_commit(dfl_engine * engine, const dfl_path * paths, int64_
             need(paths[i].sequence);
             asked.push_back({&paths[i].sequence->sequence, paths[i].nodes, paths[i].n});
         }
-        const Turn turn(*engine->is_busy);
+        const CallGuard guard_of_call(*engine->is_busy);
         engine->engine->commit(asked);
     });
 }

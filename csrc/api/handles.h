@@ -53,15 +53,15 @@ void copy_text(char (&to)[N], const std::string & from) {
 
 // One call that runs or changes what an engine holds. A pass calls back, and no other call may
 // change what it works on.
-class Turn {
+class CallGuard {
   public:
-    explicit Turn(std::atomic<bool> & is_busy) : is_busy_(is_busy) {
+    explicit CallGuard(std::atomic<bool> & is_busy) : is_busy_(is_busy) {
         DFL_CHECK(!is_busy_.exchange(true), DFL_STATUS_ARGUMENT,
                   "the engine is busy: an earlier call of it has not returned");
     }
-    Turn(const Turn &) = delete;
-    Turn & operator=(const Turn &) = delete;
-    ~Turn() { is_busy_ = false; }
+    CallGuard(const CallGuard &) = delete;
+    CallGuard & operator=(const CallGuard &) = delete;
+    ~CallGuard() { is_busy_ = false; }
 
   private:
     std::atomic<bool> & is_busy_;

@@ -18,9 +18,9 @@ static dfl::ModelParams model_params(const dfl_model_params * params) {
     p.n_cpu_experts = params->n_cpu_moe;
     p.n_threads = params->n_threads;
     p.repack = params->repack != 0;
-    DFL_CHECK(params->measure >= DFL_MEASURE_NOTHING && params->measure <= DFL_MEASURE_CUDA,
-              DFL_STATUS_ARGUMENT, "measure is %d, expected 0 to 2", params->measure);
-    p.measure = static_cast<dfl_measure>(params->measure);
+    DFL_CHECK(params->dry_run >= DFL_DRY_RUN_NONE && params->dry_run <= DFL_DRY_RUN_CUDA,
+              DFL_STATUS_ARGUMENT, "measure is %d, expected 0 to 2", params->dry_run);
+    p.dry_run = static_cast<dfl_dry_run>(params->dry_run);
     std::stringstream names(params->excluded_buffer_types ? params->excluded_buffer_types : "");
     for (std::string name; std::getline(names, name, ',');) {
         p.excluded_buffer_types.push_back(name);
@@ -59,7 +59,7 @@ dfl_status dfl_model_get_info(const dfl_model * model, dfl_model_info * info, df
         info->n_ctx_train = hp.n_ctx_train;
         info->mapped_bytes = m.weights().mapped_bytes;
         info->copied_bytes = m.weights().copied_bytes;
-        info->beside_bytes = m.weights().beside_bytes;
+        info->cpu_split_bytes = m.weights().cpu_split_bytes;
         info->n_placements = static_cast<int32_t>(m.weights().placements.size());
         info->embedding_bytes = m.weights().embedding_bytes;
         info->on_gpu = m.on_gpu();

@@ -3,23 +3,24 @@
 
 #include <algorithm>
 
+using dfl::CallGuard;
 using dfl::copy_text;
 using dfl::guard;
 using dfl::need;
-using dfl::Turn;
 
-dfl_status dfl_prefix_cost(const dfl_sequence * sequence, uint64_t * bytes, dfl_error * err) {
+dfl_status dfl_sequence_snapshot_bytes(const dfl_sequence * sequence, uint64_t * bytes,
+                                       dfl_error * err) {
     return guard(err, [&] {
         need(sequence, bytes);
-        *bytes = sequence->sequence.cost_of_keeping();
+        *bytes = sequence->sequence.snapshot_bytes();
     });
 }
 
-dfl_status dfl_prefix_keep(dfl_sequence * sequence, dfl_prefix ** prefix, dfl_error * err) {
+dfl_status dfl_sequence_snapshot(dfl_sequence * sequence, dfl_prefix ** prefix, dfl_error * err) {
     return guard(err, [&] {
         need(sequence, prefix);
-        const Turn turn(*sequence->is_busy);
-        *prefix = new dfl_prefix{sequence->sequence.keep(), sequence->is_busy};
+        const CallGuard guard_of_call(*sequence->is_busy);
+        *prefix = new dfl_prefix{sequence->sequence.snapshot(), sequence->is_busy};
     });
 }
 
@@ -31,37 +32,38 @@ dfl_status dfl_prefix_get_info(const dfl_prefix * prefix, dfl_prefix_info * info
         const dfl::Prefix & p = *prefix->prefix;
         *info = {};
         info->n_tokens = p.size();
-        info->n_proven = p.n_proven();
+        info->n_verified_finite = p.n_verified_finite();
         info->n_draft = p.n_draft();
-        info->n_caches = static_cast<int32_t>(p.rows().size());
+        info->n_caches = static_cast<int32_t>(p.blocks().size());
         info->n_parts = static_cast<int32_t>(p.parts().size());
         info->host_bytes = p.own_bytes();
         info->own_cells = p.n_own_cells();
     });
 }
 
-int64_t dfl_prefix_wanted_cells(const dfl_prefix * prefix, int64_t n) {
+int64_t dfl_prefix_cells_needed(const dfl_prefix * prefix, int64_t n) {
     return prefix != nullptr && n >= 0 && n <= prefix->prefix->size()
-               ? prefix->prefix->wanted_cells(n)
+               ? prefix->prefix->cells_needed(n)
                : -1;
 }
 
-dfl_status dfl_prefix_adopt(dfl_sequence * sequence, const dfl_prefix * prefix, int64_t n,
-                            dfl_error * err) {
+dfl_status dfl_sequence_restore(dfl_sequence * sequence, const dfl_prefix * prefix, int64_t n,
+                                dfl_error * err) {
     return guard(err, [&] {
         need(sequence, prefix);
-        const Turn turn(*sequence->is_busy);
-        sequence->sequence.adopt(*prefix->prefix, n);
+        const CallGuard guard_of_call(*sequence->is_busy);
+        sequence->sequence.restore(*prefix->prefix, n);
     });
 }
 
-dfl_status dfl_prefix_spill(dfl_engine * engine, int64_t n, uint64_t bytes,
-                            const dfl_prefix * spared, int32_t * is_done, dfl_error * err) {
+dfl_status dfl_engine_offload_prefixes(dfl_engine * engine, int64_t n, uint64_t bytes,
+                                       const dfl_prefix * pinned, int32_t * is_done,
+                                       dfl_error * err) {
     return guard(err, [&] {
         need(engine, is_done);
-        const Turn turn(*engine->is_busy);
+        const CallGuard guard_of_call(*engine->is_busy);
         *is_done =
-            engine->engine->spill(n, bytes, spared == nullptr ? nullptr : spared->prefix.get());
+            engine->engine->offload(n, bytes, pinned == nullptr ? nullptr : pinned->prefix.get());
     });
 }
 
@@ -88,7 +90,7 @@ dfl_status dfl_prefix_get_part(const dfl_prefix * prefix, int32_t index, dfl_pre
 dfl_status dfl_prefix_get_rows(const dfl_prefix * prefix, int64_t * n_rows, dfl_error * err) {
     return guard(err, [&] {
         need(prefix, n_rows);
-        for (size_t i = 0; i < prefix->prefix->rows().size(); ++i) {
+        for (size_t i = 0; i < prefix->prefix->blocks().size(); ++i) {
             n_rows[i] = prefix->prefix->n_rows(i);
         }
     });
@@ -98,7 +100,7 @@ dfl_status dfl_prefix_read(const dfl_prefix * prefix, int32_t part, void * data,
     return guard(err, [&] {
         need(prefix, data);
         check_part(*prefix, part);
-        const Turn turn(*prefix->is_busy);
+        const CallGuard guard_of_call(*prefix->is_busy);
         prefix->prefix->read(part, static_cast<uint8_t *>(data));
     });
 }
@@ -108,7 +110,7 @@ dfl_status dfl_prefix_create(dfl_engine * engine, const int32_t * tokens, int64_
                              dfl_error * err) {
     return guard(err, [&] {
         need(engine, tokens, n_rows, prefix);
-        const Turn turn(*engine->is_busy);
+        const CallGuard guard_of_call(*engine->is_busy);
         engine->engine->check_ids(tokens, n, 0);
         const std::vector<int64_t> rows(n_rows, n_rows + std::max(0, n_caches));
         *prefix =
@@ -122,7 +124,7 @@ dfl_status dfl_prefix_write(dfl_prefix * prefix, int32_t part, const void * data
     return guard(err, [&] {
         need(prefix, data);
         check_part(*prefix, part);
-        const Turn turn(*prefix->is_busy);
+        const CallGuard guard_of_call(*prefix->is_busy);
         prefix->prefix->write(part, static_cast<const uint8_t *>(data));
     });
 }

@@ -3,11 +3,11 @@
 
 #include <algorithm>
 
+using dfl::CallGuard;
 using dfl::Candidate;
 using dfl::guard;
 using dfl::need;
-using dfl::SeenTokens;
-using dfl::Turn;
+using dfl::TokenHistory;
 
 static void check(dfl::Sampler::Fault fault) {
     DFL_CHECK(fault == nullptr, DFL_STATUS_ARGUMENT, "%s", fault);
@@ -43,38 +43,38 @@ dfl_status dfl_sampler_create(const dfl_sampler_params * params, dfl_sampler ** 
 
 void dfl_sampler_free(dfl_sampler * sampler) { delete sampler; }
 
-dfl_status dfl_sampler_choose(const dfl_sampler * sampler, const float * logits,
-                              const int32_t * tokens, int64_t n, const int32_t * seen,
-                              int64_t n_seen, int64_t position, int32_t * token, double * margin,
+dfl_status dfl_sampler_sample(const dfl_sampler * sampler, const float * logits,
+                              const int32_t * tokens, int64_t n, const int32_t * history,
+                              int64_t n_history, int64_t position, int32_t * token, double * margin,
                               dfl_error * err) {
     return guard(err, [&] {
         need(sampler, logits, token, margin);
         check_row(n);
-        dfl::Choice choice = {};
+        dfl::SampledToken sampled = {};
         if (tokens != nullptr) {
             std::vector<Candidate> best(n);
             for (int64_t i = 0; i < n; ++i) {
                 best[i] = {tokens[i], logits[i]};
             }
-            check(sampler->sampler.choose_among(best.data(), n, position, choice));
+            check(sampler->sampler.sample_from(best.data(), n, position, sampled));
         } else {
             std::vector<float> row(logits, logits + n);
-            check(sampler->sampler.choose(row.data(), n, {seen, n_seen}, position, choice));
+            check(sampler->sampler.sample(row.data(), n, {history, n_history}, position, sampled));
         }
-        *token = choice.token;
-        *margin = choice.margin;
+        *token = sampled.token;
+        *margin = sampled.margin;
     });
 }
 
-dfl_status dfl_sampler_keep(const dfl_sampler * sampler, const float * logits, int64_t n,
-                            const int32_t * seen, int64_t n_seen, int32_t * tokens, float * values,
-                            int64_t * n_kept, dfl_error * err) {
+dfl_status dfl_sampler_filter(const dfl_sampler * sampler, const float * logits, int64_t n,
+                              const int32_t * history, int64_t n_history, int32_t * tokens,
+                              float * values, int64_t * n_kept, dfl_error * err) {
     return guard(err, [&] {
         need(sampler, logits, tokens, values, n_kept);
         check_row(n);
         std::vector<float> row(logits, logits + n);
         std::vector<Candidate> kept;
-        check(sampler->sampler.keep(row.data(), n, {seen, n_seen}, kept));
+        check(sampler->sampler.filter(row.data(), n, {history, n_history}, kept));
         for (const Candidate & one : kept) {
             *tokens++ = one.token;
             *values++ = one.logit;
@@ -83,26 +83,26 @@ dfl_status dfl_sampler_keep(const dfl_sampler * sampler, const float * logits, i
     });
 }
 
-dfl_status dfl_engine_choose(dfl_engine * engine, dfl_walk * walks, int64_t n_walks,
+dfl_status dfl_engine_sample(dfl_engine * engine, dfl_sample_request * requests, int64_t n_requests,
                              dfl_error * err) {
     return guard(err, [&] {
-        need(engine, walks);
-        std::vector<dfl::Walk> asked;
-        for (int64_t i = 0; i < n_walks; ++i) {
-            dfl_walk & walk = walks[i];
-            need(walk.sequence, walk.sampler, walk.drawn);
-            walk.n_drawn = 0;
-            asked.push_back({&walk.sequence->sequence,
-                             &walk.sampler->sampler,
-                             {walk.seen, walk.seen + walk.n_seen},
-                             walk.position,
-                             {}});
+        need(engine, requests);
+        std::vector<dfl::SampleRequest> parsed;
+        for (int64_t i = 0; i < n_requests; ++i) {
+            dfl_sample_request & request = requests[i];
+            need(request.sequence, request.sampler, request.sampled);
+            request.n_sampled = 0;
+            parsed.push_back({&request.sequence->sequence,
+                              &request.sampler->sampler,
+                              {request.history, request.history + request.n_history},
+                              request.position,
+                              {}});
         }
-        const Turn turn(*engine->is_busy);
-        engine->engine->choose(asked);
-        for (int64_t i = 0; i < n_walks; ++i) {
-            std::copy(asked[i].drawn.begin(), asked[i].drawn.end(), walks[i].drawn);
-            walks[i].n_drawn = static_cast<int64_t>(asked[i].drawn.size());
+        const CallGuard guard_of_call(*engine->is_busy);
+        engine->engine->sample(parsed);
+        for (int64_t i = 0; i < n_requests; ++i) {
+            std::copy(parsed[i].sampled.begin(), parsed[i].sampled.end(), requests[i].sampled);
+            requests[i].n_sampled = static_cast<int64_t>(parsed[i].sampled.size());
         }
     });
 }

@@ -3,14 +3,14 @@
 
 #include <algorithm>
 
+using dfl::CallGuard;
 using dfl::guard;
 using dfl::need;
-using dfl::Turn;
 
 dfl_status dfl_sequence_create(dfl_engine * engine, dfl_sequence ** sequence, dfl_error * err) {
     return guard(err, [&] {
         need(engine, sequence);
-        const Turn turn(*engine->is_busy);
+        const CallGuard guard_of_call(*engine->is_busy);
         *sequence = new dfl_sequence(*engine);
     });
 }
@@ -21,8 +21,8 @@ int64_t dfl_sequence_position(const dfl_sequence * sequence) {
     return sequence != nullptr ? sequence->sequence.position() : -1;
 }
 
-int64_t dfl_sequence_wanted_cells(const dfl_sequence * sequence, int64_t n) {
-    return sequence != nullptr ? sequence->sequence.wanted_cells(n) : -1;
+int64_t dfl_sequence_cells_needed(const dfl_sequence * sequence, int64_t n) {
+    return sequence != nullptr ? sequence->sequence.cells_needed(n) : -1;
 }
 
 dfl_status dfl_sequence_get_tokens(const dfl_sequence * sequence, int32_t * tokens,
@@ -38,7 +38,7 @@ dfl_status dfl_sequence_argmax(dfl_sequence * sequence, int64_t row, int32_t * t
                                dfl_error * err) {
     return guard(err, [&] {
         need(sequence, token);
-        const Turn turn(*sequence->is_busy);
+        const CallGuard guard_of_call(*sequence->is_busy);
         *token = sequence->sequence.argmax(row);
     });
 }
@@ -47,7 +47,7 @@ dfl_status dfl_sequence_top(dfl_sequence * sequence, int64_t row, int32_t k, int
                             float * logits, dfl_error * err) {
     return guard(err, [&] {
         need(sequence, tokens, logits);
-        const Turn turn(*sequence->is_busy);
+        const CallGuard guard_of_call(*sequence->is_busy);
         const dfl::Candidate * best = sequence->sequence.top(row, k);
         for (int32_t i = 0; i < k; ++i) {
             tokens[i] = best[i].token;
@@ -60,7 +60,7 @@ dfl_status dfl_sequence_logits(dfl_sequence * sequence, int64_t row, float * log
                                dfl_error * err) {
     return guard(err, [&] {
         need(sequence, logits);
-        const Turn turn(*sequence->is_busy);
+        const CallGuard guard_of_call(*sequence->is_busy);
         sequence->sequence.logits(row, logits);
     });
 }
@@ -68,7 +68,7 @@ dfl_status dfl_sequence_logits(dfl_sequence * sequence, int64_t row, float * log
 dfl_status dfl_sequence_reset(dfl_sequence * sequence, dfl_error * err) {
     return guard(err, [&] {
         need(sequence);
-        const Turn turn(*sequence->is_busy);
+        const CallGuard guard_of_call(*sequence->is_busy);
         sequence->sequence.reset();
     });
 }
@@ -76,7 +76,7 @@ dfl_status dfl_sequence_reset(dfl_sequence * sequence, dfl_error * err) {
 dfl_status dfl_sequence_truncate(dfl_sequence * sequence, int64_t position, dfl_error * err) {
     return guard(err, [&] {
         need(sequence);
-        const Turn turn(*sequence->is_busy);
+        const CallGuard guard_of_call(*sequence->is_busy);
         sequence->sequence.truncate(position);
     });
 }
@@ -85,8 +85,8 @@ dfl_status dfl_checkpoint_take(dfl_sequence * sequence, dfl_checkpoint ** checkp
                                dfl_error * err) {
     return guard(err, [&] {
         need(sequence, checkpoint);
-        const Turn turn(*sequence->is_busy);
-        *checkpoint = new dfl_checkpoint{sequence->sequence.take()};
+        const CallGuard guard_of_call(*sequence->is_busy);
+        *checkpoint = new dfl_checkpoint{sequence->sequence.take_checkpoint()};
     });
 }
 
@@ -94,14 +94,14 @@ dfl_status dfl_checkpoint_restore(dfl_sequence * sequence, const dfl_checkpoint 
                                   dfl_error * err) {
     return guard(err, [&] {
         need(sequence, checkpoint);
-        const Turn turn(*sequence->is_busy);
+        const CallGuard guard_of_call(*sequence->is_busy);
         sequence->sequence.restore(checkpoint->checkpoint);
     });
 }
 
 int32_t dfl_checkpoint_is_valid(const dfl_sequence * sequence, const dfl_checkpoint * checkpoint) {
     return sequence != nullptr && checkpoint != nullptr &&
-           sequence->sequence.holds(checkpoint->checkpoint);
+           sequence->sequence.can_restore(checkpoint->checkpoint);
 }
 
 int64_t dfl_checkpoint_position(const dfl_checkpoint * checkpoint) {

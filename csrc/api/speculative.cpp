@@ -8,10 +8,10 @@
 #include <limits>
 #include <vector>
 
-using dfl::SuffixIndex;
+using dfl::CalibrationParams;
 using dfl::guard;
 using dfl::need;
-using dfl::CalibrationParams;
+using dfl::SuffixIndex;
 
 struct dfl_suffix_index {
     explicit dfl_suffix_index(size_t max_tokens) : index(max_tokens) {}

@@ -2,7 +2,7 @@
 // table.cpp.
 #pragma once
 
-#include "layers/cpu_ops/build.h"
+#include "layers/cpu_ops/graph_context.h"
 #include "model/weights.h"
 
 #include <vector>
@@ -16,7 +16,7 @@ struct Arch {
     // Declares every tensor of the file it needs.
     void (*bind)(WeightLoader & loader);
     // Builds the forward pass of b.shape.n_rows rows; returns logits [n_vocab, n_out] or NULL.
-    ggml_tensor * (*build)(Build & b);
+    ggml_tensor * (*build)(GraphContext & g);
 };
 
 // Every architecture that can be a target.

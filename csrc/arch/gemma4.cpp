@@ -71,12 +71,13 @@ static void bind_experts(WeightLoader & loader, int il) {
     layer.experts.router = loader.linear(schema::TENSOR_FFN_GATE_INP, il, hp.n_embd,
                                          hp.experts.n_expert, /*plain =*/true);
     const float factor = 1.0f / std::sqrt(static_cast<float>(hp.n_embd));
-    layer.beside.router =
+    layer.parallel_norms.router =
         loader.scaled_vector(schema::TENSOR_FFN_GATE_INP_SCALE, il, hp.n_embd, factor);
     loader.experts(il);
-    layer.beside.experts = loader.vector(schema::TENSOR_PRE_FFW_NORM_2, il, hp.n_embd);
-    layer.beside.post_dense = loader.vector(schema::TENSOR_POST_FFW_NORM_1, il, hp.n_embd);
-    layer.beside.post_experts = loader.vector(schema::TENSOR_POST_FFW_NORM_2, il, hp.n_embd);
+    layer.parallel_norms.experts = loader.vector(schema::TENSOR_PRE_FFW_NORM_2, il, hp.n_embd);
+    layer.parallel_norms.post_dense = loader.vector(schema::TENSOR_POST_FFW_NORM_1, il, hp.n_embd);
+    layer.parallel_norms.post_experts =
+        loader.vector(schema::TENSOR_POST_FFW_NORM_2, il, hp.n_embd);
 }
 
 static void bind_attention(WeightLoader & loader, int il) {
@@ -121,56 +122,57 @@ static void bind(WeightLoader & loader) {
 
 // The dense part and, where a model has them, experts, each with a norm of its own before and
 // after.
-static ggml_tensor * feed_forwards(Build & b, int il, const SubLayerInput & in) {
-    const LayerWeights & layer = b.weights.layers[il];
-    const Activation activation = b.hp.layers[il].activation;
+static ggml_tensor * feed_forwards(GraphContext & g, int il, const SubLayerInput & in) {
+    const LayerWeights & layer = g.weights.layers[il];
+    const Activation activation = g.hp.layers[il].activation;
     if (!layer.experts.router) {
-        return feed_forward(b, layer.ffn, activation, in.x, in.add);
+        return feed_forward(g, layer.ffn, activation, in.x, in.add);
     }
-    ggml_tensor * dense = feed_forward(b, layer.ffn, activation, in.x, nullptr);
-    ggml_tensor * experts = mixture_of_experts(b, il, normed(b, in.stream, layer.beside.router),
-                                               normed(b, in.stream, layer.beside.experts), nullptr);
-    ggml_tensor * both = post_normed(b, dense, layer.beside.post_dense, in.add);
-    return post_normed(b, experts, layer.beside.post_experts, both);
+    ggml_tensor * dense = feed_forward(g, layer.ffn, activation, in.x, nullptr);
+    ggml_tensor * experts =
+        mixture_of_experts(g, il, normed(g, in.stream, layer.parallel_norms.router),
+                           normed(g, in.stream, layer.parallel_norms.experts), nullptr);
+    ggml_tensor * both = post_normed(g, dense, layer.parallel_norms.post_dense, in.add);
+    return post_normed(g, experts, layer.parallel_norms.post_experts, both);
 }
 
 // What all layers take of their rows' tokens: the mean, times the root of 2, of a table's rows and
 // a projection of the embeddings. [n_per_layer, n_layer, n_rows]
-static ggml_tensor * per_layer_inputs(Build & b) {
-    const int64_t n = b.hp.n_per_layer;
+static ggml_tensor * per_layer_inputs(GraphContext & g) {
+    const int64_t n = g.hp.n_per_layer;
     const auto heads = [&](ggml_tensor * x) {
-        return ggml_reshape_3d(b.ctx, x, n, b.hp.n_layer(), x->ne[1]);
+        return ggml_reshape_3d(g.ctx, x, n, g.hp.n_layer(), x->ne[1]);
     };
     // The projection is of embeddings divided by the root of their width, which only eps sees.
-    ggml_tensor * projected = heads(linear(b, b.weights.per_layer_projection, b.in.embd));
-    projected = ggml_rms_norm(b.ctx, projected, b.hp.eps * static_cast<float>(b.hp.n_embd));
-    projected = ggml_mul(b.ctx, projected, b.weights.per_layer_projection_norm);
-    return ggml_scale(b.ctx, ggml_add(b.ctx, projected, heads(b.in.per_layer)), std::sqrt(0.5f));
+    ggml_tensor * projected = heads(linear(g, g.weights.per_layer_projection, g.in.embd));
+    projected = ggml_rms_norm(g.ctx, projected, g.hp.eps * static_cast<float>(g.hp.n_embd));
+    projected = ggml_mul(g.ctx, projected, g.weights.per_layer_projection_norm);
+    return ggml_scale(g.ctx, ggml_add(g.ctx, projected, heads(g.in.per_layer)), std::sqrt(0.5f));
 }
 
-static ggml_tensor * take_of_token(Build & b, int il, const Rows & x, ggml_tensor * inputs) {
-    const PerLayerWeights & w = b.weights.layers[il].per_layer;
-    ggml_tensor * input = ggml_view_2d(b.ctx, inputs, inputs->ne[0], inputs->ne[2], inputs->nb[2],
+static ggml_tensor * take_of_token(GraphContext & g, int il, const Rows & x, ggml_tensor * inputs) {
+    const PerLayerWeights & w = g.weights.layers[il].per_layer;
+    ggml_tensor * input = ggml_view_2d(g.ctx, inputs, inputs->ne[0], inputs->ne[2], inputs->nb[2],
                                        il * inputs->nb[1]);
-    if (il == b.hp.n_layer() - 1) {
-        input = rows_with_logits(b, input);
+    if (il == g.hp.n_layer() - 1) {
+        input = rows_with_logits(g, input);
     }
-    ggml_tensor * inner = gated(b, Activation::GELU, linear(b, w.gate, x), input);
-    return linear(b, w.projection, inner);
+    ggml_tensor * inner = gated(g, Activation::GELU, linear(g, w.gate, x), input);
+    return linear(g, w.projection, inner);
 }
 
-static ggml_tensor * build(Build & b) {
+static ggml_tensor * build(GraphContext & g) {
     std::vector<SubLayer> sublayers = {
         mixer_sublayer(self_attention),
         {&LayerWeights::ffn_norm, &LayerWeights::post_ffn_norm, feed_forwards}};
-    if (b.hp.n_per_layer > 0) {
-        ggml_tensor * inputs = per_layer_inputs(b);
+    if (g.hp.n_per_layer > 0) {
+        ggml_tensor * inputs = per_layer_inputs(g);
         sublayers.push_back({nullptr, &LayerWeights::per_layer_norm,
-                             [inputs](Build & b, int il, const SubLayerInput & in) {
-                                 return take_of_token(b, il, in.x, inputs);
+                             [inputs](GraphContext & g, int il, const SubLayerInput & in) {
+                                 return take_of_token(g, il, in.x, inputs);
                              }});
     }
-    return build_decoder(b, sublayers, b.weights.output);
+    return build_decoder(g, sublayers, g.weights.output);
 }
 
 extern const Arch GEMMA4 = {schema::ARCH_GEMMA4, read, bind, build};

@@ -9,7 +9,7 @@ namespace dfl {
 
 static ggml_backend_dev_t choose_device(const std::string & path, const ModelParams & params) {
     ggml_backend_dev_t device = find_device(params.device);
-    const bool hypothetical = params.measure == DFL_MEASURE_CUDA;
+    const bool hypothetical = params.dry_run == DFL_DRY_RUN_CUDA;
     const int n = params.n_gpu_layers;
     if (n == 0 || (device == cpu_device() && n < 0)) {
         return cpu_device();
@@ -22,12 +22,12 @@ static ggml_backend_dev_t choose_device(const std::string & path, const ModelPar
 }
 
 Model::Model(const std::string & path, const ModelParams & params)
-    : file_(path), arch_(find_arch(file_)), hp_(arch_.read(file_)), measure_(params.measure) {
+    : file_(path), arch_(find_arch(file_)), hp_(arch_.read(file_)), dry_run_(params.dry_run) {
     check_no_key_skipped(file_);
     hp_.n_vocab = read_vocab_size(file_);
     device_ = choose_device(path, params);
-    if (measure_ == DFL_MEASURE_CUDA && params.n_gpu_layers == 0) {
-        measure_ = DFL_MEASURE_DEVICE; // nothing is on the GPU
+    if (dry_run_ == DFL_DRY_RUN_CUDA && params.n_gpu_layers == 0) {
+        dry_run_ = DFL_DRY_RUN_DEVICE; // nothing is on the GPU
     }
     if (on_gpu()) {
         const int64_t n = params.n_gpu_layers;
@@ -36,7 +36,7 @@ Model::Model(const std::string & path, const ModelParams & params)
             split_.first_experts = std::min<int64_t>(params.n_cpu_experts, hp_.n_layer());
         }
     }
-    Devices devices(device_, split_, params.n_threads, params.excluded_buffer_types, measure_,
+    Devices devices(device_, split_, params.n_threads, params.excluded_buffer_types, dry_run_,
                     params.repack);
     WeightLoader loader(file_, hp_, devices);
     arch_.bind(loader);
@@ -44,7 +44,7 @@ Model::Model(const std::string & path, const ModelParams & params)
 }
 
 const char * Model::device_name() const {
-    return measure_ == DFL_MEASURE_CUDA ? cuda_estimate::NAME : ggml_backend_dev_name(device_);
+    return dry_run_ == DFL_DRY_RUN_CUDA ? cuda_estimate::NAME : ggml_backend_dev_name(device_);
 }
 
 void Model::embed(const int32_t * tokens, int64_t n, float * dst) const {

@@ -21,8 +21,8 @@ struct ModelParams {
     std::string device = ""; // of the layers that are not on the CPU; empty: the first GPU
     int n_threads = 0;       // that rearrange weights; 0: default_threads()
     bool repack = true;      // for the CPU's faster kernels, ours and ggml's
-    dfl_measure measure = DFL_MEASURE_NOTHING; // else weights are placed, and not loaded
-    int n_cpu_experts = 0;                     // first layers whose experts stay on the CPU
+    dfl_dry_run dry_run = DFL_DRY_RUN_NONE; // else weights are placed, and not loaded
+    int n_cpu_experts = 0;                  // first layers whose experts stay on the CPU
 };
 
 class Model {
@@ -36,9 +36,9 @@ class Model {
     // The device whose memory the weights are in; the CPU's for a hypothetical GPU.
     ggml_backend_dev_t device() const { return device_; }
     const Split & split() const { return split_; }
-    dfl_measure measure() const { return measure_; }
+    dfl_dry_run dry_run() const { return dry_run_; }
     const char * device_name() const;
-    bool on_gpu() const { return measure_ == DFL_MEASURE_CUDA || device_ != cpu_device(); }
+    bool on_gpu() const { return dry_run_ == DFL_DRY_RUN_CUDA || device_ != cpu_device(); }
 
     // Embeddings of tokens, scaled as the model wants them: dst [n_embd, n].
     void embed(const int32_t * tokens, int64_t n, float * dst) const;
@@ -49,7 +49,7 @@ class Model {
     GgufFile file_;
     const Arch & arch_;
     Hparams hp_;
-    dfl_measure measure_;
+    dfl_dry_run dry_run_;
     ggml_backend_dev_t device_ = nullptr;
     Split split_;
     std::unique_ptr<Weights> weights_;

@@ -34,9 +34,9 @@ static void bind(WeightLoader & loader) {
     }
 }
 
-static ggml_tensor * build(Build & b) {
-    return build_decoder(b, {mixer_sublayer(self_attention), feed_forward_sublayer()},
-                         b.weights.output);
+static ggml_tensor * build(GraphContext & g) {
+    return build_decoder(g, {mixer_sublayer(self_attention), feed_forward_sublayer()},
+                         g.weights.output);
 }
 
 extern const Arch QWEN3 = {schema::ARCH_QWEN3, read, bind, build};

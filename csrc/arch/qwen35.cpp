@@ -122,29 +122,29 @@ static void bind(WeightLoader & loader) {
 }
 
 // Attention whose output is gated head by head; a head's rows of q are [query | gate].
-static ggml_tensor * gated_attention(Build & b, int il, const SubLayerInput & in) {
-    const LayerShape & shape = b.hp.layers[il];
-    const AttentionWeights & w = b.weights.layers[il].attn;
+static ggml_tensor * gated_attention(GraphContext & g, int il, const SubLayerInput & in) {
+    const LayerShape & shape = g.hp.layers[il];
+    const AttentionWeights & w = g.weights.layers[il].attn;
     const int64_t d = shape.head_dim;
-    Projections p = project_qkv(b, il, in.x, 2 * d * shape.n_head);
+    Projections p = project_qkv(g, il, in.x, 2 * d * shape.n_head);
     const size_t e = ggml_element_size(p.q);
     auto half = [&](int64_t first) {
-        return ggml_view_3d(b.ctx, p.q, d, shape.n_head, in.x.n_rows(), 2 * d * e, p.q->nb[1],
+        return ggml_view_3d(g.ctx, p.q, d, shape.n_head, in.x.n_rows(), 2 * d * e, p.q->nb[1],
                             first * e);
     };
     ggml_tensor * attended =
-        attend(b, il, {half(0), p.k, p.v, w.q_norm, w.k_norm, b.in.positions, row_cells(b, il)});
-    return project_output(b, il, gated_heads(attended, half(d)), in.add);
+        attend(g, il, {half(0), p.k, p.v, w.q_norm, w.k_norm, g.in.positions, row_cells(g, il)});
+    return project_output(g, il, gated_heads(attended, half(d)), in.add);
 }
 
-static ggml_tensor * build(Build & b) {
-    return build_decoder(b,
-                         {mixer_sublayer([](Build & b, int il, const SubLayerInput & in) {
-                              return b.hp.layers[il].recurrent ? delta_net(b, il, in.x, in.add)
-                                                               : gated_attention(b, il, in);
+static ggml_tensor * build(GraphContext & g) {
+    return build_decoder(g,
+                         {mixer_sublayer([](GraphContext & g, int il, const SubLayerInput & in) {
+                              return g.hp.layers[il].recurrent ? delta_net(g, il, in.x, in.add)
+                                                               : gated_attention(g, il, in);
                           }),
                           feed_forward_sublayer()},
-                         b.weights.output);
+                         g.weights.output);
 }
 
 extern const Arch QWEN35 = {schema::ARCH_QWEN35, read, bind, build};

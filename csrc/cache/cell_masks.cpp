@@ -7,7 +7,7 @@ namespace dfl {
 // Changes that are remembered. Rows that missed more are written anew.
 static constexpr size_t MOST_LOGGED = 8192;
 // Cells between two spans that are written with them: one copy to a device costs as much.
-static constexpr int64_t MOST_BETWEEN = 256;
+static constexpr int64_t MAX_GAP = 256;
 
 CellMasks::CellMasks(const Hparams & hp, const std::vector<int64_t> & layers,
                      const LayerPlace & place, int64_t n_cells, int64_t n_rows)
@@ -16,7 +16,7 @@ CellMasks::CellMasks(const Hparams & hp, const std::vector<int64_t> & layers,
         const LayerShape & layer = hp.layers[il];
         const MaskRule rule = {layer.window, layer.causal};
         Backend * backend = &place(il);
-        const auto known = std::find_if(masks_.begin(), masks_.end(), [&](const Kept & mask) {
+        const auto known = std::find_if(masks_.begin(), masks_.end(), [&](const MaskBuffer & mask) {
             return mask.rule == rule && mask.backend == backend;
         });
         index_[il] = known - masks_.begin();
@@ -31,8 +31,8 @@ void CellMasks::reserve(int64_t n_rows) {
     if (n_rows <= n_rows_) {
         return;
     }
-    std::vector<Kept> fresh;
-    for (const Kept & mask : masks_) {
+    std::vector<MaskBuffer> fresh;
+    for (const MaskBuffer & mask : masks_) {
         ggml_context_ptr ctx(ggml_init({ggml_tensor_overhead(), nullptr, true}));
         ggml_tensor * tensor = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F16, n_cells_ * n_rows);
         Allocation memory = mask.backend->allocate(ctx.get(), "the buffer of attention masks");
@@ -46,7 +46,7 @@ void CellMasks::reserve(int64_t n_rows) {
 std::vector<ggml_tensor *> CellMasks::views(ggml_context * ctx, int64_t n_kv,
                                             int64_t n_rows) const {
     std::vector<ggml_tensor *> views;
-    for (const Kept & mask : masks_) {
+    for (const MaskBuffer & mask : masks_) {
         const size_t row = ggml_row_size(GGML_TYPE_F16, n_kv);
         views.push_back(ggml_view_2d(ctx, mask.tensor, n_kv, n_rows, row, 0));
     }
@@ -85,9 +85,9 @@ static const SequenceRows & rows_of(const MaskRows & rows, int64_t i) {
 }
 
 // Those that were written for the same sequence, and missed no change that is forgotten.
-int64_t CellMasks::n_known_rows(const MaskRows & rows) const {
+int64_t CellMasks::n_unchanged_rows(const MaskRows & rows) const {
     int64_t n = 0;
-    for (const Written & row : written_) {
+    for (const WrittenRow & row : written_) {
         if (n == static_cast<int64_t>(rows.positions.size()) || row.changes < log_start_ ||
             row.sequence != rows_of(rows, n).sequence) {
             break;
@@ -98,13 +98,14 @@ int64_t CellMasks::n_known_rows(const MaskRows & rows) const {
 }
 
 // Where the first n_known rows may differ from what was written.
-std::vector<CellMasks::Span> CellMasks::changed_spans(const Kept & mask, const MaskRows & rows,
-                                                      int64_t n_known) const {
-    std::vector<int64_t> cells(log_.begin() + (written_[n_known - 1].changes - log_start_),
+std::vector<CellMasks::Span> CellMasks::changed_spans(const MaskBuffer & mask,
+                                                      const MaskRows & rows,
+                                                      int64_t n_unchanged) const {
+    std::vector<int64_t> cells(log_.begin() + (written_[n_unchanged - 1].changes - log_start_),
                                log_.end());
     if (mask.rule.window > 0) {
         // As rows move on, positions leave their windows; of moves back, they enter them.
-        for (int64_t i = 0; i < n_known; ++i) {
+        for (int64_t i = 0; i < n_unchanged; ++i) {
             const auto sequence = static_cast<size_t>(written_[i].sequence);
             if (sequence >= cell_at_.size()) {
                 continue;
@@ -127,7 +128,7 @@ std::vector<CellMasks::Span> CellMasks::changed_spans(const Kept & mask, const M
         if (cell >= n_kv_) {
             break;
         }
-        if (spans.empty() || cell > spans.back().end + MOST_BETWEEN) {
+        if (spans.empty() || cell > spans.back().end + MAX_GAP) {
             spans.push_back({cell, cell});
         }
         spans.back().end = cell + 1;
@@ -157,8 +158,8 @@ void CellMasks::fill(const MaskRule & rule, const CellTable & table, const MaskR
 }
 
 // Cells of rows [first_row, end_row).
-void CellMasks::write(const Kept & mask, const CellTable & table, const MaskRows & rows, Span span,
-                      int64_t first_row, int64_t end_row) {
+void CellMasks::write(const MaskBuffer & mask, const CellTable & table, const MaskRows & rows,
+                      Span span, int64_t first_row, int64_t end_row) {
     const int64_t n = span.end - span.first, n_rows = end_row - first_row;
     if (n == 0 || n_rows == 0) {
         return;
@@ -193,14 +194,14 @@ void CellMasks::update(CellTable & table, const MaskRows & rows, int64_t n_kv) {
         written_.clear();
         n_kv_ = n_kv;
     }
-    const int64_t n_known = n_known_rows(rows);
-    for (const Kept & mask : masks_) {
-        if (n_known > 0) {
-            for (const Span & span : changed_spans(mask, rows, n_known)) {
-                write(mask, table, rows, span, 0, n_known);
+    const int64_t n_unchanged = n_unchanged_rows(rows);
+    for (const MaskBuffer & mask : masks_) {
+        if (n_unchanged > 0) {
+            for (const Span & span : changed_spans(mask, rows, n_unchanged)) {
+                write(mask, table, rows, span, 0, n_unchanged);
             }
         }
-        write(mask, table, rows, {0, n_kv}, n_known, n_rows);
+        write(mask, table, rows, {0, n_kv}, n_unchanged, n_rows);
     }
     written_.resize(std::max(written_.size(), rows.positions.size()));
     for (int64_t i = 0; i < n_rows; ++i) {
@@ -212,7 +213,7 @@ void CellMasks::update(CellTable & table, const MaskRows & rows, int64_t n_kv) {
 
 uint64_t CellMasks::bytes() const {
     uint64_t sum = 0;
-    for (const Kept & mask : masks_) {
+    for (const MaskBuffer & mask : masks_) {
         sum += mask.memory.bytes;
     }
     return sum;
@@ -220,7 +221,7 @@ uint64_t CellMasks::bytes() const {
 
 uint64_t CellMasks::bytes_on(const Backend * backend) const {
     uint64_t sum = 0;
-    for (const Kept & mask : masks_) {
+    for (const MaskBuffer & mask : masks_) {
         sum += mask.backend == backend ? mask.memory.bytes : 0;
     }
     return sum;

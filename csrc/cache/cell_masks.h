@@ -59,7 +59,7 @@ class CellMasks {
     uint64_t bytes_written() const { return bytes_written_; }
 
   private:
-    struct Kept {
+    struct MaskBuffer {
         MaskRule rule;
         Backend * backend;
         ggml_context_ptr ctx;
@@ -71,27 +71,27 @@ class CellMasks {
         int64_t first, end;
     };
     // What a row of the masks was written for.
-    struct Written {
+    struct WrittenRow {
         int32_t sequence, position;
         int64_t changes; // of the log
     };
 
     void log_changes(const CellTable & table, const std::vector<int64_t> & cells);
-    int64_t n_known_rows(const MaskRows & rows) const;
-    std::vector<Span> changed_spans(const Kept & mask, const MaskRows & rows,
-                                    int64_t n_known) const;
+    int64_t n_unchanged_rows(const MaskRows & rows) const;
+    std::vector<Span> changed_spans(const MaskBuffer & mask, const MaskRows & rows,
+                                    int64_t n_unchanged) const;
     void fill(const MaskRule & rule, const CellTable & table, const MaskRows & rows, int64_t i,
               Span span, ggml_fp16_t * to) const;
-    void write(const Kept & mask, const CellTable & table, const MaskRows & rows, Span span,
+    void write(const MaskBuffer & mask, const CellTable & table, const MaskRows & rows, Span span,
                int64_t first_row, int64_t end_row);
 
     int64_t n_cells_, n_rows_;
-    std::vector<Kept> masks_;
+    std::vector<MaskBuffer> masks_;
     std::vector<int64_t> index_; // -1 for other layers
     int64_t n_kv_ = 0;           // cells of a row as they were written
     // Rows were written for passes that all began with row 0, so later rows know no more changes
     // than earlier ones.
-    std::vector<Written> written_;
+    std::vector<WrittenRow> written_;
     // Changed cells in the order of their changes, those before log_start_ forgotten.
     std::vector<int64_t> log_;
     int64_t log_start_ = 0;

@@ -10,7 +10,7 @@ namespace dfl {
 CellTable::CellTable(int64_t n_cells, int32_t n_sequences, bool packs)
     : packs_(packs), sequence_(n_cells, FREE), position_(n_cells, FREE),
       used_((n_cells + PAGE - 1) / PAGE, 0), holders_(used_.size(), 0),
-      is_claimed_(used_.size(), false), timelines_(n_sequences), n_unclaimed_(n_cells) {}
+      is_claimed_(used_.size(), false), sequence_cells_(n_sequences), n_unclaimed_(n_cells) {}
 
 void CellTable::reserve_last() {
     n_reserved_ = 1;
@@ -19,11 +19,11 @@ void CellTable::reserve_last() {
 
 int64_t CellTable::page_size(int64_t page) const { return std::min(PAGE, size() - page * PAGE); }
 
-int64_t CellTable::wanted(int32_t sequence, int64_t n) const {
-    const Timeline & line = timelines_[sequence];
-    for (int64_t at = line.next; n > 0 && at < static_cast<int64_t>(line.pages.size()) * PAGE;
+int64_t CellTable::cells_needed(int32_t sequence, int64_t n) const {
+    const SequenceCells & owned = sequence_cells_[sequence];
+    for (int64_t at = owned.next; n > 0 && at < static_cast<int64_t>(owned.pages.size()) * PAGE;
          ++at) {
-        const int64_t page = line.pages[at / PAGE];
+        const int64_t page = owned.pages[at / PAGE];
         n -= at % PAGE < page_size(page) && sequence_[page * PAGE + at % PAGE] == FREE;
     }
     return (n + PAGE - 1) / PAGE * PAGE;
@@ -43,16 +43,16 @@ int64_t CellTable::claim_lowest() {
 }
 
 // The page after its last one, if that is free, else the lowest.
-void CellTable::claim_page(Timeline & line) {
-    const std::vector<int64_t> & last = line.pages.empty() ? line.shared : line.pages;
+void CellTable::claim_page(SequenceCells & owned) {
+    const std::vector<int64_t> & last = owned.pages.empty() ? owned.shared : owned.pages;
     const int64_t next = last.empty() || packs_ ? n_pages() : last.back() + 1;
     if (!may_claim(next)) {
-        line.pages.push_back(claim_lowest());
+        owned.pages.push_back(claim_lowest());
         return;
     }
     is_claimed_[next] = true;
     n_unclaimed_ -= page_size(next);
-    line.pages.push_back(next);
+    owned.pages.push_back(next);
 }
 
 void CellTable::free_page(int64_t page) {
@@ -68,12 +68,12 @@ void CellTable::lower_high() {
 }
 
 std::vector<int64_t> CellTable::take(int32_t sequence, int64_t n) {
-    Timeline & line = timelines_[sequence];
+    SequenceCells & owned = sequence_cells_[sequence];
     std::vector<int64_t> cells;
     cells.reserve(n);
-    int64_t at = line.next;
+    int64_t at = owned.next;
     for (; static_cast<int64_t>(cells.size()) < n; ++at) {
-        if (at >= static_cast<int64_t>(line.pages.size()) * PAGE) {
+        if (at >= static_cast<int64_t>(owned.pages.size()) * PAGE) {
             if (n_unclaimed_ <= 0) {
                 const auto n_found = static_cast<int64_t>(cells.size());
                 std::for_each(cells.rbegin(), cells.rend(), [&](int64_t cell) { release(cell); });
@@ -81,9 +81,9 @@ std::vector<int64_t> CellTable::take(int32_t sequence, int64_t n) {
                             format("%lld rows do not fit: %lld of %lld cells are free",
                                    (long long)n, (long long)n_found, (long long)size()));
             }
-            claim_page(line);
+            claim_page(owned);
         }
-        const int64_t page = line.pages[at / PAGE], cell = page * PAGE + at % PAGE;
+        const int64_t page = owned.pages[at / PAGE], cell = page * PAGE + at % PAGE;
         if (at % PAGE >= page_size(page) || sequence_[cell] != FREE) {
             continue;
         }
@@ -92,72 +92,72 @@ std::vector<int64_t> CellTable::take(int32_t sequence, int64_t n) {
         ++n_used_;
         high_ = std::max(high_, cell + 1);
         n_touched_ = std::max(n_touched_, cell + 1);
-        note_change(cell);
+        record_change(cell);
         cells.push_back(cell);
     }
-    line.next = at;
+    owned.next = at;
     return cells;
 }
 
-void CellTable::add_to_spans(Timeline & line, int64_t cell, int64_t position) {
-    if (!line.knows_spans) {
+void CellTable::add_to_spans(SequenceCells & owned, int64_t cell, int64_t position) {
+    if (!owned.spans_valid) {
         return;
     }
-    if (line.spans.empty()) {
-        line.spans.push_back({position, cell, 1});
+    if (owned.spans.empty()) {
+        owned.spans.push_back({position, cell, 1});
         return;
     }
-    cpu::CellSpan & last = line.spans.back();
+    cpu::CellSpan & last = owned.spans.back();
     const int64_t end = last.position + last.n;
     if (position == end && cell == last.cell + last.n) {
         ++last.n;
     } else if (position >= end) {
-        line.spans.push_back({position, cell, 1});
+        owned.spans.push_back({position, cell, 1});
     } else {
-        line.knows_spans = false;
+        owned.spans_valid = false;
     }
 }
 
-void CellTable::drop_from_spans(Timeline & line, int64_t cell, int64_t position) {
-    if (!line.knows_spans) {
+void CellTable::drop_from_spans(SequenceCells & owned, int64_t cell, int64_t position) {
+    if (!owned.spans_valid) {
         return;
     }
-    cpu::CellSpan & first = line.spans.front();
-    cpu::CellSpan & last = line.spans.back();
+    cpu::CellSpan & first = owned.spans.front();
+    cpu::CellSpan & last = owned.spans.back();
     if (last.cell + last.n - 1 == cell && last.position + last.n - 1 == position) {
         if (--last.n == 0) {
-            line.spans.pop_back();
+            owned.spans.pop_back();
         }
     } else if (first.cell == cell && first.position == position) {
         ++first.cell;
         ++first.position;
         if (--first.n == 0) {
-            line.spans.erase(line.spans.begin());
+            owned.spans.erase(owned.spans.begin());
         }
     } else {
-        line.knows_spans = false;
+        owned.spans_valid = false;
     }
 }
 
 const std::vector<cpu::CellSpan> & CellTable::spans(int32_t sequence) const {
-    const Timeline & line = timelines_[sequence];
-    if (line.knows_spans) {
-        return line.spans;
+    const SequenceCells & owned = sequence_cells_[sequence];
+    if (owned.spans_valid) {
+        return owned.spans;
     }
-    line.spans.clear();
+    owned.spans.clear();
     const auto add = [&](int64_t position, int64_t cell, int64_t n) {
-        cpu::CellSpan * last = line.spans.empty() ? nullptr : &line.spans.back();
+        cpu::CellSpan * last = owned.spans.empty() ? nullptr : &owned.spans.back();
         if (last != nullptr && last->position + last->n == position &&
             last->cell + last->n == cell) {
             last->n += n;
         } else {
-            line.spans.push_back({position, cell, n});
+            owned.spans.push_back({position, cell, n});
         }
     };
-    for (size_t i = 0; i < line.shared.size(); ++i) {
-        add(static_cast<int64_t>(i) * PAGE, line.shared[i] * PAGE, PAGE);
+    for (size_t i = 0; i < owned.shared.size(); ++i) {
+        add(static_cast<int64_t>(i) * PAGE, owned.shared[i] * PAGE, PAGE);
     }
-    for (const int64_t page : line.pages) {
+    for (const int64_t page : owned.pages) {
         for (int64_t cell = page * PAGE; cell < page * PAGE + page_size(page); ++cell) {
             if (sequence_[cell] == sequence && position_[cell] != FREE) {
                 add(position_[cell], cell, 1);
@@ -165,100 +165,100 @@ const std::vector<cpu::CellSpan> & CellTable::spans(int32_t sequence) const {
         }
     }
     std::sort(
-        line.spans.begin(), line.spans.end(),
+        owned.spans.begin(), owned.spans.end(),
         [](const cpu::CellSpan & a, const cpu::CellSpan & b) { return a.position < b.position; });
-    line.knows_spans = true;
-    return line.spans;
+    owned.spans_valid = true;
+    return owned.spans;
 }
 
 void CellTable::place(int64_t cell, int32_t position) {
-    Timeline & line = timelines_[sequence_[cell]];
+    SequenceCells & owned = sequence_cells_[sequence_[cell]];
     if (position_[cell] != FREE) {
-        drop_from_spans(line, cell, position_[cell]);
+        drop_from_spans(owned, cell, position_[cell]);
     }
     position_[cell] = position;
-    add_to_spans(line, cell, position);
-    note_change(cell);
+    add_to_spans(owned, cell, position);
+    record_change(cell);
 }
 
-void CellTable::give_cell(int64_t cell, bool may_be_handed_out) {
+void CellTable::free_cell(int64_t cell, bool may_be_handed_out) {
     if (sequence_[cell] == FREE) {
         return;
     }
-    Timeline & line = timelines_[sequence_[cell]];
+    SequenceCells & owned = sequence_cells_[sequence_[cell]];
     if (position_[cell] != FREE) {
-        drop_from_spans(line, cell, position_[cell]);
+        drop_from_spans(owned, cell, position_[cell]);
     }
     sequence_[cell] = FREE;
     position_[cell] = FREE;
     --n_used_;
     const int64_t page = cell / PAGE;
     // What is released was mostly taken last.
-    auto at = std::find(line.pages.rbegin(), line.pages.rend(), page);
-    const int64_t index = line.pages.rend() - at - 1;
+    auto at = std::find(owned.pages.rbegin(), owned.pages.rend(), page);
+    const int64_t index = owned.pages.rend() - at - 1;
     if (--used_[page] == 0) {
-        line.pages.erase(line.pages.begin() + index);
+        owned.pages.erase(owned.pages.begin() + index);
         free_page(page);
         const int64_t begin = index * PAGE;
-        line.next = line.next >= begin + PAGE ? line.next - PAGE : std::min(line.next, begin);
+        owned.next = owned.next >= begin + PAGE ? owned.next - PAGE : std::min(owned.next, begin);
     } else if (may_be_handed_out) {
-        line.next = std::min(line.next, index * PAGE + cell % PAGE);
+        owned.next = std::min(owned.next, index * PAGE + cell % PAGE);
     }
     lower_high();
-    note_change(cell);
+    record_change(cell);
 }
 
-void CellTable::release(int64_t cell) { give_cell(cell, true); }
+void CellTable::release(int64_t cell) { free_cell(cell, true); }
 
 bool CellTable::can_release_from(int32_t sequence, int32_t position) const {
-    const std::vector<int64_t> & pages = timelines_[sequence].shared;
+    const std::vector<int64_t> & pages = sequence_cells_[sequence].shared;
     const int64_t index = position / PAGE;
     if (position % PAGE == 0 || index >= static_cast<int64_t>(pages.size())) {
         return true;
     }
     const auto has_one = [&](int64_t page) { return holders_[page] == 1; };
     return n_unclaimed_ > 0 || std::any_of(pages.begin() + index, pages.end(), has_one) ||
-           !timelines_[sequence].pages.empty();
+           !sequence_cells_[sequence].pages.empty();
 }
 
 CellTable::Copy CellTable::release_from(int32_t sequence, int32_t position) {
     DFL_CHECK(can_release_from(sequence, position), DFL_STATUS_ARGUMENT,
               "going back to position %d takes a page of cells, and none of %lld is free", position,
               (long long)n_pages());
-    Timeline & line = timelines_[sequence];
-    const auto own = static_cast<int64_t>(line.shared.size()) * PAGE;
+    SequenceCells & owned = sequence_cells_[sequence];
+    const auto own = static_cast<int64_t>(owned.shared.size()) * PAGE;
     const std::vector<cpu::CellSpan> found = spans(sequence);
     for (auto span = found.rbegin(); span != found.rend(); ++span) {
         for (int64_t i = span->n - 1;
              i >= 0 && span->position + i >= std::max<int64_t>(own, position); --i) {
-            give_cell(span->cell + i, true);
+            free_cell(span->cell + i, true);
         }
     }
     if (position >= own) {
         return {0, 0, 0};
     }
-    line.knows_spans = false;
-    while (static_cast<int64_t>(line.shared.size()) * PAGE >= position + PAGE) {
-        drop(line.shared.back());
-        line.shared.pop_back();
+    owned.spans_valid = false;
+    while (static_cast<int64_t>(owned.shared.size()) * PAGE >= position + PAGE) {
+        drop(owned.shared.back());
+        owned.shared.pop_back();
     }
     const int64_t n = position % PAGE;
     if (n == 0) {
         return {0, 0, 0};
     }
-    DFL_CHECK(line.pages.empty(), DFL_STATUS_INTERNAL,
+    DFL_CHECK(owned.pages.empty(), DFL_STATUS_INTERNAL,
               "sequence %d has rows without positions behind position %d", sequence, position);
-    const int64_t from = line.shared.back();
-    line.shared.pop_back();
+    const int64_t from = owned.shared.back();
+    owned.shared.pop_back();
     if (holders_[from] == 1) { // its own again
         holders_[from] = 0;
-        line.pages.push_back(from);
-        line.next = n;
+        owned.pages.push_back(from);
+        owned.next = n;
         for (int64_t i = 0; i < PAGE; ++i) {
             const int64_t cell = from * PAGE + i;
             sequence_[cell] = i < n ? sequence : FREE;
             position_[cell] = i < n ? position_[cell] : FREE;
-            note_change(cell);
+            record_change(cell);
         }
         used_[from] = static_cast<int32_t>(n);
         n_used_ -= PAGE - n;
@@ -274,12 +274,12 @@ CellTable::Copy CellTable::release_from(int32_t sequence, int32_t position) {
 }
 
 void CellTable::share(int32_t sequence, int64_t n) {
-    Timeline & line = timelines_[sequence];
-    const auto first = static_cast<int64_t>(line.shared.size());
-    DFL_CHECK(n - first <= static_cast<int64_t>(line.pages.size()), DFL_STATUS_INTERNAL,
-              "%lld pages to share, there are %zu", (long long)(n - first), line.pages.size());
+    SequenceCells & owned = sequence_cells_[sequence];
+    const auto first = static_cast<int64_t>(owned.shared.size());
+    DFL_CHECK(n - first <= static_cast<int64_t>(owned.pages.size()), DFL_STATUS_INTERNAL,
+              "%lld pages to share, there are %zu", (long long)(n - first), owned.pages.size());
     for (int64_t i = first; i < n; ++i) {
-        const int64_t page = line.pages[i - first];
+        const int64_t page = owned.pages[i - first];
         DFL_CHECK(page_size(page) == PAGE, DFL_STATUS_INTERNAL, "page %lld is a short one",
                   (long long)page);
         for (int64_t at = 0; at < PAGE; ++at) {
@@ -290,20 +290,20 @@ void CellTable::share(int32_t sequence, int64_t n) {
             sequence_[cell] = SHARED;
         }
         holders_[page] = 1;
-        line.shared.push_back(page);
+        owned.shared.push_back(page);
     }
     if (n > first) {
-        line.pages.erase(line.pages.begin(), line.pages.begin() + (n - first));
-        line.next = std::max<int64_t>(0, line.next - (n - first) * PAGE);
+        owned.pages.erase(owned.pages.begin(), owned.pages.begin() + (n - first));
+        owned.next = std::max<int64_t>(0, owned.next - (n - first) * PAGE);
     }
 }
 
-void CellTable::begin_with(int32_t sequence, const std::vector<int64_t> & pages) {
-    Timeline & line = timelines_[sequence];
-    DFL_CHECK(line.shared.empty() && line.pages.empty(), DFL_STATUS_INTERNAL,
+void CellTable::attach_pages(int32_t sequence, const std::vector<int64_t> & pages) {
+    SequenceCells & owned = sequence_cells_[sequence];
+    DFL_CHECK(owned.shared.empty() && owned.pages.empty(), DFL_STATUS_INTERNAL,
               "sequence %d is not empty", sequence);
-    line.shared = pages;
-    line.knows_spans = false;
+    owned.shared = pages;
+    owned.spans_valid = false;
     std::for_each(pages.begin(), pages.end(), [&](int64_t page) { hold(page); });
 }
 
@@ -315,7 +315,7 @@ int64_t CellTable::take_page(int32_t position) {
     for (int64_t i = 0; i < PAGE; ++i) {
         sequence_[page * PAGE + i] = SHARED;
         position_[page * PAGE + i] = position + static_cast<int32_t>(i);
-        note_change(page * PAGE + i);
+        record_change(page * PAGE + i);
     }
     used_[page] = PAGE;
     holders_[page] = 1;
@@ -332,7 +332,7 @@ void CellTable::drop(int64_t page) {
     for (int64_t cell = page * PAGE; cell < (page + 1) * PAGE; ++cell) {
         sequence_[cell] = FREE;
         position_[cell] = FREE;
-        note_change(cell);
+        record_change(cell);
     }
     used_[page] = 0;
     n_used_ -= PAGE;
@@ -349,13 +349,13 @@ void CellTable::release_before(int32_t sequence, int32_t position) {
     const std::vector<cpu::CellSpan> found = spans(sequence);
     for (const cpu::CellSpan & span : found) {
         for (int64_t i = 0; i < span.n && span.position + i < position; ++i) {
-            give_cell(span.cell + i, packs_);
+            free_cell(span.cell + i, packs_);
         }
     }
 }
 
 // A list longer than the table has duplicates.
-void CellTable::note_change(int64_t cell) {
+void CellTable::record_change(int64_t cell) {
     if (changes_.size() >= 2 * sequence_.size()) {
         changes_ = take_changes();
     }

@@ -51,7 +51,7 @@ class CellTable {
 
     // Cells of unclaimed pages that n more rows of a sequence take: whole pages, the last one
     // shorter.
-    int64_t wanted(int32_t sequence, int64_t n) const;
+    int64_t cells_needed(int32_t sequence, int64_t n) const;
     // Takes n cells for rows of a sequence, the lowest free ones of its own pages first. Throws
     // DFL_STATUS_ARGUMENT if there are fewer.
     std::vector<int64_t> take(int32_t sequence, int64_t n);
@@ -77,10 +77,10 @@ class CellTable {
     void share(int32_t sequence, int64_t n);
     // Pages that a sequence shares, in order.
     const std::vector<int64_t> & shared(int32_t sequence) const {
-        return timelines_[sequence].shared;
+        return sequence_cells_[sequence].shared;
     }
     // An empty sequence begins with shared pages.
-    void begin_with(int32_t sequence, const std::vector<int64_t> & pages);
+    void attach_pages(int32_t sequence, const std::vector<int64_t> & pages);
     // A free page becomes a shared one with rows from a position on; who asks for it holds it.
     // Throws DFL_STATUS_ARGUMENT if there is none.
     int64_t take_page(int32_t position);
@@ -101,35 +101,35 @@ class CellTable {
 
   private:
     // What a sequence has.
-    struct Timeline {
+    struct SequenceCells {
         std::vector<int64_t> shared;
         std::vector<int64_t> pages;               // its own, in the order in which they were taken
         int64_t next = 0;                         // no free cell of them is handed out before: page
                                                   // by page, PAGE places each
         mutable std::vector<cpu::CellSpan> spans; // ascending
-        mutable bool knows_spans = true;
+        mutable bool spans_valid = true;
     };
 
     int64_t page_size(int64_t page) const;
     int64_t n_pages() const { return static_cast<int64_t>(used_.size()); }
     bool may_claim(int64_t page) const;
     int64_t claim_lowest();
-    void claim_page(Timeline & line);
+    void claim_page(SequenceCells & owned);
     void free_page(int64_t page);
     void lower_high();
-    void give_cell(int64_t cell, bool may_be_handed_out);
-    static void add_to_spans(Timeline & line, int64_t cell, int64_t position);
-    static void drop_from_spans(Timeline & line, int64_t cell, int64_t position);
-    void note_change(int64_t cell);
+    void free_cell(int64_t cell, bool may_be_handed_out);
+    static void add_to_spans(SequenceCells & owned, int64_t cell, int64_t position);
+    static void drop_from_spans(SequenceCells & owned, int64_t cell, int64_t position);
+    void record_change(int64_t cell);
 
     bool packs_;
     std::vector<int32_t> sequence_;
     std::vector<int32_t> position_;
-    std::vector<int32_t> used_;       // cells of each page that are held
-    std::vector<int32_t> holders_;    // of each page that is shared; else 0
-    std::vector<bool> is_claimed_;    // of each page
-    std::vector<Timeline> timelines_; // of each sequence
-    std::vector<int64_t> changes_;    // some more than once
+    std::vector<int32_t> used_;                 // cells of each page that are held
+    std::vector<int32_t> holders_;              // of each page that is shared; else 0
+    std::vector<bool> is_claimed_;              // of each page
+    std::vector<SequenceCells> sequence_cells_; // of each sequence
+    std::vector<int64_t> changes_;              // some more than once
     int64_t n_used_ = 0;
     int64_t n_unclaimed_ = 0;
     int64_t high_ = 0;

@@ -6,63 +6,62 @@ namespace dfl {
 
 static constexpr int64_t PAGE = CellTable::PAGE;
 
-KeptRows::KeptRows(KvGroup & group, uint64_t & host_bytes, int64_t page)
+KvBlock::KvBlock(KvGroup & group, uint64_t & host_bytes, int64_t page)
     : group_(group), host_bytes_(host_bytes), position_(group.cells().position(page * PAGE)),
       n_(PAGE) {
     group_.cells().hold(page);
-    lie_in(page);
+    move_to_page(page);
 }
 
-KeptRows::KeptRows(KvGroup & group, uint64_t & host_bytes, int32_t position, int64_t n,
-                   int32_t lender)
-    : group_(group), host_bytes_(host_bytes), position_(position), n_(n), lender_(lender) {
+KvBlock::KvBlock(KvGroup & group, uint64_t & host_bytes, int32_t position, int64_t n, int32_t owner)
+    : group_(group), host_bytes_(host_bytes), position_(position), n_(n), owner_(owner) {
     allocate();
-    if (lender_ >= 0) {
-        group_.borrow(this);
+    if (owner_ >= 0) {
+        group_.lend(this);
     }
 }
 
-KeptRows::~KeptRows() {
-    group_.give_back(this);
+KvBlock::~KvBlock() {
+    group_.end_loan(this);
     leave_page();
     free_bytes();
 }
 
-void KeptRows::lie_in(int64_t page) {
+void KvBlock::move_to_page(int64_t page) {
     page_ = page;
-    group_.keeps(page, this);
+    group_.register_block(page, this);
 }
 
-void KeptRows::leave_page() {
+void KvBlock::leave_page() {
     if (page_ >= 0) {
-        group_.keeps_no_longer(page_);
+        group_.unregister_block(page_);
         group_.cells().drop(page_);
         page_ = -1;
     }
 }
 
-void KeptRows::allocate() {
+void KvBlock::allocate() {
     const size_t n_bytes = n_ * group_.row_bytes();
     bytes_.reset(new uint8_t[n_bytes]);
     n_bytes_ = n_bytes;
     host_bytes_ += n_bytes_;
 }
 
-void KeptRows::free_bytes() {
+void KvBlock::free_bytes() {
     host_bytes_ -= n_bytes_;
     n_bytes_ = 0;
     bytes_.reset();
 }
 
-void KeptRows::settle() {
-    if (lender_ >= 0) {
-        group_.read_rows(lender_, position_, n_, bytes_.get());
-        group_.give_back(this);
-        lender_ = -1;
+void KvBlock::copy_out() {
+    if (owner_ >= 0) {
+        group_.read_rows(owner_, position_, n_, bytes_.get());
+        group_.end_loan(this);
+        owner_ = -1;
     }
 }
 
-void KeptRows::spill() {
+void KvBlock::page_out() {
     if (page_ < 0) {
         return;
     }
@@ -71,17 +70,17 @@ void KeptRows::spill() {
     leave_page();
 }
 
-void KeptRows::bring_back() {
+void KvBlock::page_in() {
     if (page_ >= 0) {
         return;
     }
-    lie_in(group_.cells().take_page(position_));
+    move_to_page(group_.cells().take_page(position_));
     group_.write_cells(page_ * PAGE, PAGE, bytes_.get(), 0, PAGE);
     free_bytes();
 }
 
-void KeptRows::copy_to(const std::vector<int64_t> & cells) {
-    settle();
+void KvBlock::copy_to(const std::vector<int64_t> & cells) {
+    copy_out();
     const auto n = static_cast<int64_t>(cells.size());
     for (int64_t first = 0, end = 0; first < n; first = end) {
         do {
@@ -95,8 +94,8 @@ void KeptRows::copy_to(const std::vector<int64_t> & cells) {
     }
 }
 
-void KeptRows::read(size_t tensor, uint8_t * to) {
-    settle();
+void KvBlock::read(size_t tensor, uint8_t * to) {
+    copy_out();
     const std::vector<ggml_tensor *> tensors = group_.tensors();
     if (page_ >= 0) {
         const size_t row = tensors[tensor]->nb[1];
@@ -110,7 +109,7 @@ void KeptRows::read(size_t tensor, uint8_t * to) {
     std::copy_n(bytes_.get() + at, n_ * tensors[tensor]->nb[1], to);
 }
 
-void KeptRows::write(size_t tensor, const uint8_t * from) {
+void KvBlock::write(size_t tensor, const uint8_t * from) {
     const std::vector<ggml_tensor *> tensors = group_.tensors();
     size_t at = 0;
     for (size_t i = 0; i < tensor; ++i) {

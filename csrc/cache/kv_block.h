@@ -11,37 +11,37 @@
 namespace dfl {
 
 // Rows of positions side by side, within one page's worth of them.
-class KeptRows : public std::enable_shared_from_this<KeptRows> {
+class KvBlock : public std::enable_shared_from_this<KvBlock> {
   public:
     // Those of a shared page, which it holds from now on, and which no others are of: see
-    // KvGroup::kept_in_pages(). host_bytes: counts what all of them take.
-    KeptRows(KvGroup & group, uint64_t & host_bytes, int64_t page);
-    // n rows on the host, to be filled in: by write(), or, of a sequence, by settle().
-    KeptRows(KvGroup & group, uint64_t & host_bytes, int32_t position, int64_t n,
-             int32_t lender = -1);
-    ~KeptRows();
-    KeptRows(const KeptRows &) = delete; // the group counts who holds a page
-    KeptRows & operator=(const KeptRows &) = delete;
+    // KvGroup::blocks_by_page(). host_bytes: counts what all of them take.
+    KvBlock(KvGroup & group, uint64_t & host_bytes, int64_t page);
+    // n rows on the host, to be filled in: by write(), or, of a sequence, by copy_out().
+    KvBlock(KvGroup & group, uint64_t & host_bytes, int32_t position, int64_t n,
+            int32_t owner = -1);
+    ~KvBlock();
+    KvBlock(const KvBlock &) = delete; // the group counts who holds a page
+    KvBlock & operator=(const KvBlock &) = delete;
 
     int32_t position() const { return position_; }
     int64_t n() const { return n_; }
     // -1: they are on the host.
     int64_t page() const { return page_; }
-    bool is_whole() const { return n_ == CellTable::PAGE; }
+    bool is_full() const { return n_ == CellTable::PAGE; }
     uint64_t host_bytes() const { return n_bytes_; }
     // The sequence in whose cells they still lie; -1: none.
-    int32_t lender() const { return lender_; }
+    int32_t owner() const { return owner_; }
     // Copies them out of its cells, for which there is memory.
-    void settle();
+    void copy_out();
 
     // Whether no sequence uses the page, so that its cells are free once nobody keeps the rows.
     bool is_idle() const { return page_ >= 0 && group_.cells().n_holders(page_) == 1; }
     // A sequence began with them, or they were kept again; the larger, the later.
-    void was_used(uint64_t when) { last_used_ = when; }
+    void mark_used(uint64_t when) { last_used_ = when; }
     uint64_t last_used() const { return last_used_; }
     // Moves them to the host, and back into a page. Throws where there is no memory, or no page.
-    void spill();
-    void bring_back();
+    void page_out();
+    void page_in();
     // Copies the first of them into cells.
     void copy_to(const std::vector<int64_t> & cells);
     // Copies one tensor's rows out of them, and into them.
@@ -51,7 +51,7 @@ class KeptRows : public std::enable_shared_from_this<KeptRows> {
   private:
     void allocate();
     void free_bytes();
-    void lie_in(int64_t page);
+    void move_to_page(int64_t page);
     void leave_page();
 
     KvGroup & group_;
@@ -59,7 +59,7 @@ class KeptRows : public std::enable_shared_from_this<KeptRows> {
     int32_t position_;
     int64_t n_;
     int64_t page_ = -1;
-    int32_t lender_ = -1;
+    int32_t owner_ = -1;
     uint64_t last_used_ = 0;
     std::unique_ptr<uint8_t[]> bytes_; // a vector would zero what is written anyway
     uint64_t n_bytes_ = 0;

@@ -90,8 +90,9 @@ static std::vector<int64_t> cells_of(const Hparams & hp, const LayerPlace & plac
         for (int64_t il = 0; il < hp.n_layer(); ++il) {
             is_host = is_host && (windows[il] != window || place(il).is_host());
         }
-        const int64_t n = KvGroup::cells_wanted(window, sizes.n_sequences, sizes.open, is_host);
-        const bool is_apart = window > 0 && sizes.open.of_all > 0;
+        const int64_t n =
+            KvGroup::cells_needed(window, sizes.n_sequences, sizes.uncommitted, is_host);
+        const bool is_apart = window > 0 && sizes.uncommitted.total > 0;
         // CUDA's flash attention is at its best over multiples of 256.
         cells.push_back(is_apart ? std::min((n + 255) / 256 * 256, sizes.n_cells) : sizes.n_cells);
     }
@@ -103,7 +104,7 @@ static bool attends_in_own_code(const Hparams & hp, const LayerPlace & place, in
     const LayerShape & layer = hp.layers[il];
     const bool on_host = place(il).runs_cpu_nodes() &&
                          (layer.kv_layer < 0 || place(layer.kv_layer).runs_cpu_nodes());
-    return !layer.recurrent && on_host && layer.head_dim <= cpu::MAX_TURNED_HEAD;
+    return !layer.recurrent && on_host && layer.head_dim <= cpu::MAX_ROTATED_HEAD;
 }
 
 // How far back rows of each layer are seen, by itself and by layers that read what it stores, and
@@ -214,7 +215,7 @@ KvCache::KvCache(const Hparams & hp, const LayerPlace & place, ggml_type type_k,
         part.memory = backend->allocate(
             part.ctx.get(), format("a K/V cache of %lld cells", (long long)sizes.n_cells).c_str());
         for (ggml_tensor * matrix : {part.rotation_k, part.rotation_v}) {
-            if (matrix != nullptr && !backend->measures()) {
+            if (matrix != nullptr && !backend->is_dry_run()) {
                 set_hadamard(matrix);
             }
         }
@@ -279,22 +280,22 @@ void KvCache::clear_from(int32_t sequence, int32_t position) {
     }
 }
 
-void KvCache::move_on(int32_t sequence, int64_t position, int64_t n_proven) {
+void KvCache::slide_window(int32_t sequence, int64_t position, int64_t n_verified_finite) {
     for (KvGroup & group : groups_) {
-        group.move_on(sequence, position, n_proven);
+        group.slide_window(sequence, position, n_verified_finite);
     }
 }
 
-bool KvCache::holds_before(int32_t sequence, int64_t position) const {
+bool KvCache::has_window_before(int32_t sequence, int64_t position) const {
     return std::all_of(groups_.begin(), groups_.end(), [&](const KvGroup & group) {
-        return group.holds_before(sequence, position);
+        return group.has_window_before(sequence, position);
     });
 }
 
-int64_t KvCache::earliest(int32_t sequence) const {
+int64_t KvCache::earliest_rewind(int32_t sequence) const {
     int64_t position = 0;
     for (const KvGroup & group : groups_) {
-        position = std::max(position, group.earliest(sequence));
+        position = std::max(position, group.earliest_rewind(sequence));
     }
     return position;
 }

@@ -16,9 +16,9 @@ struct KvSizes {
     int64_t n_cells;     // of layers that see all
     int64_t n_rows;      // most of a pass, for the masks
     int32_t n_sequences; // most of these
-    // Layers with a window have no more cells than KvGroup::cells_wanted() says of these; none: as
+    // Layers with a window have no more cells than KvGroup::cells_needed() says of these; none: as
     // many as the others.
-    KvGroup::OpenRows open = {0, 0};
+    KvGroup::UncommittedRows uncommitted = {0, 0};
 };
 
 // K and V of every attention layer, where the layer lies, by groups of layers.
@@ -61,10 +61,10 @@ class KvCache {
     void clear_from(int32_t sequence, int32_t position);
 
     // Some layers forget what they do not see any more. As of a group, in all of them:
-    bool forgets() const { return groups_.size() > 1; }
-    void move_on(int32_t sequence, int64_t position, int64_t n_proven);
-    bool holds_before(int32_t sequence, int64_t position) const;
-    int64_t earliest(int32_t sequence) const;
+    bool has_windows() const { return groups_.size() > 1; }
+    void slide_window(int32_t sequence, int64_t position, int64_t n_verified_finite);
+    bool has_window_before(int32_t sequence, int64_t position) const;
+    int64_t earliest_rewind(int32_t sequence) const;
     std::vector<uint8_t> save_windows(int32_t sequence, int64_t position) const;
     void load_windows(int32_t sequence, int64_t position, const std::vector<uint8_t> & bytes);
 

@@ -25,7 +25,7 @@ void KvGroup::set_rows(const MaskRows & rows, int64_t n_kv) {
         masks_.update(cells_, rows, n_kv);
     }
     if (attends_on_host_) {
-        find_seen_cells(cells_, rows, seen_);
+        find_visible_cells(cells_, rows, visible_);
     }
 }
 
@@ -68,25 +68,24 @@ void KvGroup::clear(int32_t sequence) {
     zero(cells_.size(), cells_.n_cells() - cells_.size());
 }
 
-void KvGroup::give_back(KeptRows * rows) {
-    borrowed_.erase(std::remove(borrowed_.begin(), borrowed_.end(), rows), borrowed_.end());
+void KvGroup::end_loan(KvBlock * block) {
+    lent_.erase(std::remove(lent_.begin(), lent_.end(), block), lent_.end());
 }
 
-void KvGroup::settle(int32_t sequence, int64_t first, int64_t end) {
+void KvGroup::copy_out_lent(int32_t sequence, int64_t first, int64_t end) {
     if (first >= end) {
         return;
     }
-    std::vector<KeptRows *> found; // they give themselves back
-    std::copy_if(borrowed_.begin(), borrowed_.end(), std::back_inserter(found),
-                 [&](const KeptRows * rows) {
-                     return rows->lender() == sequence && rows->position() < end &&
-                            rows->position() + rows->n() > first;
-                 });
-    std::for_each(found.begin(), found.end(), [](KeptRows * rows) { rows->settle(); });
+    std::vector<KvBlock *> found; // they give themselves back
+    std::copy_if(lent_.begin(), lent_.end(), std::back_inserter(found), [&](const KvBlock * block) {
+        return block->owner() == sequence && block->position() < end &&
+               block->position() + block->n() > first;
+    });
+    std::for_each(found.begin(), found.end(), [](KvBlock * block) { block->copy_out(); });
 }
 
 void KvGroup::clear_range(int32_t sequence, int64_t first, int64_t end) {
-    settle(sequence, first, end);
+    copy_out_lent(sequence, first, end);
     // Shared rows are others' too, and read by our own code alone.
     const auto own = static_cast<int64_t>(cells_.shared(sequence).size()) * CellTable::PAGE;
     for (const cpu::CellSpan & span : cells_.spans(sequence)) {
@@ -97,12 +96,12 @@ void KvGroup::clear_range(int32_t sequence, int64_t first, int64_t end) {
 }
 
 void KvGroup::release_from(int32_t sequence, int32_t position) {
-    settle(sequence, position, INT64_MAX);
+    copy_out_lent(sequence, position, INT64_MAX);
     copy_cells(cells_.release_from(sequence, position));
 }
 
 void KvGroup::release_before(int32_t sequence, int32_t position) {
-    settle(sequence, 0, position);
+    copy_out_lent(sequence, 0, position);
     cells_.release_before(sequence, position);
 }
 
@@ -171,31 +170,31 @@ static int64_t page_of(int64_t position) {
     return std::max<int64_t>(0, position) / CellTable::PAGE * CellTable::PAGE;
 }
 
-int64_t KvGroup::first_seen(int64_t position) const {
+int64_t KvGroup::first_visible(int64_t position) const {
     return window_ > 0 ? std::max<int64_t>(0, position - window_ + 1) : 0;
 }
 
-int64_t KvGroup::first_saved(int64_t position) const { return page_of(first_seen(position)); }
+int64_t KvGroup::first_saved(int64_t position) const { return page_of(first_visible(position)); }
 
-int64_t KvGroup::first_kept(int64_t position) const {
-    return window_ > 0 ? page_of(first_seen(position) - REACH) : 0;
+int64_t KvGroup::first_retained(int64_t position) const {
+    return window_ > 0 ? page_of(first_visible(position) - REACH) : 0;
 }
 
-void KvGroup::move_on(int32_t sequence, int64_t position, int64_t n_proven) {
-    const int64_t first = first_kept(position);
+void KvGroup::slide_window(int32_t sequence, int64_t position, int64_t n_verified_finite) {
+    const int64_t first = first_retained(position);
     if (!masks_.empty()) { // some kernels multiply what a mask hides by 0
-        clear_range(sequence, n_proven, first);
+        clear_range(sequence, n_verified_finite, first);
     }
     release_before(sequence, static_cast<int32_t>(first));
 }
 
-bool KvGroup::holds_before(int32_t sequence, int64_t position) const {
-    const int64_t first = first_seen(position);
+bool KvGroup::has_window_before(int32_t sequence, int64_t position) const {
+    const int64_t first = first_visible(position);
     const std::vector<cpu::CellSpan> & spans = cells_.spans(sequence);
     return first >= position || (!spans.empty() && spans.front().position <= first);
 }
 
-int64_t KvGroup::earliest(int32_t sequence) const {
+int64_t KvGroup::earliest_rewind(int32_t sequence) const {
     const std::vector<cpu::CellSpan> & spans = cells_.spans(sequence);
     const int64_t first = spans.empty() ? 0 : spans.front().position;
     return first > 0 ? first + window_ - 1 : 0;

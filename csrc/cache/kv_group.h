@@ -10,7 +10,7 @@
 
 namespace dfl {
 
-class KeptRows;
+class KvBlock;
 
 // Those of layers with a window stay only while rows to come may see them: of a sequence that has
 // come to a position the window before it, and REACH positions more, as it may go back. Who goes
@@ -22,21 +22,21 @@ class KvGroup {
 
     // Rows that passes hold beside committed ones, verifies that wait for their commits and padding
     // among them: most of one sequence, and of all together.
-    struct OpenRows {
-        int64_t of_one, of_all;
+    struct UncommittedRows {
+        int64_t per_sequence, total;
     };
-    // Cells with which take() never fails for want of one. is_host: as below.
+    // Cells with which take_checkpoint() never fails for want of one. is_host: as below.
     //
-    // Between passes a sequence holds positions from first_kept() on, which is the first of a page:
-    // fewer than window + REACH + PAGE - 1. It takes a page when those that it has are full
+    // Between passes a sequence holds positions from first_retained() on, which is the first of a
+    // page: fewer than window + REACH + PAGE - 1. It takes a page when those that it has are full
     // (CellTable, packs), so in its pass u cells lie in fewer than u + PAGE cells of pages. In host
     // memory accepted rows are moved together, so that its cells are in the order of its positions
     // and whole pages leave with them: what holds in the pass holds after it. Elsewhere rows stay
     // where they are, and a sequence may keep as many pages as it had in its largest pass.
-    static int64_t cells_wanted(int64_t window, int32_t n_sequences, const OpenRows & rows,
+    static int64_t cells_needed(int64_t window, int32_t n_sequences, const UncommittedRows & rows,
                                 bool is_host) {
         const int64_t kept = window - 1 + REACH + 2 * (CellTable::PAGE - 1);
-        return is_host ? n_sequences * kept + rows.of_all : n_sequences * (kept + rows.of_one);
+        return is_host ? n_sequences * kept + rows.total : n_sequences * (kept + rows.per_sequence);
     }
 
     // window: 0, or as far back as a row of these layers sees, itself included. attends_on_host:
@@ -51,8 +51,8 @@ class KvGroup {
     const CellTable & cells() const { return cells_; }
     CellMasks & masks() { return masks_; }
     const CellMasks & masks() const { return masks_; }
-    const std::vector<SeenRows> & seen() const { return seen_; }
-    // Makes the masks and seen() those of the rows of the next pass, over the first n_kv cells.
+    const std::vector<VisibleRows> & visible() const { return visible_; }
+    // Makes the masks and visible() those of the rows of the next pass, over the first n_kv cells.
     void set_rows(const MaskRows & rows, int64_t n_kv);
 
     // Whether all of it lies in host memory.
@@ -73,12 +73,12 @@ class KvGroup {
     void release_from(int32_t sequence, int32_t position);
     void release_before(int32_t sequence, int32_t position);
     // Somebody keeps rows of a sequence where they lie, until it gives up their cells.
-    void borrow(KeptRows * rows) { borrowed_.push_back(rows); }
-    void give_back(KeptRows * rows);
+    void lend(KvBlock * block) { lent_.push_back(block); }
+    void end_loan(KvBlock * block);
     // What keeps rows of shared pages, by these: one for each page at most.
-    const std::map<int64_t, KeptRows *> & kept_in_pages() const { return kept_in_pages_; }
-    void keeps(int64_t page, KeptRows * rows) { kept_in_pages_[page] = rows; }
-    void keeps_no_longer(int64_t page) { kept_in_pages_.erase(page); }
+    const std::map<int64_t, KvBlock *> & blocks_by_page() const { return blocks_by_page_; }
+    void register_block(int64_t page, KvBlock * block) { blocks_by_page_[page] = block; }
+    void unregister_block(int64_t page) { blocks_by_page_.erase(page); }
 
     // Whether sequences may share pages of cells: where every layer attends in our own code, which
     // takes rows where they lie, and to which hidden ones are nothing. Not for windows.
@@ -98,14 +98,14 @@ class KvGroup {
 
     // What follows is for windows; without one all rows are kept, and none are saved.
 
-    // A sequence has come to a position: forgets what is not kept any more. n_proven: of its
-    // tokens, those whose rows are known to be finite.
-    void move_on(int32_t sequence, int64_t position, int64_t n_proven);
+    // A sequence has come to a position: forgets what is not kept any more. n_verified_finite: of
+    // its tokens, those whose rows are known to be finite.
+    void slide_window(int32_t sequence, int64_t position, int64_t n_verified_finite);
     // Whether all is there that a row at a position would see of those before it. Of an earlier
     // position than the sequence's: whether it can go back there.
-    bool holds_before(int32_t sequence, int64_t position) const;
+    bool has_window_before(int32_t sequence, int64_t position) const;
     // The first position that it can go back to.
-    int64_t earliest(int32_t sequence) const;
+    int64_t earliest_rewind(int32_t sequence) const;
     // What a row at a position sees of those before it, appended to `bytes`; and these rows put
     // back, in place of all that the sequence holds, from `bytes` on -> the first that is not read.
     void save(int32_t sequence, int64_t position, std::vector<uint8_t> & bytes) const;
@@ -117,13 +117,13 @@ class KvGroup {
   private:
     void zero(int64_t first, int64_t n);
     // Has those who borrow rows of these positions copy them.
-    void settle(int32_t sequence, int64_t first, int64_t end);
+    void copy_out_lent(int32_t sequence, int64_t first, int64_t end);
     void clear_range(int32_t sequence, int64_t first, int64_t end);
     // What a row at a position sees begins here.
-    int64_t first_seen(int64_t position) const;
+    int64_t first_visible(int64_t position) const;
     // And what is kept at a position; the first position of a page, so that whole pages become
     // free.
-    int64_t first_kept(int64_t position) const;
+    int64_t first_retained(int64_t position) const;
     // Keys or values of a layer.
     struct Store {
         const Backend * backend;
@@ -134,10 +134,10 @@ class KvGroup {
     CellTable cells_;
     CellMasks masks_;
     bool attends_on_host_;
-    std::vector<SeenRows> seen_;
+    std::vector<VisibleRows> visible_;
     std::vector<Store> stores_;
-    std::vector<KeptRows *> borrowed_;
-    std::map<int64_t, KeptRows *> kept_in_pages_;
+    std::vector<KvBlock *> lent_;
+    std::map<int64_t, KvBlock *> blocks_by_page_;
 };
 
 } // namespace dfl

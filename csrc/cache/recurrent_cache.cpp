@@ -33,28 +33,28 @@ RecurrentCache::RecurrentCache(const Hparams & hp, const LayerPlace & place, int
     }
 }
 
-void RecurrentCache::reserve_trace(int64_t n, bool pads) {
+void RecurrentCache::reserve_updates(int64_t n, bool pads) {
     std::vector<RecurrentPart> fresh(parts_.size());
     for (size_t i = 0; i < parts_.size(); ++i) {
         RecurrentPart & to = fresh[i];
-        to.trace_ctx.reset(ggml_init({2 * ggml_tensor_overhead(), nullptr, true}));
-        ggml_context * ctx = to.trace_ctx.get();
+        to.updates_ctx.reset(ggml_init({2 * ggml_tensor_overhead(), nullptr, true}));
+        ggml_context * ctx = to.updates_ctx.get();
         const int64_t layers = parts_[i]->n_layers;
-        to.n_trace = n;
-        to.n_conv_trace = n_sequences_ * (shape_.d_conv - 1) + n;
-        to.trace = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, shape_.trace_size(),
-                                      pads ? to.zero_row() + 1 : n, layers);
-        to.conv_trace = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, shape_.conv_channels(),
-                                           to.n_conv_trace + (pads ? 1 : 0), layers);
-        to.trace_memory = parts_[i]->backend->allocate(ctx, "the trace of a verify");
+        to.n_update_rows = n;
+        to.n_conv_update_rows = n_sequences_ * (shape_.d_conv - 1) + n;
+        to.node_updates = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, shape_.node_update_size(),
+                                             pads ? to.zero_row() + 1 : n, layers);
+        to.conv_updates = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, shape_.conv_channels(),
+                                             to.n_conv_update_rows + (pads ? 1 : 0), layers);
+        to.updates_memory = parts_[i]->backend->allocate(ctx, "the trace of a verify");
     }
     for (size_t i = 0; i < parts_.size(); ++i) {
-        parts_[i]->trace_memory = std::move(fresh[i].trace_memory);
-        parts_[i]->trace_ctx = std::move(fresh[i].trace_ctx);
-        parts_[i]->trace = fresh[i].trace;
-        parts_[i]->conv_trace = fresh[i].conv_trace;
-        parts_[i]->n_trace = fresh[i].n_trace;
-        parts_[i]->n_conv_trace = fresh[i].n_conv_trace;
+        parts_[i]->updates_memory = std::move(fresh[i].updates_memory);
+        parts_[i]->updates_ctx = std::move(fresh[i].updates_ctx);
+        parts_[i]->node_updates = fresh[i].node_updates;
+        parts_[i]->conv_updates = fresh[i].conv_updates;
+        parts_[i]->n_update_rows = fresh[i].n_update_rows;
+        parts_[i]->n_conv_update_rows = fresh[i].n_conv_update_rows;
     }
 }
 
@@ -74,10 +74,10 @@ uint64_t RecurrentCache::sequence_bytes() const {
     return sum;
 }
 
-uint64_t RecurrentCache::trace_bytes() const {
+uint64_t RecurrentCache::update_bytes() const {
     uint64_t sum = 0;
     for (const auto & part : parts_) {
-        sum += part->trace_memory.bytes;
+        sum += part->updates_memory.bytes;
     }
     return sum;
 }
@@ -90,10 +90,10 @@ uint64_t RecurrentCache::bytes_on(const Backend * backend) const {
     return sum;
 }
 
-uint64_t RecurrentCache::trace_bytes_on(const Backend * backend) const {
+uint64_t RecurrentCache::update_bytes_on(const Backend * backend) const {
     uint64_t sum = 0;
     for (const auto & part : parts_) {
-        sum += part->backend == backend ? part->trace_memory.bytes : 0;
+        sum += part->backend == backend ? part->updates_memory.bytes : 0;
     }
     return sum;
 }

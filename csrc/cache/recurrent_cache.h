@@ -16,40 +16,40 @@ namespace dfl {
 struct RecurrentPart {
     Backend * backend = nullptr;
     int64_t n_layers = 0;
-    ggml_context_ptr ctx, trace_ctx;
-    Allocation memory, trace_memory;
+    ggml_context_ptr ctx, updates_ctx;
+    Allocation memory, updates_memory;
     // [state_size, n_sequences, n_layers] and [conv_channels * (d_conv - 1), n_sequences,
     // n_layers]; the newest convolution input lies last.
     ggml_tensor * state = nullptr;
     ggml_tensor * conv = nullptr;
-    // Per node, k (not normed) | v | g, or exp(g) of own code | beta: [trace_size, n_trace,
-    // n_layers]. And of each verify the committed convolution inputs, then its nodes':
-    // [conv_channels, n_conv_trace = n_sequences * (d_conv - 1) + n_trace, n_layers]. NULL until
-    // room was made.
-    ggml_tensor * trace = nullptr;
-    ggml_tensor * conv_trace = nullptr;
+    // Per node, k (not normed) | v | g, or exp(g) of own code | beta: [node_update_size,
+    // n_update_rows, n_layers]. And of each verify the committed convolution inputs, then its
+    // nodes': [conv_channels, n_conv_update_rows = n_sequences * (d_conv - 1) + n_update_rows,
+    // n_layers]. NULL until room was made.
+    ggml_tensor * node_updates = nullptr;
+    ggml_tensor * conv_updates = nullptr;
 
     // Rows of the trace for nodes that can be open. Where lanes are padded there are more: padding
     // is written to the first after them, and read from the second, where all is 0.
-    int64_t n_trace = 0, n_conv_trace = 0;
-    int64_t junk_row() const { return n_trace; }
-    int64_t zero_row() const { return n_trace + 1; }
-    int64_t junk_conv_row() const { return n_conv_trace; }
+    int64_t n_update_rows = 0, n_conv_update_rows = 0;
+    int64_t padding_row() const { return n_update_rows; }
+    int64_t zero_row() const { return n_update_rows + 1; }
+    int64_t padding_conv_row() const { return n_conv_update_rows; }
 };
 
 // Where the nodes of a verify lie in the trace: its first node's row, and that of the first
 // committed convolution input.
-struct TraceRows {
+struct UpdateRows {
     int64_t first = 0, first_conv = 0;
 };
 
 // Rows [first, first + n) of a pass, of one sequence, as recurrent layers in our own code take
 // them.
-struct WalkedRows {
+struct RecurrentRows {
     int32_t sequence;
     int64_t first, n;
-    bool verifies; // else they advance the state
-    TraceRows trace;
+    bool is_verify; // else they advance the state
+    UpdateRows updates;
     std::vector<int32_t> parents; // -1, or an earlier of these rows; empty: each follows the last
     std::vector<int32_t> taps;    // likewise, [d_conv][n]: rows of (committed ++ new) inputs
 };
@@ -69,7 +69,7 @@ class RecurrentCache {
     RecurrentCache(const Hparams & hp, const LayerPlace & place, int64_t n_sequences);
     // Makes room for verifies of up to n nodes, forgetting any trace. pads: and for padding. Throws
     // DFL_STATUS_MEMORY and changes nothing.
-    void reserve_trace(int64_t n, bool pads);
+    void reserve_updates(int64_t n, bool pads);
 
     // One for each device that has recurrent layers.
     const std::vector<std::unique_ptr<RecurrentPart>> & parts() const { return parts_; }
@@ -78,7 +78,7 @@ class RecurrentCache {
     int64_t index(int64_t il) const { return index_[il]; }
 
     // What graphs of our own code work on when they run next.
-    std::vector<WalkedRows> walked;
+    std::vector<RecurrentRows> pass_rows;
     std::vector<AcceptedPath> accepted;
 
     void clear(int32_t sequence);
@@ -88,9 +88,9 @@ class RecurrentCache {
     void load(int32_t sequence, const RawBytes & bytes);
     uint64_t sequence_bytes() const;
     uint64_t bytes() const;
-    uint64_t trace_bytes() const;
+    uint64_t update_bytes() const;
     uint64_t bytes_on(const Backend * backend) const;
-    uint64_t trace_bytes_on(const Backend * backend) const;
+    uint64_t update_bytes_on(const Backend * backend) const;
 
   private:
     template <typename Visit>

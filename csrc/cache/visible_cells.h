@@ -9,12 +9,13 @@
 namespace dfl {
 
 // What rows [first, first + n) of a pass see, all of one sequence.
-struct SeenRows {
+struct VisibleRows {
     int64_t first, n;
-    cpu::SeenCells cells; // its rows are these
+    cpu::VisibleCells cells; // its rows are these
 };
 
 // Sets `seen` to what the rows of each sequence see. Padding sees nothing.
-void find_seen_cells(const CellTable & table, const MaskRows & rows, std::vector<SeenRows> & seen);
+void find_visible_cells(const CellTable & table, const MaskRows & rows,
+                        std::vector<VisibleRows> & visible);
 
 } // namespace dfl

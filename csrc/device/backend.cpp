@@ -119,8 +119,8 @@ void probe_buffer_type(const std::string & name) {
 }
 
 Backend::Backend(ggml_backend_dev_t device, int n_threads,
-                 const std::vector<std::string> & excluded, dfl_measure measure, bool repack)
-    : device_(device), measure_(measure), threads_(n_threads > 0 ? n_threads : default_threads()) {
+                 const std::vector<std::string> & excluded, dfl_dry_run dry_run, bool repack)
+    : device_(device), dry_run_(dry_run), threads_(n_threads > 0 ? n_threads : default_threads()) {
     quiet_log();
     backend_.reset(ggml_backend_dev_init(device_, nullptr));
     DFL_CHECK(backend_ != nullptr, DFL_STATUS_COMPUTE, "device %s cannot be opened", name());
@@ -159,7 +159,7 @@ ggml_backend_buffer_type_t Backend::default_buffer_type() const {
 }
 
 void Backend::check_fits(uint64_t bytes, const char * what) const {
-    if (measures()) {
+    if (is_dry_run()) {
         return;
     }
     const uint64_t free = free_bytes(device_);
@@ -185,7 +185,7 @@ Allocation Backend::allocate(ggml_context * ctx, const char * what) const {
     if (bytes == 0) {
         return {};
     }
-    if (measures()) {
+    if (is_dry_run()) {
         return count(ctx, default_buffer_type());
     }
     check_fits(bytes, what);

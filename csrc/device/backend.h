@@ -29,17 +29,17 @@ struct Allocation {
 class Backend {
   public:
     // excluded: names of extra buffer types whose kernels must not be used. measure: memory is not
-    // allocated but counted, with DFL_MEASURE_CUDA on a hypothetical GPU in the device's place.
+    // allocated but counted, with DFL_DRY_RUN_CUDA on a hypothetical GPU in the device's place.
     // repack: whether weights may be rearranged for the CPU's kernels, ours or ggml's.
     Backend(ggml_backend_dev_t device, int n_threads,
-            const std::vector<std::string> & excluded = {},
-            dfl_measure measure = DFL_MEASURE_NOTHING, bool repack = true);
+            const std::vector<std::string> & excluded = {}, dfl_dry_run dry_run = DFL_DRY_RUN_NONE,
+            bool repack = true);
 
     ggml_backend_t get() const { return backend_.get(); }
     ggml_backend_dev_t device() const { return device_; }
     const char * name() const;
     // Most threads that compute; fewer do while other processes use the cores.
-    int n_threads() const { return threads_.most(); }
+    int n_threads() const { return threads_.max(); }
     // Decides how many compute now.
     ThreadCount & threads() { return threads_; }
     // Sets the threads of the graphs to come, on a CPU.
@@ -47,8 +47,8 @@ class Backend {
     bool is_host() const;
     // Whether its graphs may hold nodes of our own code.
     bool runs_cpu_nodes() const;
-    bool measures() const { return measure_ != DFL_MEASURE_NOTHING; }
-    bool is_hypothetical() const { return measure_ == DFL_MEASURE_CUDA; }
+    bool is_dry_run() const { return dry_run_ != DFL_DRY_RUN_NONE; }
+    bool is_hypothetical() const { return dry_run_ == DFL_DRY_RUN_CUDA; }
     // Whether its memory is managed by ggml's CUDA backend.
     bool is_cuda() const;
     bool runs(const ggml_tensor * node) const;
@@ -97,7 +97,7 @@ class Backend {
 
   private:
     ggml_backend_dev_t device_ = nullptr;
-    dfl_measure measure_ = DFL_MEASURE_NOTHING;
+    dfl_dry_run dry_run_ = DFL_DRY_RUN_NONE;
     ggml_backend_ptr backend_;
     ThreadCount threads_;
     int n_set_ = 0; // thread count that ggml has

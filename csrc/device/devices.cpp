@@ -5,11 +5,11 @@
 namespace dfl {
 
 Devices::Devices(ggml_backend_dev_t device, const Split & split, int n_threads,
-                 const std::vector<std::string> & excluded, dfl_measure measure, bool repack)
-    : split_(split), main_(device, n_threads, excluded, measure, repack) {
+                 const std::vector<std::string> & excluded, dfl_dry_run dry_run, bool repack)
+    : split_(split), main_(device, n_threads, excluded, dry_run, repack) {
     if (device != cpu_device() || !split.is_whole()) {
-        measure = measure == DFL_MEASURE_CUDA ? DFL_MEASURE_DEVICE : measure;
-        cpu_ = std::make_unique<Backend>(cpu_device(), n_threads, excluded, measure, repack);
+        dry_run = dry_run == DFL_DRY_RUN_CUDA ? DFL_DRY_RUN_DEVICE : dry_run;
+        cpu_ = std::make_unique<Backend>(cpu_device(), n_threads, excluded, dry_run, repack);
     }
 }
 

@@ -21,7 +21,7 @@ class Devices {
   public:
     // measure, repack: as for Backend; the CPU beside a hypothetical GPU is not hypothetical.
     Devices(ggml_backend_dev_t device, const Split & split, int n_threads,
-            const std::vector<std::string> & excluded, dfl_measure measure = DFL_MEASURE_NOTHING,
+            const std::vector<std::string> & excluded, dfl_dry_run dry_run = DFL_DRY_RUN_NONE,
             bool repack = true);
 
     // The device of the head and of all layers that are not on the CPU; the CPU if it is the one.

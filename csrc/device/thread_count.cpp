@@ -53,16 +53,17 @@ bool ThreadCount::has_free_core() {
 }
 
 ThreadCount::ThreadCount(int most, Probe probe)
-    : most_(most), now_(most), probe_(std::move(probe)) {}
+    : max_(most), now_(most), probe_(std::move(probe)) {}
 
-void ThreadCount::note(Clock::time_point end, int64_t elapsed_ns, int64_t lost_ns, int n_late) {
+void ThreadCount::record_run(Clock::time_point end, int64_t elapsed_ns, int64_t lost_ns,
+                             int n_late) {
     elapsed_ns_ += elapsed_ns;
     lost_ns_ += lost_ns;
     const double window = static_cast<double>(std::max(elapsed_ns_, WINDOW_NS));
     if (now_ > 1 && n_late > 0 && static_cast<double>(lost_ns_) > MAX_LOST * window) {
         lower(end, n_late);
-    } else if (now_ < most_) {
-        look_for_cores(end);
+    } else if (now_ < max_) {
+        probe_for_cores(end);
     } else if (elapsed_ns_ > WINDOW_NS) {
         const double keep = static_cast<double>(WINDOW_NS) / static_cast<double>(elapsed_ns_);
         elapsed_ns_ = WINDOW_NS;
@@ -81,7 +82,7 @@ void ThreadCount::lower(Clock::time_point now, int n_late) {
     next_probe_ = now + pause_;
 }
 
-void ThreadCount::look_for_cores(Clock::time_point now) {
+void ThreadCount::probe_for_cores(Clock::time_point now) {
     if (!probes_.empty()) {
         const auto is_done = [](const std::future<bool> & probe) {
             return probe.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
@@ -103,7 +104,7 @@ void ThreadCount::look_for_cores(Clock::time_point now) {
         next_probe_ = now + pause_;
     } else if (now >= next_probe_) {
         try {
-            for (int i = now_; i < most_; ++i) {
+            for (int i = now_; i < max_; ++i) {
                 probes_.push_back(std::async(std::launch::async, probe_));
             }
         } catch (const std::system_error &) {

@@ -22,7 +22,7 @@ class ThreadCount {
 
     explicit ThreadCount(int most, Probe probe = has_free_core);
 
-    int most() const { return most_; }
+    int max() const { return max_; }
     // For the next run.
     int now() const { return now_; }
     // True if probes run, whose answers a later note() takes.
@@ -30,7 +30,7 @@ class ThreadCount {
 
     // After a run that ended at `end` and took `elapsed_ns`, of which its threads spent lost_ns
     // waiting for n_late of them that came late.
-    void note(Clock::time_point end, int64_t elapsed_ns, int64_t lost_ns, int n_late);
+    void record_run(Clock::time_point end, int64_t elapsed_ns, int64_t lost_ns, int n_late);
 
     // Spins for a few milliseconds, longer than the kernel lets a thread run where others wait for
     // its core.
@@ -38,9 +38,9 @@ class ThreadCount {
 
   private:
     void lower(Clock::time_point now, int n_late);
-    void look_for_cores(Clock::time_point now);
+    void probe_for_cores(Clock::time_point now);
 
-    int most_, now_;
+    int max_, now_;
     Probe probe_;
     int64_t elapsed_ns_ = 0, lost_ns_ = 0;  // of the last runs
     std::vector<std::future<bool>> probes_; // one for each thread that could come back

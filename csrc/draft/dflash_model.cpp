@@ -195,20 +195,20 @@ void bind_drafter(WeightLoader & loader, const DraftHparams & draft) {
     }
 }
 
-void build_injection(Build & b, ggml_tensor * features, ggml_tensor * positions,
+void build_injection(GraphContext & g, ggml_tensor * features, ggml_tensor * positions,
                      ggml_tensor * cells) {
     // The same for every layer; it does not pass the layer's own norm.
-    ggml_tensor * fused = linear(b, b.weights.fusion, features);
-    const std::vector<KeyValue> projected = project_kv(b, normed(b, fused, b.weights.fusion_norm));
-    for (int il = 0; il < b.hp.n_layer(); ++il) {
+    ggml_tensor * fused = linear(g, g.weights.fusion, features);
+    const std::vector<KeyValue> projected = project_kv(g, normed(g, fused, g.weights.fusion_norm));
+    for (int il = 0; il < g.hp.n_layer(); ++il) {
         const KeyValue & kv = projected[il];
-        ggml_tensor * k_norm = b.weights.layers[il].attn.k_norm;
-        store_kv(b, il, {nullptr, kv.k, kv.v, nullptr, k_norm, positions, cells});
+        ggml_tensor * k_norm = g.weights.layers[il].attn.k_norm;
+        store_kv(g, il, {nullptr, kv.k, kv.v, nullptr, k_norm, positions, cells});
     }
 }
 
-ggml_tensor * build_block(Build & b, const Linear & head) {
-    return build_decoder(b, {mixer_sublayer(self_attention), feed_forward_sublayer()}, head);
+ggml_tensor * build_block(GraphContext & g, const Linear & head) {
+    return build_decoder(g, {mixer_sublayer(self_attention), feed_forward_sublayer()}, head);
 }
 
 } // namespace dfl

@@ -2,7 +2,7 @@
 // masks.
 #pragma once
 
-#include "layers/cpu_ops/build.h"
+#include "layers/cpu_ops/graph_context.h"
 #include "model/weights.h"
 
 #include <string>
@@ -28,10 +28,10 @@ void bind_drafter(WeightLoader & loader, const DraftHparams & draft);
 
 // Projects features [n_features, n] into the drafter's K/V cells.
 // positions: i32 [n] or [4 * n]; cells: i64 [n].
-void build_injection(Build & b, ggml_tensor * features, ggml_tensor * positions,
+void build_injection(GraphContext & g, ggml_tensor * features, ggml_tensor * positions,
                      ggml_tensor * cells);
 // The block [last token, mask, ...] of b.shape.n_rows rows over the drafter's cells; returns the
 // logits [n_vocab, n_rows - 1] of what follows each row but the last. head: [n_embd, n_vocab].
-ggml_tensor * build_block(Build & b, const Linear & head);
+ggml_tensor * build_block(GraphContext & g, const Linear & head);
 
 } // namespace dfl

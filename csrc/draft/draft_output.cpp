@@ -20,59 +20,59 @@ class LogSumExp : public CpuNode {
     }
 };
 
-void add_draft_output(LiveGraph & live, ggml_tensor * logits) {
-    ggml_context * ctx = live.ctx.get();
-    live.logits = wanted(live, logits);
-    const int64_t n_draft = logits->ne[1], k = live.shape.n_top;
+void add_draft_output(CachedGraph & cached, ggml_tensor * logits) {
+    ggml_context * ctx = cached.ctx.get();
+    cached.logits = add_output(cached, logits);
+    const int64_t n_draft = logits->ne[1], k = cached.shape.n_top;
     ggml_tensor * probabilities = nullptr;
-    if (live.shape.log_sum_exp && live.cpu_nodes.n_threads > 0) {
-        live.top.log_sum_exp =
-            wanted(live, add_cpu_node(ctx, live.cpu_nodes, GGML_TYPE_F32, n_draft, 1, {logits},
-                                      std::make_unique<LogSumExp>()));
-    } else if (live.shape.log_sum_exp) {
+    if (cached.shape.log_sum_exp && cached.cpu_nodes.n_threads > 0) {
+        cached.top.log_sum_exp =
+            add_output(cached, add_cpu_node(ctx, cached.cpu_nodes, GGML_TYPE_F32, n_draft, 1,
+                                            {logits}, std::make_unique<LogSumExp>()));
+    } else if (cached.shape.log_sum_exp) {
         // One probability and its logit give the sum: ln sum exp = logit - ln p. The best one's p
         // is at least 1 / n, so nothing is lost.
-        probabilities = wanted(live, ggml_soft_max(ctx, logits));
-        live.top.probabilities = probabilities;
+        probabilities = add_output(cached, ggml_soft_max(ctx, logits));
+        cached.top.probabilities = probabilities;
     }
     if (k == 0) {
         return;
     }
-    add_top(live, logits);
+    add_top_rows(cached, logits);
     if (probabilities != nullptr) {
-        live.top.probabilities = wanted(live, live.top.found.gather(ctx, probabilities));
+        cached.top.probabilities = add_output(cached, cached.top.rows.gather(ctx, probabilities));
     }
 }
 
 // The device gives the k best in any order.
-static Draft read_selection(const LiveGraph & live, const Backend & backend) {
-    const int64_t n = live.logits->ne[0], n_draft = live.logits->ne[1], k = live.shape.n_top;
-    const TopRows & found = live.top.found;
+static Draft read_selection(const CachedGraph & cached, const Backend & backend) {
+    const int64_t n = cached.logits->ne[0], n_draft = cached.logits->ne[1], k = cached.shape.n_top;
+    const TopRows & found = cached.top.rows;
     std::vector<std::vector<int32_t>> blocks(found.levels.size(),
                                              std::vector<int32_t>(k * n_draft));
     std::vector<int32_t> last(k * n_draft);
     std::vector<float> logits(k * n_draft), probabilities;
     std::vector<Backend::Fetch> wanted = {{found.last, last.data()},
-                                          {live.top.logits, logits.data()}};
+                                          {cached.top.logits, logits.data()}};
     for (size_t level = 0; level < blocks.size(); ++level) {
         wanted.push_back({found.levels[level].blocks, blocks[level].data()});
     }
-    if (live.shape.log_sum_exp) {
+    if (cached.shape.log_sum_exp) {
         probabilities.resize(k * n_draft);
-        wanted.push_back({live.top.probabilities, probabilities.data()});
+        wanted.push_back({cached.top.probabilities, probabilities.data()});
     }
     Draft draft;
-    if (live.top.sums != nullptr) {
+    if (cached.top.sums != nullptr) {
         draft.sums.resize(n_draft);
-        wanted.push_back({live.top.sums, draft.sums.data()});
+        wanted.push_back({cached.top.sums, draft.sums.data()});
     }
     backend.read(wanted);
     for (int64_t i = 0; i < k * n_draft; ++i) {
-        const int64_t row = std::clamp<int64_t>(found.place(blocks, last, i), 0,
+        const int64_t row = std::clamp<int64_t>(found.index_of(blocks, last, i), 0,
                                                 n - 1); // NaNs may confuse the device
         draft.best.push_back({static_cast<int32_t>(row), logits[i]});
     }
-    if (live.shape.log_sum_exp) {
+    if (cached.shape.log_sum_exp) {
         for (int64_t i = 0; i < n_draft; ++i) {
             const auto first = probabilities.begin() + i * k;
             const int64_t top = std::max_element(first, first + k) - first;
@@ -85,34 +85,34 @@ static Draft read_selection(const LiveGraph & live, const Backend & backend) {
     return draft;
 }
 
-Draft read_draft(const LiveGraph & live, int64_t k, const Backend & backend) {
-    if (live.shape.n_top > 0) {
-        return read_selection(live, backend);
+Draft read_draft(const CachedGraph & cached, int64_t k, const Backend & backend) {
+    if (cached.shape.n_top > 0) {
+        return read_selection(cached, backend);
     }
     std::vector<float> fetched, fetched_probabilities;
-    const auto * logits = static_cast<const float *>(live.logits->data);
+    const auto * logits = static_cast<const float *>(cached.logits->data);
     const float * probabilities = nullptr;
-    if (live.top.probabilities != nullptr) {
-        probabilities = static_cast<const float *>(live.top.probabilities->data);
+    if (cached.top.probabilities != nullptr) {
+        probabilities = static_cast<const float *>(cached.top.probabilities->data);
     }
     if (!backend.is_host()) {
-        fetched.resize(ggml_nelements(live.logits));
-        std::vector<Backend::Fetch> wanted = {{live.logits, fetched.data()}};
+        fetched.resize(ggml_nelements(cached.logits));
+        std::vector<Backend::Fetch> wanted = {{cached.logits, fetched.data()}};
         if (probabilities != nullptr) {
-            fetched_probabilities.resize(ggml_nelements(live.top.probabilities));
-            wanted.push_back({live.top.probabilities, fetched_probabilities.data()});
+            fetched_probabilities.resize(ggml_nelements(cached.top.probabilities));
+            wanted.push_back({cached.top.probabilities, fetched_probabilities.data()});
             probabilities = fetched_probabilities.data();
         }
         backend.read(wanted);
         logits = fetched.data();
     }
-    const int64_t n = live.logits->ne[0];
+    const int64_t n = cached.logits->ne[0];
     Draft draft;
-    if (live.top.log_sum_exp != nullptr) {
-        const auto * sums = static_cast<const float *>(live.top.log_sum_exp->data);
-        draft.log_sum_exp.assign(sums, sums + live.logits->ne[1]);
+    if (cached.top.log_sum_exp != nullptr) {
+        const auto * sums = static_cast<const float *>(cached.top.log_sum_exp->data);
+        draft.log_sum_exp.assign(sums, sums + cached.logits->ne[1]);
     }
-    for (int64_t i = 0; i < live.logits->ne[1]; ++i) {
+    for (int64_t i = 0; i < cached.logits->ne[1]; ++i) {
         append_best(logits + i * n, n, k, draft.best);
         if (probabilities != nullptr) {
             const Candidate & top = draft.best[i * k];
@@ -124,13 +124,13 @@ Draft read_draft(const LiveGraph & live, int64_t k, const Backend & backend) {
 
 bool selects_by_blocks(const Backend & backend) { return backend.is_cuda(); }
 
-bool selects_on_device(const Backend & backend, int64_t n, int64_t k) {
+bool can_select_on_device(const Backend & backend, int64_t n, int64_t k) {
     if (backend.is_host()) {
         return false;
     }
     ggml_context_ptr ctx(ggml_init({8 * ggml_tensor_overhead(), nullptr, true}));
     ggml_tensor * logits = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, n, 1);
-    ggml_tensor * numbers = without_nans(ctx.get(), logits);
+    ggml_tensor * numbers = clamp_to_finite(ctx.get(), logits);
     return backend.runs(numbers) &&
            backend.runs(ggml_top_k(ctx.get(), numbers, static_cast<int>(k)));
 }

@@ -15,7 +15,7 @@ static int64_t pad(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 // The window of each sequence, but all together no more than the context has tokens, see
 // make_room(); one pass or block beside it, pages that are not full, and one cell that padding
 // writes to.
-static int64_t cells_wanted(const DraftSizes & sizes) {
+static int64_t cells_needed(const DraftSizes & sizes) {
     const int64_t beside = std::max(sizes.n_ubatch, sizes.max_block) + CellTable::PAGE;
     const int64_t windows = sizes.n_parallel * sizes.window;
     const int64_t more = (sizes.n_parallel - 1) * (sizes.max_block + 2 * CellTable::PAGE);
@@ -29,22 +29,22 @@ static LayerPlace on(Backend & backend) {
 DraftState::DraftState(std::shared_ptr<const Drafter> drafter, const Model & target,
                        Devices & devices, const DraftSizes & sizes)
     : drafter_(std::move(drafter)), target_(target), backend_(devices.main()),
-      sizes_(devices, sizes.n_parallel), sizes_of_(sizes),
+      sizes_(devices, sizes.n_parallel), draft_sizes_(sizes),
       kv_(drafter_->hparams(), on(backend_), sizes.cache_type, sizes.cache_type,
-          {cells_wanted(sizes), sizes_.draft_rows(std::max(sizes.max_block, sizes.n_verify)),
+          {cells_needed(sizes), sizes_.draft_rows(std::max(sizes.max_block, sizes.n_verify)),
            static_cast<int32_t>(sizes.n_parallel)}),
-      no_recurrent_(drafter_->hparams(), on(backend_), 1), junk_cell_(kv_.cells().size() - 1) {
+      no_recurrent_(drafter_->hparams(), on(backend_), 1), padding_cell_(kv_.cells().size() - 1) {
     kv_.cells().reserve_last();
     allocate_features(sizes.n_verify);
 }
 
 void DraftState::allocate_features(int64_t n_verify) {
-    const int64_t n_prefill = std::max(sizes_of_.n_ubatch, sizes_of_.n_parallel);
-    const int64_t ring = MAX_PENDING + 4 * (sizes_of_.n_parallel - 1) + n_verify;
+    const int64_t n_prefill = std::max(draft_sizes_.n_ubatch, draft_sizes_.n_parallel);
+    const int64_t ring = MAX_PENDING + 4 * (draft_sizes_.n_parallel - 1) + n_verify;
     ggml_context_ptr ctx(ggml_init({ggml_tensor_overhead(), nullptr, true}));
     ggml_tensor * features =
         ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, drafter_->draft().n_features(),
-                           ring + n_prefill + 1); // the last is junk_row()
+                           ring + n_prefill + 1); // the last is padding_row()
     Allocation memory = backend_.allocate(ctx.get(), "the drafter's features");
     ctx_ = std::move(ctx);
     memory_ = std::move(memory);
@@ -53,56 +53,56 @@ void DraftState::allocate_features(int64_t n_verify) {
     is_taken_.assign(ring_, false);
 }
 
-void DraftState::grow(int64_t n_verify, GraphPool & graphs) {
+void DraftState::reserve_verify(int64_t n_verify, GraphPool & graphs) {
     flush(graphs); // what waits lies in the old rows
-    kv_.reserve_masks(sizes_.draft_rows(std::max(sizes_of_.max_block, n_verify)));
+    kv_.reserve_masks(sizes_.draft_rows(std::max(draft_sizes_.max_block, n_verify)));
     allocate_features(n_verify);
-    sizes_of_.n_verify = n_verify;
+    draft_sizes_.n_verify = n_verify;
 }
 
-void DraftState::add_taps(LiveGraph & live, Build & b) {
-    live.draft.feature_rows =
-        make_input(live.ctx.get(), GGML_TYPE_I64, live.shape.n_rows, 1, "feature_rows");
-    ggml_tensor * rows = live.draft.feature_rows;
-    b.tap = [this, rows, &b](int il, ggml_tensor * x) {
+void DraftState::add_taps(CachedGraph & cached, GraphContext & g) {
+    cached.draft.feature_rows =
+        make_input(cached.ctx.get(), GGML_TYPE_I64, cached.shape.n_rows, 1, "feature_rows");
+    ggml_tensor * rows = cached.draft.feature_rows;
+    g.tap = [this, rows, &g](int il, ggml_tensor * x) {
         const auto & layers = drafter_->draft().target_layers;
         for (size_t i = 0; i < layers.size(); ++i) {
             if (layers[i] == il) {
-                ggml_tensor * part = ggml_view_2d(b.ctx, features_, x->ne[0], features_->ne[1],
+                ggml_tensor * part = ggml_view_2d(g.ctx, features_, x->ne[0], features_->ne[1],
                                                   features_->nb[1], i * x->ne[0] * sizeof(float));
-                put_rows(b, part, x, rows);
+                scatter_rows(g, part, x, rows);
             }
         }
     };
 }
 
-Build DraftState::make_build(LiveGraph & live) const {
-    return {live.ctx.get(),      live.graph,          live.cpu_nodes,
+GraphContext DraftState::make_build(CachedGraph & cached) const {
+    return {cached.ctx.get(),    cached.graph,        cached.cpu_nodes,
             drafter_->hparams(), drafter_->weights(), kv_,
-            no_recurrent_,       live.shape,          live.in};
+            no_recurrent_,       cached.shape,        cached.in};
 }
 
-void DraftState::make_injection_inputs(LiveGraph & live) const {
-    const int64_t n = live.shape.n_inject;
+void DraftState::make_injection_inputs(CachedGraph & cached) const {
+    const int64_t n = cached.shape.n_inject;
     const int64_t ids = drafter_->hparams().layers[0].rope.n_position_ids();
-    ggml_context * ctx = live.ctx.get();
-    live.draft.inject_positions = make_input(ctx, GGML_TYPE_I32, ids * n, 1, "inject_positions");
-    live.draft.inject_cells = make_input(ctx, GGML_TYPE_I64, n, 1, "inject_cells");
+    ggml_context * ctx = cached.ctx.get();
+    cached.draft.inject_positions = make_input(ctx, GGML_TYPE_I32, ids * n, 1, "inject_positions");
+    cached.draft.inject_cells = make_input(ctx, GGML_TYPE_I64, n, 1, "inject_cells");
 }
 
-static void add_picked_injection(LiveGraph & live, Build & b, ggml_tensor * features) {
-    live.draft.inject_rows =
-        make_input(live.ctx.get(), GGML_TYPE_I32, live.shape.n_inject, 1, "inject_rows");
-    build_injection(b, pick_rows(b, features, live.draft.inject_rows), live.draft.inject_positions,
-                    live.draft.inject_cells);
+static void add_picked_injection(CachedGraph & cached, GraphContext & g, ggml_tensor * features) {
+    cached.draft.inject_rows =
+        make_input(cached.ctx.get(), GGML_TYPE_I32, cached.shape.n_inject, 1, "inject_rows");
+    build_injection(g, gather_rows(g, features, cached.draft.inject_rows),
+                    cached.draft.inject_positions, cached.draft.inject_cells);
 }
 
-void DraftState::add_prefill_injection(LiveGraph & live) {
-    make_injection_inputs(live);
-    Build b = make_build(live);
-    ggml_tensor * features = ggml_view_2d(b.ctx, features_, features_->ne[0], live.shape.n_inject,
+void DraftState::add_prefill_injection(CachedGraph & cached) {
+    make_injection_inputs(cached);
+    GraphContext g = make_build(cached);
+    ggml_tensor * features = ggml_view_2d(g.ctx, features_, features_->ne[0], cached.shape.n_inject,
                                           features_->nb[1], ring_ * features_->nb[1]);
-    build_injection(b, features, live.draft.inject_positions, live.draft.inject_cells);
+    build_injection(g, features, cached.draft.inject_positions, cached.draft.inject_cells);
 }
 
 bool DraftState::ring_has_room(int64_t n) const {
@@ -120,7 +120,7 @@ std::vector<int64_t> DraftState::take_ring_rows(int64_t n) {
     return rows;
 }
 
-void DraftState::give_ring_rows(const std::vector<int64_t> & rows) {
+void DraftState::free_ring_rows(const std::vector<int64_t> & rows) {
     for (const int64_t row : rows) {
         if (row < ring_) {
             is_taken_[row] = false;
@@ -134,7 +134,8 @@ std::vector<int64_t> DraftState::prefill_rows(int64_t first, int64_t n) const {
     return rows;
 }
 
-void DraftState::keep(int32_t sequence, const std::vector<int64_t> & rows, int32_t position) {
+void DraftState::add_pending(int32_t sequence, const std::vector<int64_t> & rows,
+                             int32_t position) {
     for (const int64_t row : rows) {
         is_taken_[row] = true;
         pending_.push_back({sequence, row, position++});
@@ -153,18 +154,18 @@ void DraftState::drop_pending(Is && is) {
     pending_.erase(kept, pending_.end());
 }
 
-void DraftState::write_positions(const LiveGraph & live, ggml_tensor * tensor,
+void DraftState::write_positions(const CachedGraph & cached, ggml_tensor * tensor,
                                  const std::vector<int32_t> & positions) const {
     const int64_t n = positions.size();
-    live.write<int32_t>(tensor, [&](int32_t * data) {
+    cached.write<int32_t>(tensor, [&](int32_t * data) {
         for (int64_t i = 0; i < ggml_nelements(tensor); ++i) {
             data[i] = i < 3 * n ? positions[i % n] : 0;
         }
     });
 }
 
-void DraftState::forget_unseen(int32_t sequence, int32_t position) {
-    const auto oldest = static_cast<int32_t>(std::max<int64_t>(0, position - sizes_of_.window));
+void DraftState::slide_window(int32_t sequence, int32_t position) {
+    const auto oldest = static_cast<int32_t>(std::max<int64_t>(0, position - draft_sizes_.window));
     kv_.groups().front().release_before(sequence, oldest);
     drop_pending([&](const Pending & feature) {
         return feature.sequence == sequence && feature.position < oldest;
@@ -176,14 +177,14 @@ void DraftState::make_room(const std::map<int32_t, int64_t> & n_rows) {
     const auto is_short = [&] {
         int64_t n = group.cells().n_unclaimed();
         for (const auto & [sequence, rows] : n_rows) {
-            n -= group.cells().wanted(sequence, rows);
+            n -= group.cells().cells_needed(sequence, rows);
         }
         return n < 0;
     };
     while (is_short()) {
         int32_t longest = -1;
         int64_t n_most = 0;
-        for (int32_t sequence = 0; sequence < sizes_of_.n_parallel; ++sequence) {
+        for (int32_t sequence = 0; sequence < draft_sizes_.n_parallel; ++sequence) {
             int64_t n = 0;
             for (const cpu::CellSpan & span : group.cells().spans(sequence)) {
                 n += span.n;
@@ -220,12 +221,12 @@ std::vector<int64_t> DraftState::take_cells(const std::vector<Pending> & feature
     return cells;
 }
 
-void DraftState::set_prefill_injection(LiveGraph & live,
+void DraftState::set_prefill_injection(CachedGraph & cached,
                                        const std::vector<InjectedRows> & injected) {
     std::vector<Pending> features;
     std::vector<int32_t> positions;
     for (const InjectedRows & rows : injected) {
-        forget_unseen(rows.sequence, rows.position);
+        slide_window(rows.sequence, rows.position);
         for (int64_t i = 0; i < rows.n; ++i) {
             const auto row = ring_ + static_cast<int64_t>(features.size());
             features.push_back({rows.sequence, row, rows.position + static_cast<int32_t>(i)});
@@ -234,16 +235,16 @@ void DraftState::set_prefill_injection(LiveGraph & live,
     }
     std::vector<int64_t> cells = take_cells(features);
     // Padding is what earlier prompts left, and is written where nobody looks.
-    positions.resize(live.shape.n_inject);
-    cells.resize(live.shape.n_inject, junk_cell_);
-    write_positions(live, live.draft.inject_positions, positions);
-    live.write<int64_t>(live.draft.inject_cells,
-                        [&](int64_t * data) { std::copy(cells.begin(), cells.end(), data); });
+    positions.resize(cached.shape.n_inject);
+    cells.resize(cached.shape.n_inject, padding_cell_);
+    write_positions(cached, cached.draft.inject_positions, positions);
+    cached.write<int64_t>(cached.draft.inject_cells,
+                          [&](int64_t * data) { std::copy(cells.begin(), cells.end(), data); });
 }
 
-void DraftState::set_injection(LiveGraph & live, const std::vector<Pending> & features,
+void DraftState::set_injection(CachedGraph & cached, const std::vector<Pending> & features,
                                const std::vector<int64_t> & cells) {
-    const int64_t n = live.shape.n_inject;
+    const int64_t n = cached.shape.n_inject;
     const int64_t used = features.size();
     // Padding repeats a real row, if there is one, and writes where nobody looks.
     const auto source = [&](int64_t i) {
@@ -253,15 +254,15 @@ void DraftState::set_injection(LiveGraph & live, const std::vector<Pending> & fe
     for (int64_t i = 0; i < n; ++i) {
         positions[i] = source(i).position;
     }
-    write_positions(live, live.draft.inject_positions, positions);
-    live.write<int32_t>(live.draft.inject_rows, [&](int32_t * data) {
+    write_positions(cached, cached.draft.inject_positions, positions);
+    cached.write<int32_t>(cached.draft.inject_rows, [&](int32_t * data) {
         for (int64_t i = 0; i < n; ++i) {
             data[i] = static_cast<int32_t>(source(i).row);
         }
     });
-    live.write<int64_t>(live.draft.inject_cells, [&](int64_t * data) {
+    cached.write<int64_t>(cached.draft.inject_cells, [&](int64_t * data) {
         for (int64_t i = 0; i < n; ++i) {
-            data[i] = i < used ? cells[i] : junk_cell_;
+            data[i] = i < used ? cells[i] : padding_cell_;
         }
     });
 }
@@ -272,23 +273,23 @@ void DraftState::flush(GraphPool & graphs) {
         ends[feature.sequence] = feature.position + 1;
     }
     for (const auto & [sequence, end] : ends) {
-        forget_unseen(sequence, end);
+        slide_window(sequence, end);
     }
     if (pending_.empty()) {
         return;
     }
     BatchShape shape;
     shape.kind = GraphKind::INJECT;
-    shape.n_inject = sizes_.injected(pending_.size());
-    LiveGraph & live = graphs.get(shape, [&](LiveGraph & fresh) {
+    shape.n_inject = sizes_.inject_rows(pending_.size());
+    CachedGraph & cached = graphs.get(shape, [&](CachedGraph & fresh) {
         make_injection_inputs(fresh);
-        Build b = make_build(fresh);
-        add_picked_injection(fresh, b, features_);
+        GraphContext g = make_build(fresh);
+        add_picked_injection(fresh, g, features_);
     });
     const std::vector<int64_t> cells = take_cells(pending_);
     try {
-        set_injection(live, pending_, cells);
-        graphs.compute(live);
+        set_injection(cached, pending_, cells);
+        graphs.compute(cached);
     } catch (...) {
         release(cells);
         throw;
@@ -296,44 +297,44 @@ void DraftState::flush(GraphPool & graphs) {
     drop_pending([](const Pending &) { return true; });
 }
 
-void DraftState::build_draft(LiveGraph & live) const {
-    live.in = make_inputs(live.ctx.get(), drafter_->hparams(), kv_, live.shape);
-    if (live.shape.n_inject > 0) {
-        make_injection_inputs(live);
+void DraftState::build_draft(CachedGraph & cached) const {
+    cached.in = make_inputs(cached.ctx.get(), drafter_->hparams(), kv_, cached.shape);
+    if (cached.shape.n_inject > 0) {
+        make_injection_inputs(cached);
     }
-    Build b = make_build(live);
-    if (live.shape.n_inject > 0) {
-        add_picked_injection(live, b, features_);
+    GraphContext g = make_build(cached);
+    if (cached.shape.n_inject > 0) {
+        add_picked_injection(cached, g, features_);
     }
-    add_draft_output(live, build_block(b, drafter_->head(target_)));
+    add_draft_output(cached, build_block(g, drafter_->head(target_)));
 }
 
 void DraftState::reserve(GraphPool & graphs) {
     BatchShape largest;
     largest.kind = GraphKind::DRAFT;
-    largest.n_rows = sizes_.draft_rows(most_rows());
+    largest.n_rows = sizes_.draft_rows(max_rows());
     largest.n_kv = {kv_.cells().n_cells()};
     largest.n_out = largest.n_rows - 1;
-    largest.n_inject = sizes_.injected(ring_);
+    largest.n_inject = sizes_.inject_rows(ring_);
     largest.log_sum_exp = true;
     const int64_t n_choices = drafter_->head(target_).n_out();
     const int64_t n_top = std::min<int64_t>(n_choices, DFL_MAX_TOP);
-    largest.n_top = selects_on_device(backend_, n_choices, n_top) ? n_top : 0;
+    largest.n_top = can_select_on_device(backend_, n_choices, n_top) ? n_top : 0;
     largest.top_by_blocks = selects_by_blocks(backend_);
-    graphs.get(largest, [&](LiveGraph & fresh) { build_draft(fresh); });
+    graphs.get(largest, [&](CachedGraph & fresh) { build_draft(fresh); });
 }
 
-// As many as Engine::note_cells() has it.
+// As many as Engine::update_attended_cells() has it.
 int64_t DraftState::cells_read() {
     const CellTable & table = kv_.cells();
     const bool has_masks = !kv_.groups().front().masks().empty();
     const int64_t n = sizes_.cells(table.high(), table.n_cells(), has_masks);
-    const bool comes_and_goes = has_masks && sizes_.are_shared();
+    const bool comes_and_goes = has_masks && sizes_.serves_many();
     return comes_and_goes ? std::min(sizes_.shared_cells(recent_cells_(n)), table.n_cells()) : n;
 }
 
-void DraftState::set_blocks(LiveGraph & live, const std::vector<DraftBlock> & blocks,
-                            const std::vector<int64_t> & cells) {
+void DraftState::set_block_inputs(CachedGraph & cached, const std::vector<DraftBlock> & blocks,
+                                  const std::vector<int64_t> & cells) {
     std::vector<int32_t> tokens, positions, drafted;
     std::vector<SequenceRows> sequences;
     std::vector<int64_t> to = cells;
@@ -352,19 +353,19 @@ void DraftState::set_blocks(LiveGraph & live, const std::vector<DraftBlock> & bl
     // Padding is copies of the last block's first row, and writes what that one writes; nobody
     // reads what it drafts.
     const int64_t last = sequences.back().first;
-    tokens.resize(live.shape.n_rows, tokens[last]);
-    positions.resize(live.shape.n_rows, positions[last]);
-    to.resize(live.shape.n_rows, to[last]);
-    drafted.resize(live.shape.n_out, static_cast<int32_t>(last));
-    live.write<float>(live.in.embd, [&](float * data) {
+    tokens.resize(cached.shape.n_rows, tokens[last]);
+    positions.resize(cached.shape.n_rows, positions[last]);
+    to.resize(cached.shape.n_rows, to[last]);
+    drafted.resize(cached.shape.n_out, static_cast<int32_t>(last));
+    cached.write<float>(cached.in.embd, [&](float * data) {
         drafter_->embed(target_, tokens.data(), static_cast<int64_t>(tokens.size()), data);
     });
-    write_positions(live, live.in.positions, positions);
-    live.write<int64_t>(live.in.cells.front(),
-                        [&](int64_t * data) { std::copy(to.begin(), to.end(), data); });
-    live.write<int32_t>(live.in.out_rows,
-                        [&](int32_t * data) { std::copy(drafted.begin(), drafted.end(), data); });
-    kv_.groups().front().set_rows({positions, to, sequences}, live.shape.n_kv.front());
+    write_positions(cached, cached.in.positions, positions);
+    cached.write<int64_t>(cached.in.cells.front(),
+                          [&](int64_t * data) { std::copy(to.begin(), to.end(), data); });
+    cached.write<int32_t>(cached.in.out_rows,
+                          [&](int32_t * data) { std::copy(drafted.begin(), drafted.end(), data); });
+    kv_.groups().front().set_rows({positions, to, sequences}, cached.shape.n_kv.front());
 }
 
 std::vector<DraftState::Pending>
@@ -402,12 +403,12 @@ std::vector<Draft> DraftState::run_blocks(GraphPool & graphs,
     BatchShape shape;
     shape.kind = GraphKind::DRAFT;
     for (const DraftBlock & block : blocks) {
-        forget_unseen(block.sequence, block.position);
+        slide_window(block.sequence, block.position);
         shape.n_rows += block.n_draft + 1;
         shape.n_out += block.n_draft;
     }
     shape.n_rows = sizes_.draft_rows(shape.n_rows);
-    if (sizes_.are_shared()) {
+    if (sizes_.serves_many()) {
         shape.n_out = shape.n_rows - 1;
     } else if (const int64_t n = sizes_.draft_rows(shape.n_out); n > shape.n_out) {
         shape.n_out = std::min(n, shape.n_rows - 1);
@@ -431,24 +432,24 @@ std::vector<Draft> DraftState::run_blocks(GraphPool & graphs,
         // The cell that padding writes to is read too: CUDA's flash attention is at its best over
         // multiples of 256 cells.
         shape.n_kv = {cells_read()};
-        shape.n_inject = sizes_.injected(features.size());
+        shape.n_inject = sizes_.inject_rows(features.size());
         const int64_t n_choices = drafter_->head(target_).n_out();
-        shape.n_top = selects_on_device(backend_, n_choices, k) ? k : 0;
+        shape.n_top = can_select_on_device(backend_, n_choices, k) ? k : 0;
         shape.top_by_blocks = selects_by_blocks(backend_);
         shape.log_sum_exp = log_sum_exp;
-        LiveGraph & live = graphs.get(shape, [&](LiveGraph & fresh) { build_draft(fresh); });
+        CachedGraph & cached = graphs.get(shape, [&](CachedGraph & fresh) { build_draft(fresh); });
         if (shape.n_inject > 0) {
-            set_injection(live, features, injected_cells);
+            set_injection(cached, features, injected_cells);
         }
-        set_blocks(live, blocks, cells);
-        graphs.compute(live);
+        set_block_inputs(cached, blocks, cells);
+        graphs.compute(cached);
         drop_pending([&](const Pending & one) {
             return std::any_of(blocks.begin(), blocks.end(), [&](const DraftBlock & block) {
                 return block.sequence == one.sequence;
             });
         });
         release(cells); // the blocks' K/V are temporary: the target's features replace them
-        return split_draft(read_draft(live, k, backend_), blocks, k);
+        return split_draft(read_draft(cached, k, backend_), blocks, k);
     } catch (...) {
         release(cells);
         release(injected_cells);

@@ -47,13 +47,13 @@ class DraftState {
                const DraftSizes & sizes);
 
     const Drafter & drafter() const { return *drafter_; }
-    int64_t max_block() const { return sizes_of_.max_block; }
+    int64_t max_block() const { return draft_sizes_.max_block; }
     // Of a draft of many sequences.
-    int64_t most_rows() const { return std::max(sizes_of_.max_block, sizes_of_.n_verify); }
+    int64_t max_rows() const { return std::max(draft_sizes_.max_block, draft_sizes_.n_verify); }
     // Makes room for the features of larger verifies, after which every graph that was built with
     // the old ones is void. Throws DFL_STATUS_MEMORY and changes nothing.
-    void grow(int64_t n_verify, GraphPool & graphs);
-    int64_t window() const { return sizes_of_.window; }
+    void reserve_verify(int64_t n_verify, GraphPool & graphs);
+    int64_t window() const { return draft_sizes_.window; }
     // Its K/V, which prefixes keep rows of once what is pending is in it.
     KvGroup & cache() { return kv_.groups().front(); }
     int64_t n_pending(int32_t sequence) const {
@@ -68,22 +68,22 @@ class DraftState {
     uint64_t mask_bytes_written() const { return kv_.mask_bytes_written(); }
 
     // Makes b write the taps of its rows into the feature rows given by live.draft.feature_rows.
-    void add_taps(LiveGraph & live, Build & b);
+    void add_taps(CachedGraph & cached, GraphContext & g);
     // Adds to a prefill graph the injection of its own rows (those of the prefill region).
-    void add_prefill_injection(LiveGraph & live);
+    void add_prefill_injection(CachedGraph & cached);
 
     // Feature rows for the next pass: of the ring, which are taken until they are given back or
     // were injected; or of the prefill region.
     bool ring_has_room(int64_t n) const;
     std::vector<int64_t> take_ring_rows(int64_t n);
-    void give_ring_rows(const std::vector<int64_t> & rows);
+    void free_ring_rows(const std::vector<int64_t> & rows);
     std::vector<int64_t> prefill_rows(int64_t first, int64_t n) const;
     // Where the features of rows go that nobody reads.
-    int64_t junk_row() const { return features_->ne[1] - 1; }
+    int64_t padding_row() const { return features_->ne[1] - 1; }
     // These rows of the ring belong to a timeline now, from a position on, and wait for injection.
-    void keep(int32_t sequence, const std::vector<int64_t> & rows, int32_t position);
+    void add_pending(int32_t sequence, const std::vector<int64_t> & rows, int32_t position);
     // Takes cells for a prefill's rows, and fills the graph's inputs.
-    void set_prefill_injection(LiveGraph & live, const std::vector<InjectedRows> & injected);
+    void set_prefill_injection(CachedGraph & cached, const std::vector<InjectedRows> & injected);
 
     // Builds the largest draft, so that memory runs out before anything is drafted.
     void reserve(GraphPool & graphs);
@@ -114,17 +114,17 @@ class DraftState {
     void allocate_features(int64_t n_verify);
     // What a prompt left there pads the next one's injection.
     void clear_prefill_rows();
-    Build make_build(LiveGraph & live) const;
-    void make_injection_inputs(LiveGraph & live) const;
-    void build_draft(LiveGraph & live) const;
-    void set_blocks(LiveGraph & live, const std::vector<DraftBlock> & blocks,
-                    const std::vector<int64_t> & cells);
+    GraphContext make_build(CachedGraph & cached) const;
+    void make_injection_inputs(CachedGraph & cached) const;
+    void build_draft(CachedGraph & cached) const;
+    void set_block_inputs(CachedGraph & cached, const std::vector<DraftBlock> & blocks,
+                          const std::vector<int64_t> & cells);
     int64_t cells_read();
     // Features as inputs of a graph that injects.
-    void set_injection(LiveGraph & live, const std::vector<Pending> & features,
+    void set_injection(CachedGraph & cached, const std::vector<Pending> & features,
                        const std::vector<int64_t> & cells);
     // Forgets what a draft after `position` committed tokens does not see.
-    void forget_unseen(int32_t sequence, int32_t position);
+    void slide_window(int32_t sequence, int32_t position);
     // Those of the blocks' sequences.
     std::vector<Pending> pending_of(const std::vector<DraftBlock> & blocks) const;
     // They are in the cache, or forgotten.
@@ -132,14 +132,14 @@ class DraftState {
     void drop_pending(Is && is);
     std::vector<int64_t> take_cells(const std::vector<Pending> & features);
     void release(const std::vector<int64_t> & cells);
-    void write_positions(const LiveGraph & live, ggml_tensor * tensor,
+    void write_positions(const CachedGraph & cached, ggml_tensor * tensor,
                          const std::vector<int32_t> & positions) const;
 
     std::shared_ptr<const Drafter> drafter_;
     const Model & target_;
     Backend & backend_; // of the drafter
     GraphSizes sizes_;
-    DraftSizes sizes_of_;
+    DraftSizes draft_sizes_;
     KvCache kv_;
     RecurrentCache no_recurrent_;
     ggml_context_ptr ctx_;
@@ -148,8 +148,8 @@ class DraftState {
     ggml_tensor * features_ = nullptr; // [n_features, ring + rows of a prefill pass]
     std::vector<bool> is_taken_;       // of the ring
     std::vector<Pending> pending_;     // of each sequence in the order of positions
-    int64_t junk_cell_;
-    RecentMost recent_cells_;
+    int64_t padding_cell_;
+    RecentMax recent_cells_;
 };
 
 } // namespace dfl

@@ -38,7 +38,7 @@ Drafter::Drafter(const std::string & path, const std::shared_ptr<const Model> & 
     check_tokenizers(file_, target.file());
 
     Devices devices(target.device(), {}, params.n_threads, params.excluded_buffer_types,
-                    target.measure(), params.repack);
+                    target.dry_run(), params.repack);
     WeightLoader loader(file_, draft_.hp, devices);
     bind_drafter(loader, draft_);
     weights_ = loader.load(params.progress);

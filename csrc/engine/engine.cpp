@@ -37,9 +37,10 @@ static size_t max_nodes(const Model & model, const Drafter * drafter, int64_t n_
                         bool is_fused) {
     const Hparams & hp = model.hparams();
     size_t n = 512 + hp.n_layer() * (96 + 4 * hp.experts.n_used);
-    n += hp.n_recurrent() * std::max(path_nodes(Engine::MAX_VERIFY, Engine::MAX_VERIFY),
-                                     is_fused ? 0 : 2 * path_nodes(n_ubatch, PATH_CHUNK));
-    n += n_ubatch > 0 ? hp.n_recurrent() * most_lanes(n_ubatch) * LANE_NODES : 0;
+    n += hp.n_recurrent() * std::max(tree_form_nodes(Engine::MAX_VERIFY, Engine::MAX_VERIFY),
+                                     is_fused ? 0 : 2 * tree_form_nodes(n_ubatch, TREE_FORM_CHUNK));
+    n += n_ubatch > 0 ? hp.n_recurrent() * max_recurrent_batches(n_ubatch) * RECURRENT_BATCH_NODES
+                      : 0;
     if (drafter != nullptr) {
         n += drafter->hparams().n_layer() * 128;
     }
@@ -56,7 +57,7 @@ static ggml_type draft_cache_type(const EngineParams & params) {
 }
 
 // One sequence appends or verifies; of many each verify may have a row of padding.
-static KvGroup::OpenRows most_open(const EngineParams & params) {
+static KvGroup::UncommittedRows max_uncommitted(const EngineParams & params) {
     const int64_t of_one = std::max(params.n_ubatch, Engine::MAX_VERIFY + 1);
     const int64_t n = params.n_parallel;
     return {of_one, n == 1 ? of_one : std::max(params.n_ubatch, n) + Engine::MAX_VERIFY + n};
@@ -64,19 +65,19 @@ static KvGroup::OpenRows most_open(const EngineParams & params) {
 
 Engine::Engine(std::shared_ptr<const Model> model, const EngineParams & params)
     : model_(std::move(model)), params_(checked(params)),
-      devices_(model_->device(), model_->split(), params_.n_threads, {}, model_->measure()),
-      recurs_(model_->hparams().n_recurrent() > 0),
+      devices_(model_->device(), model_->split(), params_.n_threads, {}, model_->dry_run()),
+      is_recurrent_(model_->hparams().n_recurrent() > 0),
       kv_(model_->hparams(), layer_place(), params_.type_k, params_.type_v,
           {pad(params_.n_ctx, 256), std::max<int64_t>(params_.n_ubatch, params_.n_parallel),
-           params_.n_parallel, most_open(params_)}),
+           params_.n_parallel, max_uncommitted(params_)}),
       recurrent_(model_->hparams(), layer_place(), params_.n_parallel),
-      walks_(recurs_ && params_.delta_form == DeltaForm::OWN && devices_.main().runs_cpu_nodes() &&
-             walks_delta_net(model_->hparams().recurrent)),
-      fused_(walks_ || (recurs_ && params_.delta_form != DeltaForm::STOCK &&
+      scans_(is_recurrent_ && params_.delta_form == DeltaForm::OWN &&
+             devices_.main().runs_cpu_nodes() && can_scan_delta_net(model_->hparams().recurrent)),
+      fused_(scans_ || (is_recurrent_ && params_.delta_form != DeltaForm::STOCK &&
                         has_fused_delta_rule(recurrent_, model_->hparams().recurrent))),
       sizes_(devices_, params_.n_parallel),
       graphs_(devices_, max_nodes(*model_, params_.drafter.get(),
-                                  recurs_ && !walks_ ? params_.n_ubatch : 0, fused_)),
+                                  is_recurrent_ && !scans_ ? params_.n_ubatch : 0, fused_)),
       sequences_(params_.n_parallel, nullptr), n_kv_(kv_.groups().size(), 0),
       recent_cells_(kv_.groups().size()) {
     if (params_.drafter) {
@@ -89,8 +90,8 @@ Engine::Engine(std::shared_ptr<const Model> model, const EngineParams & params)
         verify_rows_ = sizes_.verify_rows(
             std::min(max_block + more_rows * (params_.n_parallel - 1), MAX_VERIFY),
             model_->weights());
-        recurrent_.reserve_trace(verify_rows_, !walks_);
-        kv_.reserve_masks(most_masked_rows(verify_rows_));
+        recurrent_.reserve_updates(verify_rows_, !scans_);
+        kv_.reserve_masks(max_masked_rows(verify_rows_));
         draft_ = std::make_unique<DraftState>(
             params_.drafter, *model_, devices_,
             DraftSizes{draft_cache_type(params_), params_.draft_window, params_.n_ctx,
@@ -99,8 +100,8 @@ Engine::Engine(std::shared_ptr<const Model> model, const EngineParams & params)
     reserve_graphs();
 }
 
-int32_t Engine::enter(Sequence * sequence) {
-    DFL_CHECK(model_->measure() == DFL_MEASURE_NOTHING, DFL_STATUS_ARGUMENT,
+int32_t Engine::register_sequence(Sequence * sequence) {
+    DFL_CHECK(model_->dry_run() == DFL_DRY_RUN_NONE, DFL_STATUS_ARGUMENT,
               "the engine was only measured: it has no memory for a sequence");
     const auto place = std::find(sequences_.begin(), sequences_.end(), nullptr);
     DFL_CHECK(place != sequences_.end(), DFL_STATUS_UNSUPPORTED,
@@ -110,7 +111,7 @@ int32_t Engine::enter(Sequence * sequence) {
     return static_cast<int32_t>(place - sequences_.begin());
 }
 
-void Engine::leave(const Sequence * sequence) {
+void Engine::unregister_sequence(const Sequence * sequence) {
     std::replace(sequences_.begin(), sequences_.end(), const_cast<Sequence *>(sequence),
                  static_cast<Sequence *>(nullptr));
 }
@@ -123,22 +124,22 @@ void Engine::forget_rows() {
     }
 }
 
-int64_t Engine::most_masked_rows(int64_t n_verify) const {
+int64_t Engine::max_masked_rows(int64_t n_verify) const {
     if (params_.n_parallel == 1) { // it appends or verifies
         return sizes_.verify_rows(n_verify, model_->weights());
     }
-    if (!sizes_.are_few()) {
-        return sizes_.verify_rows(most_appended() + n_verify, model_->weights());
+    if (!sizes_.uses_few_sizes()) {
+        return sizes_.verify_rows(max_appended() + n_verify, model_->weights());
     }
-    return most_appended() + sizes_.beside_rows(n_verify);
+    return max_appended() + sizes_.mixed_verify_rows(n_verify);
 }
 
-int64_t Engine::most_rows() const {
+int64_t Engine::max_rows() const {
     return std::max<int64_t>({params_.n_ubatch, params_.n_parallel, verify_rows_});
 }
 
 // Of each group of layers.
-std::vector<int64_t> Engine::most_cells() const {
+std::vector<int64_t> Engine::max_cells() const {
     std::vector<int64_t> cells;
     for (const KvGroup & group : kv_.groups()) {
         cells.push_back(group.has_layers() ? group.cells().size() : 0);
@@ -150,29 +151,29 @@ std::vector<int64_t> Engine::most_cells() const {
 void Engine::reserve_graphs() {
     BatchShape largest;
     largest.n_rows = params_.n_ubatch;
-    largest.n_kv = most_cells();
+    largest.n_kv = max_cells();
     largest.n_out = 1;
     largest.n_inject = draft_ && params_.n_ubatch > 1 ? params_.n_ubatch : 0;
-    largest.walks = walks_;
+    largest.scans = scans_;
     largest.taps = largest.n_inject > 0;
-    const bool has_lanes = recurs_ && !walks_;
-    const auto as_they_lie = [&](int64_t n_rows) {
-        return RecurrentLanes{n_rows, 1, false, !fused_, true, true};
+    const bool has_lanes = is_recurrent_ && !scans_;
+    const auto identity_layout = [&](int64_t n_rows) {
+        return RecurrentBatchShape{n_rows, 1, false, !fused_, true, true};
     };
     if (has_lanes) {
-        largest.recurrent = {as_they_lie(largest.n_rows)};
+        largest.recurrent = {identity_layout(largest.n_rows)};
     }
-    pick_top(largest, selects_top(MAX_TOP) ? MAX_TOP : 0);
-    graphs_.get(largest, [&](LiveGraph & live) { build_forward(live); });
+    select_top(largest, can_select_top(MAX_TOP) ? MAX_TOP : 0);
+    graphs_.get(largest, [&](CachedGraph & cached) { build_forward(cached); });
     if (params_.n_parallel > 1) { // prompts and single rows together
-        largest.n_rows = most_rows();
+        largest.n_rows = max_rows();
         largest.n_out = params_.n_parallel;
         if (has_lanes) { // at worst pieces of which each is half as long as its lane
             const int64_t n = params_.n_parallel, rows = 2 * largest.n_rows / n;
             largest.recurrent = {{1, n, false, !fused_, true, false},
                                  {std::max<int64_t>(rows, 2), n, false, !fused_, false, false}};
         }
-        graphs_.get(largest, [&](LiveGraph & live) { build_forward(live); });
+        graphs_.get(largest, [&](CachedGraph & cached) { build_forward(cached); });
     }
     if (draft_) {
         reserve_verify_graphs(verify_rows_);
@@ -184,40 +185,41 @@ void Engine::reserve_verify_graphs(int64_t n) {
     BatchShape largest;
     largest.kind = GraphKind::VERIFY;
     largest.n_rows = largest.n_out = sizes_.verify_rows(n, model_->weights());
-    largest.n_kv = most_cells();
-    largest.walks = walks_;
+    largest.n_kv = max_cells();
+    largest.scans = scans_;
     largest.taps = draft_ != nullptr;
-    if (recurs_ && !walks_) {
+    if (is_recurrent_ && !scans_) {
         const int64_t n_lanes = params_.n_parallel;
         const int64_t longest = sizes_.lane_rows(std::max<int64_t>(n - n_lanes + 1, 1));
         largest.recurrent = {n_lanes == 1
-                                 ? RecurrentLanes{largest.n_rows, 1, true, true, true, true}
-                                 : RecurrentLanes{longest, n_lanes, true, true, true, false}};
+                                 ? RecurrentBatchShape{largest.n_rows, 1, true, true, true, true}
+                                 : RecurrentBatchShape{longest, n_lanes, true, true, true, false}};
     }
-    pick_top(largest, selects_top(MAX_TOP) ? MAX_TOP : 0);
-    graphs_.get(largest, [&](LiveGraph & live) { build_forward(live); });
+    select_top(largest, can_select_top(MAX_TOP) ? MAX_TOP : 0);
+    graphs_.get(largest, [&](CachedGraph & cached) { build_forward(cached); });
     if (params_.n_parallel > 1) { // and prompts beside
-        largest.n_rows = most_masked_rows(n);
-        largest.n_out = std::min(largest.n_rows - 1, sizes_.beside_rows(n + params_.n_parallel));
-        largest.n_inject = draft_ ? most_appended() : 0;
+        largest.n_rows = max_masked_rows(n);
+        largest.n_out =
+            std::min(largest.n_rows - 1, sizes_.mixed_verify_rows(n + params_.n_parallel));
+        largest.n_inject = draft_ ? max_appended() : 0;
         if (!largest.recurrent.empty()) {
             const int64_t n_lanes = params_.n_parallel, rows = 2 * largest.n_rows / n_lanes;
             largest.recurrent.insert(largest.recurrent.begin(),
                                      {rows, n_lanes, false, !fused_, false, false});
         }
-        graphs_.get(largest, [&](LiveGraph & live) { build_forward(live); });
+        graphs_.get(largest, [&](CachedGraph & cached) { build_forward(cached); });
     }
-    if (walks_) {
-        walked_promote_graph();
-    } else if (recurs_) {
-        promote_graph(sizes_.path(std::min(n, MOST_STEPS)), params_.n_parallel, true);
+    if (scans_) {
+        scan_promote_graph();
+    } else if (is_recurrent_) {
+        promote_graph(sizes_.promote_steps(std::min(n, MAX_STEPS)), params_.n_parallel, true);
     }
 }
 
 void Engine::reserve_verify(int64_t n) {
     for (const Sequence * sequence : sequences_) {
         if (sequence != nullptr) {
-            sequence->check_no_open_verify();
+            sequence->check_no_pending_verify();
         }
     }
     DFL_CHECK(n >= 1 && n <= MAX_VERIFY, DFL_STATUS_ARGUMENT,
@@ -228,12 +230,12 @@ void Engine::reserve_verify(int64_t n) {
     }
     forget_rows();
     if (draft_) {
-        draft_->grow(n, graphs_);
+        draft_->reserve_verify(n, graphs_);
     }
     graphs_.clear(); // they use what is replaced here
     const int64_t n_rows = sizes_.verify_rows(n, model_->weights());
-    recurrent_.reserve_trace(n_rows, !walks_);
-    kv_.reserve_masks(most_masked_rows(n));
+    recurrent_.reserve_updates(n_rows, !scans_);
+    kv_.reserve_masks(max_masked_rows(n));
     reserve_verify_graphs(n);
     if (draft_) {
         draft_->reserve(graphs_);
@@ -241,37 +243,38 @@ void Engine::reserve_verify(int64_t n) {
     verify_rows_ = n;
 }
 
-bool Engine::keep_top(int64_t k) {
+bool Engine::set_top_k(int64_t k) {
     DFL_CHECK(k >= 0 && k <= MAX_TOP && k <= model_->hparams().n_vocab, DFL_STATUS_ARGUMENT,
               "the %lld best of a row, expected 0 to %lld", (long long)k, (long long)MAX_TOP);
-    n_top_ = k > 0 && selects_top(k) ? k : 0;
+    n_top_ = k > 0 && can_select_top(k) ? k : 0;
     return n_top_ == k;
 }
 
-bool Engine::selects_top(int64_t k) const {
+bool Engine::can_select_top(int64_t k) const {
     const Backend & backend = devices_.main();
     ggml_context_ptr ctx(ggml_init({2 * ggml_tensor_overhead(), nullptr, true}));
     ggml_tensor * row = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, model_->hparams().n_vocab);
-    return selects_on_device(backend, row->ne[0], k) && backend.runs(ggml_sum_rows(ctx.get(), row));
+    return can_select_on_device(backend, row->ne[0], k) &&
+           backend.runs(ggml_sum_rows(ctx.get(), row));
 }
 
-void Engine::pick_top(BatchShape & shape, int64_t k) const {
+void Engine::select_top(BatchShape & shape, int64_t k) const {
     shape.n_top = std::min(k, model_->hparams().n_vocab);
     shape.top_by_blocks = shape.n_top > 0 && selects_by_blocks(devices_.main());
 }
 
-void Engine::build_forward(LiveGraph & live) {
-    live.in = make_inputs(live.ctx.get(), model_->hparams(), kv_, live.shape);
-    make_lane_inputs(live, model_->hparams().recurrent);
-    Build b = {live.ctx.get(),    live.graph,        live.cpu_nodes,
-               model_->hparams(), model_->weights(), kv_,
-               recurrent_,        live.shape,        live.in};
-    if (live.shape.taps) {
-        draft_->add_taps(live, b);
+void Engine::build_forward(CachedGraph & cached) {
+    cached.in = make_inputs(cached.ctx.get(), model_->hparams(), kv_, cached.shape);
+    make_recurrent_inputs(cached, model_->hparams().recurrent);
+    GraphContext g = {cached.ctx.get(),  cached.graph,      cached.cpu_nodes,
+                      model_->hparams(), model_->weights(), kv_,
+                      recurrent_,        cached.shape,      cached.in};
+    if (cached.shape.taps) {
+        draft_->add_taps(cached, g);
     }
-    finish_logits(live, model_->arch().build(b), devices_.main());
-    if (live.shape.n_inject > 0) {
-        draft_->add_prefill_injection(live);
+    finish_logits(cached, model_->arch().build(g), devices_.main());
+    if (cached.shape.n_inject > 0) {
+        draft_->add_prefill_injection(cached);
     }
 }
 
@@ -290,11 +293,11 @@ std::vector<MemoryUse> Engine::memory() const {
     };
     add("kv", kv_.bytes(), kv_.bytes_on(cpu));
     add("recurrent", recurrent_.bytes(), recurrent_.bytes_on(cpu));
-    add("trace", recurrent_.trace_bytes(), recurrent_.trace_bytes_on(cpu));
+    add("trace", recurrent_.update_bytes(), recurrent_.update_bytes_on(cpu));
     const uint64_t draft_masks = draft_ ? draft_->mask_bytes() : 0;
     add("mask", kv_.mask_bytes() + draft_masks, kv_.mask_bytes_on(cpu));
     add("draft", draft_ ? draft_->bytes() : 0, 0);
-    add("arena", arena.main + arena.beside, arena.beside);
+    add("arena", arena.main + arena.cpu_split, arena.cpu_split);
     add("pool", graphs_.pool_bytes(), 0);
     return uses;
 }

@@ -65,12 +65,12 @@ struct DraftRequest {
 };
 
 // A row of a sequence's last pass to draw from or, of an open verify, its tree to walk down.
-struct Walk {
+struct SampleRequest {
     Sequence * sequence;
     const Sampler * sampler;
-    std::vector<int32_t> seen;  // prompt and answer, as far as penalties look
-    int64_t position;           // of the first token drawn
-    std::vector<int32_t> drawn; // out
+    std::vector<int32_t> history; // prompt and answer, as far as penalties look
+    int64_t position;             // of the first token drawn
+    std::vector<int32_t> sampled; // out
 };
 
 class Engine {
@@ -84,9 +84,9 @@ class Engine {
     int64_t n_ubatch() const { return params_.n_ubatch; }
     int n_threads() const { return devices_.main().n_threads(); }
     // The model has recurrent layers.
-    bool recurs() const { return recurs_; }
+    bool is_recurrent() const { return is_recurrent_; }
 
-    // Most tokens of a row that keep_top() may be asked for.
+    // Most tokens of a row that set_top_k() may be asked for.
     static constexpr int64_t MAX_TOP = DFL_MAX_TOP;
     // Most rows a verify may be asked to have room for.
     static constexpr int64_t MAX_VERIFY = DFL_MAX_VERIFY;
@@ -102,11 +102,11 @@ class Engine {
     // An append alone may have any number of tokens, which are run in micro-batches: on an error
     // the timeline ends where the last finished one put it. Arguments are looked at before anything
     // runs.
-    void run(std::vector<Item> & items, const PrefillProgress & progress);
+    void run(std::vector<BatchEntry> & entries, const PrefillProgress & progress);
     // Draws of the rows of the last pass, for each sequence a token or, of its open verify, one
     // after another: from the root down while they are candidates. Ends before a row that nothing
     // can be drawn from, which whoever reads it is told of.
-    void choose(std::vector<Walk> & walks);
+    void sample(std::vector<SampleRequest> & requests);
     // Appends paths of open verifies to their timelines and forgets the rest. A path of no nodes
     // forgets all, and does nothing where no verify is open.
     void commit(const std::vector<Path> & paths);
@@ -116,11 +116,11 @@ class Engine {
                              bool log_sum_exp);
     int32_t n_parallel() const { return params_.n_parallel; }
     // Most rows of a pass.
-    int64_t most_rows() const;
+    int64_t max_rows() const;
 
     // Has the device pick the k best of every row in the passes to come, so that these few are all
     // that is copied: whether it can. 0: no longer.
-    bool keep_top(int64_t k);
+    bool set_top_k(int64_t k);
     // Makes room for verifies of up to n rows.
     void reserve_verify(int64_t n);
     // Most rows of a verify now.
@@ -131,7 +131,7 @@ class Engine {
     // The kind of graph that decides the size of the arena: "prefill", "verify" or "draft".
     const char * largest_graph() const;
     int64_t n_graphs_built() const { return graphs_.n_built(); }
-    int64_t n_graph_nodes() const { return graphs_.most_nodes(); }
+    int64_t n_graph_nodes() const { return graphs_.largest_n_nodes(); }
     // Forward passes of the target so far.
     int64_t n_passes() const { return n_passes_; }
     // Experts that those of the last run multiplied with, of all layers where our own code does.
@@ -150,8 +150,8 @@ class Engine {
     // A sequence takes a place before it is used and gives it back in the end. Throws
     // DFL_STATUS_UNSUPPORTED if others have all, DFL_STATUS_ARGUMENT if there is no memory to run
     // in.
-    int32_t enter(Sequence * sequence);
-    void leave(const Sequence * sequence);
+    int32_t register_sequence(Sequence * sequence);
+    void unregister_sequence(const Sequence * sequence);
 
     // Token ids that are no tokens, or more of them than the context holds after some.
     void check_ids(const int32_t * tokens, int64_t n, int64_t after) const;
@@ -160,24 +160,24 @@ class Engine {
     // a cache: whether it is the drafter's, whether prefixes hold pages of it, and how many of the
     // rows before position n a prefix keeps at most, and at least.
     std::vector<KvGroup *> caches();
-    bool is_drafters(size_t cache) const;
-    bool shares(size_t cache) const;
-    int64_t most_kept(size_t cache, int64_t n) const;
-    int64_t least_kept(size_t cache, int64_t n) const;
+    bool is_draft_cache(size_t cache) const;
+    bool shares_pages(size_t cache) const;
+    int64_t max_snapshot_rows(size_t cache, int64_t n) const;
+    int64_t min_snapshot_rows(size_t cache, int64_t n) const;
     // Whether a sequence can begin with any part of a prefix: no layers recur or have a window.
-    bool goes_anywhere() const;
+    bool partial_prefix_ok() const;
     // Moves rows that prefixes keep from cells that no sequence uses to the host, the longest
     // unused first, of equally long those of later positions, until so many cells are free or
     // nothing is left to move. Whether it could: false where more than so many bytes would be
     // taken. spared: NULL, or a prefix that stays where it is.
-    bool spill(int64_t n_cells, uint64_t n_bytes, const Prefix * spared);
+    bool offload(int64_t n_cells, uint64_t n_bytes, const Prefix * pinned);
     // Later than all before.
     uint64_t next_use() { return ++n_uses_; }
     // On the host, of all prefixes.
-    uint64_t & kept_bytes() { return kept_bytes_; }
-    uint64_t kept_bytes() const { return kept_bytes_; }
+    uint64_t & prefix_bytes() { return prefix_bytes_; }
+    uint64_t prefix_bytes() const { return prefix_bytes_; }
     // Has the drafter take in what it has yet to of a sequence; rows are gone then.
-    void settle_features(int32_t slot);
+    void flush_features(int32_t slot);
 
     Backend & main() { return devices_.main(); }
     const Backend & main() const { return devices_.main(); }
@@ -190,78 +190,78 @@ class Engine {
     // Of the rows of a graph that ran: whether their logits are finite. What is not finite in a
     // pass's input, or in a cell that a row sees, makes all logits of the row NaN, so one of each
     // tells.
-    std::vector<bool> finite_rows(LiveGraph & live, int64_t first, int64_t n) const;
+    std::vector<bool> finite_rows(CachedGraph & cached, int64_t first, int64_t n) const;
 
   private:
     LayerPlace layer_place();
-    std::vector<int64_t> most_cells() const;
+    std::vector<int64_t> max_cells() const;
     // Of a pass, padding included, where verifies have up to so many.
-    int64_t most_masked_rows(int64_t n_verify) const;
+    int64_t max_masked_rows(int64_t n_verify) const;
     void reserve_graphs();
     void reserve_verify_graphs(int64_t n);
-    bool selects_top(int64_t k) const;
+    bool can_select_top(int64_t k) const;
     // Makes a target's pass pick the k best of its rows.
-    void pick_top(BatchShape & shape, int64_t k) const;
-    void build_forward(LiveGraph & live);
-    void check(const std::vector<Item> & items) const;
-    void check_verifies(const std::vector<Item> & items) const;
-    void append_in_steps(Item & item, const PrefillProgress & progress);
+    void select_top(BatchShape & shape, int64_t k) const;
+    void build_forward(CachedGraph & cached);
+    void check(const std::vector<BatchEntry> & entries) const;
+    void check_verifies(const std::vector<BatchEntry> & entries) const;
+    void append_in_microbatches(BatchEntry & entry, const PrefillProgress & progress);
     // Runs so many tokens of each item; from: of these the first.
-    void run_pass(const std::vector<Item> & items, const std::vector<int64_t> & from,
+    void run_pass(const std::vector<BatchEntry> & entries, const std::vector<int64_t> & from,
                   const std::vector<int64_t> & n_rows);
-    Pass plan(const std::vector<Item> & items, const std::vector<int64_t> & from,
+    Pass plan(const std::vector<BatchEntry> & entries, const std::vector<int64_t> & from,
               const std::vector<int64_t> & n_rows) const;
     int64_t n_padded(const Pass & pass) const;
-    int64_t most_appended() const;
+    int64_t max_appended() const;
     // Rows of the lanes that pieces of prompts share, for which memory is reserved.
-    int64_t most_lane_rows() const { return 2 * most_appended(); }
-    std::vector<int64_t> pieces_of(const Pass & pass) const;
-    int64_t n_beside(const std::vector<int64_t> & pieces) const;
+    int64_t max_chunk_lane_rows() const { return 2 * max_appended(); }
+    std::vector<int64_t> chunks_of(const Pass & pass) const;
+    int64_t n_chunk_rows(const std::vector<int64_t> & chunks) const;
     void take_cells(Pass & pass);
     void take_feature_rows(Pass & pass);
-    void take_trace(Pass & pass) const;
-    void give_back(Pass & pass);
-    void lay_out(Pass & pass);
-    void note_cells();
+    void take_update_rows(Pass & pass) const;
+    void release(Pass & pass);
+    void plan_recurrent_rows(Pass & pass);
+    void update_attended_cells();
     BatchShape shape_of(const Pass & pass) const;
-    LiveGraph & compute(Pass & pass);
-    void set_inputs(LiveGraph & live, const Pass & pass);
+    CachedGraph & compute(Pass & pass);
+    void set_inputs(CachedGraph & cached, const Pass & pass);
     void forget_rows();
     // Moves recurrent states along accepted paths. On an error some layers' may have moved.
     void promote_paths(const std::vector<Path> & paths);
     // Most accepted nodes that recurrent states move along in one graph: they are gathered from the
     // trace first, at 3.5 MiB a node of a 27B.
-    static constexpr int64_t MOST_STEPS = 16;
+    static constexpr int64_t MAX_STEPS = 16;
     // The graph of our own code that moves recurrent states.
-    LiveGraph & walked_promote_graph();
+    CachedGraph & scan_promote_graph();
     // ggml's, of so many lanes, along so many accepted nodes each.
-    LiveGraph & promote_graph(int64_t n_steps, int64_t n_lanes, bool in_place);
+    CachedGraph & promote_graph(int64_t n_steps, int64_t n_lanes, bool in_place);
     // Along the nodes [first, first + MOST_STEPS) of accepted paths, those before them being done.
     void promote_steps(const std::vector<AcceptedPath> & paths, int64_t first);
     // Rows of the convolution's trace that become the last inputs after n nodes of a path.
-    std::vector<int32_t> last_inputs(const PassItem & open, const std::vector<int32_t> & path,
+    std::vector<int32_t> last_inputs(const PassEntry & pending, const std::vector<int32_t> & path,
                                      int64_t n) const;
 
     std::shared_ptr<const Model> model_;
     EngineParams params_;
     Devices devices_;
-    bool recurs_;
+    bool is_recurrent_;
     KvCache kv_;
     RecurrentCache recurrent_;
-    bool walks_; // our own code runs recurrent layers
+    bool scans_; // our own code runs recurrent layers
     bool fused_; // a chain of them is one operation
     GraphSizes sizes_;
     GraphPool graphs_;
     std::unique_ptr<DraftState> draft_;
     std::vector<Sequence *> sequences_; // by their places; NULL: free
     std::vector<int64_t> n_kv_;         // cells that the next pass attends, of each group
-    std::vector<RecentMost> recent_cells_;
-    RecentMost recent_trees_;
-    int64_t n_top_ = 0; // of keep_top()
+    std::vector<RecentMax> recent_cells_;
+    RecentMax recent_trees_;
+    int64_t n_top_ = 0; // of set_top_k()
     int64_t verify_rows_ = 0;
     int64_t n_passes_ = 0;
     int64_t n_experts_ = 0;
-    uint64_t kept_bytes_ = 0;
+    uint64_t prefix_bytes_ = 0;
     uint64_t n_uses_ = 0; // of prefixes
 };
 

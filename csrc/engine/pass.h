@@ -15,21 +15,21 @@ namespace dfl {
 class Sequence;
 
 // What is asked of an engine: tokens of one sequence, to be appended or verified.
-struct Item {
+struct BatchEntry {
     Sequence * sequence = nullptr;
-    bool verifies = false; // else they are appended
+    bool is_verify = false; // else they are appended
     const int32_t * tokens = nullptr;
     int64_t n = 0;
     const int32_t * parents = nullptr; // of a verify; NULL: a chain
-    int64_t n_to_come = 0;        // of an append: tokens that follow before the drafter is asked
-    bool wants_row = true;        // of an append: whether the last token's logits will be read
+    int64_t n_remaining = 0;      // of an append: tokens that follow before the drafter is asked
+    bool needs_logits = true;     // of an append: whether the last token's logits will be read
     float * all_logits = nullptr; // of an append: NULL, or every token's, [n_vocab, n]
 };
 
 // Rows [first, first + n) of a pass.
-struct PassItem {
+struct PassEntry {
     Sequence * sequence = nullptr;
-    bool verifies = false;
+    bool is_verify = false;
     int64_t first = 0, n = 0;
     Tree tree; // of a verify
     // That its rows write, of each group of layers; those of a verify are followed by padding's, if
@@ -38,27 +38,27 @@ struct PassItem {
     std::vector<int64_t> feature_rows; // of the drafter's; -1: nobody needs them; empty: no drafter
     bool injects = false;              // into the drafter's K/V, of an append
     int64_t first_out = 0, n_out = 0;  // rows whose logits can be read, among those of the pass
-    bool reads_all = false;            // all of them at once
-    TraceRows trace;                   // of a verify
+    bool reads_all_logits = false;     // all of them at once
+    UpdateRows updates;                // of a verify
     std::vector<bool> finite;          // of a verify: whether a row's logits are
 };
 
 struct Pass {
-    std::vector<PassItem> items;
+    std::vector<PassEntry> entries;
     // Of all rows; padding comes last: copies of the first row of the last item.
     std::vector<int32_t> tokens, positions;
     std::vector<std::vector<int64_t>> cells; // of each group of layers
     // Of recurrent layers: the rows of each item, and, where ggml computes them, their lanes.
-    std::vector<WalkedRows> walked;
-    std::vector<Lanes> lanes;
+    std::vector<RecurrentRows> recurrent_rows;
+    std::vector<RecurrentBatch> recurrent_batches;
     int64_t n_real = 0;
-    bool began = false; // computing: recurrent states may have moved
+    bool has_started = false; // computing: recurrent states may have moved
 
     int64_t n_rows() const { return static_cast<int64_t>(tokens.size()); }
     int64_t n_out() const {
         int64_t n = 0;
-        for (const PassItem & item : items) {
-            n += item.n_out;
+        for (const PassEntry & entry : entries) {
+            n += entry.n_out;
         }
         return n;
     }

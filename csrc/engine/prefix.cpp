@@ -15,36 +15,37 @@ PrefixState::PrefixState(RawBytes bytes, uint64_t & host_bytes)
     host_bytes_ += bytes_.size();
 }
 
-Prefix::Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens, int64_t n_proven,
-               std::vector<CacheRows> rows, std::shared_ptr<PrefixState> state)
-    : engine_(std::move(engine)), tokens_(std::move(tokens)), n_proven_(n_proven),
-      rows_(std::move(rows)), state_(std::move(state)) {
+Prefix::Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
+               int64_t n_verified_finite, std::vector<CacheBlocks> blocks,
+               std::shared_ptr<PrefixState> state)
+    : engine_(std::move(engine)), tokens_(std::move(tokens)), n_verified_finite_(n_verified_finite),
+      blocks_(std::move(blocks)), state_(std::move(state)) {
     find_parts();
 }
 
 Prefix::Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
                const std::vector<int64_t> & n_rows)
-    : engine_(std::move(engine)), tokens_(std::move(tokens)), n_proven_(size()) {
+    : engine_(std::move(engine)), tokens_(std::move(tokens)), n_verified_finite_(size()) {
     const std::vector<KvGroup *> caches = engine_->caches();
     DFL_CHECK(n_rows.size() == caches.size(), DFL_STATUS_ARGUMENT,
               "a prefix of %zu caches, the engine has %zu", n_rows.size(), caches.size());
     for (size_t i = 0; i < caches.size(); ++i) {
-        const int64_t most = std::min(size(), engine_->most_kept(i, size()) + PAGE - 1);
-        DFL_CHECK(n_rows[i] <= most && n_rows[i] >= engine_->least_kept(i, size()),
+        const int64_t most = std::min(size(), engine_->max_snapshot_rows(i, size()) + PAGE - 1);
+        DFL_CHECK(n_rows[i] <= most && n_rows[i] >= engine_->min_snapshot_rows(i, size()),
                   DFL_STATUS_ARGUMENT,
                   "%lld rows in cache %zu of a prefix of %lld tokens, expected %lld",
                   (long long)n_rows[i], i, (long long)size(), (long long)most);
-        rows_.emplace_back();
+        blocks_.emplace_back();
         for (int64_t at = size() - n_rows[i]; at < size();) {
             const int64_t n = std::min(size(), (at / PAGE + 1) * PAGE) - at;
-            rows_.back().push_back(std::make_shared<KeptRows>(*caches[i], engine_->kept_bytes(),
-                                                              static_cast<int32_t>(at), n));
+            blocks_.back().push_back(std::make_shared<KvBlock>(*caches[i], engine_->prefix_bytes(),
+                                                               static_cast<int32_t>(at), n));
             at += n;
         }
     }
-    if (engine_->recurs()) {
+    if (engine_->is_recurrent()) {
         RawBytes zeros(engine_->recurrent().sequence_bytes(), 0);
-        state_ = std::make_shared<PrefixState>(std::move(zeros), engine_->kept_bytes());
+        state_ = std::make_shared<PrefixState>(std::move(zeros), engine_->prefix_bytes());
     }
     find_parts();
 }
@@ -55,7 +56,7 @@ void Prefix::find_parts() {
         const std::vector<ggml_tensor *> tensors = caches[i]->tensors();
         for (size_t j = 0; j < tensors.size(); ++j) {
             const int64_t n = n_rows(i);
-            const char * owner = engine_->is_drafters(i) ? "draft." : "";
+            const char * owner = engine_->is_draft_cache(i) ? "draft." : "";
             parts_.push_back({owner + std::string(tensors[j]->name),
                               tensors[j]->type,
                               {tensors[j]->ne[0], n},
@@ -82,21 +83,21 @@ void Prefix::find_parts() {
 
 int64_t Prefix::n_rows(size_t cache) const {
     int64_t n = 0;
-    for (const auto & rows : rows_[cache]) {
-        n += rows->n();
+    for (const auto & block : blocks_[cache]) {
+        n += block->n();
     }
     return n;
 }
 
 int64_t Prefix::n_draft() const {
-    return engine_->draft() != nullptr ? n_rows(rows_.size() - 1) : 0;
+    return engine_->draft() != nullptr ? n_rows(blocks_.size() - 1) : 0;
 }
 
 uint64_t Prefix::own_bytes() const {
     uint64_t sum = state_ != nullptr && state_.use_count() == 1 ? state_->bytes().size() : 0;
-    for (const CacheRows & cache : rows_) {
-        for (const auto & rows : cache) {
-            sum += rows.use_count() == 1 ? rows->host_bytes() : 0;
+    for (const CacheBlocks & cache : blocks_) {
+        for (const auto & block : cache) {
+            sum += block.use_count() == 1 ? block->host_bytes() : 0;
         }
     }
     return sum;
@@ -104,55 +105,55 @@ uint64_t Prefix::own_bytes() const {
 
 int64_t Prefix::n_own_cells() const {
     return std::count_if(
-               rows_[0].begin(), rows_[0].end(),
+               blocks_[0].begin(), blocks_[0].end(),
                [](const auto & rows) { return rows.use_count() == 1 && rows->is_idle(); }) *
            PAGE;
 }
 
-int64_t Prefix::wanted_cells(int64_t n) const {
-    if (!engine_->shares(0)) {
+int64_t Prefix::cells_needed(int64_t n) const {
+    if (!engine_->shares_pages(0)) {
         return (n + PAGE - 1) / PAGE * PAGE;
     }
-    int64_t wanted = n % PAGE > 0 ? PAGE : 0;
+    int64_t n_needed = n % PAGE > 0 ? PAGE : 0;
     for (int64_t i = 0; i < n / PAGE; ++i) {
-        wanted += rows_[0][i]->page() < 0 ? PAGE : 0;
+        n_needed += blocks_[0][i]->page() < 0 ? PAGE : 0;
     }
-    return wanted;
+    return n_needed;
 }
 
-void Prefix::was_used(int64_t n, uint64_t when) const {
-    for (const auto & rows : rows_[0]) {
-        if (rows->position() < n) {
-            rows->was_used(when);
+void Prefix::mark_used(int64_t n, uint64_t when) const {
+    for (const auto & block : blocks_[0]) {
+        if (block->position() < n) {
+            block->mark_used(when);
         }
     }
 }
 
 void Prefix::read(size_t part, uint8_t * to) const {
     const Part & of = parts_[part];
-    if (of.cache == rows_.size()) {
+    if (of.cache == blocks_.size()) {
         const RawBytes & bytes = state_->bytes();
         const bool is_state = of.name == "state";
         std::copy_n(bytes.data() + (is_state ? 0 : bytes.size() - of.bytes), of.bytes, to);
         return;
     }
-    for (const auto & rows : rows_[of.cache]) {
-        rows->read(of.tensor, to);
-        to += rows->n() * ggml_row_size(of.type, of.ne[0]);
+    for (const auto & block : blocks_[of.cache]) {
+        block->read(of.tensor, to);
+        to += block->n() * ggml_row_size(of.type, of.ne[0]);
     }
 }
 
 void Prefix::write(size_t part, const uint8_t * from) {
     const Part & of = parts_[part];
-    if (of.cache == rows_.size()) {
+    if (of.cache == blocks_.size()) {
         RawBytes & bytes = state_->bytes();
         const bool is_state = of.name == "state";
         std::copy_n(from, of.bytes, bytes.data() + (is_state ? 0 : bytes.size() - of.bytes));
         return;
     }
-    for (const auto & rows : rows_[of.cache]) {
-        rows->write(of.tensor, from);
-        from += rows->n() * ggml_row_size(of.type, of.ne[0]);
+    for (const auto & block : blocks_[of.cache]) {
+        block->write(of.tensor, from);
+        from += block->n() * ggml_row_size(of.type, of.ne[0]);
     }
 }
 
@@ -169,59 +170,59 @@ std::vector<KvGroup *> Engine::caches() {
     return found;
 }
 
-bool Engine::is_drafters(size_t cache) const {
+bool Engine::is_draft_cache(size_t cache) const {
     return draft_ != nullptr && cache == kv_.groups().size();
 }
 
-bool Engine::shares(size_t cache) const {
+bool Engine::shares_pages(size_t cache) const {
     return cache == 0 && kv_.groups().front().shares_pages();
 }
 
-bool Engine::goes_anywhere() const { return !recurs_ && !kv_.forgets(); }
+bool Engine::partial_prefix_ok() const { return !is_recurrent_ && !kv_.has_windows(); }
 
-int64_t Engine::most_kept(size_t cache, int64_t n) const {
-    return is_drafters(cache) ? std::min(n, draft_->window())
-                              : n - kv_.groups()[cache].first_saved(n);
+int64_t Engine::max_snapshot_rows(size_t cache, int64_t n) const {
+    return is_draft_cache(cache) ? std::min(n, draft_->window())
+                                 : n - kv_.groups()[cache].first_saved(n);
 }
 
-int64_t Engine::least_kept(size_t cache, int64_t n) const {
-    return is_drafters(cache) ? 0 : most_kept(cache, n);
+int64_t Engine::min_snapshot_rows(size_t cache, int64_t n) const {
+    return is_draft_cache(cache) ? 0 : max_snapshot_rows(cache, n);
 }
 
-bool Engine::spill(int64_t n_cells, uint64_t n_bytes, const Prefix * spared) {
-    std::unordered_set<const KeptRows *> stay;
-    if (spared != nullptr) {
-        for (const auto & rows : spared->rows()[0]) {
-            stay.insert(rows.get());
+bool Engine::offload(int64_t n_cells, uint64_t n_bytes, const Prefix * pinned) {
+    std::unordered_set<const KvBlock *> stay;
+    if (pinned != nullptr) {
+        for (const auto & block : pinned->blocks()[0]) {
+            stay.insert(block.get());
         }
     }
     KvGroup & group = kv_.groups().front();
-    std::vector<KeptRows *> idle;
-    for (const auto & [page, rows] : group.kept_in_pages()) {
-        if (rows->is_idle() && stay.count(rows) == 0) {
-            idle.push_back(rows);
+    std::vector<KvBlock *> idle;
+    for (const auto & [page, block] : group.blocks_by_page()) {
+        if (block->is_idle() && stay.count(block) == 0) {
+            idle.push_back(block);
         }
     }
-    std::sort(idle.begin(), idle.end(), [](const KeptRows * a, const KeptRows * b) {
+    std::sort(idle.begin(), idle.end(), [](const KvBlock * a, const KvBlock * b) {
         return a->last_used() != b->last_used() ? a->last_used() < b->last_used()
                                                 : a->position() > b->position();
     });
     const uint64_t page_bytes = PAGE * group.row_bytes();
-    for (KeptRows * rows : idle) {
+    for (KvBlock * block : idle) {
         if (n_cells <= 0) {
             break;
         }
         if (n_bytes < page_bytes) {
             return false;
         }
-        rows->spill();
+        block->page_out();
         n_cells -= PAGE;
         n_bytes -= page_bytes;
     }
     return true;
 }
 
-void Engine::settle_features(int32_t slot) {
+void Engine::flush_features(int32_t slot) {
     if (draft_ && draft_->has_pending(slot)) {
         forget_rows(); // the injection reuses the arena their logits lie in
         draft_->flush(graphs_);
@@ -232,134 +233,135 @@ void Engine::settle_features(int32_t slot) {
 // copied.
 static constexpr int64_t COPIED = -1, TO_BE_SHARED = -2;
 
-struct Sequence::Wanted {
+struct Sequence::BlockSource {
     int32_t position;
     int64_t n;
-    std::shared_ptr<KeptRows> known;
+    std::shared_ptr<KvBlock> block;
     int64_t page; // or one of these two
 };
 
-std::vector<Sequence::Wanted> Sequence::wanted_rows(size_t cache) const {
+std::vector<Sequence::BlockSource> Sequence::block_sources(size_t cache) const {
     const KvGroup & group = *engine_->caches()[cache];
     const std::vector<cpu::CellSpan> & spans = group.cells().spans(slot_);
     // The last rows without a gap, those among them that the drafter has yet to take in.
-    int64_t first = position() - (engine_->is_drafters(cache) ? draft_->n_pending(slot_) : 0);
+    int64_t first = position() - (engine_->is_draft_cache(cache) ? draft_->n_pending(slot_) : 0);
     for (auto span = spans.rbegin(); span != spans.rend() && span->position + span->n >= first;
          ++span) {
         first = std::min(first, span->position);
     }
-    first = std::max(first, position() - engine_->most_kept(cache, position()));
-    std::vector<Wanted> wanted;
+    first = std::max(first, position() - engine_->max_snapshot_rows(cache, position()));
+    std::vector<BlockSource> n_needed;
     const std::vector<int64_t> & shared = group.cells().shared(slot_);
     for (int64_t at = first; at < position();) {
         const int64_t index = at / PAGE, end = std::min((index + 1) * PAGE, position());
-        const auto known = known_[cache].find(index);
-        Wanted one = {static_cast<int32_t>(at), end - at, nullptr, COPIED};
-        if (known != known_[cache].end()) {
-            one.known = known->second.lock();
+        const auto known = blocks_[cache].find(index);
+        BlockSource one = {static_cast<int32_t>(at), end - at, nullptr, COPIED};
+        if (known != blocks_[cache].end()) {
+            one.block = known->second.lock();
         }
-        if (one.known == nullptr && end - at == PAGE && engine_->shares(cache)) {
+        if (one.block == nullptr && end - at == PAGE && engine_->shares_pages(cache)) {
             one.page = index < static_cast<int64_t>(shared.size()) ? shared[index] : TO_BE_SHARED;
             // Another sequence that began alike may have kept them.
-            const auto kept = group.kept_in_pages().find(one.page);
-            if (kept != group.kept_in_pages().end()) {
-                one.known = kept->second->shared_from_this();
+            const auto kept = group.blocks_by_page().find(one.page);
+            if (kept != group.blocks_by_page().end()) {
+                one.block = kept->second->shared_from_this();
             }
         }
-        wanted.push_back(std::move(one));
+        n_needed.push_back(std::move(one));
         at = end;
     }
-    return wanted;
+    return n_needed;
 }
 
-uint64_t Sequence::cost_of_keeping() const {
-    uint64_t sum = engine_->recurs() ? recurrent_.sequence_bytes() : 0;
-    for (size_t i = 0; i < known_.size(); ++i) {
-        for (const Wanted & one : wanted_rows(i)) {
-            const bool is_copied = one.known == nullptr && one.page == COPIED;
+uint64_t Sequence::snapshot_bytes() const {
+    uint64_t sum = engine_->is_recurrent() ? recurrent_.sequence_bytes() : 0;
+    for (size_t i = 0; i < blocks_.size(); ++i) {
+        for (const BlockSource & one : block_sources(i)) {
+            const bool is_copied = one.block == nullptr && one.page == COPIED;
             sum += is_copied ? one.n * engine_->caches()[i]->row_bytes() : 0;
         }
     }
     return sum;
 }
 
-void Sequence::forget_known(int64_t position) {
-    for (auto & cache : known_) {
+void Sequence::forget_blocks(int64_t position) {
+    for (auto & cache : blocks_) {
         cache.erase(cache.lower_bound(position / PAGE), cache.end());
     }
 }
 
-std::shared_ptr<Prefix> Sequence::keep() {
-    check_no_open_verify();
+std::shared_ptr<Prefix> Sequence::snapshot() {
+    check_no_pending_verify();
     DFL_CHECK(position() > 0, DFL_STATUS_ARGUMENT, "the sequence holds no tokens to keep");
-    prove();
-    if (n_proven_ < position() && position() > 1 && engine_->goes_anywhere()) {
+    verify_finite();
+    if (n_verified_finite_ < position() && position() > 1 && engine_->partial_prefix_ok()) {
         // A prompt was cut short, and no row of it was read: only what is proven can be divided.
         const int32_t last = tokens_.back();
         forget_from(position() - 1);
         prefill(&last, 1, nullptr, nullptr);
-        prove();
+        verify_finite();
     }
-    engine_->settle_features(slot_);
-    std::vector<CacheRows> kept;
-    for (size_t i = 0; i < known_.size(); ++i) {
+    engine_->flush_features(slot_);
+    std::vector<CacheBlocks> blocks;
+    for (size_t i = 0; i < blocks_.size(); ++i) {
         KvGroup & group = *engine_->caches()[i];
-        if (engine_->shares(i)) {
+        if (engine_->shares_pages(i)) {
             group.cells().share(slot_, position() / PAGE);
         }
-        kept.emplace_back();
-        for (Wanted & one : wanted_rows(i)) {
-            std::shared_ptr<KeptRows> rows = std::move(one.known);
-            if (rows == nullptr && one.page >= 0) {
-                rows = std::make_shared<KeptRows>(group, engine_->kept_bytes(), one.page);
-            } else if (rows == nullptr) {
-                rows = std::make_shared<KeptRows>(group, engine_->kept_bytes(), one.position, one.n,
-                                                  slot_);
+        blocks.emplace_back();
+        for (BlockSource & one : block_sources(i)) {
+            std::shared_ptr<KvBlock> block = std::move(one.block);
+            if (block == nullptr && one.page >= 0) {
+                block = std::make_shared<KvBlock>(group, engine_->prefix_bytes(), one.page);
+            } else if (block == nullptr) {
+                block = std::make_shared<KvBlock>(group, engine_->prefix_bytes(), one.position,
+                                                  one.n, slot_);
             }
-            if (rows->is_whole()) {
-                known_[i][one.position / PAGE] = rows;
+            if (block->is_full()) {
+                blocks_[i][one.position / PAGE] = block;
             }
-            kept.back().push_back(std::move(rows));
+            blocks.back().push_back(std::move(block));
         }
     }
     std::shared_ptr<PrefixState> state;
-    if (engine_->recurs()) {
-        state = std::make_shared<PrefixState>(recurrent_.save(slot_), engine_->kept_bytes());
+    if (engine_->is_recurrent()) {
+        state = std::make_shared<PrefixState>(recurrent_.save(slot_), engine_->prefix_bytes());
     }
-    auto prefix = std::make_shared<Prefix>(engine_, tokens_, n_proven_, std::move(kept), state);
-    prefix->was_used(position(), engine_->next_use());
+    auto prefix =
+        std::make_shared<Prefix>(engine_, tokens_, n_verified_finite_, std::move(blocks), state);
+    prefix->mark_used(position(), engine_->next_use());
     return prefix;
 }
 
-void Sequence::adopt(const Prefix & prefix, int64_t n) {
+void Sequence::restore(const Prefix & prefix, int64_t n) {
     DFL_CHECK(&prefix.engine() == engine_.get(), DFL_STATUS_ARGUMENT,
               "the prefix of %lld tokens is of another engine", (long long)prefix.size());
     DFL_CHECK(n >= 1 && n <= prefix.size(), DFL_STATUS_ARGUMENT, "%lld tokens of a prefix of %lld",
               (long long)n, (long long)prefix.size());
     const bool holds = position() >= n &&
                        std::equal(tokens_.begin(), tokens_.begin() + n, prefix.tokens().begin());
-    DFL_CHECK((position() == 0 || holds) && open_.n == 0, DFL_STATUS_ARGUMENT,
+    DFL_CHECK((position() == 0 || holds) && pending_verify_.n == 0, DFL_STATUS_ARGUMENT,
               "the sequence holds %lld tokens, it must be empty or begin with those of the prefix",
               (long long)position());
-    DFL_CHECK(n == prefix.size() || engine_->goes_anywhere(), DFL_STATUS_UNSUPPORTED,
+    DFL_CHECK(n == prefix.size() || engine_->partial_prefix_ok(), DFL_STATUS_UNSUPPORTED,
               "a model with recurrent layers or windows takes a prefix whole: %lld tokens of %lld",
               (long long)n, (long long)prefix.size());
-    prefix.was_used(n, engine_->next_use());
-    if (holds && go_back_to(prefix, n)) {
+    prefix.mark_used(n, engine_->next_use());
+    if (holds && rewind_to(prefix, n)) {
         return;
     }
     if (position() > 0) {
         reset();
     }
-    const int64_t wanted = prefix.wanted_cells(n), free = kv_.cells().n_unclaimed();
-    DFL_CHECK(wanted <= free, DFL_STATUS_ARGUMENT,
+    const int64_t n_needed = prefix.cells_needed(n), free = kv_.cells().n_unclaimed();
+    DFL_CHECK(n_needed <= free, DFL_STATUS_ARGUMENT,
               "a prefix of %lld tokens needs %lld more cells, and %lld are free", (long long)n,
-              (long long)wanted, (long long)free);
+              (long long)n_needed, (long long)free);
     try {
-        for (size_t i = 0; i < known_.size(); ++i) {
-            begin_with(i, prefix.rows()[i], n);
+        for (size_t i = 0; i < blocks_.size(); ++i) {
+            attach_blocks(i, prefix.blocks()[i], n);
         }
-        if (engine_->recurs()) {
+        if (engine_->is_recurrent()) {
             recurrent_.load(slot_, prefix.state()->bytes());
         }
     } catch (...) {
@@ -367,17 +369,17 @@ void Sequence::adopt(const Prefix & prefix, int64_t n) {
         throw;
     }
     tokens_.assign(prefix.tokens().begin(), prefix.tokens().begin() + n);
-    n_proven_ = std::min(n, prefix.n_proven());
+    n_verified_finite_ = std::min(n, prefix.n_verified_finite());
     passes_.clear();
 }
 
-bool Sequence::go_back_to(const Prefix & prefix, int64_t n) {
+bool Sequence::rewind_to(const Prefix & prefix, int64_t n) {
     if (n == position()) {
         return true; // states are those of its last token
     }
-    prove();
+    verify_finite();
     // What was not proven may have been spoiled by what came behind it in a pass.
-    bool can = n == prefix.size() || n <= n_proven_;
+    bool can = n == prefix.size() || n <= n_verified_finite_;
     for (const KvGroup & group : kv_.groups()) {
         can = can && group.cells().can_release_from(slot_, static_cast<int32_t>(n));
     }
@@ -386,22 +388,22 @@ bool Sequence::go_back_to(const Prefix & prefix, int64_t n) {
     }
     forget_from(n);
     try {
-        for (size_t i = 0; i < known_.size(); ++i) {
+        for (size_t i = 0; i < blocks_.size(); ++i) {
             // Layers with a window, and the drafter, may have forgotten rows that the prefix has.
-            const CacheRows & kept = prefix.rows()[i];
+            const CacheBlocks & blocks = prefix.blocks()[i];
             KvGroup & group = *engine_->caches()[i];
             const std::vector<cpu::CellSpan> & spans = group.cells().spans(slot_);
-            if (!kept.empty() &&
-                (spans.empty() || spans.front().position > kept.front()->position())) {
-                if (engine_->is_drafters(i)) { // features that wait are of the same positions
+            if (!blocks.empty() &&
+                (spans.empty() || spans.front().position > blocks.front()->position())) {
+                if (engine_->is_draft_cache(i)) { // features that wait are of the same positions
                     draft_->truncate(slot_, 0);
                 } else {
                     group.release_from(slot_, 0);
                 }
-                begin_with(i, kept, n);
+                attach_blocks(i, blocks, n);
             }
         }
-        if (engine_->recurs()) {
+        if (engine_->is_recurrent()) {
             recurrent_.load(slot_, prefix.state()->bytes());
         }
     } catch (...) {
@@ -411,38 +413,38 @@ bool Sequence::go_back_to(const Prefix & prefix, int64_t n) {
     return true;
 }
 
-void Sequence::begin_with(size_t cache, const CacheRows & kept, int64_t n) {
+void Sequence::attach_blocks(size_t cache, const CacheBlocks & blocks, int64_t n) {
     KvGroup & group = *engine_->caches()[cache];
-    const int64_t first = n - engine_->most_kept(cache, n);
-    if (engine_->is_drafters(cache)) {
+    const int64_t first = n - engine_->max_snapshot_rows(cache, n);
+    if (engine_->is_draft_cache(cache)) {
         draft_->make_room({{slot_, n - first}});
     }
     std::vector<int64_t> pages;
-    for (const auto & rows : kept) {
-        const int64_t here = std::min(rows->n(), n - rows->position());
-        if (here <= 0 || rows->position() + here <= first) {
+    for (const auto & block : blocks) {
+        const int64_t here = std::min(block->n(), n - block->position());
+        if (here <= 0 || block->position() + here <= first) {
             continue;
         }
         if (here == PAGE) {
-            known_[cache][rows->position() / PAGE] = rows;
+            blocks_[cache][block->position() / PAGE] = block;
         }
-        if (here == PAGE && engine_->shares(cache)) {
-            rows->bring_back();
-            pages.push_back(rows->page());
+        if (here == PAGE && engine_->shares_pages(cache)) {
+            block->page_in();
+            pages.push_back(block->page());
             continue;
         }
         if (!pages.empty()) {
-            group.cells().begin_with(slot_, pages);
+            group.cells().attach_pages(slot_, pages);
             pages.clear();
         }
         const std::vector<int64_t> cells = group.cells().take(slot_, here);
         for (int64_t j = 0; j < here; ++j) {
-            group.cells().place(cells[j], rows->position() + static_cast<int32_t>(j));
+            group.cells().place(cells[j], block->position() + static_cast<int32_t>(j));
         }
-        rows->copy_to(cells);
+        block->copy_to(cells);
     }
     if (!pages.empty()) {
-        group.cells().begin_with(slot_, pages);
+        group.cells().attach_pages(slot_, pages);
     }
 }
 

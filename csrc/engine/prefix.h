@@ -1,9 +1,9 @@
 // What the first tokens of a sequence left behind, kept for others that begin like it: attention
 // rows of every group of layers, recurrent states, and what the drafter remembers.
 //
-// CacheRows of a group that shares pages stay where they are in the cells, which the prefix holds;
-// Engine::spill() moves them to the host when others want the cells. All else is copied. Prefixes
-// of one timeline have their full pages' worth of rows in common.
+// CacheBlocks of a group that shares pages stay where they are in the cells, which the prefix
+// holds; Engine::offload() moves them to the host when others want the cells. All else is copied.
+// Prefixes of one timeline have their full pages' worth of rows in common.
 #pragma once
 
 #include "cache/kv_block.h"
@@ -32,7 +32,7 @@ class PrefixState {
     uint64_t & host_bytes_;
 };
 
-using CacheRows = std::vector<std::shared_ptr<KeptRows>>;
+using CacheBlocks = std::vector<std::shared_ptr<KvBlock>>;
 
 class Prefix {
   public:
@@ -47,8 +47,8 @@ class Prefix {
 
     // rows: of each cache of the engine, in the order of positions, the last one's being that of
     // the last token; state: NULL without recurrent layers.
-    Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens, int64_t n_proven,
-           std::vector<CacheRows> rows, std::shared_ptr<PrefixState> state);
+    Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens, int64_t n_verified_finite,
+           std::vector<CacheBlocks> blocks, std::shared_ptr<PrefixState> state);
     // One to be filled in, with so many rows of each cache.
     Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
            const std::vector<int64_t> & n_rows);
@@ -57,10 +57,10 @@ class Prefix {
     const std::vector<int32_t> & tokens() const { return tokens_; }
     int64_t size() const { return static_cast<int64_t>(tokens_.size()); }
     // Of them, those that a finite row of logits was read after.
-    int64_t n_proven() const { return n_proven_; }
-    const std::vector<CacheRows> & rows() const { return rows_; }
+    int64_t n_verified_finite() const { return n_verified_finite_; }
+    const std::vector<CacheBlocks> & blocks() const { return blocks_; }
     const PrefixState * state() const { return state_.get(); }
-    // CacheRows of a cache.
+    // CacheBlocks of a cache.
     int64_t n_rows(size_t cache) const;
     // Positions that the drafter remembers, up to the last token.
     int64_t n_draft() const;
@@ -70,9 +70,9 @@ class Prefix {
     // Cells that are free once it is dropped.
     int64_t n_own_cells() const;
     // Cells of those that no sequence has, that a sequence takes to begin with the first n tokens.
-    int64_t wanted_cells(int64_t n) const;
+    int64_t cells_needed(int64_t n) const;
     // A sequence began with its first n tokens, or they were kept.
-    void was_used(int64_t n, uint64_t when) const;
+    void mark_used(int64_t n, uint64_t when) const;
 
     const std::vector<Part> & parts() const { return parts_; }
     void read(size_t part, uint8_t * to) const;
@@ -84,8 +84,8 @@ class Prefix {
 
     std::shared_ptr<Engine> engine_; // outlives the rows
     std::vector<int32_t> tokens_;
-    int64_t n_proven_;
-    std::vector<CacheRows> rows_;
+    int64_t n_verified_finite_;
+    std::vector<CacheBlocks> blocks_;
     std::shared_ptr<PrefixState> state_;
     std::vector<Part> parts_;
 };

@@ -27,7 +27,7 @@ std::vector<Draft> Engine::draft(const std::vector<DraftRequest> & requests, int
             DFL_CHECK(requests[j].sequence != sequence, DFL_STATUS_ARGUMENT,
                       "requests %zu and %zu are of one sequence", j, i);
         }
-        sequence->check_no_open_verify();
+        sequence->check_no_pending_verify();
         const int64_t most = draft_->max_block() - 1, position = sequence->position();
         DFL_CHECK(n_draft >= 1 && n_draft <= most, DFL_STATUS_ARGUMENT,
                   "%lld drafted tokens: the drafter gives 1 to %lld", (long long)n_draft,
@@ -44,9 +44,9 @@ std::vector<Draft> Engine::draft(const std::vector<DraftRequest> & requests, int
         n_rows += n_draft + 1;
         blocks.push_back({sequence->slot(), last_token, static_cast<int32_t>(position), n_draft});
     }
-    DFL_CHECK(n_rows <= draft_->most_rows(), DFL_STATUS_ARGUMENT,
+    DFL_CHECK(n_rows <= draft_->max_rows(), DFL_STATUS_ARGUMENT,
               "%lld rows to draft in one pass, which takes %lld", (long long)n_rows,
-              (long long)draft_->most_rows());
+              (long long)draft_->max_rows());
     forget_rows();
     std::vector<Draft> drafts = draft_->run_blocks(graphs_, blocks, k, log_sum_exp);
     for (size_t i = 0; i < drafts.size(); ++i) {
@@ -64,32 +64,33 @@ std::vector<Draft> Engine::draft(const std::vector<DraftRequest> & requests, int
     return drafts;
 }
 
-static void walk_down(Walk & walk) {
-    const Tree & tree = walk.sequence->open().tree;
+static void sample_path(SampleRequest & request) {
+    const Tree & tree = request.sequence->pending_verify().tree;
     int64_t node = 0;
     while (node >= 0) {
         int32_t token = 0;
-        const SeenTokens seen = {walk.seen.data(), static_cast<int64_t>(walk.seen.size())};
-        if (!walk.sequence->choose(node, *walk.sampler, seen, walk.position, token)) {
+        const TokenHistory history = {request.history.data(),
+                                      static_cast<int64_t>(request.history.size())};
+        if (!request.sequence->sample(node, *request.sampler, history, request.position, token)) {
             return;
         }
-        walk.drawn.push_back(token);
-        walk.seen.push_back(token);
-        ++walk.position;
+        request.sampled.push_back(token);
+        request.history.push_back(token);
+        ++request.position;
         node = tree.child(node, token);
     }
 }
 
-void Engine::choose(std::vector<Walk> & walks) {
-    for (size_t i = 0; i < walks.size(); ++i) {
-        const Walk & walk = walks[i];
-        DFL_CHECK(&walk.sequence->engine() == this, DFL_STATUS_ARGUMENT,
+void Engine::sample(std::vector<SampleRequest> & requests) {
+    for (size_t i = 0; i < requests.size(); ++i) {
+        const SampleRequest & request = requests[i];
+        DFL_CHECK(&request.sequence->engine() == this, DFL_STATUS_ARGUMENT,
                   "draw %zu is of a sequence of another engine", i);
-        DFL_CHECK(walk.sequence->n_out_rows() > 0, DFL_STATUS_ARGUMENT,
+        DFL_CHECK(request.sequence->n_out_rows() > 0, DFL_STATUS_ARGUMENT,
                   "draw %zu: the last pass has no row of its sequence", i);
     }
-    for (Walk & walk : walks) {
-        walk_down(walk);
+    for (SampleRequest & request : requests) {
+        sample_path(request);
     }
 }
 
@@ -108,19 +109,19 @@ void Engine::commit(const std::vector<Path> & paths) {
     bool promotes = false;
     for (size_t i = 0; i < paths.size(); ++i) {
         const auto & [sequence, nodes, n] = paths[i];
-        const PassItem & open = sequence->open();
+        const PassEntry & pending = sequence->pending_verify();
         DFL_CHECK(&sequence->engine() == this, DFL_STATUS_ARGUMENT,
                   "path %zu is of a sequence of another engine", i);
         for (size_t j = 0; j < i; ++j) {
             DFL_CHECK(paths[j].sequence != sequence, DFL_STATUS_ARGUMENT,
                       "paths %zu and %zu are of one sequence", j, i);
         }
-        DFL_CHECK(n >= 0 && n <= open.n, DFL_STATUS_ARGUMENT,
+        DFL_CHECK(n >= 0 && n <= pending.n, DFL_STATUS_ARGUMENT,
                   nodes == nullptr ? "%lld rows to commit, the open verify has %lld"
                                    : "a path of %lld nodes, the open verify has %lld",
-                  (long long)n, (long long)open.n);
-        open.tree.check_path(nodes_of(paths[i]).data(), n);
-        promotes = promotes || (n > 0 && recurs_);
+                  (long long)n, (long long)pending.n);
+        pending.tree.check_path(nodes_of(paths[i]).data(), n);
+        promotes = promotes || (n > 0 && is_recurrent_);
     }
     if (promotes) {
         forget_rows(); // the promotion reuses the arena their logits lie in
@@ -147,51 +148,51 @@ void Engine::promote_paths(const std::vector<Path> & paths) {
         if (path.n == 0) {
             continue;
         }
-        const PassItem & open = path.sequence->open();
+        const PassEntry & pending = path.sequence->pending_verify();
         const std::vector<int32_t> nodes = nodes_of(path);
-        AcceptedPath accepted = {path.sequence->slot(), nodes, last_inputs(open, nodes, path.n)};
+        AcceptedPath accepted = {path.sequence->slot(), nodes, last_inputs(pending, nodes, path.n)};
         for (int32_t & node : accepted.nodes) {
-            node += static_cast<int32_t>(open.trace.first);
+            node += static_cast<int32_t>(pending.updates.first);
         }
         n_most = std::max(n_most, path.n);
         recurrent_.accepted.push_back(std::move(accepted));
     }
-    if (walks_) {
-        graphs_.compute(walked_promote_graph());
+    if (scans_) {
+        graphs_.compute(scan_promote_graph());
         return;
     }
-    for (int64_t first = 0; first < n_most; first += MOST_STEPS) {
+    for (int64_t first = 0; first < n_most; first += MAX_STEPS) {
         promote_steps(recurrent_.accepted, first);
     }
 }
 
-std::vector<int32_t> Engine::last_inputs(const PassItem & open, const std::vector<int32_t> & path,
-                                         int64_t n) const {
+std::vector<int32_t> Engine::last_inputs(const PassEntry & pending,
+                                         const std::vector<int32_t> & path, int64_t n) const {
     const int64_t before = model_->hparams().recurrent.d_conv - 1;
     std::vector<int32_t> rows;
     for (int64_t at = n; at < n + before; ++at) {
         // Of the inputs committed before the verify, then the path's, the last.
         const int64_t row = at < before ? at : before + path[at - before];
-        rows.push_back(static_cast<int32_t>(open.trace.first_conv + row));
+        rows.push_back(static_cast<int32_t>(pending.updates.first_conv + row));
     }
     return rows;
 }
 
-LiveGraph & Engine::walked_promote_graph() {
+CachedGraph & Engine::scan_promote_graph() {
     BatchShape shape;
     shape.kind = GraphKind::PROMOTE;
-    shape.walks = true;
-    return graphs_.get(shape, [&](LiveGraph & fresh) {
-        Build b = {fresh.ctx.get(),   fresh.graph, fresh.cpu_nodes, model_->hparams(),
-                   model_->weights(), kv_,         recurrent_,      shape,
-                   fresh.in};
+    shape.scans = true;
+    return graphs_.get(shape, [&](CachedGraph & fresh) {
+        GraphContext g = {fresh.ctx.get(),   fresh.graph, fresh.cpu_nodes, model_->hparams(),
+                          model_->weights(), kv_,         recurrent_,      shape,
+                          fresh.in};
         for (const auto & part : recurrent_.parts()) {
-            walked_promote(b, *part);
+            scan_promote(g, *part);
         }
     });
 }
 
-LiveGraph & Engine::promote_graph(int64_t n_steps, int64_t n_lanes, bool in_place) {
+CachedGraph & Engine::promote_graph(int64_t n_steps, int64_t n_lanes, bool in_place) {
     const int64_t before = model_->hparams().recurrent.d_conv - 1;
     const bool is_alone = params_.n_parallel == 1 && fused_; // then all layers are one operation's
     const int64_t n_layers = is_alone ? model_->hparams().n_recurrent() : 1;
@@ -199,17 +200,17 @@ LiveGraph & Engine::promote_graph(int64_t n_steps, int64_t n_lanes, bool in_plac
     shape.kind = GraphKind::PROMOTE;
     shape.n_rows = n_steps;
     shape.recurrent = {{n_steps, n_lanes, false, !fused_, in_place, false}};
-    return graphs_.get(shape, [&](LiveGraph & fresh) {
+    return graphs_.get(shape, [&](CachedGraph & fresh) {
         ggml_context * ctx = fresh.ctx.get();
         PromoteInputs & in = fresh.promote;
         in.path = make_input(ctx, GGML_TYPE_I32, n_steps * n_lanes, n_layers, "path");
         in.conv_rows = make_input(ctx, GGML_TYPE_I32, before * n_lanes, n_layers, "conv_rows");
         in.to_slots = is_alone ? nullptr : make_input(ctx, GGML_TYPE_I64, n_lanes, 1, "to_slots");
-        make_lane_inputs(fresh, model_->hparams().recurrent);
-        Build b = {ctx, fresh.graph, fresh.cpu_nodes, model_->hparams(), model_->weights(),
-                   kv_, recurrent_,  shape,           fresh.in};
+        make_recurrent_inputs(fresh, model_->hparams().recurrent);
+        GraphContext g = {ctx, fresh.graph, fresh.cpu_nodes, model_->hparams(), model_->weights(),
+                          kv_, recurrent_,  shape,           fresh.in};
         for (const auto & part : recurrent_.parts()) {
-            promote(b, *part, in);
+            promote(g, *part, in);
         }
     });
 }
@@ -218,7 +219,7 @@ void Engine::promote_steps(const std::vector<AcceptedPath> & paths, int64_t firs
     std::vector<const AcceptedPath *> active;
     int64_t n_most = 0, end = 0;
     for (const AcceptedPath & path : paths) {
-        const int64_t n = std::min(static_cast<int64_t>(path.nodes.size()) - first, MOST_STEPS);
+        const int64_t n = std::min(static_cast<int64_t>(path.nodes.size()) - first, MAX_STEPS);
         if (n > 0) {
             active.push_back(&path);
             n_most = std::max(n_most, n);
@@ -227,19 +228,19 @@ void Engine::promote_steps(const std::vector<AcceptedPath> & paths, int64_t firs
     }
     const auto n = static_cast<int64_t>(active.size());
     end = sizes_.lanes(end);
-    const bool in_place = 3 * n >= end; // as lanes_of() has it
+    const bool in_place = 3 * n >= end; // as make_recurrent_batches() has it
     const int64_t n_lanes = in_place ? end : sizes_.lanes(n);
-    LiveGraph & live = promote_graph(sizes_.path(n_most), n_lanes, in_place);
+    CachedGraph & cached = promote_graph(sizes_.promote_steps(n_most), n_lanes, in_place);
     // NULL: a slot whose state stays as it is.
     std::vector<const AcceptedPath *> lanes(n_lanes, in_place ? nullptr : active.front());
     for (int64_t i = 0; i < n; ++i) {
         lanes[in_place ? active[i]->sequence : i] = active[i];
     }
     const auto zero_row = static_cast<int32_t>(recurrent_.parts().front()->zero_row());
-    live.write<int32_t>(live.promote.path, [&](int32_t * data) {
-        for (int64_t i = 0; i < ggml_nelements(live.promote.path); ++i) {
-            const AcceptedPath * path = lanes[i / live.shape.n_rows % n_lanes];
-            const auto step = static_cast<size_t>(first + i % live.shape.n_rows);
+    cached.write<int32_t>(cached.promote.path, [&](int32_t * data) {
+        for (int64_t i = 0; i < ggml_nelements(cached.promote.path); ++i) {
+            const AcceptedPath * path = lanes[i / cached.shape.n_rows % n_lanes];
+            const auto step = static_cast<size_t>(first + i % cached.shape.n_rows);
             data[i] = path != nullptr && step < path->nodes.size() ? path->nodes[step] : zero_row;
         }
     });
@@ -247,27 +248,27 @@ void Engine::promote_steps(const std::vector<AcceptedPath> & paths, int64_t firs
     const auto source = [&](int64_t lane) -> const AcceptedPath & {
         return lanes[lane] != nullptr ? *lanes[lane] : *active.front();
     };
-    live.write<int32_t>(live.promote.conv_rows, [&](int32_t * data) {
+    cached.write<int32_t>(cached.promote.conv_rows, [&](int32_t * data) {
         const auto before = static_cast<int64_t>(active.front()->conv.size());
-        for (int64_t i = 0; i < ggml_nelements(live.promote.conv_rows); ++i) {
+        for (int64_t i = 0; i < ggml_nelements(cached.promote.conv_rows); ++i) {
             data[i] = source(i / before % n_lanes).conv[i % before];
         }
     });
     const auto write_slots = [&](ggml_tensor * input, auto * type) {
         using T = std::remove_pointer_t<decltype(type)>;
         if (input != nullptr) {
-            live.write<T>(input, [&](T * data) {
+            cached.write<T>(input, [&](T * data) {
                 for (int64_t lane = 0; lane < n_lanes; ++lane) {
                     data[lane] = source(lane).sequence;
                 }
             });
         }
     };
-    write_slots(live.promote.to_slots, static_cast<int64_t *>(nullptr));
-    write_slots(live.in.lanes[0].slots, static_cast<int32_t *>(nullptr));
-    write_slots(live.in.lanes[0].to_slots, static_cast<int64_t *>(nullptr));
-    write_path_inputs(live, model_->hparams().recurrent, {}, {});
-    graphs_.compute(live);
+    write_slots(cached.promote.to_slots, static_cast<int64_t *>(nullptr));
+    write_slots(cached.in.recurrent[0].slots, static_cast<int32_t *>(nullptr));
+    write_slots(cached.in.recurrent[0].to_slots, static_cast<int64_t *>(nullptr));
+    write_tree_inputs(cached, model_->hparams().recurrent, {}, {});
+    graphs_.compute(cached);
 }
 
 } // namespace dfl

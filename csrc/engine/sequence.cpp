@@ -9,31 +9,32 @@
 
 namespace dfl {
 
-static uint64_t next_name() {
+static uint64_t next_id() {
     static std::atomic<uint64_t> n_given = 0;
     return ++n_given;
 }
 
 Sequence::Sequence(std::shared_ptr<Engine> engine)
     : engine_(std::move(engine)), kv_(engine_->kv()), recurrent_(engine_->recurrent()),
-      draft_(engine_->draft()), slot_(-1), caches_(next_name()), known_(engine_->caches().size()) {
+      draft_(engine_->draft()), slot_(-1), cache_id_(next_id()), blocks_(engine_->caches().size()) {
     tokens_.reserve(engine_->n_ctx());
-    slot_ = engine_->enter(this); // last: what throws after it would leave its place taken
+    slot_ =
+        engine_->register_sequence(this); // last: what throws after it would leave its place taken
 }
 
 Sequence::~Sequence() {
     try {
-        if (position() > 0 || open_.n > 0) {
+        if (position() > 0 || pending_verify_.n > 0) {
             reset(); // what the next one finds is as if this one had not been
         }
     } catch (...) { // of a device that fails: the next pass will say so
     }
-    engine_->leave(this);
+    engine_->unregister_sequence(this);
 }
 
-void Sequence::check_no_open_verify() const {
-    DFL_CHECK(open_.n == 0, DFL_STATUS_ARGUMENT, "a verify of %lld rows waits for its commit",
-              (long long)open_.n);
+void Sequence::check_no_pending_verify() const {
+    DFL_CHECK(pending_verify_.n == 0, DFL_STATUS_ARGUMENT,
+              "a verify of %lld rows waits for its commit", (long long)pending_verify_.n);
 }
 
 void Engine::check_ids(const int32_t * tokens, int64_t n, int64_t after) const {
@@ -54,24 +55,24 @@ void Sequence::check_tokens(const int32_t * tokens, int64_t n) const {
 
 void Sequence::prefill(const int32_t * tokens, int64_t n, float * all_logits,
                        const PrefillProgress & progress) {
-    Item item;
-    item.sequence = this;
-    item.tokens = tokens;
-    item.n = n;
-    item.all_logits = all_logits;
-    std::vector<Item> items = {item};
-    engine_->run(items, progress);
+    BatchEntry entry;
+    entry.sequence = this;
+    entry.tokens = tokens;
+    entry.n = n;
+    entry.all_logits = all_logits;
+    std::vector<BatchEntry> entries = {entry};
+    engine_->run(entries, progress);
 }
 
 void Sequence::verify(const int32_t * tokens, const int32_t * parents, int64_t n) {
-    Item item;
-    item.sequence = this;
-    item.verifies = true;
-    item.tokens = tokens;
-    item.n = n;
-    item.parents = parents;
-    std::vector<Item> items = {item};
-    engine_->run(items, nullptr);
+    BatchEntry entry;
+    entry.sequence = this;
+    entry.is_verify = true;
+    entry.tokens = tokens;
+    entry.n = n;
+    entry.parents = parents;
+    std::vector<BatchEntry> entries = {entry};
+    engine_->run(entries, nullptr);
 }
 
 void Sequence::commit(int64_t n) { engine_->commit({{this, nullptr, n}}); }
@@ -84,32 +85,32 @@ Draft Sequence::draft(int32_t last_token, int64_t n_draft, int64_t k, bool log_s
     return std::move(engine_->draft({{this, last_token, n_draft}}, k, log_sum_exp)[0]);
 }
 
-void Sequence::move_on() { kv_.move_on(slot_, position(), n_proven_); }
+void Sequence::slide_window() { kv_.slide_window(slot_, position(), n_verified_finite_); }
 
-void Sequence::appended(const PassItem & item, const int32_t * tokens, LiveGraph & live) {
-    if (draft_ && item.n == 1) {
-        draft_->keep(slot_, item.feature_rows, static_cast<int32_t>(position()));
+void Sequence::appended(const PassEntry & entry, const int32_t * tokens, CachedGraph & cached) {
+    if (draft_ && entry.n == 1) {
+        draft_->add_pending(slot_, entry.feature_rows, static_cast<int32_t>(position()));
     }
-    while (!passes_.empty() && (n_proven_ == position() || passes_.back() >= position())) {
+    while (!passes_.empty() && (n_verified_finite_ == position() || passes_.back() >= position())) {
         passes_.pop_back();
     }
     passes_.push_back(position());
-    tokens_.insert(tokens_.end(), tokens, tokens + item.n);
-    last_ = item.n_out > 0 ? &live : nullptr;
-    first_out_ = item.first_out + std::max<int64_t>(0, item.n_out - 1);
+    tokens_.insert(tokens_.end(), tokens, tokens + entry.n);
+    last_ = entry.n_out > 0 ? &cached : nullptr;
+    first_out_ = entry.first_out + std::max<int64_t>(0, entry.n_out - 1);
     n_out_rows_ = 1;
-    move_on();
+    slide_window();
 }
 
-void Sequence::verified(PassItem item, LiveGraph & live) {
-    last_ = &live;
-    first_out_ = item.first_out;
-    n_out_rows_ = item.n;
-    open_ = std::move(item);
+void Sequence::verified(PassEntry entry, CachedGraph & cached) {
+    last_ = &cached;
+    first_out_ = entry.first_out;
+    n_out_rows_ = entry.n;
+    pending_verify_ = std::move(entry);
 }
 
-void Sequence::failed(const PassItem & item, bool may_have_moved) {
-    if (may_have_moved && !item.verifies && engine_->recurs()) {
+void Sequence::failed(const PassEntry & entry, bool may_have_moved) {
+    if (may_have_moved && !entry.is_verify && engine_->is_recurrent()) {
         reset(); // a pass that died half way has advanced some layers' states
     } else if (draft_) {
         draft_->truncate(slot_, static_cast<int32_t>(position()));
@@ -117,15 +118,15 @@ void Sequence::failed(const PassItem & item, bool may_have_moved) {
 }
 
 void Sequence::accept(const int32_t * nodes, int64_t n) {
-    if (open_.n == 0) {
+    if (pending_verify_.n == 0) {
         return; // after an interruption callers cannot know whether their verify still waits
     }
     last_ = nullptr;
     std::vector<int64_t> feature_rows;
     const auto first = static_cast<int32_t>(position());
-    for (size_t g = 0; g < open_.cells.size(); ++g) {
+    for (size_t g = 0; g < pending_verify_.cells.size(); ++g) {
         KvGroup & group = kv_.groups()[g];
-        const std::vector<int64_t> & cells = open_.cells[g];
+        const std::vector<int64_t> & cells = pending_verify_.cells[g];
         // CPU kernels sum over cells as they lie: in the order of plain decoding the sums are its
         // own. Cells of a verify ascend and a node comes after its parent, so rows only move down,
         // into cells whose rows have moved or are dropped.
@@ -135,23 +136,23 @@ void Sequence::accept(const int32_t * nodes, int64_t n) {
             if (moves) {
                 group.copy_row(cells[nodes[i]], cell);
             }
-            group.cells().place(cell, first + open_.tree.depth(nodes[i]));
+            group.cells().place(cell, first + pending_verify_.tree.depth(nodes[i]));
         }
     }
     for (int64_t i = 0; i < n; ++i) {
-        tokens_.push_back(open_.tree.token(nodes[i]));
+        tokens_.push_back(pending_verify_.tree.token(nodes[i]));
         if (draft_) {
-            feature_rows.push_back(open_.feature_rows[nodes[i]]);
+            feature_rows.push_back(pending_verify_.feature_rows[nodes[i]]);
         }
     }
-    if (n > 0 && open_.finite[nodes[n - 1]]) {
-        n_proven_ = position();
+    if (n > 0 && pending_verify_.finite[nodes[n - 1]]) {
+        n_verified_finite_ = position();
     }
     close_verify();
     if (draft_) {
-        draft_->keep(slot_, feature_rows, first);
+        draft_->add_pending(slot_, feature_rows, first);
     }
-    move_on();
+    slide_window();
 }
 
 void Sequence::check_row(int64_t row) const {
@@ -159,16 +160,16 @@ void Sequence::check_row(int64_t row) const {
               "row %lld: the last pass has %lld rows", (long long)row, (long long)n_out_rows());
 }
 
-void Sequence::note_row(int64_t row, bool is_finite) {
+void Sequence::record_row(int64_t row, bool is_finite) {
     if (!is_finite) {
-        start_anew();
+        reset_and_zero();
         throw Error(DFL_STATUS_COMPUTE,
                     format("the logits of row %lld are not finite numbers; the sequence forgot all "
                            "it held",
                            (long long)row));
     }
-    if (open_.n == 0) {
-        n_proven_ = position();
+    if (pending_verify_.n == 0) {
+        n_verified_finite_ = position();
     }
 }
 
@@ -192,7 +193,7 @@ bool Sequence::find_argmax(int64_t row, int32_t & token) {
 int32_t Sequence::argmax(int64_t row) {
     check_row(row);
     int32_t token = 0;
-    note_row(row, find_argmax(row, token));
+    record_row(row, find_argmax(row, token));
     return token;
 }
 
@@ -216,27 +217,27 @@ const Candidate * Sequence::top(int64_t row, int64_t k) {
               "the %lld best of row %lld: its pass was told to pick %lld", (long long)k,
               (long long)row, (long long)last_->shape.n_top);
     const Candidate * best = nullptr;
-    note_row(row, find_top(row, best));
+    record_row(row, find_top(row, best));
     return best;
 }
 
-bool Sequence::choose(int64_t row, const Sampler & sampler, SeenTokens seen, int64_t position,
+bool Sequence::sample(int64_t row, const Sampler & sampler, TokenHistory history, int64_t position,
                       int32_t & token) {
     check_row(row);
     if (sampler.is_argmax()) {
         if (!find_argmax(row, token)) {
             return false;
         }
-        if (!sampler.bans(token)) {
-            note_row(row, true);
+        if (!sampler.is_banned(token)) {
+            record_row(row, true);
             return true;
         }
     }
-    Choice choice = {};
+    SampledToken sampled = {};
     const int64_t n_best = sampler.n_best(), n_top = last_->shape.n_top;
     if (n_best > 0 && n_best <= n_top) {
         const Candidate * best = nullptr;
-        if (!find_top(row, best) || sampler.choose_among(best, n_top, position, choice)) {
+        if (!find_top(row, best) || sampler.sample_from(best, n_top, position, sampled)) {
             return false;
         }
     } else {
@@ -251,12 +252,12 @@ bool Sequence::choose(int64_t row, const Sampler & sampler, SeenTokens seen, int
             const size_t size = n_vocab * sizeof(float);
             engine_->main().read(last_->logits, logits, at * size, size);
         }
-        if (sampler.choose(logits, n_vocab, seen, position, choice)) {
+        if (sampler.sample(logits, n_vocab, history, position, sampled)) {
             return false;
         }
     }
-    note_row(row, true);
-    token = choice.token;
+    record_row(row, true);
+    token = sampled.token;
     return true;
 }
 
@@ -265,68 +266,71 @@ void Sequence::logits(int64_t row, float * dst) {
     const int64_t n_vocab = engine_->model().hparams().n_vocab;
     const size_t size = n_vocab * sizeof(float);
     engine_->main().read(last_->logits, dst, (first_out_ + row) * size, size);
-    note_row(row, all_finite(dst, n_vocab));
+    record_row(row, all_finite(dst, n_vocab));
 }
 
-void Sequence::start_anew() {
-    n_proven_ = position(); // reset() need not clear what is cleared here
+void Sequence::reset_and_zero() {
+    n_verified_finite_ = position(); // reset() need not clear what is cleared here
     reset();
     kv_.clear(slot_);
     if (draft_) {
         draft_->clear(slot_);
     }
-    caches_ = next_name();
+    cache_id_ = next_id();
 }
 
-void Sequence::prove() {
-    const bool ends_here = open_.n == 0 && last_ != nullptr; // the row that can be read
-    if (ends_here && n_proven_ < position() && engine_->finite_rows(*last_, first_out_, 1)[0]) {
-        n_proven_ = position();
+void Sequence::verify_finite() {
+    const bool ends_here = pending_verify_.n == 0 && last_ != nullptr; // the row that can be read
+    if (ends_here && n_verified_finite_ < position() &&
+        engine_->finite_rows(*last_, first_out_, 1)[0]) {
+        n_verified_finite_ = position();
     }
 }
 
-void Sequence::clear_unproven(int64_t position) {
-    prove();
-    const int64_t first = std::max(position, n_proven_);
+void Sequence::clear_unverified(int64_t position) {
+    verify_finite();
+    const int64_t first = std::max(position, n_verified_finite_);
     if (first < this->position()) {
         kv_.clear_from(slot_, static_cast<int32_t>(first));
         if (draft_) {
             draft_->clear_from(slot_, static_cast<int32_t>(first));
         }
     }
-    n_proven_ = std::min(n_proven_, position);
+    n_verified_finite_ = std::min(n_verified_finite_, position);
 }
 
 void Sequence::close_verify() {
-    for (size_t g = 0; g < open_.cells.size(); ++g) {
+    for (size_t g = 0; g < pending_verify_.cells.size(); ++g) {
         KvGroup & group = kv_.groups()[g];
-        for (size_t i = open_.cells[g].size(); i-- > 0;) {
-            const int64_t cell = open_.cells[g][i];
+        for (size_t i = pending_verify_.cells[g].size(); i-- > 0;) {
+            const int64_t cell = pending_verify_.cells[g][i];
             if (group.cells().position(cell) != CellTable::FREE) {
                 continue; // it was accepted
             }
-            if (!open_.finite[static_cast<int64_t>(i) < open_.n ? i : 0]) { // padding: its root
+            if (!pending_verify_.finite[static_cast<int64_t>(i) < pending_verify_.n
+                                            ? i
+                                            : 0]) { // padding: its root
                 group.clear_cell(cell);
             }
             group.cells().release(cell);
         }
     }
     if (draft_) {
-        draft_->give_ring_rows(open_.feature_rows);
+        draft_->free_ring_rows(pending_verify_.feature_rows);
     }
-    open_ = {};
+    pending_verify_ = {};
 }
 
-int64_t Sequence::sound(int64_t position) const {
-    if (position <= n_proven_ || position == this->position()) {
+int64_t Sequence::max_clean_position(int64_t position) const {
+    if (position <= n_verified_finite_ || position == this->position()) {
         return position;
     }
     const auto after = std::upper_bound(passes_.begin(), passes_.end(), position);
-    return after == passes_.begin() ? n_proven_ : std::max(n_proven_, after[-1]);
+    return after == passes_.begin() ? n_verified_finite_ : std::max(n_verified_finite_, after[-1]);
 }
 
 void Sequence::forget_from(int64_t position) {
-    clear_unproven(position);
+    clear_unverified(position);
     close_verify();
     for (KvGroup & group : kv_.groups()) {
         group.release_from(slot_, static_cast<int32_t>(position));
@@ -334,19 +338,19 @@ void Sequence::forget_from(int64_t position) {
     if (draft_) {
         draft_->truncate(slot_, static_cast<int32_t>(position));
     }
-    forget_known(position);
+    forget_blocks(position);
     tokens_.resize(position);
     last_ = nullptr;
 }
 
 void Sequence::reset() {
-    clear_unproven(0);
+    clear_unverified(0);
     close_verify();
     for (KvGroup & group : kv_.groups()) {
         group.release_from(slot_, 0);
     }
     recurrent_.clear(slot_);
-    forget_known(0);
+    forget_blocks(0);
     tokens_.clear();
     last_ = nullptr;
     if (draft_) {
@@ -354,27 +358,27 @@ void Sequence::reset() {
     }
 }
 
-Checkpoint Sequence::take() const {
-    return {caches_, tokens_, recurrent_.save(slot_), kv_.save_windows(slot_, position())};
+Checkpoint Sequence::take_checkpoint() const {
+    return {cache_id_, tokens_, recurrent_.save(slot_), kv_.save_windows(slot_, position())};
 }
 
-bool Sequence::holds(const Checkpoint & checkpoint) const {
-    return checkpoint.caches == caches_ && checkpoint.tokens.size() <= tokens_.size() &&
+bool Sequence::can_restore(const Checkpoint & checkpoint) const {
+    return checkpoint.cache_id == cache_id_ && checkpoint.tokens.size() <= tokens_.size() &&
            std::equal(checkpoint.tokens.begin(), checkpoint.tokens.end(), tokens_.begin());
 }
 
 void Sequence::restore(const Checkpoint & checkpoint) {
     DFL_CHECK(
-        checkpoint.caches == caches_, DFL_STATUS_ARGUMENT,
+        checkpoint.cache_id == cache_id_, DFL_STATUS_ARGUMENT,
         "the checkpoint of %zu tokens was taken of another sequence, or before this one forgot "
         "all it held",
         checkpoint.tokens.size());
-    DFL_CHECK(holds(checkpoint), DFL_STATUS_ARGUMENT,
+    DFL_CHECK(can_restore(checkpoint), DFL_STATUS_ARGUMENT,
               "the checkpoint of %zu tokens is not a beginning of this sequence's %lld tokens",
               checkpoint.tokens.size(), (long long)position());
     const auto position = static_cast<int64_t>(checkpoint.tokens.size());
     recurrent_.load(slot_, checkpoint.recurrent);
-    if (!kv_.holds_before(slot_, position)) {
+    if (!kv_.has_window_before(slot_, position)) {
         kv_.load_windows(slot_, position, checkpoint.windows);
     }
     forget_from(position);
@@ -392,22 +396,23 @@ void Sequence::truncate(int64_t position) {
               DFL_STATUS_UNSUPPORTED,
               "a model with recurrent layers goes back only to a checkpoint, not to position %lld",
               (long long)position);
-    prove();
-    const int64_t from = sound(position);
-    DFL_CHECK(from == 0 || kv_.holds_before(slot_, from), DFL_STATUS_UNSUPPORTED,
+    verify_finite();
+    const int64_t from = max_clean_position(position);
+    DFL_CHECK(from == 0 || kv_.has_window_before(slot_, from), DFL_STATUS_UNSUPPORTED,
               "a model with windows goes back from %lld tokens to %lld at the earliest, or to a "
               "checkpoint, not to position %lld",
-              (long long)this->position(), (long long)kv_.earliest(slot_), (long long)position);
+              (long long)this->position(), (long long)kv_.earliest_rewind(slot_),
+              (long long)position);
     const std::vector<int32_t> again(tokens_.begin() + from, tokens_.begin() + position);
     forget_from(from);
     if (!again.empty()) {
-        Item item;
-        item.sequence = this;
-        item.tokens = again.data();
-        item.n = static_cast<int64_t>(again.size());
-        item.wants_row = false;
-        std::vector<Item> items = {item};
-        engine_->run(items, nullptr);
+        BatchEntry entry;
+        entry.sequence = this;
+        entry.tokens = again.data();
+        entry.n = static_cast<int64_t>(again.size());
+        entry.needs_logits = false;
+        std::vector<BatchEntry> entries = {entry};
+        engine_->run(entries, nullptr);
     }
 }
 

@@ -17,7 +17,7 @@ namespace dfl {
 // in the engine's cells; what recurrent layers overwrite and layers with a window forget is copied
 // here.
 struct Checkpoint {
-    uint64_t caches; // whose cells these are
+    uint64_t cache_id; // whose cells these are
     std::vector<int32_t> tokens;
     RawBytes recurrent;
     std::vector<uint8_t> windows; // KvCache::save_windows()
@@ -35,7 +35,7 @@ class Sequence {
     int64_t position() const { return static_cast<int64_t>(tokens_.size()); }
     const std::vector<int32_t> & tokens() const { return tokens_; }
     // Cells that n more tokens take of those that no sequence has.
-    int64_t wanted_cells(int64_t n) const { return kv_.cells().wanted(slot_, n); }
+    int64_t cells_needed(int64_t n) const { return kv_.cells().cells_needed(slot_, n); }
 
     // Engine::run() of one item that appends.
     void prefill(const int32_t * tokens, int64_t n, float * all_logits,
@@ -48,14 +48,14 @@ class Sequence {
     // throws DFL_STATUS_COMPUTE for a row with a NaN or +inf: what the caches hold is then no
     // better, so it forgets all and zeroes its caches, and no checkpoint of it is valid any more.
     int32_t argmax(int64_t row);
-    // The k best of a row that Engine::keep_top() had the device pick, best first, lower id on
+    // The k best of a row that Engine::set_top_k() had the device pick, best first, lower id on
     // ties.
     const Candidate * top(int64_t row, int64_t k);
     // A row's logits: dst [n_vocab].
     void logits(int64_t row, float * dst);
     // Draws the token for a position from a row; false, and nothing is forgotten, where none can be
     // drawn or the row is not finite: whoever reads it is told why.
-    bool choose(int64_t row, const Sampler & sampler, SeenTokens seen, int64_t position,
+    bool sample(int64_t row, const Sampler & sampler, TokenHistory history, int64_t position,
                 int32_t & token);
 
     // Engine::draft() of one request.
@@ -68,11 +68,11 @@ class Sequence {
 
     // Back to position 0.
     void reset();
-    Checkpoint take() const;
+    Checkpoint take_checkpoint() const;
     // Back to a checkpoint of this sequence whose tokens its timeline still begins with.
     void restore(const Checkpoint & checkpoint);
     // Whether restore() would work.
-    bool holds(const Checkpoint & checkpoint) const;
+    bool can_restore(const Checkpoint & checkpoint) const;
     // Forgets the tokens from a position on, and runs those before it again that they may have
     // spoiled, in a pass that nobody read a row after; throws DFL_STATUS_UNSUPPORTED if recurrent
     // layers have overwritten what they knew there, or layers with a window have forgotten it.
@@ -80,32 +80,32 @@ class Sequence {
 
     // What its tokens left behind, kept for others that begin alike; closes no verify, but the rows
     // of the last pass may be gone. Bytes that it would take on the host.
-    std::shared_ptr<Prefix> keep();
-    uint64_t cost_of_keeping() const;
+    std::shared_ptr<Prefix> snapshot();
+    uint64_t snapshot_bytes() const;
     // Begins with the first n tokens of a prefix: an empty sequence, or one that begins with them
     // already and goes back to them; what it holds of them stays where it is. Throws
     // DFL_STATUS_ARGUMENT where it needs more cells than are free, and DFL_STATUS_UNSUPPORTED for a
     // part of a prefix where the engine takes them whole.
-    void adopt(const Prefix & prefix, int64_t n);
+    void restore(const Prefix & prefix, int64_t n);
 
     // What follows is for the engine.
 
     int32_t slot() const { return slot_; }
-    void check_no_open_verify() const;
+    void check_no_pending_verify() const;
     // Whether n tokens can stand after its own.
     void check_tokens(const int32_t * tokens, int64_t n) const;
     void forget_rows() { last_ = nullptr; }
     // A pass has run its rows: they join the timeline, or wait for a commit.
-    void appended(const PassItem & item, const int32_t * tokens, LiveGraph & live);
-    void verified(PassItem item, LiveGraph & live);
+    void appended(const PassEntry & entry, const int32_t * tokens, CachedGraph & cached);
+    void verified(PassEntry entry, CachedGraph & cached);
     // A pass with its rows has failed. may_have_moved: recurrent states.
-    void failed(const PassItem & item, bool may_have_moved);
-    const PassItem & open() const { return open_; }
+    void failed(const PassEntry & entry, bool may_have_moved);
+    const PassEntry & pending_verify() const { return pending_verify_; }
     // Takes the nodes of a path of the open verify into the timeline; recurrent layers have.
     void accept(const int32_t * nodes, int64_t n);
     // A row that is about to be read, or was. Throws DFL_STATUS_COMPUTE, and starts anew, if it is
     // not finite.
-    void note_row(int64_t row, bool is_finite);
+    void record_row(int64_t row, bool is_finite);
 
   private:
     void check_row(int64_t row) const;
@@ -113,42 +113,42 @@ class Sequence {
     bool find_argmax(int64_t row, int32_t & token);
     bool find_top(int64_t row, const Candidate *& best);
     // Looks at the row that can be read, if nobody has read it.
-    void prove();
+    void verify_finite();
     // Forgets all, zeroes what its cells held and voids checkpoints.
-    void start_anew();
+    void reset_and_zero();
     // Zeroes the rows of tokens from a position on that may be not finite, as they are forgotten:
     // some kernels multiply what a mask hides by 0.
-    void clear_unproven(int64_t position);
+    void clear_unverified(int64_t position);
     void close_verify();
     // The last place up to a position where the rows before it owe nothing to the tokens behind:
     // in a pass that no finite row was read after, one that is not finite may have spoiled all.
-    int64_t sound(int64_t position) const;
+    int64_t max_clean_position(int64_t position) const;
     // Drops the rows that layers with a window no longer need.
-    void move_on();
+    void slide_window();
     void forget_from(int64_t position);
-    struct Wanted;
-    std::vector<Wanted> wanted_rows(size_t cache) const;
-    // adopt() of what it holds; false, and nothing is changed, where it must begin anew.
-    bool go_back_to(const Prefix & prefix, int64_t n);
-    void begin_with(size_t cache, const CacheRows & kept, int64_t n);
+    struct BlockSource;
+    std::vector<BlockSource> block_sources(size_t cache) const;
+    // restore() of what it holds; false, and nothing is changed, where it must begin anew.
+    bool rewind_to(const Prefix & prefix, int64_t n);
+    void attach_blocks(size_t cache, const CacheBlocks & blocks, int64_t n);
     // Rows of prefixes hold no longer from a position on.
-    void forget_known(int64_t position);
+    void forget_blocks(int64_t position);
 
     std::shared_ptr<Engine> engine_;
     KvCache & kv_; // of it, as the next two
     RecurrentCache & recurrent_;
     DraftState * draft_;          // NULL without a drafter
     int32_t slot_;                // its place in them
-    uint64_t caches_;             // names what they hold, in this process
+    uint64_t cache_id_;           // names what they hold, in this process
     std::vector<int32_t> tokens_; // the committed timeline
     // Of each cache, by pages' worth: rows of this timeline that a prefix keeps.
-    std::vector<std::map<int64_t, std::weak_ptr<KeptRows>>> known_;
-    int64_t n_proven_ = 0;        // of them, those that a finite row was read after
-    std::vector<int64_t> passes_; // where those begin that appended the others
-    LiveGraph * last_ = nullptr;  // graph whose logits are readable
-    int64_t first_out_ = 0;       // its first readable row
+    std::vector<std::map<int64_t, std::weak_ptr<KvBlock>>> blocks_;
+    int64_t n_verified_finite_ = 0; // of them, those that a finite row was read after
+    std::vector<int64_t> passes_;   // where those begin that appended the others
+    CachedGraph * last_ = nullptr;  // graph whose logits are readable
+    int64_t first_out_ = 0;         // its first readable row
     int64_t n_out_rows_ = 0;
-    PassItem open_; // rows of a verify that waits for its commit
+    PassEntry pending_verify_; // rows of a verify that waits for its commit
 };
 
 } // namespace dfl

@@ -9,7 +9,7 @@ namespace dfl {
 
 // Decode, draft, promote and a few sizes of each that appends and verifies; older ones are rebuilt
 // when wanted. One of a 27B holds 3 MiB of the host's memory.
-static constexpr size_t MAX_LIVE = 128;
+static constexpr size_t MAX_CACHED = 128;
 
 ggml_tensor * make_input(ggml_context * ctx, ggml_type type, int64_t ne0, int64_t ne1,
                          const char * name) {
@@ -43,44 +43,45 @@ GraphInputs make_inputs(ggml_context * ctx, const Hparams & hp, const KvCache & 
     return in;
 }
 
-void keep_output(ggml_tensor * tensor) {
+void mark_output(ggml_tensor * tensor) {
     ggml_set_output(tensor);
     if (tensor->view_src != nullptr) { // whose memory it is
         ggml_set_output(tensor->view_src);
     }
 }
 
-ggml_tensor * wanted(LiveGraph & live, ggml_tensor * tensor) {
-    keep_output(tensor);
-    ggml_build_forward_expand(live.graph, tensor);
+ggml_tensor * add_output(CachedGraph & cached, ggml_tensor * tensor) {
+    mark_output(tensor);
+    ggml_build_forward_expand(cached.graph, tensor);
     return tensor;
 }
 
-void add_top(LiveGraph & live, ggml_tensor * logits) {
-    ggml_context * ctx = live.ctx.get();
-    live.top.found =
-        find_top(ctx, without_nans(ctx, logits), live.shape.n_top, live.shape.top_by_blocks);
-    for (const TopRows::Level & level : live.top.found.levels) {
-        wanted(live, level.blocks);
+void add_top_rows(CachedGraph & cached, ggml_tensor * logits) {
+    ggml_context * ctx = cached.ctx.get();
+    cached.top.rows = make_top_rows(ctx, clamp_to_finite(ctx, logits), cached.shape.n_top,
+                                    cached.shape.top_by_blocks);
+    for (const TopRows::Level & level : cached.top.rows.levels) {
+        add_output(cached, level.blocks);
     }
-    wanted(live, live.top.found.last);
-    live.top.logits = wanted(live, live.top.found.gather(ctx, logits));
+    add_output(cached, cached.top.rows.last);
+    cached.top.logits = add_output(cached, cached.top.rows.gather(ctx, logits));
 }
 
-void finish_logits(LiveGraph & live, ggml_tensor * logits, const Backend & backend) {
-    live.logits = logits;
+void finish_logits(CachedGraph & cached, ggml_tensor * logits, const Backend & backend) {
+    cached.logits = logits;
     if (logits == nullptr) {
         return;
     }
-    keep_output(logits);
+    mark_output(logits);
     if (!backend.is_host()) {
-        live.argmax = ggml_argmax(live.ctx.get(), logits);
-        ggml_set_output(live.argmax);
-        ggml_build_forward_expand(live.graph, live.argmax);
+        cached.argmax = ggml_argmax(cached.ctx.get(), logits);
+        ggml_set_output(cached.argmax);
+        ggml_build_forward_expand(cached.graph, cached.argmax);
     }
-    if (live.shape.n_top > 0) {
-        live.top.sums = wanted(live, ggml_sum_rows(live.ctx.get(), logits)); // then NaNs go
-        add_top(live, logits);
+    if (cached.shape.n_top > 0) {
+        cached.top.sums =
+            add_output(cached, ggml_sum_rows(cached.ctx.get(), logits)); // then NaNs go
+        add_top_rows(cached, logits);
     }
 }
 
@@ -90,29 +91,30 @@ GraphPool::GraphPool(Devices & devices, size_t max_nodes)
       block_(backend_.is_host() ? nullptr : std::make_unique<InputBlock>(backend_)) {}
 
 // The kind whose scheduler graphs of a kind use where they are split over two devices.
-static GraphKind lane_of(GraphKind kind) {
+static GraphKind scheduler_kind(GraphKind kind) {
     return kind == GraphKind::APPEND ? GraphKind::VERIFY : kind;
 }
 
 ArenaBytes GraphPool::arena_bytes() const {
     ArenaBytes bytes;
-    if (backend_.measures()) {
+    if (backend_.is_dry_run()) {
         ArenaBytes in_arena;
         std::map<GraphKind, ArenaBytes> lanes;
-        for (const auto & [kind, wanted] : wanted_) {
-            ArenaBytes & most = split_kinds_.count(kind) > 0 ? lanes[lane_of(kind)] : in_arena;
-            most = most_of(most, wanted);
+        for (const auto & [kind, wanted] : needed_) {
+            ArenaBytes & most =
+                split_kinds_.count(kind) > 0 ? lanes[scheduler_kind(kind)] : in_arena;
+            most = max_of(most, wanted);
         }
         bytes = in_arena;
         for (const auto & [lane, wanted] : lanes) {
             bytes.main += wanted.main;
-            bytes.beside += wanted.beside;
+            bytes.cpu_split += wanted.cpu_split;
         }
     } else {
         bytes.main = ggml_gallocr_get_buffer_size(arena_.get(), 0);
         for (const auto & [lane, scheduler] : schedulers_) {
             bytes.main += scheduler.bytes().main;
-            bytes.beside += scheduler.bytes().beside;
+            bytes.cpu_split += scheduler.bytes().cpu_split;
         }
     }
     bytes.main += block_ ? block_->bytes() : 0;
@@ -120,8 +122,8 @@ ArenaBytes GraphPool::arena_bytes() const {
 }
 
 uint64_t GraphPool::arena_bytes(GraphKind kind) const {
-    const auto found = wanted_.find(kind);
-    return found == wanted_.end() ? 0 : found->second.main;
+    const auto found = needed_.find(kind);
+    return found == needed_.end() ? 0 : found->second.main;
 }
 
 // The buffer that holds a graph's results; views may lie in caches instead.
@@ -146,12 +148,12 @@ static std::string what_for(const BatchShape & shape) {
                   (long long)(shape.n_kv.empty() ? 0 : shape.n_kv.front()));
 }
 
-void GraphPool::allocate(LiveGraph & fresh, uint64_t wanted) {
+void GraphPool::allocate(CachedGraph & fresh, uint64_t needed) {
     const std::string what = what_for(fresh.shape);
     const auto arena_size = [&] { return ggml_gallocr_get_buffer_size(arena_.get(), 0); };
     const uint64_t before = arena_size();
-    if (wanted > before) {
-        backend_.check_fits(wanted - before, what.c_str());
+    if (needed > before) {
+        backend_.check_fits(needed - before, what.c_str());
     }
     // Without a plan of its own ggml gives a graph the places of the last one where it has as many
     // nodes, none of them larger: results would lie in what others are still read from.
@@ -162,32 +164,32 @@ void GraphPool::allocate(LiveGraph & fresh, uint64_t wanted) {
         forget_in_arena(); // they point into what was just replaced
     }
     DFL_CHECK(allocated, DFL_STATUS_MEMORY, "device %s cannot allocate %llu bytes for %s",
-              backend_.name(), (unsigned long long)wanted, what.c_str());
+              backend_.name(), (unsigned long long)needed, what.c_str());
     if (moved) {
         backend_.use_huge_pages(arena_buffer(fresh.graph));
     }
 }
 
-LiveGraph & GraphPool::get(const BatchShape & shape, const GraphBuilder & build) {
-    for (auto it = live_.begin(); it != live_.end(); ++it) {
+CachedGraph & GraphPool::get(const BatchShape & shape, const GraphBuilder & build) {
+    for (auto it = cached_.begin(); it != cached_.end(); ++it) {
         if (it->shape == shape) {
-            live_.splice(live_.begin(), live_, it);
-            return live_.front();
+            cached_.splice(cached_.begin(), cached_, it);
+            return cached_.front();
         }
     }
-    LiveGraph fresh = built(shape, build);
-    LiveGraph & live =
+    CachedGraph fresh = build_graph(shape, build);
+    CachedGraph & cached =
         is_split(fresh) ? get_scheduled(std::move(fresh), build) : get_in_arena(std::move(fresh));
     ++n_built_;
-    most_nodes_ = std::max<int64_t>(most_nodes_, ggml_graph_n_nodes(live.graph));
-    return live;
+    largest_n_nodes_ = std::max<int64_t>(largest_n_nodes_, ggml_graph_n_nodes(cached.graph));
+    return cached;
 }
 
-LiveGraph GraphPool::built(const BatchShape & shape, const GraphBuilder & build) const {
-    LiveGraph fresh;
+CachedGraph GraphPool::build_graph(const BatchShape & shape, const GraphBuilder & build) const {
+    CachedGraph fresh;
     fresh.shape = shape;
     fresh.cpu_nodes.n_threads = backend_.runs_cpu_nodes() ? backend_.n_threads() : 0;
-    fresh.cpu_nodes.most_threads = devices_.host().n_threads();
+    fresh.cpu_nodes.max_threads = devices_.host().n_threads();
     // Views and leaves count as tensors too, though not as nodes.
     fresh.ctx.reset(ggml_init(
         {2 * max_nodes_ * ggml_tensor_overhead() + ggml_graph_overhead_custom(max_nodes_, false),
@@ -197,52 +199,53 @@ LiveGraph GraphPool::built(const BatchShape & shape, const GraphBuilder & build)
     return fresh;
 }
 
-bool GraphPool::is_split(const LiveGraph & fresh) {
+bool GraphPool::is_split(const CachedGraph & fresh) {
     if (devices_.cpu() == nullptr || backend_.is_hypothetical()) {
         return false;
     }
-    const std::set<std::string> lacking = lacking_operations(backend_, fresh.graph);
+    const std::set<std::string> lacking = unsupported_operations(backend_, fresh.graph);
     cpu_operations_.insert(lacking.begin(), lacking.end());
-    return !lacking.empty() || reaches_beside(backend_, fresh.graph);
+    return !lacking.empty() || reaches_cpu_split(backend_, fresh.graph);
 }
 
-void GraphPool::note_size(const LiveGraph & live, const ArenaBytes & wanted) {
-    ArenaBytes & most = wanted_[live.shape.kind];
-    most = most_of(most, wanted);
+void GraphPool::record_size(const CachedGraph & cached, const ArenaBytes & needed) {
+    ArenaBytes & most = needed_[cached.shape.kind];
+    most = max_of(most, needed);
     if (backend_.is_cuda()) {
-        pool_bytes_ = std::max(pool_bytes_, cuda_estimate::pool_bytes(live.graph));
+        pool_bytes_ = std::max(pool_bytes_, cuda_estimate::pool_bytes(cached.graph));
     }
 }
 
-LiveGraph & GraphPool::get_scheduled(LiveGraph fresh, const GraphBuilder & build) {
-    Scheduler & scheduler =
-        schedulers_.try_emplace(lane_of(fresh.shape.kind), devices_, max_nodes_).first->second;
-    live_.remove_if([&](const LiveGraph & live) { return live.scheduler == &scheduler; });
+CachedGraph & GraphPool::get_scheduled(CachedGraph fresh, const GraphBuilder & build) {
+    SplitScheduler & scheduler =
+        schedulers_.try_emplace(scheduler_kind(fresh.shape.kind), devices_, max_nodes_)
+            .first->second;
+    cached_.remove_if([&](const CachedGraph & cached) { return cached.scheduler == &scheduler; });
     fresh.scheduler = &scheduler;
     split_kinds_.insert(fresh.shape.kind);
     const uint64_t before = scheduler.bytes().main;
-    if (backend_.measures()) {
-        note_size(fresh, scheduler.measure(fresh.graph));
-    } else if (scheduler.hold(fresh.graph)) {
+    if (backend_.is_dry_run()) {
+        record_size(fresh, scheduler.measure(fresh.graph));
+    } else if (scheduler.allocate(fresh.graph)) {
         const ArenaBytes now = scheduler.bytes();
-        note_size(fresh, now.main > before ? now : ArenaBytes{}); // else a larger graph was here
+        record_size(fresh, now.main > before ? now : ArenaBytes{}); // else a larger graph was here
     } else {
-        const ArenaBytes wanted = scheduler.measure(built(fresh.shape, build).graph);
+        const ArenaBytes needed = scheduler.measure(build_graph(fresh.shape, build).graph);
         throw Error(DFL_STATUS_MEMORY,
                     format("%s needs %llu MiB on %s and %llu MiB on %s, which there are not",
-                           what_for(fresh.shape).c_str(), (unsigned long long)(wanted.main >> 20),
-                           backend_.name(), (unsigned long long)(wanted.beside >> 20),
+                           what_for(fresh.shape).c_str(), (unsigned long long)(needed.main >> 20),
+                           backend_.name(), (unsigned long long)(needed.cpu_split >> 20),
                            devices_.cpu()->name()));
     }
-    live_.push_front(std::move(fresh));
-    return live_.front();
+    cached_.push_front(std::move(fresh));
+    return cached_.front();
 }
 
 void GraphPool::forget_in_arena() {
-    live_.remove_if([](const LiveGraph & live) { return live.scheduler == nullptr; });
+    cached_.remove_if([](const CachedGraph & cached) { return cached.scheduler == nullptr; });
 }
 
-void GraphPool::place_inputs(LiveGraph & fresh) {
+void GraphPool::place_inputs(CachedGraph & fresh) {
     const int64_t n_moves = block_->n_moves();
     fresh.input_bytes = block_->place(fresh.graph);
     fresh.block = block_.get();
@@ -251,62 +254,63 @@ void GraphPool::place_inputs(LiveGraph & fresh) {
     }
 }
 
-LiveGraph & GraphPool::get_in_arena(LiveGraph fresh) {
+CachedGraph & GraphPool::get_in_arena(CachedGraph fresh) {
     if (backend_.is_hypothetical()) {
         cuda_estimate::add_attention_copies(fresh.graph);
     }
     if (block_) {
         place_inputs(fresh);
     }
-    const uint64_t wanted = arena_bytes_for(fresh.graph);
-    if (!backend_.measures()) {
-        allocate(fresh, wanted);
+    const uint64_t needed = arena_bytes_for(fresh.graph);
+    if (!backend_.is_dry_run()) {
+        allocate(fresh, needed);
         join_neighbours(fresh.graph, fresh.cpu_nodes);
         if (backend_.is_cuda()) {
-            number_graph(devices_, fresh.graph);
+            set_graph_id(devices_, fresh.graph);
         }
     }
     // Of a split of a hypothetical GPU nobody knows what goes over both: at most all of these, and
     // each with all results on either.
     const GraphKind kind = fresh.shape.kind;
-    const bool may_split = backend_.is_hypothetical() && !devices_.split().is_whole() &&
-                           (lane_of(kind) == GraphKind::VERIFY || kind == GraphKind::PROMOTE);
+    const bool may_split =
+        backend_.is_hypothetical() && !devices_.split().is_whole() &&
+        (scheduler_kind(kind) == GraphKind::VERIFY || kind == GraphKind::PROMOTE);
     if (may_split) {
         split_kinds_.insert(kind);
     }
-    note_size(fresh, {wanted, may_split ? wanted : 0});
-    live_.push_front(std::move(fresh));
-    if (live_.size() > MAX_LIVE) {
-        live_.pop_back();
+    record_size(fresh, {needed, may_split ? needed : 0});
+    cached_.push_front(std::move(fresh));
+    if (cached_.size() > MAX_CACHED) {
+        cached_.pop_back();
     }
-    return live_.front();
+    return cached_.front();
 }
 
-void GraphPool::compute(LiveGraph & live) {
-    live.best.clear();
-    live.firsts.clear();
-    live.candidates.clear();
-    live.cpu_nodes.begin_run();
-    if (live.scheduler != nullptr) {
-        live.scheduler->compute(live.graph);
+void GraphPool::compute(CachedGraph & cached) {
+    cached.best.clear();
+    cached.firsts.clear();
+    cached.candidates.clear();
+    cached.cpu_nodes.begin_run();
+    if (cached.scheduler != nullptr) {
+        cached.scheduler->compute(cached.graph);
         return;
     }
-    if (live.block != nullptr) {
-        live.block->upload(live.input_bytes);
+    if (cached.block != nullptr) {
+        cached.block->upload(cached.input_bytes);
     }
-    if (live.cpu_nodes.n_threads == 0) {
-        backend_.compute(live.graph);
+    if (cached.cpu_nodes.n_threads == 0) {
+        backend_.compute(cached.graph);
         return;
     }
     ThreadCount & threads = backend_.threads();
     const int n = threads.now();
     backend_.set_threads(n);
     const auto began = ThreadCount::Clock::now();
-    backend_.compute(live.graph);
+    backend_.compute(cached.graph);
     const auto ended = ThreadCount::Clock::now();
-    const Barrier::Waits waits = live.cpu_nodes.barrier->waits(n);
-    threads.note(ended, std::chrono::nanoseconds(ended - began).count(), waits.lost_ns,
-                 waits.n_late);
+    const Barrier::Waits waits = cached.cpu_nodes.barrier->waits(n);
+    threads.record_run(ended, std::chrono::nanoseconds(ended - began).count(), waits.lost_ns,
+                       waits.n_late);
 }
 
 } // namespace dfl

@@ -8,7 +8,7 @@
 #include "graph/input_block.h"
 #include "graph/split_graph.h"
 #include "graph/top_rows.h"
-#include "layers/cpu_ops/build.h"
+#include "layers/cpu_ops/graph_context.h"
 
 #include <functional>
 #include <list>
@@ -30,14 +30,14 @@ struct DraftInputs {
 
 // What a draft's graph picks of its logits.
 struct TopOutputs {
-    TopRows found;                         // n_top of n_draft rows, in any order
+    TopRows rows;                          // n_top of n_draft rows, in any order
     ggml_tensor * logits = nullptr;        // f32 [1, n_top, n_draft], of these rows
     ggml_tensor * probabilities = nullptr; // f32, the same; or [n_vocab, n_draft] where n_top is 0
     ggml_tensor * log_sum_exp = nullptr;   // f32 [n_draft], in their place where own code sums
     ggml_tensor * sums = nullptr;          // f32 [n_out] of a target's logits: NaN if one is
 };
 
-struct LiveGraph {
+struct CachedGraph {
     // Writes an input, before each run. One that no node reads has no memory.
     template <typename T>
     void write(ggml_tensor * input, const std::function<void(T * data)> & fill) const;
@@ -58,11 +58,11 @@ struct LiveGraph {
     std::vector<float> firsts;         // and, where they lie on a device, each row's first logit
     InputBlock * block = nullptr;      // inputs on the host until a run; NULL: written in place
     size_t input_bytes = 0;            // of it
-    Scheduler * scheduler = nullptr;   // that runs it; NULL: the device does
+    SplitScheduler * scheduler = nullptr; // that runs it; NULL: the device does
 };
 
 template <typename T>
-void LiveGraph::write(ggml_tensor * input, const std::function<void(T * data)> & fill) const {
+void CachedGraph::write(ggml_tensor * input, const std::function<void(T * data)> & fill) const {
     if (input->buffer == nullptr) {
         return;
     }
@@ -78,7 +78,7 @@ void LiveGraph::write(ggml_tensor * input, const std::function<void(T * data)> &
 }
 
 // Adds the nodes of live.shape to live.graph and its inputs to live.
-using GraphBuilder = std::function<void(LiveGraph & live)>;
+using GraphBuilder = std::function<void(CachedGraph & cached)>;
 
 // Inputs of a forward pass for these layers.
 GraphInputs make_inputs(ggml_context * ctx, const Hparams & hp, const KvCache & kv,
@@ -86,13 +86,13 @@ GraphInputs make_inputs(ggml_context * ctx, const Hparams & hp, const KvCache & 
 ggml_tensor * make_input(ggml_context * ctx, ggml_type type, int64_t ne0, int64_t ne1,
                          const char * name);
 // Keeps a result's memory from being reused before the next run.
-void keep_output(ggml_tensor * tensor);
+void mark_output(ggml_tensor * tensor);
 // Adds a result to the graph and keeps it.
-ggml_tensor * wanted(LiveGraph & live, ggml_tensor * tensor);
+ggml_tensor * add_output(CachedGraph & cached, ggml_tensor * tensor);
 // Adds the selection of live.shape.n_top of each row of logits, on the device.
-void add_top(LiveGraph & live, ggml_tensor * logits);
+void add_top_rows(CachedGraph & cached, ggml_tensor * logits);
 // Marks logits as results and, where they are not in host memory, adds their argmax.
-void finish_logits(LiveGraph & live, ggml_tensor * logits, const Backend & backend);
+void finish_logits(CachedGraph & cached, ggml_tensor * logits, const Backend & backend);
 
 class GraphPool {
   public:
@@ -100,13 +100,13 @@ class GraphPool {
     GraphPool(Devices & devices, size_t max_nodes);
 
     // The live graph of this shape, built if there is none. Throws DFL_STATUS_MEMORY.
-    LiveGraph & get(const BatchShape & shape, const GraphBuilder & build);
+    CachedGraph & get(const BatchShape & shape, const GraphBuilder & build);
     // Runs a live graph. Throws DFL_STATUS_COMPUTE or DFL_STATUS_MEMORY.
-    void compute(LiveGraph & live);
+    void compute(CachedGraph & cached);
     // Names of operations that the device lacks and the CPU does.
     const std::set<std::string> & cpu_operations() const { return cpu_operations_; }
     // Forgets all graphs: a tensor they use goes away.
-    void clear() { live_.clear(); }
+    void clear() { cached_.clear(); }
     // Of the memory for all results. Of a hypothetical GPU that has the CPU beside it: at most.
     ArenaBytes arena_bytes() const;
     // What the largest graph of a kind needs of it on the main device.
@@ -116,33 +116,33 @@ class GraphPool {
     // Graphs built so far: a round that builds none reuses what is there.
     int64_t n_built() const { return n_built_; }
     // Nodes of the largest of them, views included.
-    int64_t most_nodes() const { return most_nodes_; }
+    int64_t largest_n_nodes() const { return largest_n_nodes_; }
 
   private:
-    LiveGraph built(const BatchShape & shape, const GraphBuilder & build) const;
+    CachedGraph build_graph(const BatchShape & shape, const GraphBuilder & build) const;
     // Whether a graph is split over two devices. Notes the operations that the main one lacks.
-    bool is_split(const LiveGraph & fresh);
+    bool is_split(const CachedGraph & fresh);
     void forget_in_arena();
-    void place_inputs(LiveGraph & fresh);
-    LiveGraph & get_in_arena(LiveGraph fresh);
-    LiveGraph & get_scheduled(LiveGraph fresh, const GraphBuilder & build);
+    void place_inputs(CachedGraph & fresh);
+    CachedGraph & get_in_arena(CachedGraph fresh);
+    CachedGraph & get_scheduled(CachedGraph fresh, const GraphBuilder & build);
     uint64_t arena_bytes_for(ggml_cgraph * graph) const;
-    void allocate(LiveGraph & fresh, uint64_t wanted);
-    void note_size(const LiveGraph & live, const ArenaBytes & wanted);
+    void allocate(CachedGraph & fresh, uint64_t needed);
+    void record_size(const CachedGraph & cached, const ArenaBytes & needed);
 
     Devices & devices_;
     Backend & backend_; // the main one
     size_t max_nodes_;
     // Of graphs split over two devices. Each holds one live graph, so kinds that alternate within a
     // round have one each.
-    std::map<GraphKind, Scheduler> schedulers_;
+    std::map<GraphKind, SplitScheduler> schedulers_;
     std::set<GraphKind> split_kinds_; // kinds of graphs that were split over two devices
     std::set<std::string> cpu_operations_;
     ggml_gallocr_ptr arena_;
     std::unique_ptr<InputBlock> block_; // NULL where the host writes inputs in their place
-    std::list<LiveGraph> live_;         // most recently used first
-    int64_t n_built_ = 0, most_nodes_ = 0;
-    std::map<GraphKind, ArenaBytes> wanted_; // by the largest graph
+    std::list<CachedGraph> cached_;     // most recently used first
+    int64_t n_built_ = 0, largest_n_nodes_ = 0;
+    std::map<GraphKind, ArenaBytes> needed_; // by the largest graph
     uint64_t pool_bytes_ = 0;
 };
 

@@ -13,10 +13,10 @@ namespace dfl {
 // What a verify of the usual block leaves at most.
 static constexpr int64_t USUAL_BLOCK = 16;
 // Rows that cost little beside others, or of a drafter, up to which sizes are farther apart.
-static constexpr int64_t LEAST_PIECE = 32, FEW_ROWS = 64;
+static constexpr int64_t MIN_CHUNK = 32, FEW_ROWS = 64;
 // Rows of a draft, rows of a lane that is verified and steps of a promotion at least, where there
 // may be many sequences.
-static constexpr int64_t LEAST_DRAFT = 16, LEAST_LANE = 8, LEAST_PATH = 4;
+static constexpr int64_t MIN_DRAFT = 16, MIN_LANE = 8, MIN_PROMOTE_STEPS = 4;
 
 int64_t row_bucket(int64_t n) {
     int64_t size = 1;
@@ -37,7 +37,7 @@ static int64_t doubled(int64_t n) {
 }
 
 GraphSizes::GraphSizes(const Devices & devices, int64_t n_parallel)
-    : fit_closely_(devices.main().is_host() || !devices.split().is_whole()),
+    : fits_closely_(devices.main().is_host() || !devices.split().is_whole()),
       n_parallel_(n_parallel) {}
 
 int64_t GraphSizes::close_step(int64_t n) const {
@@ -53,49 +53,49 @@ int64_t GraphSizes::close_step(int64_t n) const {
 }
 
 int64_t GraphSizes::verify_rows(int64_t n, const Weights & weights) const {
-    if (!fit_closely_) {
+    if (!fits_closely_) {
         return close_step(n);
     }
     return weights.packed.empty() && n > 4 && n % 4 >= 2 ? (n + 3) / 4 * 4 : n;
 }
 
 int64_t GraphSizes::lanes(int64_t n) const {
-    return fit_closely_ || n == 0 ? n : std::min(doubled(n), n_parallel_);
+    return fits_closely_ || n == 0 ? n : std::min(doubled(n), n_parallel_);
 }
 
 int64_t GraphSizes::lane_rows(int64_t n) const {
-    if (fit_closely_) {
+    if (fits_closely_) {
         return n;
     }
     const bool is_close = n_parallel_ == 1 || n > USUAL_BLOCK; // else a few cost next to nothing
-    return is_close ? row_bucket(n) : doubled(std::max(n, LEAST_LANE));
+    return is_close ? row_bucket(n) : doubled(std::max(n, MIN_LANE));
 }
 
-int64_t GraphSizes::piece_rows(const std::vector<int64_t> & pieces) const {
-    const int64_t n = std::accumulate(pieces.begin(), pieces.end(), int64_t(0));
-    if (fit_closely_ || n == 0) {
+int64_t GraphSizes::chunk_rows(const std::vector<int64_t> & chunks) const {
+    const int64_t n = std::accumulate(chunks.begin(), chunks.end(), int64_t(0));
+    if (fits_closely_ || n == 0) {
         return n;
     }
-    const bool doubles = pieces.size() > 1 || n <= FEW_ROWS;
-    return doubles ? doubled(std::max(n, LEAST_PIECE)) : row_bucket(n);
+    const bool doubles = chunks.size() > 1 || n <= FEW_ROWS;
+    return doubles ? doubled(std::max(n, MIN_CHUNK)) : row_bucket(n);
 }
 
-int64_t GraphSizes::beside_rows(int64_t n) const {
-    return fit_closely_ ? n : n <= FEW_ROWS ? doubled(std::max(n, LEAST_PIECE)) : close_step(n);
+int64_t GraphSizes::mixed_verify_rows(int64_t n) const {
+    return fits_closely_ ? n : n <= FEW_ROWS ? doubled(std::max(n, MIN_CHUNK)) : close_step(n);
 }
 
 int64_t GraphSizes::draft_rows(int64_t n) const {
-    if (fit_closely_ || n > FEW_ROWS) {
-        return fit_closely_ ? n : close_step(n);
+    if (fits_closely_ || n > FEW_ROWS) {
+        return fits_closely_ ? n : close_step(n);
     }
-    return n_parallel_ == 1 ? row_bucket(n) : doubled(std::max(n, LEAST_DRAFT));
+    return n_parallel_ == 1 ? row_bucket(n) : doubled(std::max(n, MIN_DRAFT));
 }
 
-int64_t GraphSizes::append_rows(int64_t n_single, const std::vector<int64_t> & pieces) const {
-    if (fit_closely_ || pieces.empty()) {
-        return (pieces.empty() ? lanes(n_single) : n_single) + piece_rows(pieces);
+int64_t GraphSizes::append_rows(int64_t n_single, const std::vector<int64_t> & chunks) const {
+    if (fits_closely_ || chunks.empty()) {
+        return (chunks.empty() ? lanes(n_single) : n_single) + chunk_rows(chunks);
     }
-    return (n_single > 1 ? n_parallel_ : n_single) + piece_rows(pieces);
+    return (n_single > 1 ? n_parallel_ : n_single) + chunk_rows(chunks);
 }
 
 // Steps grow with the context, so that a long answer does not rebuild its graph every few rounds.
@@ -107,23 +107,24 @@ int64_t GraphSizes::cells(int64_t high, int64_t size, bool has_masks) const {
         }
         return std::min(n, size);
     }
-    int64_t step = fit_closely_ ? 256 : 1024;
+    int64_t step = fits_closely_ ? 256 : 1024;
     while (step * 16 < high) {
         step *= 2;
     }
     return std::min((high + step - 1) / step * step, size);
 }
 
-int64_t GraphSizes::path(int64_t n) const {
+int64_t GraphSizes::promote_steps(int64_t n) const {
     // The fused operation goes step by step, so on a CPU padding costs as much as a step.
-    return !are_shared() ? (fit_closely_ ? n : row_bucket(n)) : doubled(std::max(n, LEAST_PATH));
+    return !serves_many() ? (fits_closely_ ? n : row_bucket(n))
+                          : doubled(std::max(n, MIN_PROMOTE_STEPS));
 }
 
-int64_t GraphSizes::injected(int64_t n) const {
-    if (are_shared()) {
+int64_t GraphSizes::inject_rows(int64_t n) const {
+    if (serves_many()) {
         return doubled(std::max(n, FEW_ROWS));
     }
-    return fit_closely_ || n == 0 ? row_bucket(n) : std::max(USUAL_BLOCK, row_bucket(n));
+    return fits_closely_ || n == 0 ? row_bucket(n) : std::max(USUAL_BLOCK, row_bucket(n));
 }
 
 } // namespace dfl

@@ -31,19 +31,19 @@ class GraphSizes {
     int64_t verify_rows(int64_t n, const Weights & weights) const;
     // Rows that a pass without verifies is run with: of n_single sequences that append one each,
     // and of pieces of prompts.
-    int64_t append_rows(int64_t n_single, const std::vector<int64_t> & pieces) const;
+    int64_t append_rows(int64_t n_single, const std::vector<int64_t> & chunks) const;
     // Of pieces of prompts alone. Beside others a few rows more cost little, and several pieces are
     // of too many sizes together.
-    int64_t piece_rows(const std::vector<int64_t> & pieces) const;
+    int64_t chunk_rows(const std::vector<int64_t> & chunks) const;
     // Rows that are verified beside pieces, and rows with logits of such a pass.
-    int64_t beside_rows(int64_t n) const;
+    int64_t mixed_verify_rows(int64_t n) const;
     // Rows with logits, of n that are wanted, where not all are.
-    int64_t out_rows(int64_t n) const { return fit_closely_ || n < 2 ? n : n_parallel_; }
+    int64_t out_rows(int64_t n) const { return fits_closely_ || n < 2 ? n : n_parallel_; }
     // Lanes of recurrent layers for n sequences, and rows of those for up to n of each.
     int64_t lanes(int64_t n) const;
     int64_t lane_rows(int64_t n) const;
     // The same of pieces of prompts.
-    int64_t piece_lane_rows(int64_t n) const { return fit_closely_ ? n : row_bucket(n); }
+    int64_t chunk_lane_rows(int64_t n) const { return fits_closely_ ? n : row_bucket(n); }
     // Rows of a drafter's pass. It reads few weights.
     int64_t draft_rows(int64_t n) const;
     // Cells that a pass attends of a cache of `size`, the highest in use being `high` - 1.
@@ -52,29 +52,29 @@ class GraphSizes {
     // The same where sequences come and go.
     int64_t shared_cells(int64_t n) const { return row_bucket((n + 8191) / 8192) * 8192; }
     // Steps of a promotion of up to n accepted nodes.
-    int64_t path(int64_t n) const;
+    int64_t promote_steps(int64_t n) const;
     // Features that a draft injects first, of n that wait.
-    int64_t injected(int64_t n) const;
+    int64_t inject_rows(int64_t n) const;
     // Whether sizes are few, so that a graph serves many passes.
-    bool are_few() const { return !fit_closely_; }
+    bool uses_few_sizes() const { return !fits_closely_; }
     // Whether, beside that, those of many sequences meet in a pass.
-    bool are_shared() const { return !fit_closely_ && n_parallel_ > 1; }
+    bool serves_many() const { return !fits_closely_ && n_parallel_ > 1; }
 
   private:
     int64_t close_step(int64_t n) const;
 
-    bool fit_closely_;
+    bool fits_closely_;
     int64_t n_parallel_;
 };
 
 // The most of the last requests: where sequences come and go, what passes attend rises and falls
 // all the time, and each size is a graph.
-class RecentMost {
+class RecentMax {
   public:
     int64_t operator()(int64_t n) {
-        if (++n_asked_ > REMEMBERED) {
+        if (++n_calls_ > REMEMBERED) {
             before_ = now_;
-            now_ = n_asked_ = 0;
+            now_ = n_calls_ = 0;
         }
         now_ = std::max(now_, n);
         return std::max(now_, before_);
@@ -82,7 +82,7 @@ class RecentMost {
 
   private:
     static constexpr int64_t REMEMBERED = 512; // passes, and as many before these
-    int64_t now_ = 0, before_ = 0, n_asked_ = 0;
+    int64_t now_ = 0, before_ = 0, n_calls_ = 0;
 };
 
 } // namespace dfl

@@ -30,7 +30,7 @@ void InputBlock::grow(size_t bytes) {
     ggml_context_ptr ctx(ggml_init({ggml_tensor_overhead(), nullptr, true}));
     ggml_tensor * block = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I8, bytes);
     Allocation memory = backend_.allocate(ctx.get(), "the inputs of graphs");
-    if (!backend_.measures()) {
+    if (!backend_.is_dry_run()) {
         ggml_backend_buffer_type_t type = ggml_backend_dev_host_buffer_type(backend_.device());
         if (type == nullptr) {
             type = ggml_backend_dev_buffer_type(cpu_device());
@@ -61,7 +61,7 @@ size_t InputBlock::place(ggml_cgraph * graph) {
         grow(end);
     }
     for (size_t i = 0; i < inputs.size(); ++i) {
-        if (backend_.measures()) {
+        if (backend_.is_dry_run()) {
             inputs[i]->buffer = memory_.buffer.get(); // as if it lay there
         } else {
             ggml_backend_tensor_alloc(memory_.buffer.get(), inputs[i],

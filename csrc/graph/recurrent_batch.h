@@ -15,35 +15,38 @@ bool has_fused_delta_rule(const RecurrentCache & cache, const RecurrentShape & s
 
 // Which item of a pass each lane has; -1: none. Lanes that are not in place and have none repeat
 // another one, to the same effect.
-struct Lanes {
-    RecurrentLanes shape;
-    std::vector<int32_t> items;
+struct RecurrentBatch {
+    RecurrentBatchShape shape;
+    std::vector<int32_t> entries;
 };
 
-// What lanes_of() goes by.
-struct LaneRules {
+// What make_recurrent_batches() goes by.
+struct RecurrentBatchOptions {
     int64_t n_rows;         // of the pass with padding
-    int64_t most_of_pieces; // rows of pieces' lanes that are better than more shapes
+    int64_t max_chunk_rows; // rows of pieces' lanes that are better than more shapes
     int64_t n_slots;        // most sequences
     bool fused;             // a chain is one operation
-    bool by_paths;          // one that is verified is run as trees are
+    bool tree_form;         // one that is verified is run as trees are
 };
 
 // Sequences that append a row have lanes side by side; pieces of prompts share lanes of about their
 // length; verifies, which may be trees, those of the longest.
-std::vector<Lanes> lanes_of(const std::vector<WalkedRows> & items, const GraphSizes & sizes,
-                            const LaneRules & rules);
+std::vector<RecurrentBatch> make_recurrent_batches(const std::vector<RecurrentRows> & entries,
+                                                   const GraphSizes & sizes,
+                                                   const RecurrentBatchOptions & options);
 // Most of a pass: graphs are bounded by it.
-int64_t most_lanes(int64_t n_ubatch);
+int64_t max_recurrent_batches(int64_t n_ubatch);
 
 // Inputs for live.shape.recurrent.
-void make_lane_inputs(LiveGraph & live, const RecurrentShape & recurrent);
+void make_recurrent_inputs(CachedGraph & cached, const RecurrentShape & recurrent);
 // What they are for a pass; of those of a promotion, what follows from its shape.
-void write_lane_inputs(const LiveGraph & live, const RecurrentCache & cache,
-                       const RecurrentShape & recurrent, const std::vector<Lanes> & lanes,
-                       const std::vector<WalkedRows> & items);
-void write_path_inputs(const LiveGraph & live, const RecurrentShape & recurrent,
-                       const std::vector<Lanes> & lanes, const std::vector<WalkedRows> & items);
+void write_recurrent_inputs(const CachedGraph & cached, const RecurrentCache & cache,
+                            const RecurrentShape & recurrent,
+                            const std::vector<RecurrentBatch> & batches,
+                            const std::vector<RecurrentRows> & entries);
+void write_tree_inputs(const CachedGraph & cached, const RecurrentShape & recurrent,
+                       const std::vector<RecurrentBatch> & batches,
+                       const std::vector<RecurrentRows> & entries);
 
 // The rows of (committed ++ new) convolution inputs under each tap, [d_conv][n]; parents: of the
 // new ones, -1 or earlier.

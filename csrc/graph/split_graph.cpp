@@ -7,12 +7,12 @@
 
 namespace dfl {
 
-ArenaBytes most_of(const ArenaBytes & a, const ArenaBytes & b) {
-    return {std::max(a.main, b.main), std::max(a.beside, b.beside)};
+ArenaBytes max_of(const ArenaBytes & a, const ArenaBytes & b) {
+    return {std::max(a.main, b.main), std::max(a.cpu_split, b.cpu_split)};
 }
 
 // Whether a node works on a tensor that was placed on the CPU beside the device.
-static bool is_beside(const Backend & backend, const ggml_tensor * node) {
+static bool is_on_cpu_split(const Backend & backend, const ggml_tensor * node) {
     auto elsewhere = [&](const ggml_tensor * tensor) {
         const ggml_tensor * owner = tensor->view_src != nullptr ? tensor->view_src : tensor;
         return owner->buffer != nullptr &&
@@ -24,12 +24,12 @@ static bool is_beside(const Backend & backend, const ggml_tensor * node) {
                        [&](const ggml_tensor * src) { return src != nullptr && elsewhere(src); });
 }
 
-std::set<std::string> lacking_operations(const Backend & backend, ggml_cgraph * graph) {
+std::set<std::string> unsupported_operations(const Backend & backend, ggml_cgraph * graph) {
     std::set<std::string> lacking;
     for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
         const ggml_tensor * node = ggml_graph_node(graph, i);
         // Nodes of our own multiply with weights that lie on the CPU.
-        if (node->op == GGML_OP_CUSTOM || backend.runs(node) || is_beside(backend, node)) {
+        if (node->op == GGML_OP_CUSTOM || backend.runs(node) || is_on_cpu_split(backend, node)) {
             continue;
         }
         const bool writes_cache = node->view_src != nullptr && node->view_src->buffer != nullptr;
@@ -41,11 +41,11 @@ std::set<std::string> lacking_operations(const Backend & backend, ggml_cgraph * 
     return lacking;
 }
 
-bool reaches_beside(const Backend & backend, ggml_cgraph * graph) {
+bool reaches_cpu_split(const Backend & backend, ggml_cgraph * graph) {
     for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
         const ggml_tensor * node = ggml_graph_node(graph, i);
         // The weights of our own nodes are no tensors of the graph.
-        if (node->op == GGML_OP_CUSTOM || is_beside(backend, node)) {
+        if (node->op == GGML_OP_CUSTOM || is_on_cpu_split(backend, node)) {
             return true;
         }
     }
@@ -65,7 +65,7 @@ static size_t n_tensors(ggml_cgraph * graph) {
     return ggml_graph_n_nodes(graph) + leaves.size();
 }
 
-void number_graph(Devices & devices, ggml_cgraph * graph) {
+void set_graph_id(Devices & devices, ggml_cgraph * graph) {
     // Only ggml's scheduler numbers graphs, as it splits them; there is no other call for it.
     ggml_backend_t backends[] = {devices.main().get(), devices.cpu()->get()};
     const ggml_backend_sched_ptr scheduler(ggml_backend_sched_new(
@@ -73,7 +73,7 @@ void number_graph(Devices & devices, ggml_cgraph * graph) {
     ggml_backend_sched_split_graph(scheduler.get(), graph);
 }
 
-Scheduler::Scheduler(Devices & devices, size_t max_nodes) : devices_(devices) {
+SplitScheduler::SplitScheduler(Devices & devices, size_t max_nodes) : devices_(devices) {
     Backend & main = devices.main();
     Backend & cpu = *devices.cpu();
     ggml_backend_t backends[] = {main.get(), cpu.get()};
@@ -84,26 +84,26 @@ Scheduler::Scheduler(Devices & devices, size_t max_nodes) : devices_(devices) {
                                             /*parallel =*/false, /*op_offload =*/true));
 }
 
-ArenaBytes Scheduler::measure(ggml_cgraph * graph) {
+ArenaBytes SplitScheduler::measure(ggml_cgraph * graph) {
     size_t sizes[2] = {};
     ggml_backend_sched_reserve_size(scheduler_.get(), graph, sizes);
     return {sizes[0], sizes[1]};
 }
 
-bool Scheduler::hold(ggml_cgraph * graph) {
+bool SplitScheduler::allocate(ggml_cgraph * graph) {
     // Graphs with as many nodes take over each other's plan here. They may: where graphs go over
     // two devices the number of rows does not change which nodes there are.
     ggml_backend_sched_reset(scheduler_.get());
     return ggml_backend_sched_alloc_graph(scheduler_.get(), graph);
 }
 
-void Scheduler::compute(ggml_cgraph * graph) {
+void SplitScheduler::compute(ggml_cgraph * graph) {
     devices_.main().compute(
         [&] { return ggml_backend_sched_graph_compute_async(scheduler_.get(), graph); },
         [&] { ggml_backend_sched_synchronize(scheduler_.get()); });
 }
 
-ArenaBytes Scheduler::bytes() const {
+ArenaBytes SplitScheduler::bytes() const {
     return {ggml_backend_sched_get_buffer_size(scheduler_.get(), devices_.main().get()),
             ggml_backend_sched_get_buffer_size(scheduler_.get(), devices_.cpu()->get())};
 }

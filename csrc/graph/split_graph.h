@@ -14,32 +14,32 @@ namespace dfl {
 // Bytes of a compute buffer by where they are.
 struct ArenaBytes {
     uint64_t main = 0;
-    uint64_t beside = 0; // on the CPU beside the main device
+    uint64_t cpu_split = 0; // on the CPU beside the main device
 };
 
-ArenaBytes most_of(const ArenaBytes & a, const ArenaBytes & b);
+ArenaBytes max_of(const ArenaBytes & a, const ArenaBytes & b);
 
 // Names of a graph's operations that the main device lacks. Throws DFL_STATUS_UNSUPPORTED where one
 // would write to its caches, which cannot be moved.
-std::set<std::string> lacking_operations(const Backend & backend, ggml_cgraph * graph);
+std::set<std::string> unsupported_operations(const Backend & backend, ggml_cgraph * graph);
 
 // Whether a graph works on anything that lies beside the main device.
-bool reaches_beside(const Backend & backend, ggml_cgraph * graph);
+bool reaches_cpu_split(const Backend & backend, ggml_cgraph * graph);
 
 // Gives a graph of the main device a number, by which ggml's CUDA backend knows that it is the one
 // it captured. Without one it compares every node with those captured, each time: 0.1 ms for a
 // thousand nodes. The graph must have its memory, and keep it.
-void number_graph(Devices & devices, ggml_cgraph * graph);
+void set_graph_id(Devices & devices, ggml_cgraph * graph);
 
-class Scheduler {
+class SplitScheduler {
   public:
     // For devices of which one is the CPU beside the other. max_nodes: of the largest graph.
-    Scheduler(Devices & devices, size_t max_nodes);
+    SplitScheduler(Devices & devices, size_t max_nodes);
 
     // What a graph needs, which can neither run nor be measured again.
     ArenaBytes measure(ggml_cgraph * graph);
     // Gives a graph memory in place of the one before. False: there is not enough.
-    bool hold(ggml_cgraph * graph);
+    bool allocate(ggml_cgraph * graph);
     // Runs the graph it holds. Throws DFL_STATUS_COMPUTE or DFL_STATUS_MEMORY.
     void compute(ggml_cgraph * graph);
     ArenaBytes bytes() const;

@@ -6,11 +6,11 @@
 namespace dfl {
 
 // Values that one bitonic sort of ggml's CUDA backend takes.
-static constexpr int64_t MOST_SORTED = 1024;
+static constexpr int64_t MAX_SORTED = 1024;
 
 // Among scores that are no numbers Vulkan's selection reads where nothing is, and names rows that
 // do not exist; CUDA's argmax finds none where none is above the lowest float.
-ggml_tensor * without_nans(ggml_context * ctx, ggml_tensor * logits) {
+ggml_tensor * clamp_to_finite(ggml_context * ctx, ggml_tensor * logits) {
     return ggml_clamp(ctx, logits, -FLT_MAX / 2, FLT_MAX / 2);
 }
 
@@ -20,7 +20,7 @@ static int64_t block_width(int64_t n, int64_t k) {
     int64_t best = 0;
     for (int64_t width = 512; width >= 32; width /= 2) {
         const bool cuts = n % width == 0 && n / width > 2 * k;
-        best = cuts && (best == 0 || n / width <= MOST_SORTED) ? width : best;
+        best = cuts && (best == 0 || n / width <= MAX_SORTED) ? width : best;
     }
     return best;
 }
@@ -43,13 +43,13 @@ static ggml_tensor * maxima(ggml_context * ctx, ggml_tensor * values, int64_t wi
     return ggml_reshape_2d(ctx, found, n_blocks, n_rows);
 }
 
-TopRows find_top(ggml_context * ctx, ggml_tensor * values, int64_t k, bool by_blocks) {
+TopRows make_top_rows(ggml_context * ctx, ggml_tensor * values, int64_t k, bool by_blocks) {
     TopRows top;
     if (by_blocks && k == 1) {
         top.last = ggml_reshape_2d(ctx, ggml_argmax(ctx, values), 1, values->ne[1]);
         return top;
     }
-    while (by_blocks && values->ne[0] > MOST_SORTED) {
+    while (by_blocks && values->ne[0] > MAX_SORTED) {
         const int64_t width = block_width(values->ne[0], k);
         if (width == 0) {
             break;
@@ -69,8 +69,8 @@ ggml_tensor * TopRows::gather(ggml_context * ctx, ggml_tensor * values) const {
     return ggml_get_rows(ctx, ggml_reshape_3d(ctx, values, 1, values->ne[0], values->ne[1]), last);
 }
 
-int64_t TopRows::place(const std::vector<std::vector<int32_t>> & blocks,
-                       const std::vector<int32_t> & last, int64_t i) const {
+int64_t TopRows::index_of(const std::vector<std::vector<int32_t>> & blocks,
+                          const std::vector<int32_t> & last, int64_t i) const {
     const int64_t k = this->last->ne[0], first = i / k * k;
     int64_t at = last[i];
     for (size_t level = levels.size(); level-- > 0;) {

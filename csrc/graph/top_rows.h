@@ -23,14 +23,14 @@ struct TopRows {
     // Of each row the values at the places found, f32 [1, k, n_rows]; values: [n, n_rows].
     ggml_tensor * gather(ggml_context * ctx, ggml_tensor * values) const;
     // The place in its row of a result: i of k * n_rows. The arrays: what `levels` and `last` held.
-    int64_t place(const std::vector<std::vector<int32_t>> & blocks,
-                  const std::vector<int32_t> & last, int64_t i) const;
+    int64_t index_of(const std::vector<std::vector<int32_t>> & blocks,
+                     const std::vector<int32_t> & last, int64_t i) const;
 };
 
 // The same tensor clamped to finite values.
-ggml_tensor * without_nans(ggml_context * ctx, ggml_tensor * logits);
+ggml_tensor * clamp_to_finite(ggml_context * ctx, ggml_tensor * logits);
 
 // values: f32 [n, n_rows] without NaNs. by_blocks false: whole rows are sorted as the device does.
-TopRows find_top(ggml_context * ctx, ggml_tensor * values, int64_t k, bool by_blocks);
+TopRows make_top_rows(ggml_context * ctx, ggml_tensor * values, int64_t k, bool by_blocks);
 
 } // namespace dfl

@@ -12,7 +12,7 @@ struct KeyValue {
 };
 
 // Every layer's key and value projections of the same x [n_embd, n_rows].
-std::vector<KeyValue> project_kv(Build & b, const Rows & x);
+std::vector<KeyValue> project_kv(GraphContext & g, const Rows & x);
 
 struct Projections {
     ggml_tensor * q; // [q_width, n_rows]; rows may be further apart than their width
@@ -21,22 +21,22 @@ struct Projections {
 };
 
 // Separate or fused projections of x [n_embd, n_rows].
-Projections project_qkv(Build & b, int il, const Rows & x, int64_t q_width);
+Projections project_qkv(GraphContext & g, int il, const Rows & x, int64_t q_width);
 
 // Where a pass stores the rows of a layer, i64 [n_rows].
-ggml_tensor * row_cells(const Build & b, int il);
+ggml_tensor * row_cells(const GraphContext & g, int il);
 
-// Writes the keys, normed and turned, and the values, normed where they are, into their cells.
-void store_kv(Build & b, int il, const HeadRows & rows);
+// Writes the keys, normed and rotated, and the values, normed where they are, into their cells.
+void store_kv(GraphContext & g, int il, const HeadRows & rows);
 
-// The same, and lets the queries, normed and turned, attend over the cells that the rows see
+// The same, and lets the queries, normed and rotated, attend over the cells that the rows see
 // -> [head_dim * n_head, n_rows].
-ggml_tensor * attend(Build & b, int il, const HeadRows & rows);
+ggml_tensor * attend(GraphContext & g, int il, const HeadRows & rows);
 
 // The output projection of what attend() returned, scaled where the model scales it, plus `add`.
-ggml_tensor * project_output(Build & b, int il, const Rows & attended, ggml_tensor * add);
+ggml_tensor * project_output(GraphContext & g, int il, const Rows & attended, ggml_tensor * add);
 
 // The usual sublayer: project, norm heads where there are norms, rope, attend, project.
-ggml_tensor * self_attention(Build & b, int il, const SubLayerInput & in);
+ggml_tensor * self_attention(GraphContext & g, int il, const SubLayerInput & in);
 
 } // namespace dfl

@@ -2,7 +2,7 @@
 // is data, in LayerShape and LayerWeights; what a sublayer computes is given by the architecture.
 #pragma once
 
-#include "layers/cpu_ops/build.h"
+#include "layers/cpu_ops/graph_context.h"
 
 #include <functional>
 #include <vector>
@@ -21,21 +21,21 @@ struct SubLayer {
     ggml_tensor * LayerWeights::* norm; // NULL: it reads the stream as it is
     ggml_tensor * LayerWeights::* post_norm;
     // -> [n_embd, n_rows], with what is to be added.
-    std::function<ggml_tensor *(Build & b, int il, const SubLayerInput & in)> build;
+    std::function<ggml_tensor *(GraphContext & g, int il, const SubLayerInput & in)> build;
 };
 
 // The usual feed-forward, dense or of experts.
 SubLayer feed_forward_sublayer();
 // What mixes rows: attention, or a recurrent layer.
-SubLayer
-mixer_sublayer(std::function<ggml_tensor *(Build & b, int il, const SubLayerInput & in)> build);
+SubLayer mixer_sublayer(
+    std::function<ggml_tensor *(GraphContext & g, int il, const SubLayerInput & in)> build);
 
 // Those rows of x [n, n_rows] that get logits: what a last layer has behind its mixer.
-ggml_tensor * rows_with_logits(Build & b, ggml_tensor * x);
+ggml_tensor * rows_with_logits(GraphContext & g, ggml_tensor * x);
 
 // Layers of these sublayers over b.in.embd, final norm, head -> logits [n_vocab, n_out], or NULL
 // when no row wants any. The first sublayer is the only one that lets rows see each other.
-ggml_tensor * build_decoder(Build & b, const std::vector<SubLayer> & sublayers,
+ggml_tensor * build_decoder(GraphContext & g, const std::vector<SubLayer> & sublayers,
                             const Linear & head);
 
 } // namespace dfl

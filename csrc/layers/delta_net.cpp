@@ -9,58 +9,62 @@
 
 namespace dfl {
 
-static const RecurrentLanes & lanes(const Build & b) { return b.shape.recurrent[b.of]; }
-static const LaneInputs & lane_inputs(const Build & b) { return b.in.lanes[b.of]; }
+static const RecurrentBatchShape & lanes(const GraphContext & g) {
+    return g.shape.recurrent[g.batch_index];
+}
+static const RecurrentInputs & lane_inputs(const GraphContext & g) {
+    return g.in.recurrent[g.batch_index];
+}
 
-static void copy(Build & b, ggml_tensor * from, ggml_tensor * to) {
-    ggml_build_forward_expand(b.graph, ggml_cpy(b.ctx, from, to));
+static void copy(GraphContext & g, ggml_tensor * from, ggml_tensor * to) {
+    ggml_build_forward_expand(g.graph, ggml_cpy(g.ctx, from, to));
 }
 
 // A layer of a recurrent cache tensor, the first n slots: [n values, n].
-static ggml_tensor * slots_of(Build & b, ggml_tensor * cache, int64_t index, int64_t n) {
-    return ggml_view_2d(b.ctx, cache, cache->ne[0], n, cache->nb[1], index * cache->nb[2]);
+static ggml_tensor * slots_of(GraphContext & g, ggml_tensor * cache, int64_t index, int64_t n) {
+    return ggml_view_2d(g.ctx, cache, cache->ne[0], n, cache->nb[1], index * cache->nb[2]);
 }
 
 // The same of the lanes that are built, [n values, n_lanes]; and back.
-static ggml_tensor * of_lanes(Build & b, ggml_tensor * cache, int64_t index) {
-    return lanes(b).in_place ? slots_of(b, cache, index, lanes(b).n_lanes)
-                             : ggml_get_rows(b.ctx, slots_of(b, cache, index, cache->ne[1]),
-                                             lane_inputs(b).slots);
+static ggml_tensor * of_lanes(GraphContext & g, ggml_tensor * cache, int64_t index) {
+    return lanes(g).in_place ? slots_of(g, cache, index, lanes(g).n_lanes)
+                             : ggml_get_rows(g.ctx, slots_of(g, cache, index, cache->ne[1]),
+                                             lane_inputs(g).slots);
 }
-static void bring_back(Build & b, ggml_tensor * values, ggml_tensor * cache, int64_t index) {
-    if (lanes(b).in_place) {
-        copy(b, values, slots_of(b, cache, index, lanes(b).n_lanes));
+static void bring_back(GraphContext & g, ggml_tensor * values, ggml_tensor * cache, int64_t index) {
+    if (lanes(g).in_place) {
+        copy(g, values, slots_of(g, cache, index, lanes(g).n_lanes));
         return;
     }
-    ggml_tensor * all = slots_of(b, cache, index, cache->ne[1]);
-    ggml_build_forward_expand(b.graph, ggml_set_rows(b.ctx, all, values, lane_inputs(b).to_slots));
+    ggml_tensor * all = slots_of(g, cache, index, cache->ne[1]);
+    ggml_build_forward_expand(g.graph, ggml_set_rows(g.ctx, all, values, lane_inputs(g).to_slots));
 }
 
 // Writes rows [n, rows] to some of a trace, from a value on.
-static void write_traced(Build & b, ggml_tensor * trace, int64_t index, int64_t at,
+static void write_traced(GraphContext & g, ggml_tensor * trace, int64_t index, int64_t at,
                          ggml_tensor * values, ggml_tensor * rows) {
-    ggml_tensor * to = ggml_view_2d(b.ctx, trace, values->ne[0], trace->ne[1], trace->nb[1],
+    ggml_tensor * to = ggml_view_2d(g.ctx, trace, values->ne[0], trace->ne[1], trace->nb[1],
                                     index * trace->nb[2] + at * trace->nb[0]);
-    ggml_build_forward_expand(b.graph, ggml_set_rows(b.ctx, to, values, rows));
+    ggml_build_forward_expand(g.graph, ggml_set_rows(g.ctx, to, values, rows));
 }
 
 // A node's window is its parent chain: each tap gathers its rows. inputs: [channels, before + n,
 // n_lanes].
-static ggml_tensor * convolve_tree(Build & b, ggml_tensor * inputs, ggml_tensor * kernel) {
-    const int64_t d_conv = kernel->ne[0], channels = kernel->ne[1], n = lanes(b).size();
-    ggml_tensor * all = ggml_reshape_2d(b.ctx, inputs, channels, inputs->ne[1] * inputs->ne[2]);
-    ggml_tensor * windows = ggml_get_rows(b.ctx, all, lane_inputs(b).conv_taps);
-    windows = ggml_reshape_3d(b.ctx, windows, channels, n, d_conv);
-    ggml_tensor * taps = ggml_reshape_3d(b.ctx, ggml_cont(b.ctx, ggml_transpose(b.ctx, kernel)),
+static ggml_tensor * convolve_tree(GraphContext & g, ggml_tensor * inputs, ggml_tensor * kernel) {
+    const int64_t d_conv = kernel->ne[0], channels = kernel->ne[1], n = lanes(g).size();
+    ggml_tensor * all = ggml_reshape_2d(g.ctx, inputs, channels, inputs->ne[1] * inputs->ne[2]);
+    ggml_tensor * windows = ggml_get_rows(g.ctx, all, lane_inputs(g).conv_taps);
+    windows = ggml_reshape_3d(g.ctx, windows, channels, n, d_conv);
+    ggml_tensor * taps = ggml_reshape_3d(g.ctx, ggml_cont(g.ctx, ggml_transpose(g.ctx, kernel)),
                                          channels, 1, d_conv);
-    ggml_tensor * weighted = ggml_mul(b.ctx, windows, taps);
+    ggml_tensor * weighted = ggml_mul(g.ctx, windows, taps);
     ggml_tensor * sum = nullptr;
     for (int64_t t = 0; t < d_conv; ++t) {
         ggml_tensor * one =
-            ggml_view_2d(b.ctx, weighted, channels, n, weighted->nb[1], t * weighted->nb[2]);
-        sum = t == 0 ? one : ggml_add(b.ctx, sum, one);
+            ggml_view_2d(g.ctx, weighted, channels, n, weighted->nb[1], t * weighted->nb[2]);
+        sum = t == 0 ? one : ggml_add(g.ctx, sum, one);
     }
-    return ggml_reshape_3d(b.ctx, sum, channels, lanes(b).n_rows, lanes(b).n_lanes);
+    return ggml_reshape_3d(g.ctx, sum, channels, lanes(g).n_rows, lanes(g).n_lanes);
 }
 
 // What is convolved: u [channels, n_rows] of the pass, and, where lanes pick from it, the inputs
@@ -72,40 +76,40 @@ struct ConvolutionInputs {
 
 // Depthwise convolution and silu -> [channels, rows, n_lanes]. Advances the cache, or when
 // verifying leaves it alone and traces its inputs.
-static ggml_tensor * convolve(Build & b, int il, const ConvolutionInputs & in) {
-    const RecurrentLanes & of = lanes(b);
-    const RecurrentPart & part = b.recurrent.part_of(il);
-    const int64_t index = b.recurrent.index(il);
-    const int64_t channels = in.u->ne[0], before = b.hp.recurrent.d_conv - 1;
-    ggml_tensor * kernel = b.weights.layers[il].delta.conv;
+static ggml_tensor * convolve(GraphContext & g, int il, const ConvolutionInputs & in) {
+    const RecurrentBatchShape & of = lanes(g);
+    const RecurrentPart & part = g.recurrent.part_of(il);
+    const int64_t index = g.recurrent.index(il);
+    const int64_t channels = in.u->ne[0], before = g.hp.recurrent.d_conv - 1;
+    ggml_tensor * kernel = g.weights.layers[il].delta.conv;
     ggml_tensor * inputs = nullptr; // [channels, before + n_rows, n_lanes]
-    if (of.as_they_lie) {
+    if (of.identity_layout) {
         ggml_tensor * past =
-            ggml_reshape_3d(b.ctx, of_lanes(b, part.conv, index), channels, before, of.n_lanes);
-        ggml_tensor * u = ggml_reshape_3d(b.ctx, in.u, channels, of.n_rows, of.n_lanes);
-        inputs = ggml_concat(b.ctx, past, u, 1);
+            ggml_reshape_3d(g.ctx, of_lanes(g, part.conv, index), channels, before, of.n_lanes);
+        ggml_tensor * u = ggml_reshape_3d(g.ctx, in.u, channels, of.n_rows, of.n_lanes);
+        inputs = ggml_concat(g.ctx, past, u, 1);
     } else {
-        inputs = ggml_get_rows(b.ctx, in.all, lane_inputs(b).inputs);
-        inputs = ggml_reshape_3d(b.ctx, inputs, channels, before + of.n_rows, of.n_lanes);
+        inputs = ggml_get_rows(g.ctx, in.all, lane_inputs(g).inputs);
+        inputs = ggml_reshape_3d(g.ctx, inputs, channels, before + of.n_rows, of.n_lanes);
     }
-    if (of.verifies) {
+    if (of.is_verify) {
         ggml_tensor * rows =
-            ggml_reshape_2d(b.ctx, inputs, channels, (before + of.n_rows) * of.n_lanes);
-        write_traced(b, part.conv_trace, index, 0, rows, lane_inputs(b).conv_trace);
-        if (of.by_paths) {
-            return ggml_silu(b.ctx, convolve_tree(b, inputs, kernel));
+            ggml_reshape_2d(g.ctx, inputs, channels, (before + of.n_rows) * of.n_lanes);
+        write_traced(g, part.conv_updates, index, 0, rows, lane_inputs(g).conv_update_rows);
+        if (of.tree_form) {
+            return ggml_silu(g.ctx, convolve_tree(g, inputs, kernel));
         }
-    } else if (of.as_they_lie) {
-        ggml_tensor * last = ggml_view_3d(b.ctx, inputs, channels, before, of.n_lanes,
+    } else if (of.identity_layout) {
+        ggml_tensor * last = ggml_view_3d(g.ctx, inputs, channels, before, of.n_lanes,
                                           inputs->nb[1], inputs->nb[2], of.n_rows * inputs->nb[1]);
-        bring_back(b, last, part.conv, index);
+        bring_back(g, last, part.conv, index);
     } else {
-        ggml_tensor * last = ggml_get_rows(b.ctx, in.all, lane_inputs(b).last_inputs);
-        bring_back(b, ggml_reshape_2d(b.ctx, last, channels * before, of.n_lanes), part.conv,
+        ggml_tensor * last = ggml_get_rows(g.ctx, in.all, lane_inputs(g).last_inputs);
+        bring_back(g, ggml_reshape_2d(g.ctx, last, channels * before, of.n_lanes), part.conv,
                    index);
     }
-    ggml_tensor * by_channel = ggml_cont(b.ctx, ggml_transpose(b.ctx, inputs));
-    return ggml_silu(b.ctx, ggml_ssm_conv(b.ctx, by_channel, kernel));
+    ggml_tensor * by_channel = ggml_cont(g.ctx, ggml_transpose(g.ctx, inputs));
+    return ggml_silu(g.ctx, ggml_ssm_conv(g.ctx, by_channel, kernel));
 }
 
 // What the rule takes of the lanes' rows in a layer. heads: [channels, n_rows, n_lanes], per row
@@ -118,126 +122,126 @@ struct RuleRows {
 };
 
 // Some heads of all rows: [d, n, n_rows, n_lanes].
-static ggml_tensor * heads_of(Build & b, ggml_tensor * x, int64_t first, int64_t n) {
-    const int64_t d = b.hp.recurrent.d_state;
-    return ggml_view_4d(b.ctx, x, d, n, x->ne[1], x->ne[2], d * x->nb[0], x->nb[1], x->nb[2],
+static ggml_tensor * heads_of(GraphContext & g, ggml_tensor * x, int64_t first, int64_t n) {
+    const int64_t d = g.hp.recurrent.d_state;
+    return ggml_view_4d(g.ctx, x, d, n, x->ne[1], x->ne[2], d * x->nb[0], x->nb[1], x->nb[2],
                         first * d * x->nb[0]);
 }
 
-static void write_trace(Build & b, int il, const RuleRows & in) {
-    const RecurrentShape & shape = b.hp.recurrent;
+static void write_trace(GraphContext & g, int il, const RuleRows & in) {
+    const RecurrentShape & shape = g.hp.recurrent;
     const int64_t d = shape.d_state, n_k = shape.n_k_heads, n_v = shape.n_v_heads;
     const int64_t key_values = d * (n_k + n_v);
     const auto write = [&](int64_t at, ggml_tensor * values) {
-        write_traced(b, b.recurrent.part_of(il).trace, b.recurrent.index(il), at, values,
-                     lane_inputs(b).trace);
+        write_traced(g, g.recurrent.part_of(il).node_updates, g.recurrent.index(il), at, values,
+                     lane_inputs(g).update_rows);
     };
-    write(0, ggml_view_2d(b.ctx, in.heads, key_values, lanes(b).size(), in.heads->nb[1],
+    write(0, ggml_view_2d(g.ctx, in.heads, key_values, lanes(g).size(), in.heads->nb[1],
                           d * n_k * in.heads->nb[0]));
     write(key_values, in.g);
     write(key_values + n_v, in.beta);
 }
 
 // ggml's own operation, row after row: [d, n_v * n_rows * n_lanes].
-static ggml_tensor * fused_rule(Build & b, int il, const RuleRows & in) {
-    const RecurrentShape & shape = b.hp.recurrent;
+static ggml_tensor * fused_rule(GraphContext & g, int il, const RuleRows & in) {
+    const RecurrentShape & shape = g.hp.recurrent;
     const int64_t d = shape.d_state, n_k = shape.n_k_heads, n_v = shape.n_v_heads;
-    const int64_t rows = lanes(b).n_rows, n_lanes = lanes(b).n_lanes, size = d * d * n_v;
+    const int64_t rows = lanes(g).n_rows, n_lanes = lanes(g).n_lanes, size = d * d * n_v;
     // q and k heads are neighbours, so one norm serves both: x / sqrt(sum x^2 + eps).
-    ggml_tensor * qk = ggml_rms_norm(b.ctx, heads_of(b, in.heads, 0, 2 * n_k), b.hp.eps / d);
-    qk = ggml_scale(b.ctx, qk, 1.0f / std::sqrt((float)d));
+    ggml_tensor * qk = ggml_rms_norm(g.ctx, heads_of(g, in.heads, 0, 2 * n_k), g.hp.eps / d);
+    qk = ggml_scale(g.ctx, qk, 1.0f / std::sqrt((float)d));
     auto half = [&](int64_t first) {
-        return ggml_view_4d(b.ctx, qk, d, n_k, rows, n_lanes, qk->nb[1], qk->nb[2], qk->nb[3],
+        return ggml_view_4d(g.ctx, qk, d, n_k, rows, n_lanes, qk->nb[1], qk->nb[2], qk->nb[3],
                             first * qk->nb[1]);
     };
-    ggml_tensor * states = of_lanes(b, b.recurrent.part_of(il).state, b.recurrent.index(il));
+    ggml_tensor * states = of_lanes(g, g.recurrent.part_of(il).state, g.recurrent.index(il));
     ggml_tensor * out =
-        ggml_gated_delta_net(b.ctx, half(0), half(n_k), heads_of(b, in.heads, 2 * n_k, n_v),
-                             ggml_reshape_4d(b.ctx, in.g, 1, n_v, rows, n_lanes),
-                             ggml_reshape_4d(b.ctx, in.beta, 1, n_v, rows, n_lanes),
-                             ggml_reshape_4d(b.ctx, states, d, d, n_v, n_lanes), /*K =*/1);
+        ggml_gated_delta_net(g.ctx, half(0), half(n_k), heads_of(g, in.heads, 2 * n_k, n_v),
+                             ggml_reshape_4d(g.ctx, in.g, 1, n_v, rows, n_lanes),
+                             ggml_reshape_4d(g.ctx, in.beta, 1, n_v, rows, n_lanes),
+                             ggml_reshape_4d(g.ctx, states, d, d, n_v, n_lanes), /*K =*/1);
     // The op's result is the outputs [d, n_v, rows, lanes], then the final states [d, d, n_v,
     // lanes].
     const int64_t n_out = d * n_v * rows * n_lanes;
-    if (!lanes(b).verifies) {
+    if (!lanes(g).is_verify) {
         bring_back(
-            b, ggml_view_2d(b.ctx, out, size, n_lanes, size * sizeof(float), n_out * sizeof(float)),
-            b.recurrent.part_of(il).state, b.recurrent.index(il));
+            g, ggml_view_2d(g.ctx, out, size, n_lanes, size * sizeof(float), n_out * sizeof(float)),
+            g.recurrent.part_of(il).state, g.recurrent.index(il));
     }
-    return ggml_view_2d(b.ctx, out, d, n_out / d, d * sizeof(float), 0);
+    return ggml_view_2d(g.ctx, out, d, n_out / d, d * sizeof(float), 0);
 }
 
 // The form for trees; rows that are appended go chunk by chunk. [d, n_v * n_rows * n_lanes].
-static ggml_tensor * path_rule(Build & b, int il, const RuleRows & in) {
-    const RecurrentShape & shape = b.hp.recurrent;
+static ggml_tensor * path_rule(GraphContext & g, int il, const RuleRows & in) {
+    const RecurrentShape & shape = g.hp.recurrent;
     const int64_t d = shape.d_state, n_k = shape.n_k_heads, n_v = shape.n_v_heads;
-    const int64_t rows = lanes(b).n_rows, n_lanes = lanes(b).n_lanes;
-    const bool verifies = lanes(b).verifies;
-    ggml_tensor * states = of_lanes(b, b.recurrent.part_of(il).state, b.recurrent.index(il));
-    DeltaRule done = {nullptr, ggml_reshape_4d(b.ctx, states, d, d, n_v, n_lanes)};
-    ggml_tensor * unit = unit_queries_keys(b, heads_of(b, in.heads, 0, 2 * n_k));
-    ggml_tensor * v = heads_of(b, in.heads, 2 * n_k, n_v);
+    const int64_t rows = lanes(g).n_rows, n_lanes = lanes(g).n_lanes;
+    const bool verifies = lanes(g).is_verify;
+    ggml_tensor * states = of_lanes(g, g.recurrent.part_of(il).state, g.recurrent.index(il));
+    DeltaRule done = {nullptr, ggml_reshape_4d(g.ctx, states, d, d, n_v, n_lanes)};
+    ggml_tensor * unit = unit_queries_keys(g, heads_of(g, in.heads, 0, 2 * n_k));
+    ggml_tensor * v = heads_of(g, in.heads, 2 * n_k, n_v);
     ggml_tensor * out = nullptr;
-    const int64_t chunk = verifies ? rows : PATH_CHUNK;
+    const int64_t chunk = verifies ? rows : TREE_FORM_CHUNK;
     for (int64_t first = 0; first < rows; first += chunk) {
         const int64_t n = std::min(chunk, rows - first);
         auto gate = [&](ggml_tensor * x) { // [n_v, rows * lanes] -> [n, 1, n_v, lanes]
             const size_t row = x->nb[1];
             ggml_tensor * part =
-                ggml_view_3d(b.ctx, x, n_v, n, n_lanes, row, rows * row, first * row);
-            return ggml_reshape_4d(b.ctx, ggml_cont(b.ctx, ggml_transpose(b.ctx, part)), n, 1, n_v,
+                ggml_view_3d(g.ctx, x, n_v, n, n_lanes, row, rows * row, first * row);
+            return ggml_reshape_4d(g.ctx, ggml_cont(g.ctx, ggml_transpose(g.ctx, part)), n, 1, n_v,
                                    n_lanes);
         };
-        ggml_tensor * values = ggml_view_4d(b.ctx, v, d, n_v, n, n_lanes, v->nb[1], v->nb[2],
+        ggml_tensor * values = ggml_view_4d(g.ctx, v, d, n_v, n, n_lanes, v->nb[1], v->nb[2],
                                             v->nb[3], first * v->nb[2]);
         done = delta_rule(
-            b, {queries_keys(b, unit, first, n), values, gate(in.g), gate(in.beta), done.state});
-        out = out == nullptr ? done.out : ggml_concat(b.ctx, out, done.out, 2);
+            g, {queries_keys(g, unit, first, n), values, gate(in.g), gate(in.beta), done.state});
+        out = out == nullptr ? done.out : ggml_concat(g.ctx, out, done.out, 2);
     }
     if (!verifies) {
-        ggml_build_forward_expand(b.graph, out); // it reads the state that goes now
-        bring_back(b, ggml_reshape_2d(b.ctx, done.state, d * d * n_v, n_lanes),
-                   b.recurrent.part_of(il).state, b.recurrent.index(il));
+        ggml_build_forward_expand(g.graph, out); // it reads the state that goes now
+        bring_back(g, ggml_reshape_2d(g.ctx, done.state, d * d * n_v, n_lanes),
+                   g.recurrent.part_of(il).state, g.recurrent.index(il));
     }
-    return ggml_reshape_2d(b.ctx, out, d, n_v * rows * n_lanes);
+    return ggml_reshape_2d(g.ctx, out, d, n_v * rows * n_lanes);
 }
 
 // ggml's operations take key head h % n_k for value head h.
-static ggml_tensor * reordered(Build & b, ggml_tensor * x, int64_t inner, int64_t outer) {
+static ggml_tensor * reordered(GraphContext & g, ggml_tensor * x, int64_t inner, int64_t outer) {
     const int64_t n = x->ne[0] / (inner * outer); // values of a head
-    ggml_tensor * heads = ggml_reshape_4d(b.ctx, x, n, inner, outer, x->ne[1]);
-    heads = ggml_cont(b.ctx, ggml_permute(b.ctx, heads, 0, 2, 1, 3));
-    return ggml_reshape_2d(b.ctx, heads, x->ne[0], x->ne[1]);
+    ggml_tensor * heads = ggml_reshape_4d(g.ctx, x, n, inner, outer, x->ne[1]);
+    heads = ggml_cont(g.ctx, ggml_permute(g.ctx, heads, 0, 2, 1, 3));
+    return ggml_reshape_2d(g.ctx, heads, x->ne[0], x->ne[1]);
 }
 
 // Values of all value heads, [n * n_v, rows], from the file's order to that of ggml's operations.
-static ggml_tensor * tiled(Build & b, ggml_tensor * x) {
-    const RecurrentShape & shape = b.hp.recurrent;
-    return shape.grouped ? reordered(b, x, shape.values_a_key(), shape.n_k_heads) : x;
+static ggml_tensor * tiled(GraphContext & g, ggml_tensor * x) {
+    const RecurrentShape & shape = g.hp.recurrent;
+    return shape.grouped ? reordered(g, x, shape.values_a_key(), shape.n_k_heads) : x;
 }
 
 // And back.
-static ggml_tensor * as_in_file(Build & b, ggml_tensor * x) {
-    const RecurrentShape & shape = b.hp.recurrent;
-    return shape.grouped ? reordered(b, x, shape.n_k_heads, shape.values_a_key()) : x;
+static ggml_tensor * as_in_file(GraphContext & g, ggml_tensor * x) {
+    const RecurrentShape & shape = g.hp.recurrent;
+    return shape.grouped ? reordered(g, x, shape.n_k_heads, shape.values_a_key()) : x;
 }
 
 // Queries, keys and values, [channels, n_rows, n_lanes], with the values' heads so.
-static ggml_tensor * tiled_values(Build & b, ggml_tensor * heads) {
-    const RecurrentShape & shape = b.hp.recurrent;
+static ggml_tensor * tiled_values(GraphContext & g, ggml_tensor * heads) {
+    const RecurrentShape & shape = g.hp.recurrent;
     if (!shape.grouped) {
         return heads;
     }
     const int64_t rows = heads->ne[1], n_lanes = heads->ne[2];
-    heads = ggml_reshape_2d(b.ctx, heads, heads->ne[0], rows * n_lanes);
+    heads = ggml_reshape_2d(g.ctx, heads, heads->ne[0], rows * n_lanes);
     const int64_t first = 2 * shape.d_state * shape.n_k_heads;
     const auto part = [&](int64_t at, int64_t n) {
         return ggml_cont(
-            b.ctx, ggml_view_2d(b.ctx, heads, n, heads->ne[1], heads->nb[1], at * heads->nb[0]));
+            g.ctx, ggml_view_2d(g.ctx, heads, n, heads->ne[1], heads->nb[1], at * heads->nb[0]));
     };
-    ggml_tensor * values = tiled(b, part(first, heads->ne[0] - first));
-    ggml_tensor * all = ggml_concat(b.ctx, part(0, first), values, 0);
-    return ggml_reshape_3d(b.ctx, all, all->ne[0], rows, n_lanes);
+    ggml_tensor * values = tiled(g, part(first, heads->ne[0] - first));
+    ggml_tensor * all = ggml_concat(g.ctx, part(0, first), values, 0);
+    return ggml_reshape_3d(g.ctx, all, all->ne[0], rows, n_lanes);
 }
 
 // What becomes beta and the decay, [n_v, rows] each, as in the file.
@@ -246,74 +250,75 @@ struct Gates {
     ggml_tensor * alpha;
 };
 
-static Gates gates(Build & b, const DeltaNetWeights & w, const Rows & x) {
+static Gates gates(GraphContext & g, const DeltaNetWeights & w, const Rows & x) {
     if (!w.beta_alpha) {
-        return {linear(b, w.beta, x), linear(b, w.alpha, x)};
+        return {linear(g, w.beta, x), linear(g, w.alpha, x)};
     }
-    const RecurrentShape & shape = b.hp.recurrent;
+    const RecurrentShape & shape = g.hp.recurrent;
     const int64_t n = shape.values_a_key(), rows = x.n_rows();
-    ggml_tensor * both = linear(b, w.beta_alpha, x);
+    ggml_tensor * both = linear(g, w.beta_alpha, x);
     const auto part = [&](int64_t at) {
-        ggml_tensor * of_keys = ggml_view_3d(b.ctx, both, n, shape.n_k_heads, rows,
+        ggml_tensor * of_keys = ggml_view_3d(g.ctx, both, n, shape.n_k_heads, rows,
                                              2 * n * both->nb[0], both->nb[1], at * both->nb[0]);
-        return ggml_reshape_2d(b.ctx, ggml_cont(b.ctx, of_keys), shape.n_v_heads, rows);
+        return ggml_reshape_2d(g.ctx, ggml_cont(g.ctx, of_keys), shape.n_v_heads, rows);
     };
     return {part(0), part(n)};
 }
 
-ggml_tensor * delta_net(Build & b, int il, const Rows & x, ggml_tensor * add) {
-    const RecurrentShape & shape = b.hp.recurrent;
-    const DeltaNetWeights & w = b.weights.layers[il].delta;
+ggml_tensor * delta_net(GraphContext & g, int il, const Rows & x, ggml_tensor * add) {
+    const RecurrentShape & shape = g.hp.recurrent;
+    const DeltaNetWeights & w = g.weights.layers[il].delta;
     const int64_t inner = shape.d_state * shape.n_v_heads;
 
-    if (b.shape.walks) {
+    if (g.shape.scans) {
         const std::vector<const Linear *> joint = {&w.qkv, &w.gate, &w.beta_alpha};
         const std::vector<const Linear *> apart = {&w.qkv, &w.gate, &w.beta, &w.alpha};
-        const auto in = linears(b, w.beta_alpha ? joint : apart, x);
-        return linear(b, w.output, walked_delta_net(b, il, {in[0], in[1], in[2], in.back()}), add);
+        const auto in = linears(g, w.beta_alpha ? joint : apart, x);
+        return linear(g, w.output, scan_delta_net(g, il, {in[0], in[1], in[2], in.back()}), add);
     }
-    ggml_tensor * qkv = linear(b, w.qkv, x);
-    ggml_tensor * z = linear(b, w.gate, x); // [inner, n_rows]
-    const Gates made = gates(b, w, x);
-    ggml_tensor * beta = tiled(b, ggml_sigmoid(b.ctx, made.beta));
-    ggml_tensor * g = ggml_softplus(b.ctx, ggml_add(b.ctx, made.alpha, w.dt_bias));
-    g = tiled(b, ggml_mul(b.ctx, g, w.a));
+    ggml_tensor * qkv = linear(g, w.qkv, x);
+    ggml_tensor * z = linear(g, w.gate, x); // [inner, n_rows]
+    const Gates made = gates(g, w, x);
+    ggml_tensor * beta = tiled(g, ggml_sigmoid(g.ctx, made.beta));
+    ggml_tensor * log_decay = ggml_softplus(g.ctx, ggml_add(g.ctx, made.alpha, w.dt_bias));
+    log_decay = tiled(g, ggml_mul(g.ctx, log_decay, w.a));
     ConvolutionInputs inputs = {qkv, nullptr};
-    const bool picks = !b.shape.recurrent.front().as_they_lie;
+    const bool picks = !g.shape.recurrent.front().identity_layout;
     if (picks) {
-        ggml_tensor * conv = b.recurrent.part_of(il).conv;
+        ggml_tensor * conv = g.recurrent.part_of(il).conv;
         const int64_t n_before = (shape.d_conv - 1) * conv->ne[1];
-        ggml_tensor * past = ggml_view_2d(b.ctx, conv, qkv->ne[0], n_before, qkv->nb[1],
-                                          b.recurrent.index(il) * conv->nb[2]);
-        inputs.all = ggml_concat(b.ctx, past, qkv, 1);
-        g = ggml_pad(b.ctx, g, 0, 1, 0, 0);
-        beta = ggml_pad(b.ctx, beta, 0, 1, 0, 0);
+        ggml_tensor * past = ggml_view_2d(g.ctx, conv, qkv->ne[0], n_before, qkv->nb[1],
+                                          g.recurrent.index(il) * conv->nb[2]);
+        inputs.all = ggml_concat(g.ctx, past, qkv, 1);
+        log_decay = ggml_pad(g.ctx, log_decay, 0, 1, 0, 0);
+        beta = ggml_pad(g.ctx, beta, 0, 1, 0, 0);
     }
     // States in place are written first: those of other lanes among them as they were.
     ggml_tensor * o = nullptr; // [d, n_v * rows of all lanes]
-    for (b.of = 0; b.of < static_cast<int64_t>(b.shape.recurrent.size()); ++b.of) {
+    for (g.batch_index = 0; g.batch_index < static_cast<int64_t>(g.shape.recurrent.size());
+         ++g.batch_index) {
         const auto rows_of = [&](ggml_tensor * values) {
-            return picks ? ggml_get_rows(b.ctx, values, lane_inputs(b).rows) : values;
+            return picks ? ggml_get_rows(g.ctx, values, lane_inputs(g).rows) : values;
         };
-        ggml_tensor * heads = tiled_values(b, convolve(b, il, inputs));
-        RuleRows rows = {heads, rows_of(g), rows_of(beta)};
-        if (lanes(b).verifies) {
-            write_trace(b, il, rows);
+        ggml_tensor * heads = tiled_values(g, convolve(g, il, inputs));
+        RuleRows rows = {heads, rows_of(log_decay), rows_of(beta)};
+        if (lanes(g).is_verify) {
+            write_trace(g, il, rows);
         }
-        ggml_tensor * part = lanes(b).by_paths ? path_rule(b, il, rows) : fused_rule(b, il, rows);
-        o = o == nullptr ? part : ggml_concat(b.ctx, o, part, 1);
+        ggml_tensor * part = lanes(g).tree_form ? path_rule(g, il, rows) : fused_rule(g, il, rows);
+        o = o == nullptr ? part : ggml_concat(g.ctx, o, part, 1);
     }
     if (picks) {
-        o = ggml_reshape_2d(b.ctx, o, inner, o->ne[1] / shape.n_v_heads);
-        o = ggml_get_rows(b.ctx, o, b.in.lane_rows);
+        o = ggml_reshape_2d(g.ctx, o, inner, o->ne[1] / shape.n_v_heads);
+        o = ggml_get_rows(g.ctx, o, g.in.lane_rows);
     }
-    b.of = 0;
-    o = as_in_file(b, ggml_reshape_2d(b.ctx, o, inner, b.shape.n_rows));
-    o = rms_norm(b, ggml_reshape_2d(b.ctx, o, shape.d_state, shape.n_v_heads * b.shape.n_rows),
+    g.batch_index = 0;
+    o = as_in_file(g, ggml_reshape_2d(g.ctx, o, inner, g.shape.n_rows));
+    o = rms_norm(g, ggml_reshape_2d(g.ctx, o, shape.d_state, shape.n_v_heads * g.shape.n_rows),
                  w.norm);
     ggml_tensor * gated =
-        ggml_swiglu_split(b.ctx, ggml_reshape_2d(b.ctx, z, o->ne[0], o->ne[1]), o);
-    return linear(b, w.output, ggml_reshape_2d(b.ctx, gated, inner, b.shape.n_rows), add);
+        ggml_swiglu_split(g.ctx, ggml_reshape_2d(g.ctx, z, o->ne[0], o->ne[1]), o);
+    return linear(g, w.output, ggml_reshape_2d(g.ctx, gated, inner, g.shape.n_rows), add);
 }
 
 } // namespace dfl

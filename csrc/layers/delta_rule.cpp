@@ -5,61 +5,61 @@
 namespace dfl {
 
 // The masks of n nodes of some lanes, made once a graph.
-static PathMasks & masks_of(Build & b, int64_t n, int64_t n_lanes) {
-    const bool is_tree = !b.shape.recurrent.empty() && b.shape.recurrent[b.of].verifies;
-    const auto fits = [&](const PathInputs & in) {
-        return in.n == n && (is_tree ? in.of == b.of : in.of < 0);
+static TreeMasks & masks_of(GraphContext & g, int64_t n, int64_t n_lanes) {
+    const bool is_tree = !g.shape.recurrent.empty() && g.shape.recurrent[g.batch_index].is_verify;
+    const auto fits = [&](const TreeInputs & in) {
+        return in.n == n && (is_tree ? in.batch == g.batch_index : in.batch < 0);
     };
-    for (PathMasks & masks : b.path_masks) {
+    for (TreeMasks & masks : g.tree_masks) {
         if (fits(masks.in) && masks.n_lanes == n_lanes) {
             return masks;
         }
     }
-    for (const PathInputs & in : b.in.paths) {
+    for (const TreeInputs & in : g.in.trees) {
         if (fits(in)) {
-            const int64_t heads = b.hp.recurrent.n_v_heads;
+            const int64_t heads = g.hp.recurrent.n_v_heads;
             auto each_head = [&](ggml_tensor * x) {
-                return ggml_repeat_4d(b.ctx, x, x->ne[0], x->ne[1], heads, n_lanes);
+                return ggml_repeat_4d(g.ctx, x, x->ne[0], x->ne[1], heads, n_lanes);
             };
-            b.path_masks.push_back({in, n_lanes, each_head(in.ancestors), each_head(in.bias), {}});
+            g.tree_masks.push_back({in, n_lanes, each_head(in.ancestors), each_head(in.bias), {}});
         }
     }
-    return b.path_masks.back();
+    return g.tree_masks.back();
 }
 
 // A part of x [n0, n1, n2, n3]: n of its first dimension, or of its second.
-static ggml_tensor * columns(Build & b, ggml_tensor * x, int64_t first, int64_t n) {
-    return ggml_view_4d(b.ctx, x, n, x->ne[1], x->ne[2], x->ne[3], x->nb[1], x->nb[2], x->nb[3],
+static ggml_tensor * columns(GraphContext & g, ggml_tensor * x, int64_t first, int64_t n) {
+    return ggml_view_4d(g.ctx, x, n, x->ne[1], x->ne[2], x->ne[3], x->nb[1], x->nb[2], x->nb[3],
                         first * x->nb[0]);
 }
-static ggml_tensor * rows(Build & b, ggml_tensor * x, int64_t first, int64_t n) {
-    return ggml_view_4d(b.ctx, x, x->ne[0], n, x->ne[2], x->ne[3], x->nb[1], x->nb[2], x->nb[3],
+static ggml_tensor * rows(GraphContext & g, ggml_tensor * x, int64_t first, int64_t n) {
+    return ggml_view_4d(g.ctx, x, x->ne[0], n, x->ne[2], x->ne[3], x->nb[1], x->nb[2], x->nb[3],
                         first * x->nb[1]);
 }
 
-ggml_tensor * unit_queries_keys(Build & b, ggml_tensor * qk) {
-    return ggml_mul(b.ctx, ggml_rms_norm(b.ctx, qk, b.hp.eps / qk->ne[0]), b.in.unit);
+ggml_tensor * unit_queries_keys(GraphContext & g, ggml_tensor * qk) {
+    return ggml_mul(g.ctx, ggml_rms_norm(g.ctx, qk, g.hp.eps / qk->ne[0]), g.in.unit);
 }
 
-ggml_tensor * queries_keys(Build & b, ggml_tensor * unit, int64_t first, int64_t n) {
-    const RecurrentShape & shape = b.hp.recurrent;
+ggml_tensor * queries_keys(GraphContext & g, ggml_tensor * unit, int64_t first, int64_t n) {
+    const RecurrentShape & shape = g.hp.recurrent;
     const int64_t n_k = shape.n_k_heads, d = unit->ne[0], lanes = unit->ne[3];
     auto half = [&](int64_t head) {
-        ggml_tensor * heads = ggml_view_4d(b.ctx, unit, d, n_k, n, lanes, unit->nb[1], unit->nb[2],
+        ggml_tensor * heads = ggml_view_4d(g.ctx, unit, d, n_k, n, lanes, unit->nb[1], unit->nb[2],
                                            unit->nb[3], first * unit->nb[2] + head * unit->nb[1]);
-        return ggml_permute(b.ctx, heads, 0, 2, 1, 3); // [d, n, n_k, lanes]
+        return ggml_permute(g.ctx, heads, 0, 2, 1, 3); // [d, n, n_k, lanes]
     };
-    ggml_tensor * qk = ggml_concat(b.ctx, half(0), half(n_k), 1);
+    ggml_tensor * qk = ggml_concat(g.ctx, half(0), half(n_k), 1);
     // Value head h goes with key head h % n_k.
     return n_k == shape.n_v_heads ? qk
-                                  : ggml_repeat_4d(b.ctx, qk, d, 2 * n, shape.n_v_heads, lanes);
+                                  : ggml_repeat_4d(g.ctx, qk, d, 2 * n, shape.n_v_heads, lanes);
 }
 
 // exp(G_i - G_j) beta_j for the pairs of a path, else 0: [n (j), 2n (i), n_v, lanes]. The queries'
 // half has the diagonal, the keys' half is strict. growth: exp(G_i), [2n, 1, n_v, lanes].
-static ggml_tensor * decays(Build & b, const DeltaRuleInputs & in, const PathMasks & masks,
+static ggml_tensor * decays(GraphContext & g, const DeltaRuleInputs & in, const TreeMasks & masks,
                             ggml_tensor ** growth) {
-    ggml_context * c = b.ctx;
+    ggml_context * c = g.ctx;
     const int64_t n = masks.in.n, n_v = in.g->ne[2], lanes = in.g->ne[3];
     // Sums along paths by elementwise operations: the matrix products of some devices keep only
     // ten bits of a factor.
@@ -73,37 +73,37 @@ static ggml_tensor * decays(Build & b, const DeltaRuleInputs & in, const PathMas
 }
 
 // [n, n, n_v, lanes]
-static ggml_tensor * identity(Build & b, PathMasks & masks, int64_t n) {
+static ggml_tensor * identity(GraphContext & g, TreeMasks & masks, int64_t n) {
     for (ggml_tensor * known : masks.identities) {
         if (known->ne[0] == n) {
             return known;
         }
     }
-    ggml_tensor * corner = columns(b, rows(b, masks.in.identity, 0, n), 0, n);
-    const int64_t heads = b.hp.recurrent.n_v_heads;
-    masks.identities.push_back(ggml_repeat_4d(b.ctx, corner, n, n, heads, masks.n_lanes));
+    ggml_tensor * corner = columns(g, rows(g, masks.in.identity, 0, n), 0, n);
+    const int64_t heads = g.hp.recurrent.n_v_heads;
+    masks.identities.push_back(ggml_repeat_4d(g.ctx, corner, n, n, heads, masks.n_lanes));
     return masks.identities.back();
 }
 
 // w of (I + a) w = r, with a strictly lower triangular: [n (j), n (i), n_v, lanes], r: [n, d, n_v,
 // lanes] -> same. Solving takes time by the cube of n, so larger systems go block by block: a
 // block's inverse, times what is left of r after the blocks above.
-static ggml_tensor * solve(Build & b, ggml_tensor * a, ggml_tensor * r, PathMasks & masks) {
-    ggml_context * c = b.ctx;
+static ggml_tensor * solve(GraphContext & g, ggml_tensor * a, ggml_tensor * r, TreeMasks & masks) {
+    ggml_context * c = g.ctx;
     ggml_tensor * w = nullptr;
     for (int64_t first = 0; first < a->ne[0]; first += SOLVE_BLOCK) {
         const int64_t n = std::min(SOLVE_BLOCK, a->ne[0] - first);
-        ggml_tensor * below = rows(b, a, first, n);
-        ggml_tensor * rest = columns(b, r, first, n);
+        ggml_tensor * below = rows(g, a, first, n);
+        ggml_tensor * rest = columns(g, r, first, n);
         // ggml's Vulkan backend rounds float32 factors with gaps between their rows to half.
         if (first > 0) {
-            ggml_tensor * known = ggml_cont(c, columns(b, below, 0, first));
+            ggml_tensor * known = ggml_cont(c, columns(g, below, 0, first));
             rest = ggml_sub(c, rest, ggml_mul_mat(c, known, w));
         } else if (n < a->ne[0]) {
             rest = ggml_cont(c, rest);
         }
-        ggml_tensor * eye = identity(b, masks, n);
-        ggml_tensor * block = ggml_add(c, columns(b, below, first, n), eye);
+        ggml_tensor * eye = identity(g, masks, n);
+        ggml_tensor * block = ggml_add(c, columns(g, below, first, n), eye);
         ggml_tensor * inverse = ggml_solve_tri(c, block, eye, true, true, false);
         ggml_tensor * part = ggml_mul_mat(c, inverse, rest); // [n, d, n_v, lanes]
         w = first == 0 ? part : ggml_concat(c, w, part, 0);
@@ -111,31 +111,31 @@ static ggml_tensor * solve(Build & b, ggml_tensor * a, ggml_tensor * r, PathMask
     return w;
 }
 
-DeltaRule delta_rule(Build & b, const DeltaRuleInputs & in) {
-    ggml_context * c = b.ctx;
+DeltaRule delta_rule(GraphContext & g, const DeltaRuleInputs & in) {
+    ggml_context * c = g.ctx;
     const int64_t n = in.qk->ne[1] / 2, n_v = in.state->ne[2], lanes = in.state->ne[3];
-    PathMasks & masks = masks_of(b, n, lanes);
+    TreeMasks & masks = masks_of(g, n, lanes);
 
     ggml_tensor * growth = nullptr;
-    ggml_tensor * decay = decays(b, in, masks, &growth);
-    ggml_tensor * keys = rows(b, in.qk, n, n);
+    ggml_tensor * decay = decays(g, in, masks, &growth);
+    ggml_tensor * keys = rows(g, in.qk, n, n);
     // k_j q_i, k_j k_i: [n (j), 2n (i), n_v, lanes]
     ggml_tensor * system = ggml_mul(c, decay, ggml_mul_mat(c, keys, in.qk));
     ggml_tensor * from_state = ggml_mul_mat(c, in.qk, in.state); // [2n, d, n_v, lanes]
     from_state = ggml_mul(c, from_state, growth);
 
     ggml_tensor * v = ggml_cont(c, ggml_permute(c, in.v, 1, 2, 0, 3)); // [n, d, n_v, lanes]
-    v = ggml_sub(c, v, columns(b, from_state, n, n));
-    ggml_tensor * w = solve(b, rows(b, system, n, n), v, masks);
-    ggml_tensor * out = ggml_mul_mat(c, rows(b, system, 0, n), w); // [n, d, n_v, lanes]
-    out = ggml_add(c, out, columns(b, from_state, 0, n));
+    v = ggml_sub(c, v, columns(g, from_state, n, n));
+    ggml_tensor * w = solve(g, rows(g, system, n, n), v, masks);
+    ggml_tensor * out = ggml_mul_mat(c, rows(g, system, 0, n), w); // [n, d, n_v, lanes]
+    out = ggml_add(c, out, columns(g, from_state, 0, n));
 
     // S <- exp(G) S + sum_j exp(G - G_j) beta_j k_j w_j, G that of the last node.
     ggml_tensor * last = ggml_view_4d(c, decay, n, 1, n_v, lanes, decay->nb[1], decay->nb[2],
                                       decay->nb[3], (n - 1) * decay->nb[1]);
     ggml_tensor * keys_by_node = ggml_cont(c, ggml_permute(c, keys, 1, 0, 2, 3));
     ggml_tensor * added = ggml_mul_mat(c, keys_by_node, ggml_mul(c, w, last));
-    ggml_tensor * kept = ggml_mul(c, in.state, columns(b, growth, n - 1, 1));
+    ggml_tensor * kept = ggml_mul(c, in.state, columns(g, growth, n - 1, 1));
     return {ggml_cont(c, ggml_permute(c, out, 2, 0, 1, 3)), ggml_add(c, kept, added)};
 }
 

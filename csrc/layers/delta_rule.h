@@ -7,7 +7,7 @@
 // chain is a tree, so this is also the form for a device that lacks ggml's fused operation.
 #pragma once
 
-#include "layers/cpu_ops/build.h"
+#include "layers/cpu_ops/graph_context.h"
 
 namespace dfl {
 
@@ -30,17 +30,17 @@ constexpr int64_t SOLVE_BLOCK = 32;
 
 // At least the graph nodes, views included, of n rows of a layer in chunks (observed: 60 a chunk
 // and 10 a further block, and 25 of a layer).
-constexpr size_t path_nodes(int64_t n, int64_t chunk) {
+constexpr size_t tree_form_nodes(int64_t n, int64_t chunk) {
     return 64 + (n + chunk - 1) / chunk * (96 + 16 * (chunk / SOLVE_BLOCK));
 }
 
-DeltaRule delta_rule(Build & b, const DeltaRuleInputs & in);
+DeltaRule delta_rule(GraphContext & g, const DeltaRuleInputs & in);
 
 // Rows [first, first + n) of queries and keys [d, 2 * n_k_heads, rows, lanes] as DeltaRuleInputs
 // wants them.
-ggml_tensor * queries_keys(Build & b, ggml_tensor * unit, int64_t first, int64_t n);
+ggml_tensor * queries_keys(GraphContext & g, ggml_tensor * unit, int64_t first, int64_t n);
 // What these are made of: queries and keys [d, 2 * n_k_heads, rows, lanes] (any strides) made
 // contiguous and of length 1, queries of 1 / sqrt(d).
-ggml_tensor * unit_queries_keys(Build & b, ggml_tensor * qk);
+ggml_tensor * unit_queries_keys(GraphContext & g, ggml_tensor * qk);
 
 } // namespace dfl

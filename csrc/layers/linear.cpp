@@ -5,23 +5,23 @@
 
 namespace dfl {
 
-ggml_tensor * rms_norm(Build & b, ggml_tensor * x, ggml_tensor * weight) {
-    return ggml_mul(b.ctx, ggml_rms_norm(b.ctx, x, b.hp.eps), weight);
+ggml_tensor * rms_norm(GraphContext & g, ggml_tensor * x, ggml_tensor * weight) {
+    return ggml_mul(g.ctx, ggml_rms_norm(g.ctx, x, g.hp.eps), weight);
 }
 
-ggml_tensor * plus(Build & b, ggml_tensor * y, ggml_tensor * add) {
-    return add != nullptr ? ggml_add(b.ctx, y, add) : y;
+ggml_tensor * plus(GraphContext & g, ggml_tensor * y, ggml_tensor * add) {
+    return add != nullptr ? ggml_add(g.ctx, y, add) : y;
 }
 
-ggml_tensor * linear(Build & b, const Linear & l, const Rows & x, ggml_tensor * add) {
+ggml_tensor * linear(GraphContext & g, const Linear & l, const Rows & x, ggml_tensor * add) {
     if (l.packed != nullptr) {
-        return packed_linear(b, l, x, add);
+        return packed_linear(g, l, x, add);
     }
-    ggml_tensor * y = ggml_mul_mat(b.ctx, l.weight, tensor_of(b, x));
+    ggml_tensor * y = ggml_mul_mat(g.ctx, l.weight, tensor_of(g, x));
     if (l.scale != nullptr) {
-        y = ggml_mul(b.ctx, y, l.scale);
+        y = ggml_mul(g.ctx, y, l.scale);
     }
-    return plus(b, plus(b, y, l.bias), add);
+    return plus(g, plus(g, y, l.bias), add);
 }
 
 static bool take_alike(const Linear & one, const Linear & other) {
@@ -29,7 +29,7 @@ static bool take_alike(const Linear & one, const Linear & other) {
            one.packed->product->quantize_row == other.packed->product->quantize_row;
 }
 
-std::vector<ggml_tensor *> linears(Build & b, const std::vector<const Linear *> & weights,
+std::vector<ggml_tensor *> linears(GraphContext & g, const std::vector<const Linear *> & weights,
                                    const Rows & x) {
     std::vector<ggml_tensor *> found(weights.size());
     for (size_t i = 0; i < weights.size(); ++i) {
@@ -45,10 +45,10 @@ std::vector<ggml_tensor *> linears(Build & b, const std::vector<const Linear *> 
             }
         }
         if (alike.size() < 2) {
-            found[i] = linear(b, *weights[i], x);
+            found[i] = linear(g, *weights[i], x);
             continue;
         }
-        const std::vector<ggml_tensor *> joint = packed_linears(b, alike, x);
+        const std::vector<ggml_tensor *> joint = packed_linears(g, alike, x);
         for (size_t j = 0; j < places.size(); ++j) {
             found[places[j]] = joint[j];
         }
@@ -56,45 +56,45 @@ std::vector<ggml_tensor *> linears(Build & b, const std::vector<const Linear *> 
     return found;
 }
 
-ggml_tensor * gated(Build & b, Activation activation, ggml_tensor * gate, ggml_tensor * up) {
+ggml_tensor * gated(GraphContext & g, Activation activation, ggml_tensor * gate, ggml_tensor * up) {
     switch (activation) {
     case Activation::GELU:
-        return ggml_geglu_split(b.ctx, gate, up);
+        return ggml_geglu_split(g.ctx, gate, up);
     case Activation::CLAMPED_SILU:
-        return ggml_swiglu_oai(b.ctx, gate, up, GATE_SHARPNESS, GATE_LIMIT);
+        return ggml_swiglu_oai(g.ctx, gate, up, GATE_SHARPNESS, GATE_LIMIT);
     case Activation::SILU:
         break;
     }
-    return ggml_swiglu_split(b.ctx, gate, up);
+    return ggml_swiglu_split(g.ctx, gate, up);
 }
 
-ggml_tensor * gated(Build & b, Activation activation, ggml_tensor * both) {
+ggml_tensor * gated(GraphContext & g, Activation activation, ggml_tensor * both) {
     const int64_t n = both->ne[0] / 2;
     const auto half = [&](int64_t first) {
-        return ggml_view_3d(b.ctx, both, n, both->ne[1], both->ne[2], both->nb[1], both->nb[2],
+        return ggml_view_3d(g.ctx, both, n, both->ne[1], both->ne[2], both->nb[1], both->nb[2],
                             first * ggml_element_size(both));
     };
     switch (activation) {
     case Activation::GELU:
-        return ggml_geglu(b.ctx, both);
+        return ggml_geglu(g.ctx, both);
     case Activation::CLAMPED_SILU:
-        return gated(b, activation, half(0), half(n));
+        return gated(g, activation, half(0), half(n));
     case Activation::SILU:
         break;
     }
-    return ggml_swiglu(b.ctx, both);
+    return ggml_swiglu(g.ctx, both);
 }
 
-ggml_tensor * feed_forward(Build & b, const FeedForwardWeights & w, Activation activation,
+ggml_tensor * feed_forward(GraphContext & g, const FeedForwardWeights & w, Activation activation,
                            const Rows & x, ggml_tensor * add) {
-    if (gates_packed(b, w)) {
-        return packed_linear(b, w.down, packed_gated(b, w, activation, x), add);
+    if (gates_packed(g, w)) {
+        return packed_linear(g, w.down, packed_gated(g, w, activation, x), add);
     }
     if (w.gate_up) {
-        return linear(b, w.down, gated(b, activation, linear(b, w.gate_up, x)), add);
+        return linear(g, w.down, gated(g, activation, linear(g, w.gate_up, x)), add);
     }
-    const std::vector<ggml_tensor *> both = linears(b, {&w.gate, &w.up}, x);
-    return linear(b, w.down, gated(b, activation, both[0], both[1]), add);
+    const std::vector<ggml_tensor *> both = linears(g, {&w.gate, &w.up}, x);
+    return linear(g, w.down, gated(g, activation, both[0], both[1]), add);
 }
 
 } // namespace dfl

@@ -10,7 +10,7 @@ namespace dfl {
 
 GgufFile::GgufFile(const std::string & path)
     : path_(path), parts_(open_parts(path)), gguf_(parts_[0]->gguf.get()),
-      asked_(gguf_get_n_kv(gguf_)) {
+      keys_read_(gguf_get_n_kv(gguf_)) {
     for (const auto & part : parts_) {
         const gguf_context * gguf = part->gguf.get();
         for (int64_t i = 0; i < gguf_get_n_tensors(gguf); ++i) {
@@ -38,7 +38,7 @@ std::string GgufFile::key(const char * pattern) const {
 int64_t GgufFile::find(const char * pattern) const {
     const int64_t id = gguf_find_key(gguf_, key(pattern).c_str());
     if (id >= 0) {
-        asked_[id].store(true, std::memory_order_relaxed);
+        keys_read_[id].store(true, std::memory_order_relaxed);
     }
     return id;
 }
@@ -101,9 +101,9 @@ static GgufFile::Unread value_of(const gguf_context * gguf, int64_t id) {
 
 std::vector<GgufFile::Unread> GgufFile::unread() const {
     std::vector<Unread> found;
-    for (size_t id = 0; id < asked_.size(); ++id) {
+    for (size_t id = 0; id < keys_read_.size(); ++id) {
         const std::string name = gguf_get_key(gguf_, id);
-        if (name.compare(0, arch_.size() + 1, arch_ + ".") == 0 && !asked_[id]) {
+        if (name.compare(0, arch_.size() + 1, arch_ + ".") == 0 && !keys_read_[id]) {
             found.push_back(value_of(gguf_, id));
         }
     }

@@ -83,7 +83,7 @@ class GgufFile {
     std::vector<std::string> names_;
     std::unordered_map<std::string, Stored> tensors_;
     std::string arch_;
-    mutable std::vector<std::atomic<bool>> asked_; // by the index of the key
+    mutable std::vector<std::atomic<bool>> keys_read_; // by the index of the key
 };
 
 } // namespace dfl

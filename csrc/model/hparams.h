@@ -75,7 +75,7 @@ struct RecurrentShape {
     }
     int64_t conv_channels() const { return d_state * (2 * n_k_heads + n_v_heads); }
     // What promoting a node needs: k, v, g and beta.
-    int64_t trace_size() const { return d_state * (n_k_heads + n_v_heads) + 2 * n_v_heads; }
+    int64_t node_update_size() const { return d_state * (n_k_heads + n_v_heads) + 2 * n_v_heads; }
     int64_t state_size() const { return d_state * d_state * n_v_heads; }
 };
 

@@ -86,7 +86,7 @@ const PackedMatrix * WeightLoader::packed(const std::string & name, ggml_type ty
         return nullptr;
     }
     weights_.packed.push_back(matrix);
-    Request request;
+    TensorRequest request;
     request.file_names = {name};
     request.packed = &weights_.packed.back();
     request.mapped = matrix.product->in_place &&
@@ -101,7 +101,7 @@ const PackedMatrix * WeightLoader::packed(const std::string & name, ggml_type ty
 // A tensor nobody asked for would be a part of the model left out in silence.
 void WeightLoader::check_nothing_left() const {
     std::set<std::string> used = read_directly_;
-    for (const Request & request : requests_) {
+    for (const TensorRequest & request : requests_) {
         used.insert(request.file_names.begin(), request.file_names.end());
     }
     for (int64_t i = 0; i < file_.tensor_count(); ++i) {
@@ -118,7 +118,7 @@ void WeightLoader::check_nothing_left() const {
     }
 }
 
-uint64_t WeightLoader::file_bytes(const Request & request) const {
+uint64_t WeightLoader::file_bytes(const TensorRequest & request) const {
     uint64_t bytes = 0;
     for (const std::string & name : request.file_names) {
         bytes += ggml_nbytes(file_.tensor(name));
@@ -127,13 +127,13 @@ uint64_t WeightLoader::file_bytes(const Request & request) const {
     return packed != nullptr ? bytes / packed->n_file_rows() * packed->n_out : bytes;
 }
 
-uint64_t WeightLoader::bytes_of(const Request & request) {
+uint64_t WeightLoader::bytes_of(const TensorRequest & request) {
     return request.packed != nullptr ? request.packed->bytes() : ggml_nbytes(request.tensor);
 }
 
 void WeightLoader::map_in_place() {
     std::map<const FileMapping *, ggml_backend_buffer_t> buffers;
-    for (const Request & request : requests_) {
+    for (const TensorRequest & request : requests_) {
         if (!request.mapped) {
             continue;
         }
@@ -165,12 +165,12 @@ void WeightLoader::map_in_place() {
 
 void WeightLoader::count_copied(const Backend & backend, uint64_t bytes) {
     weights_.copied_bytes += bytes;
-    weights_.beside_bytes += &backend == devices_.cpu() ? bytes : 0;
+    weights_.cpu_split_bytes += &backend == devices_.cpu() ? bytes : 0;
 }
 
 void WeightLoader::allocate(const Place & place, ggml_context * ctx) {
     uint64_t bytes = 0;
-    for (const Request & request : requests_) {
+    for (const TensorRequest & request : requests_) {
         if (request.tensor != nullptr && !request.mapped &&
             ggml_get_tensor(ctx, request.tensor->name) == request.tensor) {
             bytes += ggml_backend_buft_get_alloc_size(place.type, request.tensor);
@@ -181,7 +181,7 @@ void WeightLoader::allocate(const Place & place, ggml_context * ctx) {
     }
     const Backend & backend = *place.backend;
     ggml_backend_buffer_ptr buffer;
-    if (backend.measures()) {
+    if (backend.is_dry_run()) {
         Allocation counted = backend.count(ctx, place.type);
         count_copied(backend, counted.bytes);
         buffer = std::move(counted.buffer);
@@ -207,7 +207,7 @@ void WeightLoader::allocate_packed() {
         bytes += matrix.data == nullptr ? GGML_PAD(matrix.bytes(), alignment) : 0;
     }
     count_copied(backend, bytes);
-    if (bytes == 0 || backend.measures()) {
+    if (bytes == 0 || backend.is_dry_run()) {
         return;
     }
     backend.check_fits(bytes, format("rearranging the weights of %s (--no-repack leaves them in "
@@ -230,7 +230,7 @@ void WeightLoader::allocate_packed() {
     }
 }
 
-void WeightLoader::note_placement(const Request & request) {
+void WeightLoader::note_placement(const TensorRequest & request) {
     const std::string kernels = request.packed != nullptr
                                     ? request.packed->product->name
                                     : ggml_backend_buffer_name(request.tensor->buffer);
@@ -242,7 +242,7 @@ void WeightLoader::note_placement(const Request & request) {
     known->bytes += bytes_of(request);
 }
 
-void WeightLoader::fill(const Request & request) const {
+void WeightLoader::fill(const TensorRequest & request) const {
     if (request.file_names.empty()) {
         ggml_backend_tensor_set(request.tensor, request.values.data(), 0,
                                 ggml_nbytes(request.tensor));
@@ -280,14 +280,14 @@ std::unique_ptr<Weights> WeightLoader::load(const LoadProgress & progress) {
         allocate(place, ctx);
     }
     allocate_packed();
-    if (devices_.main().measures()) {
+    if (devices_.main().is_dry_run()) {
         return std::move(owned_);
     }
     uint64_t total = 0, done = 0;
-    for (const Request & request : requests_) {
+    for (const TensorRequest & request : requests_) {
         total += file_bytes(request);
     }
-    for (const Request & request : requests_) {
+    for (const TensorRequest & request : requests_) {
         if (!request.mapped) {
             fill(request);
         }

@@ -106,7 +106,7 @@ ggml_tensor * WeightLoader::request(const std::string & name, std::vector<int64_
     const Place place = choose(meta, op);
     ggml_tensor * tensor = ggml_dup_tensor(context_for(place), meta);
     ggml_set_name(tensor, name.c_str());
-    Request request;
+    TensorRequest request;
     request.file_names = {name};
     request.tensor = tensor;
     request.mapped = can_map(name, place);
@@ -133,7 +133,7 @@ Linear WeightLoader::stacked(const std::vector<Part> & parts, int il, int64_t n_
         return {};
     }
     const Place place = choose(&whole, GGML_OP_MUL_MAT);
-    Request request;
+    TensorRequest request;
     request.mapped = can_map(names[0], place);
     if (request.mapped && !file_.are_adjacent(names)) {
         return {}; // a copy would cost the memory that mapping saves
@@ -157,7 +157,7 @@ ggml_tensor * WeightLoader::vector(const char * pattern, int il, int64_t n) {
 
 ggml_tensor * WeightLoader::computed(const char * name, const std::vector<float> & values) {
     const Backend & backend = devices_.of_weight(name);
-    Request request;
+    TensorRequest request;
     request.tensor = ggml_new_tensor_1d(context_for({&backend, backend.default_buffer_type()}),
                                         GGML_TYPE_F32, static_cast<int64_t>(values.size()));
     ggml_set_name(request.tensor, name);

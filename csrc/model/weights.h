@@ -68,7 +68,7 @@ struct ExpertWeights {
 };
 
 // Norms of experts that stand beside a dense feed-forward, [n_embd] each.
-struct BesideNorms {
+struct ParallelExpertNorms {
     ggml_tensor * router = nullptr;       // of what the router reads
     ggml_tensor * experts = nullptr;      // of what the experts read
     ggml_tensor * post_dense = nullptr;   // on the dense part's output
@@ -88,7 +88,7 @@ struct LayerWeights {
     ggml_tensor * ffn_norm = nullptr; // [n_embd]
     FeedForwardWeights ffn;
     ExpertWeights experts;
-    BesideNorms beside;
+    ParallelExpertNorms parallel_norms;
     ggml_tensor * post_attn_norm = nullptr; // [n_embd], on the attention's output
     ggml_tensor * post_ffn_norm = nullptr;  // [n_embd], on the feed-forward's output
     PerLayerWeights per_layer;
@@ -132,7 +132,7 @@ struct Weights {
     std::vector<Placement> placements;
     uint64_t mapped_bytes = 0;    // used where they lie in the file
     uint64_t copied_bytes = 0;    // in buffers of their own
-    uint64_t beside_bytes = 0;    // of these, on the CPU beside another device
+    uint64_t cpu_split_bytes = 0; // of these, on the CPU beside another device
     uint64_t embedding_bytes = 0; // of token_embd, unless mapped_bytes has it as the head
 };
 
@@ -208,7 +208,7 @@ class WeightLoader {
 
   private:
     // A tensor or a packed matrix, and what fills it.
-    struct Request {
+    struct TensorRequest {
         std::vector<std::string> file_names; // several: their rows one after the other
         std::vector<float> values;           // in place of the file's
         ggml_tensor * tensor = nullptr;
@@ -238,21 +238,21 @@ class WeightLoader {
     bool can_map(const std::string & name, const Place & place) const;
     ggml_context * context_for(const Place & place);
     void check_nothing_left() const;
-    uint64_t file_bytes(const Request & request) const;
-    static uint64_t bytes_of(const Request & request);
+    uint64_t file_bytes(const TensorRequest & request) const;
+    static uint64_t bytes_of(const TensorRequest & request);
     void map_in_place();
     void allocate(const Place & place, ggml_context * ctx);
     void count_copied(const Backend & backend, uint64_t bytes);
     void allocate_packed();
-    void note_placement(const Request & request);
-    void fill(const Request & request) const;
+    void note_placement(const TensorRequest & request);
+    void fill(const TensorRequest & request) const;
 
     const GgufFile & file_;
     const Hparams & hp_;
     Devices & devices_;
     std::unique_ptr<Weights> owned_;
     Weights & weights_;
-    std::vector<Request> requests_;
+    std::vector<TensorRequest> requests_;
     std::map<Place, ggml_context *> contexts_;
     std::set<std::string> read_directly_; // tensors nobody computes with
 };

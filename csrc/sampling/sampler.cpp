@@ -32,7 +32,7 @@ struct Race {
     double best = -std::numeric_limits<double>::infinity(), second = best;
     int64_t n = 0;
 
-    void enter(int32_t id, double score) {
+    void add(int32_t id, double score) {
         if (n++ == 0 || score > best) {
             second = best;
             best = score;
@@ -41,13 +41,13 @@ struct Race {
             second = score;
         }
     }
-    Choice choice(int64_t n_kept) const {
+    SampledToken result(int64_t n_kept) const {
         return {token, n_kept > 1 ? best - second : std::numeric_limits<double>::infinity()};
     }
 };
 
 static Sampler::Fault fault_of(const float * row, int64_t n, const Maxima & maxima) {
-    if (!maxima.is_sound) {
+    if (!maxima.is_finite) {
         const bool has_nan = std::any_of(row, row + n, [](float x) { return std::isnan(x); });
         return has_nan ? "the logits hold NaN" : "the logits hold +inf";
     }
@@ -58,7 +58,7 @@ static Sampler::Fault fault_of(const float * row, int64_t n, const Maxima & maxi
 // A row with biases, bans and penalties for as long as this lives.
 class Sampler::Adjusted {
   public:
-    Adjusted(float * row, int64_t n, const Sampler & sampler, SeenTokens seen) : row_(row) {
+    Adjusted(float * row, int64_t n, const Sampler & sampler, TokenHistory history) : row_(row) {
         const SamplerParams & params = sampler.params_;
         for (const Candidate & bias : params.biases) {
             if (bias.token < n) {
@@ -70,11 +70,12 @@ class Sampler::Adjusted {
                 set(token, -INFINITY);
             }
         }
-        if (!sampler.penalises() || seen.n == 0) {
+        if (!sampler.has_penalties() || history.n == 0) {
             return;
         }
-        const int64_t n_recent = std::min(seen.n, params.repeat_last_n);
-        std::vector<int32_t> recent(seen.tokens + (seen.n - n_recent), seen.tokens + seen.n);
+        const int64_t n_recent = std::min(history.n, params.repeat_last_n);
+        std::vector<int32_t> recent(history.tokens + (history.n - n_recent),
+                                    history.tokens + history.n);
         std::sort(recent.begin(), recent.end());
         const int32_t bad = recent.front() < 0 ? recent.front() : recent.back();
         if (bad < 0 || bad >= n) {
@@ -114,11 +115,11 @@ Sampler::Sampler(SamplerParams params) : params_(std::move(params)) {
     std::sort(params_.banned.begin(), params_.banned.end());
 }
 
-bool Sampler::bans(int32_t token) const {
+bool Sampler::is_banned(int32_t token) const {
     return std::binary_search(params_.banned.begin(), params_.banned.end(), token);
 }
 
-bool Sampler::penalises() const {
+bool Sampler::has_penalties() const {
     return params_.repeat_last_n > 0 &&
            (params_.repeat != 1.0f || params_.presence != 0.0f || params_.frequency != 0.0f);
 }
@@ -130,7 +131,7 @@ int64_t Sampler::n_best() const {
     return params_.top_k + static_cast<int64_t>(params_.banned.size());
 }
 
-bool Sampler::cuts(int64_t n) const {
+bool Sampler::has_cutoffs(int64_t n) const {
     return (params_.top_k > 0 && params_.top_k < n) || params_.min_p > 0.0 || params_.top_p < 1.0;
 }
 
@@ -142,9 +143,9 @@ uint64_t Sampler::noise_state(int64_t position) const {
     return state;
 }
 
-Sampler::Fault Sampler::choose(float * row, int64_t n, SeenTokens seen, int64_t position,
-                               Choice & choice) const {
-    const Adjusted adjusted(row, n, *this, seen);
+Sampler::Fault Sampler::sample(float * row, int64_t n, TokenHistory history, int64_t position,
+                               SampledToken & sampled) const {
+    const Adjusted adjusted(row, n, *this, history);
     const Maxima maxima(row, n);
     if (const Fault fault = fault_of(row, n, maxima)) {
         return fault;
@@ -153,22 +154,22 @@ Sampler::Fault Sampler::choose(float * row, int64_t n, SeenTokens seen, int64_t 
         std::vector<Candidate> best;
         append_best(row, n, std::min<int64_t>(n, 2), maxima, best);
         const double infinite = std::numeric_limits<double>::infinity();
-        choice = {best[0].token, n > 1 ? (double)best[0].logit - best[1].logit : infinite};
-    } else if (cuts(n)) {
+        sampled = {best[0].token, n > 1 ? (double)best[0].logit - best[1].logit : infinite};
+    } else if (has_cutoffs(n)) {
         std::vector<Candidate> kept;
-        keep_of(row, n, maxima, kept);
-        choice = draw(kept, position);
+        filter_row(row, n, maxima, kept);
+        sampled = sample_candidates(kept, position);
     } else {
-        choice = draw_of_all(row, n, maxima, position);
+        sampled = sample_full_row(row, n, maxima, position);
     }
     return nullptr;
 }
 
-Sampler::Fault Sampler::choose_among(const Candidate * best, int64_t n, int64_t position,
-                                     Choice & choice) const {
+Sampler::Fault Sampler::sample_from(const Candidate * best, int64_t n, int64_t position,
+                                    SampledToken & sampled) const {
     std::vector<Candidate> kept;
     std::copy_if(best, best + n, std::back_inserter(kept),
-                 [&](const Candidate & one) { return !bans(one.token); });
+                 [&](const Candidate & one) { return !is_banned(one.token); });
     std::vector<float> logits(kept.size() + 1, -INFINITY); // one more, as none may be left
     std::transform(kept.begin(), kept.end(), logits.begin(), [](auto & one) { return one.logit; });
     const auto n_logits = static_cast<int64_t>(logits.size());
@@ -176,22 +177,22 @@ Sampler::Fault Sampler::choose_among(const Candidate * best, int64_t n, int64_t 
         return fault;
     }
     kept.resize(std::min<size_t>(kept.size(), params_.top_k));
-    cut(kept, -1.0);
-    choice = draw(kept, position);
+    apply_cutoffs(kept, -1.0);
+    sampled = sample_candidates(kept, position);
     return nullptr;
 }
 
-Sampler::Fault Sampler::keep(float * row, int64_t n, SeenTokens seen,
-                             std::vector<Candidate> & kept) const {
-    const Adjusted adjusted(row, n, *this, seen);
+Sampler::Fault Sampler::filter(float * row, int64_t n, TokenHistory history,
+                               std::vector<Candidate> & kept) const {
+    const Adjusted adjusted(row, n, *this, history);
     const Maxima maxima(row, n);
     if (const Fault fault = fault_of(row, n, maxima)) {
         return fault;
     }
     if (params_.temperature == 0.0) {
         append_best(row, n, 1, maxima, kept);
-    } else if (cuts(n)) {
-        keep_of(row, n, maxima, kept);
+    } else if (has_cutoffs(n)) {
+        filter_row(row, n, maxima, kept);
     } else {
         for (int64_t i = 0; i < n; ++i) {
             kept.push_back({static_cast<int32_t>(i), row[i]});
@@ -205,11 +206,11 @@ static double weight(const Candidate & one, const Candidate & best) {
     return std::exp(static_cast<double>(one.logit) - best.logit);
 }
 
-void Sampler::keep_of(const float * row, int64_t n, const Maxima & maxima,
-                      std::vector<Candidate> & kept) const {
+void Sampler::filter_row(const float * row, int64_t n, const Maxima & maxima,
+                         std::vector<Candidate> & kept) const {
     if (params_.top_k > 0 && params_.top_k < n) {
         append_best(row, n, params_.top_k, maxima, kept);
-        cut(kept, -1.0);
+        apply_cutoffs(kept, -1.0);
         return;
     }
     const float best = maxima.largest();
@@ -217,7 +218,7 @@ void Sampler::keep_of(const float * row, int64_t n, const Maxima & maxima,
     if (params_.min_p > 0.0) {
         const float floor = best + std::log(static_cast<float>(params_.min_p));
         append_from(row, n, std::max(floor, -FLT_MAX), maxima, kept);
-        cut(kept, mass);
+        apply_cutoffs(kept, mass);
         return;
     }
     for (int64_t n_first = N_MASS_FIRST; n_first < n; n_first *= 16) {
@@ -228,18 +229,18 @@ void Sampler::keep_of(const float * row, int64_t n, const Maxima & maxima,
             sum += weight(one, kept.front());
         }
         if (sum >= params_.top_p * mass) {
-            cut(kept, mass);
+            apply_cutoffs(kept, mass);
             return;
         }
     }
     kept.clear();
     append_from(row, n, -FLT_MAX, maxima, kept);
-    cut(kept, mass);
+    apply_cutoffs(kept, mass);
 }
 
 // What min-p and top-p leave of the best tokens of a row. mass: what top-p is of; negative: the
 // sum over these tokens.
-void Sampler::cut(std::vector<Candidate> & kept, double mass) const {
+void Sampler::apply_cutoffs(std::vector<Candidate> & kept, double mass) const {
     const Candidate best = kept.front();
     float floor = -FLT_MAX;
     if (params_.min_p > 0.0) {
@@ -269,20 +270,21 @@ void Sampler::cut(std::vector<Candidate> & kept, double mass) const {
     kept.resize(n);
 }
 
-Choice Sampler::draw(const std::vector<Candidate> & kept, int64_t position) const {
+SampledToken Sampler::sample_candidates(const std::vector<Candidate> & kept,
+                                        int64_t position) const {
     const uint64_t state = noise_state(position);
     const double best = kept.front().logit;
     Race race;
     for (const Candidate & one : kept) {
         const uint64_t bits = mix(state + (static_cast<uint64_t>(one.token) + 1) * GOLDEN) >> 12;
-        race.enter(one.token, (one.logit - best) / params_.temperature + gumbel(bits));
+        race.add(one.token, (one.logit - best) / params_.temperature + gumbel(bits));
     }
-    return race.choice(static_cast<int64_t>(kept.size()));
+    return race.result(static_cast<int64_t>(kept.size()));
 }
 
 // Few tokens of a row have noise enough to win, which their hashes tell without a logarithm.
-Choice Sampler::draw_of_all(const float * row, int64_t n, const Maxima & maxima,
-                            int64_t position) const {
+SampledToken Sampler::sample_full_row(const float * row, int64_t n, const Maxima & maxima,
+                                      int64_t position) const {
     const uint64_t state = noise_state(position);
     const double best = maxima.largest();
     Race race;
@@ -303,12 +305,12 @@ Choice Sampler::draw_of_all(const float * row, int64_t n, const Maxima & maxima,
         }
         for (int64_t i = 0; i < size; ++i) {
             if (bits[i] >= least) {
-                race.enter(static_cast<int32_t>(from + i),
-                           (row[from + i] - best) / params_.temperature + gumbel(bits[i]));
+                race.add(static_cast<int32_t>(from + i),
+                         (row[from + i] - best) / params_.temperature + gumbel(bits[i]));
             }
         }
     }
-    return race.choice(n);
+    return race.result(n);
 }
 
 } // namespace dfl

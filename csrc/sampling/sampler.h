@@ -35,12 +35,12 @@ struct SamplerParams {
 };
 
 // Prompt and answer so far; only penalties look at them.
-struct SeenTokens {
+struct TokenHistory {
     const int32_t * tokens;
     int64_t n;
 };
 
-struct Choice {
+struct SampledToken {
     int32_t token;
     double margin; // score of the best less that of the second, infinite if one was kept
 };
@@ -51,7 +51,7 @@ class Sampler {
 
     // Whether the largest logit is the answer, unless it is a banned one.
     bool is_argmax() const { return params_.temperature == 0.0 && !changes_logits(); }
-    bool bans(int32_t token) const;
+    bool is_banned(int32_t token) const;
     // Of a row so many of the best do to draw from; 0: all of them.
     int64_t n_best() const;
 
@@ -59,23 +59,26 @@ class Sampler {
     using Fault = const char *;
     // Draws the token for a position from a row, which is changed meanwhile. Throws
     // DFL_STATUS_ARGUMENT for seen tokens that are no tokens.
-    Fault choose(float * row, int64_t n, SeenTokens seen, int64_t position, Choice & choice) const;
+    Fault sample(float * row, int64_t n, TokenHistory history, int64_t position,
+                 SampledToken & sampled) const;
     // The same from the n_best() tokens of a row, or more, best first.
-    Fault choose_among(const Candidate * best, int64_t n, int64_t position, Choice & choice) const;
+    Fault sample_from(const Candidate * best, int64_t n, int64_t position,
+                      SampledToken & sampled) const;
     // What top-k, top-p and min-p leave of a row, best first; all of it in its own order where none
     // of them is on.
-    Fault keep(float * row, int64_t n, SeenTokens seen, std::vector<Candidate> & kept) const;
+    Fault filter(float * row, int64_t n, TokenHistory history, std::vector<Candidate> & kept) const;
 
   private:
-    bool penalises() const;
-    bool changes_logits() const { return penalises() || !params_.biases.empty(); }
-    bool cuts(int64_t n) const;
+    bool has_penalties() const;
+    bool changes_logits() const { return has_penalties() || !params_.biases.empty(); }
+    bool has_cutoffs(int64_t n) const;
     uint64_t noise_state(int64_t position) const;
-    void keep_of(const float * row, int64_t n, const Maxima & maxima,
-                 std::vector<Candidate> & kept) const;
-    void cut(std::vector<Candidate> & kept, double mass) const;
-    Choice draw(const std::vector<Candidate> & kept, int64_t position) const;
-    Choice draw_of_all(const float * row, int64_t n, const Maxima & maxima, int64_t position) const;
+    void filter_row(const float * row, int64_t n, const Maxima & maxima,
+                    std::vector<Candidate> & kept) const;
+    void apply_cutoffs(std::vector<Candidate> & kept, double mass) const;
+    SampledToken sample_candidates(const std::vector<Candidate> & kept, int64_t position) const;
+    SampledToken sample_full_row(const float * row, int64_t n, const Maxima & maxima,
+                                 int64_t position) const;
     class Adjusted;
 
     SamplerParams params_; // banned tokens in order

@@ -19,7 +19,7 @@ int64_t first_largest(const float * x, int64_t n) { return cpu::row_kernel()->fi
 
 Maxima::Maxima(const float * x, int64_t n)
     : of_blocks((n + cpu::BLOCK - 1) / cpu::BLOCK),
-      is_sound(cpu::row_kernel()->maxima(x, n, of_blocks.data())) {}
+      is_finite(cpu::row_kernel()->maxima(x, n, of_blocks.data())) {}
 
 float Maxima::largest() const { return *std::max_element(of_blocks.begin(), of_blocks.end()); }
 
@@ -67,7 +67,7 @@ void append_best(const float * x, int64_t n, int64_t k, std::vector<Candidate> &
         return;
     }
     const Maxima maxima(x, n);
-    if (maxima.is_sound) {
+    if (maxima.is_finite) {
         append_best(x, n, k, maxima, out);
         return;
     }

@@ -27,7 +27,7 @@ int64_t first_largest(const float * x, int64_t n);
 // The largest value of each block of a row, by which the rest of it need not be looked at.
 struct Maxima {
     std::vector<float> of_blocks; // minus infinity among NaNs
-    bool is_sound;                // no value is a NaN or +inf
+    bool is_finite;               // no value is a NaN or +inf
 
     Maxima(const float * x, int64_t n);
     float largest() const;

@@ -9,27 +9,27 @@ namespace dfl {
 static constexpr int64_t N = CalibrationParams::N;
 
 // Solves a x = b by elimination with the largest pivots; b becomes x.
-static void solve(double (&a)[N][N], double * b) {
+static void solve(double (&a)[N][N], double * g) {
     for (int64_t k = 0; k < N; ++k) {
         int64_t pivot = k;
         for (int64_t i = k + 1; i < N; ++i) {
             pivot = std::fabs(a[i][k]) > std::fabs(a[pivot][k]) ? i : pivot;
         }
         std::swap_ranges(a[k], a[k] + N, a[pivot]);
-        std::swap(b[k], b[pivot]);
+        std::swap(g[k], g[pivot]);
         for (int64_t i = k + 1; i < N; ++i) {
             const double factor = a[i][k] / a[k][k];
             for (int64_t j = k; j < N; ++j) {
                 a[i][j] -= factor * a[k][j];
             }
-            b[i] -= factor * b[k];
+            g[i] -= factor * g[k];
         }
     }
     for (int64_t i = N; i-- > 0;) {
         for (int64_t j = i + 1; j < N; ++j) {
-            b[i] -= a[i][j] * b[j];
+            g[i] -= a[i][j] * g[j];
         }
-        b[i] /= a[i][i];
+        g[i] /= a[i][i];
     }
 }
 

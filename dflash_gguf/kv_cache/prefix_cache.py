@@ -352,7 +352,7 @@ class Prefixes:
             node, at = child, at + n
         if node.prefix is not None:
             self._close(node)
-        node.prefix, node.n_proven = prefix, int(prefix.info().n_proven)
+        node.prefix, node.n_proven = prefix, int(prefix.info().n_verified_finite)
         self._touch(node)
         for node in covered:
             self._drop(node)

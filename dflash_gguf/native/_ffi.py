@@ -114,9 +114,17 @@ def _open() -> Any:
 
 
 _MET_IN_ANSWERS = (
-    *("int32_t[]", "int64_t[]", "float[]", "double[]", "uint8_t[]", "dfl_item[]", "dfl_path[]"),
+    *(
+        "int32_t[]",
+        "int64_t[]",
+        "float[]",
+        "double[]",
+        "uint8_t[]",
+        "dfl_batch_entry[]",
+        "dfl_path[]",
+    ),
     *("dfl_draft_request[]", "int32_t *", "int64_t *", "dfl_error *", "dfl_engine_info *"),
-    *("dfl_walk[]", "dfl_sampler **", "dfl_sampler_params *", "double *"),
+    *("dfl_sample_request[]", "dfl_sampler **", "dfl_sampler_params *", "double *"),
     *("dfl_suffix_index *[]", "dfl_calibration_params *", "dfl_break_even *"),
 )
 """cffi parses the name of a type when it first meets it, a millisecond each: 10 ms of an answer."""

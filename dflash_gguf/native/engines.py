@@ -65,7 +65,7 @@ class Engine:
         self.n_ctx = int(info.n_ctx)
         self.n_parallel = int(info.n_parallel)
         self.cell_bytes = int(info.cell_bytes)
-        self.divides_prefixes = bool(info.divides)
+        self.divides_prefixes = bool(info.partial_prefix_ok)
         self.n_passes = 0
         self.n_threads = int(info.n_threads)
 
@@ -140,7 +140,7 @@ class Engine:
         CPU, or where the device cannot; 0 ends it.
         """
         kept = new("int32_t *")
-        call("engine_keep_top", self.handle, k, kept)
+        call("engine_set_top_k", self.handle, k, kept)
         self.n_top = int(kept[0])
         return self.n_top > 0
 
@@ -162,7 +162,7 @@ class Engine:
         """
         is_done = new("int32_t *")
         stays = ffi.NULL if spared is None else spared.handle
-        call("prefix_spill", self.handle, n_cells, n_bytes, stays, is_done)
+        call("engine_offload_prefixes", self.handle, n_cells, n_bytes, stays, is_done)
         return bool(is_done[0])
 
     def create_prefix(self, tokens: Sequence[int], n_rows: Sequence[int]) -> Prefix:
@@ -198,16 +198,16 @@ class Engine:
             What progress raises; the timeline then ends after the last finished micro-batch.
         """
         n_vocab = self.model.n_vocab
-        params = new("dfl_item[]", len(items))
+        params = new("dfl_batch_entry[]", len(items))
         keep: list[Any] = []
         for item, to in zip(items, params, strict=True):
             ids = ids_of(item.tokens, n_vocab)
             keep.append(ids)
             to.sequence, to.tokens, to.n = item.sequence.handle, ids, len(ids)
             if item.verifies:
-                to.verify = True
+                to.is_verify = True
             if item.n_to_come:
-                to.n_to_come = item.n_to_come
+                to.n_remaining = item.n_to_come
             if item.parents is not None:
                 if len(item.parents) != len(ids):
                     raise ValueError(
@@ -275,17 +275,17 @@ class Engine:
         Raises:
             Error: a sequence without rows, seen tokens that are none.
         """
-        params = new("dfl_walk[]", len(walks))
+        params = new("dfl_sample_request[]", len(walks))
         drawn = [ffi.new("int32_t[]", walk.n_rows) for walk in walks]
         keep: list[Any] = []
         for walk, tokens, to in zip(walks, drawn, params, strict=True):
             to.sequence, to.sampler = walk.sequence.handle, walk.sampler.handle
-            to.position, to.drawn = walk.position, tokens
+            to.position, to.sampled = walk.position, tokens
             if walk.seen:
                 keep.append(ffi.new("int32_t[]", walk.seen))
-                to.seen, to.n_seen = keep[-1], len(walk.seen)
-        call("engine_choose", self._handle, params, len(walks))
-        return [ffi.unpack(tokens, to.n_drawn) for tokens, to in zip(drawn, params, strict=True)]
+                to.history, to.n_history = keep[-1], len(walk.seen)
+        call("engine_sample", self._handle, params, len(walks))
+        return [ffi.unpack(tokens, to.n_sampled) for tokens, to in zip(drawn, params, strict=True)]
 
     def commit(self, paths: Sequence[tuple[Timeline, Sequence[int] | int]]) -> None:
         """Appends a path of each sequence's open verify; what else was verified leaves no trace.

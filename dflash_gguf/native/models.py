@@ -35,7 +35,7 @@ def _model_params(
                 **options,
                 "excluded_buffer_types": excluded,
                 "progress": callback,
-                "measure": MEASURES.index(measure),
+                "dry_run": MEASURES.index(measure),
             },
         )
 
@@ -81,7 +81,7 @@ class Model:
         self.n_ctx_train = int(info.n_ctx_train)
         self.mapped_bytes = int(info.mapped_bytes)
         self.copied_bytes = int(info.copied_bytes)
-        self.beside_bytes = int(info.beside_bytes)
+        self.beside_bytes = int(info.cpu_split_bytes)
         self.embedding_bytes = int(info.embedding_bytes)
         self.on_gpu = bool(info.on_gpu)
         self.is_hypothetical = measure == "cuda" and self.on_gpu

@@ -49,7 +49,7 @@ class Prefix:
 
     def wanted_cells(self, n: int) -> int:
         """How many of `Engine.n_free_cells` a sequence takes to begin with n tokens of it."""
-        return int(lib().dfl_prefix_wanted_cells(self.handle, n))
+        return int(lib().dfl_prefix_cells_needed(self.handle, n))
 
     def n_rows(self) -> list[int]:
         """Rows of each cache."""

@@ -77,7 +77,7 @@ class CoreSampler:
         row = ffi.from_buffer("float[]", logits)
         before = ffi.new("int32_t[]", seen)
         n = (len(logits), before, len(seen), position)
-        call("sampler_choose", self.handle, row, among, *n, token, margin)
+        call("sampler_sample", self.handle, row, among, *n, token, margin)
         return int(token[0]), float(margin[0])
 
     def keep(
@@ -93,7 +93,7 @@ class CoreSampler:
         before = ffi.new("int32_t[]", seen)
         into = ffi.from_buffer("int32_t[]", ids), ffi.from_buffer("float[]", values)
         row = ffi.from_buffer("float[]", logits)
-        call("sampler_keep", self.handle, row, len(logits), before, len(seen), *into, n)
+        call("sampler_filter", self.handle, row, len(logits), before, len(seen), *into, n)
         return ids[: n[0]], values[: n[0]]
 
 

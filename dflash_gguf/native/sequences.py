@@ -67,7 +67,7 @@ class Sequence:
 
     def wanted_cells(self, n: int) -> int:
         """How many of `Engine.n_free_cells` n more tokens take."""
-        return value("sequence_wanted_cells", self.handle, n)
+        return value("sequence_cells_needed", self.handle, n)
 
     def prefill(self, tokens: abc.Sequence[int], progress: Progress | None = None) -> Rows:
         """Appends tokens in micro-batches and returns the row of the last one.
@@ -149,12 +149,12 @@ class Sequence:
             Error: it holds no tokens, a verify waits for its commit, or memory is short.
         """
         self.n_calls += 1
-        return Prefix(create("prefix", "prefix_keep", self.handle), self.position)
+        return Prefix(create("prefix", "sequence_snapshot", self.handle), self.position)
 
     def cost_of_keeping(self) -> int:
         """Bytes on the host that `keep` takes."""
         n_bytes = new("uint64_t *")
-        call("prefix_cost", self.handle, n_bytes)
+        call("sequence_snapshot_bytes", self.handle, n_bytes)
         return int(n_bytes[0])
 
     def adopt(self, prefix: Prefix, n: int) -> None:
@@ -165,7 +165,7 @@ class Sequence:
             only be taken whole.
         """
         self.n_calls += 1
-        call("prefix_adopt", self.handle, prefix.handle, n)
+        call("sequence_restore", self.handle, prefix.handle, n)
 
     def truncate(self, position: int) -> None:
         """Forgets the tokens from a position on.

@@ -31,7 +31,7 @@ struct Data {
     Case shape;
     std::vector<float> q, k, v, sinks; // [position][head][head_dim]
     std::vector<char> k_cells, v_cells;
-    cpu::SeenCells seen;
+    cpu::VisibleCells visible;
     std::vector<int64_t> query_of; // of a row: the position whose queries it has
     std::vector<float> out;
 
@@ -80,18 +80,18 @@ struct Data {
         for (int64_t cell = 0; cell < 2 * shape.n_positions; ++cell) {
             fill_with_nan(cell);
         }
-        seen = {};
+        visible = {};
         query_of.clear();
         const int64_t size = (end + n_pieces - 1) / n_pieces;
         for (int64_t at = 0; at < end; at += size) { // the later a piece, the lower it lies
             const int64_t n = std::min(size, end - at), cell = 2 * shape.n_positions - at - n;
-            seen.spans.push_back({at, cell, n});
+            visible.spans.push_back({at, cell, n});
             for (int64_t i = 0; i < n; ++i) {
                 put(at + i, cell + i);
             }
         }
         for (int64_t position = first; position < end; ++position) {
-            seen.rows.push_back({position, position + 1, 0});
+            visible.rows.push_back({position, position + 1, 0});
             query_of.push_back(position);
         }
     }
@@ -104,7 +104,7 @@ struct Data {
         for (int64_t i = 0; i < start; ++i) {
             put(i, i);
         }
-        seen.spans = {{0, 0, start}};
+        visible.spans = {{0, 0, start}};
         std::vector<int64_t> depth(parents.size(), 0), order(parents.size());
         for (size_t i = 1; i < parents.size(); ++i) {
             depth[i] = depth[parents[i]] + 1;
@@ -116,17 +116,18 @@ struct Data {
         for (size_t i = 0; i < order.size(); ++i) {
             const int64_t node = order[i], cell = start + 3 + node;
             place[node] = static_cast<int32_t>(i);
-            seen.open.push_back({start + depth[node], cell});
+            visible.pending.push_back({start + depth[node], cell});
             spine[node] ? put(start + depth[node], cell) : fill_with_nan(cell);
         }
         for (size_t i = 0; i < parents.size(); ++i) {
-            seen.rows.push_back({start + depth[i], start, static_cast<int64_t>(seen.paths.size())});
+            visible.rows.push_back(
+                {start + depth[i], start, static_cast<int64_t>(visible.paths.size())});
             query_of.push_back(start + depth[i]);
             std::vector<int32_t> path;
             for (int node = static_cast<int>(i); node >= 0; node = parents[node]) {
                 path.push_back(place[node]);
             }
-            seen.paths.insert(seen.paths.end(), path.rbegin(), path.rend());
+            visible.paths.insert(visible.paths.end(), path.rbegin(), path.rend());
         }
     }
 
@@ -141,7 +142,7 @@ struct Data {
         w.q_row = w.out_row = n_heads() * d;
         w.k = {k_cells.data() + at, cell_bytes(), shape.type};
         w.v = {v_cells.data() + at, cell_bytes(), shape.type};
-        w.seen = &seen;
+        w.visible = &visible;
         w.window = shape.window;
         w.causal = shape.causal;
         w.scale = 1 / std::sqrt(float(d));
@@ -162,8 +163,8 @@ struct Data {
     // All rows, so many queries at once; segment by segment if split.
     std::vector<float> attended(const cpu::CellAttentionKernel & kernel, int64_t at_once,
                                 bool split = false) {
-        const auto n_open = static_cast<int64_t>(seen.open.size());
-        std::vector<float> scratch(kernel.scratch_size(shape.head_dim, n_open));
+        const auto n_pending = static_cast<int64_t>(visible.pending.size());
+        std::vector<float> scratch(kernel.scratch_size(shape.head_dim, n_pending));
         const std::vector<float> rows = queries();
         out.assign(rows.size(), NAN);
         const int64_t n = static_cast<int64_t>(query_of.size()) * shape.n_group;
@@ -180,7 +181,7 @@ struct Data {
                     kernel.attend(w, first, here, scratch.data());
                     continue;
                 }
-                const cpu::SegmentRange range = cpu::seen_segments(w, first, here);
+                const cpu::SegmentRange range = cpu::visible_segments(w, first, here);
                 const int64_t size = kernel.part_size(shape.head_dim),
                               n_parts = range.end - range.first;
                 std::vector<float> parts(here * size * n_parts);
@@ -203,7 +204,7 @@ struct Data {
     // A head's result of a row of a chain in one piece.
     std::vector<double> expected(int64_t row, int64_t head) const {
         const int64_t d = shape.head_dim, kv = head / shape.n_group * d;
-        const int64_t position = seen.rows[row].position, n = seen.spans.front().n;
+        const int64_t position = visible.rows[row].position, n = visible.spans.front().n;
         const int64_t window = shape.window > 0 ? shape.window : INT32_MAX;
         const float * query = q.data() + (query_of[row] * n_heads() + head) * d;
         std::vector<double> sum(d, 0.0);
@@ -212,7 +213,7 @@ struct Data {
             if (std::abs(p - position) >= window || (shape.causal && p > position)) {
                 continue;
             }
-            const int64_t cell = seen.spans.front().cell + p;
+            const int64_t cell = visible.spans.front().cell + p;
             std::vector<float> key(row_size()), value(row_size());
             const auto whole = [&](const std::vector<char> & cells, std::vector<float> & to) {
                 const char * from = cells.data() + cell * cell_bytes();
@@ -251,7 +252,7 @@ void agrees_with_double_precision(const cpu::CellAttentionKernel & kernel, const
         for (int64_t head = 0; head < data.n_heads(); ++head) {
             const std::vector<double> expected = data.expected(row, head);
             for (int64_t j = 0; j < shape.head_dim; ++j) {
-                // Observed: 4e-6. A cell left out or seen twice moves it by thousandths.
+                // Observed: 4e-6. A cell left out or visible twice moves it by thousandths.
                 const double found = all[data.at(row) + head * shape.head_dim + j];
                 CHECK(std::fabs(found - expected[j]) < 3e-5);
             }
@@ -305,8 +306,8 @@ void missing_positions_are_not_seen(const cpu::CellAttentionKernel & kernel) {
     Data whole(shape), holed(shape);
     whole.lay_chain(299, 300);
     holed.lay_chain(299, 300);
-    const int64_t cell = holed.seen.spans[0].cell;
-    holed.seen.spans = {{0, cell, 70}, {200, cell + 200, 100}};
+    const int64_t cell = holed.visible.spans[0].cell;
+    holed.visible.spans = {{0, cell, 70}, {200, cell + 200, 100}};
     const std::vector<float> found = holed.attended(kernel, 1);
     for (int64_t p = 70; p < 200; ++p) { // keys that score as low as nothing does
         for (int64_t j = 0; j < whole.row_size(); ++j) {
@@ -326,7 +327,7 @@ void missing_positions_are_not_seen(const cpu::CellAttentionKernel & kernel) {
 void what_is_seen_and_not_finite_is_told(const cpu::CellAttentionKernel & kernel) {
     Data data({64, 2, 200});
     data.lay_chain(100, 200);
-    data.fill_with_nan(data.seen.spans[0].cell + 150);
+    data.fill_with_nan(data.visible.spans[0].cell + 150);
     const std::vector<float> all = data.attended(kernel, cpu::MAX_QUERIES);
     for (int64_t row = 0; row < 100; ++row) {
         CHECK(std::isfinite(all[data.at(row)]) == (row < 50));

@@ -51,7 +51,9 @@ class Timelines {
 
     int below(int n) { return static_cast<int>(random_() % n); }
     int32_t position() const { return positions_[line]; }
-    bool has_room() const { return table_.wanted(line, MOST_ROWS + 1) <= table_.n_unclaimed(); }
+    bool has_room() const {
+        return table_.cells_needed(line, MOST_ROWS + 1) <= table_.n_unclaimed();
+    }
     uint64_t bytes_written() const { return masks_.bytes_written(); }
 
     int32_t line = 0;
@@ -79,7 +81,7 @@ class Timelines {
         const int32_t chosen = line;
         for (line = 0; line < N_SEQUENCES; ++line) {
             const int64_t n = line == chosen ? 1 : 1 + below(4);
-            if (table_.wanted(line, n) > table_.n_unclaimed()) {
+            if (table_.cells_needed(line, n) > table_.n_unclaimed()) {
                 continue;
             }
             const std::vector<int32_t> here = following(n);
@@ -195,15 +197,15 @@ class Timelines {
     }
 
     void check_seen(const MaskRows & rows) {
-        std::vector<SeenRows> all;
-        find_seen_cells(table_, rows, all);
+        std::vector<VisibleRows> all;
+        find_visible_cells(table_, rows, all);
         CHECK(all.size() == rows.sequences.size());
-        for (const SeenRows & of : all) {
+        for (const VisibleRows & of : all) {
             check_seen(rows, of);
         }
     }
 
-    void check_seen(const MaskRows & rows, const SeenRows & of) {
+    void check_seen(const MaskRows & rows, const VisibleRows & of) {
         CHECK(static_cast<int64_t>(of.cells.rows.size()) == of.n);
         for (int64_t il = 0; il < hp_.n_layer(); il += 2) {
             const LayerShape & layer = hp_.layers[il];
@@ -211,11 +213,11 @@ class Timelines {
                 continue; // no drafter verifies
             }
             cpu::CellAttention work = {};
-            work.seen = &of.cells;
+            work.visible = &of.cells;
             work.window = layer.window;
             work.causal = layer.causal;
             for (int64_t i = 0; i < of.n; ++i) {
-                const std::vector<int64_t> cells = cells_of(cpu::seen_range(work, i), of.cells);
+                const std::vector<int64_t> cells = cells_of(cpu::visible_range(work, i), of.cells);
                 std::vector<int64_t> expected;
                 for (int64_t cell = 0; cell < n_cells_; ++cell) {
                     if (sees(layer, rows, of.first + i, cell)) {
@@ -228,11 +230,11 @@ class Timelines {
         }
     }
 
-    static std::vector<int64_t> cells_of(const cpu::SeenRange & range,
-                                         const cpu::SeenCells & seen) {
+    static std::vector<int64_t> cells_of(const cpu::VisibleRange & range,
+                                         const cpu::VisibleCells & visible) {
         std::vector<int64_t> cells;
         int64_t last = -1;
-        for (const cpu::CellSpan & span : seen.spans) {
+        for (const cpu::CellSpan & span : visible.spans) {
             CHECK(span.position > last && span.n > 0);
             last = span.position + span.n - 1;
             for (int64_t i = 0; i < span.n; ++i) {
@@ -244,7 +246,8 @@ class Timelines {
         }
         for (int64_t position = std::max(range.first, range.spans_end); position < range.end;
              ++position) {
-            const auto & open = seen.open[seen.paths[range.path + position - range.spans_end]];
+            const auto & open =
+                visible.pending[visible.paths[range.path + position - range.spans_end]];
             CHECK(open.position == position);
             cells.push_back(open.cell);
         }

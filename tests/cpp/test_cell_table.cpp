@@ -90,7 +90,7 @@ void random_moves(unsigned seed) {
         switch (below(6)) {
         case 0:
         case 1: { // an append, or a verify
-            const int64_t n = 1 + below(90), wanted = table.wanted(sequence, n);
+            const int64_t n = 1 + below(90), wanted = table.cells_needed(sequence, n);
             if (wanted > table.n_unclaimed()) {
                 CHECK(contains(error_of([&] { table.take(sequence, n); }), "rows do not fit"));
                 break;
@@ -253,7 +253,7 @@ class Sharing {
     int below(int n) { return static_cast<int>(random_() % n); }
 
     void append(int32_t sequence, int64_t n) {
-        if (table_.wanted(sequence, n) > table_.n_unclaimed()) {
+        if (table_.cells_needed(sequence, n) > table_.n_unclaimed()) {
             return;
         }
         for (const int64_t cell : table_.take(sequence, n)) {
@@ -270,7 +270,7 @@ class Sharing {
 
     void verify(int32_t sequence) {
         const int64_t n = 1 + below(20);
-        if (table_.wanted(sequence, n) > table_.n_unclaimed()) {
+        if (table_.cells_needed(sequence, n) > table_.n_unclaimed()) {
             return;
         }
         const std::vector<int64_t> cells = table_.take(sequence, n);
@@ -325,7 +325,7 @@ class Sharing {
         }
         const Kept & kept = kept_[below(static_cast<int>(kept_.size()))];
         const int n = below(static_cast<int>(kept.pages.size()) + 1);
-        table_.begin_with(sequence, {kept.pages.begin(), kept.pages.begin() + n});
+        table_.attach_pages(sequence, {kept.pages.begin(), kept.pages.begin() + n});
         rows_[sequence] = {kept.rows.begin(), kept.rows.begin() + n * CellTable::PAGE};
         n_begun_ += n > 0;
     }

@@ -42,8 +42,8 @@ struct Head {
     }
 
     // Rows [first, first + count).
-    cpu::DeltaWalk work(int64_t first, int64_t count) {
-        cpu::DeltaWalk w = {};
+    cpu::DeltaScan work(int64_t first, int64_t count) {
+        cpu::DeltaScan w = {};
         w.d = d;
         w.n = count;
         w.q = &q[first * d];
@@ -59,12 +59,12 @@ struct Head {
     }
 };
 
-Floats walk(const cpu::DeltaHeadKernel & kernel, Head & head, const Nodes & parents) {
+Floats scan(const cpu::DeltaHeadKernel & kernel, Head & head, const Nodes & parents) {
     Floats out(head.n * head.d), scratch(kernel.scratch_size(head.d, head.n));
-    cpu::DeltaWalk work = head.work(0, head.n);
+    cpu::DeltaScan work = head.work(0, head.n);
     work.parents = parents.data();
     work.out = out.data();
-    kernel.walk(work, scratch.data());
+    kernel.scan(work, scratch.data());
     return out;
 }
 
@@ -119,7 +119,7 @@ void trees(const cpu::DeltaHeadKernel & kernel, int64_t d) {
         for (int32_t i = 1; i < n; ++i) {
             parents[i] = static_cast<int32_t>(random() % (i + 1)) - 1;
         }
-        const Floats out = walk(kernel, head, parents);
+        const Floats out = scan(kernel, head, parents);
         for (int32_t node = 0; node < n; ++node) {
             const Nodes path = path_to(parents, node);
             std::vector<double> state;
@@ -136,15 +136,15 @@ void trees(const cpu::DeltaHeadKernel & kernel, int64_t d) {
                 }
             }
             Floats answers(alone.n * d), last(d * d), promoted = head.state;
-            cpu::DeltaWalk work = alone.work(0, alone.n);
+            cpu::DeltaScan work = alone.work(0, alone.n);
             work.out = answers.data();
             work.last_state = last.data();
-            kernel.walk(work, nullptr);
+            kernel.scan(work, nullptr);
             CHECK(std::equal(answers.end() - d, answers.end(), &out[node * d]));
             CHECK(close(last.data(), state));
             work.q = nullptr;
             work.state = work.last_state = promoted.data();
-            kernel.walk(work, nullptr);
+            kernel.scan(work, nullptr);
             CHECK(promoted == last);
         }
     }
@@ -154,10 +154,10 @@ void cut_anywhere(const cpu::DeltaHeadKernel & kernel, int64_t d) {
     Head whole(kernel, d, 13), parts(kernel, d, 13);
     Floats out(13 * d), out_parts(13 * d);
     const auto run = [&](Head & head, int64_t first, int64_t n, Floats & to) {
-        cpu::DeltaWalk work = head.work(first, n);
+        cpu::DeltaScan work = head.work(first, n);
         work.last_state = head.state.data();
         work.out = &to[first * d];
-        kernel.walk(work, nullptr);
+        kernel.scan(work, nullptr);
     };
     run(whole, 0, 13, out);
     for (const auto & [first, n] : {std::pair{0, 1}, {1, 4}, {5, 8}}) {

@@ -21,20 +21,21 @@ Draft select(const std::vector<float> & logits, int64_t k, Where where, bool log
              int n_threads = 0) {
     const int64_t n_vocab = static_cast<int64_t>(logits.size()) / N_DRAFT;
     Backend backend(cpu_device(), 1, {});
-    LiveGraph live;
-    live.shape.n_top = where == Where::HOST ? 0 : k;
-    live.shape.top_by_blocks = where == Where::DEVICE_BY_BLOCKS;
-    live.shape.log_sum_exp = log_sum_exp;
-    live.cpu_nodes.n_threads = n_threads;
-    live.ctx.reset(ggml_init({99 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true}));
-    live.graph = ggml_new_graph(live.ctx.get());
-    ggml_tensor * input = make_input(live.ctx.get(), GGML_TYPE_F32, n_vocab, N_DRAFT, "logits");
-    add_draft_output(live, input);
+    CachedGraph cached;
+    cached.shape.n_top = where == Where::HOST ? 0 : k;
+    cached.shape.top_by_blocks = where == Where::DEVICE_BY_BLOCKS;
+    cached.shape.log_sum_exp = log_sum_exp;
+    cached.cpu_nodes.n_threads = n_threads;
+    cached.ctx.reset(
+        ggml_init({99 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true}));
+    cached.graph = ggml_new_graph(cached.ctx.get());
+    ggml_tensor * input = make_input(cached.ctx.get(), GGML_TYPE_F32, n_vocab, N_DRAFT, "logits");
+    add_draft_output(cached, input);
     ggml_gallocr_ptr arena(ggml_gallocr_new(backend.default_buffer_type()));
-    CHECK(ggml_gallocr_alloc_graph(arena.get(), live.graph));
+    CHECK(ggml_gallocr_alloc_graph(arena.get(), cached.graph));
     ggml_backend_tensor_set(input, logits.data(), 0, ggml_nbytes(input));
-    backend.compute(live.graph);
-    return read_draft(live, k, backend);
+    backend.compute(cached.graph);
+    return read_draft(cached, k, backend);
 }
 
 void check_same(const std::vector<float> & logits, int64_t k, Where where, int n_threads = 0) {

@@ -34,21 +34,22 @@ int64_t n_sizes(int64_t n, double most, const std::function<int64_t(int64_t)> & 
 int main() {
     const Weights weights;
     Devices cpu(cpu_device(), {}, 1, {});
-    Devices gpu(cpu_device(), {}, 1, {}, DFL_MEASURE_CUDA);
-    Devices split(cpu_device(), {/*first =*/2, 0}, 1, {}, DFL_MEASURE_CUDA);
+    Devices gpu(cpu_device(), {}, 1, {}, DFL_DRY_RUN_CUDA);
+    Devices split(cpu_device(), {/*first =*/2, 0}, 1, {}, DFL_DRY_RUN_CUDA);
     const GraphSizes close(cpu, 16), beside(split, 16), alone(gpu, 1), few(gpu, 16);
 
-    CHECK(close.injected(0) == 0);
-    CHECK(alone.injected(0) == 0);
-    CHECK(alone.injected(1) == alone.injected(16));
-    CHECK(few.injected(0) == few.injected(16)); // a draft with features or without is one graph
-    CHECK(n_sizes(MOST_ROWS, 64.0, [&](int64_t n) { return few.injected(n); }) <= 3);
+    CHECK(close.inject_rows(0) == 0);
+    CHECK(alone.inject_rows(0) == 0);
+    CHECK(alone.inject_rows(1) == alone.inject_rows(16));
+    CHECK(few.inject_rows(0) ==
+          few.inject_rows(16)); // a draft with features or without is one graph
+    CHECK(n_sizes(MOST_ROWS, 64.0, [&](int64_t n) { return few.inject_rows(n); }) <= 3);
     for (int64_t n = 1; n <= 16; ++n) {
-        CHECK(close.path(n) == n);
-        CHECK(beside.path(n) == n); // what the CPU computes of a split is worth a graph
+        CHECK(close.promote_steps(n) == n);
+        CHECK(beside.promote_steps(n) == n); // what the CPU computes of a split is worth a graph
     }
-    CHECK(n_sizes(16, 1.5, [&](int64_t n) { return alone.path(n); }) == 8);
-    CHECK(n_sizes(16, 4.0, [&](int64_t n) { return few.path(n); }) == 3);
+    CHECK(n_sizes(16, 1.5, [&](int64_t n) { return alone.promote_steps(n); }) == 8);
+    CHECK(n_sizes(16, 4.0, [&](int64_t n) { return few.promote_steps(n); }) == 3);
     const auto verified = [&](const GraphSizes & sizes) {
         return [&](int64_t n) { return sizes.verify_rows(n, weights); };
     };
@@ -58,16 +59,16 @@ int main() {
         CHECK(4 * alone.verify_rows(n, weights) <= 5 * n);
         CHECK(n <= 64 || 4 * few.verify_rows(n, weights) <= 5 * n);
     }
-    CHECK(n_sizes(MOST_ROWS, 32.0, [&](int64_t n) { return few.beside_rows(n); }) <= 10);
+    CHECK(n_sizes(MOST_ROWS, 32.0, [&](int64_t n) { return few.mixed_verify_rows(n); }) <= 10);
     CHECK(n_sizes(MOST_ROWS, 1.5, [&](int64_t n) { return alone.draft_rows(n); }) <= 20);
     CHECK(n_sizes(MOST_ROWS, 16.0, [&](int64_t n) { return few.draft_rows(n); }) <= 11);
     CHECK(n_sizes(MOST_ROWS, 8.0, [&](int64_t n) { return few.lane_rows(n); }) <= 10);
     CHECK(n_sizes(MOST_ROWS, 1.5, [&](int64_t n) { return alone.lane_rows(n); }) <= 16);
     for (int64_t n = 1; n <= MOST_ROWS; ++n) {
-        CHECK(close.beside_rows(n) == n);
+        CHECK(close.mixed_verify_rows(n) == n);
         CHECK(close.draft_rows(n) == n);
         CHECK(close.lane_rows(n) == n);
-        CHECK(close.piece_lane_rows(n) == n);
+        CHECK(close.chunk_lane_rows(n) == n);
     }
     CHECK(n_sizes(MOST_ROWS, 1.34, verified(close)) > 64);
     // Rows that are appended: alone, beside others, and of several pieces.
@@ -85,7 +86,7 @@ int main() {
     CHECK(GraphSizes(gpu, 12).append_rows(9, {}) == 12);
     CHECK(close.append_rows(9, {}) == 9);
     CHECK(n_sizes(N_CELLS, 8192.0, [&](int64_t n) { return few.shared_cells(n); }) <= 8);
-    RecentMost most;
+    RecentMax most;
     CHECK(most(5) == 5);
     CHECK(most(3) == 5);
     int64_t n_kept = 0;

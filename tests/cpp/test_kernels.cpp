@@ -37,14 +37,14 @@ bool computes_nothing(const ggml_tensor * node) {
            node->op == GGML_OP_TRANSPOSE;
 }
 
-Contents contents_of(const LiveGraph & live) {
+Contents contents_of(const CachedGraph & cached) {
     Contents found;
     std::map<const ggml_tensor *, const CpuStep *> steps;
-    for (const auto & step : live.cpu_nodes.list) {
+    for (const auto & step : cached.cpu_nodes.list) {
         steps[step->dst] = step.get();
     }
-    for (int i = 0; i < ggml_graph_n_nodes(live.graph); ++i) {
-        const ggml_tensor * node = ggml_graph_node(live.graph, i);
+    for (int i = 0; i < ggml_graph_n_nodes(cached.graph); ++i) {
+        const ggml_tensor * node = ggml_graph_node(cached.graph, i);
         if (computes_nothing(node)) {
             continue;
         }
@@ -63,21 +63,21 @@ Contents contents_of(const LiveGraph & live) {
 // Caches and a pool for graphs of one set of weights.
 struct Graphs {
     Graphs(const Hparams & hp, const Weights & weights)
-        : hp(hp), weights(weights), devices(cpu_device(), {}, 1, {}, DFL_MEASURE_NOTHING, true),
+        : hp(hp), weights(weights), devices(cpu_device(), {}, 1, {}, DFL_DRY_RUN_NONE, true),
           place([this](int64_t) -> Backend & { return devices.main(); }),
           kv(hp, place, GGML_TYPE_F16, GGML_TYPE_F16, {N_CELLS, MOST_ROWS, 1}),
           recurrent(hp, place, 1), pool(devices, 4096) {
-        recurrent.reserve_trace(MOST_ROWS, false);
+        recurrent.reserve_updates(MOST_ROWS, false);
     }
 
-    Contents contents(BatchShape shape, const std::function<void(Build & b)> & build) {
+    Contents contents(BatchShape shape, const std::function<void(GraphContext & g)> & build) {
         shape.n_kv = {N_CELLS};
-        shape.walks = hp.n_recurrent() > 0;
-        return contents_of(pool.get(shape, [&](LiveGraph & live) {
-            live.in = make_inputs(live.ctx.get(), hp, kv, live.shape);
-            Build b = {live.ctx.get(), live.graph, live.cpu_nodes, hp, weights, kv,
-                       recurrent,      live.shape, live.in};
-            build(b);
+        shape.scans = hp.n_recurrent() > 0;
+        return contents_of(pool.get(shape, [&](CachedGraph & cached) {
+            cached.in = make_inputs(cached.ctx.get(), hp, kv, cached.shape);
+            GraphContext g = {cached.ctx.get(), cached.graph, cached.cpu_nodes, hp, weights, kv,
+                              recurrent,        cached.shape, cached.in};
+            build(g);
         }));
     }
 
@@ -116,11 +116,12 @@ int nodes_of(const Hparams & hp, const Weights & weights) {
     for (int64_t il = 0; il < hp.n_layer(); ++il) {
         n += hp.layers[il].recurrent ? recurrent_nodes() : attention_nodes();
         const LayerWeights & layer = weights.layers[il];
-        for (const ggml_tensor * norm : {layer.post_attn_norm, layer.post_ffn_norm,
-                                         layer.beside.post_dense, layer.beside.post_experts}) {
+        for (const ggml_tensor * norm :
+             {layer.post_attn_norm, layer.post_ffn_norm, layer.parallel_norms.post_dense,
+              layer.parallel_norms.post_experts}) {
             n += norm != nullptr ? 1 : 0; // with what is added and the layer's scale
         }
-        n += layer.beside.experts != nullptr ? dense_nodes() : 0;
+        n += layer.parallel_norms.experts != nullptr ? dense_nodes() : 0;
         n += hp.experts.n_expert > 0 ? expert_nodes(hp.experts.n_ff_shared > 0) : dense_nodes();
     }
     return n;
@@ -187,7 +188,8 @@ void check_target(const Model & model, ggml_type type) {
         BatchShape shape;
         shape.kind = kind;
         shape.n_rows = shape.n_out = kind == GraphKind::APPEND ? 1 : 4;
-        const Contents found = graphs.contents(shape, [&](Build & b) { model.arch().build(b); });
+        const Contents found =
+            graphs.contents(shape, [&](GraphContext & g) { model.arch().build(g); });
         check_products(found, model.weights(), {});
         check_nodes(found, hp, model.weights());
     }
@@ -203,7 +205,7 @@ void check_drafter(const std::shared_ptr<const Model> & model, const std::string
     shape.kind = GraphKind::DRAFT;
     shape.n_rows = shape.n_out = 8;
     const Contents block =
-        graphs.contents(shape, [&](Build & b) { build_block(b, drafter.head(*model)); });
+        graphs.contents(shape, [&](GraphContext & g) { build_block(g, drafter.head(*model)); });
     check_products(block, drafter.weights(), fusion);
     check_nodes(block, drafter.hparams(), drafter.weights());
 }

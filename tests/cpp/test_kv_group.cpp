@@ -19,9 +19,9 @@ struct Sizes {
 
 // No more than are asked for. Each open verify has a row of padding.
 int64_t cells_of(const Sizes & sizes) {
-    const KvGroup::OpenRows open = {std::max(sizes.n_appended, sizes.n_verified + 1),
-                                    sizes.n_appended + sizes.n_verified + sizes.n_sequences};
-    return KvGroup::cells_wanted(sizes.window, sizes.n_sequences, open, sizes.is_host) /
+    const KvGroup::UncommittedRows open = {std::max(sizes.n_appended, sizes.n_verified + 1),
+                                           sizes.n_appended + sizes.n_verified + sizes.n_sequences};
+    return KvGroup::cells_needed(sizes.window, sizes.n_sequences, open, sizes.is_host) /
            CellTable::PAGE * CellTable::PAGE;
 }
 
@@ -110,13 +110,13 @@ class Use {
     void go_back() {
         const int32_t i = below(sizes_.n_sequences);
         if (open_[i].empty()) {
-            const int64_t least = below(8) == 0 ? 0 : group_.earliest(i);
+            const int64_t least = below(8) == 0 ? 0 : group_.earliest_rewind(i);
             CHECK(least == 0 || ends_[i] - least >= KvGroup::REACH || shortened_);
             ends_[i] -= below(std::min<int64_t>(ends_[i] - least, 90) + 1);
             ends_[i] = least == 0 && below(2) == 0 ? 0 : ends_[i];
             shortened_ = true;
             group_.cells().release_from(i, ends_[i]);
-            if (!group_.holds_before(i, ends_[i])) { // further than it holds: it ends
+            if (!group_.has_window_before(i, ends_[i])) { // further than it holds: it ends
                 group_.cells().release_from(i, 0);
                 ends_[i] = 0;
             }
@@ -133,8 +133,8 @@ class Use {
 
     // Afterwards it holds what it has to, and no more than it may.
     void move_on(int32_t i) {
-        group_.move_on(i, ends_[i], ends_[i]);
-        CHECK(group_.holds_before(i, ends_[i]));
+        group_.slide_window(i, ends_[i], ends_[i]);
+        CHECK(group_.has_window_before(i, ends_[i]));
         int64_t n = 0;
         for (const cpu::CellSpan & span : group_.cells().spans(i)) {
             n += span.n;
@@ -197,12 +197,12 @@ struct Rows {
             }
             ++end;
         }
-        group.move_on(sequence, end, end);
+        group.slide_window(sequence, end, end);
     }
 
     // What a row at a position sees is that of these positions.
     void check(int32_t sequence, int32_t position) const {
-        CHECK(group.holds_before(sequence, position));
+        CHECK(group.has_window_before(sequence, position));
         int64_t n = 0;
         for (const cpu::CellSpan & span : group.cells().spans(sequence)) {
             for (int64_t at = 0; at < span.n; ++at) {
@@ -248,7 +248,7 @@ void saved_rows_come_back() {
                 rows.append(0, 45, end);
                 rows.append(1, 40, other);
             }
-            CHECK(rows.group.holds_before(0, position) == (window == 1));
+            CHECK(rows.group.has_window_before(0, position) == (window == 1));
             const uint8_t * read = rows.group.load(0, position, saved.data() + 1);
             CHECK(read == saved.data() + saved.size());
             rows.check(0, position);

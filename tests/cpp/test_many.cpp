@@ -42,7 +42,7 @@ class Beside {
     }
 
     void step() {
-        std::vector<Item> items;
+        std::vector<BatchEntry> entries;
         std::vector<Tokens> new_tokens(N_SEQUENCES), parents(N_SEQUENCES);
         for (int i = 0; i < N_SEQUENCES; ++i) {
             const int way = below(5);
@@ -54,37 +54,37 @@ class Beside {
             for (int n = 1 + below(5); n > 0; --n) {
                 tokens.push_back(below(TINY_VOCAB));
             }
-            Item item;
-            item.sequence = sequences_[i].get();
-            item.verifies = way >= 3;
-            item.tokens = tokens.data();
-            item.n = static_cast<int64_t>(tokens.size());
-            for (int node = 0; node < item.n; ++node) {
+            BatchEntry entry;
+            entry.sequence = sequences_[i].get();
+            entry.is_verify = way >= 3;
+            entry.tokens = tokens.data();
+            entry.n = static_cast<int64_t>(tokens.size());
+            for (int node = 0; node < entry.n; ++node) {
                 parents[i].push_back(node == 0 ? -1 : way == 4 ? below(node) : node - 1);
             }
-            item.parents = item.verifies ? parents[i].data() : nullptr;
-            items.push_back(item);
+            entry.parents = entry.is_verify ? parents[i].data() : nullptr;
+            entries.push_back(entry);
         }
-        engine_->run(items, nullptr);
+        engine_->run(entries, nullptr);
         std::vector<Tokens> paths(N_SEQUENCES);
         std::vector<Path> committed;
         for (int i = 0; i < N_SEQUENCES; ++i) {
-            const Item & item = items[i];
+            const BatchEntry & entry = entries[i];
             Tokens & tokens = tokens_[i];
-            if (!item.verifies) {
+            if (!entry.is_verify) {
                 tokens.insert(tokens.end(), new_tokens[i].begin(), new_tokens[i].end());
                 check(i, 0, tokens);
                 continue;
             }
-            const int last = below(static_cast<int>(item.n));
-            for (int node = 0; node < item.n; ++node) {
+            const int last = below(static_cast<int>(entry.n));
+            for (int node = 0; node < entry.n; ++node) {
                 check(i, node, with_path(tokens, new_tokens[i], parents[i], node));
             }
             for (int node = last; node >= 0; node = parents[i][node]) {
                 paths[i].insert(paths[i].begin(), node);
             }
             paths[i].resize(below(static_cast<int>(paths[i].size()) + 1));
-            committed.push_back({item.sequence, paths[i].data(), int64_t(paths[i].size())});
+            committed.push_back({entry.sequence, paths[i].data(), int64_t(paths[i].size())});
             for (const int32_t node : paths[i]) {
                 tokens.push_back(new_tokens[i][node]);
             }

@@ -92,24 +92,24 @@ void check_rows(const cpu::RowKernel & kernel, int64_t n) {
     check_any(kernel, n);
 }
 
-void check_turns(const cpu::RowKernel & kernel, int64_t d, int64_t n_turned, bool pairs,
+void check_turns(const cpu::RowKernel & kernel, int64_t d, int64_t n_rotated, bool pairs,
                  bool normed) {
-    const Floats x = values(d), weight = values(d), angles = values(n_turned / 2);
-    Floats turned(n_turned), to(d);
+    const Floats x = values(d), weight = values(d), angles = values(n_rotated / 2);
+    Floats rotated(n_rotated), to(d);
     std::vector<double> wanted(d);
     for (int64_t i = 0; i < d; ++i) {
         wanted[i] = normed ? x[i] * norm_of(x, 1e-6) * weight[i] : x[i];
     }
-    for (int64_t i = 0; i < n_turned / 2; ++i) {
-        const int64_t a = pairs ? 2 * i : i, b = pairs ? 2 * i + 1 : i + n_turned / 2;
-        turned[a] = std::cos(angles[i]);
-        turned[b] = std::sin(angles[i]);
+    for (int64_t i = 0; i < n_rotated / 2; ++i) {
+        const int64_t a = pairs ? 2 * i : i, b = pairs ? 2 * i + 1 : i + n_rotated / 2;
+        rotated[a] = std::cos(angles[i]);
+        rotated[b] = std::sin(angles[i]);
         const double first = wanted[a], second = wanted[b];
-        wanted[a] = first * turned[a] - second * turned[b];
-        wanted[b] = first * turned[b] + second * turned[a];
+        wanted[a] = first * rotated[a] - second * rotated[b];
+        wanted[b] = first * rotated[b] + second * rotated[a];
     }
-    kernel.turn(
-        {x.data(), d, normed ? weight.data() : nullptr, 1e-6f, turned.data(), n_turned, pairs},
+    kernel.rotate(
+        {x.data(), d, normed ? weight.data() : nullptr, 1e-6f, rotated.data(), n_rotated, pairs},
         to.data());
     for (int64_t i = 0; i < d; ++i) {
         CHECK(close(to[i], wanted[i]));

@@ -73,18 +73,18 @@ void checkpoints_go_back(const std::shared_ptr<const Model> & model) {
     Sequence sequence = make(model, 8);
     const std::vector<int32_t> tokens = prompt();
     sequence.prefill(tokens.data(), 11, nullptr, nullptr);
-    const Checkpoint checkpoint = sequence.take();
+    const Checkpoint checkpoint = sequence.take_checkpoint();
     const Logits expected = next(sequence, 5);
     for (int detour = 0; detour < 3; ++detour) {
         sequence.prefill(tokens.data() + detour, 9, nullptr, nullptr);
-        CHECK(sequence.holds(checkpoint));
+        CHECK(sequence.can_restore(checkpoint));
         sequence.restore(checkpoint);
         CHECK(sequence.position() == 11);
         CHECK(error_of([&] { sequence.argmax(0); }) == "row 0: the last pass has 0 rows");
         CHECK(next(sequence, 5) == expected);
     }
     sequence.reset();
-    CHECK(!sequence.holds(checkpoint));
+    CHECK(!sequence.can_restore(checkpoint));
     CHECK(contains(error_of([&] { sequence.restore(checkpoint); }), "checkpoint of 11 tokens"));
 }
 
@@ -98,11 +98,11 @@ void checkpoints_of_others_are_refused(const std::shared_ptr<const Model> & mode
     for (const auto & taken_of : {model, other}) {
         Sequence another = make(taken_of, 8);
         another.prefill(tokens.data(), 11, nullptr, nullptr);
-        const Checkpoint checkpoint = another.take();
-        CHECK(!sequence.holds(checkpoint));
+        const Checkpoint checkpoint = another.take_checkpoint();
+        CHECK(!sequence.can_restore(checkpoint));
         CHECK(contains(error_of([&] { sequence.restore(checkpoint); }),
                        "the checkpoint of 11 tokens was taken of another sequence"));
-        CHECK(another.holds(checkpoint));
+        CHECK(another.can_restore(checkpoint));
     }
     Sequence fresh = make(model, 8);
     fresh.prefill(tokens.data(), 11, nullptr, nullptr);
@@ -199,7 +199,7 @@ void as_many_sequences_as_places(const std::shared_ptr<const Model> & model) {
           "the engine has 1 sequence already, and holds 1 at a time (n_parallel)");
     engine->reserve_verify(4);
     first->prefill(tokens.data() + 3, 20, nullptr, nullptr);
-    const Checkpoint checkpoint = first->take();
+    const Checkpoint checkpoint = first->take_checkpoint();
     first->verify(tokens.data(), nullptr, 4); // stays open
     CHECK(error_of([&] { engine->reserve_verify(8); }) ==
           "a verify of 4 rows waits for its commit");

@@ -32,7 +32,7 @@ static void test_runs_of_changing_teams() {
     std::mt19937 random(3);
     CpuNodes nodes;
     nodes.barrier = std::make_unique<Barrier>(most);
-    nodes.shares = std::make_unique<Shares>(most);
+    nodes.shares = std::make_unique<WorkShares>(most);
     for (int run = 0; run < 400; ++run) {
         const int nth = 1 + static_cast<int>(random() % most);
         std::array<bool, n_steps> is_long;
@@ -92,10 +92,10 @@ static int run_until(ThreadCount & count, ThreadCount::Clock::time_point & now, 
             return ms;
         }
         now += milliseconds(5);
-        count.note(now, 5 * MS, lost_ms * MS, lost_ms > 0 ? 1 : 0);
+        count.record_run(now, 5 * MS, lost_ms * MS, lost_ms > 0 ? 1 : 0);
         while (count.is_probing()) { // on other threads, while simulated time stands still
             std::this_thread::sleep_for(std::chrono::microseconds(100));
-            count.note(now, 0, 0, 0);
+            count.record_run(now, 0, 0, 0);
         }
     }
     return 1000;
@@ -113,7 +113,7 @@ static void test_count_follows_the_load() {
     CHECK(count.now() == 4 && n_probes == 0);
 
     // A process that wakes up for some milliseconds changes nothing.
-    count.note(now += milliseconds(8), 8 * MS, 6 * MS, 1);
+    count.record_run(now += milliseconds(8), 8 * MS, 6 * MS, 1);
     CHECK(count.now() == 4);
     run_until(count, now, 0, [] { return false; });
     CHECK(count.now() == 4 && n_probes == 0);

@@ -153,7 +153,7 @@ void forms_do_the_same(const std::shared_ptr<const Model> & model, DeltaForm for
 }
 
 std::vector<float> state_of(const Sequence & sequence) {
-    const RawBytes bytes = sequence.take().recurrent;
+    const RawBytes bytes = sequence.take_checkpoint().recurrent;
     std::vector<float> values(bytes.size() / sizeof(float));
     std::memcpy(values.data(), bytes.data(), bytes.size());
     return values;
@@ -193,7 +193,7 @@ void states_do_not_drift(const std::shared_ptr<const Model> & model, DeltaForm f
     Random random;
     const Nodes timeline = random.tokens(2000);
     Sequence whole = make(model, form, 2304);
-    const bool exact = form == DeltaForm::OWN && walks_delta_net(model->hparams().recurrent);
+    const bool exact = form == DeltaForm::OWN && can_scan_delta_net(model->hparams().recurrent);
     whole.prefill(timeline.data(), timeline.size(), nullptr, nullptr);
     const std::vector<float> expected = state_of(whole);
     const Logits logits = next(whole, {3});

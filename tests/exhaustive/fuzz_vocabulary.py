@@ -11,9 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vocabularies import byte_level, gemma, sentence_piece, write
-
 from dflash_gguf.text.tokenizer import Tokenizer
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+from vocabularies import byte_level, gemma, sentence_piece, write
 
 TEXTS = ("", "hello world", " \n\n\t 12345", "<|im_end|>hell<|im_", "né€😀\x00\x7f", "a" * 5000)
 

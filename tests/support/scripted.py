@@ -155,7 +155,7 @@ class Kept:
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self.tokens = list(tokens)
-        self.n_tokens = self.n_proven = len(tokens)
+        self.n_tokens = self.n_verified_finite = len(tokens)
 
     def info(self) -> Kept:
         return self

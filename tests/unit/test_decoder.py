@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from fakes import END, FakeModel, FakeSequence
-from numpy.typing import NDArray
 from vocabularies import byte_level, write
 
-from dflash_gguf import native
-from dflash_gguf.config import LoadConfig
 from dflash_gguf.decoder import Decoder
-from dflash_gguf.native import Engine, Item, Model, Rows
 from dflash_gguf.text.tokenizer import Tokenizer
 
 COLON = ord(":")
@@ -111,39 +107,6 @@ def test_a_prompt_is_computed_from_where_it_parts_from_the_last(tokenizer: Token
     decoder.reset()
     decoder.generate("ab:", draft="none")
     assert fed(decoder) == b"ab:yes"
-
-
-@pytest.mark.parametrize("kind", ["llama", "qwen35"])
-def test_a_repeated_prompt_computes_one_token_and_has_the_same_bits(
-    tiny_gguf: Callable[[str], Path], kind: str
-) -> None:
-    model = Model(str(tiny_gguf(kind)), LoadConfig(n_ctx=256, n_ubatch=32, n_threads=1))
-    decoder = Decoder(native.Sequence(Engine(model)), None)
-    rows: list[NDArray[np.float32]] = []
-    run = decoder.engine.run
-
-    def watched(items: Sequence[Item]) -> list[Rows]:
-        found = run(items)
-        if decoder.sequence.position == len(prompt) and not items[0].verifies:
-            rows.append(found[0].logits(0))
-        return found
-
-    decoder.engine.run = watched  # type: ignore[assignment,method-assign]
-    prompt = np.random.default_rng(2).integers(0, model.n_vocab, 100).tolist()
-    changed = [*prompt[:-1], (prompt[-1] + 1) % model.n_vocab]
-    counts, answers = [], []
-    for tokens in (prompt, prompt, changed, prompt):
-        result = decoder.generate(tokens, max_tokens=5)
-        counts.append(result.n_prefilled)
-        answers.append((result.tokens, rows[-1]))
-    assert counts == [100, 1, 1, 1]
-    decoder.reset()
-    answers.append((decoder.generate(changed, max_tokens=5).tokens, rows[-1]))
-    assert len(rows) == len(answers)
-    for a, b in ((0, 1), (0, 3), (2, 4)):
-        assert answers[a][0] == answers[b][0]
-        if kind == "qwen35":  # the last token is always a pass of its own
-            np.testing.assert_array_equal(answers[a][1], answers[b][1])
 
 
 def test_callbacks_cannot_use_their_decoder(tokenizer: Tokenizer) -> None:

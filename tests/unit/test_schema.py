@@ -1,17 +1,12 @@
-"""schema.py equals the gguf package where it has the name, and renders to a C++ header."""
+"""schema.py equals the gguf package where it has the name."""
 
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import gguf
 import pytest
 from dflash_gguf.convert import schema
-
-RENDER = Path(__file__).resolve().parents[2] / "scripts" / "render_schema.py"
 
 # Names that gguf 0.19 lacks: llama.cpp's loader (src/llama-arch.cpp) and the older drafter files.
 KEYS_BEYOND_GGUF = re.compile(
@@ -60,17 +55,3 @@ def test_architectures_are_those_of_the_gguf_package() -> None:
 def test_no_name_is_defined_twice(group: type) -> None:
     values = list(schema.names_of(group).values())
     assert len(values) == len(set(values))
-
-
-def test_header_holds_every_name_and_is_left_alone_when_unchanged(tmp_path: Path) -> None:
-    out = tmp_path / "gguf_schema.h"
-    subprocess.run([sys.executable, str(RENDER), str(out)], check=True)
-    text = out.read_text(encoding="utf-8")
-    assert 'inline constexpr const char * TENSOR_ATTN_Q = "blk.%d.attn_q.weight";' in text
-    assert 'inline constexpr const char * KEY_BLOCK_COUNT = "%s.block_count";' in text
-    total = sum(len(schema.names_of(g)) for g in (schema.Arch, schema.Key, schema.Tensor))
-    assert text.count("inline constexpr") == total
-    assert "{" not in text.replace("namespace dfl::schema {", "")
-    before = out.stat().st_mtime_ns
-    subprocess.run([sys.executable, str(RENDER), str(out)], check=True)
-    assert out.stat().st_mtime_ns == before

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vocabularies import BOS, END, byte_level, gemma, sentence_piece, smollm2_file, write
+from vocabularies import BOS, END, byte_level, gemma, sentence_piece, write
 
 from dflash_gguf.text.tokenizer import Tokenizer
 
@@ -146,18 +146,3 @@ def test_a_model_without_template_says_so(tmp_path: Path) -> None:
     tokenizer = tokenizer_of(tmp_path / "b.gguf", byte_level(chat_template=None))
     with pytest.raises(ValueError, match="the model has no chat template"):
         tokenizer.chat_text(HELLO)
-
-
-@pytest.mark.model
-def test_a_real_model_tokenizes_like_llama_cpp_on_the_file_itself() -> None:
-    llama_cpp = pytest.importorskip("llama_cpp")
-    path = smollm2_file()
-    tokenizer = Tokenizer.from_file(path)
-    assert tokenizer is not None
-    theirs = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
-    for text in [*HARD_TEXTS, "def f(x):\n    return x**2  # <|im_end|>"]:
-        expected = theirs.tokenize(text.encode(), add_bos=True, special=True)
-        assert tokenizer.tokenize(text) == expected
-    assert {tokenizer.piece(t, special=True) for t in tokenizer.stop_tokens} >= {b"<|im_end|>"}
-    assert tokenizer.chat_text(HELLO).endswith("<|im_start|>assistant\n")
-    theirs.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import SPECIAL_TOKENS, make_target
+from checkpoints import SPECIAL_TOKENS, write_tokenizer
 from dflash_gguf.convert import pretokenizer
 from dflash_gguf.convert.errors import ConvertError
 from dflash_gguf.convert.plan import Metadata
@@ -21,7 +21,9 @@ PREFIX = "tokenizer.ggml."
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return make_target(tmp_path, "qwen3", vocab_size=421)
+    write_tokenizer(tmp_path, "qwen2")
+    (tmp_path / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
+    return tmp_path
 
 
 def read(folder: Path, vocab_size: int = 421, pre: str | None = "qwen2") -> dict[str, Any]:

@@ -4,15 +4,15 @@
 
 namespace dfl::cpu {
 
-SegmentRange seen_segments(const CellAttention & work, int64_t first, int64_t n) {
+SegmentRange visible_segments(const CellAttention & work, int64_t first, int64_t n) {
     int64_t low = INT64_MAX, high = 0;
     for (int64_t row = first / work.n_group; row <= (first + n - 1) / work.n_group; ++row) {
-        const SeenRange range = seen_range(work, row);
+        const VisibleRange range = visible_range(work, row);
         low = std::min(low, range.first);
         high = std::max(high, range.end);
     }
-    if (!work.seen->spans.empty()) { // of a window's cache nothing lies before
-        low = std::max(low, work.seen->spans.front().position);
+    if (!work.visible->spans.empty()) { // of a window's cache nothing lies before
+        low = std::max(low, work.visible->spans.front().position);
     }
     return low < high ? SegmentRange{low / CELL_SEGMENT, (high - 1) / CELL_SEGMENT + 1}
                       : SegmentRange{0, 0};

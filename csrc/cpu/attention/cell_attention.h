@@ -22,7 +22,7 @@ struct CellSpan {
 };
 
 // The cell of a node of a tree, beside the spans.
-struct OpenCell {
+struct PendingCell {
     int64_t position, cell;
 };
 
@@ -30,13 +30,13 @@ struct OpenCell {
 // cells of its path, one for each position from `end` to its own.
 struct RowView {
     int64_t position, end;
-    int64_t path; // where these begin in SeenCells::paths
+    int64_t path; // where these begin in VisibleCells::paths
 };
 
 // What the rows of a sequence see in a pass.
-struct SeenCells {
-    std::vector<CellSpan> spans; // ascending
-    std::vector<OpenCell> open;  // ascending
+struct VisibleCells {
+    std::vector<CellSpan> spans;      // ascending
+    std::vector<PendingCell> pending; // ascending
     std::vector<RowView> rows;
     std::vector<int32_t> paths; // indices of open cells
 };
@@ -54,7 +54,7 @@ struct CellAttention {
     const float * q; // [head_dim] at row * q_row + head * q_head
     int64_t q_row, q_head;
     CellRows k, v;
-    const SeenCells * seen;
+    const VisibleCells * visible;
     int64_t window; // positions a row may see, its own included; 0: all
     bool causal;    // false: also those of the spans after its own, as far as the window reaches
     float scale;
@@ -75,8 +75,8 @@ struct SegmentRange {
 
 struct CellAttentionKernel {
     const char * name;
-    // Floats of scratch, n_open being the most open cells.
-    int64_t (*scratch_size)(int64_t head_dim, int64_t n_open);
+    // Floats of scratch, n_pending being the most open cells.
+    int64_t (*scratch_size)(int64_t head_dim, int64_t n_pending);
     // Floats of what a segment leaves of a query.
     int64_t (*part_size)(int64_t head_dim);
     // Queries [first, first + n), n at most MAX_QUERIES, over all that they see.
@@ -90,7 +90,7 @@ struct CellAttentionKernel {
 };
 
 // Segments that queries [first, first + n) see cells of.
-SegmentRange seen_segments(const CellAttention & work, int64_t first, int64_t n);
+SegmentRange visible_segments(const CellAttention & work, int64_t first, int64_t n);
 
 // The best one for this CPU.
 const CellAttentionKernel * cell_attention();

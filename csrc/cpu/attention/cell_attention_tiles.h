@@ -35,11 +35,12 @@ struct CellAttentionTiles {
         int64_t d, width; // of a head, and padded
         int64_t stride;   // of scores
         float *q, *keys, *values, *rows, *scores, *zeros;
-        const char ** open; // where sums read the values of a block's open cells
-        State part, all;    // of a segment, and of those merged
+        const char ** pending; // where sums read the values of a block's open cells
+        State part, all;       // of a segment, and of those merged
 
-        Scratch(int64_t head_dim, int64_t n_open, float * at)
-            : d(head_dim), width(Values::padded(head_dim)), stride(BLOCK * (1 + n_tiles(n_open))) {
+        Scratch(int64_t head_dim, int64_t n_pending, float * at)
+            : d(head_dim), width(Values::padded(head_dim)),
+              stride(BLOCK * (1 + n_tiles(n_pending))) {
             const auto take = [&](int64_t n) {
                 float * here = at;
                 at += (n + 15) / 16 * 16;
@@ -48,22 +49,22 @@ struct CellAttentionTiles {
             at += (64 - reinterpret_cast<uintptr_t>(at) % 64) % 64 / sizeof(float);
             q = take(MAX_QUERIES * d);
             keys = take(stride * width);
-            values = take((BLOCK + n_open) * width);
+            values = take((BLOCK + n_pending) * width);
             rows = take(T * width);
             scores = take(QUERIES * stride);
             zeros = take(width);
-            open = reinterpret_cast<const char **>(take(n_open * PER_POINTER));
+            pending = reinterpret_cast<const char **>(take(n_pending * PER_POINTER));
             for (State * state : {&part, &all}) {
                 *state = {take(MAX_QUERIES), take(MAX_QUERIES), take(MAX_QUERIES * width)};
             }
         }
     };
 
-    static int64_t scratch_size(int64_t head_dim, int64_t n_open) {
-        const int64_t width = Values::padded(head_dim), stride = BLOCK * (1 + n_tiles(n_open));
+    static int64_t scratch_size(int64_t head_dim, int64_t n_pending) {
+        const int64_t width = Values::padded(head_dim), stride = BLOCK * (1 + n_tiles(n_pending));
         const int64_t of_queries = MAX_QUERIES * (head_dim + 2 * width + 4);
-        return of_queries + stride * width + (BLOCK + n_open + T + 1) * width + QUERIES * stride +
-               n_open * PER_POINTER + 16 * 16; // the last is what aligns them
+        return of_queries + stride * width + (BLOCK + n_pending + T + 1) * width +
+               QUERIES * stride + n_pending * PER_POINTER + 16 * 16; // the last is what aligns them
     }
 
     static int64_t part_size(int64_t head_dim) { return Values::padded(head_dim) + 2; }
@@ -153,13 +154,13 @@ struct CellAttentionTiles {
         int64_t position;
         int64_t first, end; // places of those in the spans that some row sees
         bool has_gaps;
-        int64_t first_open, end_open; // indices
+        int64_t first_pending, end_pending; // indices
         const char *k[BLOCK], *v[BLOCK];
         const char * rows[BLOCK];
         const char * const * values; // where sums read: `rows`, or `v`
     };
 
-    struct OpenTile {
+    struct PendingTile {
         const char *k[BLOCK], *v[BLOCK];
     };
 
@@ -179,11 +180,11 @@ struct CellAttentionTiles {
         return std::clamp<int64_t>(position - block.position, 0, BLOCK);
     }
 
-    static Places places(const SeenRange & range, const Block & block) {
+    static Places places(const VisibleRange & range, const Block & block) {
         return {place(range.first, block), place(range.spans_end, block), place(range.end, block)};
     }
 
-    // The block at a position, of which positions from `low` on and before `last` are seen.
+    // The block at a position, of which positions from `low` on and before `last` are visible.
     static void find_block(const CellAttention & work, int64_t position, int64_t low, int64_t last,
                            Block & block, size_t & span) {
         block.position = position;
@@ -194,14 +195,14 @@ struct CellAttentionTiles {
 
     // That which the first row sees first.
     static void find_first_block(const CellAttention & work, Block & block) {
-        const SeenRange range = seen_range(work, 0);
+        const VisibleRange range = visible_range(work, 0);
         size_t span = 0;
         find_block(work, range.first / BLOCK * BLOCK, range.first, range.spans_end, block, span);
     }
 
     // Finds a block's cells in the spans; `span` is the first that may hold any, and moves on.
     static void find_cells(const CellAttention & work, Block & block, size_t & span) {
-        const auto & spans = work.seen->spans;
+        const auto & spans = work.visible->spans;
         while (span < spans.size() && spans[span].position + spans[span].n <= block.position) {
             ++span;
         }
@@ -234,34 +235,34 @@ struct CellAttentionTiles {
         leave_out(BLOCK);
     }
 
-    static void find_open(const CellAttention & work, Block & block) {
-        const auto & open = work.seen->open;
+    static void find_pending(const CellAttention & work, Block & block) {
+        const auto & open = work.visible->pending;
         const auto n = static_cast<int64_t>(open.size());
         int64_t i = 0;
         while (i < n && open[i].position < block.position) {
             ++i;
         }
-        block.first_open = i;
+        block.first_pending = i;
         while (i < n && open[i].position < block.position + BLOCK) {
             ++i;
         }
-        block.end_open = i;
+        block.end_pending = i;
     }
 
-    static void load_open(const CellAttention & work, const Block & block, const Kept & kept,
-                          const Scratch & s) {
-        const int64_t n = block.end_open - block.first_open;
+    static void load_pending(const CellAttention & work, const Block & block, const Kept & kept,
+                             const Scratch & s) {
+        const int64_t n = block.end_pending - block.first_pending;
         for (int64_t first = 0; first < n; first += BLOCK) {
             const int64_t here = std::min<int64_t>(BLOCK, n - first);
-            OpenTile tile = {};
+            PendingTile tile = {};
             for (int64_t c = 0; c < here; ++c) {
-                const int64_t cell = work.seen->open[block.first_open + first + c].cell;
+                const int64_t cell = work.visible->pending[block.first_pending + first + c].cell;
                 tile.k[c] = work.k.first + cell * work.k.cell_bytes;
                 tile.v[c] = work.v.first + cell * work.v.cell_bytes;
             }
             load_keys(work.k, tile.k, 0, here, kept.k, s, s.keys + (BLOCK + first) * s.width);
             load_values(work.v, tile.v, 0, here, kept.v_in_place, s,
-                        s.values + (BLOCK + first) * s.width, s.open + first);
+                        s.values + (BLOCK + first) * s.width, s.pending + first);
         }
     }
 
@@ -273,7 +274,7 @@ struct CellAttentionTiles {
 
     template <class Value>
     static void add_tile(const CellAttention & work, const Block & block, const Tile & tile,
-                         const SeenRange * ranges, int64_t first_row, const Scratch & s,
+                         const VisibleRange * ranges, int64_t first_row, const Scratch & s,
                          float * sums, Fetch & fetch) {
         // Cells that all see, among the spans, are read for all at once.
         int64_t first = 0, end = BLOCK;
@@ -312,11 +313,11 @@ struct CellAttentionTiles {
             const int64_t from = is_shared ? end : at.first;
             add(r, n, block.values, from, std::min(at.own, at.end));
             if (at.own < at.end) {
-                const SeenRange & range = ranges[row - first_row];
+                const VisibleRange & range = ranges[row - first_row];
                 const char * rows[BLOCK];
                 const int64_t own = std::max(from, at.own);
                 for (int64_t c = own; c < at.end; ++c) {
-                    rows[c] = s.open[open_cell(work, range, block, c) - block.first_open];
+                    rows[c] = s.pending[pending_cell(work, range, block, c) - block.first_pending];
                 }
                 add(r, n, rows, own, at.end);
             }
@@ -324,9 +325,9 @@ struct CellAttentionTiles {
     }
 
     // The open cell of a path at a place of a block.
-    static int64_t open_cell(const CellAttention & work, const SeenRange & range,
-                             const Block & block, int64_t place) {
-        return work.seen->paths[range.path + block.position + place - range.spans_end];
+    static int64_t pending_cell(const CellAttention & work, const VisibleRange & range,
+                                const Block & block, int64_t place) {
+        return work.visible->paths[range.path + block.position + place - range.spans_end];
     }
 
     // Cells that come after those of a block, as many at most, whose keys and values are asked for
@@ -370,13 +371,13 @@ struct CellAttentionTiles {
     }
 
     // Positions [from, to) of queries [first, first + n), which s.q holds, to s.part.
-    static void walk(const CellAttention & work, int64_t first, int64_t n, int64_t from, int64_t to,
-                     const Scratch & s) {
+    static void attend_range(const CellAttention & work, int64_t first, int64_t n, int64_t from,
+                             int64_t to, const Scratch & s) {
         const int64_t first_row = first / work.n_group, last_row = (first + n - 1) / work.n_group;
-        SeenRange ranges[MAX_QUERIES];
+        VisibleRange ranges[MAX_QUERIES];
         int64_t low = INT64_MAX, high = 0, spans_end = 0;
         for (int64_t row = first_row; row <= last_row; ++row) {
-            const SeenRange range = seen_range(work, row);
+            const VisibleRange range = visible_range(work, row);
             ranges[row - first_row] = range;
             low = std::min(low, range.first);
             high = std::max(high, range.end);
@@ -400,7 +401,7 @@ struct CellAttentionTiles {
         }
         for (int i = 0; at < stop; at += BLOCK, i = 1 - i) {
             Block & block = blocks[i];
-            find_open(work, block);
+            find_pending(work, block);
             load_keys(work.k, block.k, block.first, block.end, kept.k, s, s.keys);
             block.values = block.v;
             if (!kept.v_in_place || block.has_gaps) {
@@ -408,7 +409,7 @@ struct CellAttentionTiles {
                 load_values(work.v, block.v, block.first, block.end, kept.v_in_place, s, s.values,
                             block.rows);
             }
-            load_open(work, block, kept, s);
+            load_pending(work, block, kept, s);
             Ahead ahead;
             Block & next = blocks[1 - i];
             if (at + BLOCK < high) {
@@ -424,18 +425,18 @@ struct CellAttentionTiles {
             }
             ahead.begin(work, s);
             for (int64_t r = 0; r < n; r += QUERIES) {
-                walk_tile(work, block, first, r, std::min<int64_t>(QUERIES, n - r), ranges, kept, s,
-                          ahead);
+                attend_tile(work, block, first, r, std::min<int64_t>(QUERIES, n - r), ranges, kept,
+                            s, ahead);
             }
             ahead.rest();
         }
     }
 
-    static void walk_tile(const CellAttention & work, const Block & block, int64_t first, int64_t r,
-                          int64_t n, const SeenRange * ranges, const Kept & kept, const Scratch & s,
-                          Ahead & ahead) {
+    static void attend_tile(const CellAttention & work, const Block & block, int64_t first,
+                            int64_t r, int64_t n, const VisibleRange * ranges, const Kept & kept,
+                            const Scratch & s, Ahead & ahead) {
         const int64_t first_row = first / work.n_group;
-        const auto range_of = [&](int64_t i) -> const SeenRange & {
+        const auto range_of = [&](int64_t i) -> const VisibleRange & {
             return ranges[(first + i) / work.n_group - first_row];
         };
         // Rows that see none of it may be the first or the last.
@@ -452,7 +453,7 @@ struct CellAttentionTiles {
         Tile tile;
         tile.n = n;
         tile.first_query = first + r;
-        const int64_t n_open = block.end_open - block.first_open;
+        const int64_t n_pending = block.end_pending - block.first_pending;
         const float * q = s.q + r * s.d;
         with_type(kept.k, [&](auto of) {
             using Key = decltype(of);
@@ -461,9 +462,9 @@ struct CellAttentionTiles {
             };
             Products::score_all(n, q, s.d, keys_at(0), block.first, block.end, s.scores, s.stride,
                                 ahead.k);
-            for (int64_t c = 0; c < n_open; c += BLOCK) {
+            for (int64_t c = 0; c < n_pending; c += BLOCK) {
                 Products::score_all(n, q, s.d, keys_at(BLOCK + c), 0,
-                                    std::min<int64_t>(BLOCK, n_open - c), s.scores + BLOCK + c,
+                                    std::min<int64_t>(BLOCK, n_pending - c), s.scores + BLOCK + c,
                                     s.stride, ahead.k);
             }
         });
@@ -480,8 +481,8 @@ struct CellAttentionTiles {
                 scores[c] = c < block.end && block.k[c] != nullptr ? scores[c] : -INFINITY;
             }
             for (int64_t c = std::max(at.first, at.own); c < at.end; ++c) {
-                scores[c] =
-                    scores[BLOCK + open_cell(work, range_of(r + i), block, c) - block.first_open];
+                scores[c] = scores[BLOCK + pending_cell(work, range_of(r + i), block, c) -
+                                   block.first_pending];
             }
             largest[i] = Softmax::largest_of(scores, at.first, at.end);
         }
@@ -502,7 +503,7 @@ struct CellAttentionTiles {
     // ---- the kernel
 
     static Scratch start(const CellAttention & work, int64_t first, int64_t n, float * scratch) {
-        const Scratch s(work.head_dim, static_cast<int64_t>(work.seen->open.size()), scratch);
+        const Scratch s(work.head_dim, static_cast<int64_t>(work.visible->pending.size()), scratch);
         std::fill(s.zeros, s.zeros + s.width, 0.0f);
         for (int64_t i = 0; i < n; ++i) {
             const int64_t row = (first + i) / work.n_group, head = (first + i) % work.n_group;
@@ -530,15 +531,15 @@ struct CellAttentionTiles {
 
     static void attend(const CellAttention & work, int64_t first, int64_t n, float * scratch) {
         const Scratch s = start(work, first, n, scratch);
-        const SegmentRange range = seen_segments(work, first, n);
+        const SegmentRange range = visible_segments(work, first, n);
         if (range.end - range.first == 1) {
-            walk(work, first, n, range.first * CELL_SEGMENT, range.end * CELL_SEGMENT, s);
+            attend_range(work, first, n, range.first * CELL_SEGMENT, range.end * CELL_SEGMENT, s);
             finish_all(work, first, n, s.part, s.width);
             return;
         }
         clear(s.all, n, s.width);
         for (int64_t segment = range.first; segment < range.end; ++segment) {
-            walk(work, first, n, segment * CELL_SEGMENT, (segment + 1) * CELL_SEGMENT, s);
+            attend_range(work, first, n, segment * CELL_SEGMENT, (segment + 1) * CELL_SEGMENT, s);
             for (int64_t i = 0; i < n; ++i) {
                 Softmax::fold(s.part.most[i], s.part.total[i], s.part.sum + i * s.width,
                               s.all.most[i], s.all.total[i], s.all.sum + i * s.width, s.width);
@@ -550,7 +551,7 @@ struct CellAttentionTiles {
     static void segment(const CellAttention & work, int64_t first, int64_t n, int64_t segment,
                         float * parts, float * scratch) {
         const Scratch s = start(work, first, n, scratch);
-        walk(work, first, n, segment * CELL_SEGMENT, (segment + 1) * CELL_SEGMENT, s);
+        attend_range(work, first, n, segment * CELL_SEGMENT, (segment + 1) * CELL_SEGMENT, s);
         for (int64_t i = 0; i < n; ++i) {
             float * to = parts + i * part_size(s.d);
             std::copy(s.part.sum + i * s.width, s.part.sum + (i + 1) * s.width, to);
@@ -561,7 +562,7 @@ struct CellAttentionTiles {
 
     static void merge(const CellAttention & work, int64_t query, const float * parts,
                       int64_t n_parts, int64_t part_stride, float * scratch) {
-        const Scratch s(work.head_dim, static_cast<int64_t>(work.seen->open.size()), scratch);
+        const Scratch s(work.head_dim, static_cast<int64_t>(work.visible->pending.size()), scratch);
         clear(s.all, 1, s.width);
         for (int64_t i = 0; i < n_parts; ++i) {
             const float * part = parts + i * part_stride;

@@ -1,6 +1,6 @@
 // One head of a Gated DeltaNet layer: what enters its rule, the rule along the paths of a tree, and
 // what leaves it. A node's result depends on its own path alone and has the same bits whatever
-// other nodes there are, and whether a path is walked to verify, to append or to promote.
+// other nodes there are, and whether a path is scanned to verify, to append or to promote.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct DeltaConvolution {
 
 // The rule over n rows, with the state S as [d (keys), d (values)]:
 //   S <- exp(g) S;  S += beta k (v - S k);  out = S q
-struct DeltaWalk {
+struct DeltaScan {
     int64_t d, n;
     const float * q; // [d], n rows, qk_row apart; NULL: only the state is wanted
     const float * k; // [d], the same
@@ -63,10 +63,10 @@ struct DeltaHeadKernel {
     void (*convolve)(const DeltaConvolution & work);
     // to <- x * length / sqrt(sum(x^2) + eps)
     void (*scale)(const float * x, int64_t d, float length, float eps, float * to);
-    float (*dot)(const float * a, const float * b, int64_t d);
-    // Floats of scratch for a walk along parents.
+    float (*dot)(const float * a, const float * g, int64_t d);
+    // Floats of scratch for a scan along parents.
     int64_t (*scratch_size)(int64_t d, int64_t n);
-    void (*walk)(const DeltaWalk & work, float * scratch);
+    void (*scan)(const DeltaScan & work, float * scratch);
     void (*gate)(const DeltaGate & work);
     void (*gates)(const DeltaGates & work);
 };

@@ -108,37 +108,37 @@ struct DeltaHeadTiles {
     }
 
     template <int N>
-    static void walk_heads(const DeltaWalk & work, float * scratch) {
+    static void scan_heads(const DeltaScan & work, float * scratch) {
         constexpr int64_t worth_turning = 4; // the state, for so many nodes
         if (work.n < worth_turning) {
-            DeltaWalkRows<V, N>::walk(work, scratch);
+            DeltaScanRows<V, N>::scan(work, scratch);
         } else {
-            DeltaWalkLanes<V, N>::walk(work, scratch);
+            DeltaScanLanes<V, N>::scan(work, scratch);
         }
     }
 
-    static void walk(const DeltaWalk & work, float * scratch) {
+    static void scan(const DeltaScan & work, float * scratch) {
         if constexpr (V::HAS_REGISTERS) { // which whole rows of a state fit into
             switch (work.d) {
             case T:
-                return walk_heads<1>(work, scratch);
+                return scan_heads<1>(work, scratch);
             case 2 * T:
-                return walk_heads<2>(work, scratch);
+                return scan_heads<2>(work, scratch);
             case 4 * T:
-                return walk_heads<4>(work, scratch);
+                return scan_heads<4>(work, scratch);
             case 8 * T:
-                return walk_heads<8>(work, scratch);
+                return scan_heads<8>(work, scratch);
             case 16 * T:
-                return walk_heads<16>(work, scratch);
+                return scan_heads<16>(work, scratch);
             default:
                 break;
             }
         }
-        DeltaWalkAny<V>::walk(work, scratch);
+        DeltaScanAny<V>::scan(work, scratch);
     }
 
     static constexpr DeltaHeadKernel KERNEL = {convolve, scale, dot,  scratch_size,
-                                               walk,     gate,  gates};
+                                               scan,     gate,  gates};
 };
 
 } // namespace

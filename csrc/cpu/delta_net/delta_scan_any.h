@@ -1,4 +1,4 @@
-// A walk along heads of any size, a few rows of the state at a time.
+// A scan along heads of any size, a few rows of the state at a time.
 #pragma once
 
 #include "cpu/delta_net/delta_head.h"
@@ -10,7 +10,7 @@ namespace dfl::cpu {
 namespace {
 
 template <class V>
-struct DeltaWalkAny {
+struct DeltaScanAny {
     using F = typename V::F;
     using Part = PartsOfRows<V>;
     static constexpr int T = V::T;
@@ -30,7 +30,7 @@ struct DeltaWalkAny {
 
     // Rows [row, row + n) of the state. m: room for R rows; seen: for R rows of every node's, where
     // there are parents.
-    static void walk_rows(const DeltaWalk & work, int64_t row, int64_t n, float * m, float * seen) {
+    static void scan_rows(const DeltaScan & work, int64_t row, int64_t n, float * m, float * seen) {
         const int64_t d = work.d;
         const float * state = work.state + row * d;
         std::copy(state, state + n * d, m);
@@ -69,10 +69,10 @@ struct DeltaWalkAny {
         }
     }
 
-    static void walk(const DeltaWalk & work, float * seen) {
+    static void scan(const DeltaScan & work, float * seen) {
         float m[R * MAX_DELTA_HEAD] = {};
         for (int64_t row = 0; row < work.d; row += R) {
-            walk_rows(work, row, std::min<int64_t>(R, work.d - row), m, seen);
+            scan_rows(work, row, std::min<int64_t>(R, work.d - row), m, seen);
         }
     }
 };

@@ -1,5 +1,5 @@
-// A walk of many nodes: a vector register holds one key's weights in T values, so that no sum
-// crosses lanes, which is what a walk row by row waits for. The sums are those of DeltaWalkRows, in
+// A scan of many nodes: a vector register holds one key's weights in T values, so that no sum
+// crosses lanes, which is what a scan row by row waits for. The sums are those of DeltaScanRows, in
 // the same order: the bits are the same.
 #pragma once
 
@@ -12,12 +12,12 @@ namespace {
 
 // For heads of N vectors.
 template <class V, int N>
-struct DeltaWalkLanes {
+struct DeltaScanLanes {
     using F = typename V::F;
     static constexpr int T = V::T;
     static constexpr int D = N * T;
     static constexpr int SLICE = D * T;         // floats: every key's weights in T values
-    static constexpr int SUMS = N <= 4 ? 1 : 2; // of a row in DeltaWalkRows
+    static constexpr int SUMS = N <= 4 ? 1 : 2; // of a row in DeltaScanRows
     static constexpr int HALF = T / 2;
 
     // What a node does to its parent's weights.
@@ -114,7 +114,7 @@ struct DeltaWalkLanes {
 
     // Node i, given the products of its parent's weights; values [value, value + T).
     template <bool ANSWERS>
-    static Change node(const DeltaWalk & work, int64_t i, int64_t value, const Products & on) {
+    static Change node(const DeltaScan & work, int64_t i, int64_t value, const Products & on) {
         const F decay = V::spread(work.decay[i * work.gate_row]);
         const F beta = V::spread(work.beta[i * work.gate_row]);
         const F v = V::load(work.v + i * work.v_row + value);
@@ -126,13 +126,13 @@ struct DeltaWalkLanes {
         return {decay, delta, work.k + i * work.qk_row};
     }
 
-    static const float * query(const DeltaWalk & work, int64_t i) {
+    static const float * query(const DeltaScan & work, int64_t i) {
         return work.q != nullptr ? work.q + i * work.qk_row : nullptr;
     }
 
     // A node's change is made when the next one reads the weights.
     template <bool ANSWERS>
-    static void walk_chain(const DeltaWalk & work, int64_t value, float * slice) {
+    static void scan_chain(const DeltaScan & work, int64_t value, float * slice) {
         Change change = none();
         for (int64_t i = 0; i < work.n; ++i) {
             const float *k = work.k + i * work.qk_row, *q = query(work, i);
@@ -148,7 +148,7 @@ struct DeltaWalkLanes {
 
     // seen: a slice for each node.
     template <bool ANSWERS>
-    static void walk_tree(const DeltaWalk & work, int64_t value, float * slice, float * seen) {
+    static void scan_tree(const DeltaScan & work, int64_t value, float * slice, float * seen) {
         for (int64_t i = 0; i < work.n; ++i) {
             float * from = work.parents[i] < 0 ? slice : seen + work.parents[i] * SLICE;
             const Products on =
@@ -160,7 +160,7 @@ struct DeltaWalkLanes {
         }
     }
 
-    static void walk(const DeltaWalk & work, float * seen) {
+    static void scan(const DeltaScan & work, float * seen) {
         alignas(64) float slice[SLICE];
         for (int64_t value = 0; value < D; value += T) {
             load(work.state + value * D, slice);
@@ -168,11 +168,11 @@ struct DeltaWalkLanes {
                 __builtin_prefetch(work.state + (value + T) * D + i);
             }
             if (work.parents != nullptr) {
-                work.q != nullptr ? walk_tree<true>(work, value, slice, seen)
-                                  : walk_tree<false>(work, value, slice, seen);
+                work.q != nullptr ? scan_tree<true>(work, value, slice, seen)
+                                  : scan_tree<false>(work, value, slice, seen);
             } else {
-                work.q != nullptr ? walk_chain<true>(work, value, slice)
-                                  : walk_chain<false>(work, value, slice);
+                work.q != nullptr ? scan_chain<true>(work, value, slice)
+                                  : scan_chain<false>(work, value, slice);
             }
         }
     }

@@ -1,5 +1,5 @@
-// A walk of few nodes: rows of the state, which are the keys' weights in one value, do not touch
-// each other, so a few of them walk the whole tree in registers.
+// A scan of few nodes: rows of the state, which are the keys' weights in one value, do not touch
+// each other, so a few of them scan the whole tree in registers.
 #pragma once
 
 #include "cpu/delta_net/delta_head.h"
@@ -11,7 +11,7 @@ namespace {
 
 // For heads of N vectors.
 template <class V, int N>
-struct DeltaWalkRows {
+struct DeltaScanRows {
     using F = typename V::F;
     static constexpr int D = N * V::T;
     static constexpr int R = N <= 4 ? 4 : 2; // state rows at once
@@ -55,7 +55,7 @@ struct DeltaWalkRows {
 
     // Rows [row, row + R) of the state. seen: room for R rows of every node's.
     template <bool ANSWERS>
-    static void walk_rows(const DeltaWalk & work, int64_t row, float * seen) {
+    static void scan_rows(const DeltaScan & work, int64_t row, float * seen) {
         Rows m;
         load(m, work.state + row * D);
         float on_key[4], on_query[4];
@@ -96,12 +96,12 @@ struct DeltaWalkRows {
         }
     }
 
-    static void walk(const DeltaWalk & work, float * seen) {
+    static void scan(const DeltaScan & work, float * seen) {
         for (int64_t row = 0; row < D; row += R) {
             if (work.q != nullptr) {
-                walk_rows<true>(work, row, seen);
+                scan_rows<true>(work, row, seen);
             } else {
-                walk_rows<false>(work, row, seen);
+                scan_rows<false>(work, row, seen);
             }
         }
     }

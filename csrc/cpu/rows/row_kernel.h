@@ -6,16 +6,16 @@
 
 namespace dfl::cpu {
 
-// One head: normed, its first values turned by the angles of a position.
-struct HeadTurn {
+// One head: normed, its first values rotated by the angles of a position.
+struct HeadRotation {
     const float * x; // [d]
     int64_t d;
     const float * weight; // [d] of the norm before; NULL: there is none
     float eps;
-    // [n_turned]: cosines and sines as the halves, or pairs, of a turned (1, 0)
-    const float * turned;
-    int64_t n_turned;
-    bool pairs; // values 2 i and 2 i + 1 turn together, else i and i + n_turned / 2
+    // [n_rotated]: cosines and sines as the halves, or pairs, of a rotated (1, 0)
+    const float * rotated;
+    int64_t n_rotated;
+    bool pairs; // values 2 i and 2 i + 1 rotate together, else i and i + n_rotated / 2
 };
 
 struct RowKernel {
@@ -27,7 +27,7 @@ struct RowKernel {
     // to <- x * sigmoid(gate)
     void (*gated)(const float * x, const float * gate, int64_t n, float * to);
     // These take any n.
-    void (*turn)(const HeadTurn & work, float * to);
+    void (*rotate)(const HeadRotation & work, float * to);
     void (*to_half)(const float * x, int64_t n, uint16_t * to);
     // to <- cap * tanh(x * scale); to may be x
     void (*cap)(const float * x, int64_t n, float scale, float cap, float * to);
@@ -48,8 +48,8 @@ struct RowKernel {
 // Values of a row whose largest is looked at before they are.
 constexpr int64_t BLOCK = 64;
 
-// Most values of a head that turn() takes.
-constexpr int64_t MAX_TURNED_HEAD = 512;
+// Most values of a head that rotate() takes.
+constexpr int64_t MAX_ROTATED_HEAD = 512;
 
 // The best one for this CPU.
 const RowKernel * row_kernel();

@@ -56,25 +56,25 @@ struct RowTiles {
         }
     }
 
-    static void turn(const HeadTurn & work, float * to) {
+    static void rotate(const HeadRotation & work, float * to) {
         if (work.weight != nullptr) {
             norm(work.x, work.d, work.weight, work.eps, to);
         } else {
             std::copy_n(work.x, work.d, to);
         }
-        const int64_t half = work.n_turned / 2;
-        if (work.pairs && work.n_turned % T == 0) {
-            for (int64_t i = 0; i < work.n_turned; i += T) {
-                const F x = V::load(to + i), turned = V::load(work.turned + i);
-                V::store(to + i, V::sub_add(V::mul(x, V::even(turned)),
-                                            V::mul(V::swapped(x), V::odd(turned))));
+        const int64_t half = work.n_rotated / 2;
+        if (work.pairs && work.n_rotated % T == 0) {
+            for (int64_t i = 0; i < work.n_rotated; i += T) {
+                const F x = V::load(to + i), rotated = V::load(work.rotated + i);
+                V::store(to + i, V::sub_add(V::mul(x, V::even(rotated)),
+                                            V::mul(V::swapped(x), V::odd(rotated))));
             }
             return;
         }
         if (!work.pairs && half % T == 0) {
             for (int64_t i = 0; i < half; i += T) {
                 const F a = V::load(to + i), b = V::load(to + half + i);
-                const F cosine = V::load(work.turned + i), sine = V::load(work.turned + half + i);
+                const F cosine = V::load(work.rotated + i), sine = V::load(work.rotated + half + i);
                 V::store(to + i, V::sub(V::mul(a, cosine), V::mul(b, sine)));
                 V::store(to + half + i, V::add(V::mul(a, sine), V::mul(b, cosine)));
             }
@@ -83,7 +83,7 @@ struct RowTiles {
         const int64_t step = work.pairs ? 2 : 1, apart = work.pairs ? 1 : half;
         for (int64_t i = 0; i < half; ++i) {
             float &a = to[step * i], &b = to[step * i + apart];
-            const float cosine = work.turned[step * i], sine = work.turned[step * i + apart];
+            const float cosine = work.rotated[step * i], sine = work.rotated[step * i + apart];
             const float first = a * cosine - b * sine;
             b = a * sine + b * cosine;
             a = first;
@@ -233,7 +233,7 @@ struct RowTiles {
         return most;
     }
 
-    static constexpr RowKernel KERNEL = {T,   norm,          swiglu,      gated,  turn,    to_half,
+    static constexpr RowKernel KERNEL = {T,   norm,          swiglu,      gated,  rotate,  to_half,
                                          cap, first_largest, log_sum_exp, maxima, sum_exp, noise};
 };
 

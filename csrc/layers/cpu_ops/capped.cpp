@@ -27,12 +27,12 @@ class Cap : public CpuNode {
 
 } // namespace
 
-ggml_tensor * capped(Build & b, ggml_tensor * logits, float cap) {
-    if (b.cpu_nodes.n_threads == 0) {
-        logits = ggml_tanh(b.ctx, ggml_scale(b.ctx, logits, 1.0f / cap));
-        return ggml_scale(b.ctx, logits, cap);
+ggml_tensor * capped(GraphContext & g, ggml_tensor * logits, float cap) {
+    if (g.cpu_nodes.n_threads == 0) {
+        logits = ggml_tanh(g.ctx, ggml_scale(g.ctx, logits, 1.0f / cap));
+        return ggml_scale(g.ctx, logits, cap);
     }
-    return add_cpu_node_in_place(b, logits, std::make_unique<Cap>(cap));
+    return add_cpu_node_in_place(g, logits, std::make_unique<Cap>(cap));
 }
 
 } // namespace dfl

@@ -14,16 +14,16 @@ namespace {
 // of queries where there is room for that.
 class Attend : public CpuNode {
   public:
-    Attend(const Build & b, int il, const std::vector<SeenRows> & seen)
-        : shape_(b.hp.layers[il]), sinks_(b.weights.layers[il].attn.sinks), seen_(seen),
-          rotation_(b.kv.rotation_v(il) != nullptr ? b.kv.rotation_v(il)->ne[0] : 0),
-          n_threads_(b.cpu_nodes.most_threads), n_rows_(b.shape.n_rows),
-          merged_(shape_.n_head_kv * b.kv.n_sequences()), plans_(n_threads_) {
+    Attend(const GraphContext & g, int il, const std::vector<VisibleRows> & visible)
+        : shape_(g.hp.layers[il]), sinks_(g.weights.layers[il].attn.sinks), seen_(visible),
+          rotation_(g.kv.rotation_v(il) != nullptr ? g.kv.rotation_v(il)->ne[0] : 0),
+          n_threads_(g.cpu_nodes.max_threads), n_rows_(g.shape.n_rows),
+          merged_(shape_.n_head_kv * g.kv.n_sequences()), plans_(n_threads_) {
         // Rows of a verify may be the nodes of a tree.
-        const int64_t n_open =
-            b.shape.kind == GraphKind::VERIFY ? std::min<int64_t>(n_rows_, DFL_MAX_VERIFY) : 0;
-        scratch_ = kernel_.scratch_size(shape_.head_dim, n_open);
-        const int64_t n_kv = b.shape.n_kv[b.kv.group_index(il)];
+        const int64_t n_pending =
+            g.shape.kind == GraphKind::VERIFY ? std::min<int64_t>(n_rows_, DFL_MAX_VERIFY) : 0;
+        scratch_ = kernel_.scratch_size(shape_.head_dim, n_pending);
+        const int64_t n_kv = g.shape.n_kv[g.kv.group_index(il)];
         if (n_kv > cpu::CELL_SEGMENT) {
             const int64_t n_segments = n_kv / cpu::CELL_SEGMENT + 2; // begun ones, too
             n_parts_ = n_segments * std::min<int64_t>(n_group() * n_rows_, cpu::MAX_QUERIES);
@@ -85,9 +85,10 @@ class Attend : public CpuNode {
         // Threads that share the rows of a sequence; of many sequences each is one thread's.
         const bool are_many = static_cast<int64_t>(seen_.size()) >= 4 * nth;
         const int64_t n_sharing = are_many ? 1 : nth;
-        for (const SeenRows & rows : seen_) {
+        for (const VisibleRows & rows : seen_) {
             const int64_t n_queries = n_group() * rows.n;
-            const cpu::SegmentRange range = cpu::seen_segments(work_of(dst, rows, 0), 0, n_queries);
+            const cpu::SegmentRange range =
+                cpu::visible_segments(work_of(dst, rows, 0), 0, n_queries);
             const int64_t n_segments = range.end - range.first, wanted = n_segments * n_queries;
             // Segments are of uneven size. Where there are queries enough for all threads these are
             // what is shared.
@@ -110,7 +111,7 @@ class Attend : public CpuNode {
     // The last who ends a segment of a head has all of its parts.
     void attend_segment(ggml_tensor * dst, const Share & share, size_t index, int64_t part,
                         float * scratch) {
-        const SeenRows & rows = seen_[index];
+        const VisibleRows & rows = seen_[index];
         const int64_t head = part % shape_.n_head_kv, segment = part / shape_.n_head_kv;
         const int64_t n_queries = n_group() * rows.n, segment_size = n_queries * part_size();
         float * of_head =
@@ -132,7 +133,7 @@ class Attend : public CpuNode {
 
     void attend_part(ggml_tensor * dst, const Share & share, size_t index, int64_t part,
                      float * scratch) const {
-        const SeenRows & rows = seen_[index];
+        const VisibleRows & rows = seen_[index];
         const int64_t n_queries = n_group() * rows.n, n = n_queries * shape_.n_head_kv;
         // Later rows see more: who comes last should have little to do.
         const int64_t end = n * (share.n - part) / share.n;
@@ -160,13 +161,14 @@ class Attend : public CpuNode {
 
     int64_t n_group() const { return shape_.n_head / shape_.n_head_kv; }
     // Positions that are stored.
-    static int64_t n_seen(const cpu::SeenCells & seen) {
-        const auto & spans = seen.spans;
+    static int64_t n_seen(const cpu::VisibleCells & visible) {
+        const auto & spans = visible.spans;
         return spans.empty() ? 1 : spans.back().position + spans.back().n - spans.front().position;
     }
     int64_t part_size() const { return kernel_.part_size(shape_.head_dim); }
 
-    cpu::CellAttention work_of(const ggml_tensor * dst, const SeenRows & rows, int64_t head) const {
+    cpu::CellAttention work_of(const ggml_tensor * dst, const VisibleRows & rows,
+                               int64_t head) const {
         const ggml_tensor * q = dst->src[0];
         const int64_t d = shape_.head_dim;
         cpu::CellAttention work;
@@ -183,7 +185,7 @@ class Attend : public CpuNode {
         };
         work.k = cached(dst->src[1]);
         work.v = cached(dst->src[2]);
-        work.seen = &rows.cells;
+        work.visible = &rows.cells;
         work.window = shape_.window;
         work.causal = shape_.causal;
         work.scale = shape_.attn_scale;
@@ -218,7 +220,7 @@ class Attend : public CpuNode {
     const cpu::CellAttentionKernel & kernel_ = *cpu::cell_attention();
     LayerShape shape_;
     const ggml_tensor * sinks_;
-    const std::vector<SeenRows> & seen_;
+    const std::vector<VisibleRows> & seen_;
     int64_t rotation_; // values of a block of V that were rotated; 0: none
     int64_t n_threads_, n_rows_;
     int64_t scratch_ = 0;                      // floats of a thread
@@ -229,12 +231,12 @@ class Attend : public CpuNode {
 
 } // namespace
 
-ggml_tensor * cell_attention(Build & b, int il, ggml_tensor * q) {
-    auto work = std::make_unique<Attend>(b, il, b.kv.group(il).seen());
+ggml_tensor * cell_attention(GraphContext & g, int il, ggml_tensor * q) {
+    auto work = std::make_unique<Attend>(g, il, g.kv.group(il).visible());
     const int64_t size = work->size();
     ggml_tensor * all =
-        add_cpu_node(b, GGML_TYPE_F32, size, 1, {q, b.kv.k(il), b.kv.v(il)}, std::move(work));
-    return ggml_view_3d(b.ctx, all, q->ne[0], q->ne[1], q->ne[2], q->ne[0] * sizeof(float),
+        add_cpu_node(g, GGML_TYPE_F32, size, 1, {q, g.kv.k(il), g.kv.v(il)}, std::move(work));
+    return ggml_view_3d(g.ctx, all, q->ne[0], q->ne[1], q->ne[2], q->ne[0] * sizeof(float),
                         q->ne[0] * q->ne[1] * sizeof(float), 0);
 }
 

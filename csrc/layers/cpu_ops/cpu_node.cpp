@@ -1,6 +1,6 @@
 #include "layers/cpu_ops/cpu_node.h"
 
-#include "layers/cpu_ops/build.h"
+#include "layers/cpu_ops/graph_context.h"
 
 #include <chrono>
 #include <thread>
@@ -20,17 +20,17 @@ void Barrier::pause() {
 
 void Barrier::wait_long(int other, unsigned turn) {
     const auto began = std::chrono::steady_clock::now();
-    while (!has_come(other, turn)) {
+    while (!has_arrived(other, turn)) {
         // Whoever is late waits for a core, and it may be this one.
         std::this_thread::yield();
     }
     const auto waited = std::chrono::steady_clock::now() - began;
-    seen_[other].waited_for_ns.fetch_add(std::chrono::nanoseconds(waited).count(),
-                                         std::memory_order_relaxed);
+    arrivals_[other].waited_for_ns.fetch_add(std::chrono::nanoseconds(waited).count(),
+                                             std::memory_order_relaxed);
 }
 
 void Barrier::begin_run() {
-    for (Seen & seen : seen_) {
+    for (Arrival & seen : arrivals_) {
         seen.turn.store(0, std::memory_order_relaxed);
         seen.waited_for_ns.store(0, std::memory_order_relaxed);
     }
@@ -39,7 +39,7 @@ void Barrier::begin_run() {
 Barrier::Waits Barrier::waits(int nth) const {
     constexpr int64_t late_ns = 300000; // a core goes to another process for a millisecond or more
     Waits found;
-    for (const Seen & seen : seen_) {
+    for (const Arrival & seen : arrivals_) {
         const int64_t ns =
             seen.waited_for_ns.load(std::memory_order_relaxed) / std::max(1, nth - 1);
         if (ns >= late_ns) {
@@ -82,7 +82,7 @@ static ggml_tensor * add_step(CpuNodes & nodes, std::unique_ptr<CpuNode> node, M
     auto step = std::make_unique<CpuStep>();
     ggml_tensor * tensor = make(step.get());
     if (!nodes.shares) {
-        nodes.shares = std::make_unique<Shares>(nodes.most_threads);
+        nodes.shares = std::make_unique<WorkShares>(nodes.max_threads);
     }
     node->use(*nodes.shares);
     step->node = std::move(node);
@@ -101,15 +101,16 @@ ggml_tensor * add_cpu_node(ggml_context * ctx, CpuNodes & nodes, ggml_type type,
     });
 }
 
-ggml_tensor * add_cpu_node_in_place(Build & b, ggml_tensor * x, std::unique_ptr<CpuNode> node) {
-    return add_step(b.cpu_nodes, std::move(node), [&](CpuStep * step) {
-        return ggml_custom_inplace(b.ctx, x, nullptr, 0, run, GGML_N_TASKS_MAX, step);
+ggml_tensor * add_cpu_node_in_place(GraphContext & g, ggml_tensor * x,
+                                    std::unique_ptr<CpuNode> node) {
+    return add_step(g.cpu_nodes, std::move(node), [&](CpuStep * step) {
+        return ggml_custom_inplace(g.ctx, x, nullptr, 0, run, GGML_N_TASKS_MAX, step);
     });
 }
 
-ggml_tensor * add_cpu_node(Build & b, ggml_type type, int64_t ne0, int64_t ne1,
+ggml_tensor * add_cpu_node(GraphContext & g, ggml_type type, int64_t ne0, int64_t ne1,
                            const std::vector<ggml_tensor *> & args, std::unique_ptr<CpuNode> node) {
-    return add_cpu_node(b.ctx, b.cpu_nodes, type, ne0, ne1, args, std::move(node));
+    return add_cpu_node(g.ctx, g.cpu_nodes, type, ne0, ne1, args, std::move(node));
 }
 
 static bool computes_nothing(const ggml_tensor * node) {

@@ -9,14 +9,14 @@
 
 namespace dfl {
 
-struct Build;
+struct GraphContext;
 struct PackedMatrix;
 
 // Hands out the parts of a node's work, of one node after the other. All threads of a run share out
 // each of them, and none before all are done with the one before.
-class Shares {
+class WorkShares {
   public:
-    explicit Shares(int n_threads) : own_(n_threads) {}
+    explicit WorkShares(int n_threads) : own_(n_threads) {}
 
     // body(part) for the parts [0, n), by thread ith of nth for those of its share, which are the
     // same in every run: what they read and write lies in its core's caches then. Where parts are
@@ -65,7 +65,7 @@ class CpuNode {
   public:
     virtual ~CpuNode() = default;
     // Thread ith of nth computes its share of dst. All nth are in here at once, and none passes to
-    // the next node before all have left. nth is at most CpuNodes::most_threads, and not always the
+    // the next node before all have left. nth is at most CpuNodes::max_threads, and not always the
     // same. Must not throw.
     virtual void compute(ggml_tensor * dst, int ith, int nth) = 0;
     // Weights that it multiplies with.
@@ -73,7 +73,7 @@ class CpuNode {
     // Experts that the last run multiplied with.
     virtual int64_t n_experts() const { return 0; }
 
-    void use(Shares & shares) { shares_ = &shares; }
+    void use(WorkShares & shares) { shares_ = &shares; }
 
   protected:
     // body(part) for every part that falls to this thread; once a run, by all threads.
@@ -83,7 +83,7 @@ class CpuNode {
     }
 
   private:
-    Shares * shares_ = nullptr; // of its graph
+    WorkShares * shares_ = nullptr; // of its graph
 };
 
 // Where the threads of a graph wait for each other. They meet every few microseconds, so they spin.
@@ -91,14 +91,14 @@ class CpuNode {
 // to go back and forth than a small node takes to compute.
 class Barrier {
   public:
-    explicit Barrier(int n_threads) : seen_(n_threads) {}
+    explicit Barrier(int n_threads) : arrivals_(n_threads) {}
 
     // Thread ith of nth, at most as many as it was made for.
     void wait(int ith, int nth) {
-        const unsigned turn = seen_[ith].turn.load(std::memory_order_relaxed) + 1;
-        seen_[ith].turn.store(turn, std::memory_order_release);
+        const unsigned turn = arrivals_[ith].turn.load(std::memory_order_relaxed) + 1;
+        arrivals_[ith].turn.store(turn, std::memory_order_release);
         for (int other = 0; other < nth; ++other) {
-            for (int looks = 0; !has_come(other, turn); ++looks) {
+            for (int looks = 0; !has_arrived(other, turn); ++looks) {
                 if (looks == SHORT_WAIT) {
                     wait_long(other, turn);
                     break;
@@ -120,7 +120,7 @@ class Barrier {
     Waits waits(int nth) const;
 
   private:
-    struct alignas(128) Seen { // a core fetches lines in pairs
+    struct alignas(128) Arrival { // a core fetches lines in pairs
         std::atomic<unsigned> turn{0};
         std::atomic<int64_t> waited_for_ns{0}; // by the others
     };
@@ -128,13 +128,13 @@ class Barrier {
     // Looks before the clock is read, some 20 us: a thread that runs comes sooner.
     static constexpr int SHORT_WAIT = 1000;
 
-    bool has_come(int other, unsigned turn) const {
-        return static_cast<int>(seen_[other].turn.load(std::memory_order_acquire) - turn) >= 0;
+    bool has_arrived(int other, unsigned turn) const {
+        return static_cast<int>(arrivals_[other].turn.load(std::memory_order_acquire) - turn) >= 0;
     }
     void wait_long(int other, unsigned turn);
     static void pause();
 
-    std::vector<Seen> seen_;
+    std::vector<Arrival> arrivals_;
 };
 
 // A node of a graph, and the nodes it computes after its own in place of ggml.
@@ -146,11 +146,11 @@ struct CpuStep {
 };
 
 struct CpuNodes {
-    int n_threads = 0;    // that compute the graph at most; 0: not the CPU backend's
-    int most_threads = 0; // that compute a node, also of a graph that goes over two devices
+    int n_threads = 0;   // that compute the graph at most; 0: not the CPU backend's
+    int max_threads = 0; // that compute a node, also of a graph that goes over two devices
     std::vector<std::unique_ptr<CpuStep>> list = {};
-    std::unique_ptr<Shares> shares = {};   // once there is one
-    std::unique_ptr<Barrier> barrier = {}; // of those that were joined
+    std::unique_ptr<WorkShares> shares = {}; // once there is one
+    std::unique_ptr<Barrier> barrier = {};   // of those that were joined
 
     // Before each run of the graph.
     void begin_run();
@@ -162,10 +162,11 @@ struct CpuNodes {
 ggml_tensor * add_cpu_node(ggml_context * ctx, CpuNodes & nodes, ggml_type type, int64_t ne0,
                            int64_t ne1, const std::vector<ggml_tensor *> & args,
                            std::unique_ptr<CpuNode> node);
-ggml_tensor * add_cpu_node(Build & b, ggml_type type, int64_t ne0, int64_t ne1,
+ggml_tensor * add_cpu_node(GraphContext & g, ggml_type type, int64_t ne0, int64_t ne1,
                            const std::vector<ggml_tensor *> & args, std::unique_ptr<CpuNode> node);
 // One that changes x where it lies: dst is x.
-ggml_tensor * add_cpu_node_in_place(Build & b, ggml_tensor * x, std::unique_ptr<CpuNode> node);
+ggml_tensor * add_cpu_node_in_place(GraphContext & g, ggml_tensor * x,
+                                    std::unique_ptr<CpuNode> node);
 
 // Lets the first of neighbouring nodes compute them all. ggml's threads wait for each other after
 // every node by OpenMP's barrier, which asks the kernel each time and takes as long as a small

@@ -7,16 +7,16 @@
 
 namespace dfl {
 
-ggml_tensor * rope(Build & b, int il, ggml_tensor * x, ggml_tensor * positions) {
-    const RopeShape & r = b.hp.layers[il].rope;
-    ggml_tensor * factors = b.weights.layers[il].attn.rope_factors;
+ggml_tensor * rope(GraphContext & g, int il, ggml_tensor * x, ggml_tensor * positions) {
+    const RopeShape & r = g.hp.layers[il].rope;
+    ggml_tensor * factors = g.weights.layers[il].attn.rope_factors;
     if (positions->ne[0] == x->ne[2]) {
-        return ggml_rope_ext(b.ctx, x, positions, factors, r.n_dims, r.type, r.n_ctx_orig,
+        return ggml_rope_ext(g.ctx, x, positions, factors, r.n_dims, r.type, r.n_ctx_orig,
                              r.freq_base, r.freq_scale, r.ext_factor, r.attn_factor, r.beta_fast,
                              r.beta_slow);
     }
     int sections[4] = {r.sections[0], r.sections[1], r.sections[2], r.sections[3]};
-    return ggml_rope_multi(b.ctx, x, positions, factors, r.n_dims, sections, r.type, r.n_ctx_orig,
+    return ggml_rope_multi(g.ctx, x, positions, factors, r.n_dims, sections, r.type, r.n_ctx_orig,
                            r.freq_base, r.freq_scale, r.ext_factor, r.attn_factor, r.beta_fast,
                            r.beta_slow);
 }
@@ -25,7 +25,7 @@ static bool turns_pairs(const RopeShape & rope) { return rope.type == GGML_ROPE_
 
 namespace {
 
-// (1, 0) in every pair that rope turns, [n_dims, 1, n_rows]: turned, they are its cosines and
+// (1, 0) in every pair that rope rotates, [n_dims, 1, n_rows]: rotated, they are its cosines and
 // sines, by ggml's own rope with all its variants.
 class Units : public CpuNode {
   public:
@@ -45,14 +45,14 @@ class Units : public CpuNode {
     bool pairs_;
 };
 
-// src: the turned units; k, v, cells and the caches of K and V, where something is stored; then q
+// src: the rotated units; k, v, cells and the caches of K and V, where something is stored; then q
 // where there is one. dst: the queries.
-class TurnHeads : public CpuNode {
+class RotateHeads : public CpuNode {
   public:
-    TurnHeads(const Build & b, int il, const HeadRows & rows)
-        : q_norm_(rows.q_norm), k_norm_(rows.k_norm), eps_(b.hp.eps),
-          pairs_(turns_pairs(b.hp.layers[il].rope)), block_k_(block_of(b.kv.rotation_k(il))),
-          block_v_(block_of(b.kv.rotation_v(il))), norms_values_(norms_values(b, il)),
+    RotateHeads(const GraphContext & g, int il, const HeadRows & rows)
+        : q_norm_(rows.q_norm), k_norm_(rows.k_norm), eps_(g.hp.eps),
+          pairs_(turns_pairs(g.hp.layers[il].rope)), block_k_(block_of(g.kv.rotation_k(il))),
+          block_v_(block_of(g.kv.rotation_v(il))), norms_values_(norms_values(g, il)),
           stores_(rows.k != nullptr) {}
 
     void compute(ggml_tensor * dst, int ith, int nth) override {
@@ -64,7 +64,7 @@ class TurnHeads : public CpuNode {
             const int64_t row = i / heads, head = i % heads;
             if (head < n_q) {
                 auto * to = static_cast<float *>(dst->data) + (row * n_q + head) * q->ne[0];
-                turn(dst, head_of(q, head, row), q->ne[0], q_norm_, row, to);
+                rotate(dst, head_of(q, head, row), q->ne[0], q_norm_, row, to);
                 rotate(to, q->ne[0], block_k_);
             } else {
                 store(dst, row, head - n_q);
@@ -78,13 +78,13 @@ class TurnHeads : public CpuNode {
                                                head * x->nb[1] + row * x->nb[2]);
     }
 
-    void turn(const ggml_tensor * dst, const float * x, int64_t d, const ggml_tensor * norm,
-              int64_t row, float * to) const {
-        const ggml_tensor * turned = dst->src[0];
+    void rotate(const ggml_tensor * dst, const float * x, int64_t d, const ggml_tensor * norm,
+                int64_t row, float * to) const {
+        const ggml_tensor * rotated = dst->src[0];
         const float * weight = norm != nullptr ? static_cast<const float *>(norm->data) : nullptr;
         const auto * angles = reinterpret_cast<const float *>(
-            static_cast<const char *>(turned->data) + row * turned->nb[2]);
-        kernel_.turn({x, d, weight, eps_, angles, turned->ne[0], pairs_}, to);
+            static_cast<const char *>(rotated->data) + row * rotated->nb[2]);
+        kernel_.rotate({x, d, weight, eps_, angles, rotated->ne[0], pairs_}, to);
     }
 
     // Keys, then values.
@@ -96,9 +96,9 @@ class TurnHeads : public CpuNode {
         const int64_t cell = static_cast<const int64_t *>(dst->src[3]->data)[row];
         char * to = static_cast<char *>(cache->data) + cell * cache->nb[1] +
                     ggml_row_size(cache->type, head % n * d);
-        float values[cpu::MAX_TURNED_HEAD];
+        float values[cpu::MAX_ROTATED_HEAD];
         if (is_key) {
-            turn(dst, head_of(k, head, row), d, k_norm_, row, values);
+            rotate(dst, head_of(k, head, row), d, k_norm_, row, values);
         } else if (norms_values_) {
             kernel_.norm(head_of(v, head - n, row), d, ones().data(), eps_, values);
         } else {
@@ -125,7 +125,7 @@ class TurnHeads : public CpuNode {
     }
 
     static const std::vector<float> & ones() {
-        static const std::vector<float> values(cpu::MAX_TURNED_HEAD, 1.0f);
+        static const std::vector<float> values(cpu::MAX_ROTATED_HEAD, 1.0f);
         return values;
     }
 
@@ -144,44 +144,45 @@ class TurnHeads : public CpuNode {
 
 } // namespace
 
-// Cosines and sines at these positions, [n_dims, 1, n_rows]; layers that turn alike share them.
-static ggml_tensor * turned_units(Build & b, int il, ggml_tensor * positions, int64_t n_rows) {
-    const RopeShape & rope_shape = b.hp.layers[il].rope;
-    for (const TurnedUnits & known : b.turned_units) {
+// Cosines and sines at these positions, [n_dims, 1, n_rows]; layers that rotate alike share them.
+static ggml_tensor * rotated_units(GraphContext & g, int il, ggml_tensor * positions,
+                                   int64_t n_rows) {
+    const RopeShape & rope_shape = g.hp.layers[il].rope;
+    for (const RotatedUnits & known : g.rotated_units) {
         if (known.positions == positions && known.rope == rope_shape) {
             return known.units;
         }
     }
     const int64_t n = rope_shape.n_dims;
-    ggml_tensor * units = add_cpu_node(b, GGML_TYPE_F32, n, n_rows, {positions},
+    ggml_tensor * units = add_cpu_node(g, GGML_TYPE_F32, n, n_rows, {positions},
                                        std::make_unique<Units>(turns_pairs(rope_shape)));
-    units = rope(b, il, ggml_reshape_3d(b.ctx, units, n, 1, n_rows), positions);
-    b.turned_units.push_back({rope_shape, positions, units});
+    units = rope(g, il, ggml_reshape_3d(g.ctx, units, n, 1, n_rows), positions);
+    g.rotated_units.push_back({rope_shape, positions, units});
     return units;
 }
 
-bool norms_values(const Build & b, int il) {
-    const AttentionWeights & w = b.weights.layers[il].attn;
-    return b.hp.layers[il].norms_values || (!w.v && !w.qkv); // these are the keys' projection
+bool norms_values(const GraphContext & g, int il) {
+    const AttentionWeights & w = g.weights.layers[il].attn;
+    return g.hp.layers[il].norms_values || (!w.v && !w.qkv); // these are the keys' projection
 }
 
-ggml_tensor * turn_heads(Build & b, int il, const HeadRows & rows) {
+ggml_tensor * rotate_heads(GraphContext & g, int il, const HeadRows & rows) {
     const int64_t n_rows = (rows.k != nullptr ? rows.k : rows.q)->ne[2];
-    std::vector<ggml_tensor *> src = {turned_units(b, il, rows.positions, n_rows)};
+    std::vector<ggml_tensor *> src = {rotated_units(g, il, rows.positions, n_rows)};
     if (rows.k != nullptr) {
-        src.insert(src.end(), {rows.k, rows.v, rows.cells, b.kv.k(il), b.kv.v(il)});
+        src.insert(src.end(), {rows.k, rows.v, rows.cells, g.kv.k(il), g.kv.v(il)});
     }
-    auto work = std::make_unique<TurnHeads>(b, il, rows);
+    auto work = std::make_unique<RotateHeads>(g, il, rows);
     if (rows.q == nullptr) {
-        ggml_build_forward_expand(b.graph,
-                                  add_cpu_node(b, GGML_TYPE_F32, 1, 1, src, std::move(work)));
+        ggml_build_forward_expand(g.graph,
+                                  add_cpu_node(g, GGML_TYPE_F32, 1, 1, src, std::move(work)));
         return nullptr;
     }
     src.push_back(rows.q);
     const int64_t d = rows.q->ne[0], n_head = rows.q->ne[1];
-    ggml_tensor * q = add_cpu_node(b, GGML_TYPE_F32, d * n_head, n_rows, src, std::move(work));
-    ggml_build_forward_expand(b.graph, q);
-    return ggml_reshape_3d(b.ctx, q, d, n_head, n_rows);
+    ggml_tensor * q = add_cpu_node(g, GGML_TYPE_F32, d * n_head, n_rows, src, std::move(work));
+    ggml_build_forward_expand(g.graph, q);
+    return ggml_reshape_3d(g.ctx, q, d, n_head, n_rows);
 }
 
 } // namespace dfl

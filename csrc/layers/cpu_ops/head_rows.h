@@ -2,13 +2,13 @@
 // and the writes to the cache as one node.
 #pragma once
 
-#include "layers/cpu_ops/build.h"
+#include "layers/cpu_ops/graph_context.h"
 
 namespace dfl {
 
 // x: [head_dim, n_heads, n_rows] -> same, rotated by positions: i32 [n_rows], or [4 * n_rows].
 // ggml's operation, whose variants our own code takes over.
-ggml_tensor * rope(Build & b, int il, ggml_tensor * x, ggml_tensor * positions);
+ggml_tensor * rope(GraphContext & g, int il, ggml_tensor * x, ggml_tensor * positions);
 
 // What a layer's rows are made of. Rows may be further apart than their width.
 struct HeadRows {
@@ -22,10 +22,10 @@ struct HeadRows {
 };
 
 // Whether a layer's values are normed, without a weight.
-bool norms_values(const Build & b, int il);
+bool norms_values(const GraphContext & g, int il);
 
-// Norms and turns q and k, stores k and v -> f32 [head_dim, n_head, n_rows], or NULL without q. Of
-// a layer that KvCache::attends_on_host(); where K is rotated, q is too.
-ggml_tensor * turn_heads(Build & b, int il, const HeadRows & rows);
+// Norms and rotates q and k, stores k and v -> f32 [head_dim, n_head, n_rows], or NULL without q.
+// Of a layer that KvCache::attends_on_host(); where K is rotated, q is too.
+ggml_tensor * rotate_heads(GraphContext & g, int il, const HeadRows & rows);
 
 } // namespace dfl

@@ -13,7 +13,7 @@ namespace dfl {
 namespace {
 
 // One of a row's experts.
-struct Choice {
+struct SampledToken {
     int32_t expert;
     float weight;
 };
@@ -29,7 +29,7 @@ class Route : public CpuNode {
 
     void compute(ggml_tensor * dst, int ith, int nth) override {
         const ggml_tensor * logits = dst->src[0];
-        auto * to = static_cast<Choice *>(dst->data);
+        auto * to = static_cast<SampledToken *>(dst->data);
         for (int64_t row = ith; row < logits->ne[1]; row += nth) {
             choose(row_of(logits, row), logits->ne[0], to + row * n_used_);
         }
@@ -37,7 +37,7 @@ class Route : public CpuNode {
 
   private:
     // The best first; of equal ones the first.
-    void choose(const float * logits, int64_t n_expert, Choice * best) const {
+    void choose(const float * logits, int64_t n_expert, SampledToken * best) const {
         for (int64_t expert = 0; expert < n_expert; ++expert) {
             const float logit = logits[expert];
             int64_t at = std::min(expert, n_used_);
@@ -86,7 +86,7 @@ class Groups {
         int64_t n_of(int64_t expert) const { return first[expert + 1] - first[expert]; }
     };
 
-    Sorted sort(const Choice * choices, char * scratch) const {
+    Sorted sort(const SampledToken * choices, char * scratch) const {
         auto * first = reinterpret_cast<int32_t *>(scratch);
         int32_t *active = first + n_expert_ + 1, *pairs = active + n_expert_;
         std::fill(first, first + n_expert_ + 1, 0);
@@ -141,7 +141,7 @@ class GatedExperts : public CpuNode {
         Scratch at;
         char * scratch = to + bytes() + ith * scratch_size();
         const ggml_tensor * choices = dst->src[input_.sources().size()];
-        at.sorted = groups_.sort(static_cast<const Choice *>(choices->data), scratch);
+        at.sorted = groups_.sort(static_cast<const SampledToken *>(choices->data), scratch);
         if (ith == 0) {
             n_experts_ = at.sorted.n_active;
         }
@@ -208,9 +208,9 @@ class GatedExperts : public CpuNode {
 // then scratch for each thread.
 class SumExperts : public CpuNode {
   public:
-    SumExperts(const ExpertWeights & w, Groups groups, const BesideExperts & beside)
+    SumExperts(const ExpertWeights & w, Groups groups, const ExpertSumTerms & terms)
         : weights_(w.down), down_(*w.down.packed), groups_(groups),
-          shared_(beside.shared != nullptr), adds_(beside.add != nullptr) {}
+          shared_(terms.shared != nullptr), adds_(terms.add != nullptr) {}
 
     std::vector<const PackedMatrix *> weights() const override { return {&down_}; }
     int64_t n_rows() const { return groups_.n_pairs() / groups_.n_used(); }
@@ -225,7 +225,7 @@ class SumExperts : public CpuNode {
     void compute(ggml_tensor * dst, int ith, int nth) override {
         auto * to = static_cast<float *>(dst->data);
         char * scratch = static_cast<char *>(dst->data) + bytes() + ith * scratch_size();
-        const auto * choices = static_cast<const Choice *>(dst->src[1]->data);
+        const auto * choices = static_cast<const SampledToken *>(dst->src[1]->data);
         const Groups::Sorted sorted = groups_.sort(choices, scratch);
         auto * values = reinterpret_cast<float *>(scratch + groups_.scratch_size());
         const int64_t tiles = down_.n_tiles(), tile = down_.product->tile;
@@ -277,7 +277,7 @@ class SumExperts : public CpuNode {
              int64_t last, float * values, float * to) const {
         const cpu::PackedProduct & product = *down_.product;
         const auto x_size = static_cast<int64_t>(product.quantized_row_size(down_.n_in));
-        const auto * choices = static_cast<const Choice *>(dst->src[1]->data);
+        const auto * choices = static_cast<const SampledToken *>(dst->src[1]->data);
         const int64_t column = first * product.tile;
         const int64_t n_columns = std::min(last * product.tile, down_.n_out) - column;
         const int64_t begin = sorted.first[expert], end = sorted.first[expert + 1];
@@ -306,34 +306,34 @@ class SumExperts : public CpuNode {
 
 } // namespace
 
-ggml_tensor * route(Build & b, ggml_tensor * logits, int64_t n_used) {
-    const int64_t bytes = n_used * logits->ne[1] * static_cast<int64_t>(sizeof(Choice));
-    return add_cpu_node(b, GGML_TYPE_I8, bytes, 1, {logits}, std::make_unique<Route>(n_used));
+ggml_tensor * route(GraphContext & g, ggml_tensor * logits, int64_t n_used) {
+    const int64_t bytes = n_used * logits->ne[1] * static_cast<int64_t>(sizeof(SampledToken));
+    return add_cpu_node(g, GGML_TYPE_I8, bytes, 1, {logits}, std::make_unique<Route>(n_used));
 }
 
-ggml_tensor * packed_experts(Build & b, const ExpertWeights & w, const Rows & x,
-                             ggml_tensor * routed, const BesideExperts & beside) {
-    const int64_t n_threads = b.cpu_nodes.most_threads, n_embd = w.down.packed->n_out;
-    const Groups groups(w.gate.packed->n_experts, b.hp.experts.n_used, x.n_rows());
-    const PackedInput input(b, *w.gate.packed->product, x);
+ggml_tensor * packed_experts(GraphContext & g, const ExpertWeights & w, const Rows & x,
+                             ggml_tensor * routed, const ExpertSumTerms & terms) {
+    const int64_t n_threads = g.cpu_nodes.max_threads, n_embd = w.down.packed->n_out;
+    const Groups groups(w.gate.packed->n_experts, g.hp.experts.n_used, x.n_rows());
+    const PackedInput input(g, *w.gate.packed->product, x);
 
     std::vector<ggml_tensor *> src = input.sources();
     src.push_back(routed);
-    auto gates = std::make_unique<GatedExperts>(w, b.hp.experts.activation, groups, input);
+    auto gates = std::make_unique<GatedExperts>(w, g.hp.experts.activation, groups, input);
     const int64_t gated_bytes = gates->bytes() + n_threads * gates->scratch_size();
-    ggml_tensor * gated = add_cpu_node(b, GGML_TYPE_I8, gated_bytes, 1, src, std::move(gates));
+    ggml_tensor * gated = add_cpu_node(g, GGML_TYPE_I8, gated_bytes, 1, src, std::move(gates));
 
     src = {gated, routed};
-    for (ggml_tensor * more : {beside.shared, beside.score, beside.add}) {
+    for (ggml_tensor * more : {terms.shared, terms.score, terms.add}) {
         if (more != nullptr) {
             src.push_back(more);
         }
     }
-    auto sums = std::make_unique<SumExperts>(w, groups, beside);
+    auto sums = std::make_unique<SumExperts>(w, groups, terms);
     const int64_t bytes = sums->bytes() + n_threads * sums->scratch_size();
-    ggml_tensor * all = add_cpu_node(b, GGML_TYPE_F32, bytes / static_cast<int64_t>(sizeof(float)),
+    ggml_tensor * all = add_cpu_node(g, GGML_TYPE_F32, bytes / static_cast<int64_t>(sizeof(float)),
                                      1, src, std::move(sums));
-    return ggml_view_2d(b.ctx, all, n_embd, x.n_rows(), n_embd * sizeof(float), 0);
+    return ggml_view_2d(g.ctx, all, n_embd, x.n_rows(), n_embd * sizeof(float), 0);
 }
 
 } // namespace dfl

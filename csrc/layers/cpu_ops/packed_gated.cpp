@@ -111,18 +111,18 @@ class Gated : public CpuNode {
 
 } // namespace
 
-bool gates_packed(const Build & b, const FeedForwardWeights & w) {
-    return b.cpu_nodes.n_threads > 0 && w.gate.packed != nullptr && w.up.packed != nullptr &&
+bool gates_packed(const GraphContext & g, const FeedForwardWeights & w) {
+    return g.cpu_nodes.n_threads > 0 && w.gate.packed != nullptr && w.up.packed != nullptr &&
            w.down.packed != nullptr &&
            w.gate.packed->product->quantize_row == w.up.packed->product->quantize_row;
 }
 
-PackedInput packed_gated(Build & b, const FeedForwardWeights & w, Activation activation,
+PackedInput packed_gated(GraphContext & g, const FeedForwardWeights & w, Activation activation,
                          const Rows & x) {
-    const PackedInput input(b, *w.gate.packed->product, x);
+    const PackedInput input(g, *w.gate.packed->product, x);
     auto work = std::make_unique<Gated>(w, activation, input);
-    const int64_t bytes = work->bytes() + b.cpu_nodes.n_threads * work->scratch_size();
-    ggml_tensor * node = add_cpu_node(b, GGML_TYPE_I8, bytes, 1, input.sources(), std::move(work));
+    const int64_t bytes = work->bytes() + g.cpu_nodes.n_threads * work->scratch_size();
+    ggml_tensor * node = add_cpu_node(g, GGML_TYPE_I8, bytes, 1, input.sources(), std::move(work));
     return {*w.down.packed->product, node, w.down.packed->n_in, input.n_rows()};
 }
 

@@ -1,7 +1,7 @@
 // The gated half of a feed-forward with packed weights, as one node.
 #pragma once
 
-#include "layers/cpu_ops/build.h"
+#include "layers/cpu_ops/graph_context.h"
 #include "layers/cpu_ops/packed_input.h"
 
 namespace dfl {
@@ -33,10 +33,10 @@ class GatedSteps {
 };
 
 // Whether packed_gated() serves these weights: on the CPU, with x quantised alike.
-bool gates_packed(const Build & b, const FeedForwardWeights & w);
+bool gates_packed(const GraphContext & g, const FeedForwardWeights & w);
 
 // act(gate x) * up x, quantised for `down`.
-PackedInput packed_gated(Build & b, const FeedForwardWeights & w, Activation activation,
+PackedInput packed_gated(GraphContext & g, const FeedForwardWeights & w, Activation activation,
                          const Rows & x);
 
 } // namespace dfl

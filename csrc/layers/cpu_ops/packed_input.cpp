@@ -1,7 +1,7 @@
 #include "layers/cpu_ops/packed_input.h"
 
-#include "layers/cpu_ops/build.h"
 #include "layers/cpu_ops/float_rows.h"
+#include "layers/cpu_ops/graph_context.h"
 
 #include <algorithm>
 
@@ -44,35 +44,35 @@ class Quantize : public CpuNode {
 } // namespace
 
 // Whether each thread had better quantise all rows than wait for the others to have done theirs.
-static bool is_quantized_alone(const Build & b, const Rows & rows) {
+static bool is_quantized_alone(const GraphContext & g, const Rows & rows) {
     constexpr int64_t most = 8192; // values, which take about a microsecond
-    return b.cpu_nodes.n_threads > 0 && rows.width() * rows.n_rows() <= most;
+    return g.cpu_nodes.n_threads > 0 && rows.width() * rows.n_rows() <= most;
 }
 
 static std::vector<ggml_tensor *> sources_of(const Rows & rows) {
-    return rows.with != nullptr ? std::vector{rows.x, rows.with} : std::vector{rows.x};
+    return rows.operand != nullptr ? std::vector{rows.x, rows.operand} : std::vector{rows.x};
 }
 
-static ggml_tensor * quantizing_node(Build & b, const cpu::PackedProduct & product,
+static ggml_tensor * quantizing_node(GraphContext & g, const cpu::PackedProduct & product,
                                      const Rows & rows) {
-    for (auto known = b.quantized_rows.rbegin(); known != b.quantized_rows.rend(); ++known) {
+    for (auto known = g.quantized_rows.rbegin(); known != g.quantized_rows.rend(); ++known) {
         if (known->rows == rows && known->quantize_row == product.quantize_row) {
             return known->tensor;
         }
     }
     const int64_t bytes =
         whole_lines(rows.n_rows() * product.quantized_row_size(rows.width())) +
-        (rows.kind == Rows::Kind::PLAIN ? 0 : b.cpu_nodes.n_threads * row_scratch(rows));
-    ggml_tensor * node = add_cpu_node(b, GGML_TYPE_I8, bytes, 1, sources_of(rows),
+        (rows.kind == Rows::Kind::PLAIN ? 0 : g.cpu_nodes.n_threads * row_scratch(rows));
+    ggml_tensor * node = add_cpu_node(g, GGML_TYPE_I8, bytes, 1, sources_of(rows),
                                       std::make_unique<Quantize>(product, rows));
-    b.quantized_rows.push_back({rows, product.quantize_row, node});
+    g.quantized_rows.push_back({rows, product.quantize_row, node});
     return node;
 }
 
-PackedInput::PackedInput(Build & b, const cpu::PackedProduct & product, const Rows & x)
-    : product_(&product), rows_(readable(b, x)), alone_(is_quantized_alone(b, rows_)),
+PackedInput::PackedInput(GraphContext & g, const cpu::PackedProduct & product, const Rows & x)
+    : product_(&product), rows_(readable(g, x)), alone_(is_quantized_alone(g, rows_)),
       width_(rows_.width()), n_rows_(rows_.n_rows()),
-      sources_(alone_ ? sources_of(rows_) : std::vector{quantizing_node(b, product, rows_)}) {}
+      sources_(alone_ ? sources_of(rows_) : std::vector{quantizing_node(g, product, rows_)}) {}
 
 PackedInput::PackedInput(const cpu::PackedProduct & product, ggml_tensor * quantized, int64_t width,
                          int64_t n_rows)

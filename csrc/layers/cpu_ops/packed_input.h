@@ -21,7 +21,7 @@ inline int64_t whole_lines(int64_t bytes) {
 class PackedInput {
   public:
     // Adds a node that quantises where that is better done once.
-    PackedInput(Build & b, const cpu::PackedProduct & product, const Rows & x);
+    PackedInput(GraphContext & g, const cpu::PackedProduct & product, const Rows & x);
     // Rows that a node has quantised for this product, of `width` values.
     PackedInput(const cpu::PackedProduct & product, ggml_tensor * quantized, int64_t width,
                 int64_t n_rows);

@@ -89,7 +89,7 @@ class Multiply : public CpuNode {
 } // namespace
 
 // The products of all weights, [n_out of all, n_rows].
-static ggml_tensor * joint_product(Build & b, const std::vector<const Linear *> & weights,
+static ggml_tensor * joint_product(GraphContext & g, const std::vector<const Linear *> & weights,
                                    const PackedInput & input, ggml_tensor * add) {
     std::vector<ggml_tensor *> src = input.sources();
     auto work = std::make_unique<Multiply>(weights, input);
@@ -102,14 +102,14 @@ static ggml_tensor * joint_product(Build & b, const std::vector<const Linear *> 
                   (long long)n_out, (long long)n_rows);
         src.push_back(add);
     }
-    const int64_t scratch = b.cpu_nodes.n_threads * input.scratch_size();
+    const int64_t scratch = g.cpu_nodes.n_threads * input.scratch_size();
     if (scratch == 0) {
-        return add_cpu_node(b, GGML_TYPE_F32, n_out, n_rows, src, std::move(work));
+        return add_cpu_node(g, GGML_TYPE_F32, n_out, n_rows, src, std::move(work));
     }
     const int64_t bytes = whole_lines(n_out * n_rows * sizeof(float)) + scratch;
     ggml_tensor * all =
-        add_cpu_node(b, GGML_TYPE_F32, bytes / sizeof(float), 1, src, std::move(work));
-    return ggml_view_2d(b.ctx, all, n_out, n_rows, n_out * sizeof(float), 0);
+        add_cpu_node(g, GGML_TYPE_F32, bytes / sizeof(float), 1, src, std::move(work));
+    return ggml_view_2d(g.ctx, all, n_out, n_rows, n_out * sizeof(float), 0);
 }
 
 static void check_width(const Linear & l, int64_t width) {
@@ -118,28 +118,28 @@ static void check_width(const Linear & l, int64_t width) {
               (long long)width);
 }
 
-ggml_tensor * packed_linear(Build & b, const Linear & l, const PackedInput & input,
+ggml_tensor * packed_linear(GraphContext & g, const Linear & l, const PackedInput & input,
                             ggml_tensor * add) {
     check_width(l, input.width());
-    return joint_product(b, {&l}, input, add);
+    return joint_product(g, {&l}, input, add);
 }
 
-ggml_tensor * packed_linear(Build & b, const Linear & l, const Rows & x, ggml_tensor * add) {
-    return packed_linear(b, l, PackedInput(b, *l.packed->product, x), add);
+ggml_tensor * packed_linear(GraphContext & g, const Linear & l, const Rows & x, ggml_tensor * add) {
+    return packed_linear(g, l, PackedInput(g, *l.packed->product, x), add);
 }
 
-std::vector<ggml_tensor *> packed_linears(Build & b, const std::vector<const Linear *> & weights,
-                                          const Rows & x) {
-    const PackedInput input(b, *weights[0]->packed->product, x);
+std::vector<ggml_tensor *>
+packed_linears(GraphContext & g, const std::vector<const Linear *> & weights, const Rows & x) {
+    const PackedInput input(g, *weights[0]->packed->product, x);
     for (const Linear * weight : weights) {
         check_width(*weight, input.width());
     }
-    ggml_tensor * all = joint_product(b, weights, input, nullptr);
+    ggml_tensor * all = joint_product(g, weights, input, nullptr);
     std::vector<ggml_tensor *> found;
     size_t at = 0;
     for (const Linear * weight : weights) {
         const int64_t n_out = weight->packed->n_out;
-        found.push_back(ggml_view_2d(b.ctx, all, n_out, all->ne[1], all->nb[1], at));
+        found.push_back(ggml_view_2d(g.ctx, all, n_out, all->ne[1], all->nb[1], at));
         at += n_out * sizeof(float);
     }
     return found;

@@ -41,17 +41,17 @@ class PostNorm : public CpuNode {
 
 } // namespace
 
-static ggml_tensor * by_ggml(Build & b, ggml_tensor * y, ggml_tensor * weight, ggml_tensor * add,
-                             ggml_tensor * scale) {
-    y = ggml_mul(b.ctx, ggml_rms_norm(b.ctx, y, b.hp.eps), weight);
-    y = add != nullptr ? ggml_add(b.ctx, y, add) : y;
-    return scale != nullptr ? ggml_mul(b.ctx, y, scale) : y;
+static ggml_tensor * by_ggml(GraphContext & g, ggml_tensor * y, ggml_tensor * weight,
+                             ggml_tensor * add, ggml_tensor * scale) {
+    y = ggml_mul(g.ctx, ggml_rms_norm(g.ctx, y, g.hp.eps), weight);
+    y = add != nullptr ? ggml_add(g.ctx, y, add) : y;
+    return scale != nullptr ? ggml_mul(g.ctx, y, scale) : y;
 }
 
-ggml_tensor * post_normed(Build & b, ggml_tensor * y, ggml_tensor * weight, ggml_tensor * add,
-                          ggml_tensor * scale) {
-    if (b.cpu_nodes.n_threads == 0) {
-        return by_ggml(b, y, weight, add, scale);
+ggml_tensor * post_normed(GraphContext & g, ggml_tensor * y, ggml_tensor * weight,
+                          ggml_tensor * add, ggml_tensor * scale) {
+    if (g.cpu_nodes.n_threads == 0) {
+        return by_ggml(g, y, weight, add, scale);
     }
     std::vector<ggml_tensor *> src = {y, weight};
     for (ggml_tensor * more : {add, scale}) {
@@ -59,8 +59,8 @@ ggml_tensor * post_normed(Build & b, ggml_tensor * y, ggml_tensor * weight, ggml
             src.push_back(more);
         }
     }
-    return add_cpu_node(b, GGML_TYPE_F32, y->ne[0], y->ne[1], src,
-                        std::make_unique<PostNorm>(b.hp.eps, add != nullptr, scale != nullptr));
+    return add_cpu_node(g, GGML_TYPE_F32, y->ne[0], y->ne[1], src,
+                        std::make_unique<PostNorm>(g.hp.eps, add != nullptr, scale != nullptr));
 }
 
 } // namespace dfl

@@ -12,9 +12,9 @@ namespace {
 class Pick : public CpuNode {
   public:
     void compute(ggml_tensor * dst, int ith, int nth) override {
-        const auto * picked = static_cast<const int32_t *>(dst->src[1]->data);
+        const auto * ids = static_cast<const int32_t *>(dst->src[1]->data);
         for (int64_t i = ith; i < dst->ne[1]; i += nth) {
-            std::memcpy(row_of(dst, i), row_of(dst->src[0], picked[i]), dst->ne[0] * sizeof(float));
+            std::memcpy(row_of(dst, i), row_of(dst->src[0], ids[i]), dst->ne[0] * sizeof(float));
         }
     }
 };
@@ -33,20 +33,19 @@ class Put : public CpuNode {
 
 } // namespace
 
-ggml_tensor * pick_rows(Build & b, ggml_tensor * x, ggml_tensor * picked) {
-    if (b.cpu_nodes.n_threads == 0) {
-        return ggml_get_rows(b.ctx, x, picked);
+ggml_tensor * gather_rows(GraphContext & g, ggml_tensor * x, ggml_tensor * ids) {
+    if (g.cpu_nodes.n_threads == 0) {
+        return ggml_get_rows(g.ctx, x, ids);
     }
-    return add_cpu_node(b, GGML_TYPE_F32, x->ne[0], picked->ne[0], {x, picked},
-                        std::make_unique<Pick>());
+    return add_cpu_node(g, GGML_TYPE_F32, x->ne[0], ids->ne[0], {x, ids}, std::make_unique<Pick>());
 }
 
-void put_rows(Build & b, ggml_tensor * to, ggml_tensor * x, ggml_tensor * rows) {
+void scatter_rows(GraphContext & g, ggml_tensor * to, ggml_tensor * x, ggml_tensor * rows) {
     ggml_tensor * node =
-        b.cpu_nodes.n_threads == 0
-            ? ggml_set_rows(b.ctx, to, x, rows)
-            : add_cpu_node(b, GGML_TYPE_F32, 1, 1, {x, rows, to}, std::make_unique<Put>());
-    ggml_build_forward_expand(b.graph, node);
+        g.cpu_nodes.n_threads == 0
+            ? ggml_set_rows(g.ctx, to, x, rows)
+            : add_cpu_node(g, GGML_TYPE_F32, 1, 1, {x, rows, to}, std::make_unique<Put>());
+    ggml_build_forward_expand(g.graph, node);
 }
 
 } // namespace dfl

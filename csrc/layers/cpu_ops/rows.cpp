@@ -2,46 +2,46 @@
 
 #include "cpu/rows/row_kernel.h"
 #include "error.h"
-#include "layers/cpu_ops/build.h"
 #include "layers/cpu_ops/float_rows.h"
+#include "layers/cpu_ops/graph_context.h"
 
 namespace dfl {
 
-Rows normed(const Build & b, ggml_tensor * x, ggml_tensor * weight) {
+Rows normed(const GraphContext & g, ggml_tensor * x, ggml_tensor * weight) {
     Rows rows(x);
     rows.kind = Rows::Kind::NORMED;
-    rows.with = weight;
-    rows.eps = b.hp.eps;
+    rows.operand = weight;
+    rows.eps = g.hp.eps;
     return rows;
 }
 
 Rows gated_heads(ggml_tensor * x, ggml_tensor * gate) {
     Rows rows(x);
     rows.kind = Rows::Kind::GATED;
-    rows.with = gate;
+    rows.operand = gate;
     return rows;
 }
 
-static ggml_tensor * built(Build & b, const Rows & rows) {
+static ggml_tensor * built(GraphContext & g, const Rows & rows) {
     if (rows.kind == Rows::Kind::NORMED) {
-        return ggml_mul(b.ctx, ggml_rms_norm(b.ctx, rows.x, rows.eps), rows.with);
+        return ggml_mul(g.ctx, ggml_rms_norm(g.ctx, rows.x, rows.eps), rows.operand);
     }
-    ggml_tensor * gate = ggml_cont_2d(b.ctx, rows.with, rows.width(), rows.n_rows());
-    return ggml_mul(b.ctx, rows.x, ggml_sigmoid(b.ctx, gate));
+    ggml_tensor * gate = ggml_cont_2d(g.ctx, rows.operand, rows.width(), rows.n_rows());
+    return ggml_mul(g.ctx, rows.x, ggml_sigmoid(g.ctx, gate));
 }
 
-ggml_tensor * tensor_of(Build & b, const Rows & rows) {
+ggml_tensor * tensor_of(GraphContext & g, const Rows & rows) {
     if (rows.kind == Rows::Kind::PLAIN) {
         return rows.x;
     }
     // What is asked for again was made lately.
-    for (auto known = b.made_rows.rbegin(); known != b.made_rows.rend(); ++known) {
+    for (auto known = g.made_rows.rbegin(); known != g.made_rows.rend(); ++known) {
         if (known->rows == rows) {
             return known->tensor;
         }
     }
-    b.made_rows.push_back({rows, built(b, rows)});
-    return b.made_rows.back().tensor;
+    g.made_rows.push_back({rows, built(g, rows)});
+    return g.made_rows.back().tensor;
 }
 
 static bool lies_as_rows(const ggml_tensor * x) {
@@ -49,18 +49,18 @@ static bool lies_as_rows(const ggml_tensor * x) {
 }
 
 // Whether kernels serve these rows. Scratch is counted for graphs of the CPU alone.
-static bool makes(const Build & b, const Rows & rows) {
+static bool makes(const GraphContext & g, const Rows & rows) {
     const int64_t lanes = cpu::row_kernel()->lanes;
-    const int64_t part = rows.kind == Rows::Kind::GATED ? rows.with->ne[0] : rows.width();
-    return b.cpu_nodes.n_threads > 0 && lies_as_rows(rows.x) && part % lanes == 0 &&
-           rows.with->type == GGML_TYPE_F32 && rows.with->nb[0] == sizeof(float);
+    const int64_t part = rows.kind == Rows::Kind::GATED ? rows.operand->ne[0] : rows.width();
+    return g.cpu_nodes.n_threads > 0 && lies_as_rows(rows.x) && part % lanes == 0 &&
+           rows.operand->type == GGML_TYPE_F32 && rows.operand->nb[0] == sizeof(float);
 }
 
-Rows readable(Build & b, const Rows & rows) {
-    if (rows.kind != Rows::Kind::PLAIN && makes(b, rows)) {
+Rows readable(GraphContext & g, const Rows & rows) {
+    if (rows.kind != Rows::Kind::PLAIN && makes(g, rows)) {
         return rows;
     }
-    ggml_tensor * x = tensor_of(b, rows);
+    ggml_tensor * x = tensor_of(g, rows);
     DFL_CHECK(lies_as_rows(x), DFL_STATUS_INTERNAL, "a product of a [%lld, %lld, %lld] of type %s",
               (long long)x->ne[0], (long long)x->ne[1], (long long)x->ne[2],
               ggml_type_name(x->type));

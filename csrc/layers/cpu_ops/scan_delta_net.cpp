@@ -16,7 +16,7 @@ namespace {
 struct DeltaLayer {
     const DeltaNetWeights & w;
     const RecurrentPart & cache;
-    const std::vector<WalkedRows> & walked; // of the next run
+    const std::vector<RecurrentRows> & pass_rows; // of the next run
     RecurrentShape shape;
     int64_t n_rows;
     bool may_verify;
@@ -29,7 +29,7 @@ struct DeltaLayer {
         return row_of(cache.state, sequence, index) + head * shape.d_state * shape.d_state;
     }
     // Rows that are not padding.
-    int64_t n_real() const { return walked.back().first + walked.back().n; }
+    int64_t n_real() const { return pass_rows.back().first + pass_rows.back().n; }
 };
 
 // Rows that are asked for before the first is used.
@@ -45,17 +45,17 @@ class Prepare : public CpuNode {
     void compute(ggml_tensor * dst, int ith, int nth) override {
         const RecurrentShape & shape = layer_.shape;
         const int64_t heads = 2 * shape.n_k_heads + shape.n_v_heads, n = layer_.n_rows;
-        const auto n_sequences = static_cast<int64_t>(layer_.walked.size());
+        const auto n_sequences = static_cast<int64_t>(layer_.pass_rows.size());
         const bool is_long = heads * shape.d_state * n >= LONG_ROWS;
         share_out(heads * n_sequences, is_long, ith, nth, [&](int64_t part) {
-            prepare(dst, layer_.walked[part / heads], head_at(part % heads));
+            prepare(dst, layer_.pass_rows[part / heads], head_at(part % heads));
         });
     }
 
   private:
     static constexpr int64_t LONG_ROWS = 1 << 17; // values
 
-    // In the order in which Walk takes them: a key's query, the key, and its values' heads.
+    // In the order in which Scan takes them: a key's query, the key, and its values' heads.
     int64_t head_at(int64_t i) const {
         const RecurrentShape & shape = layer_.shape;
         const int64_t of_key = 2 + shape.values_a_key(), key = i / of_key, place = i % of_key;
@@ -63,7 +63,7 @@ class Prepare : public CpuNode {
                          : 2 * shape.n_k_heads + shape.value_head(key, place - 2);
     }
 
-    void prepare(ggml_tensor * dst, const WalkedRows & rows, int64_t head) {
+    void prepare(ggml_tensor * dst, const RecurrentRows & rows, int64_t head) {
         const RecurrentShape & shape = layer_.shape;
         const int64_t d = shape.d_state, n_k = shape.n_k_heads, n = rows.n;
         const ggml_tensor * qkv = dst->src[0];
@@ -83,8 +83,8 @@ class Prepare : public CpuNode {
         work.out = row_of(dst, rows.first) + head * d;
         work.out_row = stride(dst);
         kernel_.convolve(work);
-        if (rows.verifies) {
-            trace(work, rows.trace, head);
+        if (rows.is_verify) {
+            trace(work, rows.updates, head);
         } else {
             advance(work, layer_.past(rows.sequence) + head * d);
         }
@@ -111,23 +111,24 @@ class Prepare : public CpuNode {
         }
     }
 
-    void trace(const cpu::DeltaConvolution & work, const TraceRows & to, int64_t head) const {
+    void trace(const cpu::DeltaConvolution & work, const UpdateRows & to, int64_t head) const {
         const int64_t d = work.d, before = work.d_conv - 1, n_k = layer_.shape.n_k_heads;
         const size_t bytes = d * sizeof(float);
         for (int64_t row = 0; row < before + work.n; ++row) {
-            std::memcpy(row_of(layer_.cache.conv_trace, to.first_conv + row, layer_.index) +
+            std::memcpy(row_of(layer_.cache.conv_updates, to.first_conv + row, layer_.index) +
                             head * d,
                         row < before ? work.past + row * work.past_row
                                      : work.u + (row - before) * work.u_row,
                         bytes);
         }
         for (int64_t i = 0; i < work.n && head >= n_k; ++i) { // no promotion needs the queries
-            std::memcpy(row_of(layer_.cache.trace, to.first + i, layer_.index) + (head - n_k) * d,
+            std::memcpy(row_of(layer_.cache.node_updates, to.first + i, layer_.index) +
+                            (head - n_k) * d,
                         work.out + i * work.out_row, bytes);
         }
     }
 
-    void set_gates(ggml_tensor * dst, const WalkedRows & rows, int64_t head) const {
+    void set_gates(ggml_tensor * dst, const RecurrentRows & rows, int64_t head) const {
         const RecurrentShape & shape = layer_.shape;
         const int64_t n = rows.n, n_v = shape.n_v_heads;
         // Where the products have what becomes its beta and its decay.
@@ -157,10 +158,10 @@ class Prepare : public CpuNode {
                 gates[head] = decay[i];
                 gates[n_v + head] = beta[i];
             }
-            for (int64_t i = 0; i < count && rows.verifies; ++i) {
-                float * kept =
-                    row_of(layer_.cache.trace, rows.trace.first + first + i, layer_.index) +
-                    shape.d_state * (shape.n_k_heads + n_v);
+            for (int64_t i = 0; i < count && rows.is_verify; ++i) {
+                float * kept = row_of(layer_.cache.node_updates, rows.updates.first + first + i,
+                                      layer_.index) +
+                               shape.d_state * (shape.n_k_heads + n_v);
                 kept[head] = decay[i];
                 kept[n_v + head] = beta[i];
             }
@@ -173,9 +174,9 @@ class Prepare : public CpuNode {
 
 // The rule, the norm and the gate. src: rows of Prepare, the gates before their silu. dst: the
 // result, then scratch for each thread.
-class Walk : public CpuNode {
+class Scan : public CpuNode {
   public:
-    Walk(const cpu::DeltaHeadKernel & kernel, const DeltaLayer & layer)
+    Scan(const cpu::DeltaHeadKernel & kernel, const DeltaLayer & layer)
         : kernel_(kernel), layer_(layer) {}
 
     static int64_t scratch_size(const cpu::DeltaHeadKernel & kernel, const DeltaLayer & layer) {
@@ -192,15 +193,15 @@ class Walk : public CpuNode {
             const int64_t n = layer_.n_real();
             std::fill_n(out + n * width, (layer_.n_rows - n) * width, 0.0f);
         }
-        const auto n_sequences = static_cast<int64_t>(layer_.walked.size());
-        const bool is_long = width * shape.d_state * layer_.n_rows >= LONG_WALK;
+        const auto n_sequences = static_cast<int64_t>(layer_.pass_rows.size());
+        const bool is_long = width * shape.d_state * layer_.n_rows >= LONG_SCAN;
         share_out(n_v * n_sequences, is_long, ith, nth, [&](int64_t part) {
-            walk(dst, layer_.walked[part / n_v], head_at(part % n_v), out, scratch);
+            scan(dst, layer_.pass_rows[part / n_v], head_at(part % n_v), out, scratch);
         });
     }
 
   private:
-    static constexpr int64_t LONG_WALK = 1 << 21; // changes of a state's value
+    static constexpr int64_t LONG_SCAN = 1 << 21; // changes of a state's value
 
     // Those that share a key are neighbours, so that a core finds what it has prepared.
     int64_t head_at(int64_t i) const {
@@ -208,27 +209,28 @@ class Walk : public CpuNode {
         return layer_.shape.value_head(i / of_key, i % of_key);
     }
 
-    // Rows of an APPEND walked at once: their queries and keys stay in the nearest cache.
+    // Rows of an APPEND scanned at once: their queries and keys stay in the nearest cache.
     static constexpr int64_t CHUNK = 32;
 
-    void walk(const ggml_tensor * dst, const WalkedRows & walked, int64_t head, float * out,
-              float * scratch) const {
+    void scan(const ggml_tensor * dst, const RecurrentRows & rows_of_sequence, int64_t head,
+              float * out, float * scratch) const {
         const RecurrentShape & shape = layer_.shape;
         const int64_t d = shape.d_state, n_k = shape.n_k_heads, n_v = shape.n_v_heads;
-        const int64_t n = walked.n, inner = d * n_v;
+        const int64_t n = rows_of_sequence.n, inner = d * n_v;
         const ggml_tensor *rows = dst->src[0], *gate = dst->src[1];
         float * qk = scratch;
-        cpu::DeltaWalk work;
+        cpu::DeltaScan work;
         work.d = d;
         work.qk_row = work.v_row = work.gate_row = stride(rows);
-        work.parents = walked.parents.empty() ? nullptr : walked.parents.data();
+        work.parents = rows_of_sequence.parents.empty() ? nullptr : rows_of_sequence.parents.data();
         work.out_row = inner;
         for (int64_t i = 0; i < std::min(n, FETCHED_ROWS); ++i) {
-            fetch_early(row_of(gate, walked.first + i) + head * d, d);
+            fetch_early(row_of(gate, rows_of_sequence.first + i) + head * d, d);
         }
-        const int64_t chunk = walked.verifies ? n : CHUNK; // a chunk goes on from the kept state
+        const int64_t chunk =
+            rows_of_sequence.is_verify ? n : CHUNK; // a chunk goes on from the kept state
         for (int64_t first = 0; first < n; first += chunk) {
-            const float * row = row_of(rows, walked.first + first);
+            const float * row = row_of(rows, rows_of_sequence.first + first);
             work.n = std::min(chunk, n - first);
             work.q = row + shape.key_of(head) * d;
             work.k = work.q + n_k * d;
@@ -239,12 +241,14 @@ class Walk : public CpuNode {
                 qk[i] = kernel_.dot(work.q + i * work.qk_row, work.k + i * work.qk_row, d);
             }
             work.qk = qk;
-            work.state = layer_.state(walked.sequence, head);
-            work.last_state = walked.verifies ? nullptr : layer_.state(walked.sequence, head);
-            work.out = out + (walked.first + first) * inner + head * d;
-            kernel_.walk(work, scratch + layer_.n_rows);
+            work.state = layer_.state(rows_of_sequence.sequence, head);
+            work.last_state = rows_of_sequence.is_verify
+                                  ? nullptr
+                                  : layer_.state(rows_of_sequence.sequence, head);
+            work.out = out + (rows_of_sequence.first + first) * inner + head * d;
+            kernel_.scan(work, scratch + layer_.n_rows);
         }
-        for (int64_t i = walked.first; i < walked.first + n; ++i) {
+        for (int64_t i = rows_of_sequence.first; i < rows_of_sequence.first + n; ++i) {
             kernel_.gate({d, static_cast<const float *>(layer_.w.norm->data),
                           row_of(gate, i) + head * d, layer_.eps, out + i * inner + head * d});
         }
@@ -256,30 +260,30 @@ class Walk : public CpuNode {
 
 } // namespace
 
-bool walks_delta_net(const RecurrentShape & shape) {
+bool can_scan_delta_net(const RecurrentShape & shape) {
     return shape.d_state <= cpu::MAX_DELTA_HEAD && shape.d_conv <= cpu::MAX_DELTA_TAPS;
 }
 
-ggml_tensor * walked_delta_net(Build & b, int il, const DeltaNetProducts & in) {
+ggml_tensor * scan_delta_net(GraphContext & g, int il, const DeltaNetProducts & in) {
     const cpu::DeltaHeadKernel & kernel = *cpu::delta_head();
-    const RecurrentShape & shape = b.hp.recurrent;
-    const int64_t inner = shape.d_state * shape.n_v_heads, n = b.shape.n_rows;
-    const DeltaLayer layer = {b.weights.layers[il].delta,
-                              b.recurrent.part_of(il),
-                              b.recurrent.walked,
+    const RecurrentShape & shape = g.hp.recurrent;
+    const int64_t inner = shape.d_state * shape.n_v_heads, n = g.shape.n_rows;
+    const DeltaLayer layer = {g.weights.layers[il].delta,
+                              g.recurrent.part_of(il),
+                              g.recurrent.pass_rows,
                               shape,
                               n,
-                              b.shape.kind == GraphKind::VERIFY,
-                              b.recurrent.index(il),
-                              b.hp.eps};
+                              g.shape.kind == GraphKind::VERIFY,
+                              g.recurrent.index(il),
+                              g.hp.eps};
     ggml_tensor * rows =
-        add_cpu_node(b, GGML_TYPE_F32, shape.conv_channels() + 2 * shape.n_v_heads, n,
+        add_cpu_node(g, GGML_TYPE_F32, shape.conv_channels() + 2 * shape.n_v_heads, n,
                      {in.qkv, in.beta, in.alpha}, std::make_unique<Prepare>(kernel, layer));
-    const int64_t scratch = b.cpu_nodes.n_threads * Walk::scratch_size(kernel, layer);
-    ggml_tensor * all = add_cpu_node(b, GGML_TYPE_F32, inner * n + scratch, 1, {rows, in.gate},
-                                     std::make_unique<Walk>(kernel, layer));
-    ggml_build_forward_expand(b.graph, all); // the state moves on even where no row gets logits
-    return ggml_view_2d(b.ctx, all, inner, n, inner * sizeof(float), 0);
+    const int64_t scratch = g.cpu_nodes.n_threads * Scan::scratch_size(kernel, layer);
+    ggml_tensor * all = add_cpu_node(g, GGML_TYPE_F32, inner * n + scratch, 1, {rows, in.gate},
+                                     std::make_unique<Scan>(kernel, layer));
+    ggml_build_forward_expand(g.graph, all); // the state moves on even where no row gets logits
+    return ggml_view_2d(g.ctx, all, inner, n, inner * sizeof(float), 0);
 }
 
 } // namespace dfl

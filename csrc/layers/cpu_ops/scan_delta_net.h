@@ -1,13 +1,13 @@
 // Gated DeltaNet in our own code, on the CPU: all but its products in two nodes a layer. A chain
-// and a tree are walked alike, so that a node of a tree has the bits of plain decoding.
+// and a tree are scanned alike, so that a node of a tree has the bits of plain decoding.
 #pragma once
 
-#include "layers/cpu_ops/build.h"
+#include "layers/cpu_ops/graph_context.h"
 
 namespace dfl {
 
 // Whether there is code for this CPU and shape.
-bool walks_delta_net(const RecurrentShape & shape);
+bool can_scan_delta_net(const RecurrentShape & shape);
 
 // The products of a layer's input [n_embd, n_rows].
 struct DeltaNetProducts {
@@ -17,11 +17,11 @@ struct DeltaNetProducts {
     ggml_tensor * alpha; // the same
 };
 
-// What the output matrix takes, [d_state * n_v_heads, n_rows], of RecurrentCache::walked; otherwise
-// as delta_net().
-ggml_tensor * walked_delta_net(Build & b, int il, const DeltaNetProducts & in);
+// What the output matrix takes, [d_state * n_v_heads, n_rows], of RecurrentCache::scanned;
+// otherwise as delta_net().
+ggml_tensor * scan_delta_net(GraphContext & g, int il, const DeltaNetProducts & in);
 
 // Advances the states of a device's recurrent layers along RecurrentCache::accepted.
-void walked_promote(Build & b, const RecurrentPart & part);
+void scan_promote(GraphContext & g, const RecurrentPart & part);
 
 } // namespace dfl

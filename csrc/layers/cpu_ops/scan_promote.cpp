@@ -15,9 +15,10 @@ constexpr int64_t CHUNK = 32;
 // All layers' states of a device along the accepted paths. dst: scratch for each thread.
 class Promote : public CpuNode {
   public:
-    Promote(const cpu::DeltaHeadKernel & kernel, const RecurrentPart & cache, const Build & b)
-        : kernel_(kernel), cache_(cache), accepted_(b.recurrent.accepted), shape_(b.hp.recurrent),
-          eps_(b.hp.eps) {}
+    Promote(const cpu::DeltaHeadKernel & kernel, const RecurrentPart & cache,
+            const GraphContext & g)
+        : kernel_(kernel), cache_(cache), accepted_(g.recurrent.accepted), shape_(g.hp.recurrent),
+          eps_(g.hp.eps) {}
 
     // Keys, values, exp(g) and beta.
     static int64_t scratch_size(const RecurrentShape & shape) {
@@ -27,12 +28,12 @@ class Promote : public CpuNode {
     void compute(ggml_tensor * dst, int ith, int nth) override {
         const int64_t heads = shape_.n_v_heads, parts = heads * cache_.n_layers;
         float * scratch = static_cast<float *>(dst->data) + ith * scratch_size(shape_);
-        constexpr int64_t long_walk = 1 << 21; // changes of a state's value
+        constexpr int64_t long_scan = 1 << 21; // changes of a state's value
         int64_t n_nodes = 0;
         for (const AcceptedPath & path : accepted_) {
             n_nodes += static_cast<int64_t>(path.nodes.size());
         }
-        const bool is_long = parts * shape_.d_state * shape_.d_state * n_nodes >= long_walk;
+        const bool is_long = parts * shape_.d_state * shape_.d_state * n_nodes >= long_scan;
         const auto n_paths = static_cast<int64_t>(accepted_.size());
         share_out(parts * n_paths, is_long, ith, nth, [&](int64_t part) {
             const AcceptedPath & path = accepted_[part / parts];
@@ -53,7 +54,8 @@ class Promote : public CpuNode {
         const int64_t channels = shape_.conv_channels();
         for (int64_t row = 0; row < shape_.d_conv - 1; ++row) {
             std::memcpy(row_of(cache_.conv, path.sequence, layer) + row * channels,
-                        row_of(cache_.conv_trace, path.conv[row], layer), channels * sizeof(float));
+                        row_of(cache_.conv_updates, path.conv[row], layer),
+                        channels * sizeof(float));
         }
     }
 
@@ -62,7 +64,7 @@ class Promote : public CpuNode {
         const int64_t d = shape_.d_state, n_k = shape_.n_k_heads, n_v = shape_.n_v_heads;
         float *k = scratch, *v = k + n * d, *decay = v + n * d, *beta = decay + n;
         for (int64_t i = 0; i < n; ++i) {
-            const float * node = row_of(cache_.trace, path[i], layer);
+            const float * node = row_of(cache_.node_updates, path[i], layer);
             kernel_.scale(node + shape_.key_of(head) * d, d, 1.0f, eps_, k + i * d);
             std::copy_n(node + (n_k + head) * d, d, v + i * d);
             const float * gates = node + (n_k + n_v) * d + head;
@@ -70,7 +72,7 @@ class Promote : public CpuNode {
             beta[i] = gates[n_v];
         }
         float * state = row_of(cache_.state, sequence, layer) + head * d * d;
-        cpu::DeltaWalk work = {};
+        cpu::DeltaScan work = {};
         work.d = d;
         work.n = n;
         work.k = k;
@@ -80,7 +82,7 @@ class Promote : public CpuNode {
         work.beta = beta;
         work.gate_row = 1;
         work.state = work.last_state = state;
-        kernel_.walk(work, nullptr);
+        kernel_.scan(work, nullptr);
     }
 
     const cpu::DeltaHeadKernel & kernel_;
@@ -92,11 +94,11 @@ class Promote : public CpuNode {
 
 } // namespace
 
-void walked_promote(Build & b, const RecurrentPart & part) {
-    const int64_t scratch = b.cpu_nodes.n_threads * Promote::scratch_size(b.hp.recurrent);
-    ggml_build_forward_expand(b.graph,
-                              add_cpu_node(b, GGML_TYPE_F32, scratch, 1, {part.state},
-                                           std::make_unique<Promote>(*cpu::delta_head(), part, b)));
+void scan_promote(GraphContext & g, const RecurrentPart & part) {
+    const int64_t scratch = g.cpu_nodes.n_threads * Promote::scratch_size(g.hp.recurrent);
+    ggml_build_forward_expand(g.graph,
+                              add_cpu_node(g, GGML_TYPE_F32, scratch, 1, {part.state},
+                                           std::make_unique<Promote>(*cpu::delta_head(), part, g)));
 }
 
 } // namespace dfl

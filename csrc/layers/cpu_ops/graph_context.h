@@ -28,45 +28,47 @@ enum class GraphKind {
 // by side and of one length, so that an operation serves all. Whose they are, and which of a lane's
 // rows are nobody's, is told by inputs: a sequence that nobody runs may have a lane, which leaves
 // its state as it is.
-struct RecurrentLanes {
+struct RecurrentBatchShape {
     int64_t n_rows = 0; // of a lane
     int64_t n_lanes = 0;
-    bool verifies = false;    // else they advance the states
-    bool by_paths = false;    // in the form for trees
-    bool in_place = false;    // lane i is of slot i; else states are gathered, and brought back
-    bool as_they_lie = false; // in place, and the rows are the pass's, in its order
+    bool is_verify = false;       // else they advance the states
+    bool tree_form = false;       // in the form for trees
+    bool in_place = false;        // lane i is of slot i; else states are gathered, and brought back
+    bool identity_layout = false; // in place, and the rows are the pass's, in its order
 
     int64_t size() const { return n_rows * n_lanes; }
-    bool operator==(const RecurrentLanes & o) const {
-        return n_rows == o.n_rows && n_lanes == o.n_lanes && verifies == o.verifies &&
-               by_paths == o.by_paths && in_place == o.in_place && as_they_lie == o.as_they_lie;
+    bool operator==(const RecurrentBatchShape & o) const {
+        return n_rows == o.n_rows && n_lanes == o.n_lanes && is_verify == o.is_verify &&
+               tree_form == o.tree_form && in_place == o.in_place &&
+               identity_layout == o.identity_layout;
     }
 };
 
 // Sizes of one batch. Rows of one sequence are adjacent.
 struct BatchShape {
     GraphKind kind = GraphKind::APPEND;
-    int64_t n_rows = 0;                         // of all sequences together
-    std::vector<int64_t> n_kv = {};             // cells attention reads of each group of layers
-    int64_t n_out = 0;                          // rows that get logits; 0: none
-    bool walks = false;                         // recurrent layers run in our own code
-    std::vector<RecurrentLanes> recurrent = {}; // all rows, where ggml runs them; or a promotion's
-    bool taps = false;                          // the drafter's features are kept of some rows
-    int64_t n_inject = 0;                       // feature rows projected into the drafter's cache
-    int64_t n_top = 0;                          // candidates of a draft picked on the device
+    int64_t n_rows = 0;             // of all sequences together
+    std::vector<int64_t> n_kv = {}; // cells attention reads of each group of layers
+    int64_t n_out = 0;              // rows that get logits; 0: none
+    bool scans = false;             // recurrent layers run in our own code
+    std::vector<RecurrentBatchShape> recurrent =
+        {};               // all rows, where ggml runs them; or a promotion's
+    bool taps = false;    // the drafter's features are kept of some rows
+    int64_t n_inject = 0; // feature rows projected into the drafter's cache
+    int64_t n_top = 0;    // candidates of a draft picked on the device
     bool top_by_blocks = false;
     bool log_sum_exp = false;
 
     bool operator==(const BatchShape & o) const {
         return kind == o.kind && n_rows == o.n_rows && n_kv == o.n_kv && n_out == o.n_out &&
-               walks == o.walks && recurrent == o.recurrent && taps == o.taps &&
+               scans == o.scans && recurrent == o.recurrent && taps == o.taps &&
                n_inject == o.n_inject && n_top == o.n_top && top_by_blocks == o.top_by_blocks &&
                log_sum_exp == o.log_sum_exp;
     }
 };
 
 // Inputs of one of BatchShape::recurrent. `before` is d_conv - 1. NULL where it is not needed.
-struct LaneInputs {
+struct RecurrentInputs {
     // i32 and i64 [n_lanes]: whose states they are. Of lanes that are not in place.
     ggml_tensor *slots = nullptr, *to_slots = nullptr;
     // i32 [(before + n_rows) * n_lanes]: a lane's convolution inputs among those committed by all
@@ -76,7 +78,7 @@ struct LaneInputs {
     ggml_tensor * last_inputs = nullptr;
     ggml_tensor * rows = nullptr; // i32 [n_rows * n_lanes] of the pass; one past them: nobody's
     // i64 [n_rows * n_lanes], and [(before + n_rows) * n_lanes]: rows of the traces of a verify.
-    ggml_tensor *trace = nullptr, *conv_trace = nullptr;
+    ggml_tensor *update_rows = nullptr, *conv_update_rows = nullptr;
     // i32 [d_conv * n_rows * n_lanes], tap by tap: rows of the lanes' convolution inputs.
     ggml_tensor * conv_taps = nullptr;
 };
@@ -93,8 +95,8 @@ struct PromoteInputs {
 
 // How n nodes of a lane hang together, the same for every layer. A row i stands twice: for its
 // query, which sees i itself, and for its key, which does not.
-struct PathInputs {
-    int64_t of = -1; // which of BatchShape::recurrent, of a verify; else any that are appended
+struct TreeInputs {
+    int64_t batch = -1; // which of BatchShape::recurrent, of a verify; else any that are appended
     int64_t n = 0;
     // f32 [n, 2n, 1, lanes of a verify, else 1]: 1 where j is i or an ancestor, else 0.
     ggml_tensor * ancestors = nullptr;
@@ -103,8 +105,8 @@ struct PathInputs {
 };
 
 // The same for each value head and lane, [.., .., n_v_heads, n_lanes].
-struct PathMasks {
-    PathInputs in;
+struct TreeMasks {
+    TreeInputs in;
     int64_t n_lanes;
     ggml_tensor * ancestors;
     ggml_tensor * bias;
@@ -120,10 +122,10 @@ struct GraphInputs {
     // as CellMasks has them.
     std::vector<ggml_tensor *> cells;
     std::vector<std::vector<ggml_tensor *>> masks;
-    std::vector<LaneInputs> lanes;     // of each of BatchShape::recurrent
-    ggml_tensor * lane_rows = nullptr; // i32 [n_rows]: where rows lie among those of all lanes
-    std::vector<PathInputs> paths;     // of every n the recurrent layers need
-    ggml_tensor * unit = nullptr;      // f32 [1, 2 * n_k_heads]: scales of normed queries and keys
+    std::vector<RecurrentInputs> recurrent; // of each of BatchShape::recurrent
+    ggml_tensor * lane_rows = nullptr;      // i32 [n_rows]: where rows lie among those of all lanes
+    std::vector<TreeInputs> trees;          // of every n the recurrent layers need
+    ggml_tensor * unit = nullptr; // f32 [1, 2 * n_k_heads]: scales of normed queries and keys
 };
 
 // Rows as packed products take them; products of the same rows share them.
@@ -139,15 +141,15 @@ struct MadeRows {
     ggml_tensor * tensor;
 };
 
-// Pairs (1, 0) turned by rope at some positions; see head_rows.h.
-struct TurnedUnits {
+// Pairs (1, 0) rotated by rope at some positions; see head_rows.h.
+struct RotatedUnits {
     RopeShape rope;
     const ggml_tensor * positions;
     ggml_tensor * units;
 };
 
 // A builder only adds nodes to ctx and graph: it computes nothing and moves no cursor.
-struct Build {
+struct GraphContext {
     ggml_context * ctx;
     ggml_cgraph * graph;
     CpuNodes & cpu_nodes;
@@ -157,11 +159,11 @@ struct Build {
     const RecurrentCache & recurrent;
     BatchShape shape;
     GraphInputs in;
-    int64_t of = 0; // which of shape.recurrent is built
-    std::vector<PathMasks> path_masks = {};
+    int64_t batch_index = 0; // which of shape.recurrent is built
+    std::vector<TreeMasks> tree_masks = {};
     std::vector<QuantizedRows> quantized_rows = {};
     std::vector<MadeRows> made_rows = {};
-    std::vector<TurnedUnits> turned_units = {};
+    std::vector<RotatedUnits> rotated_units = {};
     // Called with the residual stream [n_embd, n_rows] that enters layer il; may be empty.
     std::function<void(int il, ggml_tensor * x)> tap = {};
 };

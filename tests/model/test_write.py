@@ -1,0 +1,31 @@
+"""The converter's rounding to bfloat16 against torch's."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from dflash_gguf.convert import quantize
+from dflash_gguf.convert.plan import TensorPlan
+from numpy.typing import NDArray
+
+
+def plan(name: str, values: Any, **options: Any) -> TensorPlan:
+    array = np.asarray(values)
+    return TensorPlan(name, array.shape, (array.reshape(-1, array.shape[-1]),), **options)
+
+
+def encoded(values: Any, type_name: str, **options: Any) -> NDArray[Any]:
+    with ThreadPoolExecutor(1) as pool:
+        chunks = list(quantize.encode(plan("t", values, **options), type_name, pool))
+    return np.concatenate(chunks)
+
+
+def test_bfloat16_rounds_to_even_as_torch_does() -> None:
+    import torch
+
+    values = np.random.default_rng(3).standard_normal((4, 999)).astype(np.float32)
+    values[0, :4] = np.float32([1 + 2**-8, 1 + 3 * 2**-8, -0.0, 1e-40])
+    expected = torch.from_numpy(values).bfloat16().view(torch.uint16).numpy()
+    np.testing.assert_array_equal(encoded(values, "bf16"), expected)

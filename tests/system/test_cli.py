@@ -1,0 +1,76 @@
+"""Processes of dflash-run: a real model, a closed pipe and Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from vocabularies import smollm2_file
+
+
+def command(*flags: str) -> list[str]:
+    return [sys.executable, "-m", "dflash_gguf", "-m", str(smollm2_file()), "-t", "1", *flags]
+
+
+@pytest.mark.model
+def test_a_real_model_answers_and_repeats_itself() -> None:
+    flags = ["-p", "Say hello.", "-n", "12", "--json", "--temp", "0.8", "-s", "7"]
+    reports = [
+        json.loads(subprocess.run(command(*flags), capture_output=True, check=True).stdout)
+        for _ in range(2)
+    ]
+    assert reports[0]["tokens"] == reports[1]["tokens"]
+    assert reports[0]["n_tokens"] > 0
+    assert reports[0]["text"]
+
+
+@pytest.mark.model
+def test_a_closed_pipe_ends_the_process_quietly() -> None:
+    flags = ["-p", "Count.", "-n", "400", "--ignore-eos", "-c", "2048"]
+    with subprocess.Popen(
+        command(*flags), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(4)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(60) == 1
+
+
+@pytest.mark.model
+def test_ctrl_c_ends_the_answer_and_prints_the_figures() -> None:
+    flags = ["-p", "Count.", "-n", "4000", "--ignore-eos"]
+    with subprocess.Popen(
+        command(*flags), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.read(4)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"ended by cancelled" in err
+    assert b"Traceback" not in err
+
+
+def test_an_impatient_ctrl_c_gets_no_traceback() -> None:
+    """Again and again until the process has gone, with the package's own small pair."""
+    flags = ["-p", "def f(x):", "-n", "8000", "--ignore-eos"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "dflash_gguf", *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.read(4)
+        while process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.01)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"Traceback" not in err

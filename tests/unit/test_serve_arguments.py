@@ -1,0 +1,171 @@
+"""The command line of dflash-serve, and texts that become prompts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vocabularies import byte_level, write
+
+from dflash_gguf.serve.arguments import (
+    notes,
+    parser,
+    settings_of,
+    template_variables,
+    thinks,
+    with_environment,
+)
+from dflash_gguf.serve.listen import is_loopback
+from dflash_gguf.serve.prompts import Texts
+from dflash_gguf.serve.schemas import BadRequestError, TemplateBody
+from dflash_gguf.text import chat
+from dflash_gguf.text.tokenizer import Tokenizer
+
+
+def parsed(*flags: str) -> Any:
+    return parser().parse_args(flags)
+
+
+def test_defaults_are_those_of_llama_server() -> None:
+    settings = settings_of(parsed())
+    assert settings.decode.temperature == 0.8
+    assert (settings.decode.top_k, settings.decode.max_tokens) == (40, None)
+    assert not settings.keys
+    assert (settings.has_slots, settings.has_metrics) == (True, False)
+    assert settings_of(parsed("-n", "5", "--temp", "0")).decode.max_tokens == 5
+
+
+def test_flags_of_llama_server_are_taken() -> None:
+    flags = (
+        "-c 4096 -np 4 -b 512 -ub 256 -n 99 -t 3 -ngl 20 -ctk q8_0 -ctv q8_0 -a one,two --host ::1 "
+        "--port 0 --timeout 30 --metrics --no-slots --props --cache-ram 100 --cache-reuse 256 "
+        "--slot-save-path . --cache-prompt --jinja --reasoning-format deepseek "
+        "--reasoning-budget 0 --threads-http 4 -fa on --kv-unified --spec-type draft-dflash "
+        "--spec-draft-n-max 3 --chat-template chatml --tags a,b --no-webui "
+        "--no-ui --offline --swa-full"
+    )
+    args = parsed(*flags.split())
+    settings = settings_of(args)
+    assert (args.n_ctx, args.n_parallel, args.n_ubatch, args.cache_type_k) == (4096, 4, 256, "q8_0")
+    assert settings.tags == ("a", "b")
+    assert settings.decode.draft_max == 3
+    assert (args.cache_ram, settings.slot_save_path) == (100, Path())
+    assert thinks(args, {}) is False
+    lines = notes(args)
+    assert any(line.startswith("--cache-reuse is ignored: shifted") for line in lines)
+    assert len(lines) == 11
+
+
+def test_environment_variables_stand_for_flags_that_are_not_given() -> None:
+    environ = {
+        "LLAMA_ARG_PORT": "9000",
+        "LLAMA_ARG_CTX_SIZE": "777",
+        "LLAMA_ARG_ENDPOINT_METRICS": "1",
+        "LLAMA_ARG_ENDPOINT_SLOTS": "false",
+        "LLAMA_API_KEY": "k1,k2",
+        "HOME": "/",
+    }
+    args = parser().parse_args(with_environment(["--port", "1"], environ))
+    assert (args.port, args.n_ctx, args.metrics, args.slots) == (1, 777, True, False)
+    assert settings_of(args).keys == ("k1", "k2")
+    short = parser().parse_args(with_environment(["-c", "5"], environ))
+    assert short.n_ctx == 5
+    with pytest.raises(ValueError, match="LLAMA_ARG_JINJA is 'maybe'"):
+        with_environment([], {"LLAMA_ARG_JINJA": "maybe"})
+
+
+def test_which_hosts_are_of_this_machine() -> None:
+    assert all(map(is_loopback, ("localhost", "127.0.0.1", "127.8.8.8", "::1")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "127.evil.example", "10.0.0.1", "")))
+
+
+def test_keys_come_from_a_file_too(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("one\n\n two \n")
+    args = parsed("--api-key", "zero", "--api-key-file", str(file))
+    assert settings_of(args).keys == ("zero", "one", "two")
+    file.write_text("\n")
+    with pytest.raises(ValueError, match="holds no key"):
+        settings_of(args)
+
+
+def test_values_for_the_template() -> None:
+    args = parsed("--chat-template-kwargs", '{"enable_thinking": false, "x": 1}')
+    variables = template_variables(args)
+    assert thinks(args, variables) is False
+    assert variables == {"x": 1}
+    assert thinks(parsed("--reasoning", "on"), {}) is True
+    with pytest.raises(ValueError, match="must be a JSON object"):
+        template_variables(parsed("--chat-template-kwargs", "[1]"))
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Tokenizer:
+    found = Tokenizer.from_file(write(tmp_path / "a.gguf", byte_level(add_bos_token=False)))
+    assert found is not None
+    return found
+
+
+SAID = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "think", "end"),
+    [
+        # As four families of templates have it: always open, a switch, none but the marks.
+        (SAID + "<think>\n{# </think> #}", None, "<think>\n"),
+        (SAID + "<think>\n{# </think> #}", False, "<think>\n</think>"),
+        (
+            SAID + "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>"
+            "{% endif %}",
+            False,
+            "<think>\n\n</think>",
+        ),
+        (SAID + "{# </think> #}", False, "user:x;"),
+        (SAID + "{# <|END_THINKING|> #}", False, "<|START_THINKING|><|END_THINKING|>"),
+        (SAID + "{# <|END_THINKING|> #}", True, "user:x;"),
+    ],
+)
+def test_thinking_that_is_off_closes_what_is_open(
+    tokenizer: Tokenizer, template: str, think: bool | None, end: str
+) -> None:
+    texts = Texts(tokenizer, template)
+    body = TemplateBody(messages=[{"role": "user", "content": "x"}], enable_thinking=think)
+    assert texts.chat_text(body)[0].endswith(end)
+
+
+def test_thoughts_that_were_begun_are_continued(tokenizer: Tokenizer) -> None:
+    texts = Texts(tokenizer, SAID + "<think>\n{# </think> #}")
+    user = {"role": "user", "content": "x"}
+    begun = {"role": "assistant", "content": "yes", "reasoning_content": "hm"}
+    text = texts.chat_text(TemplateBody(messages=[user, begun]))[0]
+    assert text == "user:x;<think>\nhm\n</think>\n\nyes"
+    text = texts.chat_text(TemplateBody(messages=[user, begun | {"content": ""}]))[0]
+    assert text == "user:x;<think>\nhm"
+    no_thoughts = Texts(tokenizer, SAID)
+    with pytest.raises(BadRequestError, match="the template has no thoughts"):
+        no_thoughts.chat_text(TemplateBody(messages=[user, begun]))
+
+
+@pytest.mark.parametrize(
+    ("template", "sentence"),
+    [
+        (
+            "{% for i in range(9999) %}{% for j in range(9999) %}{{ i }}{% endfor %}{% endfor %}",
+            "t",
+        ),
+        ("{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}", "longer"),
+        ("{% for i in range(99999) %}{{ 'x' * 9999 }}{% endfor %}", "characters"),
+        ("{{ messages.__class__.__mro__ }}", "unsafe"),
+        ("{% include '/etc/passwd' %}", "no loader"),
+    ],
+)
+def test_templates_are_bounded(
+    monkeypatch: pytest.MonkeyPatch, template: str, sentence: str
+) -> None:
+    monkeypatch.setattr(chat, "MAX_RENDER_S", 0.3)
+    monkeypatch.setattr(chat, "MAX_PROMPT_CHARACTERS", 1 << 20)
+    with pytest.raises(ValueError, match="the chat template fails: ") as caught:
+        chat.render(template, [], special_tokens={})
+    assert sentence in str(caught.value)

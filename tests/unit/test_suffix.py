@@ -1,0 +1,297 @@
+"""Suffix index against brute force: what it finds and proposes, what it learns and forgets."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dflash_gguf.config import DecodeConfig
+from dflash_gguf.native import Copies, Error
+from dflash_gguf.sampling.noise import Sampler
+from dflash_gguf.speculative.proposers.proposer import Request
+from dflash_gguf.speculative.proposers.suffix import Copy
+from dflash_gguf.speculative.tree import Tree
+
+
+def ends_of(text: list[int], part: list[int]) -> list[int]:
+    """Places after which `part` ends in the text, but for its end."""
+    n = len(part)
+    return [at for at in range(n, len(text)) if text[at - n : at] == part]
+
+
+def longest_match(text: list[int]) -> int:
+    """Tokens of the longest end of the text that stands in it before."""
+    n = 0
+    while n < len(text) and ends_of(text, text[len(text) - n - 1 :]):
+        n += 1
+    return n
+
+
+def below(
+    copies: Copies, n_positions: int, n_nodes: int
+) -> tuple[list[int], list[int], list[float]]:
+    """Tokens, parents (-1: the text's last token) and log-chances of what is proposed below it."""
+    tokens, parents, depths, log_chances = copies.propose(n_positions, n_nodes)
+    assert not tokens or (parents[0], log_chances[0]) == (-1, 0.0)
+    assert depths == Tree.of(tokens, parents).depths
+    return tokens[1:], [parent - 1 for parent in parents[1:]], log_chances[1:]
+
+
+@pytest.mark.parametrize("n_kinds", [1, 2, 3, 5, 20])
+@pytest.mark.parametrize("seed", range(6))
+def test_the_longest_end_that_stands_before_is_found(n_kinds: int, seed: int) -> None:
+    rng = np.random.default_rng((n_kinds, seed))
+    copies, text = Copies(1000), []
+    while len(text) < 120:
+        if seed % 2 and len(text) > 20 and rng.random() < 0.2:  # with copies of whole passages
+            start = int(rng.integers(len(text) - 10))
+            more = text[start : start + int(rng.integers(1, 10))]
+        else:
+            more = rng.integers(0, n_kinds, int(rng.integers(1, 4))).tolist()
+        text += more
+        assert copies.append(more) == longest_match(text), text
+
+
+@pytest.mark.parametrize("n_kinds", [3, 5, 20])
+@pytest.mark.parametrize("seed", range(6))
+def test_what_came_after_it_last_is_proposed(n_kinds: int, seed: int) -> None:
+    rng = np.random.default_rng((n_kinds, seed))
+    copies, text, n_found = Copies(1000), [], 0
+    for _ in range(120):
+        token = int(rng.integers(n_kinds))
+        text.append(token)
+        n = copies.append([token])
+        tokens, parents, log_chances = below(copies, 6, 12)
+        if not n:
+            assert not tokens
+            continue
+        n_found += 1
+        newest = ends_of(text, text[len(text) - n :])[-1]
+        following = text[newest : newest + 6]
+        tree = Tree.of([-1, *tokens], [-1, *(parent + 1 for parent in parents)])
+        assert tree.child(0, following[0]) is not None
+        # Every node is what followed some end of its path somewhere.
+        paths: list[list[int]] = [[]]
+        for token, parent in zip(tokens, parents, strict=True):
+            paths.append([*paths[parent + 1], token])
+            before = [*text, *paths[parent + 1]]
+            assert any(ends_of([*text, -1], [*before[-k:], token]) for k in range(1, n + 6))
+        assert tokens[0] == following[0] or log_chances[0] < np.log(0.5)
+        assert log_chances == sorted(log_chances, reverse=True)
+        assert all(parent < node for node, parent in enumerate(parents))
+        assert max(map(len, paths)) <= 6
+        assert len(set(zip(parents, tokens, strict=True))) == len(tokens) <= 12
+    assert n_found > 60
+
+
+def test_no_copy_goes_across_texts() -> None:
+    copies = Copies(1000)
+    copies.append([1, 2, 3])
+    copies.separate()
+    assert copies.append([4, 5, 3]) == 1
+    assert below(copies, 4, 4)[0] == []  # its text ended there
+    copies.separate()
+    assert copies.append([1, 2]) == 2
+    assert below(copies, 4, 4)[0] == [3]
+    assert copies.append([3]) == 3
+    assert copies.append([4]) == 1  # [3, 4] stood nowhere
+
+
+@pytest.mark.parametrize("n_most", [2, 7, 50])
+def test_old_texts_are_forgotten(n_most: int) -> None:
+    rng = np.random.default_rng(n_most)
+    copies, text = Copies(n_most), []
+    bytes_then = 0
+    for number in range(40 * n_most):
+        text.append(int(rng.integers(6)))
+        n = copies.append(text[-1:])
+        assert n_most // 2 <= len(copies) <= n_most or number < n_most
+        assert n == longest_match(text[len(text) - len(copies) :])
+        if number == 2 * n_most:
+            bytes_then = copies.bytes
+    assert copies.bytes <= 4 * bytes_then
+
+
+def test_chances_follow_what_came_true() -> None:
+    chance = {}
+    for is_copied in (True, False):
+        rng = np.random.default_rng(0)
+        copies, text = Copies(10_000), rng.integers(0, 1000, 400).tolist()
+        copies.append(text)
+        for start in range(0, 300, 6):
+            copies.append(text[start : start + 4])
+            more = text[start + 4 : start + 6] if is_copied else [2000 + start, 2001 + start]
+            copies.append(more, is_chosen=True)
+            copies.separate()
+        copies.append(text[350:354])
+        tokens, _, log_chances = below(copies, 1, 1)
+        assert tokens == [text[354]]
+        chance[is_copied] = np.exp(log_chances[0])
+    assert chance[True] > 0.9
+    assert chance[False] < 0.2
+
+
+def test_a_name_that_was_changed_once_is_changed_again() -> None:
+    """What the target took in place of a copy is proposed where the same would be copied next."""
+    name, renamed = [50, 51, 52], [60, 50, 51, 52]
+    text = [1, 2, 3, *name, 4, 5, 6, 7, 8, *name, 9, 10, 11]
+    copies = Copies(1000)
+    copies.append(text)
+    copies.separate()
+    copies.append([1, 2, 3])
+    assert below(copies, 3, 3)[0] == name
+    copies.append([*renamed, 4, 5, 6], is_chosen=True)
+    assert below(copies, 2, 2)[0] == [7, 8]
+    tokens, parents, _ = below(copies, 9, 40)
+    tree = Tree.of([-1, *tokens], [-1, *(parent + 1 for parent in parents)])
+    node: int | None = 0
+    for token in (7, 8, *renamed):
+        assert node is not None
+        node = tree.child(node, token)
+    assert node is not None
+    copies.append([7, 8], is_chosen=True)
+    assert below(copies, 1, 1)[0] == renamed[:1]
+    copies.append([*name, 9], is_chosen=True)  # not here
+    copies.separate()
+    copies.append([7, 8])
+    assert below(copies, 1, 1)[0] == name[:1]
+
+
+def guesses_of(copies: Copies) -> dict[int, float]:
+    """What may come next, and its chances."""
+    tokens, parents, log_chances = below(copies, 1, 9)
+    assert set(parents) <= {-1}
+    return dict(zip(tokens, np.exp(log_chances).tolist(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("changed", "at"),
+    [([90], 9), ([90, 91, 92], 9), ([90, 2], 9), ([], 12), ([9, 9], 8)],
+    ids=["replaced", "more for one", "a token that stands elsewhere", "left out", "put in"],
+)
+def test_a_copy_goes_on_after_a_change(changed: list[int], at: int) -> None:
+    """At once where a token stands for another, else after one that the copy goes on with."""
+    text = [*range(1, 30), 50, 51, 50, 50, *range(60, 70)]
+    text[12] = text[13] = 50  # stands in many places
+    copies = Copies(1000)
+    copies.append([90, 91, 92, *range(200, 240), *text, 99, 1, 2])
+    copies.append(text[2:8], is_chosen=True)
+    copies.append(changed, is_chosen=True)
+    chances = []
+    for place in range(at, 20):
+        if place > at or len(changed) == 1:
+            chances.append(guesses_of(copies).get(text[place], 0.0))
+        copies.append(text[place : place + 1], is_chosen=True)
+    assert min(chances) > 0.05, chances
+    assert chances[-1] > 0.6
+
+
+def test_a_text_goes_on_as_it_begins_not_as_an_older_one() -> None:
+    """A longer match in an older text is not all: what stands in this one is proposed as well."""
+    copies = Copies(1000)
+    begin, head = [80, 81, 82, 83], [1, 2, 3, 4, 5]
+    copies.append([*head, 20, 21, *begin])
+    copies.append([*head, 30, 31], is_chosen=True)
+    copies.separate()
+    copies.append([*head, 40, 41, *begin])
+    copies.append(head, is_chosen=True)
+    found = guesses_of(copies)
+    assert {30, 40} <= set(found)
+    tokens, _, _ = below(copies, 2, 9)
+    assert 41 in tokens
+    for number in range(100, 140):  # the target goes by the texts at hand
+        copies.separate()
+        copies.append([*head, number, number + 50, *begin])
+        copies.append([*head, number, number + 50], is_chosen=True)
+    copies.separate()
+    copies.append([*head, 60, 61, *begin])
+    copies.append(head, is_chosen=True)
+    found = guesses_of(copies)
+    assert found[60] > 0.8
+    assert max(chance for token, chance in found.items() if token != 60) < 0.3
+
+
+class Timeline:
+    """Something to have texts of."""
+
+
+def request_of(seen: list[int], sequence: Any = None) -> Request:
+    sampler = Sampler(DecodeConfig())
+    sequence = sequence or Timeline()
+    return Request(sequence, seen, sampler, n_left=99, n_room=99, n_positions=9, n_nodes=9)
+
+
+def proposed(proposer: Copy, request: Request, *, begins: bool = True) -> Tree:
+    if begins:
+        proposer.begin(request)
+    (tree,) = proposer.propose([request])
+    assert tree is not None
+    return tree
+
+
+def test_outcomes_go_on_in_another_process() -> None:
+    proposer, text = Copy(), [*range(50), *range(30)]
+    request = request_of(text[:60])
+    proposed(proposer, request)
+    for n in range(61, 80):
+        request.seen = text[:n]
+        proposed(proposer, request, begins=False)
+    stored = json.loads(json.dumps(proposer.to_dict()))
+    again = Copy()
+    again.learn(stored)
+    assert again.to_dict() == stored
+    tree, first = (proposed(x, request_of(text)) for x in (again, Copy()))
+    assert tree.tokens == first.tokens
+    assert tree.log_chances[5] > first.log_chances[5]
+    for bad in ({}, {"outcomes": {"0": [[1.0, 2.0]]}}, {"outcomes": {"0": [[0.0, 0.0]] * 84}}):
+        with pytest.raises((KeyError, TypeError, ValueError)):
+            again.learn(bad)
+
+
+def test_texts_go_on_and_part() -> None:
+    """What two prompts have in common is taken up once; the rest is another text."""
+    proposer, first = Copy(), [*range(20), 5, 6]
+    request = request_of(first)
+    assert proposed(proposer, request).tokens == [6, *range(7, 16)]
+    memory = request.notes["copy"]
+    longer = request_of([*first, 30, 10], request.sequence)
+    assert proposed(proposer, longer).tokens[:4] == [10, 11, 12, 13]
+    assert len(memory.copies) == 24
+    other = request_of([*range(10), 19, 5], request.sequence)
+    assert proposed(proposer, other).tokens[:3] == [5, 6, 30]  # of the text before
+    assert len(memory.copies) == 24 + 1 + 2
+    proposer.forget(request.sequence)
+    other = request_of([*range(10), 19, 5], request.sequence)
+    assert proposed(proposer, other).tokens[:3] == [5, 6, 7]
+
+
+def test_each_sequence_has_its_own_texts() -> None:
+    proposer = Copy()
+    one, two = request_of([1, 2, 3, 9, 1, 2]), request_of([1, 2, 4, 9, 1, 2])
+    for request in (one, two):
+        proposer.begin(request)
+    trees = proposer.propose([one, two])
+    assert [tree.tokens[1] for tree in trees if tree is not None] == [3, 4]
+
+
+def test_what_repeats_goes_on_repeating() -> None:
+    """The copy of a copy that has just begun, beyond where the text ends."""
+    for period in ([7], [1, 2], [1, 2, 3, 4, 5]):
+        copies = Copies(100)
+        copies.append(period * 3)
+        assert below(copies, 11, 11)[0] == (period * 12)[:11]
+
+
+def test_bad_arguments_are_one_sentence() -> None:
+    with pytest.raises(Error, match="max_tokens is 1, must be 2 to"):
+        Copies(1)
+    copies = Copies(9)
+    with pytest.raises(Error, match="token id -4 is below 0"):
+        copies.append([1, -4])
+    with pytest.raises(ValueError, match="need one pair a class"):
+        copies.outcomes = np.ones((2, 2))
+    with pytest.raises(Error, match="0 guesses of 1 were accepted"):
+        copies.outcomes = np.tile([1.0, 0.0], (84, 1))
