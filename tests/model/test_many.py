@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import KINDS
+from checkpoints import CLASSES, KINDS
 from device import DEVICE
 from pairs import N_UBATCH, go_back, load_target, make_pair, open_pair, random_tokens
 
@@ -202,7 +202,7 @@ class Beside:
             sequence.commit(0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CLASSES)
 def test_each_has_what_it_has_alone(tmp_path: Path, kind: str) -> None:
     beside = Beside(make_pair(tmp_path, kind), seed=KINDS.index(kind))
     for _ in range(N_STEPS):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import KINDS
+from checkpoints import CLASSES
 from dflash_gguf.convert.schema import Tensor
 from gguf import GGUFReader
 from gguf_files import edited, make_gguf
@@ -30,7 +30,7 @@ CONFIG = LoadConfig(n_ctx=512, n_ubatch=64, n_threads=1, n_gpu_layers=0, draft_w
 GPU = 24 << 30
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=CLASSES)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return make_pair(tmp_path_factory.mktemp("plan"), request.param)
 

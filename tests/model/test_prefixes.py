@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import KINDS, VOCAB_SIZE
+from checkpoints import CLASSES, VOCAB_SIZE
 from device import DEVICE
 from pairs import N_UBATCH, make_pair, open_decoder, random_tokens
 
@@ -26,7 +26,7 @@ def turns(n: int) -> list[list[int]]:
     return [random_tokens(70 if turn == 0 else 5 + 7 * (turn % 4), seed=turn) for turn in range(n)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CLASSES)
 def test_found_prefixes_give_the_tokens_of_computed_ones(tmp_path: Path, kind: str) -> None:
     """A request five times, a chat of ten turns, its last turn regenerated and edited."""
     pair = make_pair(tmp_path, kind)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import KINDS, VOCAB_SIZE
+from checkpoints import CLASSES, VOCAB_SIZE
 from device import DEVICE
 from pairs import Pair, make_pair, open_decoder, random_tokens
 from schedules import built_anew, play
@@ -57,7 +57,7 @@ def settings_of(i: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CLASSES)
 def test_a_batch_has_the_answers_of_its_prompts(tmp_path: Path, kind: str) -> None:
     pair = make_pair(tmp_path, kind)
     prompts = [random_tokens(3 + 5 * i, seed=i) for i in range(6)] + [random_tokens(9)] * 6

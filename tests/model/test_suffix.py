@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import KINDS
+from checkpoints import CLASSES
 from half_right import HalfRight
 from pairs import make_pair, open_pair, random_tokens
 
@@ -36,7 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CLASSES)
 def test_copies_give_the_tokens_of_plain_decoding(tmp_path: Path, kind: str, name: str) -> None:
     """Alone and merged with candidates that are half right; new prompts and found prefixes."""
     config = {"max_tokens": 40, **SETTINGS[name]}

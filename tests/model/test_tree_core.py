@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from chains import run_round
-from checkpoints import KINDS, VOCAB_SIZE
+from checkpoints import CLASSES, VOCAB_SIZE
 from gguf_files import make_gguf
 from pairs import Pair, load_target, make_pair, open_pair, random_tokens
 from trees import bushy, comb, cousins, deep, path_to, scattered, serial_logits, star, tokens_for
@@ -47,7 +47,7 @@ def shapes(random: np.random.Generator) -> list[list[int]]:
     ]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CLASSES)
 def test_a_node_sees_its_path_and_nothing_else(pair_of: Callable[[str], Pair], kind: str) -> None:
     """Over one timeline, which goes on along a random path of each tree."""
     random = np.random.default_rng(3)
