@@ -1,37 +1,97 @@
 #!/usr/bin/env bash
-# What CI runs: format, lint, types, the C++ core without warnings, its tests under sanitizers,
-# pytest. Expects an environment with `pip install -e '.[test,dev]'` to be active.
+# Runs every check and test. docs/develop/testing.md says what each level takes and catches.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-step() { printf '\n== %s\n' "$*"; }
+FULL_PARTS=(optimised marked batch-invariance random-use random-use-at-once)
 
-configure() { # configure FOLDER OPTION...
-    cmake -S . -B "$1" -G Ninja -DCMAKE_PREFIX_PATH="$site_packages" \
-        -DPython3_EXECUTABLE="$(command -v python)" "${@:2}" >/dev/null
+usage() {
+    cat <<END
+usage: scripts/check.sh [--fast | --full [PART...]]
+
+Expects an environment with \`pip install -e '.[test,dev]'\` to be active.
+
+  (none)   format, lint, types, the core without warnings, C++ tests under sanitizers, pytest: what CI runs
+  --fast   format, lint, types, C++ tests without sanitizers, unit tests: a minute once built
+  --full   what CI runs, then what is too long for it; with names only these parts of the latter:
+           ${FULL_PARTS[*]}
+END
 }
 
-site_packages=$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+refuse() {
+    echo "error: $1; see scripts/check.sh --help" >&2
+    exit 2
+}
 
-step 'format and lint'
-ruff format --check .
-ruff check .
-mapfile -d '' cpp_files < <(find csrc tests/cpp \( -name '*.cpp' -o -name '*.h' \) -print0 2>/dev/null)
-clang-format --dry-run -Werror "${cpp_files[@]}"
+step() { printf '\n== %s\n' "$*"; }
 
-step 'types'
-mypy
+lint() {
+    step 'format and lint'
+    ruff format --check .
+    ruff check .
+    mapfile -d '' cpp_files < <(find csrc tests/cpp \( -name '*.cpp' -o -name '*.h' \) -print0)
+    clang-format --dry-run -Werror "${cpp_files[@]}"
+    step 'types'
+    mypy
+}
 
-step 'core without warnings'
-configure build/werror -DDFLASH_WERROR=ON
-cmake --build build/werror
+cpp_tests() { # cpp_tests FOLDER [CMAKE_OPTION...]
+    step "core and C++ tests in $1"
+    cmake -S . -B "$1" -G Ninja -DCMAKE_PREFIX_PATH="$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+        -DPython3_EXECUTABLE="$(command -v python)" -DDFLASH_WERROR=ON -DDFLASH_TESTS=ON "${@:2}" >/dev/null
+    cmake --build "$1"
+    ctest --test-dir "$1" --output-on-failure --parallel 2
+}
 
-if [[ -f tests/cpp/CMakeLists.txt ]]; then
-    step 'C++ tests under the address and undefined-behaviour sanitizers'
-    configure build/sanitize -DDFLASH_TESTS=ON -DDFLASH_SANITIZE=ON
-    cmake --build build/sanitize
-    ctest --test-dir build/sanitize --output-on-failure
+# Two workers, whatever the machine has: each takes a gigabyte, and a third of the tests use threads
+# of their own. A file stays with one worker, which makes its fixtures once; files start in the order
+# of their names, so that those of tests/exhaustive, which take longest, are not left to the end.
+python_tests() { # python_tests ARGUMENT...
+    step "pytest $*"
+    pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"
+}
+
+full_part() {
+    step "$1"
+    case $1 in
+        optimised) cpp_tests build/werror ;;
+        marked) python_tests -m full ;;
+        batch-invariance) seq 2 | xargs -P 2 -I {} python tests/exhaustive/same_bits.py --triples --part {}/2 ;;
+        random-use) python tests/exhaustive/random_use.py --answers 3000 ;;
+        random-use-at-once) python tests/exhaustive/random_use.py --answers 1000 --many ;;
+    esac
+}
+
+level=${1:-}
+case $level in
+    '') ;;
+    -h | --help)
+        usage
+        exit
+        ;;
+    --fast) [[ $# == 1 ]] || refuse "--fast takes no argument, $2 was given" ;;
+    --full) ;;
+    *) refuse "$level is not a flag" ;;
+esac
+parts=("${@:2}")
+for part in "${parts[@]}"; do
+    [[ " ${FULL_PARTS[*]} " == *" $part "* ]] || refuse "$part is not a part of --full"
+done
+
+if [[ $level == --fast ]]; then
+    lint
+    cpp_tests build/werror
+    python_tests tests/unit
+    exit
 fi
-
-step 'tests'
-pytest
+if [[ ${#parts[@]} == 0 ]]; then
+    lint
+    cpp_tests build/sanitize -DDFLASH_SANITIZE=ON
+    python_tests
+fi
+if [[ $level == --full ]]; then
+    [[ ${#parts[@]} != 0 ]] || parts=("${FULL_PARTS[@]}")
+    for part in "${parts[@]}"; do
+        full_part "$part"
+    done
+fi

@@ -11,6 +11,7 @@ Prints the folder of the tools as its last line; tools that are already built ar
 from __future__ import annotations
 
 import argparse
+import fcntl
 import hashlib
 import importlib.util
 import os
@@ -38,13 +39,15 @@ def build(targets: Sequence[str] = DEFAULT_TARGETS, cache: Path = DEFAULT_CACHE)
     if not library.is_file():
         raise SystemExit(f"{library} is missing: llama-cpp-python must be built from its sdist")
     home = cache / f"peer-{installed_version()}-{_fingerprint(library)}"
-    missing = [target for target in targets if not (home / target).is_file()]
-    if missing:
-        home.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache, prefix="build-") as folder:
-            _compile(missing, fetch(cache), site_packages, Path(folder))
-            for target in missing:
-                os.replace(Path(folder) / "bin" / target, home / target)
+    home.mkdir(parents=True, exist_ok=True)
+    with open(home / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        missing = [target for target in targets if not (home / target).is_file()]
+        if missing:
+            with tempfile.TemporaryDirectory(dir=cache, prefix="build-") as folder:
+                _compile(missing, fetch(cache), site_packages, Path(folder))
+                for target in missing:
+                    os.replace(Path(folder) / "bin" / target, home / target)
     return home
 
 

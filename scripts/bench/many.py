@@ -220,7 +220,7 @@ def answers_of(n: int, args: argparse.Namespace, peers: dict[str, Running]) -> F
 
 
 def beside(args: argparse.Namespace) -> Figures:
-    """Measures what a long prompt costs the answers beside it, and they it.
+    """Measures the slowdown of a long prompt and of the answers beside it.
 
     Others are slower the longer they are, so they are held against the same tokens of the same
     answers without the prompt. Three decoders take turns, so that whatever else slows the machine

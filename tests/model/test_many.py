@@ -229,7 +229,7 @@ def test_bad_items_run_nothing(tmp_path: Path) -> None:
     a.prefill(random_tokens(200))
     for items, sentence in [
         ([], "nothing to run"),
-        ([Item(a, [1]), Item(a, [2])], "items 0 and 1 are of one sequence"),
+        ([Item(a, [1]), Item(a, [2])], "entries 0 and 1 are of one sequence"),
         ([Item(a, [1]), Item(b, [421])], "token id 421 is outside"),
         ([Item(a, [1]), Item(b, [])], "there are no tokens"),
         ([Item(a, [1]), Item(b, [1] * 385)], "385 tokens after 0 do not fit into a context of 384"),
@@ -242,7 +242,7 @@ def test_bad_items_run_nothing(tmp_path: Path) -> None:
             engine.run(items)
         assert (a.position, b.position) == (200, 0)
     other = engine_of(make_pair(tmp_path / "other", "llama"), 1)
-    with pytest.raises(Error, match="item 0 is of a sequence of another engine"):
+    with pytest.raises(Error, match="entry 0 is of a sequence of another engine"):
         other.run([Item(a, [1])])
     rows = engine.run([Item(a, [1]), Item(b, [1, 2], True)])
     with pytest.raises(Error, match="a verify of 2 rows waits for its commit"):

@@ -298,7 +298,7 @@ def test_banned_tokens_are_never_drawn(temperature: float) -> None:
     [
         (np.nan, "the logits hold NaN"),
         (np.inf, "the logits hold +inf"),
-        (-np.inf, "no token is left to draw: every logit is -inf"),
+        (-np.inf, "no token is left to sample: every logit is -inf"),
     ],
 )
 def test_damaged_rows_are_refused(settings: dict[str, Any], value: float, sentence: str) -> None:
