@@ -16,7 +16,7 @@ from .load_config import (
     Option,
 )
 from .models import Drafter, Model
-from .node_selection import ANYTHING, Picked, Worth, pick
+from .node_selection import NO_THRESHOLD, BreakEven, Selection, select_nodes
 from .passes import Draft, DraftRequest, Item, Rows
 from .prefixes import Part, Prefix
 from .samplers import CoreSampler, SamplerOptions, Walk
@@ -24,7 +24,6 @@ from .sequences import Checkpoint, Sequence
 from .suffix_index import Copies, Proposals
 
 __all__ = [
-    "ANYTHING",
     "CACHE_TYPES",
     "DEFAULTS",
     "DEFAULT_N_CTX",
@@ -33,7 +32,9 @@ __all__ = [
     "MAX_PARALLEL",
     "MAX_TOP",
     "MAX_VERIFY",
+    "NO_THRESHOLD",
     "OPTIONS",
+    "BreakEven",
     "Checkpoint",
     "Copies",
     "CoreSampler",
@@ -50,19 +51,18 @@ __all__ = [
     "NewtonRules",
     "Option",
     "Part",
-    "Picked",
     "Prefix",
     "Proposals",
     "Rows",
     "SamplerOptions",
+    "Selection",
     "Sequence",
     "Walk",
-    "Worth",
     "devices",
     "ggml_version",
     "library_build",
     "load_backend",
-    "pick",
     "probe_buffer_type",
     "quantize",
+    "select_nodes",
 ]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ._ffi import call, create, ffi, lib, new
 from .limits import MAX_VERIFY
-from .node_selection import ANYTHING, Worth
+from .node_selection import NO_THRESHOLD, BreakEven
 
 Proposal = tuple[list[int], list[int], list[int], list[float]]
 """A tree from the last token on: tokens, parents, depths and log-chances of paths."""
@@ -83,7 +83,7 @@ class Proposals:
         chosen: abc.Sequence[abc.Sequence[int]],
         n_positions: abc.Sequence[int],
         n_nodes: abc.Sequence[int],
-        worth: Worth = ANYTHING,
+        break_even: BreakEven = NO_THRESHOLD,
     ) -> list[Proposal | None] | None:
         """Each text goes on by what the target chose, and gives its likeliest copies as a tree.
 
@@ -112,7 +112,7 @@ class Proposals:
             n,
             self._tokens,
             self._counts,
-            worth.handle,
+            break_even.handle,
             *self._out,
             found,
         )

@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..native import ANYTHING, Worth, pick
+from ..native import NO_THRESHOLD, BreakEven, select_nodes
 from .controller_state import MEMORY, Asking, Known
 from .cost_model import Round
 from .prices import Prices
@@ -60,9 +60,9 @@ class Rule:
     n_nodes: int
     longest: int
 
-    def worth(self, done: Round) -> Worth:  # noqa: ARG002
+    def break_even(self, done: Round) -> BreakEven:  # noqa: ARG002
         """What is proposed must promise, by those whom it costs no pass."""
-        return ANYTHING
+        return NO_THRESHOLD
 
     def is_due(self, done: Round) -> bool:  # noqa: ARG002
         """Whether the choice for this round takes time."""
@@ -75,7 +75,7 @@ class Rule:
         """
         raise NotImplementedError
 
-    def pick(self, done: Round, trees: Sequence[Tree], limits: Sequence[int]) -> list[Tree]:
+    def select_nodes(self, done: Round, trees: Sequence[Tree], limits: Sequence[int]) -> list[Tree]:
         """What is verified of each tree: so many nodes below the root at most, or none.
 
         trees: of those for whom anything is proposed.
@@ -116,7 +116,7 @@ class Fixed(Rule):
         limit = max(request.limit for request in requests)
         return self._way if min(limit, self._way.n_positions) >= self._least else None
 
-    def pick(self, done: Round, trees: Sequence[Tree], limits: Sequence[int]) -> list[Tree]:  # noqa: ARG002
+    def select_nodes(self, done: Round, trees: Sequence[Tree], limits: Sequence[int]) -> list[Tree]:  # noqa: ARG002
         """The likeliest chain, or the likeliest nodes."""
         is_chain = self._way.shape == CHAIN
         found = [
@@ -162,7 +162,7 @@ class Auto(Rule):
         self._decisions: dict[tuple[int, int], Decision] = {}  # by how many decode and are asked
         self._decision = Decision()  # this round's
         self._to_compare = False  # whether this round is plain to see what one takes
-        self._asked = ANYTHING  # what this round's copies were cut by
+        self._asked = NO_THRESHOLD  # what this round's copies were cut by
         self._asking = Asking(known)
         self.n_nodes = self._prices.most_nodes
 
@@ -182,13 +182,13 @@ class Auto(Rule):
 
     # ---- before the draft
 
-    def worth(self, done: Round) -> Worth:
+    def break_even(self, done: Round) -> BreakEven:
         """What a pass costs; beside the nodes of a draft others come cheaper."""
         decision = self._of(done)
         if decision.rate == 0.0 or decision.way is not None:
-            self._asked = ANYTHING
+            self._asked = NO_THRESHOLD
         else:
-            self._asked = self._prices.worth(done, decision.rate)
+            self._asked = self._prices.break_even(done, decision.rate)
             self.n_nodes = self._prices.most_nodes
         return self._asked
 
@@ -285,7 +285,7 @@ class Auto(Rule):
 
     # ---- after it
 
-    def pick(self, done: Round, trees: Sequence[Tree], limits: Sequence[int]) -> list[Tree]:
+    def select_nodes(self, done: Round, trees: Sequence[Tree], limits: Sequence[int]) -> list[Tree]:
         """The nodes that are worth their rows; a look verifies some at least."""
         if done.n_positions and not done.is_brief and not done.is_mixed:
             for tree in trees:
@@ -315,26 +315,30 @@ class Auto(Rule):
         if not trees or self._decision.rate == 0.0:
             return 0.0, []
         trust = 1.0 if done.n_positions else min(self._known.copied.value / DOUBTED, 1.0)
-        worth = self._prices.worth(done, self._decision.rate)
-        if worth is self._asked and trust == 1.0:  # such trees are what `pick` would find
+        break_even = self._prices.break_even(done, self._decision.rate)
+        if (
+            break_even is self._asked and trust == 1.0
+        ):  # such trees are what `select_nodes` would find
             size = sum([tree.n_drafted for tree in trees])
             if size in self._sizes:
-                prices = worth.chains if all(tree.is_chain for tree in trees) else worth.trees
+                prices = (
+                    break_even.chains if all(tree.is_chain for tree in trees) else break_even.trees
+                )
                 value = sum([tree.n_expected for tree in trees]) - prices[self._sizes.index(size)]
                 return value, list(trees)
-        picked = pick(
+        selection = select_nodes(
             [tree.parents for tree in trees],
             [tree.log_chances for tree in trees],
             limits,
-            worth,
+            break_even,
             trust=trust,
-            least=-math.inf if self._decision.is_look else 0.0,
+            min_value=-math.inf if self._decision.is_look else 0.0,
         )
-        if not any(picked.counts):
+        if not any(selection.counts):
             return 0.0, []
-        parts = trees if picked.is_tree else [tree.spine() for tree in trees]
-        found = [part.first(n) for part, n in zip(parts, picked.counts, strict=True)]
-        return picked.value, found
+        parts = trees if selection.is_tree else [tree.spine() for tree in trees]
+        found = [part.first(n) for part, n in zip(parts, selection.counts, strict=True)]
+        return selection.value, found
 
     # ---- after the round
 

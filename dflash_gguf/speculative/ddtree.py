@@ -1,8 +1,8 @@
 """Trees of drafters that give candidates for each of the coming positions, whatever stands before.
 
-Every sequence of candidates is then a node, and its chance is the product of theirs. `grow` takes
-the likeliest nodes one after the other; a node's parent is likelier than the node, so it comes
-first.
+Every sequence of candidates is then a node, and its chance is the product of theirs.
+`best_first_tree` takes the likeliest nodes one after the other; a node's parent is likelier than
+the node, so it comes first.
 
 Source: Ringel & Romano, DDTree, arXiv 2604.12989.
 """
@@ -21,7 +21,7 @@ from .tree import Tree
 
 
 @dataclass(frozen=True, slots=True)
-class Candidates:
+class PositionCandidates:
     """What may follow the last token, position by position.
 
     tokens: integers [n, k], distinct within a row.
@@ -36,7 +36,7 @@ class Candidates:
         return len(self.tokens)
 
 
-def chain(root: int, candidates: Candidates, length: int) -> Tree:
+def chain(root: int, candidates: PositionCandidates, length: int) -> Tree:
     """The best candidate of each of the first `length` positions, up to one that has none."""
     ids, steps = candidates.tokens[:length, 0].tolist(), candidates.log_chances[:length, 0].tolist()
     tokens, paths = [root], [0.0]
@@ -49,7 +49,9 @@ def chain(root: int, candidates: Candidates, length: int) -> Tree:
     return Tree(tokens, list(range(-1, n - 1)), list(range(n)), paths)
 
 
-def grow(root: int, candidates: Candidates, budget: int, *, spine: bool = False) -> Tree:
+def best_first_tree(
+    root: int, candidates: PositionCandidates, budget: int, *, spine: bool = False
+) -> Tree:
     """The `budget` likeliest nodes below the root; fewer if there are no more.
 
     spine: the chain of best candidates comes first, whole, and the likeliest of the rest after it.

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .ddtree import Candidates, grow
+from .ddtree import PositionCandidates, best_first_tree
 from .tree import Tree
 
 Floats = NDArray[np.float64]
@@ -143,7 +143,7 @@ def _beside(sureness: int, lengths: Sizes, sizes: Sizes) -> Floats:
     chances = np.array([best, *(1.0 - best) * 0.5 ** np.arange(1, 8)])
     steps = np.log(np.maximum(np.tile(chances, (lengths[-1], 1)), 1e-9))
     tokens = np.tile(np.arange(len(chances)), (lengths[-1], 1))
-    tree = grow(0, Candidates(tokens, steps), sizes[-1])
+    tree = best_first_tree(0, PositionCandidates(tokens, steps), sizes[-1])
     chains, trees = _gains(np.exp(np.cumsum(steps[:, 0])), tree, lengths, sizes)
     found: Floats = trees - chains
     return found

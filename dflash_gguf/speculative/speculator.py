@@ -20,7 +20,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..native import Worth
+from ..native import BreakEven
 from .controller import Rule
 from .cost_model import Round
 from .proposers.proposer import BRIEF, TREE, Proposer, Request
@@ -108,13 +108,13 @@ class Speculation:
             if request.proposed:
                 request.proposed.clear()
         with clock("tree"):
-            worth = rule.worth(done)
-            drafting = self._limit(asked, worth)
+            break_even = rule.break_even(done)
+            drafting = self._limit(asked, break_even)
             has_free = self._ask(self._free, drafting)
         if rests:
             if not has_free:
                 return
-            drafting = self._limit(requests, worth)
+            drafting = self._limit(requests, break_even)
         if not drafting:
             return
         self._new.clear()
@@ -142,7 +142,7 @@ class Speculation:
                 has_free |= self._ask(self._paid, drafting)
         if has_free:
             with clock("tree"):
-                self._pick(done, drafting)
+                self._select_nodes(done, drafting)
         self._host_s = 0.0 if is_due or rests else time.perf_counter() - started
 
     def observe(
@@ -227,14 +227,14 @@ class Speculation:
         found = (self._plain.get((n, n_others, is_shared)) for is_shared in (False, True))
         return sum(plain.n_rounds for plain in found if plain is not None)
 
-    def _limit(self, requests: Sequence[Request], worth: Worth) -> list[Request]:
+    def _limit(self, requests: Sequence[Request], break_even: BreakEven) -> list[Request]:
         """Those of whom anything may be verified, with how much that is at most."""
         n_nodes, longest, found = self._rule.n_nodes, self._rule.longest, []
         for request in requests:
             if (limit := request.limit) > 0:
                 request.n_nodes = min(request.n_room - 1, n_nodes)
                 request.n_positions, request.shape = min(limit, longest), TREE
-                request.worth = worth
+                request.break_even = break_even
                 found.append(request)
         return found
 
@@ -254,11 +254,13 @@ class Speculation:
                     is_any = True
         return is_any
 
-    def _pick(self, done: Round, requests: Sequence[Request]) -> None:
+    def _select_nodes(self, done: Round, requests: Sequence[Request]) -> None:
         proposed = [request for request in requests if request.proposed]
         trees = [request.merged() for request in proposed]
         limits = [request.n_room - 1 for request in proposed]
-        for request, tree in zip(proposed, self._rule.pick(done, trees, limits), strict=True):
+        for request, tree in zip(
+            proposed, self._rule.select_nodes(done, trees, limits), strict=True
+        ):
             if tree.n_drafted:
                 request.tree = tree
                 done.verifies(tree)

@@ -112,7 +112,7 @@ def test_a_path_leaves_the_spine_at_every_depth(
 
 
 def spine_and_branch(depth: int) -> Any:
-    """A stand-in for `grow`: the spine, and a second one that begins as its sibling at `depth`."""
+    """A stand-in for `best_first_tree`: the spine, and a second one that begins as its sibling at `depth`."""
     from dflash_gguf.speculative.ddtree import chain
     from dflash_gguf.speculative.tree import Tree
 

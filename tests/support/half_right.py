@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dflash_gguf.sampling.noise import Sampler
-from dflash_gguf.speculative.ddtree import Candidates, chain, grow
+from dflash_gguf.speculative.ddtree import PositionCandidates, best_first_tree, chain
 from dflash_gguf.speculative.proposers.proposer import BRIEF, CHAIN, SPINE, Request
 from dflash_gguf.speculative.tree import Tree
 
@@ -51,9 +51,9 @@ class HalfRight:
         root, n = request.seen[-1], request.n_nodes
         if request.shape in (BRIEF, CHAIN):
             return chain(root, candidates, n)
-        return grow(root, candidates, n, spine=request.shape == SPINE)
+        return best_first_tree(root, candidates, n, spine=request.shape == SPINE)
 
-    def _candidates(self, start: int, n: int) -> Candidates:
+    def _candidates(self, start: int, n: int) -> PositionCandidates:
         path = (self._tokens[start : start + n] + [7] * n)[:n]
         wrong = self._wrong(self._n_rounds)
         self._n_rounds += 1
@@ -62,7 +62,7 @@ class HalfRight:
             first = token - self._rank(start + depth) if depth != wrong else token + 1
             tokens[depth] = (first + np.arange(self._width)) % self._n_vocab
         chances = np.log(0.9 / self._width - 0.01 * np.arange(self._width) / self._width)
-        return Candidates(tokens, np.tile(chances, (n, 1)))
+        return PositionCandidates(tokens, np.tile(chances, (n, 1)))
 
     def observe(self, request: Request, tokens: Sequence[int]) -> None:  # noqa: ARG002
         self.observed += tokens

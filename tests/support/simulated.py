@@ -14,7 +14,7 @@ from dflash_gguf.sampling.noise import Sampler
 from dflash_gguf.speculative.calibration import Calibration, Features, Outcome, Spine
 from dflash_gguf.speculative.controller import Rule
 from dflash_gguf.speculative.cost_model import Round
-from dflash_gguf.speculative.ddtree import Candidates, chain, grow
+from dflash_gguf.speculative.ddtree import PositionCandidates, best_first_tree, chain
 from dflash_gguf.speculative.proposers.proposer import BRIEF, CHAIN, Request
 from dflash_gguf.speculative.speculator import Speculation
 from dflash_gguf.speculative.tree import Tree
@@ -129,10 +129,10 @@ class Drafter:
         features = Features(np.tile(claims[order], (n, 1)))
         self._open = features, order.tolist()
         tokens = np.tile(order, (n, 1)).astype(np.int64)
-        candidates = Candidates(tokens, self._ranked.log_chances(features))
+        candidates = PositionCandidates(tokens, self._ranked.log_chances(features))
         if request.shape == CHAIN:
             return chain(root, candidates, request.n_nodes)
-        return grow(root, candidates, request.n_nodes)
+        return best_first_tree(root, candidates, request.n_nodes)
 
     def chosen(self) -> Iterator[int]:
         """The target's tokens of the positions to come, K for one that was no candidate."""

@@ -16,7 +16,7 @@ from dflash_gguf.sampling.noise import Sampler
 from dflash_gguf.speculative.controller import Auto, Fixed, Rule
 from dflash_gguf.speculative.controller_state import Known
 from dflash_gguf.speculative.cost_model import Costs, Round
-from dflash_gguf.speculative.ddtree import Candidates, chain, grow
+from dflash_gguf.speculative.ddtree import PositionCandidates, best_first_tree, chain
 from dflash_gguf.speculative.promise import Promise
 from dflash_gguf.speculative.proposers.proposer import CHAIN, SPINE, TREE, Request
 from dflash_gguf.speculative.runtime import measure
@@ -472,9 +472,9 @@ def test_a_decision_is_kept_where_making_it_takes_long() -> None:
         assert known.n_kept == pytest.approx(n_kept, abs=1)
 
 
-def candidates(n: int) -> Candidates:
+def candidates(n: int) -> PositionCandidates:
     chances = np.tile(np.log([0.9, 0.05]), (n, 1))
-    return Candidates(np.tile([[1, 2]], (n, 1)), chances)
+    return PositionCandidates(np.tile([[1, 2]], (n, 1)), chances)
 
 
 def test_choices_keep_to_their_bounds() -> None:
@@ -494,7 +494,9 @@ def test_choices_keep_to_their_bounds() -> None:
             assert way is None or way.n_positions <= min(longest, most, limit)
             if way is not None:
                 done.n_positions = way.n_positions
-                (tree,) = rule.pick(done, [grow(0, candidates(way.n_positions), 63)], [limit])
+                (tree,) = rule.select_nodes(
+                    done, [best_first_tree(0, candidates(way.n_positions), 63)], [limit]
+                )
                 assert tree.n_drafted == 0 or least <= tree.n_drafted <= min(most, limit)
                 assert max(tree.depths) <= way.n_positions
     assert Auto(pair.known, 15, 63, 15).choose(Round(500), ask(14), pair.drafter) is None
@@ -528,12 +530,12 @@ def test_one_threshold_serves_all_sequences() -> None:
     sure, unsure = line([1, *range(2, 9)], 0.95), line([1, *range(2, 9)], 0.3)
     done = Round(0, n_sequences=2)
     rule.choose(done, (*ask(), *ask()), None)
-    found = rule.pick(done, [unsure, sure], [20, 20])
+    found = rule.select_nodes(done, [unsure, sure], [20, 20])
     assert found[0].n_drafted + found[1].n_drafted in (7, 11)
     assert found[1].n_drafted == 7
     assert 1 <= found[0].n_drafted <= 4
     hopeless = [line([1, 2, 3], 0.01)] * 2
-    assert all(tree.n_drafted == 0 for tree in rule.pick(done, hopeless, [20, 20]))
+    assert all(tree.n_drafted == 0 for tree in rule.select_nodes(done, hopeless, [20, 20]))
 
 
 def test_fixed_rules_draft_what_they_were_told() -> None:
@@ -546,13 +548,15 @@ def test_fixed_rules_draft_what_they_were_told() -> None:
     assert [chosen(line, limit) for limit in (4, 5, 12)] == [0, 9, 9]
     assert [chosen(bush, limit) for limit in (2, 3, 99)] == [0, 15, 15]
     assert (line.n_nodes, bush.n_nodes) == (9, 20)
-    whole = grow(7, candidates(9), 60)
-    assert line.pick(Round(0), [whole], [30]) == [chain(7, candidates(9), 9)]
-    assert line.pick(Round(0), [whole], [6])[0].n_drafted == 6
-    assert line.pick(Round(0), [whole], [4])[0].n_drafted == 0  # five or none
-    assert bush.pick(Round(0), [whole], [30]) == [grow(7, candidates(9), 20)]
-    assert bush.pick(Round(0), [whole], [6])[0].n_drafted == 6
-    spine = Fixed(SPINE, 12, 9).pick(Round(0), [grow(7, candidates(9), 12, spine=True)], [30])
+    whole = best_first_tree(7, candidates(9), 60)
+    assert line.select_nodes(Round(0), [whole], [30]) == [chain(7, candidates(9), 9)]
+    assert line.select_nodes(Round(0), [whole], [6])[0].n_drafted == 6
+    assert line.select_nodes(Round(0), [whole], [4])[0].n_drafted == 0  # five or none
+    assert bush.select_nodes(Round(0), [whole], [30]) == [best_first_tree(7, candidates(9), 20)]
+    assert bush.select_nodes(Round(0), [whole], [6])[0].n_drafted == 6
+    spine = Fixed(SPINE, 12, 9).select_nodes(
+        Round(0), [best_first_tree(7, candidates(9), 12, spine=True)], [30]
+    )
     assert spine[0].depths[:10] == list(range(10))
     assert chosen(Fixed(TREE, 3, 15), 15) == 3
 

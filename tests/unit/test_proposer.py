@@ -14,7 +14,7 @@ from dflash_gguf.native import Draft, DraftRequest
 from dflash_gguf.sampling.noise import Sampler
 from dflash_gguf.sampling.sampler import Drawer
 from dflash_gguf.speculative.calibration import Calibration, Calibrations, Features, Outcome
-from dflash_gguf.speculative.ddtree import Candidates
+from dflash_gguf.speculative.ddtree import PositionCandidates
 from dflash_gguf.speculative.proposers.dflash import DFlash
 from dflash_gguf.speculative.proposers.proposer import CHAIN, SPINE, TREE, Request, draft_all
 from dflash_gguf.speculative.tree import Tree
@@ -88,7 +88,7 @@ def ranked(
     n: int = 6,
     calibrations: Calibrations | None = None,
     **settings: Any,
-) -> Candidates:
+) -> PositionCandidates:
     """What trees are grown from."""
     source = DFlash(drafter.max_draft, **settings)
     source.calibrations = calibrations or Calibrations()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ...native import Draft
 from ...sampling.noise import Sampler, noise_of
 from ..calibration import Calibration, Calibrations, Features, Outcome
-from ..ddtree import Candidates, chain, grow
+from ..ddtree import PositionCandidates, best_first_tree, chain
 from ..tree import Tree
 from .proposer import BRIEF, CHAIN, SPINE, Request, draft_all
 
@@ -148,7 +148,7 @@ class DFlash:
         chances = self._calibrations.spine(request.sampler.config).log_paths(len(tokens))
         return Tree.chain([request.seen[-1], *tokens], [0.0, *chances])
 
-    def _ranked(self, drafts: Sequence[tuple[Request, Draft]]) -> list[Candidates]:
+    def _ranked(self, drafts: Sequence[tuple[Request, Draft]]) -> list[PositionCandidates]:
         """The candidates of drafts that are ranked alike: all in as few steps as one's."""
         samplers = [request.sampler for request, _ in drafts]
         sampler, counts = samplers[0], [len(draft.tokens) for _, draft in drafts]
@@ -182,7 +182,7 @@ class DFlash:
         places = _best_first(chances, only_best=all(x.shape == CHAIN for x, _ in drafts))
         rows = np.arange(len(tokens))[:, None]
         tokens, chances = tokens[rows, places], chances[rows, places]
-        return [Candidates(tokens[a:b], chances[a:b]) for a, b in itertools.pairwise(ends)]
+        return [PositionCandidates(tokens[a:b], chances[a:b]) for a, b in itertools.pairwise(ends)]
 
     def _learn_outcomes(self) -> None:
         """Looks all tokens that the target took up among their candidates, and learns from that."""
@@ -230,11 +230,11 @@ def _sums_are_finite(drafts: Sequence[Draft], *, with_logits: bool) -> bool:
     return math.isfinite(sums)
 
 
-def _tree(request: Request, candidates: Candidates) -> Tree:
+def _tree(request: Request, candidates: PositionCandidates) -> Tree:
     root, n = request.seen[-1], request.n_nodes
     if request.shape == CHAIN:
         return chain(root, candidates, n)
-    return grow(root, candidates, n, spine=request.shape == SPINE)
+    return best_first_tree(root, candidates, n, spine=request.shape == SPINE)
 
 
 def _joined(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ...native import ANYTHING, Draft, DraftRequest, Worth
+from ...native import NO_THRESHOLD, BreakEven, Draft, DraftRequest
 from ...sampling.noise import Sampler
 from ..tree import Tree, merged
 
@@ -57,7 +57,7 @@ class Request:
     n_positions: int = 0
     n_nodes: int = 0
     shape: str = TREE
-    worth: Worth = ANYTHING
+    break_even: BreakEven = NO_THRESHOLD
     notes: dict[str, Any] = field(default_factory=dict)
     failed: set[str] = field(default_factory=set)
     proposed: dict[str, Tree] = field(default_factory=dict)

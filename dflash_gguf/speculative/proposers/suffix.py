@@ -85,7 +85,7 @@ class Copy:
             memory.n = len(request.seen)
             n_positions.append(request.n_positions)
             n_nodes.append(request.n_nodes)
-        found = self._proposals.propose(texts, chosen, n_positions, n_nodes, requests[0].worth)
+        found = self._proposals.propose(texts, chosen, n_positions, n_nodes, requests[0].break_even)
         if found is None:
             return [_NOTHING] * len(requests)
         return [Tree(*tree) if tree else _NOTHING for tree in found]
