@@ -26,7 +26,7 @@ from .kv_cache.prefix_cache import Prefixes
 from .memory.plan import MOST_PREFIX_BYTES
 from .native import MAX_VERIFY, Error
 from .outputs import Result, Step
-from .speculative.runtime import CostFile, Drafting
+from .speculative.runtime import CostFile, SpeculativeRuntime
 from .speculative.speculator import Progress
 from .stream import Callbacks, Stream
 from .text.chat import ChatPrompt, Message
@@ -65,7 +65,7 @@ class Decoder:
         self.model = sequence.engine.model
         self.tokenizer = tokenizer
         self._vocabulary = _Words(tokenizer)
-        self._drafting = Drafting(sequence, cost_file, most_rows)
+        self._speculative = SpeculativeRuntime(sequence, cost_file, most_rows)
         self._lock = threading.RLock()
         self._is_running = self._is_closed = False
         self._prefixes = Prefixes(self.engine, prefix_bytes)
@@ -90,7 +90,7 @@ class Decoder:
         """
         with self._turn():
             self._is_closed = True
-            self._drafting.keep()
+            self._speculative.keep()
             self._scheduler.close(RuntimeError(CLOSED))
             self.sequence.close()
             self.engine.close()
@@ -104,12 +104,12 @@ class Decoder:
         `load` does.
         """
         with self._turn(), self._lane():
-            self._drafting.measure()
+            self._speculative.measure()
 
     def check(self, config: DecodeConfig) -> None:
         """ValueError if no prompt can be answered so, as it needs a drafter that is not there."""
         with self._turn():
-            self._drafting.rule(config)
+            self._speculative.controller(config)
 
     def generate(
         self,
@@ -239,23 +239,27 @@ class Decoder:
             with self._turn():
                 self._check_open()
                 self._scheduler.recover()
-                proposers, rule = self._drafting.rule(config)  # it may make room in the engine
-                if rule is not None:
-                    self._drafting.make_room(rule.n_nodes + 1, is_needed=config.draft == "tree")
-                self._drafting.keep()
+                proposers, controller = self._speculative.controller(
+                    config
+                )  # it may make room in the engine
+                if controller is not None:
+                    self._speculative.make_room(
+                        controller.n_nodes + 1, is_needed=config.draft == "tree"
+                    )
+                self._speculative.keep()
                 writing = Writing(
                     self._vocabulary,
                     asked.tokens,
                     self.n_ctx,
                     config,
-                    is_drafted=rule is not None,
+                    is_drafted=controller is not None,
                     cancelled=calls.cancelled,
                     splitter=asked.splitter,
                 )
                 if ends:
                     self._end_unfinished()
                 told = None if on_prefill is None else calls.on_prefill
-                job = self._scheduler.add(writing, proposers, rule, told)
+                job = self._scheduler.add(writing, proposers, controller, told)
             stream = Stream(self, job, calls)
             calls.reader = weakref.ref(stream)
             return stream
@@ -318,7 +322,7 @@ class Decoder:
         with self._turn():
             self._end_unfinished()
             self._scheduler.forget()
-            self._drafting.forget(self._scheduler.timelines)
+            self._speculative.forget(self._scheduler.timelines)
 
     def save_prefix(self, path: str | os.PathLike[str], tokens: Prompt) -> int:
         """Writes what tokens leave behind to a file, computing what is not known; how many.
@@ -388,7 +392,7 @@ class Decoder:
         For comparisons: an answer given twice would be a copy of itself.
         """
         with self._turn():
-            self._drafting.forget(self._scheduler.timelines)
+            self._speculative.forget(self._scheduler.timelines)
 
     def _tokens_of(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):

@@ -18,7 +18,7 @@ from ..speculative.controller_state import Known
 from ..speculative.cost_model import Costs, Round
 from ..speculative.proposers.dflash import N_RANKED, DFlash
 from ..speculative.proposers.proposer import Request
-from ..speculative.speculator import Speculation
+from ..speculative.speculator import Speculator
 from .settings import Setting
 
 
@@ -81,9 +81,9 @@ def play(
     "auto".
     """
     drafter = _Drafter(record)
-    speculation = None
-    if (rule := setting.rule(learned.known, drafter.max_draft, most)) is not None:
-        speculation = Speculation([learned.proposer(drafter.max_draft)], rule)
+    speculator = None
+    if (controller := setting.controller(learned.known, drafter.max_draft, most)) is not None:
+        speculator = Speculator([learned.proposer(drafter.max_draft)], controller)
     rounds: list[Round] = []
     request = Request(drafter, [], Sampler(DecodeConfig()))
     while drafter.at < len(record.drafts):
@@ -91,16 +91,16 @@ def play(
         done = Round(record.n_prompt + at)
         request.seen, coming = record.tokens[: at + 1], record.tokens[at + 1 :]
         request.n_left, request.n_room = len(record.drafts) - at, most + 1
-        if speculation is not None:
-            speculation.propose(done, (request,))
+        if speculator is not None:
+            speculator.propose(done, (request,))
         if request.tree is not None:
             done.n_accepted = len(request.tree.accepted(coming)) - 1
         done.n_tokens = done.n_accepted + 1
         if done.n_positions:
             done.draft_s = costs.draft_s(done.n_draft_rows, done.is_brief)
         done.pass_s = costs.pass_s(done.position, done.n_rows, done.is_tree)
-        if speculation is not None:
-            speculation.observe(done, (request,), (coming[: done.n_tokens],))
+        if speculator is not None:
+            speculator.observe(done, (request,), (coming[: done.n_tokens],))
         rounds.append(done)
         drafter.at += done.n_tokens
     return sum(done.seconds for done in rounds), rounds

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..config import MAX_TREE_BUDGET
-from ..speculative.controller import Auto, Fixed, Rule
+from ..speculative.controller import AutoController, Controller, FixedController
 from ..speculative.controller_state import Known
 from ..speculative.proposers.proposer import CHAIN, TREE
 
@@ -43,12 +43,12 @@ class Setting:
         size = {"chain": "draft_max", "tree": "tree_budget"}.get(self.kind)
         return {"draft": self.kind, **({size: self.size} if size else {})}
 
-    def rule(self, known: Known, max_draft: int, most: int) -> Rule | None:
+    def controller(self, known: Known, max_draft: int, most: int) -> Controller | None:
         """Its rule; `most` nodes for "auto", with what that has learned."""
         if self.kind == "auto":
-            return Auto(known, max_draft, most)
+            return AutoController(known, max_draft, most)
         shape = {"chain": CHAIN, "tree": TREE}.get(self.kind)
-        return Fixed(shape, self.size, max_draft) if shape else None
+        return FixedController(shape, self.size, max_draft) if shape else None
 
 
 def parse_settings(text: str, max_draft: int) -> list[Setting]:

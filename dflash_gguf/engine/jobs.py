@@ -9,7 +9,7 @@ from ..kv_cache.prefix_cache import Found
 from ..native import Sequence as Timeline
 from ..outputs import Step
 from ..speculative.proposers.proposer import Request
-from ..speculative.speculator import Progress, Speculation
+from ..speculative.speculator import Progress, Speculator
 from .writing import Writing
 
 MOST_UNREAD = 256
@@ -19,8 +19,8 @@ MOST_UNREAD = 256
 class Group:
     """Answers that are drafted alike, in one pass of the drafter."""
 
-    def __init__(self, speculation: Speculation) -> None:
-        self.speculation = speculation
+    def __init__(self, speculator: Speculator) -> None:
+        self.speculator = speculator
         self.jobs: set[Job] = set()
 
 

@@ -18,10 +18,10 @@ from ..kv_cache.prefix_cache import PAGE, Prefixes
 from ..native import Engine, Error, Item, Rows
 from ..native import Sequence as Timeline
 from ..outputs import Step
-from ..speculative.controller import Rule
+from ..speculative.controller import Controller
 from ..speculative.cost_model import Round
 from ..speculative.proposers.proposer import Proposer
-from ..speculative.speculator import Progress, Speculation
+from ..speculative.speculator import Progress, Speculator
 from ..speculative.tree import Tree
 from .account import Phase
 from .jobs import Group, Job
@@ -83,7 +83,7 @@ class _Rest:
         self, jobs: Sequence[Job] = (), drafted: Sequence[tuple[Group, Round]] = ()
     ) -> None:
         self.jobs, self.drafted = list(jobs), list(drafted)
-        self.n_left = min([group.speculation.n_quiet for group, _ in drafted], default=0)
+        self.n_left = min([group.speculator.n_quiet for group, _ in drafted], default=0)
         self.n_rounds, self.seconds, self.sample_s = 0, 0.0, 0.0
 
     def adds(self, seconds: float, sample_s: float) -> None:
@@ -100,7 +100,7 @@ class _Rest:
             done.n_experts = engine.n_experts
             done.n_rounds, done.n_tokens = self.n_rounds, self.n_rounds * done.n_sequences
             done.pass_s, done.sample_s = self.seconds - self.sample_s, self.sample_s
-            group.speculation.pass_over(done)
+            group.speculator.pass_over(done)
 
 
 class Scheduler:
@@ -163,7 +163,7 @@ class Scheduler:
         self,
         writing: Writing,
         proposers: Sequence[Proposer] = (),
-        rule: Rule | None = None,
+        controller: Controller | None = None,
         on_prefill: Progress | None = None,
     ) -> Job:
         """An answer joins.
@@ -173,7 +173,7 @@ class Scheduler:
         on_prefill: progress of the prefill, from 0 tokens on.
         """
         self._n_jobs += 1
-        group = self._group_of(writing.config, proposers, rule)
+        group = self._group_of(writing.config, proposers, controller)
         n_top = writing.n_top(self.engine.n_most_top)
         job = Job(self._n_jobs, writing, group, n_top, on_prefill)
         if group is not None:
@@ -216,7 +216,7 @@ class Scheduler:
         if job.group is not None:
             job.group.jobs.discard(job)
             if not job.group.jobs:
-                job.group.speculation.end()
+                job.group.speculator.end()
         self._jobs = [other for other in self._jobs if not other.is_over]
 
     def close(self, error: Exception) -> None:
@@ -270,9 +270,9 @@ class Scheduler:
     # ---- places and cells
 
     def _group_of(
-        self, config: DecodeConfig, proposers: Sequence[Proposer], rule: Rule | None
+        self, config: DecodeConfig, proposers: Sequence[Proposer], controller: Controller | None
     ) -> Group | None:
-        if rule is None or not proposers:
+        if controller is None or not proposers:
             return None
         key = (
             config.draft,
@@ -284,7 +284,7 @@ class Scheduler:
         )
         self._groups = {key: group for key, group in self._groups.items() if group.jobs}
         if key not in self._groups:
-            self._groups[key] = Group(Speculation(proposers, rule, self._phase))
+            self._groups[key] = Group(Speculator(proposers, controller, self._phase))
         return self._groups[key]
 
     def _end_rest(self) -> None:
@@ -348,10 +348,10 @@ class Scheduler:
             if job.on_prefill is not None:
                 job.on_prefill(0, job.n_to_fill)
         if job.group is not None:
-            job.group.speculation.begin(job.request)
+            job.group.speculator.start(job.request)
         job.timeline = timeline
         if job.group is not None and job.decodes:  # all that it had is there again
-            job.group.speculation.decodes(job.request)
+            job.group.speculator.start_decoding(job.request)
 
     def _free_timeline(self, job: Job) -> Timeline:
         """A sequence for an answer: the one that holds what it begins with, if there is one.
@@ -424,7 +424,7 @@ class Scheduler:
             if is_whole:
                 rest.adds(seconds, sum([one.sampled_s for one in work]))
         elif drafted:
-            quiet = [group for group, _ in drafted if group.speculation.is_quiet]
+            quiet = [group for group, _ in drafted if group.speculator.is_quiet]
             self._learn(drafted, done, seconds, is_whole=is_whole)
             if is_whole and len(quiet) == len(drafted):
                 self._rest = _Rest(decoding, drafted)
@@ -454,7 +454,7 @@ class Scheduler:
         n_there = sum([len(job.history) for job in decoding]) - len(decoding)
         for group, jobs in groups.items():
             done = Round(n_there, len(decoding), n_others=len(decoding) - len(jobs))
-            if group.speculation.asks:
+            if group.speculator.asks:
                 self._propose_for(group, jobs, done, n_most)
             rounds.append((group, done))
         trees = [job.request for job in decoding if job.request.tree is not None]
@@ -474,7 +474,7 @@ class Scheduler:
             job.request.n_room = min(n_most, left)
             job.request.n_left = job.answer.n_left
         try:
-            group.speculation.propose(done, [job.request for job in jobs])
+            group.speculator.propose(done, [job.request for job in jobs])
         except Error as error:
             for job in jobs:
                 self._fail(job, error)
@@ -621,13 +621,13 @@ class Scheduler:
             if not theirs:
                 continue
             done.n_tokens = done.n_others + sum([len(one.tokens) for one in theirs])
-            if group.speculation.is_quiet:
-                group.speculation.pass_over(done)
+            if group.speculator.is_quiet:
+                group.speculator.pass_over(done)
                 continue
             done.n_accepted = sum([one.n_taken for one in theirs])
             done.choose_s = choose_s
             requests, tokens = [one.job.request for one in theirs], [one.tokens for one in theirs]
-            group.speculation.observe(done, requests, tokens)
+            group.speculator.observe(done, requests, tokens)
 
     def _finish(self, done: list[_Work]) -> None:
         """Prompts have come further; answers that are over leave."""
@@ -641,7 +641,7 @@ class Scheduler:
                 ):
                     self._prefixes.keep(job.held)
                 if job.decodes and job.group is not None:
-                    job.group.speculation.decodes(job.request)
+                    job.group.speculator.start_decoding(job.request)
                 is_first = len(job.answer.tokens) == len(one.tokens)
                 job.filled(one.sampled_s, is_first=is_first)
             if job.answer.stop_reason is not None:

@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..native import NO_THRESHOLD, BreakEven, select_nodes
-from .controller_state import MEMORY, Asking, Known
+from .controller_state import MEMORY, Known, ProposalBackoff
 from .cost_model import Round
 from .prices import Prices
 from .proposers.proposer import BRIEF, CHAIN, TREE, Proposer, Request
@@ -50,7 +50,7 @@ class Way:
     shape: str
 
 
-class Rule:
+class Controller:
     """Chooses twice a round: before the draft how long it is, after it what is verified.
 
     n_nodes: that it would verify of one sequence now, at most. longest: positions of a proposal at
@@ -100,7 +100,7 @@ class Rule:
         return 0
 
 
-class Fixed(Rule):
+class FixedController(Controller):
     """The same size every round, less only where the answer or the context ends."""
 
     def __init__(self, shape: str, size: int, longest: int, least: int = 0) -> None:
@@ -130,19 +130,19 @@ class Fixed(Rule):
 class Decision:
     """What is drafted for some rounds of as many sequences.
 
-    n_kept: rounds until it is made anew. way: None: nothing that costs a pass. is_look: whether
+    ttl_rounds: rounds until it is made anew. way: None: nothing that costs a pass. is_look: whether
     that is to see what it brings. rate: tokens a second of the best way to decode; 0: not known
     yet. gain: tokens a round that the way wins over plain decoding.
     """
 
-    n_kept: int = 0
+    ttl_rounds: int = 0
     way: Way | None = None
     is_look: bool = False
     rate: float = 0.0
     gain: float = 0.0
 
 
-class Auto(Rule):
+class AutoController(Controller):
     """What pays for itself, for the answers of one engine."""
 
     def __init__(
@@ -163,18 +163,18 @@ class Auto(Rule):
         self._decision = Decision()  # this round's
         self._to_compare = False  # whether this round is plain to see what one takes
         self._asked = NO_THRESHOLD  # what this round's copies were cut by
-        self._asking = Asking(known)
+        self._backoff = ProposalBackoff(known)
         self.n_nodes = self._prices.most_nodes
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Another answer: what was decided in the one before is kept as long as it was to be.
 
         Not what was to be run only once more, which may have been for how little was left.
         """
         for decision in self._decisions.values():
-            if decision.n_kept == 1:
-                decision.n_kept = 0
-        self._asking.begin()
+            if decision.ttl_rounds == 1:
+                decision.ttl_rounds = 0
+        self._backoff.start()
 
     def _of(self, done: Round) -> Decision:
         """What was decided for rounds like this one; answers come and go, and come again."""
@@ -194,7 +194,7 @@ class Auto(Rule):
 
     def is_due(self, done: Round) -> bool:
         """Whether a decision is made now."""
-        return self._of(done).n_kept == 0
+        return self._of(done).ttl_rounds == 0
 
     def choose(self, done: Round, requests: Sequence[Request], paid: Proposer | None) -> Way | None:
         """The way that was decided on lately, or the best now; now and then a look."""
@@ -232,25 +232,27 @@ class Auto(Rule):
             return Decision(1)
         plain_s = max(costs.plain_s(done.position, n), 1e-9)
         rate = max(n / plain_s, known.rate.of(n))
-        plain = Decision(max(known.n_kept, MEMORY), rate=rate)
+        plain = Decision(max(known.ttl_rounds, MEMORY), rate=rate)
         asked = [request for request in requests if paid and paid.name not in request.failed]
         if paid is None or not asked:
             return plain  # costs are all that can change
         outlook = np.mean([paid.outlook(request.sampler) for request in asked], axis=0)
         tokens, seconds, way = self._best_way(done, outlook, limit)
         if way is None:
-            return replace(plain, n_kept=known.n_kept)
+            return replace(plain, ttl_rounds=known.ttl_rounds)
         loss = seconds / plain_s - tokens / n  # plain rounds
         if not known.promise.is_proven:  # what is expected is no more than a guess
             loss = max(loss, seconds / plain_s - 1.0)
         if loss < 0.0 and known.paid.is_repaid_by(-loss):
             gain, rate = tokens * plain_s / seconds - n, max(tokens / seconds, rate)
-            return Decision(known.n_kept, way, rate=rate, gain=gain)
+            return Decision(known.ttl_rounds, way, rate=rate, gain=gain)
         if loss >= 0.0 and known.paid.may_lose(loss):
             return Decision(1, way, is_look=True, rate=rate)
         # Near an answer's end drafts are short; the next answer is to see to longer ones.
-        n_until = known.n_until(loss, n) if limit >= self._lengths[-1] else 0
-        return replace(plain, n_kept=max(plain.n_kept, n_until))
+        rounds_until_affordable = (
+            known.rounds_until_affordable(loss, n) if limit >= self._lengths[-1] else 0
+        )
+        return replace(plain, ttl_rounds=max(plain.ttl_rounds, rounds_until_affordable))
 
     def _best_way(
         self, done: Round, outlook: Sequence[float], limit: int
@@ -296,7 +298,7 @@ class Auto(Rule):
         else:
             is_worth = not self._to_compare and self._may_verify(done, value)
             if is_worth or (value > 0.0 and self._known.needs_plain(value / done.n_sequences)):
-                self._asking.pays(done, value / self._decision.rate)
+                self._backoff.pays(done, value / self._decision.rate)
         return found if found and is_worth else [tree.first(0) for tree in trees]
 
     def _may_verify(self, done: Round, value: float) -> bool:
@@ -346,21 +348,21 @@ class Auto(Rule):
         """Passes the round on. What has just been run for the first time is run once more."""
         self._known.observe(done)
         decision = self._of(done)
-        decision.n_kept = max(decision.n_kept - done.n_rounds, 0)
+        decision.ttl_rounds = max(decision.ttl_rounds - done.n_rounds, 0)
         if done.n_positions and not done.n_drafted:
-            decision.n_kept = 0  # what was decided has just failed
+            decision.ttl_rounds = 0  # what was decided has just failed
         may_repeat = not decision.is_look or self._known.paid.may_lose(0.0)
         if done.n_positions and may_repeat and not (done.is_shared or self._costs.is_warm(done)):
-            decision.n_kept = max(decision.n_kept, 1)
+            decision.ttl_rounds = max(decision.ttl_rounds, 1)
 
     def keeps_plain(self, done: Round, n_plain: int) -> bool:
         """Whether it was decided to."""
         decision = self._of(done)
-        return n_plain < decision.n_kept and decision.way is None and decision.rate > 0.0
+        return n_plain < decision.ttl_rounds and decision.way is None and decision.rate > 0.0
 
     def pause(self, done: Round, host_s: float) -> int:
         """As many as make asking a hundredth of their time, by how often it was in vain lately."""
-        return self._asking.pause(done, host_s)
+        return self._backoff.pause(done, host_s)
 
 
 def ladder(steps: Sequence[int], *ends: int) -> tuple[int, ...]:

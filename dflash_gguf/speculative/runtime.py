@@ -20,7 +20,7 @@ from ..native import MAX_VERIFY, Error, Sequence
 from ..sampling.noise import Sampler
 from ..text.gguf_metadata import files_of
 from .calibration import way_to_draw
-from .controller import Auto, Fixed, Rule
+from .controller import AutoController, Controller, FixedController
 from .controller_state import Known
 from .cost_model import Costs, Round
 from .proposers.proposer import BRIEF, CHAIN, SPINE, TREE, Proposer, Request, named
@@ -68,7 +68,7 @@ class CostFile:
         _cache_dir.write(self._name, self._identity, value)
 
 
-class Drafting:
+class SpeculativeRuntime:
     """The proposers of an engine; what is learned outlives answers, and the process in a file."""
 
     def __init__(
@@ -93,9 +93,9 @@ class Drafting:
         self._cost_file = cost_file
         self._most_rows = most_rows
         self._n_stored = costs.n_observed
-        self._last: tuple[Any, Auto] = (None, Auto(self.known, 0, 1))
+        self._last: tuple[Any, AutoController] = (None, AutoController(self.known, 0, 1))
 
-    def rule(self, config: DecodeConfig) -> tuple[list[Proposer], Rule | None]:
+    def controller(self, config: DecodeConfig) -> tuple[list[Proposer], Controller | None]:
         """Who drafts in an answer, and how much; no rule for plain decoding.
 
         Errors: ValueError if what was asked for cannot be.
@@ -116,11 +116,11 @@ class Drafting:
                 raise ValueError(f"{name} is {value}, this drafter drafts at most {longest}")
         longest = config.draft_max or longest
         if config.draft == "chain":
-            return proposers, Fixed(CHAIN, longest, longest, config.draft_min)
+            return proposers, FixedController(CHAIN, longest, longest, config.draft_min)
         if config.draft == "tree":
             most = config.tree_budget or TREE_BUDGET
             shape = SPINE if config.tree_spine else TREE
-            return proposers, Fixed(shape, most, longest, config.draft_min)
+            return proposers, FixedController(shape, most, longest, config.draft_min)
         most = config.tree_budget or AUTO_TREE_BUDGET
         self.make_room(min(most + 1, ROOM), is_needed=False)
         drafted, deepest = longest if paid is not None else 0, config.draft_max or most
@@ -128,9 +128,11 @@ class Drafting:
         names = tuple(proposer.name for proposer in proposers)
         key = sizes, names, way_to_draw(config)
         if key != self._last[0]:
-            rule = Auto(self.known, drafted, most, config.draft_min, deepest=deepest)
-            self._last = key, rule
-        self._last[1].begin()
+            controller = AutoController(
+                self.known, drafted, most, config.draft_min, deepest=deepest
+            )
+            self._last = key, controller
+        self._last[1].start()
         return proposers, self._last[1]
 
     def measure(self) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..native import BreakEven
-from .controller import Rule
+from .controller import Controller
 from .cost_model import Round
 from .proposers.proposer import BRIEF, TREE, Proposer, Request
 
@@ -53,15 +53,17 @@ def untimed(_phase: str) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-class Speculation:
+class Speculator:
     """What rounds verify: candidates of proposers, those that a rule picks.
 
     All is for lists of requests, one for each sequence that the next pass serves.
     """
 
-    def __init__(self, proposers: Sequence[Proposer], rule: Rule, clock: Clock = untimed) -> None:
+    def __init__(
+        self, proposers: Sequence[Proposer], controller: Controller, clock: Clock = untimed
+    ) -> None:
         """clock: of "choose", "draft" and "tree"."""
-        self._proposers, self._rule, self._clock = proposers, rule, clock
+        self._proposers, self._controller, self._clock = proposers, controller, clock
         self._free = [proposer for proposer in proposers if proposer.is_free]
         self._paid = [proposer for proposer in proposers if not proposer.is_free]
         self.n_pause = 0
@@ -71,12 +73,12 @@ class Speculation:
         self._plain: dict[tuple[int, int, bool], Round] = {}
         self._is_quiet, self._host_s = False, 0.0
 
-    def begin(self, request: Request) -> None:
+    def start(self, request: Request) -> None:
         """An answer begins, with its prompt in `seen`."""
         for proposer in self._proposers:
             proposer.begin(request)
 
-    def decodes(self, request: Request) -> None:
+    def start_decoding(self, request: Request) -> None:
         """An answer decodes from the next round on: it is asked, even where the others rest."""
         self._new[request] = 0
 
@@ -94,9 +96,9 @@ class Speculation:
     def propose(self, done: Round, requests: Sequence[Request]) -> None:
         """Gives each request its tree, None for a plain row. Fills in what was drafted."""
         started = time.perf_counter()
-        rule, clock = self._rule, self._clock
+        controller, clock = self._controller, self._clock
         rests = self.n_pause > 0 and any(request not in self._new for request in requests)
-        if rests and self._paid and rule.is_due(done):
+        if rests and self._paid and controller.is_due(done):
             rests = False  # drafts may pay for so many
         self._host_s = 0.0
         asked = requests
@@ -108,7 +110,7 @@ class Speculation:
             if request.proposed:
                 request.proposed.clear()
         with clock("tree"):
-            break_even = rule.break_even(done)
+            break_even = controller.break_even(done)
             drafting = self._limit(asked, break_even)
             has_free = self._ask(self._free, drafting)
         if rests:
@@ -118,18 +120,18 @@ class Speculation:
         if not drafting:
             return
         self._new.clear()
-        self._is_quiet = not has_free and rule.keeps_plain(done, self._n_plain(done))
+        self._is_quiet = not has_free and controller.keeps_plain(done, self._n_plain(done))
         if self._is_quiet:
             self._host_s = time.perf_counter() - started
             return
         self._end_rest()
         paid = self._paid[0] if self._paid else None
-        is_due = rule.is_due(done)
+        is_due = controller.is_due(done)
         if is_due:
             with clock("choose"):
-                way = rule.choose(done, drafting, paid)
+                way = controller.choose(done, drafting, paid)
         else:
-            way = rule.choose(done, drafting, paid)
+            way = controller.choose(done, drafting, paid)
         if way is not None and paid is not None:
             n = min(way.n_positions, paid.max_draft)
             done.n_positions, done.is_brief, done.is_mixed = n, way.shape == BRIEF, has_free
@@ -169,9 +171,9 @@ class Speculation:
                 for name, _, n_taken in request.credits(chosen)
                 if name in free
             )
-        self._rule.observe(done)
-        if not done.n_positions and self._rule.keeps_plain(done, 0):
-            self.n_pause = self._rule.pause(done, self._host_s)
+        self._controller.observe(done)
+        if not done.n_positions and self._controller.keeps_plain(done, 0):
+            self.n_pause = self._controller.pause(done, self._host_s)
 
     def _compare(
         self, done: Round, requests: Sequence[Request], tokens: Sequence[Sequence[int]]
@@ -204,7 +206,7 @@ class Speculation:
         if self._is_quiet:
             self._is_quiet = False
             # Where rounds are brief, even asking for copies is too much to be done in each.
-            n_pause = self._rule.pause(done, self._host_s)
+            n_pause = self._controller.pause(done, self._host_s)
         self.n_pause = n_pause
 
     def end(self) -> None:
@@ -219,7 +221,7 @@ class Speculation:
     def _tell(self) -> None:
         untold, self._plain = self._plain, {}
         for plain in untold.values():
-            self._rule.observe(plain)
+            self._controller.observe(plain)
 
     def _n_plain(self, done: Round) -> int:
         """Rounds of as many sequences that the rule has not heard of."""
@@ -229,7 +231,7 @@ class Speculation:
 
     def _limit(self, requests: Sequence[Request], break_even: BreakEven) -> list[Request]:
         """Those of whom anything may be verified, with how much that is at most."""
-        n_nodes, longest, found = self._rule.n_nodes, self._rule.longest, []
+        n_nodes, longest, found = self._controller.n_nodes, self._controller.longest, []
         for request in requests:
             if (limit := request.limit) > 0:
                 request.n_nodes = min(request.n_room - 1, n_nodes)
@@ -259,7 +261,7 @@ class Speculation:
         trees = [request.merged() for request in proposed]
         limits = [request.n_room - 1 for request in proposed]
         for request, tree in zip(
-            proposed, self._rule.select_nodes(done, trees, limits), strict=True
+            proposed, self._controller.select_nodes(done, trees, limits), strict=True
         ):
             if tree.n_drafted:
                 request.tree = tree

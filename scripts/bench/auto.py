@@ -272,7 +272,7 @@ class Total:
         }
 
 
-class Asking:
+class ProposalBackoff:
     """Decoders of one pair, a setting each, and prompts of one kind for them."""
 
     def __init__(
@@ -298,7 +298,7 @@ class Asking:
         if self._kind.startswith("right-"):
             # Where its weights lie makes one of two equal decoders faster: they change places, and
             # what one learns the other knows.
-            first, *others = (decoder._drafting for decoder in self.decoders)
+            first, *others = (decoder._speculative for decoder in self.decoders)
             at = next(i for i, x in enumerate(first.proposers) if isinstance(x, DFlash))
             share = float(self._kind.removeprefix("right-"))
             self._partly = first.proposers[at] = Partly(first.proposers[at].max_draft, share)
@@ -345,7 +345,7 @@ class Asking:
 def measure(name: str, kind: str, args: argparse.Namespace) -> Figures:
     """Measures one pair and kind of prompts, in this process."""
     named = ["auto"] if kind.startswith("right-") else args.settings.split(",")
-    asking = Asking(name, kind, ["plain", *named], args)
+    asking = ProposalBackoff(name, kind, ["plain", *named], args)
     totals = {setting: Total() for setting in ("plain", *named)}
     accepted: Counter[str] = Counter()
     rounds: Counter[str] = Counter()
@@ -365,7 +365,7 @@ def measure(name: str, kind: str, args: argparse.Namespace) -> Figures:
         rounds.update(results[named[0]].rounds_by_draft or {})
     found: Figures = {}
     if args.bound:
-        costs = asking.decoders[-1]._drafting.known.costs
+        costs = asking.decoders[-1]._speculative.known.costs
         pairs = [bound(prompt, tokens, costs) for prompt, tokens in answers if len(tokens) > 1]
         found["bound"] = round(sum(plain for plain, _ in pairs) / sum(best for _, best in pairs), 3)
         base = costs.pass_s(300, 1)

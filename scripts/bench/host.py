@@ -48,7 +48,7 @@ from dflash_gguf.engine.scheduler import Scheduler
 from dflash_gguf.engine.writing import Writing
 from dflash_gguf.kv_cache.prefix_cache import Prefixes
 from dflash_gguf.native import Draft, DraftRequest, Item, Walk
-from dflash_gguf.speculative.controller import Auto, Fixed, Rule
+from dflash_gguf.speculative.controller import AutoController, Controller, FixedController
 from dflash_gguf.speculative.controller_state import Known
 from dflash_gguf.speculative.proposers import proposer
 from dflash_gguf.speculative.proposers.dflash import DFlash
@@ -225,11 +225,11 @@ def simulated(setting: str, n: int, args: argparse.Namespace) -> Figures:
     first: Any = SimulatedSequence(engine)
     another: Any = SimulatedSequence
     scheduler = Scheduler(first, Prefixes(engine, 0), another)
-    rules: dict[str, Rule | None] = {
+    rules: dict[str, Controller | None] = {
         "none": None,
-        "chain": Fixed(proposer.CHAIN, BLOCK, BLOCK),
-        "tree": Fixed(proposer.TREE, TREE, BLOCK),
-        "auto": Auto(Known(), BLOCK, TREE),
+        "chain": FixedController(proposer.CHAIN, BLOCK, BLOCK),
+        "tree": FixedController(proposer.TREE, TREE, BLOCK),
+        "auto": AutoController(Known(), BLOCK, TREE),
     }
     jobs = []
     for i in range(n):

@@ -93,7 +93,7 @@ def check_law(decoder: Decoder, expected: list[int], patch: pytest.MonkeyPatch) 
     for draft, proposer in (("chain", None), ("tree", None), ("chain", known), ("tree", known)):
         with patch.context() as patched:
             if proposer is not None:
-                patched.setattr(decoder._drafting, "proposers", [proposer])
+                patched.setattr(decoder._speculative, "proposers", [proposer])
             found = decoder.generate(PROMPT, draft=draft, max_tokens=N_TOKENS)
         assert list(found.tokens) == expected
         assert proposer is None or found.rounds < N_TOKENS - 5

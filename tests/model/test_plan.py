@@ -204,7 +204,7 @@ def test_auto_takes_no_more_than_was_checked_before_loading(
 ) -> None:
     free = room_for(pair, monkeypatch, CONFIG, n_rows)
     with open_decoder(pair, CONFIG) as decoder:
-        drafting, engine = decoder._drafting, decoder.engine
+        drafting, engine = decoder._speculative, decoder.engine
         for wanted in (n_rows, 64, 256):  # as rules come to look at larger trees
             drafting.make_room(wanted, is_needed=False)
         assert engine.max_verify >= n_rows
@@ -227,10 +227,10 @@ def test_a_growth_that_failed_is_not_tried_again(
     with open_decoder(pair, CONFIG) as decoder:
         monkeypatch.setattr(Engine, "reserve_verify", refuse)
         for _ in range(3):
-            decoder._drafting.make_room(64, is_needed=False)
+            decoder._speculative.make_room(64, is_needed=False)
         assert asked == [64]
         with pytest.raises(Error, match="no memory"):
-            decoder._drafting.make_room(64, is_needed=True)
+            decoder._speculative.make_room(64, is_needed=True)
 
 
 def test_the_context_nobody_chose_is_what_fits(

@@ -25,7 +25,7 @@ from dflash_gguf.engine.jobs import Job
 from dflash_gguf.engine.prefill_budget import Pace
 from dflash_gguf.kv_cache.prefix_cache import Prefixes
 from dflash_gguf.native import Error, Item
-from dflash_gguf.speculative.controller import Auto, Rule
+from dflash_gguf.speculative.controller import AutoController, Controller
 from dflash_gguf.speculative.cost_model import Round
 from dflash_gguf.speculative.proposers import dflash
 from dflash_gguf.stream import Stream
@@ -469,13 +469,13 @@ def test_what_fails_to_begin_tells_why(pair: Pair, monkeypatch: pytest.MonkeyPat
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> list[Round]:
     """What rules of `auto` hear of."""
-    rounds, observe = list[Round](), Auto.observe
+    rounds, observe = list[Round](), AutoController.observe
 
-    def hear(rule: Auto, done: Round) -> None:
+    def hear(controller: AutoController, done: Round) -> None:
         rounds.append(done)
-        observe(rule, done)
+        observe(controller, done)
 
-    monkeypatch.setattr(Auto, "observe", hear)
+    monkeypatch.setattr(AutoController, "observe", hear)
     return rounds
 
 
@@ -501,7 +501,7 @@ def test_auto_learns_beside_answers_of_other_settings(
         is_alone = [not done.is_shared for done in theirs]
         assert all(is_alone) if settings == {"draft": "none"} else not all(is_alone)
         assert settings == {"draft": "chain"} or any(is_alone)
-        assert many._drafting.known.costs.knows_plain_of(2) == any(is_alone)
+        assert many._speculative.known.costs.knows_plain_of(2) == any(is_alone)
         other.close()
 
 
@@ -544,7 +544,7 @@ def test_drafts_are_filed_under_the_rows_that_they_had(
         return draft_all(requests, widths)
 
     monkeypatch.setattr(dflash, "draft_all", drafts)
-    monkeypatch.setattr(Rule, "observe", lambda _, done: heard.append(done))
+    monkeypatch.setattr(Controller, "observe", lambda _, done: heard.append(done))
     with open_decoder(pair, 4) as many:
         lengths, prompts = [30, 6, 6, 9, 8, 5, 7, 6], [[i] for i in range(8)]
         many.generate_batch(prompts, max_tokens=lengths, draft="chain", ignore_eos=True)

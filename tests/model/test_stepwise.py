@@ -81,7 +81,7 @@ def test_it_drafts_from_the_present_prompt_alone(tmp_path: Path, kind: str) -> N
         for draft in ("tree", "auto"):
             for prompt in prompts:
                 plain = decoder.generate(prompt, draft="none", max_tokens=20)
-                decoder._drafting.proposers = [proposer]
+                decoder._speculative.proposers = [proposer]
                 found = decoder.generate(prompt, draft=draft, max_tokens=20)
                 assert found.tokens == plain.tokens
                 assert proposer.state.position(decoder.sequence) <= len(prompt) + 20

@@ -16,7 +16,7 @@ from dflash_gguf.engine.writing import Writing
 from dflash_gguf.kv_cache.prefix_cache import Prefixes
 from dflash_gguf.native import Item, Walk
 from dflash_gguf.outputs import Result, Step
-from dflash_gguf.speculative.controller import Rule
+from dflash_gguf.speculative.controller import Controller
 from dflash_gguf.speculative.proposers.proposer import Proposer
 from dflash_gguf.speculative.speculator import Progress
 from dflash_gguf.speculative.tree import Tree
@@ -300,7 +300,7 @@ class Said:
         *,
         vocabulary: Any = None,
         proposers: Sequence[Proposer] = (),
-        rule: Rule | None = None,
+        controller: Controller | None = None,
         cancelled: Callable[[], bool] | None = None,
         on_prefill: Progress | None = None,
     ) -> None:
@@ -310,10 +310,10 @@ class Said:
             prompt,
             sequence.n_ctx,
             config,
-            is_drafted=rule is not None,
+            is_drafted=controller is not None,
             cancelled=cancelled,
         )
-        self.job = self.scheduler.add(self.writing, proposers, rule, on_prefill)
+        self.job = self.scheduler.add(self.writing, proposers, controller, on_prefill)
         self.history = self.writing.history
 
     def __iter__(self) -> Iterator[Step]:

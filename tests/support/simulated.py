@@ -12,11 +12,11 @@ import numpy as np
 from dflash_gguf.config import DecodeConfig
 from dflash_gguf.sampling.noise import Sampler
 from dflash_gguf.speculative.calibration import Calibration, Features, Outcome, Spine
-from dflash_gguf.speculative.controller import Rule
+from dflash_gguf.speculative.controller import Controller
 from dflash_gguf.speculative.cost_model import Round
 from dflash_gguf.speculative.ddtree import PositionCandidates, best_first_tree, chain
 from dflash_gguf.speculative.proposers.proposer import BRIEF, CHAIN, Request
-from dflash_gguf.speculative.speculator import Speculation
+from dflash_gguf.speculative.speculator import Speculator
 from dflash_gguf.speculative.tree import Tree
 
 K = 8
@@ -164,18 +164,23 @@ class Drafter:
 
 
 def answer(
-    machine: Machine, drafter: Drafter, rule: Rule, *, n_tokens: int = 512, seed: int = 0
+    machine: Machine,
+    drafter: Drafter,
+    controller: Controller,
+    *,
+    n_tokens: int = 512,
+    seed: int = 0,
 ) -> tuple[float, list[Round]]:
     """Milliseconds of an answer, and its rounds."""
     rng = drafter.rng = np.random.default_rng(seed)
-    speculation = Speculation([drafter], rule)
+    speculator = Speculator([drafter], controller)
     ms, seen, rounds = 0.0, [0], []
     request = Request(None, seen, Sampler(DecodeConfig()))
     while (n_done := len(seen) - 1) < n_tokens:
         done = Round(100 + n_done)
         request.n_left, request.n_room = n_tokens - n_done, 256
-        speculation.n_pause = 0  # asking takes no time here
-        speculation.propose(done, (request,))
+        speculator.n_pause = 0  # asking takes no time here
+        speculator.propose(done, (request,))
         tokens = [K]
         if done.n_positions:
             tokens = []
@@ -183,7 +188,7 @@ def answer(
             done.n_accepted = len((request.tree or Tree.of([0])).accepted(drawn)) - 1
         done.n_tokens = done.n_accepted + 1
         machine.run(done, rng)
-        speculation.observe(done, (request,), (tokens,))
+        speculator.observe(done, (request,), (tokens,))
         ms += done.seconds
         seen += tokens
         rounds.append(done)
