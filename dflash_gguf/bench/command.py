@@ -21,7 +21,7 @@ from . import parallel, plot, replay, url
 from .measure import measure
 from .prompts import Prompt, read_prompts
 from .runs import Run, compare
-from .settings import BRIEF, DEFAULT, Setting, levels, parse_settings
+from .settings import DEFAULT, SHORT, Setting, levels, parse_settings
 from .summary import by_class, by_setting, sweep_table, table
 
 EPILOG = """\
@@ -83,7 +83,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--settings",
         metavar="A,B",
-        help=f"what to compare (default: {DEFAULT}; with --sweep and --parallel {BRIEF})",
+        help=f"what to compare (default: {DEFAULT}; with --sweep and --parallel {SHORT})",
     )
     p.add_argument("-n", "--predict", type=int, default=128, metavar="N", help="tokens an answer")
     p.add_argument("--temp", type=float, default=0.0, metavar="T", help="temperature (default: 0)")
@@ -130,7 +130,7 @@ def _run(args: argparse.Namespace) -> int:
         raise ValueError("--sweep, --parallel and --replay exclude each other")
     if args.plot:
         plot.require()
-    names = args.settings or (BRIEF if args.sweep or args.n_parallel is not None else DEFAULT)
+    names = args.settings or (SHORT if args.sweep or args.n_parallel is not None else DEFAULT)
     if args.n_parallel is not None:
         return _parallel(args, prompts, names, config)
     runs: list[Run] = []

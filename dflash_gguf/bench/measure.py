@@ -70,7 +70,7 @@ def _round(sequence: native.Sequence, last: int, n: int, size: int, is_tree: boo
     done = Round(
         sequence.position,
         n_positions=n,
-        is_brief=not is_tree,
+        is_top1=not is_tree,
         n_drafted=size,
         is_tree=is_tree,
         n_tokens=1,

@@ -11,7 +11,7 @@ from ..speculative.controller_state import Known
 from ..speculative.proposers.proposer import CHAIN, TREE
 
 DEFAULT = "none,chain 4,chain 8,chain 15,tree 8,tree 16,tree 22,tree 32,tree 64,auto"
-BRIEF = "none,auto"
+SHORT = "none,auto"
 
 
 @dataclass(frozen=True, slots=True)

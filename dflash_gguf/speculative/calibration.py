@@ -246,7 +246,7 @@ class Calibrations:
             self._known[way] = Calibration(is_sampled=config.temperature > 0.0)
         return self._known[way]
 
-    def spine(self, config: DecodeConfig) -> Spine:
+    def top1(self, config: DecodeConfig) -> Spine:
         """How often best candidates are taken in a way to draw."""
         way = way_to_draw(config)
         if way not in self._spines:

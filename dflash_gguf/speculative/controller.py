@@ -32,7 +32,7 @@ from ..native import NO_THRESHOLD, BreakEven, select_nodes
 from .controller_state import MEMORY, Known, ProposalBackoff
 from .cost_model import Round
 from .prices import Prices
-from .proposers.proposer import BRIEF, CHAIN, TREE, Proposer, Request
+from .proposers.proposer import CHAIN, TOP1, TREE, Proposer, Request
 from .tree import Tree
 
 DOUBTED = 0.8
@@ -104,7 +104,7 @@ class FixedController(Controller):
     """The same size every round, less only where the answer or the context ends."""
 
     def __init__(self, shape: str, size: int, longest: int, least: int = 0) -> None:
-        """shape: CHAIN, TREE or SPINE. size: nodes. longest: positions.
+        """shape: CHAIN, TREE or MAIN_CHAIN. size: nodes. longest: positions.
 
         least: nodes; fewer are dropped.
         """
@@ -120,7 +120,7 @@ class FixedController(Controller):
         """The likeliest chain, or the likeliest nodes."""
         is_chain = self._way.shape == CHAIN
         found = [
-            (tree.spine() if is_chain else tree).first(min(self.n_nodes, limit))
+            (tree.main_chain() if is_chain else tree).first(min(self.n_nodes, limit))
             for tree, limit in zip(trees, limits, strict=True)
         ]
         return [tree if tree.n_drafted >= self._least else tree.first(0) for tree in found]
@@ -236,8 +236,10 @@ class AutoController(Controller):
         asked = [request for request in requests if paid and paid.name not in request.failed]
         if paid is None or not asked:
             return plain  # costs are all that can change
-        outlook = np.mean([paid.outlook(request.sampler) for request in asked], axis=0)
-        tokens, seconds, way = self._best_way(done, outlook, limit)
+        expected_path_probs = np.mean(
+            [paid.expected_path_probs(request.sampler) for request in asked], axis=0
+        )
+        tokens, seconds, way = self._best_way(done, expected_path_probs, limit)
         if way is None:
             return replace(plain, ttl_rounds=known.ttl_rounds)
         loss = seconds / plain_s - tokens / n  # plain rounds
@@ -255,11 +257,12 @@ class AutoController(Controller):
         return replace(plain, ttl_rounds=max(plain.ttl_rounds, rounds_until_affordable))
 
     def _best_way(
-        self, done: Round, outlook: Sequence[float], limit: int
+        self, done: Round, expected_path_probs: Sequence[float], limit: int
     ) -> tuple[float, float, Way | None]:
         """Tokens and seconds of the round with the draft that promises most tokens a second.
 
-        outlook: chances of the paths of brief chains, which cost less than ranked ones and trees.
+        expected_path_probs: chances of the paths of brief chains, which cost less than ranked ones
+        and trees.
         """
         costs, n, n_asked = self._costs, done.n_sequences, done.n_asked
         if not self._lengths:
@@ -267,29 +270,31 @@ class AutoController(Controller):
         # By kind: ranked chains, ranked trees, brief chains. By length, and then by nodes.
         drafts = np.full((3, len(self._lengths)), math.inf)
         first = bisect_left(self._lengths, self._least)
-        for is_brief, kinds in ((False, [0, 1]), (True, [2])):
+        for is_top1, kinds in ((False, [0, 1]), (True, [2])):
             # One length beyond those that were run: what is far is guessed.
-            longest = costs.most_draft_rows(is_brief) // n_asked - 1
+            longest = costs.most_draft_rows(is_top1) // n_asked - 1
             n_known = max(bisect_right(self._lengths, longest), first)
             for at, length in enumerate(self._lengths[: n_known + 1]):
                 if self._least <= length <= limit:
-                    drafts[kinds, at] = costs.draft_s(n_asked * (length + 1), is_brief)
+                    drafts[kinds, at] = costs.draft_s(n_asked * (length + 1), is_top1)
         chains, trees = self._prices.seconds(done, n_asked)
         passes = np.array([chains, trees, chains])
-        tokens = n + n_asked * self._known.promise.table(outlook, self._lengths, self._sizes)
+        tokens = n + n_asked * self._known.promise.table(
+            expected_path_probs, self._lengths, self._sizes
+        )
         seconds = drafts[:, :, None] + passes[:, None, :] + tokens * costs.sample_s
         rates = tokens / np.maximum(seconds, 1e-9)
         best = np.unravel_index(rates.argmax(), rates.shape)  # ranked ones first, if equal
         if rates[best] == 0.0:
             return 0.0, 0.0, None
-        way = Way(self._lengths[best[1]], BRIEF if best[0] == 2 else TREE)
+        way = Way(self._lengths[best[1]], TOP1 if best[0] == 2 else TREE)
         return float(tokens[best]), max(float(seconds[best]), 1e-9), way
 
     # ---- after it
 
     def select_nodes(self, done: Round, trees: Sequence[Tree], limits: Sequence[int]) -> list[Tree]:
         """The nodes that are worth their rows; a look verifies some at least."""
-        if done.n_positions and not done.is_brief and not done.is_mixed:
+        if done.n_positions and not done.is_top1 and not done.is_mixed:
             for tree in trees:
                 self._known.promise.add(tree, done.n_positions, self._lengths, self._sizes)
         value, found = self._best(done, trees, limits)
@@ -338,7 +343,7 @@ class AutoController(Controller):
         )
         if not any(selection.counts):
             return 0.0, []
-        parts = trees if selection.is_tree else [tree.spine() for tree in trees]
+        parts = trees if selection.is_tree else [tree.main_chain() for tree in trees]
         found = [part.first(n) for part, n in zip(parts, selection.counts, strict=True)]
         return selection.value, found
 

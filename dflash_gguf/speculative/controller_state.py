@@ -209,7 +209,7 @@ class Known:
         if self._since_filed >= MEMORY or not self.costs.is_settled(done):
             self._since_filed = 0
             # After a pause a draft also takes up all rows that were decoded meanwhile.
-            is_usual = self._since_draft < MEMORY or not self.costs.most_draft_rows(done.is_brief)
+            is_usual = self._since_draft < MEMORY or not self.costs.most_draft_rows(done.is_top1)
             self.costs.observe(done, with_draft=is_usual)
 
 

@@ -35,7 +35,7 @@ class Round:
     is_shared: whether its pass did more than that, so that its seconds do not say what it costs.
     n_rounds: plain rounds that this stands for, one after the other.
     n_positions: places a drafter filled for each that drafted, n_spared: rows that it had less as
-    some need fewer places or none; is_brief: whether only with best candidates; is_mixed: whether
+    some need fewer places or none; is_top1: whether only with best candidates; is_mixed: whether
     others had proposed as well.
     n_drafted: nodes verified below the roots. is_tree: whether they were more than chains.
     n_expected: those that were expected to be accepted. n_accepted: those that were; n_copied: of a
@@ -53,7 +53,7 @@ class Round:
     is_shared: bool = False
     n_positions: int = 0
     n_spared: int = 0
-    is_brief: bool = False
+    is_top1: bool = False
     is_mixed: bool = False
     n_drafted: int = 0
     is_tree: bool = False
@@ -183,9 +183,9 @@ class Costs:
         self.experts.give_way()
         self._sample, self._ask = Median(), Median()
 
-    def most_draft_rows(self, is_brief: bool) -> int:
+    def most_draft_rows(self, is_top1: bool) -> int:
         """Rows of the largest draft of a kind that was run more than once."""
-        return max(self._warm["brief" if is_brief else "ranked"], default=0)
+        return max(self._warm["brief" if is_top1 else "ranked"], default=0)
 
     def is_warm(self, done: Round) -> bool:
         """Whether rounds like this one have been through their first run."""
@@ -194,7 +194,7 @@ class Costs:
 
     def _is_drafted(self, done: Round) -> bool:
         """Whether its draft, if it has one, was run more than once."""
-        drafts = self._warm["brief" if done.is_brief else "ranked"]
+        drafts = self._warm["brief" if done.is_top1 else "ranked"]
         return not done.n_positions or done.n_draft_rows in drafts
 
     def is_settled(self, done: Round) -> bool:
@@ -234,14 +234,14 @@ class Costs:
             if first_s > 0.0 and median.is_warm:
                 self.first_s += (max(first_s - pass_s, 0.0) - self.first_s) / 2.0
         if done.n_positions and with_draft:
-            self._file("brief" if done.is_brief else "ranked", done.n_draft_rows, 0, done.draft_s)
+            self._file("brief" if done.is_top1 else "ranked", done.n_draft_rows, 0, done.draft_s)
         if done.n_drafted and not done.n_positions:
             self._ask.add(done.draft_s)
         self._sample.add(done.sample_s / max(done.n_tokens, 1))
 
-    def draft_s(self, n_rows: int, is_brief: bool) -> float:
+    def draft_s(self, n_rows: int, is_top1: bool) -> float:
         """Drafts of so many rows; of a kind that was never run, as of the other."""
-        kinds = ("brief", "ranked") if is_brief else ("ranked", "brief")
+        kinds = ("brief", "ranked") if is_top1 else ("ranked", "brief")
         kind = next((kind for kind in kinds if self._times[kind]), kinds[0])
         return self._line(kind, 0).at(n_rows)
 
@@ -328,7 +328,7 @@ class Costs:
         pass_s = self.pass_s(done.position, done.n_rows, done.is_tree, done.n_sequences)
         return replace(
             done,
-            draft_s=self.draft_s(done.n_draft_rows, done.is_brief) if done.n_positions else 0.0,
+            draft_s=self.draft_s(done.n_draft_rows, done.is_top1) if done.n_positions else 0.0,
             pass_s=done.n_rounds * pass_s,
             sample_s=done.n_tokens * self.sample_s,
         )

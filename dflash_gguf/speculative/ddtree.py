@@ -50,7 +50,7 @@ def chain(root: int, candidates: PositionCandidates, length: int) -> Tree:
 
 
 def best_first_tree(
-    root: int, candidates: PositionCandidates, budget: int, *, spine: bool = False
+    root: int, candidates: PositionCandidates, budget: int, *, main_chain: bool = False
 ) -> Tree:
     """The `budget` likeliest nodes below the root; fewer if there are no more.
 
@@ -58,7 +58,7 @@ def best_first_tree(
     """
     ids, steps = candidates.tokens.tolist(), candidates.log_chances.tolist()
     n, k = candidates.tokens.shape
-    tree = chain(root, candidates, budget if spine else 0)
+    tree = chain(root, candidates, budget if main_chain else 0)
     tokens, parents, depths, paths = tree.tokens, tree.parents, tree.depths, tree.log_chances
     # Entries: minus the path's log-chance, the earlier one on ties, parent, rank among siblings.
     heap: list[tuple[float, int, int, int]] = []

@@ -23,8 +23,8 @@ from .calibration import way_to_draw
 from .controller import AutoController, Controller, FixedController
 from .controller_state import Known
 from .cost_model import Costs, Round
-from .proposers.proposer import BRIEF, CHAIN, SPINE, TREE, Proposer, Request, named
-from .proposers.registry import proposers_of
+from .proposers.proposer import CHAIN, MAIN_CHAIN, TOP1, TREE, Proposer, Request, select_proposers
+from .proposers.registry import create_proposers
 
 ROOM = 32
 """Rows that a verify is given room for from the start, where there is memory."""
@@ -81,7 +81,7 @@ class SpeculativeRuntime:
         # ggml's CUDA backend captures a graph as it runs for the second time.
         engine = sequence.engine
         n_first = 2 if engine.model.backend.startswith("CUDA") else 1
-        self.proposers = proposers_of(sequence)
+        self.proposers = create_proposers(sequence)
         costs, learned = cost_file.load(n_first) if cost_file else (Costs(n_first), {})
         self.known = Known(costs)
         for proposer in self.proposers:
@@ -102,8 +102,8 @@ class SpeculativeRuntime:
         """
         if config.draft == "none":
             return [], None
-        proposers = named(self.proposers, config.draft_type)
-        paid = next((proposer for proposer in proposers if not proposer.is_free), None)
+        proposers = select_proposers(self.proposers, config.draft_type)
+        paid = next((proposer for proposer in proposers if proposer.needs_forward), None)
         if config.draft != "auto" and config.draft_type is None and paid is not None:
             proposers = [paid]  # what is fixed is the drafter's, unless others are asked for
         if not proposers:
@@ -119,7 +119,7 @@ class SpeculativeRuntime:
             return proposers, FixedController(CHAIN, longest, longest, config.draft_min)
         if config.draft == "tree":
             most = config.tree_budget or TREE_BUDGET
-            shape = SPINE if config.tree_spine else TREE
+            shape = MAIN_CHAIN if config.tree_spine else TREE
             return proposers, FixedController(shape, most, longest, config.draft_min)
         most = config.tree_budget or AUTO_TREE_BUDGET
         self.make_room(min(most + 1, ROOM), is_needed=False)
@@ -146,7 +146,7 @@ class SpeculativeRuntime:
             return
         self.make_room(n_rows, is_needed=False)
         prompt = [token % self._engine.model.n_vocab for token in range(N_PROMPT)]
-        paid = next((proposer for proposer in self.proposers if not proposer.is_free), None)
+        paid = next((proposer for proposer in self.proposers if proposer.needs_forward), None)
 
         request = Request(sequence, prompt, Sampler(DecodeConfig()))
 
@@ -156,7 +156,7 @@ class SpeculativeRuntime:
             started = drafted = time.perf_counter()
             if done.n_positions and paid is not None:
                 request.n_positions = request.n_nodes = done.n_positions
-                request.shape = BRIEF if done.is_brief else TREE
+                request.shape = TOP1 if done.is_top1 else TREE
                 paid.propose([request])
                 request.notes.clear()
                 drafted = time.perf_counter()
@@ -178,8 +178,8 @@ class SpeculativeRuntime:
         run_alike = partial(run, are_alike=True)
         try:
             for proposer in self.proposers:  # whose first calls take longer as well
-                proposer.begin(request)
-                if proposer.is_free:
+                proposer.start(request)
+                if not proposer.needs_forward:
                     proposer.propose([request])
                 proposer.forget(sequence)
             sequence.prefill(prompt).argmax()
@@ -237,25 +237,25 @@ def measure(
     costs, spent_s, plain_s = known.costs, 0.0, 0.0
     shapes = [(0, True), (7, True), (3, True), (7, False), (1, True), (3, False), (15, True)]
     shapes += [(8, True), (16, True)]  # kernels begin another part of their rows there
-    for n, is_brief in shapes:
+    for n, is_top1 in shapes:
         # A pass of many rows may take as long as several plain ones.
         likely_s = (costs.n_first + 1) * plain_s * (1.0 + n / 4.0)
-        if n >= n_rows or (not is_brief and n > longest) or spent_s + likely_s > most_s:
+        if n >= n_rows or (not is_top1 and n > longest) or spent_s + likely_s > most_s:
             continue
         runs = [run] * (costs.n_first + (1 if n else N_PLAIN))
         if n and run_alike and costs.experts.are_there and not costs.experts.are_costed:
             runs.append(run_alike)
         for fill in runs:
-            done = Round(0, n_positions=min(n, longest), is_brief=is_brief, n_drafted=n, n_tokens=1)
-            done.is_tree = not is_brief
+            done = Round(0, n_positions=min(n, longest), is_top1=is_top1, n_drafted=n, n_tokens=1)
+            done.is_tree = not is_top1
             fill(done)
             costs.observe(done)
             spent_s += done.seconds
         plain_s = plain_s or costs.plain_s(0)
     # Chains once more: what disturbs a single time would mislead until such a pass is run again.
-    for n, is_brief in shapes:
+    for n, is_top1 in shapes:
         likely_s = plain_s * (1.0 + n / 4.0)
-        if n and is_brief and costs.knows_pass(n + 1) and spent_s + likely_s <= most_s:
+        if n and is_top1 and costs.knows_pass(n + 1) and spent_s + likely_s <= most_s:
             run(done := Round(0, n_drafted=n, n_tokens=1))
             costs.observe(done)
             spent_s += done.seconds

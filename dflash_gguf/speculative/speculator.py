@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from ..native import BreakEven
 from .controller import Controller
 from .cost_model import Round
-from .proposers.proposer import BRIEF, TREE, Proposer, Request
+from .proposers.proposer import TOP1, TREE, Proposer, Request
 
 Progress = Callable[[int, int], None]
 """Called with (tokens done, tokens in all) between micro-batches. It may raise, to cancel."""
@@ -64,8 +64,8 @@ class Speculator:
     ) -> None:
         """clock: of "choose", "draft" and "tree"."""
         self._proposers, self._controller, self._clock = proposers, controller, clock
-        self._free = [proposer for proposer in proposers if proposer.is_free]
-        self._paid = [proposer for proposer in proposers if not proposer.is_free]
+        self._free = [proposer for proposer in proposers if not proposer.needs_forward]
+        self._paid = [proposer for proposer in proposers if proposer.needs_forward]
         self.n_pause = 0
         """Plain rounds that are due before all need be asked again: `pass_over` counts them."""
         self._new: dict[Request, int] = {}  # that decode since, and for how many rounds
@@ -76,7 +76,7 @@ class Speculator:
     def start(self, request: Request) -> None:
         """An answer begins, with its prompt in `seen`."""
         for proposer in self._proposers:
-            proposer.begin(request)
+            proposer.start(request)
 
     def start_decoding(self, request: Request) -> None:
         """An answer decodes from the next round on: it is asked, even where the others rest."""
@@ -134,7 +134,7 @@ class Speculator:
             way = controller.choose(done, drafting, paid)
         if way is not None and paid is not None:
             n = min(way.n_positions, paid.max_draft)
-            done.n_positions, done.is_brief, done.is_mixed = n, way.shape == BRIEF, has_free
+            done.n_positions, done.is_top1, done.is_mixed = n, way.shape == TOP1, has_free
             for request in drafting:
                 request.n_positions = min(request.limit, n)
                 request.shape = way.shape

@@ -102,7 +102,7 @@ class Tree:
             return self
         return Tree(self.tokens[:n], self.parents[:n], self.depths[:n], self.log_chances[:n])
 
-    def spine(self) -> Tree:
+    def main_chain(self) -> Tree:
         """The chain that follows the first child of every node: the likeliest one."""
         if self.is_chain:
             return self

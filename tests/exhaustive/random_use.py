@@ -283,7 +283,7 @@ class Use:
                 rank=lambda i: (i // 3 + shift) % width,
                 n_vocab=self.drafted.model.n_vocab,
             )
-            drafting.proposers = [*(x for x in self.proposers if x.is_free), known]
+            drafting.proposers = [*(x for x in self.proposers if not x.needs_forward), known]
 
     def _leave(self, prompt: list[int], config: DecodeConfig) -> Result:
         """Begins an answer and ends it at a random moment."""

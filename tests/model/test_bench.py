@@ -100,7 +100,7 @@ def known_costs(rows: Callable[[int], float], draft: Callable[[int], float]) -> 
         costs.observe(Round(0, n_tokens=1, pass_s=rows(1)))
         for n in (1, 2, 3, 5, 7, 11, 15):
             for is_tree in (False, True):
-                done = Round(0, n_positions=n, is_brief=not is_tree, n_drafted=n, is_tree=is_tree)
+                done = Round(0, n_positions=n, is_top1=not is_tree, n_drafted=n, is_tree=is_tree)
                 done.n_tokens, done.draft_s, done.pass_s = 1, draft(n), rows(n + 1)
                 costs.observe(done)
     return costs

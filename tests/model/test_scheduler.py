@@ -537,13 +537,13 @@ def test_drafts_are_filed_under_the_rows_that_they_had(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some answers are nearly over, and need fewer candidates than others or none."""
-    heard, rows, draft_all = list[Round](), list[int](), dflash.draft_all
+    heard, rows, draft_for_all = list[Round](), list[int](), dflash.draft_for_all
 
     def drafts(requests: Any, widths: Any) -> Any:
         rows.append(sum(request.n_positions + 1 for request in requests))
-        return draft_all(requests, widths)
+        return draft_for_all(requests, widths)
 
-    monkeypatch.setattr(dflash, "draft_all", drafts)
+    monkeypatch.setattr(dflash, "draft_for_all", drafts)
     monkeypatch.setattr(Controller, "observe", lambda _, done: heard.append(done))
     with open_decoder(pair, 4) as many:
         lengths, prompts = [30, 6, 6, 9, 8, 5, 7, 6], [[i] for i in range(8)]

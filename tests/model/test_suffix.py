@@ -232,7 +232,7 @@ def request_of(seen: list[int], sequence: Any = None) -> Request:
 
 def proposed(proposer: Copy, request: Request, *, begins: bool = True) -> Tree:
     if begins:
-        proposer.begin(request)
+        proposer.start(request)
     (tree,) = proposer.propose([request])
     assert tree is not None
     return tree
@@ -278,7 +278,7 @@ def test_each_sequence_has_its_own_texts() -> None:
     proposer = Copy()
     one, two = request_of([1, 2, 3, 9, 1, 2]), request_of([1, 2, 4, 9, 1, 2])
     for request in (one, two):
-        proposer.begin(request)
+        proposer.start(request)
     trees = proposer.propose([one, two])
     assert [tree.tokens[1] for tree in trees if tree is not None] == [3, 4]
 
@@ -342,7 +342,7 @@ def test_copies_give_the_tokens_of_plain_decoding(tmp_path: Path, kind: str, nam
             ):
                 copy.forget(decoder.sequence)
                 texts = request_of([*prompt[-2:], *spoilt], decoder.sequence)
-                copy.begin(texts)
+                copy.start(texts)
                 found = decoder.generate(prompt, draft=draft, draft_type=types, **config)
                 assert found.tokens == plain.tokens, (draft, types)
                 n_copied += found.by_proposer.get("copy", (0, 0))[1]

@@ -15,7 +15,7 @@ from dflash_gguf.speculative.calibration import Calibration, Features, Outcome, 
 from dflash_gguf.speculative.controller import Controller
 from dflash_gguf.speculative.cost_model import Round
 from dflash_gguf.speculative.ddtree import PositionCandidates, best_first_tree, chain
-from dflash_gguf.speculative.proposers.proposer import BRIEF, CHAIN, Request
+from dflash_gguf.speculative.proposers.proposer import CHAIN, TOP1, Request
 from dflash_gguf.speculative.speculator import Speculator
 from dflash_gguf.speculative.tree import Tree
 
@@ -51,7 +51,7 @@ class Machine:
         rows_ms = factor * self.rows(done.n_drafted + 1) + self._first(done.kind, done.n_drafted)
         done.pass_s = rows_ms * blur[0]
         if done.n_positions:
-            draft_ms = self.draft(done.n_positions) + (0.0 if done.is_brief else self.ranking)
+            draft_ms = self.draft(done.n_positions) + (0.0 if done.is_top1 else self.ranking)
             done.draft_s = (draft_ms + self._first("draft", done.n_positions)) * blur[1]
 
     def _first(self, kind: str, n: int) -> float:
@@ -101,7 +101,7 @@ class Drafter:
     """Proposes by a text that stays the same for a round, in the order of what it claims."""
 
     name = "simulated"
-    is_free = False
+    needs_forward = True
     state = None
     max_draft = BLOCK
 
@@ -122,7 +122,7 @@ class Drafter:
         n, root = request.n_positions, request.seen[-1]
         self._truth, claims = self.text(len(request.seen) - 1).draft(self.rng)
         order = np.argsort(-claims, kind="stable")
-        if request.shape == BRIEF:
+        if request.shape == TOP1:
             best = [int(order[0])] * n
             self._open = None, best
             return Tree.chain([root, *best], [0.0, *self._spine.log_paths(n)])
@@ -150,7 +150,7 @@ class Drafter:
             places = [order.index(token) if token < K else K for token in tokens]
             self._ranked.observe([Outcome(features, 0, places[: len(features.values)])])
 
-    def outlook(self, sampler: Sampler) -> Sequence[float]:  # noqa: ARG002
+    def expected_path_probs(self, sampler: Sampler) -> Sequence[float]:  # noqa: ARG002
         return self._spine.paths(self.max_draft)
 
     def forget(self, sequence: Any) -> None:

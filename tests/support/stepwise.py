@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from dflash_gguf.sampling.noise import Sampler
-from dflash_gguf.speculative.proposers.proposer import Drafts, Request
+from dflash_gguf.speculative.proposers.proposer import DraftSource, Request
 from dflash_gguf.speculative.tree import Tree
 
 WIDTH = 4
@@ -41,20 +41,20 @@ class KeptRows:
         self.tokens: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()
         self.n_truncated = 0
 
-    def rows(self, sequence: Drafts) -> Rows:
+    def rows(self, sequence: DraftSource) -> Rows:
         return self.of.setdefault(sequence, np.empty((0, WIDTH)))
 
-    def position(self, sequence: Drafts) -> int:
+    def position(self, sequence: DraftSource) -> int:
         return len(self.rows(sequence))
 
-    def save(self, sequence: Drafts, first: int, last: int) -> bytes:
+    def save(self, sequence: DraftSource, first: int, last: int) -> bytes:
         return self.rows(sequence)[first:last].tobytes()
 
-    def load(self, sequence: Drafts, first: int, saved: bytes) -> None:
+    def load(self, sequence: DraftSource, first: int, saved: bytes) -> None:
         rows = np.frombuffer(saved).reshape(-1, WIDTH)
         self.of[sequence] = np.concatenate([self.rows(sequence)[:first], rows])
 
-    def truncate(self, sequence: Drafts, position: int) -> None:
+    def truncate(self, sequence: DraftSource, position: int) -> None:
         rows = self.rows(sequence)
         self.n_truncated += len(rows) > position
         self.of[sequence] = rows[:position]
@@ -64,7 +64,7 @@ class Stepwise:
     """Two candidates a step, the second a leaf; a pass for each step, for all sequences at once."""
 
     name = "stepwise"
-    is_free = False
+    needs_forward = True
     max_draft = 5
 
     def __init__(self, n_vocab: int) -> None:
@@ -109,7 +109,7 @@ class Stepwise:
     def observe(self, request: Request, tokens: Sequence[int]) -> None:
         pass
 
-    def outlook(self, sampler: Sampler) -> Sequence[float]:  # noqa: ARG002
+    def expected_path_probs(self, sampler: Sampler) -> Sequence[float]:  # noqa: ARG002
         return [0.7**n for n in range(1, self.max_draft + 1)]
 
     def forget(self, sequence: Any) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dflash_gguf.sampling.noise import Sampler
-from dflash_gguf.speculative.proposers.proposer import Drafts, Request
+from dflash_gguf.speculative.proposers.proposer import DraftSource, Request
 from dflash_gguf.speculative.tree import Tree
 
 
@@ -15,7 +15,7 @@ class Echo:
     """Needs no model of its own."""
 
     name = "echo"
-    is_free = False
+    needs_forward = True
     state = None
     max_draft = 6
 
@@ -41,7 +41,7 @@ class Echo:
     def observe(self, request: Request, tokens: Sequence[int]) -> None:  # noqa: ARG002
         self.n_observed += len(tokens)
 
-    def outlook(self, sampler: Sampler) -> Sequence[float]:  # noqa: ARG002
+    def expected_path_probs(self, sampler: Sampler) -> Sequence[float]:  # noqa: ARG002
         return [0.5**n for n in range(1, self.max_draft + 1)]
 
     def forget(self, sequence: Any) -> None:
@@ -54,6 +54,6 @@ class Echo:
         pass
 
 
-def make(sequence: Drafts) -> Echo:  # noqa: ARG001
+def make(sequence: DraftSource) -> Echo:  # noqa: ARG001
     """For any sequence."""
     return Echo()

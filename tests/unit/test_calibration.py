@@ -197,10 +197,10 @@ def test_what_was_learned_survives_as_json() -> None:
             known.of(config).observe(
                 [Outcome(Features(np.log([[0.5, 0.2], [0.4, 0.3]])), 0, [place])]
             )
-            known.spine(config).observe([1, 2, 3], [1, 2 + place, 3])
+            known.top1(config).observe([1, 2, 3], [1, 2 + place, 3])
     again = Calibrations.from_dict(json.loads(json.dumps(known.to_dict())))
     assert again.to_dict() == known.to_dict()
-    assert again.spine(DecodeConfig()).paths(3) == known.spine(DecodeConfig()).paths(3)
+    assert again.top1(DecodeConfig()).paths(3) == known.top1(DecodeConfig()).paths(3)
     for bad in ({}, {"ranked": {}, "spines": {"0": [[1.0], [2.0]]}}, {"ranked": {"0": 3}}):
         with pytest.raises((KeyError, TypeError, ValueError)):
             Calibrations.from_dict(bad)

@@ -18,7 +18,7 @@ from dflash_gguf.speculative.controller_state import Known
 from dflash_gguf.speculative.cost_model import Costs, Round
 from dflash_gguf.speculative.ddtree import PositionCandidates, best_first_tree, chain
 from dflash_gguf.speculative.promise import Promise
-from dflash_gguf.speculative.proposers.proposer import CHAIN, SPINE, TREE, Request
+from dflash_gguf.speculative.proposers.proposer import CHAIN, MAIN_CHAIN, TREE, Request
 from dflash_gguf.speculative.runtime import measure
 from dflash_gguf.speculative.speculator import NEW, Speculator
 from dflash_gguf.speculative.tree import Tree
@@ -213,12 +213,12 @@ def test_debts_are_paid_back_by_what_promises_to(n_positions: int) -> None:
 def test_an_untried_tree_promises_what_its_chain_does_and_more() -> None:
     lengths, sizes = (1, 3, 7), (1, 3, 7, 15, 31)
     for chance in (0.3, 0.6, 0.95):
-        outlook = [chance**depth for depth in range(1, 8)]
-        chain, tree, brief = Promise().table(outlook, lengths, sizes)
+        expected_path_probs = [chance**depth for depth in range(1, 8)]
+        chain, tree, brief = Promise().table(expected_path_probs, lengths, sizes)
         assert (brief == chain).all()
         assert (tree >= chain).all()
         assert tree[2, 4] > 1.02 * chain[2, 4]
-        assert chain[1, 4] == pytest.approx(sum(outlook[:3]))
+        assert chain[1, 4] == pytest.approx(sum(expected_path_probs[:3]))
     sure, unsure = (
         Promise().table([c**d for d in range(1, 8)], lengths, sizes) for c in (0.9, 0.3)
     )
@@ -303,7 +303,7 @@ def test_answers_of_several_samplers_decide_together() -> None:
     class Unlike(Drafter):
         """Is hopeless where one draws."""
 
-        def outlook(self, sampler: Sampler) -> Sequence[float]:
+        def expected_path_probs(self, sampler: Sampler) -> Sequence[float]:
             chance = 0.97 if sampler.is_argmax else 1e-3
             return [chance**depth for depth in range(1, BLOCK + 1)]
 
@@ -556,10 +556,10 @@ def test_fixed_rules_draft_what_they_were_told() -> None:
     assert line.select_nodes(Round(0), [whole], [4])[0].n_drafted == 0  # five or none
     assert bush.select_nodes(Round(0), [whole], [30]) == [best_first_tree(7, candidates(9), 20)]
     assert bush.select_nodes(Round(0), [whole], [6])[0].n_drafted == 6
-    spine = FixedController(SPINE, 12, 9).select_nodes(
-        Round(0), [best_first_tree(7, candidates(9), 12, spine=True)], [30]
+    main_chain = FixedController(MAIN_CHAIN, 12, 9).select_nodes(
+        Round(0), [best_first_tree(7, candidates(9), 12, main_chain=True)], [30]
     )
-    assert spine[0].depths[:10] == list(range(10))
+    assert main_chain[0].depths[:10] == list(range(10))
     assert chosen(FixedController(TREE, 3, 15), 15) == 3
 
 
@@ -612,7 +612,7 @@ class _Asked:
     def observe(self, request: Request, tokens: Sequence[int]) -> None:
         pass
 
-    def outlook(self, sampler: Sampler) -> Sequence[float]:  # noqa: ARG002
+    def expected_path_probs(self, sampler: Sampler) -> Sequence[float]:  # noqa: ARG002
         return ()
 
     def forget(self, sequence: Any) -> None:

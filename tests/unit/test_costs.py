@@ -55,8 +55,8 @@ def warm(
 
 def drafted(position: int, n: int, **more: Any) -> Round:
     """A round with so many brief candidates."""
-    is_brief = n > 0
-    given = {"n_positions": n, "is_brief": is_brief, "n_drafted": n, "n_tokens": 1, "sample_s": 0.5}
+    is_top1 = n > 0
+    given = {"n_positions": n, "is_top1": is_top1, "n_drafted": n, "n_tokens": 1, "sample_s": 0.5}
     return Round(position, **{**given, **more})
 
 
@@ -203,7 +203,7 @@ def test_warm_is_what_ran_twice() -> None:
         costs.observe(drafted(0, 7))
     assert not costs.is_warm(drafted(0, 7, is_tree=True))
     assert not costs.is_warm(drafted(0, 7, n_positions=5))
-    assert not costs.is_warm(drafted(0, 7, is_brief=False))
+    assert not costs.is_warm(drafted(0, 7, is_top1=False))
 
 
 def measured() -> Costs:

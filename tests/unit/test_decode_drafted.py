@@ -12,7 +12,7 @@ from scripted import STOP, Said, Scripted
 from dflash_gguf.config import DecodeConfig
 from dflash_gguf.speculative.controller import AutoController, Controller, FixedController
 from dflash_gguf.speculative.controller_state import Known
-from dflash_gguf.speculative.proposers.proposer import CHAIN, SPINE, TREE
+from dflash_gguf.speculative.proposers.proposer import CHAIN, MAIN_CHAIN, TREE
 
 PROMPT = [1, 2, 3]
 SCRIPT = b"The quick brown fox jumps over."
@@ -77,7 +77,7 @@ RULES: dict[str, tuple[Controller, dict[str, Any]]] = {
     "tree 1": (FixedController(TREE, 1, 15), {"width": 3}),
     "tree 9": (FixedController(TREE, 9, 15), {"width": 3, "rank": lambda i: i % 3}),
     "tree 22": (FixedController(TREE, 22, 3), {"width": 2, "rank": lambda _: 1}),
-    "tree 40": (FixedController(SPINE, 40, 7), {"width": 4, "rank": lambda i: 3 * i % 4}),
+    "tree 40": (FixedController(MAIN_CHAIN, 40, 7), {"width": 4, "rank": lambda i: 3 * i % 4}),
 }
 
 

@@ -40,7 +40,7 @@ def best_by_hand(
     """Value, nodes of each and whether as trees: all sizes of both kinds are tried."""
     best, found, is_best_tree = least, [0] * len(trees), False
     for is_tree, prices in ((False, break_even.chains), (True, break_even.trees)):
-        parts = trees if is_tree else [tree.spine() for tree in trees]
+        parts = trees if is_tree else [tree.main_chain() for tree in trees]
         nodes = [
             (log, at)
             for at, (part, limit) in enumerate(zip(parts, limits, strict=True))
@@ -122,7 +122,8 @@ def test_copies_are_those_that_would_be_verified(seed: int) -> None:
     # Beyond what one text may have there is nothing to pick from either.
     value, counts, is_tree = best_by_hand(trees, most, break_even, 0.0)
     parts = [
-        (tree if is_tree else tree.spine()).first(k) for tree, k in zip(trees, counts, strict=True)
+        (tree if is_tree else tree.main_chain()).first(k)
+        for tree, k in zip(trees, counts, strict=True)
     ]
     assert value >= 0.0
     assert [tree.n_drafted for tree in cut] == counts

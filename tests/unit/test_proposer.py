@@ -16,7 +16,13 @@ from dflash_gguf.sampling.sampler import Drawer
 from dflash_gguf.speculative.calibration import Calibration, Calibrations, Features, Outcome
 from dflash_gguf.speculative.ddtree import PositionCandidates
 from dflash_gguf.speculative.proposers.dflash import DFlash
-from dflash_gguf.speculative.proposers.proposer import CHAIN, SPINE, TREE, Request, draft_all
+from dflash_gguf.speculative.proposers.proposer import (
+    CHAIN,
+    MAIN_CHAIN,
+    TREE,
+    Request,
+    draft_for_all,
+)
 from dflash_gguf.speculative.tree import Tree
 
 N_VOCAB = 200
@@ -93,7 +99,7 @@ def ranked(
     source = DFlash(drafter.max_draft, **settings)
     source.calibrations = calibrations or Calibrations()
     request = request_of(drafter, sampler, seen, n, TREE)
-    (draft,) = draft_all([request], [source._width(request)])
+    (draft,) = draft_for_all([request], [source._width(request)])
     (found,) = source._ranked([(request, draft)])
     return found
 
@@ -118,7 +124,7 @@ def test_a_greedy_chain_takes_the_best_of_each_row_and_asks_for_no_more() -> Non
     assert found.is_chain
     assert drafter.asked == [(9, 6, 1)]
     chances = np.exp(found.log_chances[1:])
-    assert chances == pytest.approx(DFlash(15).outlook(Sampler(DecodeConfig()))[:6])
+    assert chances == pytest.approx(DFlash(15).expected_path_probs(Sampler(DecodeConfig()))[:6])
 
 
 def test_several_sequences_are_asked_at_once() -> None:
@@ -242,7 +248,11 @@ def test_what_was_learned_goes_on_in_another_process() -> None:
     again = DFlash(15)
     again.learn(json.loads(json.dumps(source.to_dict())))
     assert again.to_dict() == source.to_dict()
-    assert again.outlook(sampler) == source.outlook(sampler) != DFlash(15).outlook(sampler)
+    assert (
+        again.expected_path_probs(sampler)
+        == source.expected_path_probs(sampler)
+        != DFlash(15).expected_path_probs(sampler)
+    )
 
 
 @pytest.mark.parametrize("shape", [CHAIN, TREE])
@@ -267,7 +277,7 @@ def test_banned_tokens_leave_a_greedy_chain_brief() -> None:
 def test_candidates_that_are_all_banned_are_proposed_as_they_are() -> None:
     drafter = Drafter(rows(2))
     banned = np.argsort(-drafter.rows[0])[:32].tolist()
-    for shape in (CHAIN, SPINE):
+    for shape in (CHAIN, MAIN_CHAIN):
         found = propose(drafter, Sampler(DecodeConfig(), banned=banned), n=2, shape=shape)
         assert found.tokens[1] == drafter.rows[0].argmax()
         assert found.tokens[2] not in banned

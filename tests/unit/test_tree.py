@@ -83,12 +83,12 @@ def test_the_tree_holds_the_likeliest_sequences(shape: tuple[int, int], flat: fl
 def test_with_the_spine_first_the_rest_is_the_likeliest() -> None:
     for seed, budget in itertools.product(range(5), (1, 2, 4, 5, 9, 30, 200)):
         given = candidates(4, 3, seed, flat=5.0)
-        tree = best_first_tree(ROOT, given, budget, spine=True)
+        tree = best_first_tree(ROOT, given, budget, main_chain=True)
         check(tree, given, budget)
         depth = min(budget, 4)
-        spine = {tuple(given.tokens[:d, 0].tolist()) for d in range(1, depth + 1)}
-        assert {path_of(tree, node) for node in range(1, depth + 1)} == spine
-        others = [chance for path, chance in all_paths(given).items() if path not in spine]
+        main_chain = {tuple(given.tokens[:d, 0].tolist()) for d in range(1, depth + 1)}
+        assert {path_of(tree, node) for node in range(1, depth + 1)} == main_chain
+        others = [chance for path, chance in all_paths(given).items() if path not in main_chain]
         rest = sorted(others, reverse=True)[: max(0, budget - 4)]
         assert tree.log_chances[depth + 1 :] == pytest.approx(rest)
 
@@ -117,7 +117,7 @@ def test_a_chain_is_the_best_of_every_position() -> None:
         assert line.child(0, -1) is None
     narrow = PositionCandidates(given.tokens[:, :1], given.log_chances[:, :1])
     assert best_first_tree(ROOT, narrow, 9).tokens == chain(ROOT, given, 9).tokens
-    assert best_first_tree(ROOT, given, 3, spine=True).tokens == chain(ROOT, given, 3).tokens
+    assert best_first_tree(ROOT, given, 3, main_chain=True).tokens == chain(ROOT, given, 3).tokens
 
 
 def test_a_fork_is_no_chain() -> None:
@@ -130,7 +130,7 @@ def test_a_fork_is_no_chain() -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [chain, best_first_tree, lambda *a: best_first_tree(*a, spine=True)]
+    "make", [chain, best_first_tree, lambda *a: best_first_tree(*a, main_chain=True)]
 )
 def test_what_cannot_be_taken_is_in_no_tree(make: Any) -> None:
     steps = np.log([[0.5, 0.4], [0.5, 0.4], [0.5, 0.4]])
@@ -204,15 +204,15 @@ def test_merged_trees_hold_all_paths_the_likeliest_first() -> None:
 
 
 def test_one_tree_is_merged_as_it_is() -> None:
-    tree = best_first_tree(ROOT, candidates(3, 2), 5, spine=True)
+    tree = best_first_tree(ROOT, candidates(3, 2), 5, main_chain=True)
     assert merged([tree]) is tree
 
 
 def test_the_spine_follows_the_likeliest_children() -> None:
     given = candidates(5, 3)
     tree = best_first_tree(ROOT, given, 200)
-    assert tree.spine().tokens == chain(ROOT, given, 5).tokens
-    assert tree.spine().log_chances == pytest.approx(chain(ROOT, given, 5).log_chances)
-    assert tree.spine().is_chain
+    assert tree.main_chain().tokens == chain(ROOT, given, 5).tokens
+    assert tree.main_chain().log_chances == pytest.approx(chain(ROOT, given, 5).log_chances)
+    assert tree.main_chain().is_chain
     fork = Tree([ROOT, 1, 2, 3], [-1, 0, 0, 2], [0, 1, 1, 2], [0.0, -0.1, -0.2, -0.3])
-    assert fork.spine().tokens == [ROOT, 1]
+    assert fork.main_chain().tokens == [ROOT, 1]

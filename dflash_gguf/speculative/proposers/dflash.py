@@ -16,7 +16,7 @@ from ...sampling.noise import Sampler, noise_of
 from ..calibration import Calibration, Calibrations, Features, Outcome
 from ..ddtree import PositionCandidates, best_first_tree, chain
 from ..tree import Tree
-from .proposer import BRIEF, CHAIN, SPINE, Request, draft_all
+from .proposer import CHAIN, MAIN_CHAIN, TOP1, Request, draft_for_all
 
 N_RANKED = 32
 """Candidates of a position that compete for its place where the best logit does not decide."""
@@ -58,7 +58,7 @@ class DFlash:
     """
 
     name = "dflash"
-    is_free = False
+    needs_forward = True
     state = None
     """The core keeps it with the sequence."""
 
@@ -79,17 +79,17 @@ class DFlash:
     def calibrations(self, calibrations: Calibrations) -> None:
         self._calibrations = calibrations
 
-    def begin(self, request: Request) -> None:
+    def start(self, request: Request) -> None:
         """The core has seen the prompt."""
 
     def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
         """Drafts for all; none, with a warning, where the drafter's scores are not finite."""
         self._learn_outcomes()
-        drafts = draft_all(requests, [self._width(request) for request in requests])
+        drafts = draft_for_all(requests, [self._width(request) for request in requests])
         trees: dict[Request, Tree] = {}
         groups: dict[object, list[tuple[Request, Draft]]] = {}  # None: brief ones
         for request, draft in zip(requests, drafts, strict=True):
-            way = None if request.shape == BRIEF else _way_to_rank(request.sampler)
+            way = None if request.shape == TOP1 else _way_to_rank(request.sampler)
             groups.setdefault(way, []).append((request, draft))
         for way, group in groups.items():
             finite = _finite(group, with_logits=way is not None)
@@ -106,16 +106,16 @@ class DFlash:
         note = request.notes.pop(self.name, None)
         if note is None:
             return
-        spine = self._calibrations.spine(request.sampler.config)
+        acceptance = self._calibrations.top1(request.sampler.config)
         if not isinstance(note, _Ranked):
-            spine.observe(note, tokens)
+            acceptance.observe(note, tokens)
             return
-        spine.observe(note.batch.best[note.first : note.first + note.n], tokens)
+        acceptance.observe(note.batch.best[note.first : note.first + note.n], tokens)
         self._outcomes.append((note, tokens[: note.n]))
 
-    def outlook(self, sampler: Sampler) -> Sequence[float]:
+    def expected_path_probs(self, sampler: Sampler) -> Sequence[float]:
         """How often the target took chains of such candidates lately."""
-        return self._calibrations.spine(sampler.config).paths(self.max_draft)
+        return self._calibrations.top1(sampler.config).paths(self.max_draft)
 
     def forget(self, sequence: Any) -> None:
         """Keeps nothing."""
@@ -130,8 +130,8 @@ class DFlash:
 
     def _width(self, request: Request) -> int:
         if request.shape == CHAIN and request.sampler.is_argmax:
-            request.shape = BRIEF
-        if request.shape != BRIEF:
+            request.shape = TOP1
+        if request.shape != TOP1:
             return self._n_ranked
         return min(1 + len(request.sampler.banned), self._n_ranked)
 
@@ -145,7 +145,7 @@ class DFlash:
             tokens = [next((t for t in row if t not in banned), row[0]) for row in rows]
         tokens = tokens[: request.n_nodes]
         request.notes[self.name] = tokens
-        chances = self._calibrations.spine(request.sampler.config).log_paths(len(tokens))
+        chances = self._calibrations.top1(request.sampler.config).log_paths(len(tokens))
         return Tree.chain([request.seen[-1], *tokens], [0.0, *chances])
 
     def _ranked(self, drafts: Sequence[tuple[Request, Draft]]) -> list[PositionCandidates]:
@@ -234,7 +234,7 @@ def _tree(request: Request, candidates: PositionCandidates) -> Tree:
     root, n = request.seen[-1], request.n_nodes
     if request.shape == CHAIN:
         return chain(root, candidates, n)
-    return best_first_tree(root, candidates, n, spine=request.shape == SPINE)
+    return best_first_tree(root, candidates, n, main_chain=request.shape == MAIN_CHAIN)
 
 
 def _joined(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:

@@ -43,7 +43,7 @@ class Copy:
     """Copies for all sequences of an engine; each has its own texts."""
 
     name = "copy"
-    is_free = True
+    needs_forward = False
     max_draft = MAX_VERIFY - 1
     state = None
     """Tokens, which nobody need save: texts that come back bring theirs."""
@@ -55,7 +55,7 @@ class Copy:
         self._memories: WeakKeyDictionary[Any, _Memory] = WeakKeyDictionary()
         self._outcomes: dict[str, list[list[float]]] = {}
 
-    def begin(self, request: Request) -> None:
+    def start(self, request: Request) -> None:
         """Takes up the prompt: what it has in common with the text before is there already."""
         memory = self._memories.get(request.sequence)
         if memory is None:
@@ -93,7 +93,7 @@ class Copy:
     def observe(self, request: Request, tokens: Sequence[int]) -> None:
         """The text tells, when it goes on."""
 
-    def outlook(self, sampler: Sampler) -> Sequence[float]:  # noqa: ARG002
+    def expected_path_probs(self, sampler: Sampler) -> Sequence[float]:  # noqa: ARG002
         """Nothing is promised beforehand."""
         return ()
 
