@@ -21,7 +21,7 @@ from .passes import Draft, DraftRequest, Item, Rows
 from .prefixes import Part, Prefix
 from .samplers import CoreSampler, SamplerOptions, Walk
 from .sequences import Checkpoint, Sequence
-from .suffix_index import Copies, Proposals
+from .suffix_index import Proposals, SuffixIndex
 
 __all__ = [
     "CACHE_TYPES",
@@ -36,7 +36,6 @@ __all__ = [
     "OPTIONS",
     "BreakEven",
     "Checkpoint",
-    "Copies",
     "CoreSampler",
     "Device",
     "Draft",
@@ -57,6 +56,7 @@ __all__ = [
     "SamplerOptions",
     "Selection",
     "Sequence",
+    "SuffixIndex",
     "Walk",
     "devices",
     "ggml_version",

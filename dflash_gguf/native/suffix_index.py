@@ -15,12 +15,12 @@ Proposal = tuple[list[int], list[int], list[int], list[float]]
 """A tree from the last token on: tokens, parents, depths and log-chances of paths."""
 
 
-class Copies:
+class SuffixIndex:
     """Remembers texts, token by token, and proposes how they go on. Not for two threads at once."""
 
-    def __init__(self, n_most: int) -> None:
-        """n_most: tokens remembered; beyond, the older half is forgotten."""
-        self.handle = create("suffix_index", "suffix_index_create", n_most)
+    def __init__(self, max_tokens: int) -> None:
+        """max_tokens: tokens remembered; beyond, the older half is forgotten."""
+        self.handle = create("suffix_index", "suffix_index_create", max_tokens)
 
     def __len__(self) -> int:
         return int(lib().dfl_suffix_index_size(self.handle))
@@ -79,7 +79,7 @@ class Proposals:
 
     def propose(
         self,
-        texts: abc.Sequence[Copies],
+        texts: abc.Sequence[SuffixIndex],
         chosen: abc.Sequence[abc.Sequence[int]],
         n_positions: abc.Sequence[int],
         n_nodes: abc.Sequence[int],

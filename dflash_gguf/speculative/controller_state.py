@@ -197,7 +197,7 @@ class Known:
         self.paid.book(-rounds * self._paid_share(n))
         self.free.book(-rounds * share(n))
         if done.is_mixed:  # what others proposed as well would have come without the draft
-            n_won = done.n_accepted - done.n_copied
+            n_won = done.n_accepted - done.n_lookup_accepted
             self.paid.book(min(done.draft_s, seconds) / plain_s - n_won / n)
         elif not done.is_plain:
             account = self.paid if done.n_positions else self.free

@@ -38,9 +38,9 @@ class Round:
     some need fewer places or none; is_top1: whether only with best candidates; is_mixed: whether
     others had proposed as well.
     n_drafted: nodes verified below the roots. is_tree: whether they were more than chains.
-    n_expected: those that were expected to be accepted. n_accepted: those that were; n_copied: of a
-    mixed round's those that others had proposed as well. Where nothing was verified of what was
-    proposed, both are of the candidates for the next token.
+    n_expected: those that were expected to be accepted. n_accepted: those that were;
+    n_lookup_accepted: of a mixed round's those that others had proposed as well. Where nothing was
+    verified of what was proposed, both are of the candidates for the next token.
     n_tokens: tokens the round added to answers.
     n_experts: that the pass touched, of all layers; 0: none, or nobody counted them.
     Seconds: choose_s, the decision what to draft, where one was made; draft_s, candidates and their
@@ -59,7 +59,7 @@ class Round:
     is_tree: bool = False
     n_expected: float = 0.0
     n_accepted: int = 0
-    n_copied: int = 0
+    n_lookup_accepted: int = 0
     n_tokens: int = 0
     n_experts: int = 0
     choose_s: float = 0.0

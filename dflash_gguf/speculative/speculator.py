@@ -165,7 +165,7 @@ class Speculator:
             self._compare(done, requests, tokens)
         if done.is_mixed:
             free = {proposer.name for proposer in self._free}
-            done.n_copied = sum(
+            done.n_lookup_accepted = sum(
                 n_taken
                 for request, chosen in zip(requests, tokens, strict=True)
                 for name, _, n_taken in request.credits(chosen)

@@ -58,7 +58,7 @@ import dflash_gguf
 from dflash_gguf import bundled
 from dflash_gguf.bench.summary import ratio_interval
 from dflash_gguf.decoder import Decoder
-from dflash_gguf.native import MAX_VERIFY, Copies, Draft
+from dflash_gguf.native import MAX_VERIFY, Draft, SuffixIndex
 from dflash_gguf.outputs import Result
 from dflash_gguf.speculative.cost_model import Costs
 from dflash_gguf.speculative.proposers.dflash import DFlash
@@ -158,7 +158,7 @@ def copied_share(prompt: Sequence[int], answer: Sequence[int]) -> float:
 
 def bound(prompt: list[int], answer: list[int], costs: Costs) -> tuple[float, float]:
     """Returns the seconds of an answer, plainly and by the best use of copies in hindsight."""
-    copies, n, position = Copies(1 << 16), len(answer) - 1, len(prompt)
+    copies, n, position = SuffixIndex(1 << 16), len(answer) - 1, len(prompt)
     copies.append(prompt)
     n_right = []  # of the copies after each token but the last
     for at in range(n):

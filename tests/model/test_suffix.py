@@ -15,10 +15,10 @@ from pairs import make_pair, open_pair, random_tokens
 
 from dflash_gguf.config import DecodeConfig, LoadConfig
 from dflash_gguf.decoder import Decoder
-from dflash_gguf.native import Copies, Engine, Error, Model, Sequence
+from dflash_gguf.native import Engine, Error, Model, Sequence, SuffixIndex
 from dflash_gguf.sampling.noise import Sampler
 from dflash_gguf.speculative.proposers.proposer import Request
-from dflash_gguf.speculative.proposers.suffix import Copy
+from dflash_gguf.speculative.proposers.suffix import SuffixProposer
 from dflash_gguf.speculative.tree import Tree
 
 
@@ -37,7 +37,7 @@ def longest_match(text: list[int]) -> int:
 
 
 def below(
-    copies: Copies, n_positions: int, n_nodes: int
+    copies: SuffixIndex, n_positions: int, n_nodes: int
 ) -> tuple[list[int], list[int], list[float]]:
     """Tokens, parents (-1: the text's last token) and log-chances of what is proposed below it."""
     tokens, parents, depths, log_chances = copies.propose(n_positions, n_nodes)
@@ -50,7 +50,7 @@ def below(
 @pytest.mark.parametrize("seed", range(6))
 def test_the_longest_end_that_stands_before_is_found(n_kinds: int, seed: int) -> None:
     rng = np.random.default_rng((n_kinds, seed))
-    copies, text = Copies(1000), []
+    copies, text = SuffixIndex(1000), []
     while len(text) < 120:
         if seed % 2 and len(text) > 20 and rng.random() < 0.2:  # with copies of whole passages
             start = int(rng.integers(len(text) - 10))
@@ -65,7 +65,7 @@ def test_the_longest_end_that_stands_before_is_found(n_kinds: int, seed: int) ->
 @pytest.mark.parametrize("seed", range(6))
 def test_what_came_after_it_last_is_proposed(n_kinds: int, seed: int) -> None:
     rng = np.random.default_rng((n_kinds, seed))
-    copies, text, n_found = Copies(1000), [], 0
+    copies, text, n_found = SuffixIndex(1000), [], 0
     for _ in range(120):
         token = int(rng.integers(n_kinds))
         text.append(token)
@@ -94,7 +94,7 @@ def test_what_came_after_it_last_is_proposed(n_kinds: int, seed: int) -> None:
 
 
 def test_no_copy_goes_across_texts() -> None:
-    copies = Copies(1000)
+    copies = SuffixIndex(1000)
     copies.append([1, 2, 3])
     copies.separate()
     assert copies.append([4, 5, 3]) == 1
@@ -109,7 +109,7 @@ def test_no_copy_goes_across_texts() -> None:
 @pytest.mark.parametrize("n_most", [2, 7, 50])
 def test_old_texts_are_forgotten(n_most: int) -> None:
     rng = np.random.default_rng(n_most)
-    copies, text = Copies(n_most), []
+    copies, text = SuffixIndex(n_most), []
     bytes_then = 0
     for number in range(40 * n_most):
         text.append(int(rng.integers(6)))
@@ -125,7 +125,7 @@ def test_chances_follow_what_came_true() -> None:
     chance = {}
     for is_copied in (True, False):
         rng = np.random.default_rng(0)
-        copies, text = Copies(10_000), rng.integers(0, 1000, 400).tolist()
+        copies, text = SuffixIndex(10_000), rng.integers(0, 1000, 400).tolist()
         copies.append(text)
         for start in range(0, 300, 6):
             copies.append(text[start : start + 4])
@@ -144,7 +144,7 @@ def test_a_name_that_was_changed_once_is_changed_again() -> None:
     """What the target took in place of a copy is proposed where the same would be copied next."""
     name, renamed = [50, 51, 52], [60, 50, 51, 52]
     text = [1, 2, 3, *name, 4, 5, 6, 7, 8, *name, 9, 10, 11]
-    copies = Copies(1000)
+    copies = SuffixIndex(1000)
     copies.append(text)
     copies.separate()
     copies.append([1, 2, 3])
@@ -166,7 +166,7 @@ def test_a_name_that_was_changed_once_is_changed_again() -> None:
     assert below(copies, 1, 1)[0] == name[:1]
 
 
-def guesses_of(copies: Copies) -> dict[int, float]:
+def guesses_of(copies: SuffixIndex) -> dict[int, float]:
     """What may come next, and its chances."""
     tokens, parents, log_chances = below(copies, 1, 9)
     assert set(parents) <= {-1}
@@ -182,7 +182,7 @@ def test_a_copy_goes_on_after_a_change(changed: list[int], at: int) -> None:
     """At once where a token stands for another, else after one that the copy goes on with."""
     text = [*range(1, 30), 50, 51, 50, 50, *range(60, 70)]
     text[12] = text[13] = 50  # stands in many places
-    copies = Copies(1000)
+    copies = SuffixIndex(1000)
     copies.append([90, 91, 92, *range(200, 240), *text, 99, 1, 2])
     copies.append(text[2:8], is_chosen=True)
     copies.append(changed, is_chosen=True)
@@ -197,7 +197,7 @@ def test_a_copy_goes_on_after_a_change(changed: list[int], at: int) -> None:
 
 def test_a_text_goes_on_as_it_begins_not_as_an_older_one() -> None:
     """A longer match in an older text is not all: what stands in this one is proposed as well."""
-    copies = Copies(1000)
+    copies = SuffixIndex(1000)
     begin, head = [80, 81, 82, 83], [1, 2, 3, 4, 5]
     copies.append([*head, 20, 21, *begin])
     copies.append([*head, 30, 31], is_chosen=True)
@@ -230,7 +230,7 @@ def request_of(seen: list[int], sequence: Any = None) -> Request:
     return Request(sequence, seen, sampler, n_left=99, n_room=99, n_positions=9, n_nodes=9)
 
 
-def proposed(proposer: Copy, request: Request, *, begins: bool = True) -> Tree:
+def proposed(proposer: SuffixProposer, request: Request, *, begins: bool = True) -> Tree:
     if begins:
         proposer.start(request)
     (tree,) = proposer.propose([request])
@@ -239,17 +239,17 @@ def proposed(proposer: Copy, request: Request, *, begins: bool = True) -> Tree:
 
 
 def test_outcomes_go_on_in_another_process() -> None:
-    proposer, text = Copy(), [*range(50), *range(30)]
+    proposer, text = SuffixProposer(), [*range(50), *range(30)]
     request = request_of(text[:60])
     proposed(proposer, request)
     for n in range(61, 80):
         request.seen = text[:n]
         proposed(proposer, request, begins=False)
     stored = json.loads(json.dumps(proposer.to_dict()))
-    again = Copy()
+    again = SuffixProposer()
     again.learn(stored)
     assert again.to_dict() == stored
-    tree, first = (proposed(x, request_of(text)) for x in (again, Copy()))
+    tree, first = (proposed(x, request_of(text)) for x in (again, SuffixProposer()))
     assert tree.tokens == first.tokens
     assert tree.log_chances[5] > first.log_chances[5]
     for bad in ({}, {"outcomes": {"0": [[1.0, 2.0]]}}, {"outcomes": {"0": [[0.0, 0.0]] * 84}}):
@@ -259,7 +259,7 @@ def test_outcomes_go_on_in_another_process() -> None:
 
 def test_texts_go_on_and_part() -> None:
     """What two prompts have in common is taken up once; the rest is another text."""
-    proposer, first = Copy(), [*range(20), 5, 6]
+    proposer, first = SuffixProposer(), [*range(20), 5, 6]
     request = request_of(first)
     assert proposed(proposer, request).tokens == [6, *range(7, 16)]
     memory = request.notes["copy"]
@@ -275,7 +275,7 @@ def test_texts_go_on_and_part() -> None:
 
 
 def test_each_sequence_has_its_own_texts() -> None:
-    proposer = Copy()
+    proposer = SuffixProposer()
     one, two = request_of([1, 2, 3, 9, 1, 2]), request_of([1, 2, 4, 9, 1, 2])
     for request in (one, two):
         proposer.start(request)
@@ -286,15 +286,15 @@ def test_each_sequence_has_its_own_texts() -> None:
 def test_what_repeats_goes_on_repeating() -> None:
     """The copy of a copy that has just begun, beyond where the text ends."""
     for period in ([7], [1, 2], [1, 2, 3, 4, 5]):
-        copies = Copies(100)
+        copies = SuffixIndex(100)
         copies.append(period * 3)
         assert below(copies, 11, 11)[0] == (period * 12)[:11]
 
 
 def test_bad_arguments_are_one_sentence() -> None:
     with pytest.raises(Error, match="max_tokens is 1, must be 2 to"):
-        Copies(1)
-    copies = Copies(9)
+        SuffixIndex(1)
+    copies = SuffixIndex(9)
     with pytest.raises(Error, match="token id -4 is below 0"):
         copies.append([1, -4])
     with pytest.raises(ValueError, match="need one pair a class"):

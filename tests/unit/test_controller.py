@@ -183,7 +183,7 @@ def test_what_copies_win_is_not_for_the_drafter_to_lose() -> None:
     assert not known.paid.may_lose(0.6)
     known = plain_known()
     mixed = Round(100, n_positions=7, is_mixed=True, n_drafted=9, n_accepted=6, n_tokens=7)
-    mixed.draft_s, mixed.pass_s, mixed.n_copied = 1.0, 2.0, 6
+    mixed.draft_s, mixed.pass_s, mixed.n_lookup_accepted = 1.0, 2.0, 6
     known.observe(mixed)  # all that was accepted had been copied as well
     assert not known.paid.may_lose(0.0)
 

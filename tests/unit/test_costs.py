@@ -16,7 +16,7 @@ from dflash_gguf.speculative.calibration import Calibrations
 from dflash_gguf.speculative.controller_state import Known
 from dflash_gguf.speculative.cost_model import Costs, Round
 from dflash_gguf.speculative.promise import Promise
-from dflash_gguf.speculative.proposers.suffix import Copy
+from dflash_gguf.speculative.proposers.suffix import SuffixProposer
 from dflash_gguf.speculative.runtime import CostFile, measure
 from dflash_gguf.speculative.statistics import N_TIMES, Median
 
@@ -337,7 +337,7 @@ SENSELESS += [{"ranked": {"0": NO_NUMBER}, "spines": {}}]
 
 @pytest.mark.parametrize("learned", SENSELESS)
 def test_what_makes_no_sense_is_not_learned(learned: Any) -> None:
-    for learn in (Calibrations.from_dict, Copy().learn, Promise().learn):
+    for learn in (Calibrations.from_dict, SuffixProposer().learn, Promise().learn):
         with pytest.raises(_cache_dir.SENSELESS):
             learn(learned)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from dflash_gguf.native import NO_THRESHOLD, BreakEven, Copies, Error, Proposals, select_nodes
+from dflash_gguf.native import NO_THRESHOLD, BreakEven, Error, Proposals, SuffixIndex, select_nodes
 from dflash_gguf.speculative.tree import Tree
 
 
@@ -88,7 +88,7 @@ def test_without_prices_all_is_taken() -> None:
     assert list(found.counts) == [9, 5]
 
 
-def texts_of(rng: np.random.Generator, n: int) -> tuple[list[Copies], list[list[int]]]:
+def texts_of(rng: np.random.Generator, n: int) -> tuple[list[SuffixIndex], list[list[int]]]:
     """Texts that repeat themselves with changes, and how they go on."""
     texts, ends = [], []
     for _ in range(n):
@@ -98,9 +98,9 @@ def texts_of(rng: np.random.Generator, n: int) -> tuple[list[Copies], list[list[
             again = np.where(rng.random(40) < 0.1, rng.integers(0, 50, 40), passage)
             text += again[: rng.integers(5, 41)].tolist()
         at = int(rng.integers(1, 30))
-        copies = Copies(1000)
-        copies.append(text)
-        texts.append(copies)
+        index = SuffixIndex(1000)
+        index.append(text)
+        texts.append(index)
         ends.append(passage[at - 1 : at + int(rng.integers(0, 3))].tolist())
     return texts, ends
 

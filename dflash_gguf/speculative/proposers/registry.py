@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from .dflash import DFlash
 from .proposer import DraftSource, Proposer
-from .suffix import N_MOST, Copy
+from .suffix import MAX_REMEMBERED, SuffixProposer
 
 ProposerFactory = Callable[[DraftSource], Proposer | None]
 
@@ -16,14 +16,14 @@ def _dflash(sequence: DraftSource) -> Proposer | None:
     return DFlash(sequence.max_draft) if sequence.max_draft else None
 
 
-def _copy(sequence: DraftSource) -> Proposer:
+def _suffix(sequence: DraftSource) -> Proposer:
     """For any. As many tokens as the context holds are remembered at least, twice that at most."""
-    return Copy(min(N_MOST, 2 * sequence.n_ctx))
+    return SuffixProposer(min(MAX_REMEMBERED, 2 * sequence.n_ctx))
 
 
 PROPOSERS: Mapping[str, ProposerFactory] = {
     "dflash": _dflash,
-    "copy": _copy,
+    "copy": _suffix,
 }
 """By name, what makes a proposer for sequences like this one; None where it lacks what it needs."""
 
