@@ -1,7 +1,7 @@
 """The compiled core in Python terms: numpy in, numpy out. No other module sees a C pointer."""
 
 from ._ffi import Error, library_build
-from .calibration import NewtonRules
+from .calibration import CalibrationParams
 from .engines import Engine, Memory
 from .ggml import Device, devices, ggml_version, load_backend, probe_buffer_type, quantize
 from .limits import MAX_PARALLEL, MAX_TOP, MAX_VERIFY
@@ -35,6 +35,7 @@ __all__ = [
     "NO_THRESHOLD",
     "OPTIONS",
     "BreakEven",
+    "CalibrationParams",
     "Checkpoint",
     "CoreSampler",
     "Device",
@@ -47,7 +48,6 @@ __all__ = [
     "LoadConfig",
     "Memory",
     "Model",
-    "NewtonRules",
     "Option",
     "Part",
     "Prefix",

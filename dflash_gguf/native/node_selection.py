@@ -49,7 +49,7 @@ class Selection(NamedTuple):
 
 def select_nodes(
     parents: abc.Sequence[abc.Sequence[int]],
-    log_chances: abc.Sequence[abc.Sequence[float]],
+    log_probs: abc.Sequence[abc.Sequence[float]],
     limits: abc.Sequence[int],
     break_even: BreakEven,
     *,
@@ -58,16 +58,16 @@ def select_nodes(
 ) -> Selection:
     """The best number of nodes of all trees together, the likeliest first; of chains or of trees.
 
-    parents, log_chances: of each tree, as in `Tree`. limits: nodes below each root at most. trust:
+    parents, log_probs: of each tree, as in `Tree`. limits: nodes below each root at most. trust:
     what comes true of chances. min_value: tokens that all must bring more than, beyond what their
     number must.
     """
     n = len(parents)
     if n == 1:
-        (all_parents,), (all_logs,) = parents, log_chances
+        (all_parents,), (all_logs,) = parents, log_probs
     else:
         all_parents = [parent for of in parents for parent in of]
-        all_logs = [log for of in log_chances for log in of]
+        all_logs = [log for of in log_probs for log in of]
     counts, out = ffi.new("int32_t[]", [*map(len, parents), *limits]), ffi.new("int32_t[]", n + 1)
     value = ffi.new("double *")
     ids, logs = ffi.new("int32_t[]", all_parents), ffi.new("double[]", all_logs)

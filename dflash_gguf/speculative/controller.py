@@ -335,7 +335,7 @@ class AutoController(Controller):
                 return value, list(trees)
         selection = select_nodes(
             [tree.parents for tree in trees],
-            [tree.log_chances for tree in trees],
+            [tree.log_probs for tree in trees],
             limits,
             break_even,
             trust=trust,

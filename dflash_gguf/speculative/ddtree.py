@@ -25,12 +25,12 @@ class PositionCandidates:
     """What may follow the last token, position by position.
 
     tokens: integers [n, k], distinct within a row.
-    log_chances: float64 [n, k], at most 0, falling within a row: the log of the chance that the
+    log_probs: float64 [n, k], at most 0, falling within a row: the log of the chance that the
         target takes the token, given that it took the path before it. -inf: not a candidate.
     """
 
     tokens: NDArray[np.integer[Any]]
-    log_chances: NDArray[np.float64]
+    log_probs: NDArray[np.float64]
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -38,7 +38,7 @@ class PositionCandidates:
 
 def chain(root: int, candidates: PositionCandidates, length: int) -> Tree:
     """The best candidate of each of the first `length` positions, up to one that has none."""
-    ids, steps = candidates.tokens[:length, 0].tolist(), candidates.log_chances[:length, 0].tolist()
+    ids, steps = candidates.tokens[:length, 0].tolist(), candidates.log_probs[:length, 0].tolist()
     tokens, paths = [root], [0.0]
     for token, step in zip(ids, steps, strict=True):
         if step == -math.inf:
@@ -56,10 +56,10 @@ def best_first_tree(
 
     spine: the chain of best candidates comes first, whole, and the likeliest of the rest after it.
     """
-    ids, steps = candidates.tokens.tolist(), candidates.log_chances.tolist()
+    ids, steps = candidates.tokens.tolist(), candidates.log_probs.tolist()
     n, k = candidates.tokens.shape
     tree = chain(root, candidates, budget if main_chain else 0)
-    tokens, parents, depths, paths = tree.tokens, tree.parents, tree.depths, tree.log_chances
+    tokens, parents, depths, paths = tree.tokens, tree.parents, tree.depths, tree.log_probs
     # Entries: minus the path's log-chance, the earlier one on ties, parent, rank among siblings.
     heap: list[tuple[float, int, int, int]] = []
     for node in range(len(tokens)):

@@ -92,7 +92,7 @@ class Promise:
         """Takes up a draft of n positions. tree: its likeliest nodes."""
         key = lengths, sizes
         table, n_seen = self._tables.get(key, (np.zeros(()), 0))
-        main_chain = list(map(math.exp, tree.main_chain().log_chances[1:])) or [0.0]
+        main_chain = list(map(math.exp, tree.main_chain().log_probs[1:])) or [0.0]
         last = main_chain[-1] / main_chain[-2] if len(main_chain) > 1 else main_chain[-1]
         # What was not drafted, or was too unlikely to be among the nodes, goes on in like manner.
         last = last if len(main_chain) >= n else 0.0
@@ -124,9 +124,9 @@ def _gains(main_chain: Floats, tree: Tree | None, lengths: Sizes, sizes: Sizes) 
     nodes = np.minimum(np.array(lengths)[:, None], np.array(sizes)[None, :])
     table = np.stack([chain[nodes]] * 2)
     if tree is not None and tree.n_drafted:
-        depths, chances = np.array(tree.depths[1:]), np.exp(tree.log_chances[1:])
+        depths, probs = np.array(tree.depths[1:]), np.exp(tree.log_probs[1:])
         for row, length in enumerate(lengths):
-            found = np.cumsum(chances[depths <= length])
+            found = np.cumsum(probs[depths <= length])
             table[1, row] = np.maximum(
                 table[1, row], found[np.minimum(sizes, len(found)) - 1] if len(found) else 0.0
             )
@@ -141,9 +141,9 @@ def _beside(sureness: int, lengths: Sizes, sizes: Sizes) -> Floats:
     the one before each.
     """
     best = sureness / 20.0
-    chances = np.array([best, *(1.0 - best) * 0.5 ** np.arange(1, 8)])
-    steps = np.log(np.maximum(np.tile(chances, (lengths[-1], 1)), 1e-9))
-    tokens = np.tile(np.arange(len(chances)), (lengths[-1], 1))
+    probs = np.array([best, *(1.0 - best) * 0.5 ** np.arange(1, 8)])
+    steps = np.log(np.maximum(np.tile(probs, (lengths[-1], 1)), 1e-9))
+    tokens = np.tile(np.arange(len(probs)), (lengths[-1], 1))
     tree = best_first_tree(0, PositionCandidates(tokens, steps), sizes[-1])
     chains, trees = _gains(np.exp(np.cumsum(steps[:, 0])), tree, lengths, sizes)
     found: Floats = trees - chains

@@ -19,7 +19,7 @@ from ..config import AUTO_TREE_BUDGET, TREE_BUDGET, DecodeConfig
 from ..native import MAX_VERIFY, Error, Sequence
 from ..sampling.noise import Sampler
 from ..text.gguf_metadata import files_of
-from .calibration import way_to_draw
+from .calibration import sampling_class_of
 from .controller import AutoController, Controller, FixedController
 from .controller_state import Known
 from .cost_model import Costs, Round
@@ -126,7 +126,7 @@ class SpeculativeRuntime:
         drafted, deepest = longest if paid is not None else 0, config.draft_max or most
         sizes = drafted, most, config.draft_min, deepest
         names = tuple(proposer.name for proposer in proposers)
-        key = sizes, names, way_to_draw(config)
+        key = sizes, names, sampling_class_of(config)
         if key != self._last[0]:
             controller = AutoController(
                 self.known, drafted, most, config.draft_min, deepest=deepest

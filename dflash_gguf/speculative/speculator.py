@@ -183,7 +183,7 @@ class Speculator:
             if request.proposed:
                 tree = request.merged()
                 firsts = [at for at, parent in enumerate(tree.parents) if parent == 0]
-                done.n_expected += sum(math.exp(tree.log_chances[at]) for at in firsts)
+                done.n_expected += sum(math.exp(tree.log_probs[at]) for at in firsts)
                 done.n_accepted += any(tree.tokens[at] == chosen[0] for at in firsts)
 
     @property

@@ -52,7 +52,7 @@ def tokens_a_round(kind: str, size: int) -> float:
 
 def chosen(candidates: PositionCandidates, random: np.random.Generator) -> Iterator[int]:
     """One draw of the target's choices, position by position."""
-    for tokens, steps in zip(candidates.tokens, candidates.log_chances, strict=True):
+    for tokens, steps in zip(candidates.tokens, candidates.log_probs, strict=True):
         chances = np.exp(steps)
         rank = random.choice(N_RANKS, p=chances / chances.sum())
         yield int(tokens[rank])

@@ -102,7 +102,7 @@ class Use:
             "temperature": 0.8 * self.below(2),
             "seed": self.below(100),
             "ignore_eos": True,
-            **self.way_to_draw(),
+            **self.sampling_class_of(),
         }
         stop: list[bool] = []
         draft = DRAFTS[self.below(4)]
@@ -112,7 +112,7 @@ class Use:
         stream.stop = stop  # type: ignore[attr-defined]
         self.streams[stream] = (prompt, [], settings)
 
-    def way_to_draw(self) -> dict[str, Any]:
+    def sampling_class_of(self) -> dict[str, Any]:
         """Cuts, penalties and biases, a third of them each."""
         ways: list[dict[str, Any]] = [
             {"top_k": (0, 3, 300)[self.below(3)]},

@@ -40,10 +40,10 @@ def below(
     copies: SuffixIndex, n_positions: int, n_nodes: int
 ) -> tuple[list[int], list[int], list[float]]:
     """Tokens, parents (-1: the text's last token) and log-chances of what is proposed below it."""
-    tokens, parents, depths, log_chances = copies.propose(n_positions, n_nodes)
-    assert not tokens or (parents[0], log_chances[0]) == (-1, 0.0)
+    tokens, parents, depths, log_probs = copies.propose(n_positions, n_nodes)
+    assert not tokens or (parents[0], log_probs[0]) == (-1, 0.0)
     assert depths == Tree.of(tokens, parents).depths
-    return tokens[1:], [parent - 1 for parent in parents[1:]], log_chances[1:]
+    return tokens[1:], [parent - 1 for parent in parents[1:]], log_probs[1:]
 
 
 @pytest.mark.parametrize("n_kinds", [1, 2, 3, 5, 20])
@@ -70,7 +70,7 @@ def test_what_came_after_it_last_is_proposed(n_kinds: int, seed: int) -> None:
         token = int(rng.integers(n_kinds))
         text.append(token)
         n = copies.append([token])
-        tokens, parents, log_chances = below(copies, 6, 12)
+        tokens, parents, log_probs = below(copies, 6, 12)
         if not n:
             assert not tokens
             continue
@@ -85,8 +85,8 @@ def test_what_came_after_it_last_is_proposed(n_kinds: int, seed: int) -> None:
             paths.append([*paths[parent + 1], token])
             before = [*text, *paths[parent + 1]]
             assert any(ends_of([*text, -1], [*before[-k:], token]) for k in range(1, n + 6))
-        assert tokens[0] == following[0] or log_chances[0] < np.log(0.5)
-        assert log_chances == sorted(log_chances, reverse=True)
+        assert tokens[0] == following[0] or log_probs[0] < np.log(0.5)
+        assert log_probs == sorted(log_probs, reverse=True)
         assert all(parent < node for node, parent in enumerate(parents))
         assert max(map(len, paths)) <= 6
         assert len(set(zip(parents, tokens, strict=True))) == len(tokens) <= 12
@@ -133,9 +133,9 @@ def test_chances_follow_what_came_true() -> None:
             copies.append(more, is_chosen=True)
             copies.separate()
         copies.append(text[350:354])
-        tokens, _, log_chances = below(copies, 1, 1)
+        tokens, _, log_probs = below(copies, 1, 1)
         assert tokens == [text[354]]
-        chance[is_copied] = np.exp(log_chances[0])
+        chance[is_copied] = np.exp(log_probs[0])
     assert chance[True] > 0.9
     assert chance[False] < 0.2
 
@@ -168,9 +168,9 @@ def test_a_name_that_was_changed_once_is_changed_again() -> None:
 
 def guesses_of(copies: SuffixIndex) -> dict[int, float]:
     """What may come next, and its chances."""
-    tokens, parents, log_chances = below(copies, 1, 9)
+    tokens, parents, log_probs = below(copies, 1, 9)
     assert set(parents) <= {-1}
-    return dict(zip(tokens, np.exp(log_chances).tolist(), strict=True))
+    return dict(zip(tokens, np.exp(log_probs).tolist(), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_outcomes_go_on_in_another_process() -> None:
     assert again.to_dict() == stored
     tree, first = (proposed(x, request_of(text)) for x in (again, SuffixProposer()))
     assert tree.tokens == first.tokens
-    assert tree.log_chances[5] > first.log_chances[5]
+    assert tree.log_probs[5] > first.log_probs[5]
     for bad in ({}, {"outcomes": {"0": [[1.0, 2.0]]}}, {"outcomes": {"0": [[0.0, 0.0]] * 84}}):
         with pytest.raises((KeyError, TypeError, ValueError)):
             again.learn(bad)

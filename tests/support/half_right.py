@@ -61,8 +61,8 @@ class HalfRight:
         for depth, token in enumerate(path):
             first = token - self._rank(start + depth) if depth != wrong else token + 1
             tokens[depth] = (first + np.arange(self._width)) % self._n_vocab
-        chances = np.log(0.9 / self._width - 0.01 * np.arange(self._width) / self._width)
-        return PositionCandidates(tokens, np.tile(chances, (n, 1)))
+        probs = np.log(0.9 / self._width - 0.01 * np.arange(self._width) / self._width)
+        return PositionCandidates(tokens, np.tile(probs, (n, 1)))
 
     def observe(self, request: Request, tokens: Sequence[int]) -> None:  # noqa: ARG002
         self.observed += tokens

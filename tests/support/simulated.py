@@ -11,7 +11,7 @@ import numpy as np
 
 from dflash_gguf.config import DecodeConfig
 from dflash_gguf.sampling.noise import Sampler
-from dflash_gguf.speculative.calibration import Calibration, Features, Outcome, Spine
+from dflash_gguf.speculative.calibration import Calibration, Features, Outcome, Top1Acceptance
 from dflash_gguf.speculative.controller import Controller
 from dflash_gguf.speculative.cost_model import Round
 from dflash_gguf.speculative.ddtree import PositionCandidates, best_first_tree, chain
@@ -108,7 +108,7 @@ class Drafter:
     def __init__(self, text: Callable[[int], Text]):
         self.text = text
         self.rng = np.random.default_rng(0)
-        self._ranked, self._spine = Calibration(), Spine()
+        self._ranked, self._spine = Calibration(), Top1Acceptance()
         self._open: tuple[Features | None, list[int]] | None = None
         self._truth: np.ndarray | None = None
 
@@ -129,7 +129,7 @@ class Drafter:
         features = Features(np.tile(claims[order], (n, 1)))
         self._open = features, order.tolist()
         tokens = np.tile(order, (n, 1)).astype(np.int64)
-        candidates = PositionCandidates(tokens, self._ranked.log_chances(features))
+        candidates = PositionCandidates(tokens, self._ranked.log_probs(features))
         if request.shape == CHAIN:
             return chain(root, candidates, request.n_nodes)
         return best_first_tree(root, candidates, request.n_nodes)
@@ -137,9 +137,9 @@ class Drafter:
     def chosen(self) -> Iterator[int]:
         """The target's tokens of the positions to come, K for one that was no candidate."""
         assert self._truth is not None
-        chances = np.append(self._truth, 1.0 - self._truth.sum())
+        probs = np.append(self._truth, 1.0 - self._truth.sum())
         while True:
-            yield int(self.rng.choice(K + 1, p=chances))
+            yield int(self.rng.choice(K + 1, p=probs))
 
     def observe(self, request: Request, tokens: Sequence[int]) -> None:
         if self._open is None:

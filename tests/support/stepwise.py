@@ -91,11 +91,11 @@ class Stepwise:
                 last = tree.tokens[spine[i]]
                 pair = step(rows[i], last, self._n_vocab)
                 rows[i] = np.concatenate([rows[i], [row_of(last, len(rows[i]))]])
-                for token, chance in zip(pair, (0.7, 0.2), strict=True):
+                for token, prob in zip(pair, (0.7, 0.2), strict=True):
                     tree.tokens.append(token)
                     tree.parents.append(spine[i])
                     tree.depths.append(depth + 1)
-                    tree.log_chances.append(tree.log_chances[spine[i]] + math.log(chance))
+                    tree.log_probs.append(tree.log_probs[spine[i]] + math.log(prob))
                 spine[i] = len(tree) - 2
         return [tree.first(request.n_nodes) for request, tree in zip(requests, trees, strict=True)]
 

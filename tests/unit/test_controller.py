@@ -475,8 +475,8 @@ def test_a_decision_is_kept_where_making_it_takes_long() -> None:
 
 
 def candidates(n: int) -> PositionCandidates:
-    chances = np.tile(np.log([0.9, 0.05]), (n, 1))
-    return PositionCandidates(np.tile([[1, 2]], (n, 1)), chances)
+    probs = np.tile(np.log([0.9, 0.05]), (n, 1))
+    return PositionCandidates(np.tile([[1, 2]], (n, 1)), probs)
 
 
 def test_choices_keep_to_their_bounds() -> None:

@@ -44,7 +44,7 @@ def best_by_hand(
         nodes = [
             (log, at)
             for at, (part, limit) in enumerate(zip(parts, limits, strict=True))
-            for log in part.log_chances[1 : limit + 1]
+            for log in part.log_probs[1 : limit + 1]
         ]
         nodes.sort(key=lambda node: -node[0])
         for size, price in zip(break_even.sizes, prices, strict=True):
@@ -68,7 +68,7 @@ def test_the_best_number_of_nodes_is_taken(seed: int, least: float) -> None:
     value, counts, is_tree = best_by_hand(trees, limits, break_even, least)
     got = select_nodes(
         [x.parents for x in trees],
-        [x.log_chances for x in trees],
+        [x.log_probs for x in trees],
         limits,
         break_even,
         min_value=least,
@@ -82,7 +82,7 @@ def test_without_prices_all_is_taken() -> None:
     rng = np.random.default_rng(0)
     trees = [random_tree(rng, 12), random_tree(rng, 5)]
     found = select_nodes(
-        [x.parents for x in trees], [x.log_chances for x in trees], [9, 9], NO_THRESHOLD
+        [x.parents for x in trees], [x.log_probs for x in trees], [9, 9], NO_THRESHOLD
     )
     assert found.is_tree
     assert list(found.counts) == [9, 5]
@@ -130,7 +130,7 @@ def test_copies_are_those_that_would_be_verified(seed: int) -> None:
     for part, got in zip(parts, cut, strict=True):
         assert part.tokens[1:] == got.tokens[1:]
         assert (part.parents, part.depths) == (got.parents, got.depths)
-        assert part.log_chances == pytest.approx(got.log_chances)
+        assert part.log_probs == pytest.approx(got.log_probs)
 
 
 def test_most_seeds_find_something_to_cut() -> None:
@@ -155,6 +155,6 @@ def test_bad_prices_are_one_sentence() -> None:
     for sizes in ([2, 1], [0], [3, 3]):
         break_even = BreakEven(sizes, [0.0] * len(sizes), [0.0] * len(sizes))
         with pytest.raises(Error, match="sizes must rise from 1 on"):
-            select_nodes([tree.parents], [tree.log_chances], [1], break_even)
+            select_nodes([tree.parents], [tree.log_probs], [1], break_even)
     with pytest.raises(Error, match="1 and 0 at least"):
-        select_nodes([tree.parents], [tree.log_chances], [-1], NO_THRESHOLD)
+        select_nodes([tree.parents], [tree.log_probs], [-1], NO_THRESHOLD)

@@ -123,8 +123,8 @@ def test_a_greedy_chain_takes_the_best_of_each_row_and_asks_for_no_more() -> Non
     assert found.tokens == [9, *drafter.rows.argmax(1).tolist()]
     assert found.is_chain
     assert drafter.asked == [(9, 6, 1)]
-    chances = np.exp(found.log_chances[1:])
-    assert chances == pytest.approx(DFlash(15).expected_path_probs(Sampler(DecodeConfig()))[:6])
+    probs = np.exp(found.log_probs[1:])
+    assert probs == pytest.approx(DFlash(15).expected_path_probs(Sampler(DecodeConfig()))[:6])
 
 
 def test_several_sequences_are_asked_at_once() -> None:
@@ -148,15 +148,15 @@ def test_candidates_are_the_best_and_their_chances_fall(config: dict[str, Any]) 
     drafter = Drafter(rows())
     found = ranked(drafter, Sampler(DecodeConfig(**config)))
     assert drafter.asked == [(1, 6, 32)]
-    assert found.tokens.shape == found.log_chances.shape == (6, 32)
+    assert found.tokens.shape == found.log_probs.shape == (6, 32)
     best = np.argsort(-drafter.rows, axis=1)[:, :32]
     assert (np.sort(found.tokens) == np.sort(best)).all()
-    assert (np.diff(found.log_chances) <= 0).all()
-    assert (np.exp(found.log_chances).sum(axis=1) < 1.0).all()
+    assert (np.diff(found.log_probs) <= 0).all()
+    assert (np.exp(found.log_probs).sum(axis=1) < 1.0).all()
     if not config:
         q = drafter.rows - np.log(np.exp(drafter.rows).sum(axis=1))[:, None]
         expected = np.take_along_axis(q, found.tokens, 1)
-        np.testing.assert_allclose(found.log_chances, expected, atol=1e-5)
+        np.testing.assert_allclose(found.log_probs, expected, atol=1e-5)
 
 
 def certain(sampled: bool) -> Calibrations:
@@ -228,7 +228,7 @@ def test_what_the_target_chose_is_looked_up_until_the_draft_ends() -> None:
     expected = Calibration()
     for n_tokens in (1, 3, 6, 7):
         found = ranked(drafter, sampler)
-        features = Features(found.log_chances)
+        features = Features(found.log_probs)
         source.propose([request])
         chosen = [*found.tokens[:5, 2].tolist(), 199, 5]  # 199 is no candidate
         source.observe(request, chosen[:n_tokens])

@@ -19,9 +19,9 @@ ROOT = 1000
 def candidates(n: int, k: int, seed: int = 0, flat: float = 1.0) -> PositionCandidates:
     """Random ones; tokens differ from those of other positions, so that a path names its ranks."""
     rng = np.random.default_rng(seed)
-    chances = rng.dirichlet(np.full(k + 1, flat), size=n)[:, :k]
+    probs = rng.dirichlet(np.full(k + 1, flat), size=n)[:, :k]
     tokens = np.array([rng.permutation(k) + 100 * depth for depth in range(n)])
-    return PositionCandidates(tokens.reshape(n, k), np.log(-np.sort(-chances, axis=1)))
+    return PositionCandidates(tokens.reshape(n, k), np.log(-np.sort(-probs, axis=1)))
 
 
 def path_of(tree: Tree, node: int) -> tuple[int, ...]:
@@ -39,20 +39,20 @@ def all_paths(given: PositionCandidates) -> dict[tuple[int, ...], float]:
         for ranks in itertools.product(range(given.tokens.shape[1]), repeat=depth):
             places = (np.arange(depth), np.array(ranks))
             path = tuple(given.tokens[places].tolist())
-            found[path] = float(given.log_chances[places].sum())
+            found[path] = float(given.log_probs[places].sum())
     return found
 
 
 def check(tree: Tree, given: PositionCandidates, budget: int) -> None:
     """What holds for every tree."""
     n, k = given.tokens.shape
-    assert (tree.tokens[0], tree.parents[0], tree.depths[0], tree.log_chances[0]) == (
+    assert (tree.tokens[0], tree.parents[0], tree.depths[0], tree.log_probs[0]) == (
         ROOT,
         -1,
         0,
         0.0,
     )
-    assert len(tree.tokens) == len(tree.parents) == len(tree.depths) == len(tree.log_chances)
+    assert len(tree.tokens) == len(tree.parents) == len(tree.depths) == len(tree.log_probs)
     assert tree.n_drafted == min(budget, sum(k**depth for depth in range(1, n + 1)))
     for node in range(1, len(tree)):
         parent = tree.parents[node]
@@ -60,8 +60,8 @@ def check(tree: Tree, given: PositionCandidates, budget: int) -> None:
         assert tree.depths[node] == tree.depths[parent] + 1 <= n
         assert tree.child(parent, tree.tokens[node]) == node
         rank = given.tokens[tree.depths[parent]].tolist().index(tree.tokens[node])
-        step = given.log_chances[tree.depths[parent], rank]
-        assert tree.log_chances[node] == pytest.approx(tree.log_chances[parent] + step)
+        step = given.log_probs[tree.depths[parent], rank]
+        assert tree.log_probs[node] == pytest.approx(tree.log_probs[parent] + step)
     keys = list(zip(tree.parents, tree.tokens, strict=True))
     assert len(set(keys)) == len(keys)
 
@@ -75,7 +75,7 @@ def test_the_tree_holds_the_likeliest_sequences(shape: tuple[int, int], flat: fl
         for budget in (0, 1, 2, 3, 7, 8, 20, 256):
             tree = best_first_tree(ROOT, given, budget)
             check(tree, given, budget)
-            found = [tree.log_chances[node] for node in range(1, len(tree))]
+            found = [tree.log_probs[node] for node in range(1, len(tree))]
             assert found == pytest.approx(ranked[: len(found)])
             assert tree.n_expected == pytest.approx(sum(map(math.exp, ranked[: len(found)])))
 
@@ -88,9 +88,9 @@ def test_with_the_spine_first_the_rest_is_the_likeliest() -> None:
         depth = min(budget, 4)
         main_chain = {tuple(given.tokens[:d, 0].tolist()) for d in range(1, depth + 1)}
         assert {path_of(tree, node) for node in range(1, depth + 1)} == main_chain
-        others = [chance for path, chance in all_paths(given).items() if path not in main_chain]
+        others = [prob for path, prob in all_paths(given).items() if path not in main_chain]
         rest = sorted(others, reverse=True)[: max(0, budget - 4)]
-        assert tree.log_chances[depth + 1 :] == pytest.approx(rest)
+        assert tree.log_probs[depth + 1 :] == pytest.approx(rest)
 
 
 def test_big_trees_of_real_shapes() -> None:
@@ -105,7 +105,7 @@ def test_the_first_nodes_of_a_tree_are_the_tree_of_that_budget() -> None:
     for budget in (0, 1, 5, 60, 90):
         part, alone = whole.first(budget), best_first_tree(ROOT, given, min(budget, 60))
         assert (part.tokens, part.parents) == (alone.tokens, alone.parents)
-        assert (part.depths, part.log_chances) == (alone.depths, alone.log_chances)
+        assert (part.depths, part.log_probs) == (alone.depths, alone.log_probs)
 
 
 def test_a_chain_is_the_best_of_every_position() -> None:
@@ -115,7 +115,7 @@ def test_a_chain_is_the_best_of_every_position() -> None:
         assert line.tokens == [ROOT, *given.tokens[:length, 0]]
         assert line.is_chain
         assert line.child(0, -1) is None
-    narrow = PositionCandidates(given.tokens[:, :1], given.log_chances[:, :1])
+    narrow = PositionCandidates(given.tokens[:, :1], given.log_probs[:, :1])
     assert best_first_tree(ROOT, narrow, 9).tokens == chain(ROOT, given, 9).tokens
     assert best_first_tree(ROOT, given, 3, main_chain=True).tokens == chain(ROOT, given, 3).tokens
 
@@ -194,11 +194,11 @@ def test_merged_trees_hold_all_paths_the_likeliest_first() -> None:
         for tree in trees:
             for node in range(len(tree)):
                 path = path_of(tree, node)
-                paths[path] = max(tree.log_chances[node], paths.get(path, -math.inf))
+                paths[path] = max(tree.log_probs[node], paths.get(path, -math.inf))
         assert len(paths) < sum(map(len, trees))
-        found = {path_of(whole, node): whole.log_chances[node] for node in range(len(whole))}
+        found = {path_of(whole, node): whole.log_probs[node] for node in range(len(whole))}
         assert found == paths
-        assert whole.log_chances == sorted(whole.log_chances, reverse=True)
+        assert whole.log_probs == sorted(whole.log_probs, reverse=True)
         assert all(parent < node for node, parent in enumerate(whole.parents))
         assert whole.depths == [len(path_of(whole, node)) for node in range(len(whole))]
 
@@ -212,7 +212,7 @@ def test_the_spine_follows_the_likeliest_children() -> None:
     given = candidates(5, 3)
     tree = best_first_tree(ROOT, given, 200)
     assert tree.main_chain().tokens == chain(ROOT, given, 5).tokens
-    assert tree.main_chain().log_chances == pytest.approx(chain(ROOT, given, 5).log_chances)
+    assert tree.main_chain().log_probs == pytest.approx(chain(ROOT, given, 5).log_probs)
     assert tree.main_chain().is_chain
     fork = Tree([ROOT, 1, 2, 3], [-1, 0, 0, 2], [0, 1, 1, 2], [0.0, -0.1, -0.2, -0.3])
     assert fork.main_chain().tokens == [ROOT, 1]

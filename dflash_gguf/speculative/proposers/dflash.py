@@ -89,11 +89,11 @@ class DFlash:
         trees: dict[Request, Tree] = {}
         groups: dict[object, list[tuple[Request, Draft]]] = {}  # None: brief ones
         for request, draft in zip(requests, drafts, strict=True):
-            way = None if request.shape == TOP1 else _way_to_rank(request.sampler)
-            groups.setdefault(way, []).append((request, draft))
-        for way, group in groups.items():
-            finite = _finite(group, with_logits=way is not None)
-            if way is None:
+            ranking_class = None if request.shape == TOP1 else _ranking_class(request.sampler)
+            groups.setdefault(ranking_class, []).append((request, draft))
+        for ranking_class, group in groups.items():
+            finite = _finite(group, with_logits=ranking_class is not None)
+            if ranking_class is None:
                 for request, draft in finite:
                     trees[request] = self._brief(request, draft)
             elif finite:
@@ -145,8 +145,8 @@ class DFlash:
             tokens = [next((t for t in row if t not in banned), row[0]) for row in rows]
         tokens = tokens[: request.n_nodes]
         request.notes[self.name] = tokens
-        chances = self._calibrations.top1(request.sampler.config).log_paths(len(tokens))
-        return Tree.chain([request.seen[-1], *tokens], [0.0, *chances])
+        probs = self._calibrations.top1(request.sampler.config).log_paths(len(tokens))
+        return Tree.chain([request.seen[-1], *tokens], [0.0, *probs])
 
     def _ranked(self, drafts: Sequence[tuple[Request, Draft]]) -> list[PositionCandidates]:
         """The candidates of drafts that are ranked alike: all in as few steps as one's."""
@@ -173,16 +173,16 @@ class DFlash:
         log_q -= np.maximum(log_q.max(axis=1, keepdims=True), 0.0)
         is_cut = None if noise is None else sampler.is_cut(log_q)
         features = Features(log_q, noise, is_cut, depths)
-        chances = calibration.log_chances(features)
+        probs = calibration.log_probs(features)
         if sampler.banned or sampler.config.has_penalties:
-            chances[np.isneginf(logits)] = -np.inf
+            probs[np.isneginf(logits)] = -np.inf
         batch = _Batch(calibration, features, tokens)
         for (request, _), first, n in zip(drafts, ends, counts, strict=False):
             request.notes[self.name] = _Ranked(batch, first, n)
-        places = _best_first(chances, only_best=all(x.shape == CHAIN for x, _ in drafts))
+        places = _best_first(probs, only_best=all(x.shape == CHAIN for x, _ in drafts))
         rows = np.arange(len(tokens))[:, None]
-        tokens, chances = tokens[rows, places], chances[rows, places]
-        return [PositionCandidates(tokens[a:b], chances[a:b]) for a, b in itertools.pairwise(ends)]
+        tokens, probs = tokens[rows, places], probs[rows, places]
+        return [PositionCandidates(tokens[a:b], probs[a:b]) for a, b in itertools.pairwise(ends)]
 
     def _learn_outcomes(self) -> None:
         """Looks all tokens that the target took up among their candidates, and learns from that."""
@@ -204,7 +204,7 @@ class DFlash:
             calibration.observe(found)
 
 
-def _way_to_rank(sampler: Sampler) -> object:
+def _ranking_class(sampler: Sampler) -> object:
     """What drafts have in common that are ranked together."""
     config = sampler.config
     cuts = config.top_k, config.top_p, config.min_p
@@ -241,12 +241,10 @@ def _joined(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
     return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
 
-def _best_first(chances: NDArray[np.float64], *, only_best: bool) -> NDArray[np.intp]:
+def _best_first(probs: NDArray[np.float64], *, only_best: bool) -> NDArray[np.intp]:
     """Places in the order of chances, the first of equal ones first; of each row one if asked."""
     places: NDArray[np.intp] = (
-        chances.argmax(axis=1)[:, None]
-        if only_best
-        else np.argsort(-chances, axis=1, kind="stable")
+        probs.argmax(axis=1)[:, None] if only_best else np.argsort(-probs, axis=1, kind="stable")
     )
     return places
 

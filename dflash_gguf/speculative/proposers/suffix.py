@@ -16,7 +16,7 @@ import numpy as np
 
 from ...native import MAX_VERIFY, Error, Proposals, SuffixIndex
 from ...sampling.noise import Sampler
-from ..calibration import way_to_draw
+from ..calibration import sampling_class_of
 from ..tree import Tree
 from .proposer import Request
 
@@ -36,7 +36,7 @@ class _Memory:
         self.index = SuffixIndex(max_tokens)
         self.seen: Sequence[int] = []
         self.n = 0
-        self.way = ""
+        self.sampling_class = ""
 
 
 class SuffixProposer:
@@ -66,13 +66,13 @@ class SuffixProposer:
             memory.index.separate()
         memory.index.append(now[n:])
         memory.seen, memory.n = request.seen, len(now)
-        way = way_to_draw(request.sampler.config)
-        if memory.way != way:
-            if memory.way:
-                self._outcomes[memory.way] = memory.index.outcomes.tolist()
-            if way in self._outcomes:
-                memory.index.outcomes = np.array(self._outcomes[way])
-            memory.way = way
+        sampling_class = sampling_class_of(request.sampler.config)
+        if memory.sampling_class != sampling_class:
+            if memory.sampling_class:
+                self._outcomes[memory.sampling_class] = memory.index.outcomes.tolist()
+            if sampling_class in self._outcomes:
+                memory.index.outcomes = np.array(self._outcomes[sampling_class])
+            memory.sampling_class = sampling_class
         request.notes[self.name] = memory
 
     def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
@@ -101,23 +101,23 @@ class SuffixProposer:
         """Drops its texts, not how often copies came true."""
         memory = self._memories.pop(sequence, None)
         if memory is not None:
-            self._outcomes[memory.way] = memory.index.outcomes.tolist()
+            self._outcomes[memory.sampling_class] = memory.index.outcomes.tolist()
 
     def to_dict(self) -> dict[str, Any]:
         """How often copies came true, by way to draw."""
         for memory in self._memories.values():
-            self._outcomes[memory.way] = memory.index.outcomes.tolist()
+            self._outcomes[memory.sampling_class] = memory.index.outcomes.tolist()
         return {"outcomes": self._outcomes}
 
     def learn(self, stored: Mapping[str, Any]) -> None:
         """Goes on from an earlier process."""
         probe, found = SuffixIndex(2), {}
-        for way, outcomes in stored["outcomes"].items():
+        for sampling_class, outcomes in stored["outcomes"].items():
             try:
                 probe.outcomes = np.array(outcomes, dtype=np.float64)
             except Error as error:
                 raise ValueError(str(error)) from None
-            found[way] = outcomes
+            found[sampling_class] = outcomes
         self._outcomes = found
 
 
