@@ -8,7 +8,7 @@ from functools import partial
 from typing import Protocol
 
 from .. import native
-from ..speculative.cost_model import Costs, Round
+from ..speculative.cost_model import CostModel, Round
 from ..speculative.proposers.dflash import N_RANKED
 from ..speculative.speculator import Clock, Rows, untimed
 from ..speculative.statistics import N_TIMES
@@ -38,13 +38,13 @@ def branched(n: int) -> list[int]:
 
 def measure(
     sequence: native.Sequence, prompt: Sequence[int], lengths: Sequence[int], sizes: Sequence[int]
-) -> Costs:
+) -> CostModel:
     """Medians of rounds after a prompt that accept nothing.
 
     lengths: positions drafted. sizes: candidates verified, as a chain and as a tree.
     Errors: Error from the core, also where the context is too short.
     """
-    costs = Costs()
+    costs = CostModel()
     sequence.reset()
     last = sequence.prefill(prompt).argmax()
     sequence.engine.reserve_verify(max(sizes) + 1)

@@ -15,7 +15,7 @@ from ..config import DecodeConfig
 from ..native import Draft
 from ..sampling.noise import Sampler
 from ..speculative.controller_state import Known
-from ..speculative.cost_model import Costs, Round
+from ..speculative.cost_model import CostModel, Round
 from ..speculative.proposers.dflash import N_RANKED, DFlash
 from ..speculative.proposers.proposer import Request
 from ..speculative.speculator import Speculator
@@ -73,7 +73,7 @@ class Learned:
 
 
 def play(
-    record: Record, setting: Setting, costs: Costs, learned: Learned, most: int
+    record: Record, setting: Setting, costs: CostModel, learned: Learned, most: int
 ) -> tuple[float, list[Round]]:
     """Seconds that a setting would have taken for a record, and its rounds.
 
@@ -107,12 +107,12 @@ def play(
 
 
 def evaluate(
-    records: Sequence[Record], settings: Sequence[Setting], costs: Costs, most: int
+    records: Sequence[Record], settings: Sequence[Setting], costs: CostModel, most: int
 ) -> dict[str, list[float]]:
     """Tokens a second of every setting on every record. "auto" goes on learning between them."""
     found: dict[str, list[float]] = {}
     for setting in settings:
-        learned = Learned(Known(Costs.from_dict(costs.to_dict())))
+        learned = Learned(Known(CostModel.from_dict(costs.to_dict())))
         seconds = [play(record, setting, costs, learned, most)[0] for record in records]
         found[str(setting)] = [
             len(record.drafts) / s for record, s in zip(records, seconds, strict=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..speculative.statistics import Median
+from ..speculative.statistics import RunningMedian
 
 CHUNKS = (32, 64, 128, 256, 512)
 """Tokens of prompts that may join the others' rounds: few sizes, as each has a graph of its own."""
@@ -36,8 +36,8 @@ class Pace:
     """Learns what rounds take with pieces of prompts, and without."""
 
     def __init__(self) -> None:
-        self._alone = Median()  # of rounds without prompts
-        self._row = Median()  # of a row of a prompt among others
+        self._alone = RunningMedian()  # of rounds without prompts
+        self._row = RunningMedian()  # of a row of a prompt among others
         self._n_mixed = 0  # rounds with prompts since one without
         self._saved_s = 0.0  # that pieces of prompts may take longer, as others took less
         self._run_sizes: set[int] = set()  # whose graphs are there

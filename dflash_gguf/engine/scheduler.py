@@ -96,7 +96,7 @@ class _Rest:
     def end(self, engine: Engine) -> None:
         """Tells the groups, if any were run."""
         for at, (group, done) in enumerate(self.drafted if self.n_rounds else ()):
-            done.is_shared = at > 0  # one at most can say what its own part took
+            done.is_timing_shared = at > 0  # one at most can say what its own part took
             done.n_experts = engine.n_experts
             done.n_rounds, done.n_tokens = self.n_rounds, self.n_rounds * done.n_sequences
             done.pass_s, done.sample_s = self.seconds - self.sample_s, self.sample_s
@@ -453,7 +453,7 @@ class Scheduler:
         # Who decodes has all but the last token in the caches.
         n_there = sum([len(job.history) for job in decoding]) - len(decoding)
         for group, jobs in groups.items():
-            done = Round(n_there, len(decoding), n_others=len(decoding) - len(jobs))
+            done = Round(n_there, len(decoding), n_undrafted=len(decoding) - len(jobs))
             if group.speculator.asks:
                 self._propose_for(group, jobs, done, n_most)
             rounds.append((group, done))
@@ -614,13 +614,13 @@ class Scheduler:
         draft_s = took.get("draft", 0.0) + took.get("tree", 0.0)
         choose_s = took.get("choose", 0.0)
         for group, done in drafted:
-            done.is_shared, done.n_experts = done is not told, n_experts
+            done.is_timing_shared, done.n_experts = done is not told, n_experts
             done.sample_s, done.draft_s = sample_s, draft_s
             done.pass_s = seconds - draft_s - sample_s - choose_s
             theirs = [one for one in work if one.decodes and one.job.group is group]
             if not theirs:
                 continue
-            done.n_tokens = done.n_others + sum([len(one.tokens) for one in theirs])
+            done.n_tokens = done.n_undrafted + sum([len(one.tokens) for one in theirs])
             if group.speculator.is_quiet:
                 group.speculator.pass_over(done)
                 continue

@@ -294,7 +294,7 @@ class AutoController(Controller):
 
     def select_nodes(self, done: Round, trees: Sequence[Tree], limits: Sequence[int]) -> list[Tree]:
         """The nodes that are worth their rows; a look verifies some at least."""
-        if done.n_positions and not done.is_top1 and not done.is_mixed:
+        if done.n_positions and not done.is_top1 and not done.has_both_kinds:
             for tree in trees:
                 self._known.promise.add(tree, done.n_positions, self._lengths, self._sizes)
         value, found = self._best(done, trees, limits)
@@ -357,7 +357,11 @@ class AutoController(Controller):
         if done.n_positions and not done.n_drafted:
             decision.ttl_rounds = 0  # what was decided has just failed
         may_repeat = not decision.is_look or self._known.paid.may_lose(0.0)
-        if done.n_positions and may_repeat and not (done.is_shared or self._costs.is_warm(done)):
+        if (
+            done.n_positions
+            and may_repeat
+            and not (done.is_timing_shared or self._costs.is_warm(done))
+        ):
             decision.ttl_rounds = max(decision.ttl_rounds, 1)
 
     def keeps_plain(self, done: Round, n_plain: int) -> bool:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 
-from .cost_model import Costs, Round
+from .cost_model import CostModel, Round
 from .promise import Promise, Trust
-from .statistics import Median
+from .statistics import RunningMedian
 
 SHARE = 0.01
 """Share of one answer's running time that drafts may lose, and as much again for copies. The sum is
@@ -105,12 +105,12 @@ class Known:
     those that cost none: what copies win is not for the drafter to lose.
     """
 
-    def __init__(self, costs: Costs | None = None) -> None:
+    def __init__(self, costs: CostModel | None = None) -> None:
         """costs: what was measured before, if anything was."""
-        self.costs = costs or Costs()
+        self.costs = costs or CostModel()
         self.promise = Promise()
         self.copied = Trust(TRUSTED, 2 * MEMORY)
-        self.asking = Median()
+        self.asking = RunningMedian()
         self.rate = Rate()
         self.paid, self.free = Account(), Account()
         self._choose_s = 0.0  # of a decision, on average
@@ -154,16 +154,16 @@ class Known:
             self._choose_s += weight * (done.choose_s - self._choose_s)
         self._compare(done)
         if plain_s > 0.0:
-            if done.is_shared:
+            if done.is_timing_shared:
                 done = costs.expected(done)
             seconds = self._usual_s(done, plain_s)
             self._book(done, seconds, plain_s)
             self.rate.observe(done, seconds, plain_s)
-        elif not done.is_shared:
+        elif not done.is_timing_shared:
             self.rate.observe(done, done.seconds, 0.0)
         # What drafting needed has left the target's weights and state out of the CPU's caches.
         is_cold = done.is_plain and done.n_rounds == 1 and not self._was_plain and plain_s > 0.0
-        if not (is_cold or done.is_shared):
+        if not (is_cold or done.is_timing_shared):
             self._file(done)
         self._since_plain = 0 if done.is_plain and not is_cold else self._since_plain + 1
         self._since_draft = 0 if done.n_positions else self._since_draft + done.n_rounds
@@ -171,7 +171,7 @@ class Known:
 
     def _compare(self, done: Round) -> None:
         """What was accepted, with what was expected to be."""
-        if done.n_expected > 0.0 and not done.is_mixed:
+        if done.n_expected > 0.0 and not done.has_both_kinds:
             if not done.n_positions:
                 self.copied.observe(done.n_expected, done.n_accepted)
             elif done.n_drafted:
@@ -196,7 +196,7 @@ class Known:
         n, rounds = done.n_sequences, seconds / plain_s
         self.paid.book(-rounds * self._paid_share(n))
         self.free.book(-rounds * share(n))
-        if done.is_mixed:  # what others proposed as well would have come without the draft
+        if done.has_both_kinds:  # what others proposed as well would have come without the draft
             n_won = done.n_accepted - done.n_lookup_accepted
             self.paid.book(min(done.draft_s, seconds) / plain_s - n_won / n)
         elif not done.is_plain:

@@ -22,7 +22,7 @@ from ..text.gguf_metadata import files_of
 from .calibration import sampling_class_of
 from .controller import AutoController, Controller, FixedController
 from .controller_state import Known
-from .cost_model import Costs, Round
+from .cost_model import CostModel, Round
 from .proposers.proposer import CHAIN, MAIN_CHAIN, TOP1, TREE, Proposer, Request, select_proposers
 from .proposers.registry import create_proposers
 
@@ -51,18 +51,18 @@ class CostFile:
         name = hashlib.sha256("\n".join(self._identity).encode()).hexdigest()[:16]
         self._name = f"costs-{name}.json"
 
-    def load(self, n_first: int = 1) -> tuple[Costs, dict[str, Any]]:
+    def load(self, n_first: int = 1) -> tuple[CostModel, dict[str, Any]]:
         """What was measured before, and what proposers have learned, by their names.
 
-        Empty if nothing was, or if it makes no sense. n_first: as of `Costs`.
+        Empty if nothing was, or if it makes no sense. n_first: as of `CostModel`.
         """
         stored = _cache_dir.read(self._name, self._identity)
         if stored is not None:
             with contextlib.suppress(*_cache_dir.SENSELESS):
-                return Costs.from_dict(stored["costs"], n_first), dict(stored["learned"])
-        return Costs(n_first), {}
+                return CostModel.from_dict(stored["costs"], n_first), dict(stored["learned"])
+        return CostModel(n_first), {}
 
-    def store(self, costs: Costs, learned: Mapping[str, Any]) -> None:
+    def store(self, costs: CostModel, learned: Mapping[str, Any]) -> None:
         """Keeps both."""
         value = {"costs": costs.to_dict(), "learned": dict(learned)}
         _cache_dir.write(self._name, self._identity, value)
@@ -82,7 +82,7 @@ class SpeculativeRuntime:
         engine = sequence.engine
         n_first = 2 if engine.model.backend.startswith("CUDA") else 1
         self.proposers = create_proposers(sequence)
-        costs, learned = cost_file.load(n_first) if cost_file else (Costs(n_first), {})
+        costs, learned = cost_file.load(n_first) if cost_file else (CostModel(n_first), {})
         self.known = Known(costs)
         for proposer in self.proposers:
             with contextlib.suppress(*_cache_dir.SENSELESS):
@@ -188,7 +188,7 @@ class SpeculativeRuntime:
                 self.known, min(n_rows, self._engine.max_verify), longest, run, MEASURE_S, run_alike
             )
         except Error:  # who answers will be told
-            self.known.costs = Costs(self.known.costs.n_first)
+            self.known.costs = CostModel(self.known.costs.n_first)
         finally:
             sequence.reset()
 
@@ -243,7 +243,7 @@ def measure(
         if n >= n_rows or (not is_top1 and n > longest) or spent_s + likely_s > most_s:
             continue
         runs = [run] * (costs.n_first + (1 if n else N_PLAIN))
-        if n and run_alike and costs.experts.are_there and not costs.experts.are_costed:
+        if n and run_alike and costs.experts.has_experts and not costs.experts.has_costs:
             runs.append(run_alike)
         for fill in runs:
             done = Round(0, n_positions=min(n, longest), is_top1=is_top1, n_drafted=n, n_tokens=1)
@@ -261,11 +261,11 @@ def measure(
             spent_s += done.seconds
     # Plain rounds anew: the first of all passes are slow, as the weights have just been read.
     if spent_s + N_PLAIN * plain_s <= most_s:
-        costs.give_way("plain")
+        costs.mark_stale("plain")
         for _ in range(N_PLAIN):
             run(done := Round(0, n_tokens=1))
             costs.observe(done)
-    costs.begin()
+    costs.end_warm_up()
 
 
 def _file_identity(path: str) -> str:

@@ -134,12 +134,12 @@ class Speculator:
             way = controller.choose(done, drafting, paid)
         if way is not None and paid is not None:
             n = min(way.n_positions, paid.max_draft)
-            done.n_positions, done.is_top1, done.is_mixed = n, way.shape == TOP1, has_free
+            done.n_positions, done.is_top1, done.has_both_kinds = n, way.shape == TOP1, has_free
             for request in drafting:
                 request.n_positions = min(request.limit, n)
                 request.shape = way.shape
             n_rows = sum([request.n_positions + 1 for request in drafting])
-            done.n_spared = done.n_asked * (n + 1) - n_rows
+            done.n_draft_rows_saved = done.n_asked * (n + 1) - n_rows
             with clock("draft"):
                 has_free |= self._ask(self._paid, drafting)
         if has_free:
@@ -163,7 +163,7 @@ class Speculator:
                     proposer.observe(request, chosen)
         if done.is_plain:
             self._compare(done, requests, tokens)
-        if done.is_mixed:
+        if done.has_both_kinds:
             free = {proposer.name for proposer in self._free}
             done.n_lookup_accepted = sum(
                 n_taken
@@ -196,12 +196,12 @@ class Speculator:
         n, n_pause = done.n_rounds, self.n_pause - done.n_rounds
         if self._new:
             self._new = {new: at + n for new, at in self._new.items() if at + n <= NEW}
-        kind = done.n_sequences, done.n_others, done.is_shared
+        kind = done.n_sequences, done.n_undrafted, done.is_timing_shared
         plain = self._plain.pop(kind, None)
         if plain is None:
             plain = replace(done, draft_s=0.0)  # of those that were asked in vain
         else:
-            plain.adds(done)
+            plain.add_plain(done)
         self._plain[kind] = plain
         if self._is_quiet:
             self._is_quiet = False
@@ -225,8 +225,11 @@ class Speculator:
 
     def _n_plain(self, done: Round) -> int:
         """Rounds of as many sequences that the rule has not heard of."""
-        n, n_others = done.n_sequences, done.n_others
-        found = (self._plain.get((n, n_others, is_shared)) for is_shared in (False, True))
+        n, n_undrafted = done.n_sequences, done.n_undrafted
+        found = (
+            self._plain.get((n, n_undrafted, is_timing_shared))
+            for is_timing_shared in (False, True)
+        )
         return sum(plain.n_rounds for plain in found if plain is not None)
 
     def _limit(self, requests: Sequence[Request], break_even: BreakEven) -> list[Request]:
@@ -265,4 +268,4 @@ class Speculator:
         ):
             if tree.n_drafted:
                 request.tree = tree
-                done.verifies(tree)
+                done.add_tree(tree)

@@ -60,7 +60,7 @@ from dflash_gguf.bench.summary import ratio_interval
 from dflash_gguf.decoder import Decoder
 from dflash_gguf.native import MAX_VERIFY, Draft, SuffixIndex
 from dflash_gguf.outputs import Result
-from dflash_gguf.speculative.cost_model import Costs
+from dflash_gguf.speculative.cost_model import CostModel
 from dflash_gguf.speculative.proposers.dflash import DFlash
 from dflash_gguf.speculative.proposers.proposer import Request
 from dflash_gguf.speculative.tree import Tree
@@ -156,7 +156,7 @@ def copied_share(prompt: Sequence[int], answer: Sequence[int]) -> float:
     return sum(is_copied) / max(len(answer), 1)
 
 
-def bound(prompt: list[int], answer: list[int], costs: Costs) -> tuple[float, float]:
+def bound(prompt: list[int], answer: list[int], costs: CostModel) -> tuple[float, float]:
     """Returns the seconds of an answer, plainly and by the best use of copies in hindsight."""
     copies, n, position = SuffixIndex(1 << 16), len(answer) - 1, len(prompt)
     copies.append(prompt)

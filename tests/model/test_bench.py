@@ -20,7 +20,7 @@ from dflash_gguf.bench.prompts import Prompt, read_prompts
 from dflash_gguf.bench.settings import DEFAULT, Setting, parse_settings
 from dflash_gguf.bench.summary import ratio_interval
 from dflash_gguf.native import Draft
-from dflash_gguf.speculative.cost_model import Costs, Round
+from dflash_gguf.speculative.cost_model import CostModel, Round
 
 
 def test_prompt_files_hold_texts_or_tokens(tmp_path: Path) -> None:
@@ -94,8 +94,8 @@ def test_measured_trees_are_trees(n: int) -> None:
     assert n < 4 or len(set(parents)) < n
 
 
-def known_costs(rows: Callable[[int], float], draft: Callable[[int], float]) -> Costs:
-    costs = Costs()
+def known_costs(rows: Callable[[int], float], draft: Callable[[int], float]) -> CostModel:
+    costs = CostModel()
     for _ in range(2):
         costs.observe(Round(0, n_tokens=1, pass_s=rows(1)))
         for n in (1, 2, 3, 5, 7, 11, 15):
@@ -197,7 +197,7 @@ def test_the_command_replays(
     assert lines[-1]["auto_by_best"]["least"] == pytest.approx(
         min(line["auto_by_best"] for line in lines[:2]), abs=1e-4
     )
-    assert Costs.from_dict(lines[-1]["costs"]).knows_plain
+    assert CostModel.from_dict(lines[-1]["costs"]).knows_plain
     assert "auto by the best of each prompt: mean" in err
 
 

@@ -495,10 +495,10 @@ def test_auto_learns_beside_answers_of_other_settings(
         for _ in answer:
             pass
         n_rounds = answer.result().rounds
-        theirs = [done for done in heard if done.n_others == 1 and done.n_sequences == 2]
+        theirs = [done for done in heard if done.n_undrafted == 1 and done.n_sequences == 2]
         if settings != {"draft_max": 2}:
             assert sum(done.n_rounds for done in theirs) == n_rounds
-        is_alone = [not done.is_shared for done in theirs]
+        is_alone = [not done.is_timing_shared for done in theirs]
         assert all(is_alone) if settings == {"draft": "none"} else not all(is_alone)
         assert settings == {"draft": "chain"} or any(is_alone)
         assert many._speculative.known.costs.knows_plain_of(2) == any(is_alone)
@@ -516,7 +516,7 @@ def test_a_decision_ends_while_a_prompt_comes_in(
         heard.clear()
         long = many.stream(random_tokens(2000), max_tokens=3, **AUTO)
         next(long)
-        shared = [done for done in heard if done.is_shared]
+        shared = [done for done in heard if done.is_timing_shared]
         assert sum(done.n_rounds for done in shared) > 20
         # A look that cannot say what it costs is not repeated for that.
         assert sum(done.n_positions > 0 for done in shared) < len(shared) / 2
@@ -549,7 +549,7 @@ def test_drafts_are_filed_under_the_rows_that_they_had(
         lengths, prompts = [30, 6, 6, 9, 8, 5, 7, 6], [[i] for i in range(8)]
         many.generate_batch(prompts, max_tokens=lengths, draft="chain", ignore_eos=True)
     assert [done.n_draft_rows for done in heard if done.n_positions] == rows
-    assert any(done.n_spared for done in heard)
+    assert any(done.n_draft_rows_saved for done in heard)
 
 
 def test_a_batch_keeps_all_slots_busy(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

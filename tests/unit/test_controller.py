@@ -15,7 +15,7 @@ from dflash_gguf.config import DecodeConfig
 from dflash_gguf.sampling.noise import Sampler
 from dflash_gguf.speculative.controller import AutoController, Controller, FixedController
 from dflash_gguf.speculative.controller_state import Known
-from dflash_gguf.speculative.cost_model import Costs, Round
+from dflash_gguf.speculative.cost_model import CostModel, Round
 from dflash_gguf.speculative.ddtree import PositionCandidates, best_first_tree, chain
 from dflash_gguf.speculative.promise import Promise
 from dflash_gguf.speculative.proposers.proposer import CHAIN, MAIN_CHAIN, TREE, Request
@@ -182,7 +182,7 @@ def test_what_copies_win_is_not_for_the_drafter_to_lose() -> None:
     known.observe(Round(100, n_positions=3, n_drafted=3, n_tokens=1, draft_s=0.5, pass_s=1.5))
     assert not known.paid.may_lose(0.6)
     known = plain_known()
-    mixed = Round(100, n_positions=7, is_mixed=True, n_drafted=9, n_accepted=6, n_tokens=7)
+    mixed = Round(100, n_positions=7, has_both_kinds=True, n_drafted=9, n_accepted=6, n_tokens=7)
     mixed.draft_s, mixed.pass_s, mixed.n_lookup_accepted = 1.0, 2.0, 6
     known.observe(mixed)  # all that was accepted had been copied as well
     assert not known.paid.may_lose(0.0)
@@ -242,7 +242,7 @@ def test_nothing_is_drafted_for_more_sequences_than_were_seen_plain() -> None:
 
 def test_a_drafter_is_tried_where_many_are_served_from_the_start() -> None:
     pair = Pair(wide())
-    costs = Costs()
+    costs = CostModel()
     for n in (1, 2, 4, 8, 16, 32):
         for _ in range(4):
             costs.observe(Round(0, n_drafted=n - 1, n_tokens=1, pass_s=1.0 + 0.01 * n))
@@ -314,7 +314,9 @@ def test_answers_of_several_samplers_decide_together() -> None:
     )
     ways = []
     for requests in ((sure, unsure), (unsure, sure), (unsure, unsure)):
-        controller = AutoController(Known(Costs.from_dict(pair.known.costs.to_dict())), BLOCK, 63)
+        controller = AutoController(
+            Known(CostModel.from_dict(pair.known.costs.to_dict())), BLOCK, 63
+        )
         for _ in range(3):
             done = Round(900, n_sequences=2)
             way = controller.choose(done, requests, drafter)
@@ -397,7 +399,7 @@ def test_captures_do_not_keep_it_from_drafting() -> None:
     def last_ms(n_first: int, known: int, text: Text, n_tokens: int) -> float:
         found = []
         for first_seed in range(0, 240, 10):
-            pair = Pair(wide(), Known(Costs(known)))
+            pair = Pair(wide(), Known(CostModel(known)))
             pair.machine.warm_up, pair.machine.n_first = 1.0, n_first
             for seed in range(first_seed, first_seed + 3):
                 ms, _ = pair.answer(text, n_tokens=n_tokens, seed=seed)
@@ -459,7 +461,7 @@ def test_the_first_two_rounds_are_plain_and_the_third_looks() -> None:
 def test_known_costs_let_the_first_round_draft() -> None:
     pair = Pair(fast())
     pair.answer(Text(0.9))
-    again = Pair(fast(), Known(Costs.from_dict(pair.known.costs.to_dict())))
+    again = Pair(fast(), Known(CostModel.from_dict(pair.known.costs.to_dict())))
     _, rounds = again.answer(Text(0.9), n_tokens=64)
     assert rounds[0].n_positions > 0
     assert np.mean([done.n_drafted for done in rounds]) > 4
@@ -523,7 +525,7 @@ def line(tokens: list[int], chance: float) -> Tree:
 
 def test_one_threshold_serves_all_sequences() -> None:
     """The likelier candidates of one are taken before the others' of another."""
-    costs = Costs()
+    costs = CostModel()
     for n in (0, 1, 3, 7, 15):
         for _ in range(4):
             costs.observe(Round(0, n_sequences=2, n_drafted=n, n_tokens=2, pass_s=1.0 + 0.03 * n))
