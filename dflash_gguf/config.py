@@ -148,10 +148,10 @@ class DecodeConfig:
     @property
     def has_penalties(self) -> bool:
         """Whether a bias or the tokens already seen change the logits."""
-        return bool(self.logit_bias) or self.penalises_seen
+        return bool(self.logit_bias) or self.penalises_history
 
     @property
-    def penalises_seen(self) -> bool:
+    def penalises_history(self) -> bool:
         """Whether the tokens already seen change the logits."""
         return self.repeat_last_n > 0 and (
             self.repeat_penalty != 1.0

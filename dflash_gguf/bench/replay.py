@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from .. import native
 from ..config import DecodeConfig
 from ..native import Draft
-from ..sampling.noise import Sampler
+from ..sampling.noise import DraftScorer
 from ..speculative.controller_state import Known
 from ..speculative.cost_model import CostModel, Round
 from ..speculative.proposers.dflash import N_RANKED, DFlash
@@ -85,11 +85,11 @@ def play(
     if (controller := setting.controller(learned.known, drafter.max_draft, most)) is not None:
         speculator = Speculator([learned.proposer(drafter.max_draft)], controller)
     rounds: list[Round] = []
-    request = Request(drafter, [], Sampler(DecodeConfig()))
+    request = Request(drafter, [], DraftScorer(DecodeConfig()))
     while drafter.at < len(record.drafts):
         at = drafter.at
         done = Round(record.n_prompt + at)
-        request.seen, coming = record.tokens[: at + 1], record.tokens[at + 1 :]
+        request.history, coming = record.tokens[: at + 1], record.tokens[at + 1 :]
         request.n_left, request.n_room = len(record.drafts) - at, most + 1
         if speculator is not None:
             speculator.propose(done, (request,))

@@ -558,11 +558,13 @@ class Scheduler:
         """Has the core draw for those of these that are to have a token, in one call."""
         started = time.perf_counter()
         drawing = [one for one in reads if one.job.answer.n_left > 0]
-        walks = [
-            one.job.writing.sampler.walk(one.job.held, one.job.history, len(one.item.tokens))
+        requests = [
+            one.job.writing.sampler.sample_request(
+                one.job.held, one.job.history, len(one.item.tokens)
+            )
             for one in drawing
         ]
-        for one, drawn in zip(drawing, self.engine.choose(walks), strict=True):
+        for one, drawn in zip(drawing, self.engine.sample(requests), strict=True):
             one.drawn = drawn
         for one in drawing:
             one.sampled_s = (time.perf_counter() - started) / len(drawing)

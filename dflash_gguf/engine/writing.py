@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ..config import DecodeConfig
 from ..outputs import Result, Step
-from ..sampling.noise import Chances
-from ..sampling.sampler import Drawer
+from ..sampling.noise import TokenLogprobs
+from ..sampling.sampler import Sampler
 from ..speculative.speculator import Rows
 from ..text.chat import ChatPrompt
 from ..text.reasoning import Splitter
@@ -48,11 +48,11 @@ class Writing:
         self.n_cached = self.n_draft_context = 0
         self.cancelled = cancelled or (lambda: False)
         banned = vocabulary.stop_tokens if config.ignore_eos else frozenset()
-        self.sampler = Drawer(config, banned=banned | vocabulary.suppressed_tokens)
+        self.sampler = Sampler(config, banned=banned | vocabulary.suppressed_tokens)
         self.answer = Answer(vocabulary, config, n_ctx - len(prompt), self.cancelled, splitter)
         self.account = Account(is_drafted)
         self._is_drafted = is_drafted
-        self._chances: list[Chances] = []
+        self._logprobs: list[TokenLogprobs] = []
         self._n_given = 0
 
     def result(self) -> Result:
@@ -96,13 +96,13 @@ class Writing:
         def choose(index: int) -> int:
             token = next(tokens, None)
             if token is None:
-                token = self.sampler.choose(
+                token = self.sampler.sample(
                     rows.logits(index), self.history, len(self.history)
                 ).token
             if self.config.n_probs is not None:
                 with self.account.phase("sample"):
                     row = rows.logits(index)
-                    self._chances.append(self.sampler.chances(row, self.history, token))
+                    self._logprobs.append(self.sampler.logprobs(row, self.history, token))
             return token
 
         return choose
@@ -117,8 +117,8 @@ class Writing:
         tokens = tuple(self.answer.tokens[self._n_given :])
         self._n_given += len(tokens)
         text, reasoning = self.answer.new_text()
-        chances, self._chances = tuple(self._chances), []
-        return Step(tokens, text, n_drafted, n_accepted, reasoning, chances)
+        logprobs, self._logprobs = tuple(self._logprobs), []
+        return Step(tokens, text, n_drafted, n_accepted, reasoning, logprobs)
 
 
 def check_prompt(prompt: Sequence[int], n_ctx: int) -> None:

@@ -19,7 +19,7 @@ from .models import Drafter, Model
 from .node_selection import NO_THRESHOLD, BreakEven, Selection, select_nodes
 from .passes import Draft, DraftRequest, Item, Rows
 from .prefixes import Part, Prefix
-from .samplers import CoreSampler, SamplerOptions, Walk
+from .samplers import CoreSampler, SampleRequest, SamplerOptions
 from .sequences import Checkpoint, Sequence
 from .suffix_index import Proposals, SuffixIndex
 
@@ -53,11 +53,11 @@ __all__ = [
     "Prefix",
     "Proposals",
     "Rows",
+    "SampleRequest",
     "SamplerOptions",
     "Selection",
     "Sequence",
     "SuffixIndex",
-    "Walk",
     "devices",
     "ggml_version",
     "library_build",

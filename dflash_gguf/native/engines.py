@@ -15,7 +15,7 @@ from .models import Drafter, Model
 from .passes import Draft, DraftRequest, Item, Rows, Timeline, ids_of, nodes_of
 from .prefixes import Prefix
 from .progress import Progress, c_callback
-from .samplers import Walk
+from .samplers import SampleRequest
 
 
 class Memory(NamedTuple):
@@ -265,7 +265,7 @@ class Engine:
             Draft(tokens[a:b], logits[a:b], log_sum_exp[a:b]) for a, b in itertools.pairwise(ends)
         ]
 
-    def choose(self, walks: Sequence[Walk]) -> list[list[int]]:
+    def sample(self, requests: Sequence[SampleRequest]) -> list[list[int]]:
         """Draws of the rows of the last pass, in one call; the tokens of each sequence.
 
         After an append that is one, of an open verify as many as a path down from the root has,
@@ -275,16 +275,16 @@ class Engine:
         Raises:
             Error: a sequence without rows, seen tokens that are none.
         """
-        params = new("dfl_sample_request[]", len(walks))
-        drawn = [ffi.new("int32_t[]", walk.n_rows) for walk in walks]
+        params = new("dfl_sample_request[]", len(requests))
+        drawn = [ffi.new("int32_t[]", walk.n_rows) for walk in requests]
         keep: list[Any] = []
-        for walk, tokens, to in zip(walks, drawn, params, strict=True):
+        for walk, tokens, to in zip(requests, drawn, params, strict=True):
             to.sequence, to.sampler = walk.sequence.handle, walk.sampler.handle
             to.position, to.sampled = walk.position, tokens
-            if walk.seen:
-                keep.append(ffi.new("int32_t[]", walk.seen))
-                to.history, to.n_history = keep[-1], len(walk.seen)
-        call("engine_sample", self._handle, params, len(walks))
+            if walk.history:
+                keep.append(ffi.new("int32_t[]", walk.history))
+                to.history, to.n_history = keep[-1], len(walk.history)
+        call("engine_sample", self._handle, params, len(requests))
         return [ffi.unpack(tokens, to.n_sampled) for tokens, to in zip(drawn, params, strict=True)]
 
     def commit(self, paths: Sequence[tuple[Timeline, Sequence[int] | int]]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..config import DecodeConfig
-from ..sampling.noise import Chances
+from ..sampling.noise import TokenLogprobs
 from .messages import Account, Prefilled, Run, Stepped
 
 Event = dict[str, Any]
@@ -30,7 +30,7 @@ class Choice:
     tokens: list[int] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
-    chances: list[Chances] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     account: Account | None = None
     began: float = field(default_factory=time.monotonic)
     _reported: int = -1
@@ -40,7 +40,7 @@ class Choice:
         self.tokens += step.tokens
         self.text.append(step.text)
         self.reasoning.append(step.reasoning)
-        self.chances += step.chances
+        self.logprobs += step.logprobs
         self.account = step.account or self.account
 
     def progress(self, message: Prefilled) -> Event | None:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from ..outputs import Result
-from ..sampling.noise import Chances
+from ..sampling.noise import TokenLogprobs
 
 MAX_FRAME = 1 << 30
 
@@ -164,7 +164,7 @@ class Stepped(Message, frozen=True):
     tokens: list[int]
     text: str
     reasoning: str
-    chances: list[Chances]
+    logprobs: list[TokenLogprobs]
     account: Account | None
 
 

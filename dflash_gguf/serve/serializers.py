@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..config import DecodeConfig
-from ..sampling.noise import Chances
+from ..sampling.noise import TokenLogprobs
 from ..text.tokenizer import Tokenizer
 from .completion_choice import Choice, Event, meta_info, progressed, timed, usage
 from .messages import Account, Stepped
@@ -65,7 +65,7 @@ class Common:
         data = self.piece(token)
         return {"id": token, "token": data.decode("utf-8", "replace"), "bytes": list(data)}
 
-    def logprobs(self, tokens: Sequence[int], chances: Sequence[Chances]) -> list[Event]:
+    def logprobs(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[Event]:
         """Log-probabilities of tokens, and of the best beside them."""
         return [
             {
@@ -75,7 +75,7 @@ class Common:
                     {**self.named(other), "logprob": _finite(value)} for other, value in chance.top
                 ],
             }
-            for token, chance in zip(tokens, chances, strict=True)
+            for token, chance in zip(tokens, logprobs, strict=True)
         ]
 
 
@@ -109,7 +109,7 @@ class Chat:
         found: Event = {
             "index": choice.index,
             "message": message,
-            "logprobs": self._logprobs(choice.config, choice.tokens, choice.chances),
+            "logprobs": self._logprobs(choice.config, choice.tokens, choice.logprobs),
             "finish_reason": choice.finish_reason,
         }
         if self._common.return_tokens:
@@ -117,11 +117,11 @@ class Chat:
         return found
 
     def _logprobs(
-        self, config: DecodeConfig, tokens: Sequence[int], chances: Sequence[Chances]
+        self, config: DecodeConfig, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]
     ) -> Event | None:
         if config.n_probs is None:
             return None
-        return {"content": self._common.logprobs(tokens, chances), "refusal": None}
+        return {"content": self._common.logprobs(tokens, logprobs), "refusal": None}
 
     def progress(self, choice: Choice, progress: Event) -> Event:
         """A chunk without words."""
@@ -137,12 +137,12 @@ class Chat:
             deltas.append({"reasoning_content": step.reasoning})
         if step.text:
             deltas.append({"content": step.text})
-        if not deltas and (step.chances or self._common.return_tokens):
+        if not deltas and (step.logprobs or self._common.return_tokens):
             deltas.append({"content": ""})  # tokens whose text is not certain yet have chances
         for number, delta in enumerate(deltas):
             chunk = self._chunk(choice, delta)
             if number == len(deltas) - 1:
-                logprobs = self._logprobs(choice.config, step.tokens, step.chances)
+                logprobs = self._logprobs(choice.config, step.tokens, step.logprobs)
                 chunk["choices"][0]["logprobs"] = logprobs
                 if self._common.return_tokens:
                     chunk["choices"][0]["tokens"] = step.tokens
@@ -202,7 +202,7 @@ class Completions:
                     choice,
                     self._echo(choice) + "".join(choice.text),
                     choice.finish_reason,
-                    self._logprobs(choice, choice.tokens, choice.chances, 0),
+                    self._logprobs(choice, choice.tokens, choice.logprobs, 0),
                 )
                 for choice in choices
             ],
@@ -223,10 +223,10 @@ class Completions:
     def step(self, choice: Choice, step: Stepped, *, is_first: bool) -> Iterator[Event]:
         """A chunk."""
         text = (self._echo(choice) if is_first else "") + step.text
-        if not (text or step.chances or self._common.return_tokens):
+        if not (text or step.logprobs or self._common.return_tokens):
             return
         n_before = len(choice.tokens) - len(step.tokens)
-        logprobs = self._logprobs(choice, step.tokens, step.chances, n_before)
+        logprobs = self._logprobs(choice, step.tokens, step.logprobs, n_before)
         found = self._head() | {"choices": [self._part(choice, text, None, logprobs)]}
         if self._common.return_tokens:
             found["choices"][0]["tokens"] = step.tokens
@@ -258,12 +258,16 @@ class Completions:
         }
 
     def _logprobs(
-        self, choice: Choice, tokens: Sequence[int], chances: Sequence[Chances], n_before: int
+        self,
+        choice: Choice,
+        tokens: Sequence[int],
+        logprobs: Sequence[TokenLogprobs],
+        n_before: int,
     ) -> Event | None:
         """Offsets count characters of the tokens' own texts."""
         if choice.config.n_probs is None:
             return None
-        entries = self._common.logprobs(tokens, chances)
+        entries = self._common.logprobs(tokens, logprobs)
         offset = len(self._echo(choice)) + sum(
             len(self._common.named(token)["token"]) for token in choice.tokens[:n_before]
         )
@@ -318,7 +322,7 @@ class Native:
             entry["tokens"] = choice.tokens if self._common.return_tokens else []
             if choice.config.n_probs:
                 entry["completion_probabilities"] = self._probabilities(
-                    choice.config, choice.tokens, choice.chances
+                    choice.config, choice.tokens, choice.logprobs
                 )
             found.append(picked(entry, self._fields))
         return found if len(found) > 1 else found[0]
@@ -335,7 +339,7 @@ class Native:
             found = self._event(choice, step.text if is_last else "", [token])
             if choice.config.n_probs:
                 found["completion_probabilities"] = self._probabilities(
-                    choice.config, [token], step.chances[number : number + 1]
+                    choice.config, [token], step.logprobs[number : number + 1]
                 )
             if self._common.timings_per_token and step.account is not None:
                 found |= timed(step.account)
@@ -361,9 +365,9 @@ class Native:
         }
 
     def _probabilities(
-        self, config: DecodeConfig, tokens: Sequence[int], chances: Sequence[Chances]
+        self, config: DecodeConfig, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]
     ) -> list[Event]:
-        entries = self._common.logprobs(tokens, chances)
+        entries = self._common.logprobs(tokens, logprobs)
         if not config.post_sampling_probs:
             return entries
         for entry in entries:

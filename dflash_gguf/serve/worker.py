@@ -236,8 +236,8 @@ class Worker:
 
     def _tell(self, job: Job, stream: Stream, step: Step) -> None:
         account = Account.of(stream.result()) if job.run.wants_account else None
-        tokens, chances = list(step.tokens), list(step.chances)
-        self._say(Stepped(job.run.id, tokens, step.text, step.reasoning, chances, account))
+        tokens, logprobs = list(step.tokens), list(step.logprobs)
+        self._say(Stepped(job.run.id, tokens, step.text, step.reasoning, logprobs, account))
 
     def _end(self, job: Job) -> None:
         run = job.run

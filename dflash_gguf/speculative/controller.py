@@ -237,7 +237,7 @@ class AutoController(Controller):
         if paid is None or not asked:
             return plain  # costs are all that can change
         expected_path_probs = np.mean(
-            [paid.expected_path_probs(request.sampler) for request in asked], axis=0
+            [paid.expected_path_probs(request.scorer) for request in asked], axis=0
         )
         tokens, seconds, way = self._best_way(done, expected_path_probs, limit)
         if way is None:

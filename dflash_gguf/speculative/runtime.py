@@ -17,7 +17,7 @@ from typing import Any
 from .. import _cache_dir
 from ..config import AUTO_TREE_BUDGET, TREE_BUDGET, DecodeConfig
 from ..native import MAX_VERIFY, Error, Sequence
-from ..sampling.noise import Sampler
+from ..sampling.noise import DraftScorer
 from ..text.gguf_metadata import files_of
 from .calibration import sampling_class_of
 from .controller import AutoController, Controller, FixedController
@@ -148,7 +148,7 @@ class SpeculativeRuntime:
         prompt = [token % self._engine.model.n_vocab for token in range(N_PROMPT)]
         paid = next((proposer for proposer in self.proposers if proposer.needs_forward), None)
 
-        request = Request(sequence, prompt, Sampler(DecodeConfig()))
+        request = Request(sequence, prompt, DraftScorer(DecodeConfig()))
 
         n_vocab = self._engine.model.n_vocab
 

@@ -143,7 +143,7 @@ def right_edit(number: int, decoder: Decoder) -> list[int]:
 
 def force(engine: Any, text: list[int]) -> None:
     """Has an engine draw a text, prompt and answer, whatever its rows are."""
-    engine.choose = lambda walks: [text[walk.position :] for walk in walks]
+    engine.sample = lambda walks: [text[walk.position :] for walk in walks]
 
 
 def copied_share(prompt: Sequence[int], answer: Sequence[int]) -> float:
@@ -184,7 +184,7 @@ class Partly(DFlash):
         """Prompt and answer."""
 
     def _tree(self, request: Request, draft: Draft) -> Tree:
-        coming = self.answer[len(request.seen) :][: len(draft.tokens)]
+        coming = self.answer[len(request.history) :][: len(draft.tokens)]
         for position, token in enumerate(coming):
             if self._dice.random() < self._share:
                 draft.tokens[position, 0] = token

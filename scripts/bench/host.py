@@ -47,7 +47,7 @@ from dflash_gguf.config import DecodeConfig
 from dflash_gguf.engine.scheduler import Scheduler
 from dflash_gguf.engine.writing import Writing
 from dflash_gguf.kv_cache.prefix_cache import Prefixes
-from dflash_gguf.native import Draft, DraftRequest, Item, Walk
+from dflash_gguf.native import Draft, DraftRequest, Item, SampleRequest
 from dflash_gguf.speculative.controller import AutoController, Controller, FixedController
 from dflash_gguf.speculative.controller_state import Known
 from dflash_gguf.speculative.proposers import proposer
@@ -121,11 +121,11 @@ class SimulatedEngine:
         )
         return rows
 
-    def choose(self, walks: Sequence[Walk]) -> list[list[int]]:
+    def choose(self, requests: Sequence[SampleRequest]) -> list[list[int]]:
         """Draws tokens, down the trees."""
-        return [self._walk(walk) for walk in walks]
+        return [self._walk(walk) for walk in requests]
 
-    def _walk(self, walk: Walk) -> list[int]:
+    def _walk(self, walk: SampleRequest) -> list[int]:
         item, rows = self._ran[walk.sequence]
         drawn: list[int] = []
 
@@ -134,7 +134,7 @@ class SimulatedEngine:
                 drawn.append(rows.argmax(node))
             else:
                 row, position = rows.logits(node), walk.position + len(drawn)
-                drawn.append(walk.sampler.choose(row, walk.seen, position)[0])
+                drawn.append(walk.sampler.sample(row, walk.history, position)[0])
             return drawn[-1]
 
         nodes = item.tokens if item.verifies else item.tokens[-1:]

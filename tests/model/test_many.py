@@ -13,7 +13,7 @@ from pairs import N_UBATCH, go_back, load_target, make_pair, open_pair, random_t
 
 from dflash_gguf.config import DecodeConfig
 from dflash_gguf.native import Drafter, DraftRequest, Engine, Error, Item, Sequence
-from dflash_gguf.sampling.sampler import Drawer
+from dflash_gguf.sampling.sampler import Sampler
 from dflash_gguf.speculative.tree import Tree
 
 pytestmark = pytest.mark.skipif(DEVICE is not None, reason="the same bits are the CPU's")
@@ -138,9 +138,9 @@ class Beside:
                 logit_bias={} if self.chance(3) == 0 else dict.fromkeys(new, 9.0),  # to go deeper
                 seed=self.chance(1 << 20),
             )
-            drawer = Drawer(config, banned=[self.chance(400)])
+            drawer = Sampler(config, banned=[self.chance(400)])
             seen = [*self.tokens[i], *([*new] if parents is None else new[:1])]
-            walks.append(drawer.walk(self.sequences[i], seen, len(rows)))
+            walks.append(drawer.sample_request(self.sequences[i], seen, len(rows)))
             tree = Tree.of(new, parents) if parents else Tree.of([seen[-1]])
             drawn: list[int] = []
 
@@ -152,13 +152,13 @@ class Beside:
                 seen: Any = seen,
             ) -> int:
                 text = [*seen, *drawn]
-                drawn.append(drawer.choose(rows[node], text, len(text)).token)
+                drawn.append(drawer.sample(rows[node], text, len(text)).token)
                 return drawn[-1]
 
             tree.follow(choose, lambda _: False)
             expected.append(drawn)
         if walks:
-            assert self.engine.choose(walks) == expected
+            assert self.engine.sample(walks) == expected
         self.n_drawn += sum(map(len, expected))
         self.n_deep += sum(len(drawn) > 2 for drawn in expected)
 

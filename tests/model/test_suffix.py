@@ -16,7 +16,7 @@ from pairs import make_pair, open_pair, random_tokens
 from dflash_gguf.config import DecodeConfig, LoadConfig
 from dflash_gguf.decoder import Decoder
 from dflash_gguf.native import Engine, Error, Model, Sequence, SuffixIndex
-from dflash_gguf.sampling.noise import Sampler
+from dflash_gguf.sampling.noise import DraftScorer
 from dflash_gguf.speculative.proposers.proposer import Request
 from dflash_gguf.speculative.proposers.suffix import SuffixProposer
 from dflash_gguf.speculative.tree import Tree
@@ -225,7 +225,7 @@ class Timeline:
 
 
 def request_of(seen: list[int], sequence: Any = None) -> Request:
-    sampler = Sampler(DecodeConfig())
+    sampler = DraftScorer(DecodeConfig())
     sequence = sequence or Timeline()
     return Request(sequence, seen, sampler, n_left=99, n_room=99, n_positions=9, n_nodes=9)
 
@@ -243,7 +243,7 @@ def test_outcomes_go_on_in_another_process() -> None:
     request = request_of(text[:60])
     proposed(proposer, request)
     for n in range(61, 80):
-        request.seen = text[:n]
+        request.history = text[:n]
         proposed(proposer, request, begins=False)
     stored = json.loads(json.dumps(proposer.to_dict()))
     again = SuffixProposer()

@@ -157,7 +157,7 @@ def n_common(tokens: list[int], prompt: list[int]) -> int:
     return next((i for i, (a, b) in enumerate(pairs) if a != b), most)
 
 
-class Walk:
+class SampleRequest:
     """Calls in a random order, with the timeline as they should leave it."""
 
     def __init__(self, pair: Pair, seed: int) -> None:
@@ -273,7 +273,7 @@ class Walk:
 
 @pytest.mark.parametrize("seed", range(N_WALKS))
 def test_any_walk_leaves_what_a_fresh_sequence_has(pair: Pair, seed: int) -> None:
-    walk = Walk(pair, seed)
+    walk = SampleRequest(pair, seed)
     walk.run(120)
     assert walk.n_adopted > 3
     assert walk.n_back > 3

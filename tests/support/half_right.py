@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dflash_gguf.sampling.noise import Sampler
+from dflash_gguf.sampling.noise import DraftScorer
 from dflash_gguf.speculative.ddtree import PositionCandidates, best_first_tree, chain
 from dflash_gguf.speculative.proposers.proposer import CHAIN, MAIN_CHAIN, TOP1, Request
 from dflash_gguf.speculative.tree import Tree
@@ -47,8 +47,8 @@ class HalfRight:
         return [self._tree(request) for request in requests]
 
     def _tree(self, request: Request) -> Tree:
-        candidates = self._candidates(len(request.seen) - self._n_prompt, request.n_positions)
-        root, n = request.seen[-1], request.n_nodes
+        candidates = self._candidates(len(request.history) - self._n_prompt, request.n_positions)
+        root, n = request.history[-1], request.n_nodes
         if request.shape in (TOP1, CHAIN):
             return chain(root, candidates, n)
         return best_first_tree(root, candidates, n, main_chain=request.shape == MAIN_CHAIN)
@@ -67,7 +67,7 @@ class HalfRight:
     def observe(self, request: Request, tokens: Sequence[int]) -> None:  # noqa: ARG002
         self.observed += tokens
 
-    def expected_path_probs(self, sampler: Sampler) -> list[float]:  # noqa: ARG002
+    def expected_path_probs(self, sampler: DraftScorer) -> list[float]:  # noqa: ARG002
         return [0.8**n for n in range(1, self.max_draft + 1)]
 
     def forget(self, sequence: Any) -> None:

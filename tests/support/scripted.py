@@ -14,7 +14,7 @@ from dflash_gguf.config import DecodeConfig
 from dflash_gguf.engine.scheduler import Scheduler
 from dflash_gguf.engine.writing import Writing
 from dflash_gguf.kv_cache.prefix_cache import Prefixes
-from dflash_gguf.native import Item, Walk
+from dflash_gguf.native import Item, SampleRequest
 from dflash_gguf.outputs import Result, Step
 from dflash_gguf.speculative.controller import Controller
 from dflash_gguf.speculative.proposers.proposer import Proposer
@@ -67,7 +67,7 @@ class Rows:
         return self._rows[index]
 
 
-def drawn_of(rows: Rows, node: int, walk: Walk, seen: list[int], position: int) -> int:
+def drawn_of(rows: Rows, node: int, walk: SampleRequest, seen: list[int], position: int) -> int:
     """A draw from a row, which is fetched only where the engine would have to."""
     sampler, config = walk.sampler, walk.sampler.options
     penalties = (config.repeat, config.presence, config.frequency) != (1.0, 0.0, 0.0)
@@ -76,8 +76,8 @@ def drawn_of(rows: Rows, node: int, walk: Walk, seen: list[int], position: int) 
         return rows.argmax(node)
     if rows.has_top:
         ids, logits = rows.top(node)
-        return sampler.choose(logits, (), position, ids)[0]
-    return sampler.choose(rows.logits(node), seen, position)[0]
+        return sampler.sample(logits, (), position, ids)[0]
+    return sampler.sample(rows.logits(node), seen, position)[0]
 
 
 class Engine:
@@ -118,14 +118,14 @@ class Engine:
         self._sequence.append(item.tokens)
         return [Rows(self, []) if item.n_to_come else self._sequence.last_row()]
 
-    def choose(self, walks: Sequence[Walk]) -> list[list[int]]:
-        return [self._walk(walk) for walk in walks]
+    def sample(self, requests: Sequence[SampleRequest]) -> list[list[int]]:
+        return [self._walk(walk) for walk in requests]
 
-    def _walk(self, walk: Walk) -> list[int]:
+    def _walk(self, walk: SampleRequest) -> list[int]:
         sequence = self._sequence
         tree = Tree.of(sequence.open, sequence.parents) if sequence.open else Tree.of([-1])
         assert walk.n_rows == len(sequence.rows[-1]) == len(tree)
-        seen: list[int] = list(walk.seen)
+        seen: list[int] = list(walk.history)
         drawn: list[int] = []
 
         def choose(node: int) -> int:

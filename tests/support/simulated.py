@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dflash_gguf.config import DecodeConfig
-from dflash_gguf.sampling.noise import Sampler
+from dflash_gguf.sampling.noise import DraftScorer
 from dflash_gguf.speculative.calibration import Calibration, Features, Outcome, Top1Acceptance
 from dflash_gguf.speculative.controller import Controller
 from dflash_gguf.speculative.cost_model import Round
@@ -119,8 +119,8 @@ class Drafter:
         return [self._tree(request) for request in requests]
 
     def _tree(self, request: Request) -> Tree:
-        n, root = request.n_positions, request.seen[-1]
-        self._truth, claims = self.text(len(request.seen) - 1).draft(self.rng)
+        n, root = request.n_positions, request.history[-1]
+        self._truth, claims = self.text(len(request.history) - 1).draft(self.rng)
         order = np.argsort(-claims, kind="stable")
         if request.shape == TOP1:
             best = [int(order[0])] * n
@@ -150,7 +150,7 @@ class Drafter:
             places = [order.index(token) if token < K else K for token in tokens]
             self._ranked.observe([Outcome(features, 0, places[: len(features.values)])])
 
-    def expected_path_probs(self, sampler: Sampler) -> Sequence[float]:  # noqa: ARG002
+    def expected_path_probs(self, sampler: DraftScorer) -> Sequence[float]:  # noqa: ARG002
         return self._spine.paths(self.max_draft)
 
     def forget(self, sequence: Any) -> None:
@@ -175,7 +175,7 @@ def answer(
     rng = drafter.rng = np.random.default_rng(seed)
     speculator = Speculator([drafter], controller)
     ms, seen, rounds = 0.0, [0], []
-    request = Request(None, seen, Sampler(DecodeConfig()))
+    request = Request(None, seen, DraftScorer(DecodeConfig()))
     while (n_done := len(seen) - 1) < n_tokens:
         done = Round(100 + n_done)
         request.n_left, request.n_room = n_tokens - n_done, 256

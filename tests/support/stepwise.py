@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from dflash_gguf.sampling.noise import Sampler
+from dflash_gguf.sampling.noise import DraftScorer
 from dflash_gguf.speculative.proposers.proposer import DraftSource, Request
 from dflash_gguf.speculative.tree import Tree
 
@@ -74,13 +74,13 @@ class Stepwise:
 
     def begin(self, request: Request) -> None:
         held = self.state.tokens.get(request.sequence, [])
-        same = itertools.takewhile(lambda x: x[0] == x[1], zip(held, request.seen, strict=False))
+        same = itertools.takewhile(lambda x: x[0] == x[1], zip(held, request.history, strict=False))
         self.state.truncate(request.sequence, sum(1 for _ in same))
 
     def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
         for request in requests:
             self._catch_up(request)
-        trees = [Tree.of([request.seen[-1]]) for request in requests]
+        trees = [Tree.of([request.history[-1]]) for request in requests]
         rows = [self.state.rows(request.sequence) for request in requests]
         spine = [0] * len(requests)
         for depth in range(max(request.n_positions for request in requests)):
@@ -101,15 +101,15 @@ class Stepwise:
 
     def _catch_up(self, request: Request) -> None:
         kept = self.state.rows(request.sequence)
-        new = enumerate(request.seen[len(kept) : -1], len(kept))
+        new = enumerate(request.history[len(kept) : -1], len(kept))
         more = [row_of(token, position) for position, token in new]
         self.state.of[request.sequence] = np.concatenate([kept, np.reshape(more, (-1, WIDTH))])
-        self.state.tokens[request.sequence] = list(request.seen[:-1])
+        self.state.tokens[request.sequence] = list(request.history[:-1])
 
     def observe(self, request: Request, tokens: Sequence[int]) -> None:
         pass
 
-    def expected_path_probs(self, sampler: Sampler) -> Sequence[float]:  # noqa: ARG002
+    def expected_path_probs(self, sampler: DraftScorer) -> Sequence[float]:  # noqa: ARG002
         return [0.7**n for n in range(1, self.max_draft + 1)]
 
     def forget(self, sequence: Any) -> None:

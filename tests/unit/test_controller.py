@@ -12,7 +12,7 @@ import pytest
 from simulated import BLOCK, Drafter, Machine, Text, answer, fast, slow, wide
 
 from dflash_gguf.config import DecodeConfig
-from dflash_gguf.sampling.noise import Sampler
+from dflash_gguf.sampling.noise import DraftScorer
 from dflash_gguf.speculative.controller import AutoController, Controller, FixedController
 from dflash_gguf.speculative.controller_state import Known
 from dflash_gguf.speculative.cost_model import CostModel, Round
@@ -303,13 +303,13 @@ def test_answers_of_several_samplers_decide_together() -> None:
     class Unlike(Drafter):
         """Is hopeless where one draws."""
 
-        def expected_path_probs(self, sampler: Sampler) -> Sequence[float]:
+        def expected_path_probs(self, sampler: DraftScorer) -> Sequence[float]:
             chance = 0.97 if sampler.is_argmax else 1e-3
             return [chance**depth for depth in range(1, BLOCK + 1)]
 
     drafter = Unlike(lambda _: Text(0.95))
     sure, unsure = (
-        Request(None, [1], Sampler(DecodeConfig(temperature=t)), n_left=16, n_room=256)
+        Request(None, [1], DraftScorer(DecodeConfig(temperature=t)), n_left=16, n_room=256)
         for t in (0.0, 1.0)
     )
     ways = []
@@ -445,7 +445,7 @@ def kinds(rounds: list[Round]) -> Kinds:
 
 
 def ask(limit: int = 15, n_room: int = 256) -> tuple[Request, ...]:
-    return (Request(None, [1], Sampler(DecodeConfig()), n_left=limit + 1, n_room=n_room),)
+    return (Request(None, [1], DraftScorer(DecodeConfig()), n_left=limit + 1, n_room=n_room),)
 
 
 def test_the_first_two_rounds_are_plain_and_the_third_looks() -> None:
@@ -589,7 +589,9 @@ def test_more_rows_take_no_less_than_a_plain_pass() -> None:
         known.observe(Round(100, n_drafted=1, n_tokens=1, pass_s=0.7))
     controller = AutoController(known, 0, 3)
     done = Round(100)
-    controller.choose(done, [Request(None, [0], Sampler(DecodeConfig()), n_left=9, n_room=9)], None)
+    controller.choose(
+        done, [Request(None, [0], DraftScorer(DecodeConfig()), n_left=9, n_room=9)], None
+    )
     sure = Tree.chain([0, 1], [0.0, 0.0])
     value, found = controller._best(done, [sure], [3])
     assert found[0].n_drafted == 1
@@ -614,7 +616,7 @@ class _Asked:
     def observe(self, request: Request, tokens: Sequence[int]) -> None:
         pass
 
-    def expected_path_probs(self, sampler: Sampler) -> Sequence[float]:  # noqa: ARG002
+    def expected_path_probs(self, sampler: DraftScorer) -> Sequence[float]:  # noqa: ARG002
         return ()
 
     def forget(self, sequence: Any) -> None:
@@ -634,7 +636,7 @@ class _Sure(_Asked):
 
     def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
         logs = [at * math.log(0.97) for at in range(16)]
-        return [Tree.chain([x.seen[-1], *range(1, 16)], logs) for x in requests]
+        return [Tree.chain([x.history[-1], *range(1, 16)], logs) for x in requests]
 
 
 class _Copying:
@@ -649,7 +651,7 @@ class _Copying:
         for _ in range(4 * (n > 1)):
             self.known.costs.observe(Round(100, n_sequences=n, n_tokens=n, pass_s=self(0)))
         self._speculation = Speculator([_Sure()], AutoController(self.known, 0, 31))
-        sampler = Sampler(DecodeConfig())
+        sampler = DraftScorer(DecodeConfig())
         self._requests = [Request(None, [0], sampler) for _ in range(n)]
         self.seconds = self.tokens = 0.0
 
@@ -730,7 +732,7 @@ def test_a_pass_that_was_disturbed_keeps_no_other_size_from_being_run(at: int) -
 def test_who_begins_to_decode_is_asked_alone_while_the_others_rest() -> None:
     proposer, known = _Asked(), plain_known()
     speculator = Speculator([proposer], AutoController(known, 0, 3))
-    sampler = Sampler(DecodeConfig())
+    sampler = DraftScorer(DecodeConfig())
     old, new = (Request(None, [0], sampler, n_left=99, n_room=9) for _ in range(2))
     speculator.start(old)
     speculator.start_decoding(old)

@@ -10,7 +10,7 @@ from scripted import N_TOP, STOP, Bytes, Said, Scripted
 
 from dflash_gguf.config import DecodeConfig
 from dflash_gguf.outputs import Step
-from dflash_gguf.sampling.sampler import Drawer
+from dflash_gguf.sampling.sampler import Sampler
 
 
 def answer(
@@ -121,7 +121,7 @@ def test_sampling_uses_position_and_history() -> None:
     list(generation)
     seen = [1, 2, 3]
     for row, token in zip(sequence.rows, generation.result().tokens, strict=True):
-        assert Drawer(config).choose(row.logits(), seen, len(seen)).token == token
+        assert Sampler(config).sample(row.logits(), seen, len(seen)).token == token
         seen.append(token)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...native import Draft
-from ...sampling.noise import Sampler, noise_of
+from ...sampling.noise import DraftScorer, noise_of
 from ..calibration import Calibration, Calibrations, Features, Outcome
 from ..ddtree import PositionCandidates, best_first_tree, chain
 from ..tree import Tree
@@ -89,7 +89,7 @@ class DFlash:
         trees: dict[Request, Tree] = {}
         groups: dict[object, list[tuple[Request, Draft]]] = {}  # None: brief ones
         for request, draft in zip(requests, drafts, strict=True):
-            ranking_class = None if request.shape == TOP1 else _ranking_class(request.sampler)
+            ranking_class = None if request.shape == TOP1 else _ranking_class(request.scorer)
             groups.setdefault(ranking_class, []).append((request, draft))
         for ranking_class, group in groups.items():
             finite = _finite(group, with_logits=ranking_class is not None)
@@ -106,16 +106,16 @@ class DFlash:
         note = request.notes.pop(self.name, None)
         if note is None:
             return
-        acceptance = self._calibrations.top1(request.sampler.config)
+        acceptance = self._calibrations.top1(request.scorer.config)
         if not isinstance(note, _Ranked):
             acceptance.observe(note, tokens)
             return
         acceptance.observe(note.batch.best[note.first : note.first + note.n], tokens)
         self._outcomes.append((note, tokens[: note.n]))
 
-    def expected_path_probs(self, sampler: Sampler) -> Sequence[float]:
+    def expected_path_probs(self, scorer: DraftScorer) -> Sequence[float]:
         """How often the target took chains of such candidates lately."""
-        return self._calibrations.top1(sampler.config).paths(self.max_draft)
+        return self._calibrations.top1(scorer.config).paths(self.max_draft)
 
     def forget(self, sequence: Any) -> None:
         """Keeps nothing."""
@@ -129,35 +129,35 @@ class DFlash:
         self.calibrations = Calibrations.from_dict(stored)
 
     def _width(self, request: Request) -> int:
-        if request.shape == CHAIN and request.sampler.is_argmax:
+        if request.shape == CHAIN and request.scorer.is_argmax:
             request.shape = TOP1
         if request.shape != TOP1:
             return self._n_ranked
-        return min(1 + len(request.sampler.banned), self._n_ranked)
+        return min(1 + len(request.scorer.banned), self._n_ranked)
 
     def _brief(self, request: Request, draft: Draft) -> Tree:
         """The best candidate of every position that may be drawn at all."""
         if draft.tokens.shape[1] == 1:
             tokens = draft.tokens[:, 0].tolist()
         else:
-            banned = request.sampler.banned
+            banned = request.scorer.banned
             rows = draft.tokens.tolist()
             tokens = [next((t for t in row if t not in banned), row[0]) for row in rows]
         tokens = tokens[: request.n_nodes]
         request.notes[self.name] = tokens
-        probs = self._calibrations.top1(request.sampler.config).log_paths(len(tokens))
-        return Tree.chain([request.seen[-1], *tokens], [0.0, *probs])
+        probs = self._calibrations.top1(request.scorer.config).log_paths(len(tokens))
+        return Tree.chain([request.history[-1], *tokens], [0.0, *probs])
 
     def _ranked(self, drafts: Sequence[tuple[Request, Draft]]) -> list[PositionCandidates]:
         """The candidates of drafts that are ranked alike: all in as few steps as one's."""
-        samplers = [request.sampler for request, _ in drafts]
+        samplers = [request.scorer for request, _ in drafts]
         sampler, counts = samplers[0], [len(draft.tokens) for _, draft in drafts]
         ends = list(itertools.accumulate(counts, initial=0))
         tokens = _joined([draft.tokens for _, draft in drafts]).astype(np.int64)
         depths = np.arange(ends[-1]) - np.repeat(ends[:-1], counts)
         noise = None
         if sampler.config.temperature > 0.0:
-            starts = np.repeat([len(request.seen) for request, _ in drafts], counts)
+            starts = np.repeat([len(request.history) for request, _ in drafts], counts)
             noise = noise_of(samplers, counts, starts + depths, tokens)
         calibration = self._calibrations.of(sampler.config)
         logits = _joined([draft.logits for _, draft in drafts]).astype(np.float64)
@@ -204,11 +204,11 @@ class DFlash:
             calibration.observe(found)
 
 
-def _ranking_class(sampler: Sampler) -> object:
+def _ranking_class(scorer: DraftScorer) -> object:
     """What drafts have in common that are ranked together."""
-    config = sampler.config
+    config = scorer.config
     cuts = config.top_k, config.top_p, config.min_p
-    return config.temperature, config.has_penalties, cuts, sampler.banned
+    return config.temperature, config.has_penalties, cuts, scorer.banned
 
 
 def _finite(
@@ -231,7 +231,7 @@ def _sums_are_finite(drafts: Sequence[Draft], *, with_logits: bool) -> bool:
 
 
 def _tree(request: Request, candidates: PositionCandidates) -> Tree:
-    root, n = request.seen[-1], request.n_nodes
+    root, n = request.history[-1], request.n_nodes
     if request.shape == CHAIN:
         return chain(root, candidates, n)
     return best_first_tree(root, candidates, n, main_chain=request.shape == MAIN_CHAIN)
@@ -249,9 +249,9 @@ def _best_first(probs: NDArray[np.float64], *, only_best: bool) -> NDArray[np.in
     return places
 
 
-def _ban(sampler: Sampler, tokens: NDArray[np.int64], logits: NDArray[np.float64]) -> None:
+def _ban(scorer: DraftScorer, tokens: NDArray[np.int64], logits: NDArray[np.float64]) -> None:
     """Takes banned tokens out; a position whose candidates are all banned keeps its own."""
-    banned = sampler.is_banned(tokens)
+    banned = scorer.is_banned(tokens)
     banned &= ~banned.all(axis=1, keepdims=True)
     logits[banned] = -np.inf
 
@@ -266,7 +266,7 @@ def _adjusted(
 
     A position whose candidates are all banned keeps its own.
     """
-    sampler, path = request.sampler, list(request.seen)
+    sampler, path = request.scorer, list(request.history)
     rows = np.empty(draft.logits.shape)
     for depth, (ids, row) in enumerate(zip(draft.tokens, draft.logits, strict=True)):
         rows[depth] = sampler.adjusted_among(ids, row, path)

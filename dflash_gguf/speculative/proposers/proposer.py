@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ...native import NO_THRESHOLD, BreakEven, Draft, DraftRequest
-from ...sampling.noise import Sampler
+from ...sampling.noise import DraftScorer
 from ..tree import Tree, merged
 
 TOP1, CHAIN, TREE, MAIN_CHAIN = "brief", "chain", "tree", "spine"
@@ -50,8 +50,8 @@ class Request:
     """
 
     sequence: Any
-    seen: Sequence[int]
-    sampler: Sampler
+    history: Sequence[int]
+    scorer: DraftScorer
     n_left: int = 0
     n_room: int = 0
     n_positions: int = 0
@@ -126,7 +126,7 @@ class Proposer(Protocol):
     def observe(self, request: Request, tokens: Sequence[int]) -> None:
         """Learns what the target chose in the round that followed, whatever its kind."""
 
-    def expected_path_probs(self, sampler: Sampler) -> Sequence[float]:
+    def expected_path_probs(self, scorer: DraftScorer) -> Sequence[float]:
         """Chances of the paths of its best chain, by depth, before it is asked."""
 
     def forget(self, sequence: Any) -> None:
@@ -177,14 +177,14 @@ def draft_for_all(requests: Sequence[Request], widths: Sequence[int]) -> list[Dr
     """
     if len(requests) == 1:
         (request,), (width,) = requests, widths
-        return [request.sequence.draft(request.seen[-1], request.n_positions, width)]
+        return [request.sequence.draft(request.history[-1], request.n_positions, width)]
     engine = requests[0].sequence.engine
     drafts: list[Draft] = []
     waiting = list(requests)
     while waiting:
         n_rows = list(itertools.accumulate(request.n_positions + 1 for request in waiting))
         n = max(1, sum(rows <= engine.max_draft_rows for rows in n_rows))
-        asked = [DraftRequest(x.sequence, x.seen[-1], x.n_positions) for x in waiting[:n]]
+        asked = [DraftRequest(x.sequence, x.history[-1], x.n_positions) for x in waiting[:n]]
         drafts += engine.draft(asked, max(widths[len(drafts) : len(drafts) + n]))
         del waiting[:n]
     return [

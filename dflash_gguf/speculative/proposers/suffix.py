@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from ...native import MAX_VERIFY, Error, Proposals, SuffixIndex
-from ...sampling.noise import Sampler
+from ...sampling.noise import DraftScorer
 from ..calibration import sampling_class_of
 from ..tree import Tree
 from .proposer import Request
@@ -34,7 +34,7 @@ class _Memory:
 
     def __init__(self, max_tokens: int) -> None:
         self.index = SuffixIndex(max_tokens)
-        self.seen: Sequence[int] = []
+        self.history: Sequence[int] = []
         self.n = 0
         self.sampling_class = ""
 
@@ -60,13 +60,13 @@ class SuffixProposer:
         memory = self._memories.get(request.sequence)
         if memory is None:
             memory = self._memories[request.sequence] = _Memory(self._max_tokens)
-        before, now = list(memory.seen[: memory.n]), list(request.seen)
+        before, now = list(memory.history[: memory.n]), list(request.history)
         n = _n_common(before, now)
         if n < len(before):
             memory.index.separate()
         memory.index.append(now[n:])
-        memory.seen, memory.n = request.seen, len(now)
-        sampling_class = sampling_class_of(request.sampler.config)
+        memory.history, memory.n = request.history, len(now)
+        sampling_class = sampling_class_of(request.scorer.config)
         if memory.sampling_class != sampling_class:
             if memory.sampling_class:
                 self._outcomes[memory.sampling_class] = memory.index.outcomes.tolist()
@@ -81,8 +81,8 @@ class SuffixProposer:
         for request in requests:
             memory: _Memory = request.notes[self.name]
             texts.append(memory.index)
-            chosen.append(request.seen[memory.n :])
-            memory.n = len(request.seen)
+            chosen.append(request.history[memory.n :])
+            memory.n = len(request.history)
             n_positions.append(request.n_positions)
             n_nodes.append(request.n_nodes)
         found = self._proposals.propose(texts, chosen, n_positions, n_nodes, requests[0].break_even)
@@ -93,7 +93,7 @@ class SuffixProposer:
     def observe(self, request: Request, tokens: Sequence[int]) -> None:
         """The text tells, when it goes on."""
 
-    def expected_path_probs(self, sampler: Sampler) -> Sequence[float]:  # noqa: ARG002
+    def expected_path_probs(self, scorer: DraftScorer) -> Sequence[float]:  # noqa: ARG002
         """Nothing is promised beforehand."""
         return ()
 
