@@ -22,7 +22,7 @@ from .engine.jobs import Job
 from .engine.scheduler import Scheduler
 from .engine.writing import Writing, check_prompt
 from .kv_cache import prefix_file
-from .kv_cache.prefix_cache import Prefixes
+from .kv_cache.prefix_cache import PrefixCache
 from .memory.plan import MOST_PREFIX_BYTES
 from .native import MAX_VERIFY, Error
 from .outputs import Result, Step
@@ -68,8 +68,8 @@ class Decoder:
         self._speculative = SpeculativeRuntime(sequence, cost_file, most_rows)
         self._lock = threading.RLock()
         self._is_running = self._is_closed = False
-        self._prefixes = Prefixes(self.engine, prefix_bytes)
-        self._scheduler = Scheduler(sequence, self._prefixes)
+        self._prefix_cache = PrefixCache(self.engine, prefix_bytes)
+        self._scheduler = Scheduler(sequence, self._prefix_cache)
         self._unfinished: Job | None = None  # a stream that a later call may end
 
     @property
@@ -103,7 +103,7 @@ class Decoder:
 
         `load` does.
         """
-        with self._turn(), self._lane():
+        with self._turn(), self._idle_sequence():
             self._speculative.measure()
 
     def check(self, config: DecodeConfig) -> None:
@@ -238,7 +238,7 @@ class Decoder:
         try:
             with self._turn():
                 self._check_open()
-                self._scheduler.recover()
+                self._scheduler.abort_batch()
                 proposers, controller = self._speculative.controller(
                     config
                 )  # it may make room in the engine
@@ -301,8 +301,8 @@ class Decoder:
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Logits after every token, float32 [n, n_vocab], by a plain pass over an empty cache."""
         ids = self._tokens_of(tokens)
-        with self._turn(), self._lane() as sequence:
-            self._prefixes.make_room(sequence.wanted_cells(len(ids)), begun=sequence)
+        with self._turn(), self._idle_sequence() as sequence:
+            self._prefix_cache.make_room(sequence.cells_needed(len(ids)), claimed=sequence)
             return sequence.logits(ids)
 
     def tokenize(
@@ -322,7 +322,7 @@ class Decoder:
         with self._turn():
             self._end_unfinished()
             self._scheduler.forget()
-            self._speculative.forget(self._scheduler.timelines)
+            self._speculative.forget(self._scheduler.sequences)
 
     def save_prefix(self, path: str | os.PathLike[str], tokens: Prompt) -> int:
         """Writes what tokens leave behind to a file, computing what is not known; how many.
@@ -335,18 +335,18 @@ class Decoder:
         ids = self._tokens_of(tokens)
         check_prompt(ids, self.n_ctx)
         with self._turn():
-            prefix = self._prefixes.find(ids)
+            prefix = self._prefix_cache.find(ids)
             if prefix is not None:
                 prefix_file.save(prefix, ids, self.engine, Path(path))
                 return len(ids)
-            with self._lane() as sequence:
-                begun = self._prefixes.begin(sequence, [*ids, 0])
+            with self._idle_sequence() as sequence:
+                begun = self._prefix_cache.start(sequence, [*ids, 0])
                 if begun.n_cached < len(ids):
                     left = ids[begun.n_cached :]
-                    wanted = sequence.wanted_cells(len(left))
-                    self._prefixes.make_room(wanted, begun=sequence)
+                    wanted = sequence.cells_needed(len(left))
+                    self._prefix_cache.make_room(wanted, claimed=sequence)
                     sequence.prefill(left).argmax()
-                prefix = sequence.keep()
+                prefix = sequence.snapshot()
                 try:
                     prefix_file.save(prefix, ids, self.engine, Path(path))
                 finally:
@@ -360,15 +360,15 @@ class Decoder:
             or other types of K/V, or has no room in the context or in `cache_ram`; OSError.
         """
         with self._turn():
-            room = self._prefixes.make_host_room
+            room = self._prefix_cache.make_host_room
             tokens, prefix = prefix_file.load(self.engine, Path(path), room)
-            self._prefixes.add(tokens, prefix)
+            self._prefix_cache.add(tokens, prefix)
         return tokens
 
     def forget_prefix(self, tokens: Prompt) -> bool:
         """Forgets what is kept of a text and of no other; whether there was something."""
         with self._turn():
-            return self._prefixes.forget_text(self._tokens_of(tokens))
+            return self._prefix_cache.forget_text(self._tokens_of(tokens))
 
     def _end_unfinished(self) -> None:
         """With room for one answer alone a later call ends a stream."""
@@ -377,10 +377,10 @@ class Decoder:
             self._unfinished = None
 
     @contextmanager
-    def _lane(self) -> Iterator[native.Sequence]:
+    def _idle_sequence(self) -> Iterator[native.Sequence]:
         """An empty sequence that no answer uses."""
         self._check_open()
-        self._scheduler.take_back(self.sequence)
+        self._scheduler.reclaim(self.sequence)
         try:
             yield self.sequence
         finally:
@@ -392,7 +392,7 @@ class Decoder:
         For comparisons: an answer given twice would be a copy of itself.
         """
         with self._turn():
-            self._speculative.forget(self._scheduler.timelines)
+            self._speculative.forget(self._scheduler.sequences)
 
     def _tokens_of(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):

@@ -15,7 +15,7 @@ from ..speculative.statistics import N_TIMES
 from ..speculative.tree import Tree
 
 
-class Timeline(Protocol):
+class VerifiableSequence(Protocol):
     """A `native.Sequence`, as far as one round of it goes."""
 
     def verify(self, tokens: Sequence[int]) -> Rows:
@@ -88,7 +88,7 @@ def _round(sequence: native.Sequence, last: int, n: int, size: int, is_tree: boo
 
 
 def verify(
-    timeline: Timeline,
+    sequence: VerifiableSequence,
     tree: Tree,
     choose: Callable[[Rows, int], int],
     take: Callable[[int], bool],
@@ -105,16 +105,16 @@ def verify(
     try:
         with clock("verify"):
             if tree.is_chain:
-                rows = timeline.verify(tree.tokens)
+                rows = sequence.verify(tree.tokens)
             else:
-                rows = timeline.verify_tree(tree.tokens, tree.parents)
+                rows = sequence.verify_tree(tree.tokens, tree.parents)
         path, n_taken = tree.follow(partial(choose, rows), take)
         with clock("commit"):
             if tree.is_chain:
-                timeline.commit(len(path))
+                sequence.commit(len(path))
             else:
-                timeline.commit_path(path)
+                sequence.commit_path(path)
     except BaseException:
-        timeline.commit(0)
+        sequence.commit(0)
         raise
     return n_taken

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from ..native import Engine, Error, Part, Prefix, ggml_version, library_build
+from ..native import Engine, Error, Prefix, PrefixTensor, ggml_version, library_build
 from ..text.gguf_metadata import Metadata, files_of
 
 Bytes = NDArray[np.uint8]
@@ -162,7 +162,7 @@ def _sum(data: NDArray[Any]) -> int:
 
 
 def _ahead(
-    parts: Sequence[Part], read: Callable[[int, Bytes], tuple[Bytes, int]]
+    parts: Sequence[PrefixTensor], read: Callable[[int, Bytes], tuple[Bytes, int]]
 ) -> Iterator[tuple[int, Bytes, int]]:
     """Each part's number, bytes and checksum, while a thread reads the next one."""
     spare = [np.empty(max((part.n_bytes for part in parts), default=0), np.uint8) for _ in "ab"]

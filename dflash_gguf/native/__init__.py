@@ -18,9 +18,9 @@ from .load_config import (
 from .models import Drafter, Model
 from .node_selection import NO_THRESHOLD, BreakEven, Selection, select_nodes
 from .passes import Draft, DraftRequest, Item, Rows
-from .prefixes import Part, Prefix
+from .prefixes import Prefix, PrefixTensor
 from .samplers import CoreSampler, SampleRequest, SamplerOptions
-from .sequences import Checkpoint, Sequence
+from .sequences import Sequence, SequenceCheckpoint
 from .suffix_index import Proposals, SuffixIndex
 
 __all__ = [
@@ -36,7 +36,6 @@ __all__ = [
     "OPTIONS",
     "BreakEven",
     "CalibrationParams",
-    "Checkpoint",
     "CoreSampler",
     "Device",
     "Draft",
@@ -49,14 +48,15 @@ __all__ = [
     "Memory",
     "Model",
     "Option",
-    "Part",
     "Prefix",
+    "PrefixTensor",
     "Proposals",
     "Rows",
     "SampleRequest",
     "SamplerOptions",
     "Selection",
     "Sequence",
+    "SequenceCheckpoint",
     "SuffixIndex",
     "devices",
     "ggml_version",

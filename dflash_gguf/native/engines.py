@@ -12,7 +12,7 @@ from ._ffi import Error, call, create, ffi, new, text, value
 from .limits import MAX_TOP, MAX_VERIFY
 from .load_config import LoadConfig, c_options
 from .models import Drafter, Model
-from .passes import Draft, DraftRequest, Item, Rows, Timeline, ids_of, nodes_of
+from .passes import Draft, DraftRequest, Item, Rows, SequenceHandle, ids_of, nodes_of
 from .prefixes import Prefix
 from .progress import Progress, c_callback
 from .samplers import SampleRequest
@@ -65,7 +65,7 @@ class Engine:
         self.n_ctx = int(info.n_ctx)
         self.n_parallel = int(info.n_parallel)
         self.cell_bytes = int(info.cell_bytes)
-        self.divides_prefixes = bool(info.partial_prefix_ok)
+        self.partial_prefix_ok = bool(info.partial_prefix_ok)
         self.n_passes = 0
         self.n_threads = int(info.n_threads)
 
@@ -146,7 +146,7 @@ class Engine:
 
     @property
     def n_free_cells(self) -> int:
-        """K/V rows that no sequence has; see `Sequence.wanted_cells`."""
+        """K/V rows that no sequence has; see `Sequence.cells_needed`."""
         return int(self.info().n_free_cells)
 
     @property
@@ -154,14 +154,14 @@ class Engine:
         """What prefixes take on the host."""
         return int(self.info().prefix_bytes)
 
-    def spill(self, n_cells: int, n_bytes: int, spared: Prefix | None = None) -> bool:
+    def offload(self, n_cells: int, n_bytes: int, pinned: Prefix | None = None) -> bool:
         """Moves rows of prefixes to the host until n cells are free, or no more can be.
 
         Of those that no sequence uses the longest unused first. Whether it could: False where it
-        takes more than n_bytes. spared: stays where it is.
+        takes more than n_bytes. pinned: stays where it is.
         """
         is_done = new("int32_t *")
-        stays = ffi.NULL if spared is None else spared.handle
+        stays = ffi.NULL if pinned is None else pinned.handle
         call("engine_offload_prefixes", self.handle, n_cells, n_bytes, stays, is_done)
         return bool(is_done[0])
 
@@ -287,7 +287,7 @@ class Engine:
         call("engine_sample", self._handle, params, len(requests))
         return [ffi.unpack(tokens, to.n_sampled) for tokens, to in zip(drawn, params, strict=True)]
 
-    def commit(self, paths: Sequence[tuple[Timeline, Sequence[int] | int]]) -> None:
+    def commit(self, paths: Sequence[tuple[SequenceHandle, Sequence[int] | int]]) -> None:
         """Appends a path of each sequence's open verify; what else was verified leaves no trace.
 
         paths: nodes, root first, or how many of the first ones.

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ._ffi import Error, call, ffi, new
 
 
-class Timeline(Protocol):
+class SequenceHandle(Protocol):
     """A `Sequence`, as passes know it."""
 
     engine: Any
@@ -27,7 +27,7 @@ class Timeline(Protocol):
 class Item(NamedTuple):
     """Tokens of one sequence that a pass is to run: to append, or candidates to verify."""
 
-    sequence: Timeline
+    sequence: SequenceHandle
     tokens: abc.Sequence[int]
     verifies: bool = False
     parents: abc.Sequence[int] | None = None
@@ -42,7 +42,7 @@ class Item(NamedTuple):
 class DraftRequest(NamedTuple):
     """Candidates for n_draft positions after a token that is chosen but not appended."""
 
-    sequence: Timeline
+    sequence: SequenceHandle
     last_token: int
     n_draft: int
 
@@ -61,7 +61,7 @@ class Draft(NamedTuple):
 class Rows:
     """The logits of one pass, a row for each token asked for; gone with the next call that runs."""
 
-    def __init__(self, sequence: Timeline, n_rows: int = 1) -> None:
+    def __init__(self, sequence: SequenceHandle, n_rows: int = 1) -> None:
         self._sequence = sequence
         self._made = sequence.n_calls, sequence.engine.n_passes
         self._n_rows = n_rows

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._ffi import call, create, ffi, new
-from .passes import Timeline
+from .passes import SequenceHandle
 
 Floats = NDArray[np.float32]
 
@@ -100,7 +100,7 @@ class CoreSampler:
 class SampleRequest(NamedTuple):
     """What is to be drawn of a sequence's rows of the last pass: `Engine.choose`."""
 
-    sequence: Timeline
+    sequence: SequenceHandle
     sampler: CoreSampler
     history: abc.Sequence[int]
     """Prompt and answer so far, where penalties look at them."""

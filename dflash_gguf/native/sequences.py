@@ -17,7 +17,7 @@ from .progress import Progress
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class SequenceCheckpoint:
     """A prefix of a sequence that can be gone back to, in this sequence."""
 
     handle: Any
@@ -65,7 +65,7 @@ class Sequence:
         call("sequence_get_tokens", self.handle, ffi.from_buffer("int32_t[]", out))
         return out
 
-    def wanted_cells(self, n: int) -> int:
+    def cells_needed(self, n: int) -> int:
         """How many of `Engine.n_free_cells` n more tokens take."""
         return value("sequence_cells_needed", self.handle, n)
 
@@ -124,16 +124,16 @@ class Sequence:
         self.engine.run([Item(self, tokens, all_logits=out)])
         return out
 
-    def take(self) -> Checkpoint:
+    def take(self) -> SequenceCheckpoint:
         """A checkpoint of the present position."""
         handle = create("checkpoint", "checkpoint_take", self.handle)
-        return Checkpoint(handle, value("checkpoint_position", handle))
+        return SequenceCheckpoint(handle, value("checkpoint_position", handle))
 
-    def holds(self, checkpoint: Checkpoint) -> bool:
+    def holds(self, checkpoint: SequenceCheckpoint) -> bool:
         """Whether the timeline still begins with the checkpoint's tokens."""
         return bool(value("checkpoint_is_valid", self.handle, checkpoint.handle))
 
-    def restore(self, checkpoint: Checkpoint) -> None:
+    def restore(self, checkpoint: SequenceCheckpoint) -> None:
         """Goes back to a checkpoint, however often.
 
         Raises:
@@ -142,7 +142,7 @@ class Sequence:
         self.n_calls += 1
         call("checkpoint_restore", self.handle, checkpoint.handle)
 
-    def keep(self) -> Prefix:
+    def snapshot(self) -> Prefix:
         """Keeps what it holds for others; rows of its last pass may be gone.
 
         Raises:
@@ -151,13 +151,13 @@ class Sequence:
         self.n_calls += 1
         return Prefix(create("prefix", "sequence_snapshot", self.handle), self.position)
 
-    def cost_of_keeping(self) -> int:
+    def snapshot_bytes(self) -> int:
         """Bytes on the host that `keep` takes."""
         n_bytes = new("uint64_t *")
         call("sequence_snapshot_bytes", self.handle, n_bytes)
         return int(n_bytes[0])
 
-    def adopt(self, prefix: Prefix, n: int) -> None:
+    def attach(self, prefix: Prefix, n: int) -> None:
         """Begins with the first n tokens of a prefix, or goes back to them: they stay in place.
 
         Raises:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..config import DecodeConfig
 from ..native import CoreSampler, Error, SampleRequest, SamplerOptions
-from ..native import Sequence as Timeline
+from ..native import Sequence as KvSequence
 from .noise import DraftScorer, Floats, Ids, TokenLogprobs
 
 
@@ -54,11 +54,11 @@ class Sampler(DraftScorer):
         )
 
     def sample_request(
-        self, timeline: Timeline, history: Sequence[int], n_rows: int
+        self, sequence: KvSequence, history: Sequence[int], n_rows: int
     ) -> SampleRequest:
         """What `Engine.choose` is to draw of the rows of a sequence. history: prompt and answer."""
         return SampleRequest(
-            timeline, self._core, self._penalty_window(history), len(history), n_rows
+            sequence, self._core, self._penalty_window(history), len(history), n_rows
         )
 
     def sample(self, logits: Floats, history: Sequence[int], position: int) -> SampledToken:

@@ -46,7 +46,7 @@ from dflash_gguf import native
 from dflash_gguf.config import DecodeConfig
 from dflash_gguf.engine.scheduler import Scheduler
 from dflash_gguf.engine.writing import Writing
-from dflash_gguf.kv_cache.prefix_cache import Prefixes
+from dflash_gguf.kv_cache.prefix_cache import PrefixCache
 from dflash_gguf.native import Draft, DraftRequest, Item, SampleRequest
 from dflash_gguf.speculative.controller import AutoController, Controller, FixedController
 from dflash_gguf.speculative.controller_state import Known
@@ -91,7 +91,7 @@ class SimulatedEngine:
     max_verify = 256
     max_draft_rows = 1 << 20
     n_most_top = n_top = n_experts = 0
-    divides_prefixes = True
+    partial_prefix_ok = True
     prefix_bytes = 0
     n_free_cells = 1 << 20
 
@@ -194,7 +194,7 @@ class SimulatedSequence:
         """Returns no tokens: nobody begins with a prefix."""
         return []
 
-    def wanted_cells(self, n: int) -> int:  # noqa: ARG002
+    def cells_needed(self, n: int) -> int:  # noqa: ARG002
         """Returns 0: there are always enough cells."""
         return 0
 
@@ -224,7 +224,7 @@ def simulated(setting: str, n: int, args: argparse.Namespace) -> Figures:
     engine: Any = SimulatedEngine(n, n_tokens, args.vocabulary, args.chance)
     first: Any = SimulatedSequence(engine)
     another: Any = SimulatedSequence
-    scheduler = Scheduler(first, Prefixes(engine, 0), another)
+    scheduler = Scheduler(first, PrefixCache(engine, 0), another)
     rules: dict[str, Controller | None] = {
         "none": None,
         "chain": FixedController(proposer.CHAIN, BLOCK, BLOCK),

@@ -355,15 +355,15 @@ def test_prefixes_are_copied(
     device = Sequence(Engine(model, None, Drafter(str(pair_of(kind).drafter), model)))
     tokens = PROMPT * 5
     device.prefill(tokens[:-9]).argmax()
-    prefix = device.keep()
+    prefix = device.snapshot()
     assert prefix.info().own_cells == 0
     rows = [device.decode(token).logits() for token in tokens[-9:]]
     draft = device.draft(5, 3, 4)
     for n in (len(tokens) - 9, len(tokens) - 30):
-        if n < prefix.n_tokens and not device.engine.divides_prefixes:
+        if n < prefix.n_tokens and not device.engine.partial_prefix_ok:
             continue
         device.reset()
-        device.adopt(prefix, n)
+        device.attach(prefix, n)
         assert (device.tokens == tokens[:n]).all()
         if n < prefix.n_tokens:
             device.prefill(tokens[n:-9]).argmax()
@@ -595,7 +595,7 @@ def test_windows_leave_what_is_behind_them(
     model = Model(str(pair.target), config)
     device = Sequence(Engine(model, None, Drafter(str(pair.drafter), model), 30))
     cpu = Sequence(Engine(Model(str(pair.target), replace(config, **CPU))))
-    assert not device.engine.divides_prefixes and not cpu.engine.divides_prefixes
+    assert not device.engine.partial_prefix_ok and not cpu.engine.partial_prefix_ok
     device.engine.reserve_verify(24)
     tokens: list[int] = []
     close = 0.0
@@ -622,7 +622,7 @@ def test_windows_leave_what_is_behind_them(
 
     prompt = random.integers(0, 300, 333).tolist()
     device.prefill(prompt[:-1]).argmax()
-    kept = device.keep()
+    kept = device.snapshot()
     check(device.prefill(prompt[-1:]).logits(), prompt)
     tokens = list(prompt)
     go_on(600)
@@ -635,7 +635,7 @@ def test_windows_leave_what_is_behind_them(
     tokens = at
     go_on(800)
     assert go_back(device, prompt) == 0  # too far
-    device.adopt(kept, 332)
+    device.attach(kept, 332)
     check(device.prefill(prompt[332:]).logits(), prompt)
     tokens = list(prompt)
     go_on(500)

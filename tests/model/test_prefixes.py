@@ -12,7 +12,7 @@ from device import DEVICE
 from pairs import N_UBATCH, make_pair, open_decoder, random_tokens
 
 from dflash_gguf.kv_cache import prefix_cache
-from dflash_gguf.kv_cache.prefix_cache import Prefixes
+from dflash_gguf.kv_cache.prefix_cache import PrefixCache
 from dflash_gguf.native import Sequence
 from dflash_gguf.text.chat import ChatPrompt
 
@@ -54,13 +54,13 @@ def test_found_prefixes_give_the_tokens_of_computed_ones(tmp_path: Path, kind: s
         assert same(text[:n], "chain").n_cached == n - 1  # regenerated
         edited = [*text[: n - 10], *random_tokens(12, seed=77)]
         n_cached = same(edited).n_cached
-        divides = found.engine.divides_prefixes
+        divides = found.engine.partial_prefix_ok
         assert n_cached == n - 10 if divides else 0 < n_cached <= n - 10
         again = [*edited[:-1], (edited[-1] + 1) % VOCAB_SIZE]
         assert same(again).n_cached == len(again) - 1
         if not divides:  # where they parted all is kept now, if it was worth it
             third = [*text[: n - 10], *random_tokens(9, seed=78)]
-            parted = n - 10 - n_cached >= prefix_cache.LEAST_BRANCH
+            parted = n - 10 - n_cached >= prefix_cache.MIN_BRANCH
             assert same(third).n_cached == (n - 10 if parted else n_cached)
 
 
@@ -69,12 +69,12 @@ def test_drafts_after_a_hit_are_those_of_a_fresh_sequence(tmp_path: Path, kind: 
     pair = make_pair(tmp_path, kind)
     prompt, longer = random_tokens(140), random_tokens(30, seed=3)
     with open_decoder(pair) as found, open_decoder(pair) as fresh:
-        for store in (found._prefixes, fresh._prefixes):
+        for store in (found._prefix_cache, fresh._prefix_cache):
             assert not len(store)
         found.generate(prompt, **SETTINGS)
         found.generate(random_tokens(20, seed=1), **SETTINGS)
         for tokens in (prompt, [*prompt[:-1], *longer]):
-            begun = found._prefixes.begin(found.sequence, tokens)
+            begun = found._prefix_cache.start(found.sequence, tokens)
             assert begun.n_cached == begun.n_draft_context == len(prompt) - 1
             fresh.sequence.reset()
             rows = [
@@ -218,7 +218,7 @@ def test_any_use_stays_below_the_limit_and_leaks_nothing(
     pair = make_pair(tmp_path, kind)
     rng = np.random.default_rng(n_bytes)
     with open_decoder(pair, 3, n_bytes=n_bytes) as many, open_decoder(pair, n_bytes=0) as alone:
-        store, engine = many._prefixes, many.engine
+        store, engine = many._prefix_cache, many.engine
         texts = [random_tokens(30, seed=i) for i in range(3)]
         n_cached = n_spilled = 0
         for _ in range(30):
@@ -232,7 +232,7 @@ def test_any_use_stays_below_the_limit_and_leaks_nothing(
                 n_cached += result.n_cached
                 texts = [*texts, [*prompt, *result.tokens][:150]][-8:]
             assert engine.prefix_bytes <= n_bytes
-            n_spilled += any(prefix.wanted_cells(prefix.n_tokens) > 64 for prefix in store)
+            n_spilled += any(prefix.cells_needed(prefix.n_tokens) > 64 for prefix in store)
         assert n_cached > 100 or n_bytes < 1_000_000
         assert n_cached == 0 or n_bytes > 0
         assert n_spilled > 0 or n_bytes < 1_000_000
@@ -248,25 +248,25 @@ def test_rows_that_two_sequences_kept_are_idle_when_both_are_gone(
         engine, first = decoder.engine, decoder.sequence
         second = Sequence(engine)
         first.prefill(random_tokens(200)).argmax()
-        common = first.keep()
-        second.adopt(common, 200)
+        common = first.snapshot()
+        second.attach(common, 200)
         common.close()
-        kept = [one.keep() for one in (first, second)]
+        kept = [one.snapshot() for one in (first, second)]
         for one in (first, second):
             one.reset()
         assert engine.n_free_cells == 512 - 192
-        assert not engine.spill(512, 0)
-        assert engine.spill(512, 1 << 30, kept[0])
+        assert not engine.offload(512, 0)
+        assert engine.offload(512, 1 << 30, kept[0])
         assert engine.n_free_cells == 512 - 192
-        assert engine.spill(64, 1 << 30)
+        assert engine.offload(64, 1 << 30)
         assert engine.n_free_cells == 512 - 128
-        assert [prefix.wanted_cells(192) for prefix in kept] == [64, 64]
-        assert engine.spill(512, 1 << 30)
+        assert [prefix.cells_needed(192) for prefix in kept] == [64, 64]
+        assert engine.offload(512, 1 << 30)
         assert engine.n_free_cells == 512
         n_bytes = engine.prefix_bytes
         kept[1].close()
         assert 0 < engine.prefix_bytes <= n_bytes
-        first.adopt(kept[0], 200)
+        first.attach(kept[0], 200)
         assert np.isfinite(first.decode(5).logits()).all()
         for one in (kept[0], first, second):
             one.close()
@@ -279,16 +279,16 @@ def test_of_rows_in_cells_the_longest_unused_go_first(tmp_path: Path) -> None:
         kept = []
         for seed in range(3):
             sequence.prefill(random_tokens(128, seed=seed)).argmax()
-            kept.append(sequence.keep())
+            kept.append(sequence.snapshot())
             sequence.reset()
-        sequence.adopt(kept[0], 64)  # of it the first page alone
+        sequence.attach(kept[0], 64)  # of it the first page alone
         sequence.reset()
 
         def moved() -> list[int]:
-            return [prefix.wanted_cells(128) for prefix in kept]
+            return [prefix.cells_needed(128) for prefix in kept]
 
         for expected in ([64, 0, 0], [64, 64, 0], [64, 128, 0], [64, 128, 64], [64, 128, 128]):
-            assert engine.spill(1, 1 << 30)
+            assert engine.offload(1, 1 << 30)
             assert moved() == expected
         for prefix in kept:
             prefix.close()
@@ -303,7 +303,7 @@ class Model:
     cell_bytes = 8
 
     def __init__(self, n_pages: int, *, divides: bool) -> None:
-        self.divides_prefixes = divides
+        self.partial_prefix_ok = divides
         self.n_pages = n_pages
         self.n_in_place = self.n_asked = 0
         self.prefixes: set[ModelPrefix] = set()
@@ -322,7 +322,7 @@ class Model:
         ends = sum(one.n_tokens % 64 * Model.cell_bytes + 50 for one in self.prefixes)
         return n_spilled * PAGE_BYTES + ends
 
-    def spill(self, n_cells: int, n_bytes: int, spared: Any = None) -> bool:
+    def offload(self, n_cells: int, n_bytes: int, spared: Any = None) -> bool:
         self.n_asked += 1
         stay = {page for line in self.lines for page in line.pages}
         stay.update(spared.pages if spared is not None else ())
@@ -358,17 +358,17 @@ class ModelLine:
         return len(self.tokens)
 
     def append(self, tokens: list[int]) -> bool:
-        wanted = self.wanted_cells(len(tokens))
+        wanted = self.cells_needed(len(tokens))
         if wanted > self.engine.n_free_cells:
             return False
         self.tokens = np.append(self.tokens, np.asarray(tokens, dtype=np.int32))
         self.n_own += wanted
         return True
 
-    def wanted_cells(self, n: int) -> int:
+    def cells_needed(self, n: int) -> int:
         return max(0, -(-(len(self.tokens) + n) // 64) * 64 - len(self.pages) * 64 - self.n_own)
 
-    def cost_of_keeping(self) -> int:
+    def snapshot_bytes(self) -> int:
         return len(self.tokens) % 64 * Model.cell_bytes + 50
 
     def keep(self) -> ModelPrefix:
@@ -377,14 +377,14 @@ class ModelLine:
             self.n_own -= 64
         return ModelPrefix(self.engine, self)
 
-    def adopt(self, prefix: ModelPrefix, n: int) -> None:
+    def attach(self, prefix: ModelPrefix, n: int) -> None:
         assert not prefix.is_closed
-        assert n == prefix.n_tokens or self.engine.divides_prefixes
+        assert n == prefix.n_tokens or self.engine.partial_prefix_ok
         if len(self.tokens):
             np.testing.assert_array_equal(self.tokens[:n], prefix.tokens[:n])
             self.engine.n_in_place += 1
             self.pages, self.n_own = [], 0
-        assert prefix.wanted_cells(n) <= self.engine.n_free_cells
+        assert prefix.cells_needed(n) <= self.engine.n_free_cells
         self.pages = prefix.pages[: n // 64]
         for page in self.pages:
             page.is_here = True
@@ -409,7 +409,7 @@ class ModelPrefix:
         assert not self.is_closed
         return self
 
-    def wanted_cells(self, n: int) -> int:
+    def cells_needed(self, n: int) -> int:
         n_spilled = sum(not page.is_here for page in self.pages[: n // 64])
         return n_spilled * 64 + (64 if n % 64 else 0)
 
@@ -421,14 +421,14 @@ class ModelPrefix:
 
 def test_room_is_found_without_asking_every_prefix() -> None:
     engine = Model(40, divides=True)
-    store = Prefixes(engine, 1 << 20)
+    store = PrefixCache(engine, 1 << 20)
     line = ModelLine(engine)
     for i in range(300):
         tokens = [i, *range(64)]
-        assert store.begin(line, tokens).n_cached == 0
+        assert store.start(line, tokens).n_cached == 0
         assert store.make_room(128)
         assert line.append(tokens)
-        store.put(line)
+        store.release(line)
     assert len(store) == 300
     assert engine.n_asked < 300
     engine.n_asked = 0
@@ -440,11 +440,11 @@ def test_room_is_found_without_asking_every_prefix() -> None:
 
 def test_what_is_too_large_to_be_kept_takes_nothing_of_others() -> None:
     engine = Model(40, divides=True)
-    store = Prefixes(engine, 300)
+    store = PrefixCache(engine, 300)
     lines = [ModelLine(engine) for _ in range(2)]
     for line, n in zip(lines, (64 + 10, 64 + 40), strict=True):
         assert line.append(random_tokens(n, seed=n))
-        store.put(line)
+        store.release(line)
     assert [prefix.n_tokens for prefix in store] == [64 + 10]
 
 
@@ -453,10 +453,10 @@ def test_ten_thousand_random_operations(divides: bool) -> None:
     """Never above the limit, no leak, nothing found that is not there, all that is known found."""
     rng = np.random.default_rng(3)
     engine = Model(40, divides=divides)
-    store = Prefixes(engine, 6_000)
+    store = PrefixCache(engine, 6_000)
     lines = [ModelLine(engine) for _ in range(4)]
     resting: list[ModelLine] = []
-    store.resting = lambda: resting
+    store.parked = lambda: resting
     texts: list[list[int]] = [[]]
     n_found = n_dropped = 0
     for i in range(5000):
@@ -469,7 +469,7 @@ def test_ten_thousand_random_operations(divides: bool) -> None:
             resting.remove(line)
         if way < 4:
             known = {bytes(prefix.tokens[: prefix.n_tokens]) for prefix in engine.prefixes}
-            begun = store.begin(line, tokens)
+            begun = store.start(line, tokens)
             n_found += begun.n_cached > 0
             assert begun.n_cached < len(tokens)
             np.testing.assert_array_equal(line.tokens, tokens[: begun.n_cached])
@@ -478,18 +478,18 @@ def test_ten_thousand_random_operations(divides: bool) -> None:
                 assert bytes(ids[: begun.n_cached]) in known | {
                     bytes(prefix.tokens) for prefix in engine.prefixes
                 }
-            assert list(begun.stops) == sorted(set(begun.stops))
-            assert all(begun.n_cached < stop < len(tokens) for stop in begun.stops)
+            assert list(begun.snapshot_positions) == sorted(set(begun.snapshot_positions))
+            assert all(begun.n_cached < stop < len(tokens) for stop in begun.snapshot_positions)
             if store.make_room(len(tokens) + 64):
                 line.append(tokens[begun.n_cached :])
             texts = [*texts, tokens][-6:]
         elif way < 7 and line.position:
-            store.keep(line)
+            store.insert(line)
         elif way == 7 and i % 2:
-            store.put(line)
+            store.release(line)
             assert not line.position
         elif way == 7:
-            store.rest(line)
+            store.park(line)
             assert store.nearest([line], [*line.tokens, 1]) is line
             resting = [one for one in (*resting, line) if one is not line] + [line]
         elif way == 8:

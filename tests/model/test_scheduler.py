@@ -23,7 +23,7 @@ from dflash_gguf.decoder import Decoder
 from dflash_gguf.engine import jobs
 from dflash_gguf.engine.jobs import Job
 from dflash_gguf.engine.prefill_budget import Pace
-from dflash_gguf.kv_cache.prefix_cache import Prefixes
+from dflash_gguf.kv_cache.prefix_cache import PrefixCache
 from dflash_gguf.native import Error, Item
 from dflash_gguf.speculative.controller import AutoController, Controller
 from dflash_gguf.speculative.cost_model import Round
@@ -241,13 +241,13 @@ def test_many_rounds_leave_what_a_prefill_does(tmp_path: Path, kind: str) -> Non
         for stream in streams:
             job = stream._job
             assert stream.result().rounds >= N_ROUNDS
-            rest, last = job.history[: job.held.position], job.history[-1]
+            rest, last = job.history[: job.sequence.position], job.history[-1]
             rows = fresh.engine.run([Item(fresh.sequence, rest)])
             assert np.isfinite(rows[0].logits()).all()
-            found, expected = (x.draft(last, 5, 8) for x in (job.held, fresh.sequence))
+            found, expected = (x.draft(last, 5, 8) for x in (job.sequence, fresh.sequence))
             for one, two in zip(found, expected, strict=True):
                 np.testing.assert_array_equal(one, two)
-            row, alone = (x.decode(last).logits() for x in (job.held, fresh.sequence))
+            row, alone = (x.decode(last).logits() for x in (job.sequence, fresh.sequence))
             np.testing.assert_array_equal(row, alone)
             fresh.sequence.reset()
 
@@ -306,7 +306,7 @@ def test_prompts_that_hold_all_cells_come_further(pair: Pair) -> None:
             if all(job.is_over for job in jobs):
                 break
             scheduler.round(next(job for job in jobs if not job.is_over))
-            held = [job for job in scheduler.running if not job.decodes and job.held.position]
+            held = [job for job in scheduler.running if not job.decodes and job.sequence.position]
             held_all += len(held) == 2 and many.engine.n_free_cells == 0
         assert held_all > 0
         assert all(job.is_over for job in jobs)
@@ -340,11 +340,11 @@ def test_a_reader_that_is_behind_keeps_its_place(pair: Pair) -> None:
         slow, fast = many.stream([1, 2], **slow_settings), many.stream([3], **slow_settings)
         next(slow)
         assert sum(len(step.tokens) for step in fast) == 400
-        held = many._scheduler.running[0].held.position
+        held = many._scheduler.running[0].sequence.position
         assert 256 <= held <= 260
         third = many.generate([5, 6, 7], **{**slow_settings, "max_tokens": 20})
         assert third.tokens == one.generate([5, 6, 7], **slow_settings).tokens[:20]
-        assert many._scheduler.running[0].held.position == held
+        assert many._scheduler.running[0].sequence.position == held
         rest = tuple(token for step in slow for token in step.tokens)
         assert slow.result().tokens[1:] == rest
         assert slow.result().tokens == one.generate([1, 2], **slow_settings).tokens
@@ -453,14 +453,14 @@ def test_the_largest_changes_of_logits(alone: Decoder, settings: Any) -> None:
 
 
 def test_what_fails_to_begin_tells_why(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = Prefixes.begin
+    begin = PrefixCache.start
 
     def fail_once(*_args: Any, **_settings: Any) -> Any:
-        monkeypatch.setattr(Prefixes, "begin", begin)
+        monkeypatch.setattr(PrefixCache, "begin", begin)
         raise Error("the cache is broken")
 
     with open_decoder(pair, 2) as many:
-        monkeypatch.setattr(Prefixes, "begin", fail_once)
+        monkeypatch.setattr(PrefixCache, "begin", fail_once)
         with pytest.raises(Error, match="the cache is broken"):
             many.generate([1, 2, 3], max_tokens=2)
         assert len(many.generate([1, 2, 3], max_tokens=2, ignore_eos=True).tokens) == 2
@@ -656,7 +656,7 @@ def test_an_interrupted_batch_leaves_no_answer(pair: Pair) -> None:
                 [[i + 1] for i in range(9)], max_tokens=[3, 4, *[30] * 7], progress=stop
             )
         assert not many._scheduler._jobs
-        assert len(many._scheduler._free) == len(many._scheduler._timelines)
+        assert len(many._scheduler._free) == len(many._scheduler._sequences)
 
 
 def test_logits_take_the_room_of_what_is_merely_kept(pair: Pair) -> None:

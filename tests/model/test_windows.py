@@ -49,7 +49,7 @@ def engine_of(path: Path, n_parallel: int = 1, **settings: Any) -> Engine:
 
 
 def forgets(engine: Engine) -> bool:
-    return not engine.divides_prefixes
+    return not engine.partial_prefix_ok
 
 
 def both(path: Path) -> Iterator[Sequence]:
@@ -74,7 +74,7 @@ def test_memory_of_windows_does_not_grow(tiny_gguf: Tiny, kind: str) -> None:
         sequence.prefill(TEXT[: 11 * 64 + 6]).argmax()
         # A prefix copies a window less one, from the beginning of a page on; of layers that see all
         # what is in the last page.
-        assert sequence.cost_of_keeping() == ROW * (sliding * (7 + 63) + full * 6)
+        assert sequence.snapshot_bytes() == ROW * (sliding * (7 + 63) + full * 6)
     assert engine_of(path, n_ctx=512).bytes_of("kv") == ROW * (full + sliding) * 512
     many = engine_of(path, 4, n_ctx=65536)
     assert many.bytes_of("kv") == ROW * (full * 65536 + sliding * 1280)
@@ -129,14 +129,14 @@ def test_ways_back(tiny_gguf: Tiny, kind: str) -> None:
     def ask(prompt: list[int], there: int, kept: Prefix | None = None) -> Prefix:
         if kept is not None:
             sequence.reset()
-            sequence.adopt(kept, there)
+            sequence.attach(kept, there)
         else:
             assert go_back(sequence, prompt) == there
         keeping.reset()
         keeping.prefill(prompt[:-1])
         if there < len(prompt) - 1:
             sequence.prefill(prompt[there:-1])
-        kept = sequence.keep()
+        kept = sequence.snapshot()
         found, expected = (x.prefill(prompt[-1:]).logits() for x in (sequence, keeping))
         np.testing.assert_array_equal(found, expected)
         return kept
@@ -176,10 +176,10 @@ def test_a_prefix_is_the_same_whatever_passes_came_to_it(tiny_gguf: Tiny, kind: 
         sequence.reset()
         for first, end in pairwise(cuts):
             sequence.prefill(prompt[first:end])
-        kept = sequence.keep()
+        kept = sequence.snapshot()
         answer(sequence, 150)
         sequence.reset()
-        sequence.adopt(kept, 332)
+        sequence.attach(kept, 332)
         np.testing.assert_array_equal(sequence.decode(prompt[-1]).logits(), expected)
     keeping.prefill(TEXT[400:420])
     expected = keeping.decode(9).logits()
@@ -189,12 +189,12 @@ def test_a_prefix_is_the_same_whatever_passes_came_to_it(tiny_gguf: Tiny, kind: 
     sequence.commit(13)
     sequence.verify([*TEXT[400:420], 3, 4])
     sequence.commit(20)
-    kept = sequence.keep()
+    kept = sequence.snapshot()
     for _ in range(20):  # and far beyond
         sequence.verify(TEXT[:16])
         sequence.commit(16)
     sequence.reset()
-    sequence.adopt(kept, 353)
+    sequence.attach(kept, 353)
     np.testing.assert_array_equal(sequence.decode(9).logits(), expected)
 
 

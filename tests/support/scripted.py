@@ -13,7 +13,7 @@ from dflash_gguf import native
 from dflash_gguf.config import DecodeConfig
 from dflash_gguf.engine.scheduler import Scheduler
 from dflash_gguf.engine.writing import Writing
-from dflash_gguf.kv_cache.prefix_cache import Prefixes
+from dflash_gguf.kv_cache.prefix_cache import PrefixCache
 from dflash_gguf.native import Item, SampleRequest
 from dflash_gguf.outputs import Result, Step
 from dflash_gguf.speculative.controller import Controller
@@ -84,7 +84,7 @@ class Engine:
     """Passes of its only sequence."""
 
     n_parallel = 1
-    divides_prefixes = True
+    partial_prefix_ok = True
     prefix_bytes = 0
     drafter: Any = None
     n_threads = 2
@@ -104,7 +104,7 @@ class Engine:
         self.n_top = k
         return k > 0
 
-    def spill(self, *_: Any) -> bool:
+    def offload(self, *_: Any) -> bool:
         return True
 
     def reserve_verify(self, n: int) -> None:
@@ -160,7 +160,7 @@ class Kept:
     def info(self) -> Kept:
         return self
 
-    def wanted_cells(self, n: int) -> int:  # noqa: ARG002
+    def cells_needed(self, n: int) -> int:  # noqa: ARG002
         return 0
 
     def close(self) -> None:
@@ -225,17 +225,17 @@ class Scripted:
 
     # ---- what it leaves behind
 
-    def wanted_cells(self, n: int) -> int:  # noqa: ARG002
+    def cells_needed(self, n: int) -> int:  # noqa: ARG002
         return 0
 
-    def cost_of_keeping(self) -> int:
+    def snapshot_bytes(self) -> int:
         return 0
 
-    def keep(self) -> Kept:
+    def snapshot(self) -> Kept:
         assert not self.open
         return Kept(self.tokens)
 
-    def adopt(self, prefix: Kept, n: int) -> None:
+    def attach(self, prefix: Kept, n: int) -> None:
         assert not self.tokens or self.tokens[:n] == prefix.tokens[:n]
         self.tokens = prefix.tokens[:n]
 
@@ -304,7 +304,7 @@ class Said:
         cancelled: Callable[[], bool] | None = None,
         on_prefill: Progress | None = None,
     ) -> None:
-        self.scheduler = Scheduler(sequence, Prefixes(sequence.engine, 1 << 20))
+        self.scheduler = Scheduler(sequence, PrefixCache(sequence.engine, 1 << 20))
         self.writing = Writing(
             vocabulary or Bytes(),
             prompt,
