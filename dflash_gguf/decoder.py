@@ -407,7 +407,11 @@ class Decoder:
         if tokens and not 0 <= min(tokens) <= max(tokens) < n_vocab:
             token = next(token for token in tokens if not 0 <= token < n_vocab)
             raise ValueError(f"token id {token} is outside the vocabulary of {n_vocab}")
-        return ChatPrompt(tokens, None, prompt.turns) if isinstance(prompt, ChatPrompt) else tokens
+        return (
+            ChatPrompt(tokens, None, prompt.turn_boundaries)
+            if isinstance(prompt, ChatPrompt)
+            else tokens
+        )
 
     def _need_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:

@@ -10,7 +10,7 @@ from typing import Protocol
 from .. import native
 from ..speculative.cost_model import CostModel, Round
 from ..speculative.proposers.dflash import N_RANKED
-from ..speculative.speculator import Clock, Rows, untimed
+from ..speculative.speculator import Clock, RowsLike, untimed
 from ..speculative.statistics import N_TIMES
 from ..speculative.tree import Tree
 
@@ -18,10 +18,10 @@ from ..speculative.tree import Tree
 class VerifiableSequence(Protocol):
     """A `native.Sequence`, as far as one round of it goes."""
 
-    def verify(self, tokens: Sequence[int]) -> Rows:
+    def verify(self, tokens: Sequence[int]) -> RowsLike:
         """Runs tokens after the timeline and returns a row for each; appends nothing."""
 
-    def verify_tree(self, tokens: Sequence[int], parents: Sequence[int]) -> Rows:
+    def verify_tree(self, tokens: Sequence[int], parents: Sequence[int]) -> RowsLike:
         """The same for nodes that see only their ancestors; the root comes first, parent -1."""
 
     def commit(self, n: int) -> None:
@@ -90,7 +90,7 @@ def _round(sequence: native.Sequence, last: int, n: int, size: int, is_tree: boo
 def verify(
     sequence: VerifiableSequence,
     tree: Tree,
-    choose: Callable[[Rows, int], int],
+    choose: Callable[[RowsLike, int], int],
     take: Callable[[int], bool],
     clock: Clock = untimed,
 ) -> int:

@@ -10,7 +10,7 @@ from ..text.reasoning import Part, Splitter
 from ..text.stream import StopMatcher, Utf8Stream
 
 
-class Vocabulary(Protocol):
+class VocabularyLike(Protocol):
     """What decoding asks of a tokenizer."""
 
     @property
@@ -30,7 +30,7 @@ class Answer:
 
     def __init__(
         self,
-        vocabulary: Vocabulary,
+        vocabulary: VocabularyLike,
         config: DecodeConfig,
         n_room: int,
         cancelled: Callable[[], bool],

@@ -12,7 +12,7 @@ from ..speculative.proposers.proposer import Request
 from ..speculative.speculator import Progress, Speculator
 from .writing import Writing
 
-MOST_UNREAD = 256
+MAX_UNREAD_TOKENS = 256
 """Tokens of an answer that nobody has read yet, after which it pauses."""
 
 
@@ -63,19 +63,19 @@ class Job:
         return self.assigned_sequence
 
     @property
-    def decodes(self) -> bool:
+    def is_decoding(self) -> bool:
         """Whether only the last token is not in the caches yet; else some are to be filled in."""
         return bool(self.answer.tokens) and self.sequence.position == len(self.history) - 1
 
     @property
-    def is_fresh(self) -> bool:
+    def ignore_prefix_cache(self) -> bool:
         """Whether it is to begin with nothing of what earlier answers left behind."""
         return not self.writing.config.cache_prompt and not self.n_to_fill
 
     @property
-    def pauses(self) -> bool:
+    def is_throttled(self) -> bool:
         """Whether its reader is too far behind."""
-        return self.n_unread >= MOST_UNREAD
+        return self.n_unread >= MAX_UNREAD_TOKENS
 
     @property
     def n_rows(self) -> int:

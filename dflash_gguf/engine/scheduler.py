@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from ..config import DecodeConfig
 from ..kv_cache.prefix_cache import PAGE, PrefixCache
-from ..native import Engine, Error, Item, Rows
+from ..native import BatchEntry, Engine, Error, Rows
 from ..native import Sequence as KvSequence
 from ..outputs import Step
 from ..speculative.controller import Controller
@@ -25,7 +25,7 @@ from ..speculative.speculator import Progress, Speculator
 from ..speculative.tree import Tree
 from .account import Phase
 from .jobs import Group, Job
-from .prefill_budget import Pace
+from .prefill_budget import PrefillBudget
 from .writing import Writing
 
 
@@ -40,9 +40,9 @@ class _Work:
     """
 
     __slots__ = (
-        "decodes",
         "drawn",
         "draws",
+        "is_decoding",
         "item",
         "job",
         "n_taken",
@@ -53,10 +53,16 @@ class _Work:
     )
 
     def __init__(
-        self, job: Job, item: Item, tree: Tree | None, *, decodes: bool, draws: bool = True
+        self,
+        job: Job,
+        item: BatchEntry,
+        tree: Tree | None,
+        *,
+        is_decoding: bool,
+        draws: bool = True,
     ) -> None:
         self.job, self.item, self.tree = job, item, tree
-        self.decodes, self.draws = decodes, draws
+        self.is_decoding, self.draws = is_decoding, draws
         self.drawn: list[int] | None = None
         self.tokens: list[int] = []
         self.path: list[int] = []
@@ -128,7 +134,7 @@ class Scheduler:
         self._open: list[KvSequence] = []  # in a round that has not ended
         self._n_jobs = 0
         self._took: dict[str, float] = {}  # seconds of the round by phase
-        self._pace = Pace()
+        self._prefill_budget = PrefillBudget()
         self._rest = _Rest()
         # On a device, beside verifies, a plain step is one of a bare root: there is a graph less to
         # build and to run, as else states of recurrent layers would advance for some answers and
@@ -147,7 +153,7 @@ class Scheduler:
         return [
             job
             for job in self._jobs
-            if job.assigned_sequence is None and not job.is_over and not job.pauses
+            if job.assigned_sequence is None and not job.is_over and not job.is_throttled
         ]
 
     @property
@@ -176,7 +182,7 @@ class Scheduler:
         """
         self._n_jobs += 1
         group = self._group_of(writing.config, proposers, controller)
-        n_top = writing.n_top(self.engine.n_most_top)
+        n_top = writing.n_top(self.engine.max_top_k)
         job = Job(self._n_jobs, writing, group, n_top, on_prefill)
         if group is not None:
             group.jobs.add(job)
@@ -204,7 +210,7 @@ class Scheduler:
         if job.assigned_sequence is not None:
             if job.assigned_sequence in self._open:
                 job.assigned_sequence.commit(0)
-            if job.decodes:
+            if job.is_decoding:
                 self._prefix_cache.park(job.assigned_sequence)
             else:
                 self._prefix_cache.release(job.assigned_sequence)
@@ -251,10 +257,10 @@ class Scheduler:
                 self.end(job)  # the former where that was interrupted
         if wanted.is_over:
             return
-        active = [job for job in self._admit() if not job.pauses]
+        active = [job for job in self._admit() if not job.is_throttled]
         if not active and self.running:  # for their readers; the wanted one has no place
             self._preempt(self.running[-1])
-            active = [job for job in self._admit() if not job.pauses]
+            active = [job for job in self._admit() if not job.is_throttled]
         if active:  # else the wanted one could not begin, which ended it
             self._run(active)
 
@@ -309,19 +315,19 @@ class Scheduler:
 
     def _place(self, job: Job, running: list[Job]) -> bool:
         """Gives it a sequence, unless it is to wait; whether others may be asked."""
-        if not job.is_fresh and self._is_being_filled(job):
+        if not job.ignore_prefix_cache and self._is_being_filled(job):
             return False
         # Those that run want room to grow, or the newest would soon have to leave again.
         headroom = 2 * PAGE * len(running)
         sequence = self._free_sequence(job)
-        fresh = {"is_fresh": job.is_fresh}
+        fresh = {"ignore_prefix_cache": job.ignore_prefix_cache}
         if not self._prefix_cache.reserve(sequence, job.history, headroom, **fresh) and running:
             return False
         if job.prefill_started is None:
             job.prefill_started = time.perf_counter()
         try:
             job.prefix_hit = self._prefix_cache.start(
-                sequence, job.history, job.writing.turns, **fresh
+                sequence, job.history, job.writing.turn_boundaries, **fresh
             )
             n_left = len(job.history) - job.prefix_hit.n_cached
             self._prefix_cache.make_room(sequence.cells_needed(n_left), claimed=sequence)
@@ -337,7 +343,7 @@ class Scheduler:
         for other in self.running:
             position = other.sequence.position
             n = _n_common(job.history[:-1], other.history)
-            if other.decodes or position >= n or n < n_known + PAGE or other.pauses:
+            if other.is_decoding or position >= n or n < n_known + PAGE or other.is_throttled:
                 continue
             other.prefix_hit = other.prefix_hit.with_snapshot(n)
             return True
@@ -354,7 +360,7 @@ class Scheduler:
         if job.group is not None:
             job.group.speculator.start(job.request)
         job.assigned_sequence = sequence
-        if job.group is not None and job.decodes:  # all that it had is there again
+        if job.group is not None and job.is_decoding:  # all that it had is there again
             job.group.speculator.start_decoding(job.request)
 
     def _free_sequence(self, job: Job) -> KvSequence:
@@ -363,7 +369,7 @@ class Scheduler:
         Fewer answers run than the engine holds sequences.
         """
         free = self._free
-        nearest = self._prefix_cache.nearest(free, () if job.is_fresh else job.history)
+        nearest = self._prefix_cache.nearest(free, () if job.ignore_prefix_cache else job.history)
         if nearest is not None:
             return nearest
         if len(self._sequences) < self.engine.n_parallel:
@@ -393,8 +399,8 @@ class Scheduler:
         started = time.perf_counter()
         took = self._took = {}
         self._make_room(active)
-        decoding = [job for job in active if job.decodes]
-        self._keep_top(active)
+        decoding = [job for job in active if job.is_decoding]
+        self._set_top_k(active)
         rest = self._rest
         rests = rest.n_left > 0 and len(decoding) == len(active) and rest.jobs == decoding
         if not rests:
@@ -421,7 +427,7 @@ class Scheduler:
         seconds = time.perf_counter() - started
         host_s = seconds - sum(took.values())
         for one in done:
-            if one.decodes:
+            if one.is_decoding:
                 self._count(one, seconds, host_s - one.sampled_s)
         is_whole = len(work) == len(done) == len(decoding)
         if rests:
@@ -433,14 +439,14 @@ class Scheduler:
             if is_whole and len(quiet) == len(drafted):
                 self._rest = _Rest(decoding, drafted)
         if decoding and self.engine.n_parallel > 1:
-            self._pace.ran(seconds, n_filled)
+            self._prefill_budget.observe(seconds, n_filled)
         self._finish(done)
 
-    def _keep_top(self, jobs: list[Job]) -> None:
+    def _set_top_k(self, jobs: list[Job]) -> None:
         """Lets a device pick the best tokens of rows, where all answers draw among these only."""
         k = min([job.n_top for job in jobs], default=0)
         if k != self._top[0] or self.engine.n_top != self._top[1]:
-            self.engine.keep_top(k)
+            self.engine.set_top_k(k)
             self._top = k, self.engine.n_top
 
     def _propose(self, decoding: list[Job]) -> list[tuple[Group, Round]]:
@@ -488,7 +494,7 @@ class Scheduler:
         n_most = max(self.engine.config.n_ubatch, self.engine.n_parallel)
         left = min(n_most, self.engine.n_ctx) - sum([one.tree is None for one in decoding])
         if decoding:
-            left = min(left, self._pace.chunk(len(decoding), len(filling)))
+            left = min(left, self._prefill_budget.chunk(len(decoding), len(filling)))
         n_taken = sum([one.n_wanted for one in decoding])
         work: list[_Work] = []
         for job in filling:  # the oldest first
@@ -503,8 +509,8 @@ class Scheduler:
             stop = position + n
             # A row that is read proves that what is kept there is sound.
             n_to_come = 0 if stop in job.prefix_hit.snapshot_positions else end - stop
-            item = Item(job.sequence, job.history[position:stop], n_to_come=n_to_come)
-            work.append(_Work(job, item, None, decodes=False, draws=stop == end))
+            item = BatchEntry(job.sequence, job.history[position:stop], n_remaining=n_to_come)
+            work.append(_Work(job, item, None, is_decoding=False, draws=stop == end))
             left -= n
             n_taken += work[-1].n_wanted
             if n_taken > self.engine.n_free_cells - 2 * PAGE * len(self.running):
@@ -623,7 +629,7 @@ class Scheduler:
             done.is_timing_shared, done.n_experts = done is not told, n_experts
             done.sample_s, done.draft_s = sample_s, draft_s
             done.pass_s = seconds - draft_s - sample_s - choose_s
-            theirs = [one for one in work if one.decodes and one.job.group is group]
+            theirs = [one for one in work if one.is_decoding and one.job.group is group]
             if not theirs:
                 continue
             done.n_tokens = done.n_undrafted + sum([len(one.tokens) for one in theirs])
@@ -639,14 +645,14 @@ class Scheduler:
         """Prompts have come further; answers that are over leave."""
         for one in done:
             job = one.job
-            if not one.decodes:
+            if not one.is_decoding:
                 if one.tokens:
                     job.add(job.writing.new_step())
                 if job.sequence.position in job.prefix_hit.snapshot_positions or (
                     one.tokens and self.engine.partial_prefix_ok
                 ):
                     self._prefix_cache.insert(job.sequence)
-                if job.decodes and job.group is not None:
+                if job.is_decoding and job.group is not None:
                     job.group.speculator.start_decoding(job.request)
                 is_first = len(job.answer.tokens) == len(one.tokens)
                 job.filled(one.sampled_s, is_first=is_first)
@@ -661,10 +667,10 @@ def _work_of(job: Job, *, verifies: bool) -> _Work:
     """
     tree = job.request.tree
     if tree is None and not verifies:
-        return _Work(job, Item(job.sequence, job.history[-1:]), None, decodes=True)
+        return _Work(job, BatchEntry(job.sequence, job.history[-1:]), None, is_decoding=True)
     tree = tree or Tree.of(job.history[-1:])
     parents = None if tree.is_chain else tree.parents
-    return _Work(job, Item(job.sequence, tree.tokens, True, parents), tree, decodes=True)
+    return _Work(job, BatchEntry(job.sequence, tree.tokens, True, parents), tree, is_decoding=True)
 
 
 def _n_common(a: Sequence[int], b: Sequence[int]) -> int:

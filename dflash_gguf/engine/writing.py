@@ -8,11 +8,11 @@ from ..config import DecodeConfig
 from ..outputs import Result, Step
 from ..sampling.noise import TokenLogprobs
 from ..sampling.sampler import Sampler
-from ..speculative.speculator import Rows
+from ..speculative.speculator import RowsLike
 from ..text.chat import ChatPrompt
 from ..text.reasoning import Splitter
 from .account import Account
-from .answer import Answer, Vocabulary
+from .answer import Answer, VocabularyLike
 
 
 class Writing:
@@ -24,7 +24,7 @@ class Writing:
 
     def __init__(
         self,
-        vocabulary: Vocabulary,
+        vocabulary: VocabularyLike,
         prompt: Sequence[int],
         n_ctx: int,
         config: DecodeConfig,
@@ -43,7 +43,9 @@ class Writing:
         self.config = config
         self.history = list(prompt)
         self.prompt = tuple(prompt)
-        self.turns = tuple(prompt.turns) if isinstance(prompt, ChatPrompt) else ()
+        self.turn_boundaries = (
+            tuple(prompt.turn_boundaries) if isinstance(prompt, ChatPrompt) else ()
+        )
         self.n_ctx = n_ctx
         self.n_cached = self.n_draft_context = 0
         self.cancelled = cancelled or (lambda: False)
@@ -85,7 +87,7 @@ class Writing:
         self.history.append(token)
         return self.answer.take(token)
 
-    def choice_of(self, rows: Rows, drawn: Iterable[int]) -> Callable[[int], int]:
+    def choice_of(self, rows: RowsLike, drawn: Iterable[int]) -> Callable[[int], int]:
         """What gives the token after `history` for a row; to be asked in the order of a walk.
 
         drawn: these, as far as the core could draw them; the row that comes then is at fault, and

@@ -146,20 +146,20 @@ class PrefixCache:
         self,
         sequence: SequenceLike,
         tokens: Sequence[int],
-        turns: Sequence[int] = (),
+        turn_boundaries: Sequence[int] = (),
         *,
-        is_fresh: bool = False,
+        ignore_prefix_cache: bool = False,
     ) -> PrefixHit:
         """A sequence begins with what is known of tokens, all but the last of them at most.
 
         What it held is kept; of that, what these tokens begin with stays where it is.
-        turns: positions where a later text may part from this one. is_fresh: it begins with
-        nothing.
+        turn_boundaries: positions where a later text may part from this one. ignore_prefix_cache:
+        it begins with nothing.
         """
         if sequence.position and self.find(sequence.tokens) is None:
             self.insert(sequence)
         ids = np.asarray(tokens, dtype=np.int32)
-        match = self._match(ids[: 0 if is_fresh else -1])
+        match = self._match(ids[: 0 if ignore_prefix_cache else -1])
         n, n_draft = 0, 0
         if match.node is None or match.node.prefix is None:
             _empty(sequence)
@@ -168,7 +168,9 @@ class PrefixCache:
             n = self._begin_with(sequence, match.node, match.node.prefix, ids[: match.n])
             info = match.node.prefix.info()
             n_draft = max(0, int(info.n_draft) - (int(info.n_tokens) - n)) if n else 0
-        return PrefixHit(n, n_draft, self._snapshot_positions(n, match.n_common, len(ids), turns))
+        return PrefixHit(
+            n, n_draft, self._snapshot_positions(n, match.n_common, len(ids), turn_boundaries)
+        )
 
     def nearest(
         self, sequences: Sequence[AnySequence], tokens: Sequence[int]
@@ -222,14 +224,14 @@ class PrefixCache:
         tokens: Sequence[int],
         headroom: int = 0,
         *,
-        is_fresh: bool = False,
+        ignore_prefix_cache: bool = False,
     ) -> bool:
         """Makes room for a sequence to hold all of these from `begin` on, and spare cells beside.
 
         Whether there is.
         """
         ids = np.asarray(tokens, dtype=np.int32)
-        match = self._match(ids[: 0 if is_fresh else -1])
+        match = self._match(ids[: 0 if ignore_prefix_cache else -1])
         if match.n and _holds(sequence, ids[: match.n]):
             goes_back = PAGE if match.n < sequence.position else 0
             more = sequence.cells_needed(max(0, len(ids) - sequence.position))
@@ -309,13 +311,13 @@ class PrefixCache:
     # ---- places where all of a state is kept
 
     def _snapshot_positions(
-        self, n: int, n_common: int, end: int, turns: Sequence[int]
+        self, n: int, n_common: int, end: int, turn_boundaries: Sequence[int]
     ) -> tuple[int, ...]:
         if self._engine.partial_prefix_ok:
             return ()
         wanted = {
             end - 1,
-            *turns,
+            *turn_boundaries,
             *range(n + SNAPSHOT_INTERVAL, end - MIN_BRANCH, SNAPSHOT_INTERVAL),
         }
         if n_common >= n + MIN_BRANCH:

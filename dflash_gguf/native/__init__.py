@@ -17,7 +17,7 @@ from .load_config import (
 )
 from .models import Drafter, Model
 from .node_selection import NO_THRESHOLD, BreakEven, Selection, select_nodes
-from .passes import Draft, DraftRequest, Item, Rows
+from .passes import BatchEntry, Draft, DraftRequest, Rows
 from .prefixes import Prefix, PrefixTensor
 from .samplers import CoreSampler, SampleRequest, SamplerOptions
 from .sequences import Sequence, SequenceCheckpoint
@@ -34,6 +34,7 @@ __all__ = [
     "MAX_VERIFY",
     "NO_THRESHOLD",
     "OPTIONS",
+    "BatchEntry",
     "BreakEven",
     "CalibrationParams",
     "CoreSampler",
@@ -43,7 +44,6 @@ __all__ = [
     "Drafter",
     "Engine",
     "Error",
-    "Item",
     "LoadConfig",
     "Memory",
     "Model",

@@ -12,7 +12,7 @@ from ._ffi import Error, call, create, ffi, new, text, value
 from .limits import MAX_TOP, MAX_VERIFY
 from .load_config import LoadConfig, c_options
 from .models import Drafter, Model
-from .passes import Draft, DraftRequest, Item, Rows, SequenceHandle, ids_of, nodes_of
+from .passes import BatchEntry, Draft, DraftRequest, Rows, SequenceHandle, ids_of, nodes_of
 from .prefixes import Prefix
 from .progress import Progress, c_callback
 from .samplers import SampleRequest
@@ -129,11 +129,11 @@ class Engine:
         return self._max_verify
 
     @property
-    def n_most_top(self) -> int:
-        """Best tokens of a row that `keep_top` may be asked for."""
+    def max_top_k(self) -> int:
+        """Best tokens of a row that `set_top_k` may be asked for."""
         return min(MAX_TOP, self.model.n_vocab)
 
-    def keep_top(self, k: int) -> bool:
+    def set_top_k(self, k: int) -> bool:
         """Has a device pick the k best (0 to MAX_TOP) of every row in the passes to come.
 
         They are then all that need be copied: `Rows.top`. False where the rows are at hand, on a
@@ -183,7 +183,7 @@ class Engine:
             self._max_draft_rows = int(self.info().draft_rows)
         return self._max_draft_rows
 
-    def run(self, items: Sequence[Item], progress: Progress | None = None) -> list[Rows]:
+    def run(self, items: Sequence[BatchEntry], progress: Progress | None = None) -> list[Rows]:
         """Runs tokens of different sequences in one pass; a list of each one's rows.
 
         A row has the bits that it has alone. Of an append the last token's row can be read, of a
@@ -204,10 +204,10 @@ class Engine:
             ids = ids_of(item.tokens, n_vocab)
             keep.append(ids)
             to.sequence, to.tokens, to.n = item.sequence.handle, ids, len(ids)
-            if item.verifies:
+            if item.is_verify:
                 to.is_verify = True
-            if item.n_to_come:
-                to.n_remaining = item.n_to_come
+            if item.n_remaining:
+                to.n_remaining = item.n_remaining
             if item.parents is not None:
                 if len(item.parents) != len(ids):
                     raise ValueError(
@@ -225,7 +225,7 @@ class Engine:
             with c_callback(progress) as callback:
                 call("engine_run", self._handle, params, len(items), callback, ffi.NULL)
         return [
-            Rows(item.sequence, to.n if item.verifies else int(not item.n_to_come))
+            Rows(item.sequence, to.n if item.is_verify else int(not item.n_remaining))
             for item, to in zip(items, params, strict=True)
         ]
 

@@ -24,16 +24,16 @@ class SequenceHandle(Protocol):
         """The C handle; raises Error once closed."""
 
 
-class Item(NamedTuple):
+class BatchEntry(NamedTuple):
     """Tokens of one sequence that a pass is to run: to append, or candidates to verify."""
 
     sequence: SequenceHandle
     tokens: abc.Sequence[int]
-    verifies: bool = False
+    is_verify: bool = False
     parents: abc.Sequence[int] | None = None
     """Of a verify: None for a chain, else -1 for the root, which is chosen but not appended yet,
     and a node before for every other one."""
-    n_to_come: int = 0
+    n_remaining: int = 0
     """Of an append: tokens that will follow it; if there are some, it has no row."""
     all_logits: NDArray[np.float32] | None = None
     """Of an append: where every token's go, float32 [n, n_vocab]."""
@@ -85,7 +85,7 @@ class Rows:
     def top(self, index: int = -1) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """The best tokens of a row and their logits, best first, the lowest id on ties.
 
-        As many as `Engine.keep_top` was told; Error if it was told anything else before the pass.
+        As many as `Engine.set_top_k` was told; Error if it was told anything else before the pass.
         """
         k = self._sequence.engine.n_top
         tokens, logits = np.empty(k, dtype=np.int32), np.empty(k, dtype=np.float32)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ._ffi import Error, call, create, ffi, new, value
 from .engines import Engine
-from .passes import Draft, DraftRequest, Item, Rows
+from .passes import BatchEntry, Draft, DraftRequest, Rows
 from .prefixes import Prefix
 from .progress import Progress
 
@@ -76,11 +76,11 @@ class Sequence:
             Error: a token id outside the vocabulary, more tokens than the context has room for.
             What progress raises; the timeline then ends after the last finished micro-batch.
         """
-        return self.engine.run([Item(self, tokens)], progress)[0]
+        return self.engine.run([BatchEntry(self, tokens)], progress)[0]
 
     def decode(self, token: int) -> Rows:
         """Appends one token and returns its row."""
-        return self.engine.run([Item(self, [token])])[0]
+        return self.engine.run([BatchEntry(self, [token])])[0]
 
     def draft(self, last_token: int, n_draft: int, k: int = 1) -> Draft:
         """What the drafter proposes after `last_token`; see `Engine.draft`."""
@@ -91,7 +91,7 @@ class Sequence:
 
         Every row can be read until `commit`, which must follow.
         """
-        return self.engine.run([Item(self, tokens, verifies=True)])[0]
+        return self.engine.run([BatchEntry(self, tokens, is_verify=True)])[0]
 
     def verify_tree(self, tokens: abc.Sequence[int], parents: abc.Sequence[int]) -> Rows:
         """Runs the nodes of a tree after the timeline in one pass without appending them.
@@ -104,7 +104,7 @@ class Sequence:
         Raises:
             Error: parents that make no tree, or more nodes than there is room for.
         """
-        return self.engine.run([Item(self, tokens, verifies=True, parents=parents)])[0]
+        return self.engine.run([BatchEntry(self, tokens, is_verify=True, parents=parents)])[0]
 
     def commit(self, n: int) -> None:
         """Appends the first n tokens of the last verify; the rest leaves no trace."""
@@ -121,7 +121,7 @@ class Sequence:
     def logits(self, tokens: abc.Sequence[int]) -> NDArray[np.float32]:
         """Appends tokens and returns every one's logits, float32 [n, n_vocab]."""
         out = np.empty((len(tokens), self.engine.model.n_vocab), dtype=np.float32)
-        self.engine.run([Item(self, tokens, all_logits=out)])
+        self.engine.run([BatchEntry(self, tokens, all_logits=out)])
         return out
 
     def take(self) -> SequenceCheckpoint:

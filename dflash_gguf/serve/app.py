@@ -178,7 +178,7 @@ class App:
         for number, prompt in enumerate(prompts):
             _check_prompt(prompt, ready.n_ctx, ready.n_vocab)
             reasoning = None
-            turns = list(prompt.turns) if isinstance(prompt, ChatPrompt) else []
+            turn_boundaries = list(prompt.turn_boundaries) if isinstance(prompt, ChatPrompt) else []
             if isinstance(prompt, ChatPrompt) and prompt.reasoning is not None:
                 reasoning = prompt.reasoning.name, prompt.reasoning.is_open
             for nth in range(n):
@@ -190,7 +190,7 @@ class App:
                     asdict(own),
                     reasoning,
                     bool(body.timings_per_token),
-                    turns,
+                    turn_boundaries,
                 )
                 choices.append(Choice(len(choices), run, own, number, settings.n_batch))
         return choices

@@ -46,7 +46,7 @@ class Run(Message, frozen=True):
     config: dict[str, Any]
     reasoning: tuple[str, bool] | None
     wants_account: bool
-    turns: list[int] = []
+    turn_boundaries: list[int] = []
 
 
 class Cancel(Message, frozen=True):

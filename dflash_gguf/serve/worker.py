@@ -198,9 +198,9 @@ class Worker:
     def _open(self, job: Job) -> None:
         run = job.run
         prompt = list(run.tokens)
-        if run.reasoning is not None or run.turns:
+        if run.reasoning is not None or run.turn_boundaries:
             reasoning = None if run.reasoning is None else Format(*run.reasoning)
-            prompt = ChatPrompt(prompt, reasoning, run.turns)
+            prompt = ChatPrompt(prompt, reasoning, run.turn_boundaries)
         job.stream = self._decoder.stream(
             prompt,
             DecodeConfig(**run.config),

@@ -32,7 +32,7 @@ Clock = Callable[[str], AbstractContextManager[object]]
 """Gives what times a with block, by the name of a phase."""
 
 
-class Rows(Protocol):
+class RowsLike(Protocol):
     """The target's scores of one pass, one row per token asked for; valid until the next pass."""
 
     def argmax(self, index: int = -1) -> int:

@@ -26,15 +26,15 @@ class ChatPrompt(list[int]):
     """Token ids of a conversation up to where the answer begins."""
 
     def __init__(
-        self, tokens: Iterable[int], reasoning: Format | None, turns: Iterable[int] = ()
+        self, tokens: Iterable[int], reasoning: Format | None, turn_boundaries: Iterable[int] = ()
     ) -> None:
         """reasoning: how an answer marks its thoughts; None if the template marks none.
 
-        turns: positions where a later prompt of the conversation may part from this one.
+        turn_boundaries: positions where a later prompt of the conversation may part from this one.
         """
         super().__init__(tokens)
         self.reasoning = reasoning
-        self.turns = tuple(turns)
+        self.turn_boundaries = tuple(turn_boundaries)
 
 
 class _Generation(jinja2.ext.Extension):

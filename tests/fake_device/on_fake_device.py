@@ -26,7 +26,7 @@ from dflash_gguf.cli.command import main
 from dflash_gguf.config import LoadConfig
 from dflash_gguf.decoder import Decoder
 from dflash_gguf.memory.plan import Planner, plan_of
-from dflash_gguf.native import Drafter, DraftRequest, Engine, Error, Item, Model, Sequence
+from dflash_gguf.native import BatchEntry, Drafter, DraftRequest, Engine, Error, Model, Sequence
 
 KINDS = ("llama", "qwen3moe", "qwen35")
 N_TOKENS = 30
@@ -169,14 +169,14 @@ def test_draws_copy_the_best_of_a_row_and_no_more(
         rows = decoder.sequence.prefill([1])
         with pytest.raises(Error, match="was not told to pick"):
             rows.top()
-        assert decoder.engine.keep_top(8)
+        assert decoder.engine.set_top_k(8)
         rows = decoder.sequence.prefill([1])
         assert len(rows.top()[0]) == 8
-        decoder.engine.keep_top(2)  # of the passes to come
+        decoder.engine.set_top_k(2)  # of the passes to come
         with pytest.raises(Error, match="the 2 best of row 0: its pass was told to pick 8"):
             rows.top()
         with pytest.raises(Error, match="the 65 best of a row, expected 0 to 64"):
-            decoder.engine.keep_top(65)
+            decoder.engine.set_top_k(65)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen35"])
@@ -448,8 +448,8 @@ def test_what_is_not_finite_stays_with_its_sequence(
             sequence.prefill(prompt)
 
     def go_on(others: list[int], spoiled: list[int]) -> None:
-        items = [Item(there[i], [i]) for i in others]
-        rows = engine.run([*items, Item(there[1], spoiled)] if spoiled else items)
+        items = [BatchEntry(there[i], [i]) for i in others]
+        rows = engine.run([*items, BatchEntry(there[1], spoiled)] if spoiled else items)
         for i, row in zip(others, rows, strict=False):
             expected = here[i].decode(i).logits()
             np.testing.assert_allclose(row.logits(), expected, rtol=0, atol=CLOSE)
@@ -653,11 +653,11 @@ def test_a_prompt_beside_verifies_has_masks_for_all_rows(pair_of: Callable[[str]
     a.prefill(PROMPT)
     b.prefill(PROMPT)
     for _ in range(10):  # to the end of the context
-        rows = engine.run([Item(a, [1] * 6), Item(b, [2] * 20, verifies=True)])
+        rows = engine.run([BatchEntry(a, [1] * 6), BatchEntry(b, [2] * 20, is_verify=True)])
         engine.commit([(b, 2)])
     expected = cpu.prefill([*PROMPT, *[1] * 60]).logits()
     np.testing.assert_allclose(rows[0].logits(), expected, rtol=0, atol=CLOSE)
-    c = engine.run([Item(a, [1] * 16), Item(b, [2] * 20, verifies=True)])
+    c = engine.run([BatchEntry(a, [1] * 16), BatchEntry(b, [2] * 20, is_verify=True)])
     expected = cpu.prefill([1] * 16).logits()
     np.testing.assert_allclose(c[0].logits(), expected, rtol=0, atol=CLOSE)
 
@@ -678,7 +678,10 @@ def test_a_drafter_sees_all_of_a_prompt_that_came_in_beside_verifies(
         a.reset()
         b.prefill(PROMPT)
         for n_verified in (3, 6):
-            items = [Item(a, PROMPT[:n_prompt]), Item(b, [2] * n_verified, verifies=True)]
+            items = [
+                BatchEntry(a, PROMPT[:n_prompt]),
+                BatchEntry(b, [2] * n_verified, is_verify=True),
+            ]
             engine.run(items)
             engine.commit([(b, 1)])
             (found,) = engine.draft([DraftRequest(a, 7, 6)], k=8)

@@ -31,7 +31,7 @@ from dflash_gguf.memory.fit import (
     fits,
     with_context,
 )
-from dflash_gguf.memory.plan import Item, Plan, Planner, check_fits, plan_of
+from dflash_gguf.memory.plan import Plan, PlanItem, Planner, check_fits, plan_of
 from dflash_gguf.native import Drafter, Engine, Error, Model, Sequence
 
 CONFIG = LoadConfig(n_ctx=512, n_ubatch=64, n_threads=1, n_gpu_layers=0, draft_window=128)
@@ -151,7 +151,7 @@ def test_the_nodes_of_a_pass_follow_from_layers_alone(tmp_path: Path) -> None:
     write_model(path, shape, "x", "q4_k_m", 1, header_only=True)
 
     def nodes(**config: int) -> int:
-        model = Model(str(path), LoadConfig(**config), measure="cuda")
+        model = Model(str(path), LoadConfig(**config), dry_run="cuda")
         return int(Engine(model).info().n_graph_nodes)
 
     n = nodes(n_ctx=8192, n_parallel=16)
@@ -161,7 +161,7 @@ def test_the_nodes_of_a_pass_follow_from_layers_alone(tmp_path: Path) -> None:
 
 
 def test_a_measured_engine_does_not_run(pair: Pair) -> None:
-    engine = Engine(Model(str(pair.target), CONFIG, measure="device"))
+    engine = Engine(Model(str(pair.target), CONFIG, dry_run="device"))
     with pytest.raises(Error, match="only measured"):
         Sequence(engine)
 
@@ -173,7 +173,11 @@ def test_a_load_that_does_not_fit_names_the_missing_bytes(pair: Pair) -> None:
 
 
 def test_memory_beside_a_device_is_checked_too() -> None:
-    items = (Item("weights", 100, "device"), Item("rest", 60, "host"), Item("map", 999, "file"))
+    items = (
+        PlanItem("weights", 100, "device"),
+        PlanItem("rest", 60, "host"),
+        PlanItem("map", 999, "file"),
+    )
     plan = Plan("GPU", True, 110, 64, "f16", "f16", 64, 64, 0, items, host_free_bytes=62)
     check_fits(plan)
     assert fits(replace(plan, free_bytes=110)) and "fits: " in plan.table()
@@ -364,7 +368,7 @@ def shaped(free: int, weights: int = WEIGHTS) -> tuple[list[Plan], Planning]:
             (CELL[config.cache_type_k] + CELL[config.cache_type_v]) // 2 * config.n_ctx,
             config.n_ubatch * (1 << 20) + config.draft_window * 20480 + n_rows * (4 << 20),
         )
-        items = tuple(Item(str(i), size, "device") for i, size in enumerate(sizes))
+        items = tuple(PlanItem(str(i), size, "device") for i, size in enumerate(sizes))
         asked.append(
             Plan(
                 "GPU",

@@ -22,9 +22,9 @@ from dflash_gguf.config import LoadConfig
 from dflash_gguf.decoder import Decoder
 from dflash_gguf.engine import jobs
 from dflash_gguf.engine.jobs import Job
-from dflash_gguf.engine.prefill_budget import Pace
+from dflash_gguf.engine.prefill_budget import PrefillBudget
 from dflash_gguf.kv_cache.prefix_cache import PrefixCache
-from dflash_gguf.native import Error, Item
+from dflash_gguf.native import BatchEntry, Error
 from dflash_gguf.speculative.controller import AutoController, Controller
 from dflash_gguf.speculative.cost_model import Round
 from dflash_gguf.speculative.proposers import dflash
@@ -173,7 +173,7 @@ class Use:
 @pytest.mark.parametrize("seed", range(2))
 def test_random_use(pair: Pair, alone: Decoder, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """A pool (256 cells) that six outgrow: joins, leaves, cancels, interruptions, slow readers."""
-    monkeypatch.setattr(jobs, "MOST_UNREAD", 24)
+    monkeypatch.setattr(jobs, "MAX_UNREAD_TOKENS", 24)
     with open_decoder(pair, 6, n_ctx=128) as many:
         use = Use(many, alone, seed)
         scheduler, happened = many._scheduler, Counter[str]()
@@ -181,7 +181,7 @@ def test_random_use(pair: Pair, alone: Decoder, monkeypatch: pytest.MonkeyPatch,
         def interrupted(name: str, call: Any) -> Any:
             def calls(*args: Any) -> Any:
                 happened[name] += 1
-                happened["pauses"] += any(job.pauses for job in scheduler.running)
+                happened["pauses"] += any(job.is_throttled for job in scheduler.running)
                 way = use.below(80)
                 if way == 0:
                     raise KeyboardInterrupt
@@ -242,7 +242,7 @@ def test_many_rounds_leave_what_a_prefill_does(tmp_path: Path, kind: str) -> Non
             job = stream._job
             assert stream.result().rounds >= N_ROUNDS
             rest, last = job.history[: job.sequence.position], job.history[-1]
-            rows = fresh.engine.run([Item(fresh.sequence, rest)])
+            rows = fresh.engine.run([BatchEntry(fresh.sequence, rest)])
             assert np.isfinite(rows[0].logits()).all()
             found, expected = (x.draft(last, 5, 8) for x in (job.sequence, fresh.sequence))
             for one, two in zip(found, expected, strict=True):
@@ -294,7 +294,10 @@ def test_prompts_that_hold_all_cells_come_further(pair: Pair) -> None:
     The first one is cut early, where a turn ends, so the second begins beside it, and neither comes
     to the end of a page by whole pieces.
     """
-    prompts = [ChatPrompt(random_tokens(500, seed=1), None, turns=[5]), random_tokens(300, seed=2)]
+    prompts = [
+        ChatPrompt(random_tokens(500, seed=1), None, turn_boundaries=[5]),
+        random_tokens(300, seed=2),
+    ]
     settings = {"max_tokens": 4, "ignore_eos": True}
     with open_decoder(pair, 1) as one:
         expected = [one.generate(prompt, draft="none", **settings).tokens for prompt in prompts]
@@ -306,7 +309,9 @@ def test_prompts_that_hold_all_cells_come_further(pair: Pair) -> None:
             if all(job.is_over for job in jobs):
                 break
             scheduler.round(next(job for job in jobs if not job.is_over))
-            held = [job for job in scheduler.running if not job.decodes and job.sequence.position]
+            held = [
+                job for job in scheduler.running if not job.is_decoding and job.sequence.position
+            ]
             held_all += len(held) == 2 and many.engine.n_free_cells == 0
         assert held_all > 0
         assert all(job.is_over for job in jobs)
@@ -508,7 +513,9 @@ def test_auto_learns_beside_answers_of_other_settings(
 def test_a_decision_ends_while_a_prompt_comes_in(
     pair: Pair, heard: list[Round], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Pace, "chunk", lambda *_: 16)  # in every round, however long it takes
+    monkeypatch.setattr(
+        PrefillBudget, "chunk", lambda *_: 16
+    )  # in every round, however long it takes
     with open_decoder(pair, 2, n_ctx=4096, n_ubatch=16) as many:
         many.generate([1, 2], max_tokens=100, **AUTO)
         answer = many.stream([1, 2], max_tokens=400, **AUTO)
@@ -554,7 +561,7 @@ def test_drafts_are_filed_under_the_rows_that_they_had(
 
 def test_a_batch_keeps_all_slots_busy(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also with more prompts than slots, and answers longer than a reader may be behind."""
-    monkeypatch.setattr(jobs, "MOST_UNREAD", 8)
+    monkeypatch.setattr(jobs, "MAX_UNREAD_TOKENS", 8)
     with open_decoder(pair, 3) as many:
         before, done = many.engine.n_passes, list[int]()
         many.generate_batch(

@@ -21,7 +21,7 @@ from trees import path_to, scattered
 
 from dflash_gguf.config import LoadConfig
 from dflash_gguf.decoder import Decoder
-from dflash_gguf.native import Drafter, Engine, Error, Item, Model, Prefix, Sequence
+from dflash_gguf.native import BatchEntry, Drafter, Engine, Error, Model, Prefix, Sequence
 
 pytestmark = pytest.mark.skipif(DEVICE is not None, reason="the same bits are the CPU's")
 
@@ -251,7 +251,7 @@ def test_a_row_that_was_not_read_does_not_lead_to_rows_that_are_gone(tiny_gguf: 
     engine = engine_of(tiny_gguf("gpt-oss"), 2, n_ubatch=256)
     a, b = Sequence(engine), Sequence(engine)
     a.prefill(TEXT[:700]).argmax()
-    engine.run([Item(a, TEXT[700:950], n_to_come=1)])
+    engine.run([BatchEntry(a, TEXT[700:950], n_remaining=1)])
     b.prefill(TEXT[:3])  # takes the rows of the other's pass
     with pytest.raises(
         Error, match=r"from 950 tokens to .* at the earliest, .* not to position 949"
@@ -303,7 +303,9 @@ class Beside:
             if not verifies and n > room:
                 continue
             left, room = (left - n, room) if verifies else (left, room - n)
-            items.append(Item(self.sequences[i], new, verifies, parents if verifies else None))
+            items.append(
+                BatchEntry(self.sequences[i], new, verifies, parents if verifies else None)
+            )
             what.append((i, new, parents if verifies else None))
         paths = []
         for (i, new, parents), rows in zip(what, self.engine.run(items), strict=True):
@@ -371,11 +373,11 @@ def test_sixteen_of_them_with_layers_that_all_slide(tiny_gguf: Tiny, tmp_path: P
     for i, sequence in enumerate(sequences):
         sequence.prefill(random_tokens(140 + i, seed=i)).argmax()
     for size in (16, 15, 1, 16):
-        engine.run([Item(x, [1] * size, verifies=True) for x in sequences[:15]])
-        rows = engine.run([Item(sequences[15], [2] * 4)])
+        engine.run([BatchEntry(x, [1] * size, is_verify=True) for x in sequences[:15]])
+        rows = engine.run([BatchEntry(sequences[15], [2] * 4)])
         rows[0].argmax()
         engine.commit([(x, size) for x in sequences[:15]])
-    engine.run([Item(x, [3] * 4) for x in sequences])
+    engine.run([BatchEntry(x, [3] * 4) for x in sequences])
     alone = Sequence(Engine(Model(str(path), config)))
     alone.prefill(random_tokens(143, seed=3) + [1] * 48 + [3] * 4)
     np.testing.assert_array_equal(sequences[3].decode(9).logits(), alone.decode(9).logits())

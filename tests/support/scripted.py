@@ -14,7 +14,7 @@ from dflash_gguf.config import DecodeConfig
 from dflash_gguf.engine.scheduler import Scheduler
 from dflash_gguf.engine.writing import Writing
 from dflash_gguf.kv_cache.prefix_cache import PrefixCache
-from dflash_gguf.native import Item, SampleRequest
+from dflash_gguf.native import BatchEntry, SampleRequest
 from dflash_gguf.outputs import Result, Step
 from dflash_gguf.speculative.controller import Controller
 from dflash_gguf.speculative.proposers.proposer import Proposer
@@ -96,11 +96,11 @@ class Engine:
         self.max_verify = 256
         self.n_top = 0
         self.n_experts = 0
-        self.n_most_top = 0  # N_TOP: it is like a device
+        self.max_top_k = 0  # N_TOP: it is like a device
         self.cpu_operations: list[str] = []
 
-    def keep_top(self, k: int) -> bool:
-        assert k in (0, self.n_most_top)
+    def set_top_k(self, k: int) -> bool:
+        assert k in (0, self.max_top_k)
         self.n_top = k
         return k > 0
 
@@ -111,12 +111,12 @@ class Engine:
         assert not self._sequence.open
         self.max_verify = max(self.max_verify, n)
 
-    def run(self, items: Sequence[Item]) -> list[Rows]:
+    def run(self, items: Sequence[BatchEntry]) -> list[Rows]:
         (item,) = items
-        if item.verifies:
+        if item.is_verify:
             return [self._sequence.verify_tree(item.tokens, item.parents)]
         self._sequence.append(item.tokens)
-        return [Rows(self, []) if item.n_to_come else self._sequence.last_row()]
+        return [Rows(self, []) if item.n_remaining else self._sequence.last_row()]
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[list[int]]:
         return [self._walk(walk) for walk in requests]
