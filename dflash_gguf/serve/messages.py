@@ -45,7 +45,7 @@ class Run(Message, frozen=True):
     tokens: list[int]
     config: dict[str, Any]
     reasoning: tuple[str, bool] | None
-    wants_account: bool
+    wants_stats: bool
     turn_boundaries: list[int] = []
 
 
@@ -100,7 +100,7 @@ class Refused(Message, frozen=True):
     sentence: str
 
 
-class Account(Message, frozen=True):
+class ResultStats(Message, frozen=True):
     """What an answer took so far; see Result."""
 
     n_prompt: int
@@ -120,7 +120,7 @@ class Account(Message, frozen=True):
     rounds_by_draft: dict[str, int] | None
 
     @classmethod
-    def of(cls, result: Result) -> Account:
+    def of(cls, result: Result) -> ResultStats:
         """The account of a result."""
         by_draft = result.rounds_by_draft
         return cls(
@@ -165,14 +165,14 @@ class Stepped(Message, frozen=True):
     text: str
     reasoning: str
     logprobs: list[TokenLogprobs]
-    account: Account | None
+    stats: ResultStats | None
 
 
 class Ended(Message, frozen=True):
     """From the engine: an answer is over."""
 
     id: int
-    account: Account
+    stats: ResultStats
 
 
 class Failed(Message, frozen=True):

@@ -12,7 +12,7 @@ from .schemas import MAX_CHOICES, BadRequestError, ChatBody, TemplateBody, think
 TEXT_PARTS = ("text", "input_text", "output_text")
 
 
-class Texts:
+class PromptBuilder:
     """The tokenizer and chat template of a model, as requests use them."""
 
     def __init__(
@@ -31,7 +31,7 @@ class Texts:
         self._think = think
         self._variables = dict(variables or {})
 
-    def needed(self) -> Tokenizer:
+    def require_tokenizer(self) -> Tokenizer:
         """The tokenizer. BadRequestError if the model has none."""
         if self.tokenizer is None:
             raise BadRequestError("the model file has no tokenizer, give token ids")
@@ -69,13 +69,13 @@ class Texts:
             if not isinstance(value, str):
                 raise BadRequestError("prompt is an object without a prompt_string, a text")
         if isinstance(value, str):
-            return self.needed().tokenize(value)
+            return self.require_tokenizer().tokenize(value)
         if not isinstance(value, list):
             raise BadRequestError("prompt must be a text, token ids, or a list of those")
         tokens: list[int] = []
         for place, part in enumerate(value):
             if isinstance(part, str):
-                tokens += self.needed().tokenize(part, add_special=place == 0)
+                tokens += self.require_tokenizer().tokenize(part, add_special=place == 0)
             elif isinstance(part, int) and not isinstance(part, bool):
                 tokens.append(part)
             else:
@@ -88,7 +88,7 @@ class Texts:
         An assistant's message at the end is continued. Where thinking is off, an open block of
         thoughts at the end of the prompt is closed.
         """
-        tokenizer = self.needed()
+        tokenizer = self.require_tokenizer()
         messages = [message_of(message, place) for place, message in enumerate(body.messages)]
         if not messages:
             raise BadRequestError("messages is empty, it must hold at least one message")
@@ -110,7 +110,7 @@ class Texts:
 
     def _begun(self, text: str, thoughts: str, words: str) -> str:
         """What an answer that began with thoughts has after a prompt."""
-        found = self.needed().chat_format(text, template=self.template)
+        found = self.require_tokenizer().chat_format(text, template=self.template)
         if found is None or not found.opening:
             raise BadRequestError(
                 "reasoning_content of the last message: the template has no thoughts to continue"
@@ -120,7 +120,7 @@ class Texts:
 
     def _closed(self, text: str, *, is_off: bool) -> str:
         """The prompt without an open block of thoughts, if there are to be none."""
-        found = self.needed().chat_format(text, template=self.template)
+        found = self.require_tokenizer().chat_format(text, template=self.template)
         if not is_off or found is None:
             return text
         if found.is_open:
@@ -137,7 +137,7 @@ class Texts:
         """Token ids of what `chat_text` made of a conversation."""
         messages = [message_of(message, place) for place, message in enumerate(body.messages)]
         asked = last_asked(messages)
-        return self.needed().chat_tokens(text, template=self.template, asked=asked)
+        return self.require_tokenizer().chat_tokens(text, template=self.template, asked=asked)
 
 
 def message_of(message: dict[str, Any], place: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ MAX_N_PROBS = 1024
 RANDOM_SEEDS = (-1, (1 << 32) - 1)
 """Seeds that stand for a random one, as in llama.cpp."""
 
-OFF: dict[str, tuple[Any, ...]] = {
+NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "adaptive_target": (),
     "dry_multiplier": (0,),
     "dynatemp_range": (0,),
@@ -108,7 +108,7 @@ class Body(msgspec.Struct, kw_only=True):
     tree_budget: int | None = None
 
 
-class NativeBody(Body, kw_only=True):
+class LlamaServerBody(Body, kw_only=True):
     """llama-server's own /completion."""
 
     prompt: Any = None
@@ -191,7 +191,7 @@ def read(data: bytes, kind: type[B]) -> B:
         raise BadRequestError(f"the body is not valid JSON: {error}") from None
     if not isinstance(found, dict):
         raise BadRequestError("the body must be a JSON object")
-    for name, values in OFF.items():
+    for name, values in NEUTRAL_VALUES.items():
         value = found.get(name)
         if value is not None and name not in kind.__struct_fields__ and value not in values:
             raise BadRequestError(f"{name}: {_shown(value)} is not supported by this server (yet)")

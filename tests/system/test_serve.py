@@ -227,13 +227,13 @@ def test_the_native_answer_says_everything(served: Served) -> None:
     assert (settings["n_predict"], settings["stop"]) == (6, ["zzz"])
     assert settings["logit_bias"]
     assert all(entry["bias"] is None for entry in settings["logit_bias"])
-    picked = served.answer(
+    select_fields = served.answer(
         "/completion",
         prompt=CODE,
         n_predict=2,
         response_fields=["content", "timings/predicted_n", "no/such"],
     )
-    assert picked.keys() == {"content", "timings/predicted_n"}
+    assert select_fields.keys() == {"content", "timings/predicted_n"}
     events = served.events("/completion", prompt=CODE, n_predict=6, n_probs=1)
     assert [len(event["tokens"]) for event in events] == [1] * 6 + [0]
     assert [event["stop"] for event in events] == [False] * 6 + [True]
