@@ -44,7 +44,7 @@ marks them, or stay in its text."""
 
 MAX_DRAFT = 1 << 16
 MAX_N_PROBS = 1 << 20
-MAX_CHANGE = 1e28
+MAX_LOGIT_CHANGE = 1e28
 """Of a logit, by a bias or a penalty: as many as repeat_last_n times that is a float32 still."""
 SEED_MIN, SEED_MAX = -(1 << 63), (1 << 64) - 1
 
@@ -110,12 +110,14 @@ class DecodeConfig:
         _set(self, "min_p", number("min_p", self.min_p, 0.0, 1.0))
         if self.repeat_penalty == 0.0:
             raise ValueError("repeat_penalty is 0, must be greater than 0 (1 is off)")
-        least = 1e-28  # of MAX_CHANGE the inverse
+        least = 1e-28  # of MAX_LOGIT_CHANGE the inverse
         _set(
-            self, "repeat_penalty", number("repeat_penalty", self.repeat_penalty, least, MAX_CHANGE)
+            self,
+            "repeat_penalty",
+            number("repeat_penalty", self.repeat_penalty, least, MAX_LOGIT_CHANGE),
         )
         for name in ("presence_penalty", "frequency_penalty"):
-            _set(self, name, number(name, getattr(self, name), -MAX_CHANGE, MAX_CHANGE))
+            _set(self, name, number(name, getattr(self, name), -MAX_LOGIT_CHANGE, MAX_LOGIT_CHANGE))
         _set(self, "repeat_last_n", integer("repeat_last_n", self.repeat_last_n, 0, MAX_N_CTX))
         if self.seed is not None:
             _set(self, "seed", integer("seed", self.seed, SEED_MIN, SEED_MAX))
@@ -167,7 +169,9 @@ def _biases(values: object) -> dict[int, float]:
     for token, bias in values.items():
         token = integer("a token of logit_bias", token, 0, (1 << 31) - 1)
         is_ban = bias == -math.inf
-        found[token] = -math.inf if is_ban else number("logit_bias", bias, -MAX_CHANGE, MAX_CHANGE)
+        found[token] = (
+            -math.inf if is_ban else number("logit_bias", bias, -MAX_LOGIT_CHANGE, MAX_LOGIT_CHANGE)
+        )
     return found
 
 

@@ -23,7 +23,7 @@ from .engine.scheduler import Scheduler
 from .engine.writing import Writing, check_prompt
 from .kv_cache import prefix_file
 from .kv_cache.prefix_cache import PrefixCache
-from .memory.plan import MOST_PREFIX_BYTES
+from .memory.plan import MAX_PREFIX_BYTES
 from .native import MAX_VERIFY, Error
 from .outputs import Result, Step
 from .speculative.runtime import CostFile, SpeculativeRuntime
@@ -53,8 +53,8 @@ class Decoder:
         sequence: native.Sequence,
         tokenizer: Tokenizer | None,
         cost_file: CostFile | None = None,
-        most_rows: int = MAX_VERIFY,
-        prefix_bytes: int = MOST_PREFIX_BYTES,
+        max_verify_rows: int = MAX_VERIFY,
+        prefix_bytes: int = MAX_PREFIX_BYTES,
     ) -> None:
         """Use `load`. Without a tokenizer prompts are token ids, and answers have no text.
 
@@ -64,8 +64,8 @@ class Decoder:
         self.engine = sequence.engine
         self.model = sequence.engine.model
         self.tokenizer = tokenizer
-        self._vocabulary = _Words(tokenizer)
-        self._speculative = SpeculativeRuntime(sequence, cost_file, most_rows)
+        self._vocabulary = _PaddedVocabulary(tokenizer)
+        self._speculative = SpeculativeRuntime(sequence, cost_file, max_verify_rows)
         self._lock = threading.RLock()
         self._is_running = self._is_closed = False
         self._prefix_cache = PrefixCache(self.engine, prefix_bytes)
@@ -528,7 +528,7 @@ def _splitter(prompt: Prompt, config: DecodeConfig) -> Splitter | None:
     return None if prompt.reasoning is None else prompt.reasoning.splitter()
 
 
-class _Words:
+class _PaddedVocabulary:
     """A tokenizer as the decode loop sees it: rows of the model beyond its tokens have no text."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:

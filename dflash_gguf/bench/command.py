@@ -20,7 +20,7 @@ from ..speculative.controller import SIZES, ladder
 from . import parallel, plot, replay, url
 from .measure import measure
 from .prompts import Prompt, read_prompts
-from .runs import Run, compare
+from .runs import BenchmarkRun, compare
 from .settings import DEFAULT, SHORT, Setting, levels, parse_settings
 from .summary import by_class, by_setting, sweep_table, table
 
@@ -133,7 +133,7 @@ def _run(args: argparse.Namespace) -> int:
     names = args.settings or (SHORT if args.sweep or args.n_parallel is not None else DEFAULT)
     if args.n_parallel is not None:
         return _parallel(args, prompts, names, config)
-    runs: list[Run] = []
+    runs: list[BenchmarkRun] = []
     for target, drafter in [_files(names) for names in args.pair]:
         n_ctx_train = training_context(str(target)) if args.n_ctx == 0 else None
         options = load_config(args, n_ctx_train)
@@ -182,7 +182,7 @@ def _parallel(
 
 def _load_server(args: argparse.Namespace, prompts: Sequence[Prompt]) -> int:
     """Measures a server under load; 1 if a request failed."""
-    server = url.Server(args.url, args.api_key)
+    server = url.ServerClient(args.url, args.api_key)
     bodies = url.bodies(prompts, args.chat, args.predict, args.temp, args.seed)
     found = []
     for n in levels("--concurrency", args.concurrency):
@@ -203,7 +203,7 @@ def _files(names: Sequence[str]) -> tuple[Path, Path]:
     return Path(names[0]), Path(names[1])
 
 
-def _finish(runs: Sequence[Run], image: str | None) -> None:
+def _finish(runs: Sequence[BenchmarkRun], image: str | None) -> None:
     entries = by_setting(runs)
     for pair in dict.fromkeys(entry["pair"] for entry in entries):
         print(f"\n{pair}", file=sys.stderr)
@@ -213,7 +213,7 @@ def _finish(runs: Sequence[Run], image: str | None) -> None:
         plot.draw(entries, image)
 
 
-def _finish_sweep(runs: Sequence[Run], image: str | None) -> None:
+def _finish_sweep(runs: Sequence[BenchmarkRun], image: str | None) -> None:
     entries = by_class(runs)
     print(f"\n{sweep_table(entries)}", file=sys.stderr)
     _print({"sweep": entries})

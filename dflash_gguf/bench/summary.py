@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .runs import Run
+from .runs import BenchmarkRun
 
 N_BOOTSTRAP = 2000
 ROUND_PHASES = ("decode", "choose", "draft", "tree", "verify", "commit", "sample", "host")
@@ -21,7 +21,7 @@ def ratio_interval(ratios: Sequence[float]) -> tuple[float, float, float]:
     return float(np.exp(logs.mean())), float(np.exp(low)), float(np.exp(high))
 
 
-def by_setting(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def by_setting(runs: Sequence[BenchmarkRun]) -> list[dict[str, Any]]:
     """One entry a pair and setting, in the order of the runs."""
     found = []
     for pair, setting in dict.fromkeys((run.pair, run.setting) for run in runs):
@@ -51,7 +51,7 @@ def by_setting(runs: Sequence[Run]) -> list[dict[str, Any]]:
     return found
 
 
-def by_class(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def by_class(runs: Sequence[BenchmarkRun]) -> list[dict[str, Any]]:
     """One entry a pair, prompt file and setting; of prompts their files are meant, by name."""
     found = []
     for name in dict.fromkeys(class_of(run) for run in runs):
@@ -60,7 +60,7 @@ def by_class(runs: Sequence[Run]) -> list[dict[str, Any]]:
     return found
 
 
-def class_of(run: Run) -> str:
+def class_of(run: BenchmarkRun) -> str:
     """The file that a prompt is from, whose name stands before its number."""
     return run.prompt.rpartition(" ")[0]
 
@@ -83,7 +83,7 @@ def _cell(entry: dict[str, Any]) -> str:
     return f"{entry['tokens_per_s']:.1f} tok/s, {entry['ratio'][0]:.2f} x, tau {entry['tau']:.2f}"
 
 
-def _rounds(runs: Sequence[Run]) -> dict[str, int]:
+def _rounds(runs: Sequence[BenchmarkRun]) -> dict[str, int]:
     found: dict[str, int] = {}
     for run in runs:
         for name, n in (run.result.rounds_by_draft or {"none": run.result.rounds}).items():

@@ -18,7 +18,7 @@ TIMEOUT_S = 600.0
 
 
 @dataclass
-class Answer:
+class TimedResponse:
     """One request. Seconds are since it was sent.
 
     first_s: to its first words. events_s: when each event with words came. n_tokens: by the
@@ -35,7 +35,7 @@ class Answer:
     failure: str | None = None
 
 
-class Server:
+class ServerClient:
     """Where requests go."""
 
     def __init__(self, url: str, key: str | None) -> None:
@@ -50,9 +50,9 @@ class Server:
         if key is not None:
             self._headers["Authorization"] = f"Bearer {key}"
 
-    def stream(self, path: str, body: dict[str, Any]) -> Answer:
+    def stream(self, path: str, body: dict[str, Any]) -> TimedResponse:
         """Asks, and reads the answer to its end."""
-        answer = Answer()
+        answer = TimedResponse()
         kind = http.client.HTTPSConnection if self._is_https else http.client.HTTPConnection
         connection = kind(self._host, self._port, timeout=TIMEOUT_S)
         began = time.perf_counter()
@@ -72,7 +72,7 @@ class Server:
             connection.close()
         return answer
 
-    def _take(self, answer: Answer, event: dict[str, Any], seconds: float) -> None:
+    def _take(self, answer: TimedResponse, event: dict[str, Any], seconds: float) -> None:
         if "error" in event:
             answer.failure = str(event["error"])
         for choice in event.get("choices", ()):
@@ -93,10 +93,10 @@ class Level:
 
     n_at_once: int
     seconds: float
-    answers: list[Answer]
+    answers: list[TimedResponse]
 
     @property
-    def good(self) -> list[Answer]:
+    def good(self) -> list[TimedResponse]:
         """Those that were answered."""
         return [answer for answer in self.answers if answer.failure is None]
 
@@ -158,7 +158,9 @@ def bodies(
     return found
 
 
-def load(server: Server, requests: Sequence[tuple[str, dict[str, Any]]], n_at_once: int) -> Level:
+def load(
+    server: ServerClient, requests: Sequence[tuple[str, dict[str, Any]]], n_at_once: int
+) -> Level:
     """Sends all requests, so many at once; each worker has two at least."""
     n = max(len(requests), 2 * n_at_once)
     began = time.perf_counter()

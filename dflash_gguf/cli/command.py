@@ -22,7 +22,7 @@ from ..engine.writing import check_prompt
 from ..loading import load
 from ..native import Error, devices, load_backend
 from ..outputs import Result
-from ..text.gguf_metadata import Metadata
+from ..text.gguf_metadata import GgufMetadata
 from .arguments import decode_config, parser, prompt_lines, prompt_text, unescaped
 from .model_arguments import load_config
 from .plan import fitted, show_plan
@@ -183,7 +183,7 @@ def _context(decoder: Decoder) -> str:
 
 def training_context(path: str) -> int | None:
     """Tokens the model of a file was trained for."""
-    with Metadata(path) as file:
+    with GgufMetadata(path) as file:
         architecture = file.text(Key.GENERAL_ARCHITECTURE) or ""
         return file.integer(Key.CONTEXT_LENGTH.format(arch=architecture))
 

@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 
 from ..config import AUTO_TREE_BUDGET, MAX_LAYERS, TREE_BUDGET, DecodeConfig, LoadConfig
-from ..memory.fit import Fit, Wish, fit, fit_part, most_rows, with_context
+from ..memory.fit import Fit, FitConstraints, fit, fit_part, max_verify_rows, with_context
 from ..memory.plan import Planner, gib
 from ..native import Error
 
@@ -24,7 +24,7 @@ def show_plan(args: argparse.Namespace, load: LoadConfig, decode: DecodeConfig) 
         n_rows = verify_rows(planner.block_size, decode)
         load = with_context(planner.plan, load, planner.model.n_ctx_train)
         if decode.draft == "auto":  # which has as many as fit
-            n_rows = most_rows(planner.plan, load, n_rows)
+            n_rows = max_verify_rows(planner.plan, load, n_rows)
         plan = planner.plan(load, n_rows)
     print(plan.to_json() if args.json else plan.table())
     return 1 if plan.missing_bytes else 0
@@ -60,8 +60,10 @@ def verify_rows(block_size: int, decode: DecodeConfig) -> int:
     return (decode.tree_budget or usual) + 1
 
 
-def _wish(args: argparse.Namespace, planner: Planner, decode: DecodeConfig) -> Wish:
-    return Wish(
+def _constraints(
+    args: argparse.Namespace, planner: Planner, decode: DecodeConfig
+) -> FitConstraints:
+    return FitConstraints(
         n_ctx_train=planner.model.n_ctx_train,
         n_ctx=planner.config.n_ctx,
         cache_types=(args.cache_type_k, args.cache_type_v),
@@ -82,15 +84,15 @@ def _fit(args: argparse.Namespace, load: LoadConfig, decode: DecodeConfig) -> tu
         return Planner(args.model, args.model_draft, place, args.vram)
 
     first = planner_of(load.n_gpu_layers, load.n_cpu_moe)
-    wish = _wish(args, first, decode)
-    planner, found = first, fit(first.plan, wish)
+    constraints = _constraints(args, first, decode)
+    planner, found = first, fit(first.plan, constraints)
     left = ""
     if found is None and first.model.on_gpu and load.n_gpu_layers is None:
         left = f"{_too_large(first)}"
         experts = load.n_cpu_moe == 0 and _has_experts(first, planner_of(None, MAX_LAYERS))
         part = fit_part(
             lambda layers, without: planner_of(layers, without or load.n_cpu_moe).plan,
-            wish,
+            constraints,
             first.model.n_layer,
             experts,
         )
@@ -100,7 +102,7 @@ def _fit(args: argparse.Namespace, load: LoadConfig, decode: DecodeConfig) -> tu
         else:
             left += ", so all stays on the CPU; "
             planner = planner_of(0, 0)
-            found = fit(planner.plan, wish)
+            found = fit(planner.plan, constraints)
     if found is None:
         raise Error(f"--fit: {_too_large(planner)}")
     print(f"--fit on {found.plan.device}: {left}{found.reason}", file=sys.stderr)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ..config import DecodeConfig
-from ..text.reasoning import Part, Splitter
+from ..text.reasoning import Splitter, TextSegment
 from ..text.stream import StopMatcher, Utf8Stream
 
 
@@ -50,7 +50,7 @@ class Answer:
         self._utf8 = Utf8Stream()
         self._stop = StopMatcher(config.stop_texts)
         self._splitter = splitter
-        self._parts: list[Part] = []
+        self._parts: list[TextSegment] = []
         self._n_parts_read = 0
 
     @property
@@ -98,7 +98,7 @@ class Answer:
 
     def _add(self, text: str) -> None:
         if self._splitter is None:
-            self._parts.append(Part(text))
+            self._parts.append(TextSegment(text))
         else:
             self._parts += self._splitter.push(text)
 
@@ -113,5 +113,5 @@ class Answer:
         return "cancelled" if self._cancelled() else None
 
 
-def _joined(parts: list[Part], *, is_reasoning: bool) -> str:
+def _joined(parts: list[TextSegment], *, is_reasoning: bool) -> str:
     return "".join(part.text for part in parts if part.is_reasoning == is_reasoning)

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..native import Engine, Error, Prefix, PrefixTensor, ggml_version, library_build
-from ..text.gguf_metadata import Metadata, files_of
+from ..text.gguf_metadata import GgufMetadata, files_of
 
 Bytes = NDArray[np.uint8]
 
@@ -99,7 +99,7 @@ def load(engine: Engine, path: Path, make_room: Callable[[int], bool]) -> tuple[
         context or more bytes than there is room for; OSError.
     """
     n_bytes = path.stat().st_size
-    with Metadata(path) as values:
+    with GgufMetadata(path) as values:
         if values.text("general.architecture") != ARCHITECTURE:
             raise ValueError(f"{path}: is no file of a prefix")
         for name, wanted in identity(engine).items():

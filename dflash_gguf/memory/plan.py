@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from ..config import LoadConfig
 from ..native import Drafter, Engine, Error, Model, devices, load_backend
 
-MOST_PREFIX_BYTES = 8 << 30
+MAX_PREFIX_BYTES = 8 << 30
 """Of main memory, that what is kept of earlier answers takes where nobody says."""
 KEPT = "earlier answers, at most"
 CONTEXT_BYTES = 512 << 20
@@ -172,7 +172,7 @@ class Planner:
             plan = replace(plan, host_free_bytes=free_bytes("CPU"))
         if config.cache_ram is None:
             left = free_bytes("CPU") - plan.total("host")
-            plan = replace(plan, prefix_bytes=min(MOST_PREFIX_BYTES, max(0, left // 4)))
+            plan = replace(plan, prefix_bytes=min(MAX_PREFIX_BYTES, max(0, left // 4)))
         return plan
 
     @property

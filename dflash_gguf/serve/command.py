@@ -15,7 +15,7 @@ from pathlib import Path
 from .. import bundled
 from ..cli.command import guarded, list_devices
 from ..native import MAX_PARALLEL, OPTIONS
-from ..text.gguf_metadata import Metadata
+from ..text.gguf_metadata import GgufMetadata
 from ..text.tokenizer import Tokenizer
 from .app import App
 from .arguments import (
@@ -98,7 +98,7 @@ def _models(args: argparse.Namespace) -> list[ServedModel]:
         log(f"{path.name} with {drafter.name}: {found.about}")
     for file in (path, drafter):
         if file is not None:
-            Metadata(file).close()  # so that a wrong file is told before anything is started
+            GgufMetadata(file).close()  # so that a wrong file is told before anything is started
     names = sorted(listed(args.alias)) or [called]
     return [ServedModel(names, path, drafter)]
 

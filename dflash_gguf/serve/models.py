@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..convert.schema import Key
-from ..text.gguf_metadata import Metadata
+from ..text.gguf_metadata import GgufMetadata
 from ..text.tokenizer import Tokenizer
 from .engine_client import EngineClient, NotReadyError
 from .messages import Load
@@ -174,7 +174,7 @@ def models_in_folder(folder: str | os.PathLike[str]) -> list[ServedModel]:
 
 
 def _is_drafter(path: Path) -> bool:
-    with Metadata(path) as file:
+    with GgufMetadata(path) as file:
         return "dflash" in (file.text(Key.GENERAL_ARCHITECTURE) or "")
 
 

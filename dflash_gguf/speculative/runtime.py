@@ -75,7 +75,7 @@ class SpeculativeRuntime:
         self,
         sequence: Sequence,
         cost_file: CostFile | None = None,
-        most_rows: int = MAX_VERIFY,
+        max_verify_rows: int = MAX_VERIFY,
     ) -> None:
         """cost_file: where this pair's costs are kept. most_rows: of a verify by default."""
         # ggml's CUDA backend captures a graph as it runs for the second time.
@@ -91,7 +91,7 @@ class SpeculativeRuntime:
             self.known.promise.learn(learned["promise"])
         self._sequence, self._engine = sequence, engine
         self._cost_file = cost_file
-        self._most_rows = most_rows
+        self._max_verify_rows = max_verify_rows
         self._n_stored = costs.n_observed
         self._last: tuple[Any, AutoController] = (None, AutoController(self.known, 0, 1))
 
@@ -141,7 +141,7 @@ class SpeculativeRuntime:
         The sequence is empty afterwards.
         """
         sequence = self._sequence
-        n_rows = min(ROOM, self._most_rows, sequence.n_ctx - 2 * N_PROMPT)
+        n_rows = min(ROOM, self._max_verify_rows, sequence.n_ctx - 2 * N_PROMPT)
         if self.known.costs.knows_plain or n_rows < 2:
             return
         self.make_room(n_rows, is_needed=False)
@@ -195,14 +195,14 @@ class SpeculativeRuntime:
     def make_room(self, n_rows: int, *, is_needed: bool) -> None:
         """Lets a round verify so many rows; where it can do with fewer, as many as there may be."""
         if not is_needed:
-            n_rows = min(n_rows, self._most_rows)
+            n_rows = min(n_rows, self._max_verify_rows)
         if n_rows > self._engine.max_verify:
             try:
                 self._engine.reserve_verify(n_rows)
             except Error:
                 if is_needed:
                     raise
-                self._most_rows = self._engine.max_verify  # others took what was free
+                self._max_verify_rows = self._engine.max_verify  # others took what was free
 
     def forget(self, sequences: Iterable[Sequence]) -> None:
         """Forgets the texts of sequences."""

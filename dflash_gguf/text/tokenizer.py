@@ -17,7 +17,7 @@ import numpy as np
 
 from ..convert.schema import Key
 from .chat import ChatPrompt, Message, last_asked, render
-from .gguf_metadata import Metadata
+from .gguf_metadata import GgufMetadata
 from .reasoning import Format, format_of
 from .vocabulary import GPT2, NORMAL, Vocabulary, read_vocabulary
 
@@ -80,7 +80,7 @@ class Tokenizer:
 
         Errors: OSError; ValueError that names the file and what is wrong with it.
         """
-        with Metadata(path) as file:
+        with GgufMetadata(path) as file:
             vocabulary = read_vocabulary(file)
         return None if vocabulary is None else cls(vocabulary, os.fspath(path))
 
