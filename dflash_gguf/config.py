@@ -110,11 +110,11 @@ class DecodeConfig:
         _set(self, "min_p", number("min_p", self.min_p, 0.0, 1.0))
         if self.repeat_penalty == 0.0:
             raise ValueError("repeat_penalty is 0, must be greater than 0 (1 is off)")
-        least = 1e-28  # of MAX_LOGIT_CHANGE the inverse
+        min_penalty = 1e-28  # of MAX_LOGIT_CHANGE the inverse
         _set(
             self,
             "repeat_penalty",
-            number("repeat_penalty", self.repeat_penalty, least, MAX_LOGIT_CHANGE),
+            number("repeat_penalty", self.repeat_penalty, min_penalty, MAX_LOGIT_CHANGE),
         )
         for name in ("presence_penalty", "frequency_penalty"):
             _set(self, name, number(name, getattr(self, name), -MAX_LOGIT_CHANGE, MAX_LOGIT_CHANGE))
@@ -165,14 +165,14 @@ class DecodeConfig:
 def _biases(values: object) -> dict[int, float]:
     if not isinstance(values, Mapping):
         raise ValueError(f"logit_bias is {values!r}, must map token ids to numbers")
-    found = {}
+    biases = {}
     for token, bias in values.items():
         token = integer("a token of logit_bias", token, 0, (1 << 31) - 1)
         is_ban = bias == -math.inf
-        found[token] = (
+        biases[token] = (
             -math.inf if is_ban else number("logit_bias", bias, -MAX_LOGIT_CHANGE, MAX_LOGIT_CHANGE)
         )
-    return found
+    return biases
 
 
 def _set(config: object, name: str, value: object) -> None:
@@ -181,16 +181,16 @@ def _set(config: object, name: str, value: object) -> None:
 
 def _names(names: object) -> tuple[str, ...]:
     """Names of proposers; which there are is for the decoder to know."""
-    found = tuple(names.split(",")) if isinstance(names, str) else names
-    if not isinstance(found, Iterable):
+    given = tuple(names.split(",")) if isinstance(names, str) else names
+    if not isinstance(given, Iterable):
         raise ValueError(f"draft_type is {names!r}, must be a name or several names")
-    found = tuple(found)
-    for name in found:
+    given = tuple(given)
+    for name in given:
         if not isinstance(name, str):
             raise ValueError(f"draft_type holds {name!r}, must hold names only")
-    if not found:
+    if not given:
         raise ValueError("draft_type is empty, must name somebody who drafts")
-    return tuple(name.strip() for name in found)
+    return tuple(name.strip() for name in given)
 
 
 def _stop_texts(stop: object) -> tuple[str, ...]:

@@ -515,9 +515,9 @@ class _Uninterrupted:
     def __exit__(self, *_: object) -> None:
         if self._handler is None:
             return
-        found = _signal.signal(_signal.SIGINT, self._handler)
-        if found != self._come:  # a callback has set it
-            _signal.signal(_signal.SIGINT, found)
+        handler = _signal.signal(_signal.SIGINT, self._handler)
+        if handler != self._come:  # a callback has set it
+            _signal.signal(_signal.SIGINT, handler)
         if self._came is not None:
             self._handler(*self._came)
 

@@ -48,7 +48,7 @@ def load(
             "what it says beyond them may make no sense",
             stacklevel=2,
         )
-    n_most = max_verify_rows(planner.plan, config, MAX_VERIFY)
+    n_rows = max_verify_rows(planner.plan, config, MAX_VERIFY)
     tokenizer = Tokenizer.from_file(path)
     model = Model(os.fspath(path), config, progress)
     loaded = None
@@ -64,7 +64,7 @@ def load(
     settings = (*place, engine.n_threads, config.cache_type_k, config.cache_type_v)
     costs = CostFile(files, *settings, *kernels)
     prefix_bytes = planner.plan(config).prefix_bytes
-    decoder = Decoder(native.Sequence(engine), tokenizer, costs, n_most, prefix_bytes)
+    decoder = Decoder(native.Sequence(engine), tokenizer, costs, n_rows, prefix_bytes)
     decoder.measure()
     return decoder
 

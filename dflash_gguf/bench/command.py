@@ -184,20 +184,20 @@ def _load_server(args: argparse.Namespace, prompts: Sequence[Prompt]) -> int:
     """Measures a server under load; 1 if a request failed."""
     server = url.ServerClient(args.url, args.api_key)
     bodies = url.bodies(prompts, args.chat, args.predict, args.temp, args.seed)
-    found = []
+    results = []
     for n in levels("--concurrency", args.concurrency):
         level = url.load(server, bodies, n)
-        found.append(level)
+        results.append(level)
         _print(level.to_dict())
-    print(url.table(found), file=sys.stderr)
-    return 1 if any(level.n_failed for level in found) else 0
+    print(url.table(results), file=sys.stderr)
+    return 1 if any(level.n_failed for level in results) else 0
 
 
 def _files(names: Sequence[str]) -> tuple[Path, Path]:
     """Target and drafter. ValueError for what is neither two files nor one name."""
     if len(names) == 1 and is_name(names[0]):
-        found = find(names[0])
-        return found.target, found.drafter
+        bundle = find(names[0])
+        return bundle.target, bundle.drafter
     if len(names) != 2:
         raise ValueError(f"--pair {' '.join(names)}: must be a model and its drafter, or one name")
     return Path(names[0]), Path(names[1])
@@ -230,16 +230,16 @@ def _replay(
 ) -> None:
     """Prints what every setting would make of the same drafts."""
     sequence = decoder.sequence
-    most = max(AUTO_TREE_BUDGET, *(setting.size for setting in settings))
+    max_nodes = max(AUTO_TREE_BUDGET, *(setting.size for setting in settings))
     used = [min(setting.size, sequence.max_draft) for setting in settings if setting.size]
     lengths = ladder(SIZES, *used, sequence.max_draft)
-    costs = measure(sequence, prompts[0][1], lengths, ladder(SIZES, *used, most))
+    costs = measure(sequence, prompts[0][1], lengths, ladder(SIZES, *used, max_nodes))
     records = []
     for number, (_, tokens) in enumerate(prompts, 1):
         records.append(replay.record(sequence, tokens, n_tokens, lengths))
         _progress(number, len(prompts))
     settings = [*(s for s in settings if s.kind != "auto"), Setting("auto")]
-    speeds = replay.evaluate(records, settings, costs, most)
+    speeds = replay.evaluate(records, settings, costs, max_nodes)
     ratios = replay.against_best(speeds)
     for number, (name, _) in enumerate(prompts):
         _print(

@@ -73,16 +73,16 @@ class Learned:
 
 
 def play(
-    record: Record, setting: Setting, costs: CostModel, learned: Learned, most: int
+    record: Record, setting: Setting, costs: CostModel, learned: Learned, max_nodes: int
 ) -> tuple[float, list[Round]]:
     """Seconds that a setting would have taken for a record, and its rounds.
 
-    costs: the measured ones. learned: what goes on from record to record. most: nodes of a tree of
-    "auto".
+    costs: the measured ones. learned: what goes on from record to record. max_nodes: nodes of a
+    tree of "auto".
     """
     drafter = _Drafter(record)
     speculator = None
-    if (controller := setting.controller(learned.known, drafter.max_draft, most)) is not None:
+    if (controller := setting.controller(learned.known, drafter.max_draft, max_nodes)) is not None:
         speculator = Speculator([learned.proposer(drafter.max_draft)], controller)
     rounds: list[Round] = []
     request = Request(drafter, [], DraftScorer(DecodeConfig()))
@@ -90,7 +90,7 @@ def play(
         at = drafter.at
         done = Round(record.n_prompt + at)
         request.history, coming = record.tokens[: at + 1], record.tokens[at + 1 :]
-        request.n_left, request.n_room = len(record.drafts) - at, most + 1
+        request.n_left, request.n_room = len(record.drafts) - at, max_nodes + 1
         if speculator is not None:
             speculator.propose(done, (request,))
         if request.tree is not None:
@@ -107,17 +107,17 @@ def play(
 
 
 def evaluate(
-    records: Sequence[Record], settings: Sequence[Setting], costs: CostModel, most: int
+    records: Sequence[Record], settings: Sequence[Setting], costs: CostModel, max_nodes: int
 ) -> dict[str, list[float]]:
     """Tokens a second of every setting on every record. "auto" goes on learning between them."""
-    found: dict[str, list[float]] = {}
+    speeds: dict[str, list[float]] = {}
     for setting in settings:
         learned = Learned(Known(CostModel.from_dict(costs.to_dict())))
-        seconds = [play(record, setting, costs, learned, most)[0] for record in records]
-        found[str(setting)] = [
+        seconds = [play(record, setting, costs, learned, max_nodes)[0] for record in records]
+        speeds[str(setting)] = [
             len(record.drafts) / s for record, s in zip(records, seconds, strict=True)
         ]
-    return found
+    return speeds
 
 
 def against_best(speeds: Mapping[str, Sequence[float]]) -> list[float]:

@@ -23,7 +23,7 @@ def ratio_interval(ratios: Sequence[float]) -> tuple[float, float, float]:
 
 def by_setting(runs: Sequence[BenchmarkRun]) -> list[dict[str, Any]]:
     """One entry a pair and setting, in the order of the runs."""
-    found = []
+    entries = []
     for pair, setting in dict.fromkeys((run.pair, run.setting) for run in runs):
         mine = [run for run in runs if (run.pair, run.setting) == (pair, setting)]
         plain = {r.prompt: r.result for r in runs if (r.pair, r.setting) == (pair, "none")}
@@ -35,7 +35,7 @@ def by_setting(runs: Sequence[BenchmarkRun]) -> list[dict[str, Any]]:
             name: 1e3 * sum(r.result.phase_s.get(name, 0.0) for r in mine) / rounds
             for name in ROUND_PHASES
         }
-        found.append(
+        entries.append(
             {
                 "pair": pair,
                 "setting": setting,
@@ -48,16 +48,16 @@ def by_setting(runs: Sequence[BenchmarkRun]) -> list[dict[str, Any]]:
                 "equal": sum(r.n_equal == r.result.n_tokens for r in mine if r.n_equal is not None),
             }
         )
-    return found
+    return entries
 
 
 def by_class(runs: Sequence[BenchmarkRun]) -> list[dict[str, Any]]:
     """One entry a pair, prompt file and setting; of prompts their files are meant, by name."""
-    found = []
+    entries = []
     for name in dict.fromkeys(class_of(run) for run in runs):
         mine = by_setting([run for run in runs if class_of(run) == name])
-        found += [{"class": name, **entry} for entry in mine]
-    return found
+        entries += [{"class": name, **entry} for entry in mine]
+    return entries
 
 
 def class_of(run: BenchmarkRun) -> str:
@@ -84,11 +84,11 @@ def _cell(entry: dict[str, Any]) -> str:
 
 
 def _rounds(runs: Sequence[BenchmarkRun]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for run in runs:
         for name, n in (run.result.rounds_by_draft or {"none": run.result.rounds}).items():
-            found[name] = found.get(name, 0) + n
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+            counts[name] = counts.get(name, 0) + n
+    return dict(sorted(counts.items(), key=lambda item: -item[1]))
 
 
 def table(entries: Sequence[dict[str, Any]]) -> str:

@@ -146,16 +146,16 @@ def bodies(
         "ignore_eos": True,
         "stream_options": {"include_usage": True},
     }
-    found = []
+    requests = []
     for prompt in prompts:
         if chat is None or prompt.text is None:
             text: Any = prompt.text if prompt.text is not None else list(prompt.tokens)
-            found.append(("/v1/completions", {"prompt": text, **common}))
+            requests.append(("/v1/completions", {"prompt": text, **common}))
         else:
             content = f"{chat}\n\n{prompt.text}" if chat else prompt.text
             messages = [{"role": "user", "content": content}]
-            found.append(("/v1/chat/completions", {"messages": messages, **common}))
-    return found
+            requests.append(("/v1/chat/completions", {"messages": messages, **common}))
+    return requests
 
 
 def load(
@@ -170,10 +170,10 @@ def load(
     return Level(n_at_once, time.perf_counter() - began, answers)
 
 
-def table(found: Sequence[Level]) -> str:
+def table(levels: Sequence[Level]) -> str:
     """For the reader."""
     lines = ["at once  requests  failed  tokens/s  first token, ms (p95)  between, ms  accepted"]
-    for level in found:
+    for level in levels:
         d = level.to_dict()
         accepted = "" if d["acceptance"] is None else f"{d['acceptance']:.0%}"
         first = f"{_shown(d['first_token_ms'])} ({_shown(d['first_token_ms_p95'])})"

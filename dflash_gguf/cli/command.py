@@ -148,11 +148,11 @@ def _choose_models(args: argparse.Namespace) -> None:
         raise ValueError(f"-md {args.model_draft} is a drafter for a model: give that one with -m")
     if args.model is not None and not bundled.is_name(args.model):
         return
-    found = bundled.find(args.model or bundled.DEFAULT)
-    drafter = found.drafter if args.model_draft is None else Path(args.model_draft)
-    args.model = str(found.target)
+    bundle = bundled.find(args.model or bundled.DEFAULT)
+    drafter = bundle.drafter if args.model_draft is None else Path(args.model_draft)
+    args.model = str(bundle.target)
     args.model_draft = str(drafter)
-    print(f"{found.target.name} with {drafter.name}: {found.about}", file=sys.stderr)
+    print(f"{bundle.target.name} with {drafter.name}: {bundle.about}", file=sys.stderr)
 
 
 def _load(args: argparse.Namespace, settings: LoadConfig) -> Decoder:

@@ -35,18 +35,18 @@ def fitted(args: argparse.Namespace, load: LoadConfig, decode: DecodeConfig) -> 
 
     Errors: Error if nothing fits.
     """
-    planner, found = _fit(args, load, decode)
+    planner, best = _fit(args, load, decode)
     if planner.model.is_hypothetical:
         raise ValueError("--vram without --plan limits a GPU, and there is none")
     return replace(
         load,
         n_gpu_layers=planner.config.n_gpu_layers,
         n_cpu_moe=planner.config.n_cpu_moe,
-        n_ctx=found.config.n_ctx,
-        cache_type_k=found.config.cache_type_k,
-        cache_type_v=found.config.cache_type_v,
-        n_ubatch=found.config.n_ubatch,
-        draft_window=found.config.draft_window,
+        n_ctx=best.config.n_ctx,
+        cache_type_k=best.config.cache_type_k,
+        cache_type_v=best.config.cache_type_v,
+        n_ubatch=best.config.n_ubatch,
+        draft_window=best.config.draft_window,
     )
 
 
@@ -85,9 +85,9 @@ def _fit(args: argparse.Namespace, load: LoadConfig, decode: DecodeConfig) -> tu
 
     first = planner_of(load.n_gpu_layers, load.n_cpu_moe)
     constraints = _constraints(args, first, decode)
-    planner, found = first, fit(first.plan, constraints)
+    planner, best = first, fit(first.plan, constraints)
     left = ""
-    if found is None and first.model.on_gpu and load.n_gpu_layers is None:
+    if best is None and first.model.on_gpu and load.n_gpu_layers is None:
         left = f"{_too_large(first)}"
         experts = load.n_cpu_moe == 0 and _has_experts(first, planner_of(None, MAX_LAYERS))
         part = fit_part(
@@ -98,15 +98,15 @@ def _fit(args: argparse.Namespace, load: LoadConfig, decode: DecodeConfig) -> tu
         )
         if part is not None:
             left += "; "
-            planner, found = planner_of(part.n_gpu_layers, part.n_cpu_moe), part.fit
+            planner, best = planner_of(part.n_gpu_layers, part.n_cpu_moe), part.fit
         else:
             left += ", so all stays on the CPU; "
             planner = planner_of(0, 0)
-            found = fit(planner.plan, constraints)
-    if found is None:
+            best = fit(planner.plan, constraints)
+    if best is None:
         raise Error(f"--fit: {_too_large(planner)}")
-    print(f"--fit on {found.plan.device}: {left}{found.reason}", file=sys.stderr)
-    return planner, found
+    print(f"--fit on {best.plan.device}: {left}{best.reason}", file=sys.stderr)
+    return planner, best
 
 
 def _has_experts(whole: Planner, without: Planner) -> bool:
@@ -114,8 +114,8 @@ def _has_experts(whole: Planner, without: Planner) -> bool:
 
 
 def _too_large(planner: Planner) -> str:
-    least = planner.plan(replace(planner.config, n_ctx=256, n_ubatch=128, draft_window=256))
+    smallest = planner.plan(replace(planner.config, n_ctx=256, n_ubatch=128, draft_window=256))
     return (
-        f"weights and the shortest context need {gib(least.needed_bytes)}, "
-        f"{least.device} has {gib(least.free_bytes)}"
+        f"weights and the shortest context need {gib(smallest.needed_bytes)}, "
+        f"{smallest.device} has {gib(smallest.free_bytes)}"
     )

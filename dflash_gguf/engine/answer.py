@@ -71,8 +71,8 @@ class Answer:
     @property
     def n_left(self) -> int:
         """Tokens that may still be drawn."""
-        most = self._n_room + 1 if self._max_tokens is None else self._max_tokens
-        return min(most, self._n_room + 1) - len(self.tokens)
+        limit = self._n_room + 1 if self._max_tokens is None else self._max_tokens
+        return min(limit, self._n_room + 1) - len(self.tokens)
 
     def take(self, token: int) -> bool:
         """Adds a token; whether it ends the answer."""

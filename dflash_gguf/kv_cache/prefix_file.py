@@ -144,11 +144,11 @@ def _fill(prefix: Prefix, file: BinaryIO, sums: list[int], path: Path) -> None:
             raise ValueError(f"{path}: is damaged: tensor {parts[index].name} is not whole")
         prefix.write(index, data)
         sums.append(checksum)
-    found = _get(file, np.empty(8 * len(sums), dtype=np.uint8))
-    if len(found) != 8 * len(sums):
+    stored = _get(file, np.empty(8 * len(sums), dtype=np.uint8))
+    if len(stored) != 8 * len(sums):
         raise ValueError(f"{path}: is damaged: tensor {CHECKSUMS} is not whole")
     names = ["its header", *(f"tensor {name}" for name in (TOKENS, *(x.name for x in parts)))]
-    for name, have, wanted in zip(names, sums, found.view("<i8").tolist(), strict=True):
+    for name, have, wanted in zip(names, sums, stored.view("<i8").tolist(), strict=True):
         if have != wanted:
             raise ValueError(f"{path}: is damaged: {name} has another checksum")
 

@@ -104,13 +104,17 @@ def fits(plan: Plan) -> bool:
     return all(needed <= USABLE * free for _, needed, free in plan.places)
 
 
-def longest_context(planning: Planning, config: LoadConfig, n_rows: int, most: int) -> int:
-    """The longest context up to `most` that fits, a multiple of STEP or `most`; 0 if none does."""
+def longest_context(planning: Planning, config: LoadConfig, n_rows: int, max_ctx: int) -> int:
+    """The longest context up to `max_ctx` that fits, a multiple of STEP or `max_ctx`; 0 if none does."""
 
     def holds(n_ctx: int) -> bool:
         return fits(planning(replace(config, n_ctx=n_ctx), n_rows))
 
-    return most if holds(most) else _largest(lambda n: holds(n * STEP), (most - 1) // STEP) * STEP
+    return (
+        max_ctx
+        if holds(max_ctx)
+        else _largest(lambda n: holds(n * STEP), (max_ctx - 1) // STEP) * STEP
+    )
 
 
 def with_context(planning: Planning, config: LoadConfig, n_ctx_train: int) -> LoadConfig:
@@ -121,23 +125,23 @@ def with_context(planning: Planning, config: LoadConfig, n_ctx_train: int) -> Lo
     """
     if config.n_ctx is not None:
         return config
-    most = min(n_ctx_train, DEFAULT_N_CTX)
-    n_ctx = longest_context(planning, config, 0, most)
-    return replace(config, n_ctx=n_ctx or min(most, STEP))
+    max_ctx = min(n_ctx_train, DEFAULT_N_CTX)
+    n_ctx = longest_context(planning, config, 0, max_ctx)
+    return replace(config, n_ctx=n_ctx or min(max_ctx, STEP))
 
 
-def max_verify_rows(planning: Planning, config: LoadConfig, most: int) -> int:
-    """Rows of the largest verify that fits, up to `most`; 0 if none does."""
+def max_verify_rows(planning: Planning, config: LoadConfig, max_rows: int) -> int:
+    """Rows of the largest verify that fits, up to `max_rows`; 0 if none does."""
 
     def holds(n_rows: int) -> bool:
         return fits(planning(config, n_rows))
 
-    return most if holds(most) else _largest(holds, most - 1)
+    return max_rows if holds(max_rows) else _largest(holds, max_rows - 1)
 
 
-def _largest(holds: Callable[[int], bool], most: int) -> int:
-    """The largest number up to `most` that holds, as all below it do; 0 if none does."""
-    low, high = 0, most + 1  # low holds or is 0, high does not
+def _largest(holds: Callable[[int], bool], upper: int) -> int:
+    """The largest number up to `upper` that holds, as all below it do; 0 if none does."""
+    low, high = 0, upper + 1  # low holds or is 0, high does not
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if holds(middle) else (low, middle)
@@ -149,23 +153,23 @@ def fit(planning: Planning, constraints: FitConstraints) -> Fit | None:
 
     A wished context is kept as long as K/V types allow it, then shortened.
     """
-    most = constraints.n_ctx or constraints.n_ctx_train
-    *_, (least, n_least) = candidates(constraints)
-    if not fits(planning(replace(least, n_ctx=min(most, STEP)), n_least)):
+    max_ctx = constraints.n_ctx or constraints.n_ctx_train
+    *_, (smallest, n_smallest) = candidates(constraints)
+    if not fits(planning(replace(smallest, n_ctx=min(max_ctx, STEP)), n_smallest)):
         return None
-    enough = constraints.n_ctx or min(most, USEFUL_CONTEXT)
+    enough = constraints.n_ctx or min(max_ctx, USEFUL_CONTEXT)
     best: tuple[int, LoadConfig, int] = (0, LoadConfig(), 0)
     for config, n_rows in candidates(constraints):
-        if constraints.n_ctx and not fits(planning(replace(config, n_ctx=most), n_rows)):
+        if constraints.n_ctx and not fits(planning(replace(config, n_ctx=max_ctx), n_rows)):
             continue
-        n_ctx = most if constraints.n_ctx else longest_context(planning, config, n_rows, most)
+        n_ctx = max_ctx if constraints.n_ctx else longest_context(planning, config, n_rows, max_ctx)
         if n_ctx > best[0]:
             best = (n_ctx, config, n_rows)
         if n_ctx >= enough:
             break
     if not best[0] and constraints.n_ctx:
         config, n_rows = list(candidates(constraints))[-1]
-        best = (longest_context(planning, config, n_rows, most), config, n_rows)
+        best = (longest_context(planning, config, n_rows, max_ctx), config, n_rows)
     if not best[0]:
         return None
     config = replace(best[1], n_ctx=best[0])

@@ -66,10 +66,10 @@ class Plan:
     @property
     def places(self) -> list[tuple[str, int, int]]:
         """Where memory is taken: a name, bytes needed there, bytes free."""
-        found = [(self.device, self.needed_bytes, self.free_bytes)]
+        places = [(self.device, self.needed_bytes, self.free_bytes)]
         if self.host_free_bytes is not None:
-            found.append(("main memory", self.total("host"), self.host_free_bytes))
-        return found
+            places.append(("main memory", self.total("host"), self.host_free_bytes))
+        return places
 
     @property
     def tightest(self) -> tuple[str, int, int]:
@@ -86,8 +86,8 @@ class Plan:
         places = [x for x in ("device", "host", "file") if self.total(x)]
         rows = [("MiB", *(self._heading(place) for place in places))]
         for name in dict.fromkeys(item.name for item in self.items):
-            found = {item.where: _mib(item.bytes) for item in self.items if item.name == name}
-            rows.append((name, *(found.get(place, "") for place in places)))
+            cells = {item.where: _mib(item.bytes) for item in self.items if item.name == name}
+            rows.append((name, *(cells.get(place, "") for place in places)))
         rows.append(("in all", *(_mib(self.total(place)) for place in places)))
         widths = [max(len(row[i]) for row in rows) for i in range(len(places) + 1)]
         lines = [

@@ -100,12 +100,12 @@ class Engine:
 
     def memory(self) -> list[Memory]:
         """What memory is used for and where, one use after another."""
-        found = []
+        uses = []
         memory = new("dfl_memory *")
         for index in range(self.info().n_memory):
             call("engine_get_memory", self.handle, index, memory)
-            found.append(Memory(text(memory.name), text(memory.place), int(memory.bytes)))
-        return found
+            uses.append(Memory(text(memory.name), text(memory.place), int(memory.bytes)))
+        return uses
 
     def bytes_of(self, name: str) -> int:
         """Memory of one use in all places."""

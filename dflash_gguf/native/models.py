@@ -42,12 +42,12 @@ def _model_params(
 
 def _placements(kind: str, handle: Any, n: int) -> dict[str, int]:
     """Bytes of weights by the kernels that multiply with them, the most first."""
-    found = {}
+    by_kernels = {}
     placement = new("dfl_placement *")
     for index in range(n):
         call(f"{kind}_get_placement", handle, index, placement)
-        found[text(placement.kernels)] = int(placement.bytes)
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+        by_kernels[text(placement.kernels)] = int(placement.bytes)
+    return dict(sorted(by_kernels.items(), key=lambda item: -item[1]))
 
 
 class Model:

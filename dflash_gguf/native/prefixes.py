@@ -59,13 +59,13 @@ class Prefix:
 
     def parts(self) -> list[PrefixTensor]:
         """What a file of it holds beside the tokens."""
-        found = []
+        parts = []
         part = new("dfl_prefix_part *")
         for index in range(self.info().n_parts):
             call("prefix_get_part", self.handle, index, part)
             ne = int(part.ne[0]), int(part.ne[1])
-            found.append(PrefixTensor(text(part.name), text(part.type), ne, int(part.bytes)))
-        return found
+            parts.append(PrefixTensor(text(part.name), text(part.type), ne, int(part.bytes)))
+        return parts
 
     def read(self, part: int, out: NDArray[np.uint8]) -> None:
         """Copies a part's bytes out."""

@@ -111,8 +111,8 @@ class DraftScorer:
         if not len(self._banned_ids):
             return np.zeros(ids.shape, dtype=bool)
         at = np.minimum(np.searchsorted(self._banned_ids, ids), len(self._banned_ids) - 1)
-        found: NDArray[np.bool_] = self._banned_ids[at] == ids
-        return found
+        is_banned: NDArray[np.bool_] = self._banned_ids[at] == ids
+        return is_banned
 
     def noise(self, ids: Ids, position: int) -> NDArray[np.float64]:
         """What `choose` adds to the scores of tokens [n, k] of the n positions from `position`."""
@@ -139,9 +139,9 @@ class DraftScorer:
         if config.min_p > 0.0:
             cut |= values < values[:, :1] + np.log(config.min_p)
         cut[:, 0] = False
-        found = np.empty_like(cut)
-        found[places] = cut
-        return found
+        is_cut = np.empty_like(cut)
+        is_cut[places] = cut
+        return is_cut
 
     def _recent(self, history: Sequence[int]) -> tuple[Ids, Ids]:
         """The tokens among the last repeat_last_n of `history`, ascending, and how often each."""

@@ -107,8 +107,8 @@ class Sampler(DraftScorer):
             ids, chances = self.distribution(logits, history)
             with np.errstate(divide="ignore"):
                 logs = np.log(chances)
-            found = np.flatnonzero(ids == token)
-            log_prob = float(logs[found[0]]) if len(found) else -math.inf
+            places = np.flatnonzero(ids == token)
+            log_prob = float(logs[places[0]]) if len(places) else -math.inf
             n_kept = min(n, int(np.count_nonzero(chances)))
             return TokenLogprobs(
                 log_prob, tuple(zip(ids[:n_kept].tolist(), logs.tolist(), strict=False))

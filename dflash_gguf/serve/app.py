@@ -179,8 +179,12 @@ class App:
                 text, add_special=False, parse_special=True
             )
 
-        found = biases(body, tokenize, ready.n_vocab)
-        return replace(config, logit_bias={**config.logit_bias, **found}) if found else config
+        own_biases = biases(body, tokenize, ready.n_vocab)
+        return (
+            replace(config, logit_bias={**config.logit_bias, **own_biases})
+            if own_biases
+            else config
+        )
 
     def _choices(
         self, body: Body, engine: EngineClient, prompts: Sequence[list[int]], config: DecodeConfig
@@ -371,7 +375,7 @@ class App:
         n_ctx = engine.n_ctx
         if request.query_params.get("fail_on_no_slot") and engine.n_processing == len(engine.slots):
             return error_answer(503, "no slot is free")
-        found = []
+        entries = []
         for number, slot in enumerate(engine.slots):
             entry: dict[str, Any] = {
                 "id": number,
@@ -393,8 +397,8 @@ class App:
                         }
                     ],
                 }
-            found.append(entry)
-        return _json(found)
+            entries.append(entry)
+        return _json(entries)
 
     async def slot_action(self, request: Request) -> Response:
         """Saves what a slot's last text left behind to a file, restores or erases it."""
@@ -419,14 +423,14 @@ class App:
         if isinstance(done, Failed):
             return error_answer(done.status, done.sentence.replace(f"{folder}/", ""))
         ms = 1e3 * done.seconds
-        found: dict[str, Any] = {"id_slot": slot}
+        report: dict[str, Any] = {"id_slot": slot}
         if action == "erase":
-            return _json(found | {"n_erased": done.n_tokens})
+            return _json(report | {"n_erased": done.n_tokens})
         if action == "save":
-            found |= {"filename": name, "n_saved": done.n_tokens, "n_written": done.n_bytes}
-            return _json(found | {"timings": {"save_ms": ms}})
-        found |= {"filename": name, "n_restored": done.n_tokens, "n_read": done.n_bytes}
-        return _json(found | {"timings": {"restore_ms": ms}})
+            report |= {"filename": name, "n_saved": done.n_tokens, "n_written": done.n_bytes}
+            return _json(report | {"timings": {"save_ms": ms}})
+        report |= {"filename": name, "n_restored": done.n_tokens, "n_read": done.n_bytes}
+        return _json(report | {"timings": {"restore_ms": ms}})
 
     async def metrics(self, request: Request) -> Response:  # noqa: ARG002
         """Counters and gauges for Prometheus."""

@@ -93,9 +93,9 @@ def _models(args: argparse.Namespace) -> list[ServedModel]:
     drafter = None if args.model_draft is None else Path(args.model_draft)
     path, called = Path(name), Path(name).stem
     if bundled.is_name(name):
-        found = bundled.find(name)
-        path, drafter, called = found.target, drafter or found.drafter, name
-        log(f"{path.name} with {drafter.name}: {found.about}")
+        bundle = bundled.find(name)
+        path, drafter, called = bundle.target, drafter or bundle.drafter, name
+        log(f"{path.name} with {drafter.name}: {bundle.about}")
     for file in (path, drafter):
         if file is not None:
             GgufMetadata(file).close()  # so that a wrong file is told before anything is started

@@ -70,7 +70,7 @@ def timings_of(stats: ResultStats) -> dict[str, Any]:
     """`timings`, counts and speeds as llama-server has them, and what it has not under `dflash`."""
     n_prompt, n_tokens = stats.n_prefilled, stats.n_tokens
     prompt_ms, predicted_ms = 1e3 * stats.prefill_s, 1e3 * stats.decode_s
-    found: dict[str, Any] = {
+    timings: dict[str, Any] = {
         "cache_n": stats.n_prompt - n_prompt,
         "prompt_n": n_prompt,
         "prompt_ms": prompt_ms,
@@ -82,14 +82,14 @@ def timings_of(stats: ResultStats) -> dict[str, Any]:
         "predicted_per_second": _ratio(1e3 * stats.n_decoded, predicted_ms),
     }
     if stats.draft != "none":
-        found |= {"draft_n": stats.n_drafted, "draft_n_accepted": stats.n_accepted}
+        timings |= {"draft_n": stats.n_drafted, "draft_n_accepted": stats.n_accepted}
     ours = {
         "rounds": stats.rounds,
         "tokens_per_round": round(_ratio(stats.n_decoded, stats.rounds), 3),
         "rounds_by_draft": stats.rounds_by_draft,
         "phase_ms": {name: round(1e3 * s, 3) for name, s in stats.phase_s.items()},
     }
-    return {"timings": found, "dflash": ours}
+    return {"timings": timings, "dflash": ours}
 
 
 def usage(choices: Sequence[CompletionChoice]) -> dict[str, Any]:
@@ -125,13 +125,13 @@ def progressed(choice: CompletionChoice, progress: Event) -> Event:
     """Where a prompt is, with `timings` of that much; all 0 before any work."""
     done = progress["processed"] - progress["cache"]
     seconds = progress["time_ms"] / 1e3
-    found = timings_of(
+    timings = timings_of(
         ResultStats(
             done, done, 0, 0, 0, seconds, 0.0, "", None, 0, choice.config.draft, 0, 0, {}, None
         )
     )["timings"]
-    found["cache_n"] = progress["cache"] if done else 0
-    return {"prompt_progress": progress, "timings": found}
+    timings["cache_n"] = progress["cache"] if done else 0
+    return {"prompt_progress": progress, "timings": timings}
 
 
 def _ratio(value: float, by: float) -> float:

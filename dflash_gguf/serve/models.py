@@ -53,14 +53,14 @@ class ModelRegistry:
         new_engine: Callable[[Load], EngineClient],
         load_of: Callable[[ServedModel], Load],
         builder_of: Callable[[Tokenizer | None], PromptBuilder],
-        most: int = 1,
+        max_loaded: int = 1,
     ) -> None:
-        """most: models that are loaded at once."""
+        """max_loaded: models that are loaded at once."""
         self.all = list(models)
         self._new_engine = new_engine
         self._load_of = load_of
         self._builder_of = builder_of
-        self._most = most
+        self._max_loaded = max_loaded
         self._turn = asyncio.Lock()
 
     @property
@@ -109,7 +109,7 @@ class ModelRegistry:
 
     async def _load(self, model: ServedModel) -> None:
         if model.engine is None:
-            while len(list(self.engines)) >= self._most:
+            while len(list(self.engines)) >= self._max_loaded:
                 await self._unload_one()
             await self.open(model)
         assert model.engine is not None
@@ -153,11 +153,11 @@ def models_in_folder(folder: str | os.PathLike[str]) -> list[ServedModel]:
     Raises:
         ValueError: no model is there, or a folder has several.
     """
-    found = []
+    models = []
     root = Path(folder)
     for path in sorted(root.iterdir()):
         if path.suffix == ".gguf" and not _is_drafter(path):
-            found.append(ServedModel([path.stem], path, None))
+            models.append(ServedModel([path.stem], path, None))
         elif path.is_dir() and (files := sorted(path.glob("*.gguf"))):
             drafters = [file for file in files if _is_drafter(file)]
             targets = [file for file in files if file not in drafters and not _is_later_part(file)]
@@ -166,11 +166,11 @@ def models_in_folder(folder: str | os.PathLike[str]) -> list[ServedModel]:
                     f"{path}: holds {len(targets)} models and {len(drafters)} drafters, must hold "
                     "one model, and one drafter at most"
                 )
-            found.append(ServedModel([path.name], targets[0], drafters[0] if drafters else None))
-    found = [model for model in found if not _is_later_part(model.path)]
-    if not found:
+            models.append(ServedModel([path.name], targets[0], drafters[0] if drafters else None))
+    models = [model for model in models if not _is_later_part(model.path)]
+    if not models:
         raise ValueError(f"{root}: holds no GGUF file of a model")
-    return found
+    return models
 
 
 def _is_drafter(path: Path) -> bool:

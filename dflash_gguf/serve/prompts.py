@@ -110,23 +110,23 @@ class PromptBuilder:
 
     def _begun(self, text: str, thoughts: str, words: str) -> str:
         """What an answer that began with thoughts has after a prompt."""
-        found = self.require_tokenizer().chat_format(text, template=self.template)
-        if found is None or not found.opening:
+        marks = self.require_tokenizer().chat_format(text, template=self.template)
+        if marks is None or not marks.opening:
             raise BadRequestError(
                 "reasoning_content of the last message: the template has no thoughts to continue"
             )
-        begun = thoughts if found.is_open else f"{found.opening}\n{thoughts}"
-        return f"{begun}\n{found.closing}\n\n{words}" if words else begun
+        begun = thoughts if marks.is_open else f"{marks.opening}\n{thoughts}"
+        return f"{begun}\n{marks.closing}\n\n{words}" if words else begun
 
     def _closed(self, text: str, *, is_off: bool) -> str:
         """The prompt without an open block of thoughts, if there are to be none."""
-        found = self.require_tokenizer().chat_format(text, template=self.template)
-        if not is_off or found is None:
+        marks = self.require_tokenizer().chat_format(text, template=self.template)
+        if not is_off or marks is None:
             return text
-        if found.is_open:
-            return text + found.closing
-        has_no_switch = found.name == "cohere" and not text.rstrip().endswith(found.closing)
-        return text + found.opening + found.closing if has_no_switch else text
+        if marks.is_open:
+            return text + marks.closing
+        has_no_switch = marks.name == "cohere" and not text.rstrip().endswith(marks.closing)
+        return text + marks.opening + marks.closing if has_no_switch else text
 
     def chat(self, body: ChatBody) -> ChatPrompt:
         """Token ids of a conversation."""
@@ -146,22 +146,22 @@ def message_of(message: dict[str, Any], place: int) -> dict[str, Any]:
     name = f"messages[{place}]"
     if not isinstance(role, str) or not role:
         raise BadRequestError(f"{name}: role is missing")
-    found = dict(message)
-    found["role"] = "system" if role == "developer" else role
+    normalised = dict(message)
+    normalised["role"] = "system" if role == "developer" else role
     if isinstance(content, list):
-        found["content"] = "\n".join(_part(part, name) for part in content)
+        normalised["content"] = "\n".join(_part(part, name) for part in content)
     elif isinstance(content, str):
-        found["content"] = content
+        normalised["content"] = content
     elif content is None and (
-        role == "assistant" and ("tool_calls" in message or _thoughts(found))
+        role == "assistant" and ("tool_calls" in message or _thoughts(normalised))
     ):
-        found["content"] = ""
+        normalised["content"] = ""
     else:
         raise BadRequestError(f"{name}: content must be a text or a list of parts")
     thoughts = message.get("reasoning_content")
     if thoughts is not None and not isinstance(thoughts, str):
         raise BadRequestError(f"{name}: reasoning_content must be a text")
-    return found
+    return normalised
 
 
 def _part(part: Any, name: str) -> str:
@@ -202,8 +202,8 @@ def _begins(body: ChatBody | TemplateBody, messages: Sequence[dict[str, Any]]) -
 
 
 def _thoughts(message: dict[str, Any] | None) -> str:
-    found = (message or {}).get("reasoning_content")
-    return found if isinstance(found, str) else ""
+    thoughts = (message or {}).get("reasoning_content")
+    return thoughts if isinstance(thoughts, str) else ""
 
 
 def _words_of(message: dict[str, Any] | None) -> str:

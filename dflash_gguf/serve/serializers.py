@@ -93,28 +93,28 @@ class ChatFormat:
 
     def whole(self, choices: Sequence[CompletionChoice]) -> Event:
         """One object."""
-        found = self._head("chat.completion")
-        found["choices"] = [self._choice(choice) for choice in choices]
-        found["usage"] = usage(choices)
+        response = self._head("chat.completion")
+        response["choices"] = [self._choice(choice) for choice in choices]
+        response["usage"] = usage(choices)
         if choices[0].stats is not None:
-            found |= timings_of(choices[0].stats)
+            response |= timings_of(choices[0].stats)
         if self._has_meta_info:
-            found["meta_info"] = meta_info(choices)
-        return found | _verbose(self._context)
+            response["meta_info"] = meta_info(choices)
+        return response | _verbose(self._context)
 
     def _choice(self, choice: CompletionChoice) -> Event:
         message: Event = {"role": "assistant", "content": "".join(choice.text)}
         if thoughts := "".join(choice.reasoning):
             message["reasoning_content"] = thoughts
-        found: Event = {
+        entry: Event = {
             "index": choice.index,
             "message": message,
             "logprobs": self._logprobs(choice.config, choice.tokens, choice.logprobs),
             "finish_reason": choice.finish_reason,
         }
         if self._context.return_tokens:
-            found["tokens"] = choice.tokens
-        return found
+            entry["tokens"] = choice.tokens
+        return entry
 
     def _logprobs(
         self, config: DecodeConfig, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]
@@ -161,16 +161,16 @@ class ChatFormat:
     def finish(self, choices: Sequence[CompletionChoice]) -> Iterator[Event]:
         """The counts, where they are asked for."""
         if self._context.include_usage:
-            found = self._head("chat.completion.chunk")
-            found |= {"choices": [], "usage": usage(choices)}
+            chunk = self._head("chat.completion.chunk")
+            chunk |= {"choices": [], "usage": usage(choices)}
             if choices[0].stats is not None:
-                found |= timings_of(choices[0].stats)
-            yield found
+                chunk |= timings_of(choices[0].stats)
+            yield chunk
 
     def _chunk(self, choice: CompletionChoice, delta: Event) -> Event:
-        found = self._head("chat.completion.chunk")
+        chunk = self._head("chat.completion.chunk")
         part: Event = {"index": choice.index, "delta": delta, "finish_reason": None}
-        return found | {"choices": [part]}
+        return chunk | {"choices": [part]}
 
     def _head(self, kind: str) -> Event:
         return {
@@ -196,7 +196,7 @@ class CompletionFormat:
 
     def whole(self, choices: Sequence[CompletionChoice]) -> Event:
         """One object."""
-        found = self._head() | {
+        response = self._head() | {
             "choices": [
                 self._part(
                     choice,
@@ -209,16 +209,16 @@ class CompletionFormat:
             "usage": usage(choices),
         }
         if self._context.return_tokens:
-            for part, choice in zip(found["choices"], choices, strict=True):
+            for part, choice in zip(response["choices"], choices, strict=True):
                 part["tokens"] = choice.tokens
         if choices[0].stats is not None:
-            found |= timings_of(choices[0].stats)
-        return found | _verbose(self._context)
+            response |= timings_of(choices[0].stats)
+        return response | _verbose(self._context)
 
     def progress(self, choice: CompletionChoice, progress: Event) -> Event:
         """A chunk without words."""
-        found = self._head() | {"choices": [self._part(choice, "", None, None)]}
-        return found | progressed(choice, progress)
+        chunk = self._head() | {"choices": [self._part(choice, "", None, None)]}
+        return chunk | progressed(choice, progress)
 
     def step(self, choice: CompletionChoice, step: Stepped, *, is_first: bool) -> Iterator[Event]:
         """A chunk."""
@@ -227,19 +227,19 @@ class CompletionFormat:
             return
         n_before = len(choice.tokens) - len(step.tokens)
         logprobs = self._logprobs(choice, step.tokens, step.logprobs, n_before)
-        found = self._head() | {"choices": [self._part(choice, text, None, logprobs)]}
+        chunk = self._head() | {"choices": [self._part(choice, text, None, logprobs)]}
         if self._context.return_tokens:
-            found["choices"][0]["tokens"] = step.tokens
+            chunk["choices"][0]["tokens"] = step.tokens
         if self._context.timings_per_token and step.stats is not None:
-            found |= timings_of(step.stats)
-        yield found
+            chunk |= timings_of(step.stats)
+        yield chunk
 
     def end(self, choice: CompletionChoice) -> Iterator[Event]:
         """The chunk with the reason."""
-        found = self._head() | {"choices": [self._part(choice, "", choice.finish_reason, None)]}
+        chunk = self._head() | {"choices": [self._part(choice, "", choice.finish_reason, None)]}
         if choice.stats is not None:
-            found |= timings_of(choice.stats)
-        yield found | _verbose(self._context)
+            chunk |= timings_of(choice.stats)
+        yield chunk | _verbose(self._context)
 
     def finish(self, choices: Sequence[CompletionChoice]) -> Iterator[Event]:
         """The counts, where they are asked for."""
@@ -317,7 +317,7 @@ class LlamaServerFormat:
 
     def whole(self, choices: Sequence[CompletionChoice]) -> Any:
         """One object, or a list of several."""
-        found = []
+        entries = []
         for choice in choices:
             entry = self._final(choice)
             entry["content"] = "".join(choice.text)
@@ -326,26 +326,26 @@ class LlamaServerFormat:
                 entry["completion_probabilities"] = self._probabilities(
                     choice.config, choice.tokens, choice.logprobs
                 )
-            found.append(select_fields(entry, self._fields))
-        return found if len(found) > 1 else found[0]
+            entries.append(select_fields(entry, self._fields))
+        return entries if len(entries) > 1 else entries[0]
 
     def progress(self, choice: CompletionChoice, progress: Event) -> Event:
         """An event without words."""
-        found = self._event(choice, "", [])
-        return found | progressed(choice, progress)
+        chunk = self._event(choice, "", [])
+        return chunk | progressed(choice, progress)
 
     def step(self, choice: CompletionChoice, step: Stepped, *, is_first: bool) -> Iterator[Event]:  # noqa: ARG002
         """An event a token; text that became certain with a round comes with its last one."""
         for number, token in enumerate(step.tokens):
             is_last = number == len(step.tokens) - 1
-            found = self._event(choice, step.text if is_last else "", [token])
+            chunk = self._event(choice, step.text if is_last else "", [token])
             if choice.config.n_probs:
-                found["completion_probabilities"] = self._probabilities(
+                chunk["completion_probabilities"] = self._probabilities(
                     choice.config, [token], step.logprobs[number : number + 1]
                 )
             if self._context.timings_per_token and step.stats is not None:
-                found |= timings_of(step.stats)
-            yield found
+                chunk |= timings_of(step.stats)
+            yield chunk
 
     def end(self, choice: CompletionChoice) -> Iterator[Event]:
         """Everything but the words."""
@@ -443,7 +443,7 @@ def select_fields(answer: Event, fields: Sequence[str] | None) -> Event:
     """The fields wanted of an answer; "a/b" is field b of field a, by that name."""
     if not fields:
         return answer
-    found = {}
+    chosen = {}
     for path in fields:
         value: Any = answer
         for name in path.split("/"):
@@ -451,8 +451,8 @@ def select_fields(answer: Event, fields: Sequence[str] | None) -> Event:
                 break
             value = value[name]
         else:
-            found[path] = value
-    return found
+            chosen[path] = value
+    return chosen
 
 
 def _verbose(context: ResponseContext) -> Event:

@@ -155,17 +155,17 @@ class GenerationResponse(Response):
         choice = self._take(request, event)
         if choice is None:
             return b""
-        wire_format, found = self._wire_format, b""
+        wire_format, data = self._wire_format, b""
         if isinstance(event, Prefilled):
             progress = choice.progress(event) if self._wants_progress else None
-            found = b"" if progress is None else _event(wire_format.progress(choice, progress))
+            data = b"" if progress is None else _event(wire_format.progress(choice, progress))
         elif isinstance(event, Stepped):
             events = wire_format.step(choice, event, is_first=choice.index not in seen)
             seen.add(choice.index)
-            found = b"".join(map(_event, events))
+            data = b"".join(map(_event, events))
         elif isinstance(event, Ended):
-            found = b"".join(map(_event, wire_format.end(choice)))
-        return found
+            data = b"".join(map(_event, wire_format.end(choice)))
+        return data
 
     def _take(self, request: Request, event: Event) -> CompletionChoice | None:
         """Keeps what the engine says of a choice; that choice.

@@ -78,8 +78,8 @@ class Calibration:
     def log_probs(self, features: Features) -> Floats:
         """Of every candidate that the target takes it, given its path; float64 [n, k]."""
         features.log_probs = self._log_probs(features)
-        found: Floats = features.log_probs[:, :-1]
-        return found
+        of_candidates: Floats = features.log_probs[:, :-1]
+        return of_candidates
 
     def _log_probs(self, features: Features) -> Floats:
         scores: Floats = np.matmul(features.values, self._of_depths(features.depths)[:, :, None])[
@@ -137,8 +137,8 @@ class Calibration:
         """The numbers of depths, from 0 on."""
         if not len(self._weights):
             return np.tile(self._prior, (len(depths), 1))
-        found: Floats = self._weights[np.minimum(depths, len(self._weights) - 1)]
-        return found
+        weights: Floats = self._weights[np.minimum(depths, len(self._weights) - 1)]
+        return weights
 
     def _extend(self, n: int) -> None:
         for _ in range(len(self._weights), n):
@@ -157,17 +157,19 @@ class Calibration:
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Calibration:
         """What `to_dict` gave; KeyError, TypeError or ValueError for anything else."""
-        found = cls()
-        found._prior = np.array(stored["prior"], dtype=np.float64).reshape(5)
-        found._params = cls._params_of(found._prior)
-        found._weights = np.array(stored["weights"], dtype=np.float64).reshape(-1, 5)
-        found._information = np.array(stored["information"], dtype=np.float64).reshape(-1, 5, 5)
-        if len(found._weights) != len(found._information):
+        calibration = cls()
+        calibration._prior = np.array(stored["prior"], dtype=np.float64).reshape(5)
+        calibration._params = cls._params_of(calibration._prior)
+        calibration._weights = np.array(stored["weights"], dtype=np.float64).reshape(-1, 5)
+        calibration._information = np.array(stored["information"], dtype=np.float64).reshape(
+            -1, 5, 5
+        )
+        if len(calibration._weights) != len(calibration._information):
             raise ValueError("a calibration of unequal parts")
-        parts = found._prior, found._weights, found._information
+        parts = calibration._prior, calibration._weights, calibration._information
         if not all(np.isfinite(part).all() for part in parts):
             raise ValueError("a calibration that is not finite")
-        return found
+        return calibration
 
 
 class Top1Acceptance:
@@ -267,16 +269,16 @@ class Calibrations:
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Calibrations:
         """What `to_dict` gave; KeyError, TypeError or ValueError for anything else."""
-        found = cls()
-        found._known = {
+        calibrations = cls()
+        calibrations._known = {
             sampling_class: Calibration.from_dict(x)
             for sampling_class, x in stored["ranked"].items()
         }
-        found._top1 = {
+        calibrations._top1 = {
             sampling_class: Top1Acceptance.from_dict(x)
             for sampling_class, x in stored["spines"].items()
         }
-        return found
+        return calibrations
 
 
 def sampling_class_of(config: DecodeConfig) -> str:

@@ -51,10 +51,10 @@ _U64 = struct.Struct("<Q")
 
 def files_of(path: str) -> list[str]:
     """The files of a model: this one, and those that follow it if it is the first of several."""
-    found = re.search(r"-00001-of-(\d{5})\.gguf$", path)
-    if found is None:
+    match = re.search(r"-00001-of-(\d{5})\.gguf$", path)
+    if match is None:
         return [path]
-    prefix, n = path[: found.start()], int(found[1])
+    prefix, n = path[: match.start()], int(match[1])
     others = (prefix + SPLIT_ENDING % (i, n) for i in range(2, n + 1))
     return [path, *takewhile(os.path.exists, others)]
 

@@ -159,16 +159,16 @@ class Harmony:
 
     def finish(self) -> list[TextSegment]:
         """What was held back, at the end of the text."""
-        held, self._held = self._held, ""
-        return [TextSegment(held, self._is_reasoning and not self._in_header)] if held else []
+        rest, self._held = self._held, ""
+        return [TextSegment(rest, self._is_reasoning and not self._in_header)] if rest else []
 
     def _parts(self) -> Iterator[TextSegment]:
         while True:
             marks = (self.MESSAGE,) if self._in_header else self.ENDS
-            found = [(at, mark) for mark in marks if (at := self._held.find(mark)) >= 0]
-            if not found:
+            places = [(at, mark) for mark in marks if (at := self._held.find(mark)) >= 0]
+            if not places:
                 break
-            at, mark = min(found)
+            at, mark = min(places)
             before, self._held = self._held[:at], self._held[at + len(mark) :]
             if self._in_header:
                 yield from self._begin(before)

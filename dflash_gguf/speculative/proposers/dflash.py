@@ -35,10 +35,10 @@ class _Batch:
     def places(self, rows: Sequence[int], wanted: Sequence[int]) -> list[int]:
         """Of a token for each of some rows its place among the candidates; k if it is none."""
         is_it = self.tokens[rows] == np.array(wanted)[:, None]
-        found: list[int] = np.where(
+        places: list[int] = np.where(
             is_it.any(axis=1), is_it.argmax(axis=1), is_it.shape[1]
         ).tolist()
-        return found
+        return places
 
 
 class _Ranked(NamedTuple):

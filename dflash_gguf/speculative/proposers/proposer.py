@@ -206,6 +206,6 @@ def select_proposers(proposers: Sequence[Proposer], names: Iterable[str] | None)
     names = list(names)
     for name in names:
         if name not in known:
-            there = ", ".join(known) or "none"
-            raise ValueError(f"draft_type {name!r} is not there; this decoder has: {there}")
+            available = ", ".join(known) or "none"
+            raise ValueError(f"draft_type {name!r} is not there; this decoder has: {available}")
     return [known[name] for name in known if name in names]

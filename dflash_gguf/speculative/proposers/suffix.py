@@ -85,10 +85,12 @@ class SuffixProposer:
             memory.n = len(request.history)
             n_positions.append(request.n_positions)
             n_nodes.append(request.n_nodes)
-        found = self._proposals.propose(texts, chosen, n_positions, n_nodes, requests[0].break_even)
-        if found is None:
+        proposals = self._proposals.propose(
+            texts, chosen, n_positions, n_nodes, requests[0].break_even
+        )
+        if proposals is None:
             return [_NO_CANDIDATES] * len(requests)
-        return [Tree(*tree) if tree else _NO_CANDIDATES for tree in found]
+        return [Tree(*tree) if tree else _NO_CANDIDATES for tree in proposals]
 
     def observe(self, request: Request, tokens: Sequence[int]) -> None:
         """The text tells, when it goes on."""
@@ -111,14 +113,14 @@ class SuffixProposer:
 
     def learn(self, stored: Mapping[str, Any]) -> None:
         """Goes on from an earlier process."""
-        probe, found = SuffixIndex(2), {}
+        probe, outcomes_by_class = SuffixIndex(2), {}
         for sampling_class, outcomes in stored["outcomes"].items():
             try:
                 probe.outcomes = np.array(outcomes, dtype=np.float64)
             except Error as error:
                 raise ValueError(str(error)) from None
-            found[sampling_class] = outcomes
-        self._outcomes = found
+            outcomes_by_class[sampling_class] = outcomes
+        self._outcomes = outcomes_by_class
 
 
 def _n_common(a: list[int], b: list[int]) -> int:
