@@ -99,7 +99,7 @@ class DecodeConfig:
     draft_max: int | None = None
     draft_min: int = 0
     tree_budget: int | None = None
-    tree_spine: bool = False
+    tree_main_chain: bool = False
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
@@ -125,7 +125,7 @@ class DecodeConfig:
         _set(self, "logit_bias", _biases(self.logit_bias))
         if self.n_probs is not None:
             _set(self, "n_probs", integer("n_probs", self.n_probs, 0, MAX_N_PROBS))
-        for name in ("ignore_eos", "post_sampling_probs", "cache_prompt", "tree_spine"):
+        for name in ("ignore_eos", "post_sampling_probs", "cache_prompt", "tree_main_chain"):
             flag(name, getattr(self, name))
         choice("draft", self.draft, DRAFT_KINDS)
         if self.draft_type is not None:

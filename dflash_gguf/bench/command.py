@@ -120,7 +120,7 @@ def _run(args: argparse.Namespace) -> int:
         temperature=args.temp,
         seed=args.seed,
         ignore_eos=True,
-        tree_spine=args.tree_spine,
+        tree_main_chain=args.tree_main_chain,
     )
     if args.predict < 2:
         raise ValueError(f"--predict is {args.predict}, must be at least 2")

@@ -288,7 +288,7 @@ class Scheduler:
             config.draft_max,
             config.draft_min,
             config.tree_budget,
-            config.tree_spine,
+            config.tree_main_chain,
         )
         self._groups = {key: group for key, group in self._groups.items() if group.jobs}
         if key not in self._groups:

@@ -119,7 +119,7 @@ class SpeculativeRuntime:
             return proposers, FixedController(CHAIN, longest, longest, config.draft_min)
         if config.draft == "tree":
             most = config.tree_budget or TREE_BUDGET
-            shape = MAIN_CHAIN if config.tree_spine else TREE
+            shape = MAIN_CHAIN if config.tree_main_chain else TREE
             return proposers, FixedController(shape, most, longest, config.draft_min)
         most = config.tree_budget or AUTO_TREE_BUDGET
         self.make_room(min(most + 1, ROOM), is_needed=False)

@@ -160,7 +160,7 @@ def drawn_config(random: np.random.Generator, longest: int) -> DecodeConfig:
         drawn["draft_min"] = int(random.integers(drawn["draft_max"] + 1)) // 3
     if drawn["draft"] in ("tree", "auto") and random.random() < 0.7:
         drawn["tree_budget"] = int(random.choice((1, 2, 7, 15, 23, 40, 63)))
-        drawn["tree_spine"] = bool(random.random() < 0.3)
+        drawn["tree_main_chain"] = bool(random.random() < 0.3)
     return DecodeConfig(**drawn)
 
 

@@ -53,7 +53,7 @@ def test_trees_give_the_tokens_of_plain_decoding(
         left: Counter[int] = Counter()
         for number, budget in enumerate(BUDGETS):
             drafted = decoder.generate(
-                prompt, draft="tree", tree_budget=budget, tree_spine=number % 2 == 1, **config
+                prompt, draft="tree", tree_budget=budget, tree_main_chain=number % 2 == 1, **config
             )
             assert drafted.tokens == plain.tokens
             width = 1 + number % 4
