@@ -221,7 +221,7 @@ def decode_config(args: argparse.Namespace) -> DecodeConfig:
         draft_max=args.draft_max,
         draft_min=args.draft_min,
         tree_budget=args.tree_budget,
-        tree_spine=args.tree_spine,
+        tree_main_chain=args.tree_main_chain,
     )
 
 

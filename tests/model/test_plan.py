@@ -143,7 +143,7 @@ def test_the_nodes_of_a_pass_follow_from_layers_alone(tmp_path: Path) -> None:
     write_model(path, shape, "x", "q4_k_m", 1, header_only=True)
 
     def nodes(**config: int) -> int:
-        model = Model(str(path), LoadConfig(**config), measure="cuda")
+        model = Model(str(path), LoadConfig(**config), dry_run="cuda")
         return int(Engine(model).info().n_graph_nodes)
 
     n = nodes(n_ctx=8192, n_parallel=16)
@@ -184,7 +184,7 @@ def test_auto_takes_no_more_than_was_checked_before_loading(
 ) -> None:
     free = room_for(pair, monkeypatch, CONFIG, n_rows)
     with open_decoder(pair, CONFIG) as decoder:
-        drafting, engine = decoder._drafting, decoder.engine
+        drafting, engine = decoder._speculative, decoder.engine
         for wanted in (n_rows, 64, 256):  # as rules come to look at larger trees
             drafting.make_room(wanted, is_needed=False)
         assert engine.max_verify >= n_rows
@@ -207,10 +207,10 @@ def test_a_growth_that_failed_is_not_tried_again(
     with open_decoder(pair, CONFIG) as decoder:
         monkeypatch.setattr(Engine, "reserve_verify", refuse)
         for _ in range(3):
-            decoder._drafting.make_room(64, is_needed=False)
+            decoder._speculative.make_room(64, is_needed=False)
         assert asked == [64]
         with pytest.raises(Error, match="no memory"):
-            decoder._drafting.make_room(64, is_needed=True)
+            decoder._speculative.make_room(64, is_needed=True)
 
 
 def test_the_context_nobody_chose_is_what_fits(

@@ -70,7 +70,7 @@ def refused(decoder: Decoder, path: Path, sentence: str) -> None:
     decoder.reset()
     with pytest.raises(ValueError, match=sentence):
         decoder.load_prefix(path)
-    assert len(decoder._prefixes) == 0
+    assert len(decoder._prefix_cache) == 0
     assert decoder.engine.prefix_bytes == 0
 
 

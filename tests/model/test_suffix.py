@@ -14,7 +14,7 @@ from pairs import make_pair, open_pair, random_tokens
 from dflash_gguf.config import DecodeConfig, LoadConfig
 from dflash_gguf.decoder import Decoder
 from dflash_gguf.native import Engine, Model, Sequence
-from dflash_gguf.sampling.noise import Sampler
+from dflash_gguf.sampling.noise import DraftScorer
 from dflash_gguf.speculative.proposers.proposer import Request
 
 
@@ -23,7 +23,7 @@ class Timeline:
 
 
 def request_of(seen: list[int], sequence: Any = None) -> Request:
-    sampler = Sampler(DecodeConfig())
+    sampler = DraftScorer(DecodeConfig())
     sequence = sequence or Timeline()
     return Request(sequence, seen, sampler, n_left=99, n_room=99, n_positions=9, n_nodes=9)
 
