@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 from ._validate import choice, flag, integer, number
 from .native import CACHE_TYPES, DEFAULT_N_CTX, MAX_LAYERS, MAX_N_CTX, MAX_VERIFY, LoadConfig
@@ -74,7 +74,8 @@ class DecodeConfig:
     draft_max: positions that a round drafts at most; None is what the drafter's block holds.
     draft_min: a round drafts so many candidates or none.
     tree_budget: candidates of a tree; with "auto" at most so many. None is 23, with "auto" 63.
-    tree_spine: a tree holds the whole chain of best candidates before it branches.
+    tree_main_chain: a tree holds the whole chain of best candidates before it branches.
+    tree_spine: the former name of tree_main_chain.
     """
 
     max_tokens: int | None = None
@@ -100,8 +101,11 @@ class DecodeConfig:
     draft_min: int = 0
     tree_budget: int | None = None
     tree_main_chain: bool = False
+    tree_spine: InitVar[bool] = False
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, tree_spine: bool) -> None:
+        if tree_spine is not False:
+            _set(self, "tree_main_chain", tree_spine)
         if self.max_tokens is not None:
             _set(self, "max_tokens", integer("max_tokens", self.max_tokens, 0, MAX_N_CTX))
         _set(self, "temperature", number("temperature", self.temperature, 0.0, math.inf))

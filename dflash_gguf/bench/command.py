@@ -88,7 +88,12 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("-n", "--predict", type=int, default=128, metavar="N", help="tokens an answer")
     p.add_argument("--temp", type=float, default=0.0, metavar="T", help="temperature (default: 0)")
     p.add_argument("-s", "--seed", type=int, default=1, metavar="N", help="seed (default: 1)")
-    p.add_argument("--tree-spine", action="store_true", help="trees hold the whole chain first")
+    p.add_argument(
+        "--tree-main-chain",
+        "--tree-spine",  # its former name
+        action="store_true",
+        help="trees hold the whole chain first",
+    )
     p.add_argument(
         "--sweep", action="store_true", help="pairs by prompt files, a table in place of a curve"
     )

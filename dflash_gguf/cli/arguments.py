@@ -152,7 +152,8 @@ def add_drafting(p: argparse.ArgumentParser) -> None:
         help=f"tokens of a tree (default: {TREE_BUDGET}), with auto at most so many",
     )
     group.add_argument(
-        "--tree-spine",
+        "--tree-main-chain",
+        "--tree-spine",  # its former name
         action="store_true",
         help="a tree holds the whole chain before it branches",
     )

@@ -42,7 +42,7 @@ def test_copies_give_the_tokens_of_plain_decoding(tmp_path: Path, kind: str, nam
     config = {"max_tokens": 40, **SETTINGS[name]}
     pair = make_pair(tmp_path, kind, block_size=16)
     with Decoder(open_pair(pair, draft_window=30), None) as decoder:
-        (copy,) = (x for x in decoder._drafting.proposers if x.name == "copy")
+        (copy,) = (x for x in decoder._speculative.proposers if x.name == "copy")
         prompt = random_tokens(30)
         n_copied = 0
         for number in range(3):
@@ -55,7 +55,7 @@ def test_copies_give_the_tokens_of_plain_decoding(tmp_path: Path, kind: str, nam
                 rank=lambda i: i // 4 % 2,
                 n_vocab=decoder.model.n_vocab,
             )
-            decoder._drafting.proposers = [copy, half]
+            decoder._speculative.proposers = [copy, half]
             # The answer stands in the text, but for a token here and there.
             spoilt = [t if i % 9 else t + 1 for i, t in enumerate(plain.tokens)]
             for draft, types in (
