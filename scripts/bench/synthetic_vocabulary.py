@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dflash_gguf.convert.plan import GgufMetadata
+from dflash_gguf.convert.plan import Metadata
 from dflash_gguf.convert.schema import Key
 
-from dflash_gguf.text.gguf_metadata import GgufMetadata as TargetMetadata
+from dflash_gguf.text.gguf_metadata import GgufMetadata
 
 NORMAL, CONTROL = 1, 3  # llama.h, enum llama_token_type
 
 
-def invented_vocabulary(meta: GgufMetadata, n_vocab: int) -> None:
+def invented_vocabulary(meta: Metadata, n_vocab: int) -> None:
     """The 256 bytes as GPT-2 spells them, one merge, numbered words; the last two are special."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
@@ -28,9 +28,9 @@ def invented_vocabulary(meta: GgufMetadata, n_vocab: int) -> None:
     meta.uint32(Key.TOKENIZER_MASK_ID, n_vocab - 2)
 
 
-def copied_vocabulary(meta: GgufMetadata, target: Path) -> None:
+def copied_vocabulary(meta: Metadata, target: Path) -> None:
     """The target's; where it has no mask token, its last token becomes that."""
-    with TargetMetadata(target) as file:
+    with GgufMetadata(target) as file:
         for name, entry in file.entries.items():
             if not name.startswith("tokenizer.") or name == Key.TOKENIZER_CHAT_TEMPLATE:
                 continue

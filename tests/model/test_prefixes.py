@@ -59,7 +59,7 @@ def test_found_prefixes_give_the_tokens_of_computed_ones(tmp_path: Path, kind: s
         assert same(again).n_cached == len(again) - 1
         if not divides:  # where they parted all is kept now, if it was worth it
             third = [*text[: n - 10], *random_tokens(9, seed=78)]
-            parted = n - 10 - n_cached >= prefix_cache.LEAST_BRANCH
+            parted = n - 10 - n_cached >= prefix_cache.MIN_BRANCH
             assert same(third).n_cached == (n - 10 if parted else n_cached)
 
 

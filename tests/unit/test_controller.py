@@ -601,7 +601,7 @@ def test_more_rows_take_no_less_than_a_plain_pass() -> None:
 class _Asked:
     """Proposes nothing, and notes whom it is asked for."""
 
-    name, is_free, max_draft, state = "asked", True, 8, None
+    name, needs_forward, max_draft, state = "asked", False, 8, None
 
     def __init__(self) -> None:
         self.last: list[Request] = []

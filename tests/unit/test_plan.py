@@ -74,7 +74,7 @@ def shaped(free: int, weights: int = WEIGHTS) -> tuple[list[Plan], Planning]:
 
 
 @pytest.mark.parametrize(
-    ("gigabytes", "weights", "wish", "expected"),
+    ("gigabytes", "weights", "constraints", "expected"),
     [
         # a large GPU gives up nothing
         (80, WEIGHTS, FitConstraints(N_TRAIN, n_rows=64), (N_TRAIN, "f16", 512)),
