@@ -90,7 +90,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("-s", "--seed", type=int, default=1, metavar="N", help="seed (default: 1)")
     p.add_argument(
         "--tree-main-chain",
-        "--tree-spine",  # its former name
+        "--tree-spine",  # former name
         action="store_true",
         help="trees hold the whole chain first",
     )

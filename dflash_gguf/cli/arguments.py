@@ -153,7 +153,7 @@ def add_drafting(p: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--tree-main-chain",
-        "--tree-spine",  # its former name
+        "--tree-spine",  # former name
         action="store_true",
         help="a tree holds the whole chain before it branches",
     )

@@ -193,7 +193,7 @@ def test_random_use(pair: Pair, alone: Decoder, monkeypatch: pytest.MonkeyPatch,
             return calls
 
         monkeypatch.setattr(many.engine, "commit", interrupted("commits", many.engine.commit))
-        monkeypatch.setattr(many.engine, "choose", interrupted("draws", many.engine.sample))
+        monkeypatch.setattr(many.engine, "sample", interrupted("draws", many.engine.sample))
         monkeypatch.setattr(many.engine, "run", interrupted("rounds", many.engine.run))
         preempt = scheduler._preempt
         monkeypatch.setattr(

@@ -67,7 +67,7 @@ def test_copies_give_the_tokens_of_plain_decoding(tmp_path: Path, kind: str, nam
             ):
                 copy.forget(decoder.sequence)
                 texts = request_of([*prompt[-2:], *spoilt], decoder.sequence)
-                copy.begin(texts)
+                copy.start(texts)
                 found = decoder.generate(prompt, draft=draft, draft_type=types, **config)
                 assert found.tokens == plain.tokens, (draft, types)
                 n_copied += found.by_proposer.get("copy", (0, 0))[1]

@@ -40,7 +40,7 @@ class HalfRight:
         self._width, self._rank, self._n_vocab = width, rank, n_vocab
         self._n_rounds = 0
 
-    def begin(self, request: Request) -> None:
+    def start(self, request: Request) -> None:
         pass
 
     def propose(self, requests: Sequence[Request]) -> list[Tree | None]:

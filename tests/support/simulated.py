@@ -112,7 +112,7 @@ class Drafter:
         self._open: tuple[Features | None, list[int]] | None = None
         self._truth: np.ndarray | None = None
 
-    def begin(self, request: Request) -> None:
+    def start(self, request: Request) -> None:
         pass
 
     def propose(self, requests: Sequence[Request]) -> list[Tree | None]:

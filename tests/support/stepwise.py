@@ -72,7 +72,7 @@ class Stepwise:
         self.n_passes = 0
         self._n_vocab = n_vocab
 
-    def begin(self, request: Request) -> None:
+    def start(self, request: Request) -> None:
         held = self.state.tokens.get(request.sequence, [])
         same = itertools.takewhile(lambda x: x[0] == x[1], zip(held, request.history, strict=False))
         self.state.truncate(request.sequence, sum(1 for _ in same))

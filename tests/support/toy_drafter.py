@@ -22,7 +22,7 @@ class Echo:
     def __init__(self) -> None:
         self.n_proposed = self.n_observed = 0
 
-    def begin(self, request: Request) -> None:
+    def start(self, request: Request) -> None:
         pass
 
     def propose(self, requests: Sequence[Request]) -> list[Tree | None]:

@@ -606,7 +606,7 @@ class _Asked:
     def __init__(self) -> None:
         self.last: list[Request] = []
 
-    def begin(self, request: Request) -> None:
+    def start(self, request: Request) -> None:
         pass
 
     def propose(self, requests: Sequence[Request]) -> list[Tree | None]:

@@ -259,7 +259,7 @@ def ends_at_its_end(
 
 @pytest.mark.parametrize("goes_on", [True, False])
 @pytest.mark.parametrize("n_before", [0, 1])
-@pytest.mark.parametrize("name", ["choose", "take"])
+@pytest.mark.parametrize("name", ["sample", "take"])
 def test_an_interrupt_while_choosing_leaves_a_clean_sequence(
     name: str, n_before: int, goes_on: bool
 ) -> None:
@@ -270,7 +270,7 @@ def test_an_interrupt_while_choosing_leaves_a_clean_sequence(
     )
     next(generation)
     calls = iter([*[None] * n_before, KeyboardInterrupt()])
-    of: Any = sequence.engine if name == "choose" else generation.writing
+    of: Any = sequence.engine if name == "sample" else generation.writing
     call = getattr(of, name)
 
     def interrupted(*args: Any) -> Any:
@@ -286,7 +286,7 @@ def test_an_interrupt_while_choosing_leaves_a_clean_sequence(
             at = sequence.position
             next(generation)
     assert sequence.position == at
-    assert at == len(PROMPT) or name == "choose"
+    assert at == len(PROMPT) or name == "sample"
     ends_at_its_end(generation, sequence, expected, after, goes_on=goes_on)
 
 

@@ -36,10 +36,10 @@ class Model:
         ends = sum(one.n_tokens % 64 * Model.cell_bytes + 50 for one in self.prefixes)
         return n_spilled * PAGE_BYTES + ends
 
-    def offload(self, n_cells: int, n_bytes: int, spared: Any = None) -> bool:
+    def offload(self, n_cells: int, n_bytes: int, pinned: Any = None) -> bool:
         self.n_asked += 1
         stay = {page for line in self.lines for page in line.pages}
-        stay.update(spared.pages if spared is not None else ())
+        stay.update(pinned.pages if pinned is not None else ())
         for page in {page: None for one in self.prefixes for page in one.pages}:
             if page.is_here and page not in stay and n_cells > 0:
                 if n_bytes < PAGE_BYTES:
@@ -85,7 +85,7 @@ class ModelLine:
     def snapshot_bytes(self) -> int:
         return len(self.tokens) % 64 * Model.cell_bytes + 50
 
-    def keep(self) -> ModelPrefix:
+    def snapshot(self) -> ModelPrefix:
         while len(self.pages) < len(self.tokens) // 64:
             self.pages.append(Page())
             self.n_own -= 64
@@ -123,7 +123,7 @@ class ModelPrefix:
         assert not self.is_closed
         return self
 
-    def wanted_cells(self, n: int) -> int:
+    def cells_needed(self, n: int) -> int:
         n_spilled = sum(not page.is_here for page in self.pages[: n // 64])
         return n_spilled * 64 + (64 if n % 64 else 0)
 

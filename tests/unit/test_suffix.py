@@ -259,10 +259,10 @@ def test_texts_go_on_and_part() -> None:
     memory = request.notes["copy"]
     longer = request_of([*first, 30, 10], request.sequence)
     assert proposed(proposer, longer).tokens[:4] == [10, 11, 12, 13]
-    assert len(memory.copies) == 24
+    assert len(memory.index) == 24
     other = request_of([*range(10), 19, 5], request.sequence)
     assert proposed(proposer, other).tokens[:3] == [5, 6, 30]  # of the text before
-    assert len(memory.copies) == 24 + 1 + 2
+    assert len(memory.index) == 24 + 1 + 2
     proposer.forget(request.sequence)
     other = request_of([*range(10), 19, 5], request.sequence)
     assert proposed(proposer, other).tokens[:3] == [5, 6, 7]
